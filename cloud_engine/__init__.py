@@ -1,0 +1,1 @@
+"""Floor 4: the cloud: `gateway` in front of `node`s, each the HTTP face of one `engine` running one of `models`."""

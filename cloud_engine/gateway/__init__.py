@@ -1,0 +1,1 @@
+"""The endpoint apps escalate to: keys, balancing, fail-over and metering in front of the nodes."""

@@ -1,0 +1,1 @@
+"""Model architectures, one page each, over small shared layers."""

@@ -1,0 +1,1 @@
+"""Floor 5: the pocket model pair that ships with the package: tasks, training recipe, export, weights."""

@@ -1,0 +1,1 @@
+"""Floor 1: the OpenAI wire and what every other floor shares. Imports nothing of ours."""

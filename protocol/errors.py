@@ -1,0 +1,154 @@
+"""Every failure Updraft reports, as one small tree that knows its own OpenAI wire shape.
+
+An error says what is wrong and what to do about it. `to_body()` is the JSON that OpenAI clients understand:
+`{"error": {"message", "type", "param", "code"}}`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class UpdraftError(Exception):
+    """Base of all errors raised on purpose.
+
+    `status` is the HTTP status on the wire; `retryable` says whether the same request may succeed later
+    (`x-should-retry`, which the openai client obeys).
+    """
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    default_code: ClassVar[str | None] = None
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code if code is not None else self.default_code
+
+    def to_body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def headers(self) -> dict[str, str]:
+        return {"x-should-retry": "true" if self.retryable else "false"}
+
+
+class InvalidRequestError(UpdraftError):
+    """The request itself is wrong; sending it again will not help."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class UnsupportedFeatureError(InvalidRequestError):
+    """A well-formed option that this tier does not implement. Refused, never ignored."""
+
+    default_code = "unsupported_parameter"
+
+
+class ContextLengthError(InvalidRequestError):
+    """Prompt plus requested output does not fit the context window. Nothing is truncated."""
+
+    default_code = "context_length_exceeded"
+
+
+class RequestTooLargeError(InvalidRequestError):
+    status = 413
+    default_code = "request_too_large"
+
+
+class AuthenticationError(UpdraftError):
+    status = 401
+    type = "authentication_error"
+    default_code = "invalid_api_key"
+
+
+class NotFoundError(UpdraftError):
+    status = 404
+    type = "invalid_request_error"
+    default_code = "not_found"
+
+
+class ModelNotFoundError(NotFoundError):
+    default_code = "model_not_found"
+
+
+class MethodNotAllowedError(InvalidRequestError):
+    status = 405
+    default_code = "method_not_allowed"
+
+
+class RateLimitError(UpdraftError):
+    status = 429
+    type = "rate_limit_error"
+    default_code = "rate_limit_exceeded"
+    retryable = True
+
+
+class OverloadedError(UpdraftError):
+    """Queue full, draining, or no healthy node: try again later."""
+
+    status = 503
+    type = "overloaded_error"
+    default_code = "overloaded"
+    retryable = True
+
+    def headers(self) -> dict[str, str]:
+        return {**super().headers(), "retry-after": "1"}
+
+
+class UpstreamError(UpdraftError):
+    """A node or cloud endpoint failed, died, or answered nonsense."""
+
+    status = 502
+    type = "upstream_error"
+    default_code = "upstream_failed"
+    retryable = True
+
+
+class RequestTimeoutError(UpdraftError):
+    status = 504
+    type = "timeout_error"
+    default_code = "timeout"
+    retryable = True
+
+
+class RequestCancelledError(UpdraftError):
+    """The caller cancelled; nobody is waiting for this answer."""
+
+    status = 499
+    type = "cancelled"
+    default_code = "cancelled"
+
+
+class EngineError(UpdraftError):
+    """The engine failed on a request it should have served; `__cause__` holds the original."""
+
+    type = "engine_error"
+    default_code = "engine_failed"
+
+
+class ModelLoadError(UpdraftError):
+    """A model file or folder is missing, damaged, or of an unsupported kind."""
+
+    type = "model_load_error"
+    default_code = "model_load_failed"
+
+
+class MissingDependencyError(UpdraftError):
+    """An optional extra is not installed; the message names the exact `pip install`."""
+
+    type = "configuration_error"
+    default_code = "missing_dependency"
+
+
+class ConfigurationError(UpdraftError):
+    """A setting, flag, policy or port is unusable; the message says which and what to change."""
+
+    type = "configuration_error"
+    default_code = "invalid_configuration"
+
+
+class PortInUseError(ConfigurationError):
+    default_code = "port_in_use"

@@ -1,0 +1,185 @@
+"""What a server answers: OpenAI's completion objects, chunks and usage, plus our `updraft` object.
+
+Fields left at `UNSET` do not appear on the wire.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+FinishReason = Literal["stop", "length"]
+
+
+class PromptTokensDetails(msgspec.Struct, kw_only=True):
+    cached_tokens: int = 0
+
+
+class CompletionTokensDetails(msgspec.Struct, kw_only=True):
+    """`accepted_prediction_tokens` of the request's draft were confirmed by the model, `rejected_…` were not."""
+
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+    prompt_tokens_details: PromptTokensDetails = msgspec.field(default_factory=PromptTokensDetails)
+    completion_tokens_details: CompletionTokensDetails = msgspec.field(default_factory=CompletionTokensDetails)
+
+    @staticmethod
+    def of(prompt: int, completion: int, *, cached: int = 0, accepted: int = 0, rejected: int = 0) -> Usage:
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
+            completion_tokens_details=CompletionTokensDetails(
+                accepted_prediction_tokens=accepted, rejected_prediction_tokens=rejected
+            ),
+        )
+
+
+class TopLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+
+
+class TokenLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+    top_logprobs: list[TopLogprob] = msgspec.field(default_factory=list[TopLogprob])
+
+
+class ChoiceLogprobs(msgspec.Struct):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
+    """Why this answer came from where it came. The same facts travel as `x-updraft-*` headers and go to the ledger.
+
+    `route`: `local`; `cloud` (never tried locally, or nothing local was used); `escalated` (the local draft went up);
+    `fallback` (the cloud failed, this is the local answer). `gate`: 0 rules, 1 before, 2 during, 3 after generation.
+    `confidence` is 1 - `p_gain`; both are None where no gate computed them. Money in US dollars.
+    """
+
+    request_id: str
+    tier: Literal["local", "cloud"]
+    route: Literal["local", "cloud", "escalated", "fallback"]
+    reason: str
+    gate: int
+    p_gain: float | None = None
+    confidence: float | None = None
+    threshold: float | None = None
+    cost_usd: float = 0.0
+    saved_usd: float = 0.0
+    local_tokens: int = 0
+    cloud_tokens: int = 0
+    draft_proposed: int = 0
+    draft_accepted: int = 0
+    latency_ms: float = 0.0
+
+    def headers(self) -> dict[str, str]:
+        shown = {
+            "request-id": self.request_id,
+            "tier": self.tier,
+            "route": self.route,
+            "reason": self.reason.encode("ascii", "replace").decode().replace("\n", " "),
+            "confidence": "" if self.confidence is None else f"{self.confidence:.4f}",
+            "cost-usd": f"{self.cost_usd:.8f}",
+            "saved-usd": f"{self.saved_usd:.8f}",
+        }
+        return {f"x-updraft-{name}": value for name, value in shown.items() if value}
+
+
+class AssistantMessage(msgspec.Struct):
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct):
+    message: AssistantMessage
+    finish_reason: FinishReason
+    index: int = 0
+    logprobs: ChoiceLogprobs | None = None
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    id: str
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    created: int = msgspec.field(default_factory=lambda: int(time.time()))
+    object: Literal["chat.completion"] = "chat.completion"
+    updraft: UpdraftInfo | UnsetType = UNSET
+
+
+class Delta(msgspec.Struct, omit_defaults=True):
+    content: str | None = None
+    role: Literal["assistant"] | None = None
+
+
+class ChunkChoice(msgspec.Struct):
+    delta: Delta
+    finish_reason: FinishReason | None = None
+    index: int = 0
+    logprobs: ChoiceLogprobs | None = None
+
+
+class ChatCompletionChunk(msgspec.Struct, kw_only=True):
+    """One streamed event. `usage` comes on a last chunk with no choices, and only if `include_usage` was asked for."""
+
+    id: str
+    model: str
+    choices: list[ChunkChoice]
+    created: int
+    usage: Usage | UnsetType | None = UNSET
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    updraft: UpdraftInfo | UnsetType = UNSET
+
+
+class TextLogprobs(msgspec.Struct, kw_only=True):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class TextChoice(msgspec.Struct):
+    text: str
+    finish_reason: FinishReason | None = None
+    index: int = 0
+    logprobs: TextLogprobs | None = None
+
+
+class TextCompletion(msgspec.Struct, kw_only=True):
+    """`/v1/completions`; streamed chunks have the same shape."""
+
+    id: str
+    model: str
+    choices: list[TextChoice]
+    usage: Usage | UnsetType | None = UNSET
+    created: int = msgspec.field(default_factory=lambda: int(time.time()))
+    object: Literal["text_completion"] = "text_completion"
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: str = "updraft"
+
+
+class ModelList(msgspec.Struct):
+    data: list[ModelCard]
+    object: Literal["list"] = "list"

@@ -1,0 +1,38 @@
+"""A request and a response as bytes: the seam between the router and whatever carries it.
+
+The SDK's transports, the daemon's HTTP shell and the tests all speak these two types, so the cascade is written once and
+knows nothing of sockets, httpx or ASGI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+
+@dataclass(frozen=True, slots=True)
+class WireRequest:
+    """An HTTP request without a socket. `headers` are lower-cased; `timeout_s` is the caller's patience, None: no limit."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    body: bytes = b""
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WireResponse:
+    """An HTTP response without a socket: `body` is whole, or an async stream the carrier must exhaust or `aclose()`."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes | AsyncIterator[bytes]
+
+    @staticmethod
+    def json(payload: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> WireResponse:
+        return WireResponse(
+            status, {"content-type": "application/json", **(headers or {})}, msgspec.json.encode(payload)
+        )
