@@ -1,7 +1,7 @@
 """A request and a response as bytes: the seam between the router and whatever carries it.
 
-The SDK's transports, the daemon's HTTP shell and the tests all speak these two types, so the cascade is written once and
-knows nothing of sockets, httpx or ASGI.
+The SDK's transports, the daemon's HTTP shell and the tests all speak these two types, so the cascade is written once
+and knows nothing of sockets, httpx or ASGI.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class WireRequest:
-    """An HTTP request without a socket. `headers` are lower-cased; `timeout_s` is the caller's patience, None: no limit."""
+    """An HTTP request without a socket. `headers` are lower-cased; `timeout_s`: the caller's patience, None: no limit."""
 
     method: str
     path: str
