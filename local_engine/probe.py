@@ -127,15 +127,19 @@ def _state_folder() -> Path:
 
 def _run_child(model_path: Path) -> dict[str, Any]:
     """What the subprocess does; its result is one line of JSON."""
-    from .engine import LocalEngine, LocalOptions
+    from .engine import LocalEngine
     from .llama import llama
 
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is an expected outcome: no core file
     try:
         library = llama()
     except MissingDependencyError as error:
         return {"import_error": error.message}
     try:
-        with LocalEngine.load(model_path, LocalOptions(threads=2)) as engine:  # two: OpenMP shows only then
+        with LocalEngine.load(model_path) as engine:
             message = Message(role="user", content="Hello")
             run = engine.start([message], SamplingParams(max_tokens=16, temperature=1.0, seed=0))
             started = time.perf_counter()
