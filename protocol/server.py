@@ -18,7 +18,7 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 
-from .errors import ConfigurationError, PortInUseError
+from .errors import ConfigurationError, PortInUseError, UpdraftError
 from .http import Traffic
 
 DRAIN_S = 10.0
@@ -109,6 +109,16 @@ def exit_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="updraft-parent-watch", daemon=True).start()
+
+
+def run_main(run: Callable[[], None]) -> int:
+    """Call `run`, a whole program. Returns its exit code: 2 and one line on stderr for any error raised on purpose."""
+    try:
+        run()
+    except UpdraftError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        return 2
+    return 0
 
 
 class _Server(uvicorn.Server):
