@@ -1,0 +1,319 @@
+"""Trains the pocket models: `python -m updraft.embedded.train --model small --out out/small`.
+
+One command per model, deterministic by seed, resumable, on CPU or CUDA. Batch number i is a pure function of (seed, i), so
+a resumed run sees exactly the batches it would have seen. Both models see the same stream; only size and step count of
+their recipes differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from .export import write_hf_folder
+from .tasks import Task, check, make_tasks, stream
+from .tokenizer import IM_END, PAD, VOCAB_SIZE, chat_text, train_tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+CONTEXT = 512
+# Most batches pack 256-token rows, which train faster; every eighth has full-length rows for the far positions.
+_LONG_EVERY = 8
+_ANSWER = 1 << 15
+Optimizers = list[torch.optim.Optimizer]
+# The answer is what we want learned; a little weight on the questions makes their log-probability meaningful,
+# which the router reads as "how unusual is this question to the small model".
+_QUESTION_WEIGHT = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Size and schedule of one model. `tokens` counts those of one batch; `learning_rate` is that of the matrices."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    feed_forward: int
+    learning_rate: float
+    steps: int
+    tokens: int = 8192
+    warmup: int = 50
+    decay: float = 0.3
+    weight_decay: float = 0.02
+    seed: int = 1
+
+
+RECIPES = {
+    "small": Recipe(hidden=96, layers=3, heads=3, kv_heads=1, feed_forward=256, learning_rate=6e-3, steps=2_000),
+    "large": Recipe(hidden=256, layers=6, heads=4, kv_heads=2, feed_forward=704, learning_rate=4e-3, steps=2_000),
+}
+
+
+class Batches(torch.utils.data.Dataset[np.ndarray]):
+    """Batch i as int32 (rows, length + 1); bit 15 marks tokens of an answer. Whole tasks are packed, none is cut."""
+
+    def __init__(self, tokenizer: Tokenizer, recipe: Recipe) -> None:
+        self._tokenizer, self._recipe = tokenizer, recipe
+        self._pad = tokenizer.token_to_id(PAD)
+
+    def __len__(self) -> int:
+        return self._recipe.steps
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        tasks = stream("train", self._recipe.seed * 1_000_003 + index)
+        length = CONTEXT if index % _LONG_EVERY == _LONG_EVERY - 1 else CONTEXT // 2
+        rows = np.full((self._recipe.tokens // length, length + 1), self._pad, np.int32)
+        row = column = 0
+        while row < len(rows):
+            for tokens in self._encode(list(islice(tasks, 32))):
+                if column + len(tokens) > length + 1:
+                    row, column = row + 1, 0
+                if row == len(rows):
+                    break
+                rows[row, column : column + len(tokens)] = tokens
+                column += len(tokens)
+        return rows
+
+    def _encode(self, tasks: list[Task]) -> list[np.ndarray]:
+        questions = self._tokenizer.encode_batch_fast([chat_text(t.prompt) for t in tasks], add_special_tokens=False)
+        answers = self._tokenizer.encode_batch_fast([f"{t.answer}{IM_END}\n" for t in tasks], add_special_tokens=False)
+        return [
+            np.array([*q.ids, *(i | _ANSWER for i in a.ids)], np.int32) for q, a in zip(questions, answers, strict=True)
+        ]
+
+
+def build_model(recipe: Recipe) -> torch.nn.Module:
+    """A randomly initialised Llama of the recipe's size (transformers' own implementation)."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(recipe.seed)
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=recipe.hidden,
+        intermediate_size=recipe.feed_forward,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.kv_heads,
+        max_position_embeddings=CONTEXT,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+    )
+    return LlamaForCausalLM(config)
+
+
+def model_config(recipe: Recipe) -> dict[str, Any]:
+    """The plain config.json of the exported model."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": recipe.hidden,
+        "intermediate_size": recipe.feed_forward,
+        "num_hidden_layers": recipe.layers,
+        "num_attention_heads": recipe.heads,
+        "num_key_value_heads": recipe.kv_heads,
+        "head_dim": recipe.hidden // recipe.heads,
+        "hidden_act": "silu",
+        "max_position_embeddings": CONTEXT,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": True,
+        "dtype": "bfloat16",
+    }
+
+
+def batch_loss(model: torch.nn.Module, rows: torch.Tensor, pad: int) -> torch.Tensor:
+    """Weighted next-token cross-entropy of rows (batch, length + 1), int64 with bit 15 marking answers."""
+    tokens = rows & (_ANSWER - 1)
+    weights = torch.where(rows[:, 1:] >= _ANSWER, 1.0, _QUESTION_WEIGHT) * (tokens[:, 1:] != pad)
+    logits = model(input_ids=tokens[:, :-1], use_cache=False).logits.float()
+    losses = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+    return (losses * weights.flatten()).sum() / weights.sum()
+
+
+def schedule(recipe: Recipe, step: int) -> float:
+    """Factor on the learning rate: warm-up, plateau, then linear decay to zero over the last `decay` of the steps."""
+    return min(1.0, (step + 1) / recipe.warmup, (recipe.steps - step) / (recipe.decay * recipe.steps))
+
+
+def build_optimizers(recipe: Recipe, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the blocks (twice the progress per token of AdamW at this size), AdamW for the rest."""
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    return [
+        torch.optim.Muon(
+            matrices, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(rest, lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+
+
+def train(recipe: Recipe, out: Path, *, device: str, workers: int, compile_model: bool) -> torch.nn.Module:
+    """Train to the end of the recipe, resuming from `out/checkpoint.pt` where one lies. Returns the model on `device`."""
+    tokenizer = train_tokenizer()
+    model = build_model(recipe).to(device)
+    optimizers = build_optimizers(recipe, model)
+    base_rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
+    out.mkdir(parents=True, exist_ok=True)
+    checkpoint = out / "checkpoint.pt"
+    step = _resume(checkpoint, recipe, model, optimizers)
+    batches = Batches(tokenizer, recipe)
+    remaining = torch.utils.data.Subset(batches, range(step, recipe.steps))
+    loader = torch.utils.data.DataLoader(remaining, batch_size=None, num_workers=workers)
+    run: Any = torch.compile(model, dynamic=False) if compile_model else model
+    progress = Progress(recipe, step)
+    saved = time.monotonic()
+    pad = tokenizer.token_to_id(PAD)
+    for rows in loader:
+        factor = schedule(recipe, step)
+        groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+        for group, rate in zip(groups, base_rates, strict=True):
+            group["lr"] = rate * factor
+        with torch.autocast(device, torch.bfloat16):
+            loss = batch_loss(run, rows.to(device, torch.int64), pad)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad(set_to_none=True)
+        step += 1
+        progress.show(step, loss)
+        if time.monotonic() - saved > 120:
+            _save(checkpoint, recipe, model, optimizers, step)
+            saved = time.monotonic()
+    _save(checkpoint, recipe, model, optimizers, step)
+    return model
+
+
+def _save(path: Path, recipe: Recipe, model: torch.nn.Module, optimizers: Optimizers, step: int) -> None:
+    state = {
+        "recipe": asdict(recipe),
+        "model": model.state_dict(),
+        "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+        "step": step,
+    }
+    partial = path.with_suffix(".partial")
+    torch.save(state, partial)
+    partial.replace(path)
+
+
+def _resume(path: Path, recipe: Recipe, model: torch.nn.Module, optimizers: Optimizers) -> int:
+    """The step to go on from. The plateau does not depend on `steps`, so its length may change until the decay begins."""
+    if not path.exists():
+        return 0
+    state = torch.load(path, weights_only=True)
+    saved = Recipe(**state["recipe"])
+    same_so_far = replace(saved, steps=recipe.steps) == recipe and schedule(saved, state["step"]) == 1.0
+    if saved != recipe and not same_so_far:
+        raise SystemExit(f"{path} belongs to another recipe: choose another --out or delete it")
+    model.load_state_dict(state["model"])
+    for optimizer, saved_state in zip(optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(saved_state)
+    return int(state["step"])
+
+
+class Progress:
+    """One updating line on a terminal, a line every 30 seconds elsewhere."""
+
+    def __init__(self, recipe: Recipe, step: int) -> None:
+        self._recipe, self._first, self._start = recipe, step, time.monotonic()
+        self._last = 0.0
+
+    def show(self, step: int, loss: torch.Tensor) -> None:
+        now = time.monotonic()
+        tty = sys.stderr.isatty()
+        if now - self._last < (0.5 if tty else 30) and step != self._recipe.steps:
+            return
+        self._last = now
+        elapsed = now - self._start
+        done = step - self._first
+        speed = done * self._recipe.tokens / max(elapsed, 1e-9)
+        left = (self._recipe.steps - step) * elapsed / max(done, 1)
+        bar = "#" * math.floor(20 * step / self._recipe.steps)
+        line = f"[{bar:<20}] {step}/{self._recipe.steps} loss {float(loss):.4f} {speed / 1e3:.0f}k tokens/s, {left:.0f} s left"
+        print(line, end="\r" if tty and step != self._recipe.steps else "\n", file=sys.stderr, flush=True)
+
+
+@torch.inference_mode()
+def answer(model: torch.nn.Module, tokenizer: Tokenizer, tasks: list[Task], batch: int = 500) -> list[str]:
+    """Greedy answers to `tasks`, in order."""
+    device = next(model.parameters()).device
+    pad, stop = tokenizer.token_to_id(PAD), tokenizer.token_to_id(IM_END)
+    texts: list[str] = []
+    for start in range(0, len(tasks), batch):
+        encoded = [
+            tokenizer.encode(chat_text(t.prompt), add_special_tokens=False).ids for t in tasks[start : start + batch]
+        ]
+        width = max(map(len, encoded))
+        ids = torch.tensor([[pad] * (width - len(e)) + e for e in encoded], device=device)
+        mask = torch.tensor([[0] * (width - len(e)) + [1] * len(e) for e in encoded], device=device)
+        generate: Any = model.generate
+        output = generate(
+            ids, attention_mask=mask, max_new_tokens=240, do_sample=False, pad_token_id=pad, eos_token_id=stop
+        )
+        texts += [tokenizer.decode(row, skip_special_tokens=True) for row in output[:, width:].tolist()]
+    return texts
+
+
+def report(tasks: list[Task], texts: list[str]) -> dict[str, Any]:
+    """Accuracy overall, per kind and per phrasing family."""
+    right = [check(task, text) for task, text in zip(tasks, texts, strict=True)]
+    groups: dict[str, list[bool]] = {}
+    for task, ok in zip(tasks, right, strict=True):
+        groups.setdefault(task.kind, []).append(ok)
+        groups.setdefault(task.family, []).append(ok)
+    means = {name: sum(oks) / len(oks) for name, oks in sorted(groups.items())}
+    return {"n": len(tasks), "accuracy": sum(right) / len(right), "groups": means}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=sorted(RECIPES), required=True)
+    parser.add_argument("--out", type=Path, required=True, help="folder for checkpoint.pt and the exported model/")
+    parser.add_argument("--steps", type=int, help="override the recipe's number of steps")
+    parser.add_argument("--seed", type=int, help="override the recipe's seed")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--workers", type=int, default=1, help="processes that prepare batches")
+    parser.add_argument(
+        "--compile", action="store_true", help="torch.compile the model (20 % faster on a CPU after a minute)"
+    )
+    parser.add_argument("--eval-tasks", type=int, default=2000, help="held-out test tasks to score at the end")
+    parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=N", help="override other recipe fields")
+    args = parser.parse_args()
+    changes = {k: v for k in ("steps", "seed") if (v := getattr(args, k)) is not None}
+    changes |= {k: type(getattr(RECIPES[args.model], k))(v) for k, _, v in (item.partition("=") for item in args.set)}
+    recipe = replace(RECIPES[args.model], **changes)
+    torch.set_float32_matmul_precision("high")
+    model = train(recipe, args.out, device=args.device, workers=args.workers, compile_model=args.compile)
+    tokenizer = train_tokenizer()
+    state = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    write_hf_folder(args.out / "model", model_config(recipe), state, tokenizer)
+    parameters = sum(p.numel() for p in model.parameters())
+    scores: dict[str, Any] = {"recipe": asdict(recipe), "parameters": parameters}
+    if args.eval_tasks:
+        tasks = make_tasks("test", args.eval_tasks)
+        scores |= report(tasks, answer(model.eval(), tokenizer, tasks))
+        print(
+            f"{args.model}: {parameters / 1e6:.2f} M parameters, {100 * scores['accuracy']:.1f} % of {scores['n']} right"
+        )
+    (args.out / "report.json").write_text(json.dumps(scores, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
