@@ -14,7 +14,22 @@ from updraft.classifier.views import PromptView, RunView
 KINDS = 16
 HIDDEN = 24
 _OPENINGS = ("What is", "Work out", "Pray tell me")
-_WORDS = ["apple", "river", "stone", "seven", "circle", "market", "window", "garden", "silver", "paper", "bridge", "candle", "forest", "mirror"]
+_WORDS = [
+    "apple",
+    "river",
+    "stone",
+    "seven",
+    "circle",
+    "market",
+    "window",
+    "garden",
+    "silver",
+    "paper",
+    "bridge",
+    "candle",
+    "forest",
+    "mirror",
+]
 
 
 def population(n: int, seed: int, split: str = "calibration") -> list[Outcome]:
