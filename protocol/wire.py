@@ -14,7 +14,7 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class WireRequest:
-    """An HTTP request without a socket. `headers` are lower-cased; `timeout_s`: the caller's patience, None: no limit."""
+    """An HTTP request without a socket. `headers` are lower-cased; `timeout_s` None means no limit."""
 
     method: str
     path: str

@@ -1,0 +1,232 @@
+"""Arithmetic in worked steps: sums, differences, products, chains of operations, numerals and sequences."""
+
+from __future__ import annotations
+
+import random
+
+from .kind import Draft, Kind, Phrasings, worked
+
+
+def _number(rng: random.Random, digits: int) -> int:
+    return rng.randrange(10 ** (digits - 1) if digits > 1 else 2, 10**digits)
+
+
+def _column_sum(a: int, b: int) -> str:
+    """The column addition of `a` and `b`, from the ones up."""
+    left, right = str(a)[::-1], str(b)[::-1]
+    steps: list[str] = []
+    carry = 0
+    for place in range(max(len(left), len(right))):
+        x = int(left[place]) if place < len(left) else 0
+        y = int(right[place]) if place < len(right) else 0
+        total = x + y + carry
+        terms = f"{x} + {y} + {carry}" if carry else f"{x} + {y}"
+        carry = total // 10
+        steps.append(f"{terms} = {total}" + (f", carry {carry}" if carry else ""))
+    return "; ".join(steps)
+
+
+def _column_difference(a: int, b: int) -> str:
+    """The column subtraction `a - b` for a >= b, from the ones up, with borrows."""
+    left, right = str(a)[::-1], str(b)[::-1]
+    steps: list[str] = []
+    borrow = 0
+    for place in range(len(left)):
+        x = int(left[place]) - borrow
+        y = int(right[place]) if place < len(right) else 0
+        borrow = 1 if x < y else 0
+        steps.append(f"{x + 10 * borrow} - {y} = {x + 10 * borrow - y}" + (", borrow 1" if borrow else ""))
+    return "; ".join(steps)
+
+
+def add(rng: random.Random, phrasings: Phrasings) -> Draft:
+    difficulty = rng.randrange(1, 6)
+    a, b = _number(rng, difficulty + 1), _number(rng, rng.randrange(max(1, difficulty - 1), difficulty + 2))
+    family = phrasings.pick(("plus", "sum", "how-much"), ("total", "more-than"))
+    prompt = {
+        "plus": f"What is {a} + {b}?",
+        "sum": f"Find the sum of {a} and {b}.",
+        "how-much": f"How much is {a} plus {b}?",
+        "total": f"Put {a} and {b} together. What is the total?",
+        "more-than": f"Which number is {a} more than {b}?",
+    }[family]
+    return Draft(family, difficulty, prompt, worked(f"{_column_sum(a, b)}.", a + b), str(a + b))
+
+
+def subtract(rng: random.Random, phrasings: Phrasings) -> Draft:
+    difficulty = rng.randrange(1, 6)
+    a, b = _number(rng, difficulty + 1), _number(rng, rng.randrange(max(1, difficulty - 1), difficulty + 2))
+    if a < b:
+        a, b = b, a
+    family = phrasings.pick(("minus", "take-away", "difference"), ("from", "less-than"))
+    prompt = {
+        "minus": f"What is {a} - {b}?",
+        "take-away": f"Take {a} and subtract {b}.",
+        "difference": f"How much is {a} minus {b}?",
+        "from": f"Subtract {b} from {a}.",
+        "less-than": f"Which number is {b} less than {a}?",
+    }[family]
+    return Draft(family, difficulty, prompt, worked(f"{_column_difference(a, b)}.", a - b), str(a - b))
+
+
+def multiply(rng: random.Random, phrasings: Phrasings) -> Draft:
+    difficulty = rng.randrange(1, 5)
+    a = _number(rng, (2, 2, 3, 3)[difficulty - 1])
+    b = _number(rng, (1, 2, 1, 2)[difficulty - 1])
+    family = phrasings.pick(("times", "multiply", "product"), ("lots-of", "groups"))
+    prompt = {
+        "times": f"What is {a} * {b}?",
+        "multiply": f"Multiply {a} by {b}.",
+        "product": f"Work out the product of {a} and {b}.",
+        "lots-of": f"How many is {b} lots of {a}?",
+        "groups": f"There are {b} groups of {a}. How many in all?",
+    }[family]
+    steps: list[str] = []
+    for part in _places(b):
+        figures = _places(a)
+        steps += [f"{figure} * {part} = {figure * part}" for figure in figures]
+        if len(figures) > 1:
+            steps.append(" + ".join(str(figure * part) for figure in figures) + f" = {a * part}")
+    if len(_places(b)) > 1:
+        steps.append(" + ".join(str(a * part) for part in _places(b)) + f" = {a * b}")
+    return Draft(family, difficulty, prompt, worked("; ".join(steps) + ".", a * b), str(a * b))
+
+
+def _places(number: int) -> list[int]:
+    """405 -> [400, 5]: the summands of its decimal places."""
+    digits = str(number)
+    return [int(d) * 10 ** (len(digits) - 1 - i) for i, d in enumerate(digits) if d != "0"]
+
+
+def chain(rng: random.Random, phrasings: Phrasings) -> Draft:
+    difficulty = rng.randrange(1, 6)
+    family = phrasings.pick(("start-with", "think-of"), ("backwards",))
+    value = start = rng.randrange(2, 60)
+    words: list[str] = []
+    steps: list[str] = []
+    for _ in range(difficulty + 1):
+        word, new, shown = _operation(rng, value)
+        words.append(word)
+        steps.append(f"{shown} = {new}")
+        value = new
+    if family == "backwards":
+        # The starting number comes last, so the reader has to hold the operations before applying them.
+        prompt = f"{', then '.join(words)}: do this to {start}. What comes out?"
+        prompt = prompt[0].upper() + prompt[1:]
+    elif family == "start-with":
+        prompt = f"Start with {start}. " + " ".join(f"{w[0].upper()}{w[1:]}." for w in words) + " What is the result?"
+    else:
+        prompt = f"I think of {start}, {', '.join(words)}. Where do I end up?"
+    return Draft(family, difficulty, prompt, worked("; ".join(steps) + ".", value), str(value))
+
+
+def _operation(rng: random.Random, value: int) -> tuple[str, int, str]:
+    """One step of a chain that keeps the value between 0 and 999: its words, its result and its working."""
+    choices = ["add"]
+    if value > 3:
+        choices += ["subtract"]
+    if value < 400:
+        choices += ["double"]
+    if value < 200:
+        choices += ["times"]
+    if value % 2 == 0 and value > 3:
+        choices += ["halve"]
+    match rng.choice(choices):
+        case "add":
+            n = rng.randrange(2, 40)
+            return f"add {n}", value + n, f"{value} + {n}"
+        case "subtract":
+            n = rng.randrange(1, min(value, 40))
+            return f"subtract {n}", value - n, f"{value} - {n}"
+        case "double":
+            return "double it", value * 2, f"{value} * 2"
+        case "times":
+            n = rng.randrange(3, 5)
+            return f"multiply by {n}", value * n, f"{value} * {n}"
+        case _:
+            return "halve it", value // 2, f"{value} / 2"
+
+
+_ROMAN = (
+    (1000, "M"), (900, "CM"), (500, "D"), (400, "CD"), (100, "C"), (90, "XC"),
+    (50, "L"), (40, "XL"), (10, "X"), (9, "IX"), (5, "V"), (4, "IV"), (1, "I"),
+)  # fmt: skip
+
+
+def _roman_parts(value: int) -> list[tuple[int, str]]:
+    parts: list[tuple[int, str]] = []
+    for number, letters in _ROMAN:
+        while value >= number:
+            parts.append((number, letters))
+            value -= number
+    return parts
+
+
+def roman(rng: random.Random, phrasings: Phrasings) -> Draft:
+    difficulty = rng.randrange(1, 5)
+    value = rng.randrange(3, (20, 100, 1000, 4000)[difficulty - 1])
+    parts = _roman_parts(value)
+    letters = "".join(p[1] for p in parts)
+    family = phrasings.pick(("to-number", "to-roman"), ("year",))
+    if family == "to-roman":
+        rest, steps = value, []
+        for number, sign in parts:
+            steps.append(f"{number} is {sign}: {rest} - {number} = {rest - number}")
+            rest -= number
+        prompt = f"Write {value} in Roman numerals."
+        return Draft(family, difficulty, prompt, worked("; ".join(steps) + ".", letters), letters)
+    prompt = (
+        f"What number is {letters}?" if family == "to-number" else f"A stone is marked {letters}. Read it as a number."
+    )
+    total = 0
+    steps = []
+    for number, sign in parts:
+        steps.append(f"{sign} is {number}: {total} + {number} = {total + number}")
+        total += number
+    return Draft(family, difficulty, prompt, worked("; ".join(steps) + ".", value), str(value))
+
+
+def sequence(rng: random.Random, phrasings: Phrasings) -> Draft:
+    difficulty = rng.randrange(1, 5)
+    family = phrasings.pick(("next", "continues"), ("before-first", "next-but-one"))
+    start = rng.randrange(1, 40)
+    match difficulty:
+        case 1 | 2:
+            step = rng.randrange(2, 13 if difficulty == 1 else 60)
+            terms = [start + i * step for i in range(7)]
+            seen = [f"{b} - {a} = {step}" for a, b in zip(terms[1:4], terms[2:5], strict=True)]
+            rule = f"each step adds {step}"
+        case 3:
+            ratio, first = rng.choice((2, 3)), rng.randrange(1, 9)
+            terms = [first * ratio**i for i in range(7)]
+            seen = [f"{b} / {a} = {ratio}" for a, b in zip(terms[1:4], terms[2:5], strict=True)]
+            rule = f"each step multiplies by {ratio}"
+        case _:
+            terms = [rng.randrange(1, 10), rng.randrange(1, 10)]
+            while len(terms) < 7:
+                terms.append(terms[-1] + terms[-2])
+            seen = [f"{terms[i]} + {terms[i + 1]} = {terms[i + 2]}" for i in (1, 2)]
+            rule = "each term is the sum of the two before"
+    shown = ", ".join(str(t) for t in terms[1:5])
+    first, fifth, sixth = terms[0], terms[5], terms[6]
+    rule = f"{'; '.join(seen)}: {rule}"
+    if family == "before-first":
+        steps, target = f"{rule}; so before {terms[1]} comes {first}.", first
+        prompt = f"Which number comes just before these: {shown}?"
+    elif family == "next-but-one":
+        steps, target = f"{rule}; after {terms[4]} comes {fifth}; after {fifth} comes {sixth}.", sixth
+        prompt = f"Skip one: {shown}, then a number, then which?"
+    else:
+        steps, target = f"{rule}; so after {terms[4]} comes {fifth}.", fifth
+        prompt = f"What comes next: {shown}?" if family == "next" else f"Continue the sequence {shown} by one number."
+    return Draft(family, difficulty, prompt, worked(steps, target), str(target))
+
+
+KINDS = (
+    Kind("add", add),
+    Kind("subtract", subtract),
+    Kind("multiply", multiply),
+    Kind("chain", chain),
+    Kind("roman", roman),
+    Kind("sequence", sequence),
+)

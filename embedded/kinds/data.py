@@ -1,0 +1,107 @@
+"""Everyday data work: unit conversion, pulling JSON out of a sentence, reading a small table."""
+
+from __future__ import annotations
+
+import json
+import random
+
+from .kind import Draft, Kind, Phrasings, worked
+from .logic import NAMES
+
+# Large unit, small unit, how many small make one large.
+_UNITS = (("km", "m", 1000), ("m", "cm", 100), ("cm", "mm", 10), ("kg", "g", 1000), ("t", "kg", 1000),
+          ("l", "ml", 1000), ("h", "min", 60), ("min", "s", 60), ("days", "h", 24), ("weeks", "days", 7),
+          ("dozen", "pieces", 12), ("feet", "inches", 12), ("yards", "feet", 3), ("pounds", "ounces", 16))  # fmt: skip
+_SINGULAR = {"days": "day", "weeks": "week", "feet": "foot", "yards": "yard", "pounds": "pound"}
+
+
+def units(rng: random.Random, phrasings: Phrasings) -> Draft:
+    difficulty = rng.randrange(1, 4)
+    large, small, factor = rng.choice(_UNITS)
+    whole, part = rng.randrange(2, (10, 30, 90)[difficulty - 1]), rng.randrange(1, factor)
+    family = phrasings.pick(("to-small", "express"), ("to-large", "with-rest"))
+    if family == "to-large":
+        total = whole * factor
+        prompt = f"How many {large} are {total} {small}?"
+        return Draft(family, difficulty, prompt,
+                     worked(f"{factor} {small} make 1 {_SINGULAR.get(large, large)}; {total} / {factor} = {whole}.", f"{whole} {large}"),
+                     f"{whole} {large}")  # fmt: skip
+    if family == "with-rest":
+        total = whole * factor + part
+        prompt = f"Split {total} {small} into {large} and {small}."
+        steps = f"{factor} {small} make 1 {_SINGULAR.get(large, large)}; {whole} * {factor} = {whole * factor}; {total} - {whole * factor} = {part}."
+        target = f"{whole} {large} {part} {small}"
+        return Draft(family, difficulty, prompt, worked(steps, target), target)
+    if difficulty == 1:
+        part = 0
+    given = f"{whole} {large} {part} {small}" if part else f"{whole} {large}"
+    prompt = f"How many {small} are {given}?" if family == "to-small" else f"Express {given} in {small}."
+    steps = f"1 {_SINGULAR.get(large, large)} is {factor} {small}; {whole} * {factor} = {whole * factor}"
+    total = whole * factor + part
+    if part:
+        steps += f"; {whole * factor} + {part} = {total}"
+    return Draft(family, difficulty, prompt, worked(f"{steps}.", f"{total} {small}"), f"{total} {small}")
+
+
+_CITIES = ("Oslo", "Lima", "Cairo", "Paris", "Tokyo", "Rome", "Delhi", "Perth", "Quito", "Kyiv", "Accra", "Hanoi")
+_JOBS = ("baker", "pilot", "nurse", "painter", "farmer", "teacher", "welder", "lawyer", "singer", "sailor")
+
+
+def extract_json(rng: random.Random, phrasings: Phrasings) -> Draft:
+    difficulty = rng.randrange(1, 4)
+    fields: dict[str, str | int] = {"name": rng.choice(NAMES), "age": rng.randrange(18, 90),
+                                    "city": rng.choice(_CITIES), "job": rng.choice(_JOBS)}  # fmt: skip
+    wanted = ["name", "age", "city", "job"][: difficulty + 1]
+    family = phrasings.pick(("sentence", "list"), ("buried", "key-order"))
+    name, age, city, job = fields["name"], fields["age"], fields["city"], fields["job"]
+    text = {
+        "sentence": f"{name} is a {age} year old {job} from {city}.",
+        "list": f"Name: {name}. City: {city}. Job: {job}. Age: {age}.",
+        "buried": f"In {city} we met the {job}, {name}, who had just turned {age}.",
+        "key-order": f"{name}, {job}, {city}, {age}.",
+    }[family]
+    if family == "key-order":
+        rng.shuffle(wanted)
+    target = json.dumps({key: fields[key] for key in wanted})
+    return Draft(family, difficulty, f"{text} Give {', '.join(wanted)} as JSON.", target, target)
+
+
+def table(rng: random.Random, phrasings: Phrasings) -> Draft:
+    """Prices and amounts read from a list in the question, then one multiplication or sum: two steps to hold apart."""
+    difficulty = rng.randrange(1, 4)
+    goods = rng.sample(("bread", "milk", "rice", "tea", "soap", "salt", "oil", "jam", "corn", "fish"), difficulty + 2)
+    prices = {item: rng.randrange(2, 30) for item in goods}
+    family = phrasings.pick(("several", "two-items"), ("change", "dearest"))
+    listed = ", ".join(f"{item} {price}" for item, price in prices.items())
+    first, second = rng.sample(goods, 2)
+    k = rng.randrange(2, 6)
+    match family:
+        case "several":
+            total = prices[first] * k
+            question = f"What do {k} {first} cost?"
+            steps = f"One {first} costs {prices[first]}; {k} {first} cost {k} * {prices[first]} = {total}."
+        case "two-items":
+            a, b = prices[first] * k, prices[second]
+            total = a + b
+            question = f"What do {k} {first} and one {second} cost?"
+            steps = f"One {first} costs {prices[first]}; {k} {first} cost {k} * {prices[first]} = {a}; one {second} costs {b}; together {a} + {b} = {total}."
+        case "change":
+            cost = prices[first] + prices[second]
+            total = 100 - cost
+            question = f"I buy {first} and {second} and pay with 100. What change do I get?"
+            steps = f"{first} costs {prices[first]}; {second} costs {prices[second]}; {prices[first]} + {prices[second]} = {cost}; 100 - {cost} = {total}."
+        case _:
+            top, low = max(prices.values()), min(prices.values())
+            total = top - low
+            question = "How much dearer is the dearest than the cheapest?"
+            steps = f"the dearest costs {top}, the cheapest {low}; {top} - {low} = {total}."
+    return Draft(
+        family, difficulty, f"Prices: {listed}. {question}", worked(steps[0].upper() + steps[1:], total), str(total)
+    )
+
+
+KINDS = (
+    Kind("units", units),
+    Kind("json", extract_json, grade="json"),
+    Kind("table", table),
+)

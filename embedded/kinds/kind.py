@@ -1,0 +1,50 @@
+"""What a task kind is: a generator of questions, and how their answers are graded."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A generated question before it is assigned to a split. `family` names the phrasing it was asked in."""
+
+    family: str
+    difficulty: int
+    prompt: str
+    answer: str
+    target: str
+
+
+class Phrasings:
+    """Chooses the phrasing family of a question: common families by equal weight, rare ones by `rare_weight` each."""
+
+    def __init__(self, rng: random.Random, rare_weight: float) -> None:
+        self._rng = rng
+        self.rare_weight = rare_weight
+
+    def pick(self, common: Sequence[str], rare: Sequence[str] = ()) -> str:
+        weights = [1.0] * len(common) + [self.rare_weight] * len(rare)
+        return self._rng.choices((*common, *rare), weights)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of question.
+
+    `grade`: `final` compares what follows the last "Answer:", `exact` the whole text, `json` the parsed value.
+    `weight` is its share of the training stream relative to the other kinds.
+    """
+
+    name: str
+    make: Callable[[random.Random, Phrasings], Draft]
+    grade: Literal["final", "exact", "json"] = "final"
+    weight: float = 1.0
+
+
+def worked(steps: str, target: object) -> str:
+    """An answer that shows its steps and ends in the graded result."""
+    return f"{steps} Answer: {target}"

@@ -1,0 +1,157 @@
+"""Reasoning over what the question states: stories in two steps, orderings, variables, comparisons."""
+
+from __future__ import annotations
+
+import random
+
+from .kind import Draft, Kind, Phrasings, worked
+
+NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ivo", "June", "Kai", "Lena", "Max", "Nora", "Omar",
+         "Pia", "Quinn", "Rosa", "Sam", "Tess")  # fmt: skip
+_THINGS = ("apples", "books", "coins", "stamps", "pens", "shells", "cards", "marbles", "eggs", "tickets")
+
+
+def story(rng: random.Random, phrasings: Phrasings) -> Draft:
+    a, b = rng.sample(NAMES, 2)
+    thing = rng.choice(_THINGS)
+    difficulty = rng.randrange(1, 4)
+    top = (12, 30, 90)[difficulty - 1]
+    x, y = rng.randrange(3, top), rng.randrange(2, top)
+    k = rng.randrange(2, 6)
+    family = phrasings.pick(("boxes", "more-both", "twice"), ("fewer-both", "reversed-more", "shared"))
+    match family:
+        case "boxes":
+            gone = rng.randrange(1, x * k)
+            prompt = f"{a} has {k} boxes with {x} {thing} each and gives away {gone}. How many {thing} are left?"
+            steps = f"{k} boxes with {x} {thing} are {k} * {x} = {k * x} {thing}; {a} keeps {k * x} - {gone} = {k * x - gone}."
+            target = k * x - gone
+        case "more-both":
+            prompt = f"{a} has {x} {thing}. {b} has {y} more than {a}. How many do they have together?"
+            steps = f"{a} has {x} {thing}. {b} has {x} + {y} = {x + y} {thing}. Together they have {x} + {x + y} = {2 * x + y}."
+            target = 2 * x + y
+        case "twice":
+            prompt = f"{a} has {x} {thing}. {b} has {k} times as many. How many do they have together?"
+            steps = f"{a} has {x} {thing}. {b} has {x} * {k} = {x * k} {thing}. Together they have {x} + {x * k} = {x + x * k}."
+            target = x + x * k
+        case "fewer-both":
+            x += y
+            prompt = f"{a} has {x} {thing}. {b} has {y} fewer than {a}. How many do they have together?"
+            steps = f"{a} has {x} {thing}. {b} has {x} - {y} = {x - y} {thing}. Together they have {x} + {x - y} = {2 * x - y}."
+            target = 2 * x - y
+        case "reversed-more":
+            # The confusable one: "more" appears, yet the other person has fewer.
+            x += y
+            prompt = f"{a} has {x} {thing}, which is {y} more than {b} has. How many do they have together?"
+            steps = f"{a} has {x} {thing}. {b} has {x} - {y} = {x - y} {thing}. Together they have {x} + {x - y} = {2 * x - y}."
+            target = 2 * x - y
+        case _:
+            total, gone = x * k, rng.randrange(1, x)
+            prompt = (
+                f"{total} {thing} are shared equally by {k} friends. {a}, one of them, gives {gone} to {b}. "
+                f"How many has {a} left?"
+            )
+            steps = f"Each friend gets {total} / {k} = {x} {thing}. {a} keeps {x} - {gone} = {x - gone} {thing}."
+            target = x - gone
+    return Draft(family, difficulty, prompt, worked(steps, target), str(target))
+
+
+_TRAITS = (("taller", "tallest", "shortest", "shorter"), ("older", "oldest", "youngest", "younger"),
+           ("faster", "fastest", "slowest", "slower"), ("richer", "richest", "poorest", "poorer"))  # fmt: skip
+
+
+def ordering(rng: random.Random, phrasings: Phrasings) -> Draft:
+    difficulty = rng.randrange(1, 4)
+    more, most, least, less = rng.choice(_TRAITS)
+    people = rng.sample(NAMES, difficulty + 2)
+    family = phrasings.pick(("most", "least"), ("second", "mixed"))
+    facts = [f"{x} is {more} than {y}." for x, y in zip(people, people[1:], strict=False)]
+    if family == "mixed":
+        facts = [f"{y} is {less} than {x}." if rng.random() < 0.5 else fact
+                 for fact, x, y in zip(facts, people, people[1:], strict=False)]  # fmt: skip
+    rng.shuffle(facts)
+    if family == "second":
+        question, target = f"Who comes second, counting from the {most}?", people[1]
+    elif family == "least" or (family == "mixed" and rng.random() < 0.5):
+        question, target = f"Who is the {least}?", people[-1]
+    else:
+        question, target = f"Who is the {most}?", people[0]
+    steps = f"From {most} to {least}: {', '.join(people)}."
+    return Draft(family, difficulty, f"{' '.join(facts)} {question}", worked(steps, target), target)
+
+
+def variables(rng: random.Random, phrasings: Phrasings) -> Draft:
+    difficulty = rng.randrange(1, 5)
+    names = rng.sample("abcdkmnpqrstuvwxyz", difficulty + 2)
+    values = {names[0]: rng.randrange(2, 30)}
+    lines = [f"{names[0]} = {values[names[0]]}"]
+    steps = [lines[0]]
+    for name in names[1:]:
+        known = rng.choice(list(values))
+        n = rng.randrange(2, 20)
+        if values[known] > n and rng.random() < 0.4:
+            values[name], shown = values[known] - n, f"{known} - {n}"
+            steps.append(f"{name} = {values[known]} - {n} = {values[name]}")
+        elif values[known] < 40 and rng.random() < 0.3:
+            values[name], shown = values[known] * 2, f"2 * {known}"
+            steps.append(f"{name} = 2 * {values[known]} = {values[name]}")
+        else:
+            values[name], shown = values[known] + n, f"{known} + {n}"
+            steps.append(f"{name} = {values[known]} + {n} = {values[name]}")
+        lines.append(f"{name} = {shown}")
+    family = phrasings.pick(("value", "given"), ("sum-of-two", "which-larger"))
+    asked = names[-1]
+    match family:
+        case "value":
+            prompt, target = f"Let {', '.join(lines)}. What is {asked}?", str(values[asked])
+        case "given":
+            prompt, target = f"Given {'; '.join(lines)}: give the value of {asked}.", str(values[asked])
+        case "sum-of-two":
+            other = rng.choice(names[:-1])
+            total = values[asked] + values[other]
+            steps.append(f"{asked} + {other} = {values[asked]} + {values[other]} = {total}")
+            prompt, target = f"Let {', '.join(lines)}. What is {asked} + {other}?", str(total)
+        case _:
+            other = rng.choice(names[:-1])
+            if values[other] == values[asked]:
+                target = "equal"
+            else:
+                target = asked if values[asked] > values[other] else other
+            prompt = f"Let {', '.join(lines)}. Which is larger, {asked} or {other}, or are they equal?"
+            steps.append(f"{asked} is {values[asked]}, {other} is {values[other]}")
+    return Draft(family, difficulty, prompt, worked("; ".join(steps) + ".", target), target)
+
+
+def compare(rng: random.Random, phrasings: Phrasings) -> Draft:
+    """Decimals of different lengths: 9.11 looks larger than 9.9."""
+    difficulty = rng.randrange(1, 4)
+    whole = rng.randrange(0, 100)
+    numbers: set[str] = set()
+    while len(numbers) < difficulty + 1:
+        base = whole if rng.random() < 0.7 else rng.randrange(0, 100)
+        digits = rng.randrange(1, 4)
+        fraction = "".join(rng.choices("0123456789", k=digits)).rstrip("0") or str(rng.randrange(1, 10))
+        numbers.add(f"{base}.{fraction}")
+    shown = sorted(numbers, key=lambda _: rng.random())
+    width = max(len(n.partition(".")[2]) for n in shown)
+    padded = [f"{n}{'0' * (width - len(n.partition('.')[2]))}" for n in shown]
+    ranked = sorted(shown, key=float)
+    family = phrasings.pick(("largest", "bigger"), ("smallest", "not-largest"))
+    if family == "not-largest" and len(shown) != 2:
+        family = "smallest"
+    listed = " or ".join(shown) if len(shown) == 2 else ", ".join(shown)
+    prompt, target = {
+        "largest": (f"Which is the largest: {listed}?", ranked[-1]),
+        "bigger": (f"Of {listed}, name the biggest number.", ranked[-1]),
+        "smallest": (f"Which is the smallest: {listed}?", ranked[0]),
+        "not-largest": (f"Which of these is not the largest: {listed}?", ranked[0]),
+    }[family]
+    steps = f"With equal digits: {', '.join(padded)}. In order: {' < '.join(ranked)}."
+    return Draft(family, difficulty, prompt, worked(steps, target), target)
+
+
+KINDS = (
+    Kind("story", story),
+    Kind("ordering", ordering),
+    Kind("variables", variables),
+    Kind("compare", compare),
+)

@@ -1,0 +1,115 @@
+"""Letters and lists: spelling backwards, counting letters, sorting."""
+
+from __future__ import annotations
+
+import random
+
+from .kind import Draft, Kind, Phrasings, worked
+
+WORDS = (
+    "apple", "anchor", "autumn", "balloon", "banana", "basket", "blanket", "bottle", "bridge", "butter", "button",
+    "cabbage", "camera", "candle", "carpet", "castle", "cherry", "circle", "coffee", "cotton", "cousin", "dinner",
+    "doctor", "dolphin", "engine", "evening", "feather", "finger", "flower", "forest", "garden", "ginger", "glacier",
+    "guitar", "hammer", "harbor", "honey", "island", "jacket", "journey", "jungle", "kettle", "kitchen", "ladder",
+    "lantern", "lemon", "letter", "library", "magnet", "marble", "meadow", "melon", "mirror", "monkey", "mountain",
+    "needle", "number", "ocean", "orange", "oyster", "paper", "parrot", "pebble", "pencil", "pepper", "picture",
+    "pillow", "planet", "pocket", "potato", "puzzle", "rabbit", "raspberry", "ribbon", "river", "rocket", "saddle",
+    "sailor", "school", "secret", "shadow", "silver", "spider", "spring", "square", "station", "strawberry", "summer",
+    "sunset", "syllable", "teapot", "thunder", "ticket", "tomato", "tunnel", "turtle", "umbrella", "valley", "velvet",
+    "village", "violin", "walnut", "whistle", "window", "winter", "wizard", "yellow", "zipper",
+)  # fmt: skip
+
+
+def _word(rng: random.Random, difficulty: int) -> str:
+    """A real word, or for variety letters that only look like one, growing with difficulty."""
+    if rng.random() < 0.4:
+        return rng.choice(WORDS)
+    syllables = [rng.choice("bcdfghjklmnprstvwz") + rng.choice("aeiou") for _ in range(difficulty + 1)]
+    return "".join(syllables) + rng.choice(("", "n", "r", "s", "t", "l"))
+
+
+def reverse(rng: random.Random, phrasings: Phrasings) -> Draft:
+    difficulty = rng.randrange(1, 5)
+    word = _word(rng, difficulty)
+    family = phrasings.pick(("reverse", "backwards"), ("right-to-left", "without-first"))
+    back = word[::-1]
+    prompt = {
+        "reverse": f"Reverse the word {word}.",
+        "backwards": f"Spell {word} backwards.",
+        "right-to-left": f"Read {word} from right to left. What do you get?",
+        "without-first": f"Drop the first letter of {word} and reverse the rest.",
+    }[family]
+    kept = word[1:] if family == "without-first" else word
+    back = kept[::-1]
+    letters = "; ".join(f"{place} {letter}" for place, letter in enumerate(kept, 1))
+    return Draft(family, difficulty, prompt, worked(f"{letters}. From the end: {' '.join(back)}.", back), back)
+
+
+def count(rng: random.Random, phrasings: Phrasings) -> Draft:
+    difficulty = rng.randrange(1, 5)
+    word = _word(rng, difficulty)
+    letter = rng.choice(word)
+    family = phrasings.pick(("how-many", "count"), ("vowels", "not-letter"))
+    match family:
+        case "how-many":
+            prompt, counted = f"How many times does {letter} appear in {word}?", letter
+        case "count":
+            prompt, counted = f"Count the letter {letter} in {word}.", letter
+        case "vowels":
+            prompt, counted = f"How many vowels are in {word}?", "aeiou"
+        case _:
+            prompt = f"How many letters of {word} are not {letter}?"
+            counted = "".join(sorted(set(word) - {letter}))
+    steps: list[str] = []
+    total = 0
+    for sign in word:
+        total += sign in counted
+        steps.append(f"{sign}: {total}")
+    return Draft(family, difficulty, prompt, worked(f"{'; '.join(steps)}.", total), str(total))
+
+
+def sort(rng: random.Random, phrasings: Phrasings) -> Draft:
+    difficulty = rng.randrange(1, 5)
+    size = difficulty + 2
+    family = phrasings.pick(("ascending", "order", "alphabet"), ("descending", "reverse-alphabet"))
+    if "alphabet" in family:
+        items: list[str] = rng.sample(WORDS, size)
+        ranked = sorted(items, reverse=family == "reverse-alphabet")
+        way = "in reverse alphabetical order" if family == "reverse-alphabet" else "in alphabetical order"
+    else:
+        numbers = rng.sample(range(1, 1000 if difficulty > 2 else 100), size)
+        items = [str(n) for n in numbers]
+        ranked = [str(n) for n in sorted(numbers, reverse=family == "descending")]
+        way = {"ascending": "from smallest to largest", "order": "in order", "descending": "from largest to smallest"}[
+            family
+        ]
+    target = ", ".join(ranked)
+    return Draft(family, difficulty, f"Put these {way}: {', '.join(items)}.", target, target)
+
+
+def pick_item(rng: random.Random, phrasings: Phrasings) -> Draft:
+    difficulty = rng.randrange(1, 4)
+    items = rng.sample(WORDS, difficulty + 3)
+    ordinals = ("first", "second", "third", "fourth", "fifth", "sixth")
+    place = rng.randrange(len(items))
+    family = phrasings.pick(("from-start", "after"), ("from-end", "before"))
+    if family == "after":
+        place = rng.randrange(len(items) - 1)
+        question, target = f"Which comes right after {items[place]}?", items[place + 1]
+    elif family == "before":
+        place = rng.randrange(1, len(items))
+        question, target = f"Which comes right before {items[place]}?", items[place - 1]
+    elif family == "from-end":
+        question = "Which is last?" if place == 0 else f"Which is {ordinals[place]} from the end?"
+        target = items[-1 - place]
+    else:
+        question, target = f"Which is {ordinals[place]}?", items[place]
+    return Draft(family, difficulty, f"Here is a list: {', '.join(items)}. {question}", target, target)
+
+
+KINDS = (
+    Kind("reverse", reverse),
+    Kind("count", count),
+    Kind("sort", sort, grade="exact"),
+    Kind("pick", pick_item, grade="exact"),
+)
