@@ -14,6 +14,7 @@ import typer
 from .. import __version__
 from ..protocol.errors import ConfigurationError, InvalidRequestError, UpdraftError
 from . import ask, bench, chat, demo, doctor, evaluate, servers
+from .failures import message_of
 
 app = typer.Typer(
     name="updraft",
@@ -68,17 +69,9 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except UpdraftError as error:
-        _fail(error.message, 2 if isinstance(error, InvalidRequestError | ConfigurationError) else 1)
+        _fail(message_of(error), 2 if isinstance(error, InvalidRequestError | ConfigurationError) else 1)
     except Exception as error:  # noqa: BLE001 - the outermost frame: a person gets a line, not a traceback
-        _fail(f"{_said(error)} (UPDRAFT_DEBUG=1 shows the traceback)", 1)
-
-
-def _said(error: Exception) -> str:
-    """The message of a failure: for errors of the openai client, the one the server sent."""
-    body = getattr(error, "body", None)
-    if isinstance(body, dict) and isinstance(body.get("message"), str):
-        return body["message"]
-    return f"{type(error).__name__}: {error}"
+        _fail(f"{message_of(error)} (UPDRAFT_DEBUG=1 shows the traceback)", 1)
 
 
 def _fail(message: str, code: int) -> None:

@@ -1,4 +1,4 @@
-"""The packaged cloud on this machine: nodes serving pocket-large and the gateway in front of them, as real processes."""
+"""The packaged cloud on this machine: nodes that serve pocket-large and a gateway in front, as real processes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from .processes import Child, ChildError, stop_all
-
-KEY_NAME = "UPDRAFT_POCKET_KEY"
+from ..protocol.errors import UpdraftError
+from .processes import Child, stop_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +32,39 @@ class PocketCloud:
 def pocket_cloud(*, nodes: int = 1, say: Callable[[str], None] = lambda _line: None) -> Iterator[PocketCloud]:
     """Start it, wait until it answers, and leave no process behind however the block ends.
 
-    Logs are kept, and their folder named, only if something failed. Raises ChildError if it does not come up.
+    If the block fails with one of our errors the logs are kept and `say` is told where. Raises ChildError if a
+    process does not come up.
     """
     folder = Path(tempfile.mkdtemp(prefix="updraft-"))
     children: list[Child] = []
+    keep_logs = False
     try:
-        yield _start(folder, children, nodes, say)
-    except ChildError:
-        say(f"logs: {folder}")
+        yield _start(folder, children, nodes)
+    except UpdraftError:
+        keep_logs = True
         raise
-    except BaseException:
-        stop_all(children)
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    else:
-        stop_all(children)
-        shutil.rmtree(folder, ignore_errors=True)
     finally:
         stop_all(children)
+        if keep_logs:
+            say(f"The logs of the processes are in {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(folder: Path, children: list[Child], nodes: int) -> PocketCloud:
+    """All nodes at once, then the gateway over those that are ready. Every process is in `children` once it runs."""
+    from ..embedded import pocket
+
+    model = ["--model", str(pocket.pocket_large_folder()), "--draft", str(pocket.pocket_small_folder())]
+    for number in range(1, nodes + 1):
+        children.append(Child(f"node-{number}", "updraft.cloud_engine.node", model, folder))
+    started = list(children)
+    urls = [child.wait_ready() for child in started]
+    key = secrets.token_urlsafe(24)
+    keys = folder / "keys"
+    _write_keys(keys, key)
+    arguments = [word for url in urls for word in ("--node", url)]
+    arguments += ["--keys", str(keys), "--db", str(folder / "gateway.sqlite3")]
+    gateway = Child("gateway", "updraft.cloud_engine.gateway", arguments, folder)
+    children.append(gateway)
+    return PocketCloud(f"{gateway.wait_ready()}/v1", key, started, gateway)
