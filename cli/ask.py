@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import nullcontext
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -15,9 +15,7 @@ from . import options
 
 def ask(
     question: Annotated[str, typer.Argument(help="What to ask; - reads it from standard input.", show_default=False)],
-    tier: Annotated[
-        Literal["auto", "local", "cloud"], typer.Option(help="Let the router decide, or force a tier.")
-    ] = "auto",
+    tier: Annotated[options.Tier, typer.Option(help="Let the router decide, or force a tier.")] = options.Tier.AUTO,
     local: options.Local = None,
     cloud: options.Cloud = None,
     cloud_model: options.CloudModel = None,
@@ -49,7 +47,7 @@ def ask(
 
     for line in introduction(config):
         note(line)
-    running = nullcontext(config) if tier == "local" else options.with_cloud(config, note)
+    running = nullcontext(config) if tier is options.Tier.LOCAL else options.with_cloud(config, note)
     with running as chosen, OpenAI(updraft=chosen) as client:
         show = (lambda _text: None) if as_json else (lambda text: typer.echo(text, nl=False))
         answer = stream_answer(client, [{"role": "user", "content": prompt}], tier, show)

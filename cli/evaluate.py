@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..protocol.errors import ConfigurationError, UpdraftError
 from . import options
+from .options import Tier
 
 if TYPE_CHECKING:
     from ..bench.cascade import Leg
     from ..bench.questions import Question
     from ..router.config import RouterConfig
 
-Tier = Literal["auto", "local", "cloud"]
-NAMES: dict[Tier, str] = {"local": "local", "cloud": "cloud", "auto": "routed"}
+NAMES = {Tier.LOCAL: "local", Tier.CLOUD: "cloud", Tier.AUTO: "routed"}
 
 
 def evaluate(
@@ -101,8 +101,11 @@ def quality_kept(rows: dict[str, dict[str, Any]]) -> float | None:
 def _legs(config: RouterConfig, questions: list[Question], tiers: list[Tier] | None, concurrency: int) -> list[Leg]:
     from ..bench.cascade import Leg
 
-    missing = {"local": config.local is None, "cloud": config.cloud_url is None, "auto": False}
+    missing = {Tier.LOCAL: config.local is None, Tier.CLOUD: config.cloud_url is None, Tier.AUTO: False}
     if asked := [tier for tier in tiers or [] if missing[tier]]:
         raise ConfigurationError(f"There is no {asked[0]} tier to measure: name one with --{asked[0]}.")
     chosen = tiers or [tier for tier in NAMES if not missing[tier]]
-    return [Leg(NAMES[tier], tier, questions, 1 if tier == "local" else concurrency) for tier in dict.fromkeys(chosen)]
+    return [
+        Leg(NAMES[tier], tier.value, questions, 1 if tier is Tier.LOCAL else concurrency)
+        for tier in dict.fromkeys(chosen)
+    ]

@@ -34,7 +34,7 @@ app = typer.Typer(
       updraft demo                 watch both tiers share real work, measured
       updraft ask "What is 17 + 25?"
       updraft chat                 talk, and see which tier answered and why
-      updraft serve                an OpenAI port for any app: base_url="http://127.0.0.1:8790/v1"
+      updraft serve                an OpenAI port that any app can use
       updraft doctor               what is installed, what is broken, what to do
 
     Settings come from a TOML file, the environment (UPDRAFT_*) and flags; flags win.
@@ -63,9 +63,9 @@ app.add_typer(bench.app, name="bench")
 def main() -> None:
     """The console script. Exit code 0: done; 1: it failed; 2: the call was wrong; 130: interrupted."""
     if os.environ.get("UPDRAFT_DEBUG"):
-        app()
+        app(prog_name="updraft")
     try:
-        app()
+        app(prog_name="updraft")
     except KeyboardInterrupt:
         sys.exit(130)
     except UpdraftError as error:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,15 @@ SERVE_PORT = 8790
 NODE_PORT = 8791
 GATEWAY_PORT = 8792
 MOST_TASKS = 20_000
+
+
+class Tier(StrEnum):
+    """Who answers; the values are the model names that the router knows."""
+
+    AUTO = "auto"
+    LOCAL = "local"
+    CLOUD = "cloud"
+
 
 Local = Annotated[
     str | None,

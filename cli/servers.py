@@ -34,3 +34,15 @@ def serve(
       curl http://127.0.0.1:8790/v1/chat/completions -H 'content-type: application/json' \\
           -d '{"model": "auto", "messages": [{"role": "user", "content": "What is 17 + 25?"}]}'
     """
+
+
+def node() -> None:
+    """x"""
+
+
+def gateway() -> None:
+    """x"""
+
+
+def gateway_key() -> None:
+    """x"""
