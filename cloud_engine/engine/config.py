@@ -1,0 +1,47 @@
+"""What an operator may set on an engine, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ...protocol.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Sizes and limits of one engine.
+
+    `block_size`: tokens per KV block. `num_blocks`: blocks in the pool; None gives every sequence of a full batch the
+    model's whole context, within 1 GiB. `max_batch_size`: requests per step. `token_budget`: tokens per step, drafts
+    included. `max_waiting`: queued requests before OverloadedError. `num_draft_tokens`: tokens the draft model proposes
+    per step. `seed`: where requests without a seed of their own get theirs from. `num_threads`: torch threads, None for
+    torch's default.
+    """
+
+    block_size: int = 16
+    num_blocks: int | None = None
+    max_batch_size: int = 16
+    token_budget: int = 512
+    max_waiting: int = 256
+    num_draft_tokens: int = 4
+    prefix_caching: bool = True
+    seed: int = 0
+    device: str = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "max_batch_size", "max_waiting", "num_draft_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} must be at least 1, got {getattr(self, name)}.", param=name)
+        if self.token_budget < self.max_batch_size:
+            raise ConfigurationError(
+                f"token_budget ({self.token_budget}) must be at least max_batch_size ({self.max_batch_size}), "
+                "or a full batch could not move by one token each.",
+                param="token_budget",
+            )
+        for name in ("num_blocks", "num_threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{name} must be at least 1 or left out, got {value}.", param=name)

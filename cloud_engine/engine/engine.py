@@ -1,0 +1,229 @@
+"""The synchronous engine. `Engine.step` tells the whole story: schedule, draft, run, sample, advance."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...protocol.errors import ConfigurationError, ContextLengthError, InvalidRequestError
+from ...text.tokenizer import Tokenizer
+from ..models.llama import Llama
+from .config import EngineConfig
+from .kv_cache import KVCacheManager
+from .prediction import PredictionCursor
+from .request import FinishReason, GenerationRequest, RequestState, TokenLogprob, TokenOutput
+from .runner import Chunk, Runner, block_bytes
+from .sampler import SamplingRow, log_probabilities, sample
+from .scheduler import ScheduledRequest, Scheduler
+from .served_model import ServedModel, load_weights
+from .speculation import DraftModel
+from .stats import EngineStats
+
+_DEFAULT_CACHE_BYTES = 2**30
+
+
+class Engine:
+    """One model serving many requests, `step` by `step`. Not thread-safe: see `AsyncEngine`."""
+
+    def __init__(self, served: ServedModel, config: EngineConfig, *, draft: Llama | None = None) -> None:
+        """Raises ConfigurationError if `draft` does not share the model's vocabulary."""
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+        model = served.weights
+        num_blocks = config.num_blocks or _default_num_blocks(model, config)
+        self.config = config
+        self.model_id = served.model_id
+        self.context_length = model.config.context_length
+        self.default_temperature = served.default_temperature
+        self._tokenizer = served.tokenizer
+        self._vocab_size = model.config.vocab_size
+        self._eos_ids = served.eos_ids
+        self._runner = Runner(model, num_blocks, config.block_size)
+        self._draft = DraftModel(draft, model, num_blocks, config.block_size) if draft is not None else None
+        self._cache = KVCacheManager(
+            num_blocks, config.block_size, prefix_caching=config.prefix_caching, has_draft=draft is not None
+        )
+        self._scheduler = Scheduler(config, self._cache, num_draft_tokens=config.num_draft_tokens if draft else 0)
+        self._requests: dict[str, RequestState] = {}
+        self._seeds = random.Random(config.seed)
+        self._counters = EngineStats()
+
+    @classmethod
+    def from_folder(cls, folder: Path, *, draft_folder: Path | None = None, config: EngineConfig) -> Engine:
+        """Load target, draft and tokenizer from Hugging Face style folders. Raises ModelLoadError."""
+        served = ServedModel.from_folder(folder, config)
+        return cls(served, config, draft=load_weights(draft_folder, config) if draft_folder else None)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise ConfigurationError("This engine was built from a bare model, without a tokenizer.")
+        return self._tokenizer
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    def add_request(self, request: GenerationRequest) -> None:
+        """Queue a request.
+
+        Raises InvalidRequestError (empty prompt, unknown token ids, id in use), ContextLengthError (prompt and output
+        do not fit the context or the KV cache; nothing is truncated) or OverloadedError (queue full).
+        """
+        self._check(request)
+        params = request.params
+        state = RequestState(
+            request=request,
+            max_tokens=params.max_tokens or self.context_length - len(request.prompt_ids),
+            temperature=self.default_temperature if params.temperature is None else params.temperature,
+            seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
+            token_ids=list(request.prompt_ids),
+            prediction=PredictionCursor(request.draft_ids),
+        )
+        self._scheduler.add(state)
+        self._requests[request.request_id] = state
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request and free its blocks; one that is not here (any more) is no error."""
+        state = self._requests.pop(request_id, None)
+        if state is not None:
+            self._scheduler.remove(state)
+            self._counters.aborted_requests += 1
+
+    def step(self) -> list[TokenOutput]:
+        """Move every scheduled request on by one step and return the tokens that came out."""
+        batch = self._scheduler.schedule()
+        if self._draft:
+            self._draft.propose(batch, self._sampling_row)
+        logits = self._runner.run([_chunk(item) for item in batch])
+        tokens = sample(logits, [self._sampling_row(item, i) for item in batch for i in range(item.num_samples)])
+        return self._advance(batch, logits, tokens)
+
+    def stats(self) -> EngineStats:
+        running = self._scheduler.running
+        pool = self._cache.pool
+        allocated = sum(len(state.block_table) for state in running) * self.config.block_size
+        return replace(
+            self._counters,
+            running=len(running),
+            waiting=len(self._scheduler.waiting),
+            kv_blocks_used=pool.num_used,
+            kv_blocks_total=pool.num_blocks,
+            kv_slots_wasted=allocated - sum(state.num_computed_tokens for state in running),
+            preemptions=self._scheduler.num_preemptions,
+        )
+
+    def _check(self, request: GenerationRequest) -> None:
+        prompt, draft = request.prompt_ids, request.draft_ids
+        if request.request_id in self._requests:
+            raise InvalidRequestError(f"Request id {request.request_id!r} is in use.", param="request_id")
+        if not prompt:
+            raise InvalidRequestError("The prompt has no tokens.", param="prompt", code="invalid_value")
+        if min(prompt) < 0 or max(prompt) >= self._vocab_size:
+            raise InvalidRequestError(f"Token ids must be between 0 and {self._vocab_size - 1}.", param="prompt")
+        if draft and (min(draft) < 0 or max(draft) >= self._vocab_size):
+            raise InvalidRequestError(f"Token ids must be between 0 and {self._vocab_size - 1}.", param="prediction")
+        total = len(prompt) + (request.params.max_tokens or 1)
+        if total > self.context_length:
+            raise ContextLengthError(
+                f"This model's context holds {self.context_length} tokens; the prompt has {len(prompt)} and "
+                f"{request.params.max_tokens or 1} are to be generated. Shorten the prompt or lower max_tokens.",
+                param="messages",
+            )
+        if not self._scheduler.fits(total if request.params.max_tokens else self.context_length):
+            raise ContextLengthError(
+                f"The request needs more KV cache than the server has ({self._cache.pool.num_blocks} blocks of "
+                f"{self.config.block_size} tokens). Shorten the prompt or set a lower max_tokens.",
+                param="messages",
+            )
+
+    def _sampling_row(self, item: ScheduledRequest, index: int) -> SamplingRow:
+        """How to sample the `index`-th new token of a scheduled request."""
+        state, params = item.state, item.state.request.params
+        position = len(state.token_ids) + index
+        return SamplingRow(state.temperature, params.top_k, params.top_p, params.min_p, state.seed, position)
+
+    def _advance(self, batch: list[ScheduledRequest], logits: Tensor, tokens: list[int]) -> list[TokenOutput]:
+        self._counters.steps += 1
+        outputs: list[TokenOutput] = []
+        row = 0
+        for item in batch:
+            rows = slice(row, row + item.num_samples)
+            row = rows.stop
+            if item.is_caught_up:
+                outputs.append(self._accept(item, tokens[rows], logits[rows]))
+            else:
+                item.state.num_computed_tokens += item.num_tokens
+                self._cache.register(item.state)
+        return outputs
+
+    def _accept(self, item: ScheduledRequest, sampled: list[int], logits: Tensor) -> TokenOutput:
+        """Take over what the target confirmed of the draft, and the one token after it that is the target's own."""
+        state = item.state
+        num_accepted = _agreement(item.draft_ids, sampled)
+        new, finish_reason = self._until_end(sampled[: num_accepted + 1], state)
+        if item.num_model_drafts:
+            state.draft_proposed += len(item.draft_ids)
+            state.draft_accepted += min(num_accepted, len(new))
+        state.first_token_at = state.first_token_at or time.monotonic()
+        state.num_computed_tokens = len(state.token_ids) + num_accepted
+        state.num_draft_computed_tokens = min(state.num_draft_computed_tokens, state.num_computed_tokens)
+        state.token_ids.extend(new)
+        state.prediction.advance(state.token_ids, len(new), len(item.draft_ids))
+        logprobs: list[TokenLogprob] = []
+        if state.request.params.logprobs is not None and new:
+            logprobs = log_probabilities(logits[: len(new)], new, state.request.params.logprobs)
+        self._counters.generated_tokens += len(new)
+        if finish_reason is None:
+            self._cache.register(state)
+            self._cache.trim(state)
+            return TokenOutput(state.request_id, new, logprobs)
+        return self._finish(state, TokenOutput(state.request_id, new, logprobs, finish_reason, state.stats()))
+
+    def _until_end(self, tokens: list[int], state: RequestState) -> tuple[list[int], FinishReason | None]:
+        """`tokens` up to the end of the answer, if it ends in them."""
+        tokens = tokens[: state.num_remaining_tokens]
+        for index, token in enumerate(tokens):
+            if token in self._eos_ids:
+                return tokens[:index], "stop"
+        return tokens, "length" if len(tokens) == state.num_remaining_tokens else None
+
+    def _finish(self, state: RequestState, output: TokenOutput) -> TokenOutput:
+        self._cache.register(state)
+        self._scheduler.remove(state)
+        del self._requests[state.request_id]
+        stats, counters = state.stats(), self._counters
+        counters.finished_requests += 1
+        counters.prompt_tokens += stats.prompt_tokens
+        counters.prefix_query_tokens += stats.prompt_tokens
+        counters.prefix_hit_tokens += stats.cached_tokens
+        counters.accepted_prediction_tokens += stats.accepted_prediction_tokens
+        counters.rejected_prediction_tokens += stats.rejected_prediction_tokens
+        counters.draft_proposed += stats.draft_proposed
+        counters.draft_accepted += stats.draft_accepted
+        return output
+
+
+def _chunk(item: ScheduledRequest) -> Chunk:
+    known = item.state.token_ids[item.start : item.start + item.num_tokens]
+    return Chunk(known + item.draft_ids, item.start, item.state.block_table, item.num_samples)
+
+
+def _agreement(draft_ids: list[int], sampled: list[int]) -> int:
+    """How many draft tokens the target confirmed: the length of the common prefix."""
+    for index, token in enumerate(draft_ids):
+        if token != sampled[index]:
+            return index
+    return len(draft_ids)
+
+
+def _default_num_blocks(model: Llama, config: EngineConfig) -> int:
+    """Blocks for a full batch at full context, within 1 GiB but never less than one full context."""
+    per_sequence = -(-model.config.context_length // config.block_size)
+    affordable = _DEFAULT_CACHE_BYTES // block_bytes(model, config.block_size)
+    return max(per_sequence, min(per_sequence * config.max_batch_size, affordable))

@@ -1,0 +1,100 @@
+"""Block tables: which blocks hold a request's keys and values, and which it can take over from earlier requests."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+
+from .block_pool import BlockPool
+from .request import RequestState
+
+
+class KVCacheManager:
+    """Hands blocks to requests. Knows nothing of tensors; the runner turns block tables into memory.
+
+    Full blocks are hashed in a chain (parent hash + tokens), so equal hashes mean equal prefixes and a prefix found in
+    the pool need not be computed again.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, *, prefix_caching: bool = True, has_draft: bool = False
+    ) -> None:
+        self.block_size = block_size
+        self.pool = BlockPool(num_blocks)
+        self._prefix_caching = prefix_caching
+        self._has_draft = has_draft
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def admit(self, state: RequestState) -> bool:
+        """Give a request blocks for all its known tokens, cached ones first, or nothing at all.
+
+        On success `num_computed_tokens` covers the cached prefix. The last known token is always computed anew: its
+        logits are needed.
+        """
+        cached = self._cached_prefix(state)
+        missing = self.blocks_for(len(state.token_ids)) - len(cached)
+        revived = sum(self.pool.references(block) == 0 for block in cached)
+        if missing + revived > self.pool.num_free:
+            return False
+        for block in cached:
+            self.pool.share(block)
+        state.block_table = cached + [self.pool.allocate() for _ in range(missing)]
+        state.num_registered_blocks = len(cached)
+        state.num_computed_tokens = state.num_draft_computed_tokens = len(cached) * self.block_size
+        return True
+
+    def grow(self, state: RequestState, num_tokens: int) -> bool:
+        """Extend the block table to hold `num_tokens`, or change nothing and say False."""
+        missing = self.blocks_for(num_tokens) - len(state.block_table)
+        if missing > self.pool.num_free:
+            return False
+        state.block_table.extend(self.pool.allocate() for _ in range(missing))
+        return True
+
+    def trim(self, state: RequestState) -> None:
+        """Give back blocks beyond the known tokens, left over from refuted drafts."""
+        for _ in range(len(state.block_table) - self.blocks_for(len(state.token_ids))):
+            self.pool.release(state.block_table.pop())
+
+    def register(self, state: RequestState) -> None:
+        """Make blocks that became full findable for later requests; with a draft model both halves must be there."""
+        if not self._prefix_caching:
+            return
+        computed = state.num_computed_tokens
+        if self._has_draft:
+            computed = min(computed, state.num_draft_computed_tokens)
+        full = computed // self.block_size
+        self._hash_up_to(state, full)
+        for index in range(state.num_registered_blocks, full):
+            self.pool.register(state.block_table[index], state.block_hashes[index])
+        state.num_registered_blocks = max(full, state.num_registered_blocks)
+
+    def free(self, state: RequestState) -> None:
+        """Give everything back. Deep blocks first, so that a prefix outlives its continuations in the cache."""
+        for block in reversed(state.block_table):
+            self.pool.release(block)
+        state.block_table = []
+        state.num_registered_blocks = 0
+        state.num_computed_tokens = state.num_draft_computed_tokens = 0
+
+    def _cached_prefix(self, state: RequestState) -> list[int]:
+        if not self._prefix_caching:
+            return []
+        full = (len(state.token_ids) - 1) // self.block_size
+        self._hash_up_to(state, full)
+        blocks: list[int] = []
+        for content_hash in state.block_hashes[:full]:
+            block = self.pool.lookup(content_hash)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def _hash_up_to(self, state: RequestState, num_blocks: int) -> None:
+        size = self.block_size
+        for index in range(len(state.block_hashes), num_blocks):
+            parent = state.block_hashes[-1] if state.block_hashes else b""
+            tokens = array("q", state.token_ids[index * size : (index + 1) * size])
+            state.block_hashes.append(hashlib.blake2b(parent + tokens.tobytes(), digest_size=16).digest())

@@ -1,0 +1,62 @@
+"""Where a request stands in its predicted output: the text another model wrote, verified here as a draft."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+
+_ALIGN_ON = 3  # generated tokens that must reappear in the prediction before it is trusted again
+_CAUTIOUS_WINDOW = 8  # tokens proposed after a miss; doubles with every window that holds
+
+
+class PredictionCursor:
+    """Proposes the next stretch of a prediction and follows what the model really said.
+
+    Until the first miss everything that is left is proposed at once. After a miss nothing is, until the last few
+    generated tokens reappear further on in the prediction: then it goes on from there, cautiously.
+    """
+
+    def __init__(self, draft_ids: Sequence[int]) -> None:
+        self._draft = list(draft_ids)
+        self._next: int | None = 0 if self._draft else None  # None: lost
+        self._searched_to = 0  # draft tokens before this are spent: confirmed, refuted or passed over
+        self._window = len(self._draft)
+        self._ends: dict[tuple[int, ...], list[int]] = defaultdict(list)  # run of tokens -> where it ends
+        for end in range(_ALIGN_ON, len(self._draft)):
+            self._ends[tuple(self._draft[end - _ALIGN_ON : end])].append(end)
+        self.num_accepted = 0
+
+    def propose(self, limit: int) -> list[int]:
+        """The next predicted tokens, at most `limit`; empty where the prediction is used up or lost."""
+        return [] if self._next is None else self._draft[self._next : self._next + min(limit, self._window)]
+
+    def advance(self, generated: Sequence[int], num_new: int, num_proposed: int) -> None:
+        """Follow the last `num_new` of the `generated` tokens, which came after `num_proposed` were proposed.
+
+        Any run of new tokens that repeats the prediction counts as accepted, proposed or not: the last token of a
+        step is the model's own, and may well be the predicted one.
+        """
+        if not self._draft:
+            return
+        if self._next is not None:
+            new = generated[len(generated) - num_new :]
+            rest = self._draft[self._next : self._next + num_new]
+            agreed = next((i for i, (a, b) in enumerate(zip(new, rest, strict=False)) if a != b), len(rest))
+            self.num_accepted += agreed
+            self._searched_to = self._next + agreed
+            if agreed == num_new:
+                self._next = self._searched_to
+                self._window *= 2 if num_proposed >= self._window else 1
+            else:
+                self._searched_to += 1  # the refuted token
+                self._next = None
+        if self._next is None:
+            self._realign(tuple(generated[-_ALIGN_ON:]))
+
+    def _realign(self, tail: tuple[int, ...]) -> None:
+        ends = self._ends.get(tail, [])
+        index = bisect_right(ends, self._searched_to)
+        if index < len(ends):
+            self._next = self._searched_to = ends[index]
+            self._window = _CAUTIOUS_WINDOW

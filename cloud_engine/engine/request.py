@@ -1,0 +1,120 @@
+"""One request's life in the engine: what was asked, how far it got, what it produced."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ...protocol.sampling import SamplingParams
+from .prediction import PredictionCursor
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """Tokens in, tokens out. `draft_ids` are the tokens of the request's `prediction`, to be verified as a draft."""
+
+    request_id: str
+    prompt_ids: list[int]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    draft_ids: list[int] = field(default_factory=list[int])
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability (nats) of the chosen token and `(token_id, logprob)` of the most likely ones, from raw logits."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStats:
+    """What a finished request cost. Prediction counts are about `draft_ids`, draft counts about the draft model.
+
+    `rejected_prediction_tokens` holds those that were refuted and those that were never reached. `ttft_s`: seconds from
+    arrival to the first token.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+    draft_proposed: int
+    draft_accepted: int
+    ttft_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """New tokens of one request after one step. The end-of-sequence token is not among them.
+
+    `logprobs` has one entry per token if the request asked for any. `stats` comes with `finish_reason`.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+    finish_reason: FinishReason | None = None
+    stats: RequestStats | None = None
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """A request inside the engine.
+
+    `token_ids` are the known tokens (prompt, then generated). The first `num_computed_tokens` of them have their keys
+    and values in the blocks of `block_table`; the draft model's are there for the first `num_draft_computed_tokens`.
+    Every step brings these counts closer to the number of known tokens, and that is all there is to scheduling.
+    """
+
+    request: GenerationRequest
+    max_tokens: int
+    temperature: float
+    seed: int
+    token_ids: list[int]
+    prediction: PredictionCursor
+    arrived: float = field(default_factory=time.monotonic)
+    block_table: list[int] = field(default_factory=list[int])
+    block_hashes: list[bytes] = field(default_factory=list[bytes])
+    num_computed_tokens: int = 0
+    num_draft_computed_tokens: int = 0
+    num_registered_blocks: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    draft_proposed: int = 0
+    draft_accepted: int = 0
+    first_token_at: float | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        return len(self.token_ids) - len(self.request.prompt_ids)
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Tokens this request may still generate."""
+        return self.max_tokens - self.num_generated_tokens
+
+    def stats(self) -> RequestStats:
+        accepted = self.prediction.num_accepted
+        return RequestStats(
+            prompt_tokens=self.num_prompt_tokens,
+            cached_tokens=self.num_cached_tokens,
+            completion_tokens=self.num_generated_tokens,
+            accepted_prediction_tokens=accepted,
+            rejected_prediction_tokens=len(self.request.draft_ids) - accepted,
+            draft_proposed=self.draft_proposed,
+            draft_accepted=self.draft_accepted,
+            ttft_s=(self.first_token_at or time.monotonic()) - self.arrived,
+        )

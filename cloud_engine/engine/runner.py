@@ -1,0 +1,64 @@
+"""Runs a model once over a ragged batch: any mix of prefill chunks, decodes and drafts, one row per token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...kernels.paged_attention import PagedAttention, QuerySpan
+from ..models.llama import Llama
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive tokens of one sequence, the first at position `start`. Logits are wanted of the last `num_logits`."""
+
+    token_ids: Sequence[int]
+    start: int
+    block_table: Sequence[int]
+    num_logits: int
+
+
+class Runner:
+    """A model with its paged KV cache: (layers, 2, num_blocks, block_size, kv_heads, head_dim)."""
+
+    def __init__(self, model: Llama, num_blocks: int, block_size: int) -> None:
+        self.model = model
+        self._block_size = block_size
+        weight = model.embed_tokens.weight
+        config = model.config
+        shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        self._cache = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
+
+    @torch.inference_mode()
+    def run(self, chunks: Sequence[Chunk]) -> Tensor:
+        """Compute all chunks, store their keys and values, return logits (sum of num_logits, vocab) float32."""
+        device = self._cache.device
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        wanted: list[int] = []
+        for chunk in chunks:
+            end = chunk.start + len(chunk.token_ids)
+            token_ids.extend(chunk.token_ids)
+            positions.extend(range(chunk.start, end))
+            slots.extend(self._slots(chunk.block_table, chunk.start, end))
+            wanted.extend(range(len(token_ids) - chunk.num_logits, len(token_ids)))
+        spans = [QuerySpan(chunk.start, len(chunk.token_ids), chunk.block_table) for chunk in chunks]
+        attention = PagedAttention(self._cache, spans, torch.tensor(slots, device=device))
+        hidden = self.model(torch.tensor(token_ids, device=device), torch.tensor(positions, device=device), attention)
+        return self.model.logits(hidden if len(wanted) == len(token_ids) else hidden[wanted])
+
+    def _slots(self, block_table: Sequence[int], start: int, end: int) -> list[int]:
+        size = self._block_size
+        return [block_table[position // size] * size + position % size for position in range(start, end)]
+
+
+def block_bytes(model: Llama, block_size: int) -> int:
+    """Memory of one KV block over all layers."""
+    config = model.config
+    elements = config.num_layers * 2 * block_size * config.num_kv_heads * config.head_dim
+    return elements * model.embed_tokens.weight.element_size()

@@ -1,0 +1,116 @@
+"""From logits to tokens.
+
+Sampling is Gumbel-max: argmax(logits / temperature + noise) draws from softmax(logits / temperature). The noise of a
+token depends on the request's seed, the token's position and its id, and on nothing else. So a seed gives the same
+tokens whatever else is in the batch, and a draft token can be verified by asking whether it is the very token that
+would have been sampled: the output with a draft is then the output without one, not only equal in distribution.
+"""
+
+# torch leaves `Tensor.tolist` untyped
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .request import TokenLogprob
+
+_WORD = 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """How to sample one row of logits. `position` is the index in the sequence of the token to be sampled."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    position: int
+
+    @property
+    def truncates(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+    """One token per row of `logits` (rows, vocab) float32. Rows at temperature 0 are argmax."""
+    chosen = logits.argmax(dim=-1)
+    random = [index for index, row in enumerate(rows) if row.temperature > 0]
+    if random:
+        drawn = _draw(logits[random], [rows[index] for index in random])
+        chosen[torch.tensor(random, device=logits.device)] = drawn
+    return chosen.tolist()
+
+
+def log_probabilities(logits: Tensor, chosen: Sequence[int], num_top: int) -> list[TokenLogprob]:
+    """Raw log-probability of each row's chosen token and of its `num_top` most likely ones."""
+    logprobs = logits.log_softmax(dim=-1)
+    picked = logprobs.gather(1, torch.tensor(chosen, device=logits.device)[:, None]).flatten().tolist()
+    top = logprobs.topk(min(num_top, logits.shape[-1]), dim=-1)
+    ids, values = top.indices.tolist(), top.values.tolist()
+    return [
+        TokenLogprob(logprob, tuple(zip(row_ids, row_values, strict=True)))
+        for logprob, row_ids, row_values in zip(picked, ids, values, strict=True)
+    ]
+
+
+def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    temperatures = torch.tensor([row.temperature for row in rows], dtype=torch.float64, device=logits.device)
+    scaled = logits.double() / temperatures[:, None]
+    truncated = [index for index, row in enumerate(rows) if row.truncates]
+    if truncated:
+        scaled[truncated] = _truncate(scaled[truncated], [rows[index] for index in truncated])
+    return (scaled + _gumbel(rows, logits.shape[-1], logits.device)).argmax(dim=-1)
+
+
+def _truncate(scaled: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """Set tokens outside top-k, then top-p, then min-p to -inf. The most likely token always stays."""
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=scaled.dtype, device=scaled.device)[:, None]
+
+    ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
+    vocabulary = scaled.shape[-1]
+    rank = torch.arange(vocabulary, device=scaled.device)
+    outside = rank >= column([row.top_k or vocabulary for row in rows])
+    probabilities = ordered.masked_fill(outside, -torch.inf).softmax(dim=-1)
+    mass_before = probabilities.cumsum(dim=-1) - probabilities
+    outside |= mass_before >= column([row.top_p if row.top_p < 1 else 2.0 for row in rows])
+    outside |= probabilities < column([row.min_p for row in rows]) * probabilities[:, :1]
+    outside[:, 0] = False
+    return scaled.masked_fill(torch.zeros_like(outside).scatter(1, order, outside), -torch.inf)
+
+
+def _gumbel(rows: Sequence[SamplingRow], vocabulary: int, device: torch.device) -> Tensor:
+    """Standard Gumbel noise (rows, vocabulary) float64, a pure function of (seed, position, token id)."""
+    keys = [_mix(_mix(row.seed % _WORD) ^ row.position) for row in rows]
+    signed = [key - _WORD if key >= _WORD // 2 else key for key in keys]
+    counters = torch.arange(1, vocabulary + 1, device=device) * -0x61C8864680B583EB  # 2**64 / golden ratio, signed
+    bits = _mix_tensor(torch.tensor(signed, device=device)[:, None] + counters)
+    uniform = (_shift_right(bits, 11).double() + 0.5) * 2.0**-53
+    return -torch.log(-torch.log(uniform))
+
+
+def _mix(word: int) -> int:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014)."""
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % _WORD
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB % _WORD
+    return word ^ (word >> 31)
+
+
+def _mix_tensor(words: Tensor) -> Tensor:
+    """`_mix` on int64 tensors, whose products wrap around."""
+    words = (words ^ _shift_right(words, 30)) * -0x40A7B892E31B1A47
+    words = (words ^ _shift_right(words, 27)) * -0x6B2FB644ECCEEE15
+    return words ^ _shift_right(words, 31)
+
+
+def _shift_right(words: Tensor, bits: int) -> Tensor:
+    """Logical shift; torch's own keeps the sign."""
+    return (words >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,145 @@
+"""Who computes what in the next step.
+
+There is no prefill phase and no decode phase. Each request has known tokens and computed tokens, and every step spends
+a token budget on catching up: a decode is a request that is one token behind, a prefill one that is many behind, a
+chunked prefill one that cannot catch up within one step, and a draft is some tokens that are not known yet.
+
+No torch here: the whole policy can be tested on integers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import chain
+
+from ...protocol.errors import OverloadedError
+from .config import EngineConfig
+from .kv_cache import KVCacheManager
+from .request import RequestState
+
+
+@dataclass(slots=True)
+class ScheduledRequest:
+    """One request's share of a step: known tokens from `start`, then `draft_ids` to verify.
+
+    `num_model_drafts` of them are still to be proposed by the draft model.
+    """
+
+    state: RequestState
+    start: int
+    num_tokens: int
+    draft_ids: list[int] = field(default_factory=list[int])
+    num_model_drafts: int = 0
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether this step reaches the last known token, and therefore yields a new one."""
+        return self.start + self.num_tokens == len(self.state.token_ids)
+
+    @property
+    def num_samples(self) -> int:
+        """Rows to sample: one behind the last known token and one behind each draft token."""
+        return 1 + len(self.draft_ids) if self.is_caught_up else 0
+
+
+class Scheduler:
+    """First come, first served, with preemption by recompute.
+
+    Cannot deadlock: only requests that fit the pool alone are let in (`fits`), running requests take blocks in order of
+    arrival, and one that lacks a block takes it from the latest arrival, in the last resort itself. So the earliest
+    request always moves.
+    """
+
+    def __init__(self, config: EngineConfig, cache: KVCacheManager, *, num_draft_tokens: int = 0) -> None:
+        self._config = config
+        self._cache = cache
+        self._num_draft_tokens = num_draft_tokens
+        self.waiting: deque[RequestState] = deque()
+        self.running: list[RequestState] = []
+        self.num_preemptions = 0
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether a request of this many tokens, prompt and output together, can ever be served by the pool."""
+        return self._cache.blocks_for(num_tokens) <= self._cache.pool.num_blocks
+
+    def add(self, state: RequestState) -> None:
+        """Queue a request. Raises OverloadedError when the queue is full."""
+        if len(self.waiting) >= self._config.max_waiting:
+            raise OverloadedError(f"The queue is full ({self._config.max_waiting} requests waiting): try again later.")
+        self.waiting.append(state)
+
+    def schedule(self) -> list[ScheduledRequest]:
+        """The next step: running requests first, then new ones, then drafts with whatever budget is left."""
+        preemptions = self.num_preemptions
+        batch = self._continue_running()
+        if self.num_preemptions == preemptions:
+            self._admit_waiting(batch)
+        self._grant_drafts(batch)
+        return batch
+
+    def remove(self, state: RequestState) -> None:
+        """Forget a finished or aborted request, wherever it is, and free its blocks."""
+        if state in self.running:
+            self.running.remove(state)
+            self._cache.free(state)
+        else:
+            self.waiting.remove(state)
+
+    def requests(self) -> list[RequestState]:
+        return list(chain(self.running, self.waiting))
+
+    def _continue_running(self) -> list[ScheduledRequest]:
+        batch: list[ScheduledRequest] = []
+        budget = self._config.token_budget
+        index = 0
+        while index < len(self.running):
+            state = self.running[index]
+            if not self._make_room(state):
+                break  # it gave itself up, and it was the last
+            behind = self.running[index + 1 :]
+            num_tokens = min(len(state.token_ids) - state.num_computed_tokens, budget - len(behind))
+            batch.append(ScheduledRequest(state, state.num_computed_tokens, num_tokens))
+            budget -= num_tokens
+            index += 1
+        return batch
+
+    def _make_room(self, state: RequestState) -> bool:
+        """Blocks for all known tokens, at the cost of later arrivals. False: the request itself had to go."""
+        while not self._cache.grow(state, len(state.token_ids)):
+            victim = self.running.pop()
+            self._cache.free(victim)
+            victim.num_preemptions += 1
+            self.num_preemptions += 1
+            self.waiting.appendleft(victim)
+            if victim is state:
+                return False
+        return True
+
+    def _admit_waiting(self, batch: list[ScheduledRequest]) -> None:
+        budget = self._config.token_budget - sum(item.num_tokens for item in batch)
+        while self.waiting and budget > 0 and len(self.running) < self._config.max_batch_size:
+            state = self.waiting[0]
+            if not self._cache.admit(state):
+                break
+            self.running.append(self.waiting.popleft())
+            if state.num_preemptions == 0:
+                state.num_cached_tokens = state.num_computed_tokens
+            num_tokens = min(len(state.token_ids) - state.num_computed_tokens, budget)
+            batch.append(ScheduledRequest(state, state.num_computed_tokens, num_tokens))
+            budget -= num_tokens
+
+    def _grant_drafts(self, batch: list[ScheduledRequest]) -> None:
+        """Drafts use budget and blocks nobody else wants: they never delay or preempt a request."""
+        budget = self._config.token_budget - sum(item.num_tokens for item in batch)
+        for item in batch:
+            limit = min(budget, item.state.num_remaining_tokens - 1)
+            if limit <= 0 or not item.is_caught_up:
+                continue
+            predicted = item.state.prediction.propose(limit)
+            wanted = len(predicted) or min(self._num_draft_tokens, limit)
+            if wanted == 0 or not self._cache.grow(item.state, len(item.state.token_ids) + wanted):
+                continue
+            item.draft_ids = predicted
+            item.num_model_drafts = 0 if predicted else wanted
+            budget -= wanted

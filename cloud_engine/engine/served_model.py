@@ -1,0 +1,44 @@
+"""A model with what serving it needs besides its weights: a name, a tokenizer, and its authors' defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ...protocol.errors import ConfigurationError
+from ...text.tokenizer import Tokenizer
+from ..models.config import default_temperature
+from ..models.llama import Llama
+from ..models.loader import load_model
+from .config import EngineConfig
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """`eos_ids` are the tokens that end an answer; `default_temperature` serves requests that name none."""
+
+    weights: Llama
+    model_id: str = "model"
+    tokenizer: Tokenizer | None = None
+    eos_ids: frozenset[int] = frozenset()
+    default_temperature: float = 1.0
+
+    @classmethod
+    def from_folder(cls, folder: Path, config: EngineConfig) -> ServedModel:
+        """Load a Hugging Face style folder. Raises ModelLoadError naming what is missing, damaged or unsupported."""
+        weights = load_weights(folder, config)
+        tokenizer = Tokenizer.from_folder(folder)
+        if tokenizer.vocab_size > weights.config.vocab_size:
+            raise ConfigurationError(
+                f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model only "
+                f"{weights.config.vocab_size}: these files do not belong together."
+            )
+        return cls(weights, folder.resolve().name, tokenizer, tokenizer.eos_ids, default_temperature(folder))
+
+
+def load_weights(folder: Path, config: EngineConfig) -> Llama:
+    return load_model(folder, dtype=_DTYPES[config.dtype], device=config.device)

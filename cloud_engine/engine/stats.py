@@ -1,0 +1,32 @@
+"""Counters and gauges of an engine, for `/metrics`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Gauges of this moment, and counters. Counters (from `steps` on) only ever grow.
+
+    `kv_slots_wasted`: token slots in allocated blocks that hold nothing yet. `prefix_hit_tokens` of
+    `prefix_query_tokens` prompt tokens were found in the cache.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+    kv_slots_wasted: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    finished_requests: int = 0
+    aborted_requests: int = 0
+    preemptions: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+    draft_proposed: int = 0
+    draft_accepted: int = 0
