@@ -18,17 +18,17 @@ from .questions import Question
 
 if TYPE_CHECKING:
     from ..classifier.policy import Policy
+    from ..classifier.views import PromptView, RunView
     from ..local_engine.engine import LocalEngine, LocalRun
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Gate 3's P(gain) for one local answer, and what token confidence alone would say (higher: more doubtful)."""
+    """Gate 3's P(gain) for one local answer, and the run that it judged."""
 
-    question: Question
     right: bool
     p_gain: float
-    signals: dict[str, float]
+    view: RunView
 
 
 def judge(
@@ -43,30 +43,34 @@ def judge(
 
 
 def gate3_figures(judged: Sequence[Judgement], cloud_right: Sequence[bool]) -> dict[str, Any]:
-    """AUROC for "local is wrong" and for gain, calibration error of P(gain), and the best untrained signal.
+    """AUROC for "local is wrong" and for gain, calibration error of P(gain), and AUROC of each untrained token signal.
 
-    `cloud_right[i]` says whether the cloud alone got the question of `judged[i]` right. None where undefined.
+    `cloud_right[i]` says whether the cloud alone got the question of `judged[i]` right. None where undefined, as
+    with no wrong answer among them.
     """
+    from ..classifier.evaluate import SINGLE_SIGNALS
     from ..classifier.metrics import auroc, ece
 
-    if not judged:
-        return {"n": 0, "auroc": None, "auroc_gain": None, "ece": None, "token_confidence": {}}
     p_gain = np.array([judgement.p_gain for judgement in judged])
-    wrong = np.array([not judgement.right for judgement in judged])
-    gain = wrong & np.array(cloud_right, dtype=bool)
-    names = judged[0].signals
-    untrained = {name: auroc(np.array([judgement.signals[name] for judgement in judged]), wrong) for name in names}
+    wrong = np.array([not judgement.right for judgement in judged], dtype=np.bool_)
+    gain = wrong & np.array(cloud_right, dtype=np.bool_)
+    untrained = {
+        name: _number(auroc(np.array([signal(judgement.view) for judgement in judged]), wrong))
+        for name, signal in SINGLE_SIGNALS.items()
+    }
+    known = {name: value for name, value in untrained.items() if value is not None}
     return {
         "n": len(judged),
         "auroc": _number(auroc(p_gain, wrong)),
         "auroc_gain": _number(auroc(p_gain, gain)),
         "ece": _number(ece(p_gain, gain)),
-        "token_confidence": {name: _number(value) for name, value in untrained.items()},
+        "token_signals": untrained,
+        "best_token_signal": max(known, key=known.__getitem__) if known else None,
     }
 
 
 def _judge_one(engine: LocalEngine, policy: Policy, question: Question) -> Judgement:
-    from ..classifier.features import PromptView
+    from ..classifier.views import PromptView
 
     messages = [Message("user", question.prompt)]
     run = engine.start(messages, SamplingParams())
@@ -74,13 +78,13 @@ def _judge_one(engine: LocalEngine, policy: Policy, question: Question) -> Judge
         for _token in run:
             pass
         view = _view(run, PromptView.of(messages))
-        return Judgement(question, question.grade(run.text), policy.after(view), _doubt(view.logprobs, view.margins))
+        return Judgement(question.grade(run.text), policy.after(view), view)
     finally:
         run.close()
 
 
-def _view(run: LocalRun, prompt: Any) -> Any:
-    from ..classifier.features import RunView
+def _view(run: LocalRun, prompt: PromptView) -> RunView:
+    from ..classifier.views import RunView
 
     signals = np.array([(s.logprob, s.entropy, s.margin) for s in run.signals], dtype=np.float32).reshape(-1, 3)
     return RunView(
@@ -94,14 +98,6 @@ def _view(run: LocalRun, prompt: Any) -> Any:
         answer_hidden=run.answer_hidden,
         finish_reason=run.finish_reason or "stop",
     )
-
-
-def _doubt(logprobs: np.ndarray, margins: np.ndarray) -> dict[str, float]:
-    return {
-        "mean_logprob": -float(logprobs.mean()),
-        "min_logprob": -float(logprobs.min()),
-        "min_margin": -float(margins.min()),
-    }
 
 
 def _number(value: float) -> float | None:

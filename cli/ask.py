@@ -48,7 +48,7 @@ def ask(
     for line in introduction(config):
         note(line)
     running = nullcontext(config) if tier is options.Tier.LOCAL else options.with_cloud(config, note)
-    with running as chosen, OpenAI(updraft=chosen) as client:
+    with running as chosen, OpenAI(config=chosen) as client:
         show = (lambda _text: None) if as_json else (lambda text: typer.echo(text, nl=False))
         answer = stream_answer(client, [{"role": "user", "content": prompt}], tier, show)
     if as_json:

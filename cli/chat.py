@@ -46,7 +46,7 @@ def chat(
     for line in introduction(config):
         _dim(line)
     _dim("starting ...")
-    with options.with_cloud(config, _dim) as running, OpenAI(updraft=running) as client:
+    with options.with_cloud(config, _dim) as running, OpenAI(config=running) as client:
         _dim("/help lists the commands.")
         _converse(Session(client, remembers=config.local != "pocket"))
 

@@ -199,7 +199,7 @@ def _show(console: Console, measured: Measured) -> None:
     routed, draft, gate3 = found["routed"], found["draft"], found["gate3"]
     prices = found["prices_usd_per_million_tokens"]
     saved = routed["saved_usd"] / found["cloud"]["cost_usd"] if found["cloud"]["cost_usd"] else 0.0
-    confidence = max((value for value in gate3["token_confidence"].values() if value is not None), default=None)
+    signal = gate3["best_token_signal"]
     console.print(kinds_table(found["by_kind"], list(rows)))
     console.print(examples_table(examples_of(measured.routed)))
     console.print(accuracy_table(rows, title=f"{found['n']} held-out tasks, target quality {found['quality']:g}"))
@@ -210,8 +210,8 @@ def _show(console: Console, measured: Measured) -> None:
         f"${prices['cloud_output']:g} per million tokens in / out)",
         f"drafts: {draft['accepted']:,} of {draft['proposed']:,} local tokens accepted on escalated requests "
         f"({show(draft['acceptance_rate'], '.0%')})",
-        f"gate 3 on every local answer: AUROC {show(gate3['auroc'], '.3f')} for 'local is wrong' (token confidence alone "
-        f"{show(confidence, '.3f')}), {show(gate3['auroc_gain'], '.3f')} for gain; "
+        f"gate 3 on every local answer: AUROC {show(gate3['auroc'], '.3f')} for 'wrong' (best token signal, "
+        f"{signal}: {show(gate3['token_signals'].get(signal), '.3f')}), {show(gate3['auroc_gain'], '.3f')} for gain; "
         f"calibration error {show(gate3['ece'], '.3f')}",
         f"latency: one question at a time, cloud and routed on {found['latency_sample']} other tasks; everything else "
         f"about these two at {CONCURRENCY} at a time",

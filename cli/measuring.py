@@ -29,7 +29,7 @@ async def _run_legs(
     from .. import AsyncOpenAI
 
     outcomes: dict[str, Outcome] = {}
-    async with AsyncOpenAI(updraft=config) as client:
+    async with AsyncOpenAI(config=config) as client:
         for leg in legs:
             with watch.stage(leg.name, len(leg.questions)) as advance:
                 tally = _Tally(leg, advance, on_reply)
