@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..protocol.errors import UpdraftError
+from ..protocol.errors import MissingDependencyError, UpdraftError
 from .options import SERVE_PORT
 
 PROBE_TIMEOUT_S = 180
@@ -123,12 +123,15 @@ def check_policy() -> Check:
 
 
 def check_settings() -> Check:
-    def look() -> str:
-        from ..router.config import config_path, load_config
+    """The settings file and the environment: readable, and nothing in them that nobody knows."""
 
-        load_config()
-        path = config_path()
-        return str(path) if path.exists() else f"defaults and UPDRAFT_* (no file at {path})"
+    def look() -> str:
+        from ..protocol.settings import config_file
+        from ..router.config import RouterConfig
+
+        RouterConfig.load()
+        path = config_file()
+        return str(path) if path.exists() else f"defaults and UPDRAFT_* (there is no {path})"
 
     return _reported("settings", look, "correct the setting that the message names")
 
@@ -163,6 +166,8 @@ def check_cloud(url: str, key: str | None) -> Check:
 def _reported(name: str, look: Callable[[], str], fix: str) -> Check:
     try:
         return Check(name, "ok", look())
+    except MissingDependencyError as error:
+        return Check(name, "warn", error.message, fix)
     except UpdraftError as error:
         return Check(name, "fail", error.message, fix)
     except (ImportError, OSError, ValueError) as error:

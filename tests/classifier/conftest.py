@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from updraft.classifier.outcomes import Outcome
 from updraft.classifier.train import Trained, TrainOptions, fit
 from updraft.classifier.views import PromptView, RunView
@@ -15,7 +14,7 @@ from updraft.classifier.views import PromptView, RunView
 KINDS = 16
 HIDDEN = 24
 _OPENINGS = ("What is", "Work out", "Pray tell me")
-_WORDS = "apple river stone seven circle market window garden silver paper bridge candle forest mirror".split()
+_WORDS = ["apple", "river", "stone", "seven", "circle", "market", "window", "garden", "silver", "paper", "bridge", "candle", "forest", "mirror"]
 
 
 def population(n: int, seed: int, split: str = "calibration") -> list[Outcome]:

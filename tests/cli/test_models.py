@@ -19,7 +19,7 @@ def test_words_and_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["hf:", "hf:owner/repo", "hf:owner/repo/file.bin", "hf:../../etc/passwd.gguf.txt"])
 def test_a_malformed_hub_name(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="hf:owner/repo/file.gguf"):
+    with pytest.raises(ConfigurationError, match=r"hf:owner/repo/file\.gguf"):
         resolve(name)
 
 
