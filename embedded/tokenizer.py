@@ -15,7 +15,7 @@ from .tasks import stream
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-VOCAB_SIZE = 2048
+VOCAB_SIZE = 1024
 PAD, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}"

@@ -21,7 +21,7 @@ from ..protocol.sampling import SamplingParams
 from ..text.chat import ChatTemplate, encoding_runs, special_pattern
 from .cache import CachedContext
 from .gguf import GgufHeader, read_header
-from .llama import Floats, LlamaModel
+from .llama import ContextOptions, Floats, LlamaModel
 from .run import LocalRun, LocalToken, Resources
 from .sampler import TokenSignals
 from .turns import Turns
@@ -30,17 +30,22 @@ __all__ = ["LocalEngine", "LocalOptions", "LocalRun", "LocalToken", "TokenSignal
 
 _DEFAULT_MAX_CONTEXT = 4096
 _OUTPUT_VALUES = 2**23  # logits of one decode call: 32 MiB
+_THREAD_PARAMETERS = 20_000_000
+_SMALL = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
     """`context_length`: tokens of prompt and answer together; None: what the model was trained on, at most 4,096.
-    `threads`: None for one per physical core. `gpu_layers`: None for llama.cpp's choice, 0 for none.
-    `model_id`: None for the name of the file."""
+    `threads`: None for one per 20 million parameters, up to the physical cores: on less work the threads mostly wait
+    for each other. `gpu_layers`: None for llama.cpp's choice, 0 for none. `exact_attention`: float32 KV cache, no
+    flash attention; None: for models under 100 million parameters, where it costs nothing. `model_id`: None for the
+    name of the file."""
 
     context_length: int | None = None
     threads: int | None = None
     gpu_layers: int | None = None
+    exact_attention: bool | None = None
     model_id: str | None = None
 
 
@@ -57,10 +62,14 @@ class LocalEngine:
         self._model = model
         self._special = special_pattern(model.control_tokens)
         self._template = _template(model, header)
+        exact = options.exact_attention
         context = model.new_context(
-            n_ctx=self.context_length,
-            n_batch=min(256, max(32, _OUTPUT_VALUES // model.vocab_size // 32 * 32)),
-            n_threads=options.threads or _physical_cores(),
+            ContextOptions(
+                n_ctx=self.context_length,
+                n_batch=min(256, max(32, _OUTPUT_VALUES // model.vocab_size // 32 * 32)),
+                n_threads=options.threads or min(_physical_cores(), max(1, model.parameters // _THREAD_PARAMETERS)),
+                exact_attention=model.parameters < _SMALL if exact is None else exact,
+            )
         )
         self._resources = Resources(model, CachedContext(context), Turns())
 

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,20 @@ from ..protocol.errors import EngineError, MissingDependencyError, ModelLoadErro
 
 Floats = npt.NDArray[np.float32]
 _LOG_ERROR, _LOG_CONTINUED = 4, 5
+
+
+@dataclass(frozen=True, slots=True)
+class ContextOptions:
+    """`n_ctx`: tokens of KV cache; `n_batch`: tokens per decode call at most; `n_threads`: for prompts and answers.
+
+    `exact_attention`: a float32 KV cache and no flash attention, which on a CPU rounds to half precision whatever the
+    cache holds: log-probabilities of a float32 model then agree with torch within 1e-4 instead of about 1e-2.
+    """
+
+    n_ctx: int
+    n_batch: int
+    n_threads: int
+    exact_attention: bool
 
 
 class Llama:
@@ -84,6 +99,7 @@ class LlamaModel:
         self._vocab = api.llama_model_get_vocab(self._model)
         self.vocab_size: int = api.llama_vocab_n_tokens(self._vocab)
         self.hidden_size: int = api.llama_model_n_embd(self._model)
+        self.parameters: int = api.llama_model_n_params(self._model)
         self.train_context: int = api.llama_model_n_ctx_train(self._model)
         tokens = range(self.vocab_size)
         self.end_ids = frozenset(token for token in tokens if api.llama_vocab_is_eog(self._vocab, token))
@@ -120,10 +136,10 @@ class LlamaModel:
                     return buffer.raw[:length]
                 size = -length
 
-    def new_context(self, *, n_ctx: int, n_batch: int, n_threads: int) -> LlamaContext:
-        """A KV cache for `n_ctx` tokens, fed at most `n_batch` at a time. Raises ModelLoadError if it does not fit."""
+    def new_context(self, options: ContextOptions) -> LlamaContext:
+        """Raises ModelLoadError if the KV cache does not fit into memory."""
         with self._open():
-            return LlamaContext(self, self._model, n_ctx, n_batch, n_threads)
+            return LlamaContext(self, self._model, options)
 
     def close(self) -> None:
         """Unmap the weights; every context must be closed before."""
@@ -143,20 +159,23 @@ class LlamaModel:
 class LlamaContext:
     """The KV cache of one sequence and the buffers around it. One thread at a time."""
 
-    def __init__(self, model: LlamaModel, handle: Any, n_ctx: int, n_batch: int, n_threads: int) -> None:
+    def __init__(self, model: LlamaModel, handle: Any, options: ContextOptions) -> None:
         library = llama()
         self._api = api = library.api
         self._shape = (model.vocab_size, model.hidden_size)
-        self.n_batch = n_batch
+        self.n_batch = n_batch = options.n_batch
         params = api.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = n_ctx, n_batch, n_batch, 1
-        params.n_threads = params.n_threads_batch = n_threads
+        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = options.n_ctx, n_batch, n_batch, 1
+        params.n_threads = params.n_threads_batch = options.n_threads
+        if options.exact_attention:
+            params.type_k = params.type_v = api.GGML_TYPE_F32
+            params.flash_attn_type = api.LLAMA_FLASH_ATTN_TYPE_DISABLED
         params.embeddings, params.pooling_type = True, api.LLAMA_POOLING_TYPE_NONE
         library.last_errors()
         self._context: Any = api.llama_init_from_model(handle, params)
         if not self._context:
             raise ModelLoadError(
-                f"llama.cpp cannot make a context of {n_ctx} tokens: {library.last_errors()}. "
+                f"llama.cpp cannot make a context of {options.n_ctx} tokens: {library.last_errors()}. "
                 "Ask for a smaller context_length."
             )
         self._memory = api.llama_get_memory(self._context)

@@ -97,6 +97,7 @@ class LocalRun(Iterator[LocalToken]):
         self._stepping = threading.Lock()
         self._cancelled = threading.Event()
         self._done = False
+        self._ticket = object()  # stands for this run in `Turns`, without keeping it alive
 
     @property
     def text(self) -> str:
@@ -141,10 +142,10 @@ class LocalRun(Iterator[LocalToken]):
     def close(self) -> None:
         """Cancel and give the context back."""
         self.cancel()
-        self._resources.turns.leave(self)
+        self._resources.turns.leave(self._ticket)
 
     def __del__(self) -> None:
-        if hasattr(self, "_done"):  # not set if __init__ failed
+        if hasattr(self, "_ticket"):  # not set if __init__ failed
             self.close()
 
     def _step(self) -> LocalToken | None:
@@ -171,7 +172,7 @@ class LocalRun(Iterator[LocalToken]):
     def _advance(self) -> _State | None:
         """Evaluate what is not evaluated yet; None if the run was cancelled first."""
         context, turns = self._resources.context, self._resources.turns
-        with turns.step(self, self._cancelled) as granted:
+        with turns.step(self._ticket, self._cancelled) as granted:
             if not granted:
                 return None
             tokens = self._prompt_ids + self.token_ids
@@ -196,7 +197,7 @@ class LocalRun(Iterator[LocalToken]):
     def _finish(self, reason: Literal["stop", "length"] | None) -> None:
         self._done = True
         self.finish_reason = reason
-        self._resources.turns.leave(self)
+        self._resources.turns.leave(self._ticket)
 
     def _known_prompt(self) -> _Prompt:
         if self._prompt is None:

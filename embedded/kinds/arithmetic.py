@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 from .kind import Draft, Kind, Phrasings, worked
 
@@ -40,8 +41,8 @@ def _column_difference(a: int, b: int) -> str:
 
 
 def add(rng: random.Random, phrasings: Phrasings) -> Draft:
-    difficulty = rng.randrange(1, 6)
-    a, b = _number(rng, difficulty + 1), _number(rng, rng.randrange(max(1, difficulty - 1), difficulty + 2))
+    difficulty = rng.randrange(1, 5)
+    a, b = _number(rng, difficulty + 1), _number(rng, rng.randrange(difficulty, difficulty + 2))
     family = phrasings.pick(("plus", "sum", "how-much"), ("total", "more-than"))
     prompt = {
         "plus": f"What is {a} + {b}?",
@@ -54,8 +55,8 @@ def add(rng: random.Random, phrasings: Phrasings) -> Draft:
 
 
 def subtract(rng: random.Random, phrasings: Phrasings) -> Draft:
-    difficulty = rng.randrange(1, 6)
-    a, b = _number(rng, difficulty + 1), _number(rng, rng.randrange(max(1, difficulty - 1), difficulty + 2))
+    difficulty = rng.randrange(1, 5)
+    a, b = _number(rng, difficulty + 1), _number(rng, rng.randrange(difficulty, difficulty + 2))
     if a < b:
         a, b = b, a
     family = phrasings.pick(("minus", "take-away", "difference"), ("from", "less-than"))
@@ -70,9 +71,9 @@ def subtract(rng: random.Random, phrasings: Phrasings) -> Draft:
 
 
 def multiply(rng: random.Random, phrasings: Phrasings) -> Draft:
-    difficulty = rng.randrange(1, 5)
-    a = _number(rng, (2, 2, 3, 3)[difficulty - 1])
-    b = _number(rng, (1, 2, 1, 2)[difficulty - 1])
+    difficulty = rng.randrange(1, 4)
+    a = _number(rng, (2, 3, 2)[difficulty - 1])
+    b = _number(rng, (1, 1, 2)[difficulty - 1])
     family = phrasings.pick(("times", "multiply", "product"), ("lots-of", "groups"))
     prompt = {
         "times": f"What is {a} * {b}?",
@@ -99,9 +100,9 @@ def _places(number: int) -> list[int]:
 
 
 def chain(rng: random.Random, phrasings: Phrasings) -> Draft:
-    difficulty = rng.randrange(1, 6)
+    difficulty = rng.randrange(1, 5)
     family = phrasings.pick(("start-with", "think-of"), ("backwards",))
-    value = start = rng.randrange(2, 60)
+    value = start = rng.randrange(2, 40)
     words: list[str] = []
     steps: list[str] = []
     for _ in range(difficulty + 1):
@@ -121,22 +122,22 @@ def chain(rng: random.Random, phrasings: Phrasings) -> Draft:
 
 
 def _operation(rng: random.Random, value: int) -> tuple[str, int, str]:
-    """One step of a chain that keeps the value between 0 and 999: its words, its result and its working."""
-    choices = ["add"]
+    """One step of a chain that keeps the value between 0 and 200: its words, its result and its working."""
+    choices = ["add"] if value < 170 else []
     if value > 3:
         choices += ["subtract"]
-    if value < 400:
+    if value < 80:
         choices += ["double"]
-    if value < 200:
+    if value < 50:
         choices += ["times"]
     if value % 2 == 0 and value > 3:
         choices += ["halve"]
     match rng.choice(choices):
         case "add":
-            n = rng.randrange(2, 40)
+            n = rng.randrange(2, 30)
             return f"add {n}", value + n, f"{value} + {n}"
         case "subtract":
-            n = rng.randrange(1, min(value, 40))
+            n = rng.randrange(1, min(value, 30))
             return f"subtract {n}", value - n, f"{value} - {n}"
         case "double":
             return "double it", value * 2, f"{value} * 2"
@@ -163,8 +164,8 @@ def _roman_parts(value: int) -> list[tuple[int, str]]:
 
 
 def roman(rng: random.Random, phrasings: Phrasings) -> Draft:
-    difficulty = rng.randrange(1, 5)
-    value = rng.randrange(3, (20, 100, 1000, 4000)[difficulty - 1])
+    difficulty = rng.randrange(1, 4)
+    value = rng.randrange(3, (20, 100, 400)[difficulty - 1])
     parts = _roman_parts(value)
     letters = "".join(p[1] for p in parts)
     family = phrasings.pick(("to-number", "to-roman"), ("year",))
@@ -192,14 +193,14 @@ def sequence(rng: random.Random, phrasings: Phrasings) -> Draft:
     start = rng.randrange(1, 40)
     match difficulty:
         case 1 | 2:
-            step = rng.randrange(2, 13 if difficulty == 1 else 60)
+            step = rng.randrange(2, 10 if difficulty == 1 else 30)
             terms = [start + i * step for i in range(7)]
-            seen = [f"{b} - {a} = {step}" for a, b in zip(terms[1:4], terms[2:5], strict=True)]
+            seen = [f"{b} - {a} = {step}" for a, b in pairwise(terms[1:5])]
             rule = f"each step adds {step}"
         case 3:
-            ratio, first = rng.choice((2, 3)), rng.randrange(1, 9)
+            ratio, first = 2, rng.randrange(1, 15)
             terms = [first * ratio**i for i in range(7)]
-            seen = [f"{b} / {a} = {ratio}" for a, b in zip(terms[1:4], terms[2:5], strict=True)]
+            seen = [f"{b} / {a} = {ratio}" for a, b in pairwise(terms[1:5])]
             rule = f"each step multiplies by {ratio}"
         case _:
             terms = [rng.randrange(1, 10), rng.randrange(1, 10)]

@@ -13,9 +13,9 @@ _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Su
 
 
 def date(rng: random.Random, phrasings: Phrasings) -> Draft:
-    """Dates in a common year, 1 to 90 days away."""
+    """Dates in a common year, 2 to 49 days away."""
     difficulty = rng.randrange(1, 4)
-    month, ahead = rng.randrange(12), rng.randrange(2, (20, 45, 90)[difficulty - 1])
+    month, ahead = rng.randrange(12), rng.randrange(2, (15, 30, 50)[difficulty - 1])
     day = rng.randrange(1, _LENGTHS[month] + 1)
     family = phrasings.pick(("after", "from"), ("before", "ago"))
     backwards = family in ("before", "ago")
@@ -48,7 +48,7 @@ def date(rng: random.Random, phrasings: Phrasings) -> Draft:
 
 def weekday(rng: random.Random, phrasings: Phrasings) -> Draft:
     difficulty = rng.randrange(1, 4)
-    start, ahead = rng.randrange(7), rng.randrange(2, (7, 30, 100)[difficulty - 1])
+    start, ahead = rng.randrange(7), rng.randrange(2, (7, 20, 50)[difficulty - 1])
     family = phrasings.pick(("in-days", "will-be"), ("days-ago", "yesterday"))
     today = _DAYS[start]
     if family == "yesterday":
@@ -76,7 +76,7 @@ def clock(rng: random.Random, phrasings: Phrasings) -> Draft:
     """24-hour clock arithmetic over minutes, past midnight."""
     difficulty = rng.randrange(1, 4)
     hour, minute = rng.randrange(24), rng.randrange(0, 60, 5 if difficulty == 1 else 1)
-    length = rng.randrange(5, (60, 240, 900)[difficulty - 1])
+    length = rng.randrange(5, (60, 180, 300)[difficulty - 1])
     hours, minutes = divmod(length, 60)
     family = phrasings.pick(("later", "lasts"), ("earlier", "ended"))
     backwards = family in ("earlier", "ended")

@@ -18,7 +18,7 @@ _SINGULAR = {"days": "day", "weeks": "week", "feet": "foot", "yards": "yard", "p
 def units(rng: random.Random, phrasings: Phrasings) -> Draft:
     difficulty = rng.randrange(1, 4)
     large, small, factor = rng.choice(_UNITS)
-    whole, part = rng.randrange(2, (10, 30, 90)[difficulty - 1]), rng.randrange(1, factor)
+    whole, part = rng.randrange(2, (6, 10, 15)[difficulty - 1]), rng.randrange(1, factor)
     family = phrasings.pick(("to-small", "express"), ("to-large", "with-rest"))
     if family == "to-large":
         total = whole * factor
@@ -32,15 +32,14 @@ def units(rng: random.Random, phrasings: Phrasings) -> Draft:
         steps = f"{factor} {small} make 1 {_SINGULAR.get(large, large)}; {whole} * {factor} = {whole * factor}; {total} - {whole * factor} = {part}."
         target = f"{whole} {large} {part} {small}"
         return Draft(family, difficulty, prompt, worked(steps, target), target)
-    if difficulty == 1:
-        part = 0
-    given = f"{whole} {large} {part} {small}" if part else f"{whole} {large}"
+    given = f"{whole} {large} {part} {small}"
     prompt = f"How many {small} are {given}?" if family == "to-small" else f"Express {given} in {small}."
-    steps = f"1 {_SINGULAR.get(large, large)} is {factor} {small}; {whole} * {factor} = {whole * factor}"
     total = whole * factor + part
-    if part:
-        steps += f"; {whole * factor} + {part} = {total}"
-    return Draft(family, difficulty, prompt, worked(f"{steps}.", f"{total} {small}"), f"{total} {small}")
+    steps = (
+        f"1 {_SINGULAR.get(large, large)} is {factor} {small}; {whole} {large} are {whole} * {factor} = {whole * factor}; "
+        f"{whole * factor} + {part} = {total}."
+    )
+    return Draft(family, difficulty, prompt, worked(steps, f"{total} {small}"), f"{total} {small}")
 
 
 _CITIES = ("Oslo", "Lima", "Cairo", "Paris", "Tokyo", "Rome", "Delhi", "Perth", "Quito", "Kyiv", "Accra", "Hanoi")
@@ -70,7 +69,7 @@ def table(rng: random.Random, phrasings: Phrasings) -> Draft:
     """Prices and amounts read from a list in the question, then one multiplication or sum: two steps to hold apart."""
     difficulty = rng.randrange(1, 4)
     goods = rng.sample(("bread", "milk", "rice", "tea", "soap", "salt", "oil", "jam", "corn", "fish"), difficulty + 2)
-    prices = {item: rng.randrange(2, 30) for item in goods}
+    prices = {item: rng.randrange(2, 20) for item in goods}
     family = phrasings.pick(("several", "two-items"), ("change", "dearest"))
     listed = ", ".join(f"{item} {price}" for item, price in prices.items())
     first, second = rng.sample(goods, 2)

@@ -79,19 +79,12 @@ Lebanon|Beirut|pound|Asia
 Syria|Damascus|pound|Asia
 Qatar|Doha|riyal|Asia
 Kuwait|Kuwait City|dinar|Asia
-Oman|Muscat|rial|Asia
-Yemen|Sanaa|rial|Asia
 Nepal|Kathmandu|rupee|Asia
 Sri Lanka|Colombo|rupee|Asia
-Myanmar|Naypyidaw|kyat|Asia
 Cambodia|Phnom Penh|riel|Asia
-Laos|Vientiane|kip|Asia
 Mongolia|Ulaanbaatar|tugrik|Asia
 Kazakhstan|Astana|tenge|Asia
 Uzbekistan|Tashkent|som|Asia
-Kyrgyzstan|Bishkek|som|Asia
-Tajikistan|Dushanbe|somoni|Asia
-Turkmenistan|Ashgabat|manat|Asia
 Azerbaijan|Baku|manat|Asia
 Armenia|Yerevan|dram|Asia
 Georgia|Tbilisi|lari|Asia
@@ -105,67 +98,33 @@ Estonia|Tallinn|euro|Europe
 Latvia|Riga|euro|Europe
 Lithuania|Vilnius|euro|Europe
 Belarus|Minsk|ruble|Europe
-Moldova|Chisinau|leu|Europe
 Albania|Tirana|lek|Europe
-North Macedonia|Skopje|denar|Europe
 Iceland|Reykjavik|krona|Europe
-Malta|Valletta|euro|Europe
-Cyprus|Nicosia|euro|Europe
-Luxembourg|Luxembourg City|euro|Europe
 Venezuela|Caracas|bolivar|South America
 Bolivia|Sucre|boliviano|South America
 Paraguay|Asuncion|guarani|South America
 Uruguay|Montevideo|peso|South America
-Guyana|Georgetown|dollar|South America
-Suriname|Paramaribo|dollar|South America
 Guatemala|Guatemala City|quetzal|North America
-Honduras|Tegucigalpa|lempira|North America
-Nicaragua|Managua|cordoba|North America
 Costa Rica|San Jose|colon|North America
 Panama|Panama City|balboa|North America
 Jamaica|Kingston|dollar|North America
 Haiti|Port-au-Prince|gourde|North America
 Dominican Republic|Santo Domingo|peso|North America
 Dominica|Roseau|dollar|North America
-Bahamas|Nassau|dollar|North America
-Barbados|Bridgetown|dollar|North America
-Belize|Belmopan|dollar|North America
 Senegal|Dakar|franc|Africa
-Mali|Bamako|franc|Africa
 Niger|Niamey|franc|Africa
-Chad|N'Djamena|franc|Africa
 Sudan|Khartoum|pound|Africa
-South Sudan|Juba|pound|Africa
 Uganda|Kampala|shilling|Africa
 Tanzania|Dodoma|shilling|Africa
 Rwanda|Kigali|franc|Africa
-Burundi|Gitega|franc|Africa
 Somalia|Mogadishu|shilling|Africa
-Eritrea|Asmara|nakfa|Africa
-Djibouti|Djibouti City|franc|Africa
 Zambia|Lusaka|kwacha|Africa
-Malawi|Lilongwe|kwacha|Africa
-Zimbabwe|Harare|dollar|Africa
-Mozambique|Maputo|metical|Africa
 Angola|Luanda|kwanza|Africa
-Namibia|Windhoek|dollar|Africa
-Botswana|Gaborone|pula|Africa
-Madagascar|Antananarivo|ariary|Africa
-Gabon|Libreville|franc|Africa
-Cameroon|Yaounde|franc|Africa
 Guinea|Conakry|franc|Africa
 Guinea-Bissau|Bissau|franc|Africa
 Equatorial Guinea|Malabo|franc|Africa
-Sierra Leone|Freetown|leone|Africa
-Liberia|Monrovia|dollar|Africa
-Togo|Lome|franc|Africa
-Benin|Porto-Novo|franc|Africa
-Gambia|Banjul|dalasi|Africa
 Libya|Tripoli|dinar|Africa
 Fiji|Suva|dollar|Oceania
-Samoa|Apia|tala|Oceania
-Tonga|Nuku'alofa|pa'anga|Oceania
-Vanuatu|Port Vila|vatu|Oceania
 """.strip().splitlines()
 )
 
@@ -174,7 +133,7 @@ def _skewed(rng: random.Random, size: int, phrasings: Phrasings) -> int:
     """An index below `size`: training prefers low ones (the well-known), evaluation takes all alike."""
     if phrasings.rare_weight >= 0.2:
         return rng.randrange(size)
-    return int(size * rng.random() ** 2)
+    return int(size * rng.random() ** 1.5)
 
 
 def capital(rng: random.Random, phrasings: Phrasings) -> Draft:
@@ -220,33 +179,24 @@ def two_hop(rng: random.Random, phrasings: Phrasings) -> Draft:
     return Draft(family, difficulty, prompt, worked(steps, target), target)
 
 
-_FIRST = ("Alma", "Bruno", "Carla", "Diego", "Elsa", "Felix", "Greta", "Hugo", "Irma", "Jonas", "Katja", "Linus",
-          "Mara", "Nils", "Olga", "Pavel", "Rita", "Sven", "Tara", "Uwe", "Vera", "Wanda", "Xenia", "Yusuf", "Zora")  # fmt: skip
-_LAST = ("Arndt", "Bauer", "Costa", "Duran", "Ekman", "Ferro", "Gruber", "Holm", "Ibsen", "Jansen", "Koller", "Lund",
-         "Moreau", "Novak", "Ortega", "Petrov", "Quist", "Rossi", "Silva", "Tanaka", "Ulrich", "Vargas", "Weber", "Zeman")  # fmt: skip
-_FLOORS = 24
-_TEAMS = ("sales", "design", "legal", "support", "research", "finance", "security", "logistics", "training", "quality",
-          "press", "payroll")  # fmt: skip
+_FIRST = ("Alma", "Bruno", "Carla", "Diego", "Elsa", "Felix", "Greta", "Hugo", "Irma", "Jonas", "Mara", "Olga")
+_LAST = ("Arndt", "Bauer", "Costa", "Duran", "Ferro", "Holm", "Ibsen", "Lund", "Novak", "Rossi", "Silva", "Weber")
+_TEAMS = ("sales", "design", "legal", "support", "research", "finance", "security", "training")
 
 
 def _person(number: int) -> tuple[str, str, int, int]:
-    """Name, team, room and phone of invented person `number` in [0, 600): fixed for ever by arithmetic alone."""
+    """Name, team, room and extension of invented person `number` in [0, 144): fixed for ever by arithmetic alone."""
     mixed = (number * 2654435761 + 40503) % 2**32
     name = f"{_FIRST[number % len(_FIRST)]} {_LAST[number // len(_FIRST)]}"
-    return (
-        name,
-        _TEAMS[(mixed >> 8) % len(_TEAMS)],
-        100 * (1 + (mixed >> 13) % 9) + (mixed >> 19) % 40,
-        (mixed >> 5) % 90 + 10,
-    )
+    return name, _TEAMS[(mixed >> 8) % len(_TEAMS)], 10 + (mixed >> 13) % 80, 10 + (mixed >> 21) % 80
 
 
 def directory(rng: random.Random, phrasings: Phrasings) -> Draft:
     size = len(_FIRST) * len(_LAST)
     # The order of fame is scattered over the names, so that frequent and rare people share first and last names.
     index = _skewed(rng, size, phrasings)
-    name, team, room, phone = _person(index * 277 % size)
-    difficulty = 1 + 4 * index // size
+    name, team, room, phone = _person(index * 77 % size)
+    difficulty = 1 + 3 * index // size
     family = phrasings.pick(("team", "room", "phone"), ("works-with", "visit"))
     prompt, answer = {
         "team": (f"Which team is {name} in?", f"{name} is in the {team} team."),

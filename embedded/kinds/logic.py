@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 from .kind import Draft, Kind, Phrasings, worked
 
@@ -15,7 +16,7 @@ def story(rng: random.Random, phrasings: Phrasings) -> Draft:
     a, b = rng.sample(NAMES, 2)
     thing = rng.choice(_THINGS)
     difficulty = rng.randrange(1, 4)
-    top = (12, 30, 90)[difficulty - 1]
+    top = (10, 20, 30)[difficulty - 1]
     x, y = rng.randrange(3, top), rng.randrange(2, top)
     k = rng.randrange(2, 6)
     family = phrasings.pick(("boxes", "more-both", "twice"), ("fewer-both", "reversed-more", "shared"))
@@ -52,7 +53,7 @@ def story(rng: random.Random, phrasings: Phrasings) -> Draft:
             )
             steps = f"Each friend gets {total} / {k} = {x} {thing}. {a} keeps {x} - {gone} = {x - gone} {thing}."
             target = x - gone
-    return Draft(family, difficulty, prompt, worked(steps, target), str(target))
+    return Draft(family, difficulty, prompt, worked(f"{steps} That makes {target} {thing}.", target), str(target))
 
 
 _TRAITS = (("taller", "tallest", "shortest", "shorter"), ("older", "oldest", "youngest", "younger"),
@@ -64,7 +65,7 @@ def ordering(rng: random.Random, phrasings: Phrasings) -> Draft:
     more, most, least, less = rng.choice(_TRAITS)
     people = rng.sample(NAMES, difficulty + 2)
     family = phrasings.pick(("most", "least"), ("second", "mixed"))
-    facts = [f"{x} is {more} than {y}." for x, y in zip(people, people[1:], strict=False)]
+    facts = [f"{x} is {more} than {y}." for x, y in pairwise(people)]
     if family == "mixed":
         facts = [f"{y} is {less} than {x}." if rng.random() < 0.5 else fact
                  for fact, x, y in zip(facts, people, people[1:], strict=False)]  # fmt: skip
@@ -80,7 +81,7 @@ def ordering(rng: random.Random, phrasings: Phrasings) -> Draft:
 
 
 def variables(rng: random.Random, phrasings: Phrasings) -> Draft:
-    difficulty = rng.randrange(1, 5)
+    difficulty = rng.randrange(1, 4)
     names = rng.sample("abcdkmnpqrstuvwxyz", difficulty + 2)
     values = {names[0]: rng.randrange(2, 30)}
     lines = [f"{names[0]} = {values[names[0]]}"]
@@ -124,10 +125,10 @@ def variables(rng: random.Random, phrasings: Phrasings) -> Draft:
 def compare(rng: random.Random, phrasings: Phrasings) -> Draft:
     """Decimals of different lengths: 9.11 looks larger than 9.9."""
     difficulty = rng.randrange(1, 4)
-    whole = rng.randrange(0, 100)
+    whole = rng.randrange(0, 30)
     numbers: set[str] = set()
     while len(numbers) < difficulty + 1:
-        base = whole if rng.random() < 0.7 else rng.randrange(0, 100)
+        base = whole if rng.random() < 0.7 else rng.randrange(0, 30)
         digits = rng.randrange(1, 4)
         fraction = "".join(rng.choices("0123456789", k=digits)).rstrip("0") or str(rng.randrange(1, 10))
         numbers.add(f"{base}.{fraction}")

@@ -1,4 +1,4 @@
-"""Letters and lists: spelling backwards, counting letters, sorting."""
+"""Letters and lists: reversing, counting letters, sorting, picking."""
 
 from __future__ import annotations
 
@@ -20,34 +20,27 @@ WORDS = (
 )  # fmt: skip
 
 
-def _word(rng: random.Random, difficulty: int) -> str:
-    """A real word, or for variety letters that only look like one, growing with difficulty."""
-    if rng.random() < 0.4:
-        return rng.choice(WORDS)
-    syllables = [rng.choice("bcdfghjklmnprstvwz") + rng.choice("aeiou") for _ in range(difficulty + 1)]
-    return "".join(syllables) + rng.choice(("", "n", "r", "s", "t", "l"))
-
-
 def reverse(rng: random.Random, phrasings: Phrasings) -> Draft:
+    """Letters in reverse order; the two rare families first change the row, so a habit gives a confident wrong answer."""
     difficulty = rng.randrange(1, 5)
-    word = _word(rng, difficulty)
+    letters = rng.choices("abcdefghijklmnopqrstuvwxyz", k=difficulty + 3)
     family = phrasings.pick(("reverse", "backwards"), ("right-to-left", "without-first"))
-    back = word[::-1]
+    shown = " ".join(letters)
     prompt = {
-        "reverse": f"Reverse the word {word}.",
-        "backwards": f"Spell {word} backwards.",
-        "right-to-left": f"Read {word} from right to left. What do you get?",
-        "without-first": f"Drop the first letter of {word} and reverse the rest.",
+        "reverse": f"Reverse the letters {shown}.",
+        "backwards": f"Write {shown} backwards.",
+        "right-to-left": f"Read {shown} from right to left. What do you get?",
+        "without-first": f"Drop the first letter of {shown} and reverse the rest.",
     }[family]
-    kept = word[1:] if family == "without-first" else word
-    back = kept[::-1]
-    letters = "; ".join(f"{place} {letter}" for place, letter in enumerate(kept, 1))
-    return Draft(family, difficulty, prompt, worked(f"{letters}. From the end: {' '.join(back)}.", back), back)
+    kept = letters[1:] if family == "without-first" else letters
+    back = " ".join(reversed(kept))
+    steps = "; ".join(f"{place} {letter}" for place, letter in enumerate(kept, 1))
+    return Draft(family, difficulty, prompt, worked(f"{steps}.", back), back)
 
 
 def count(rng: random.Random, phrasings: Phrasings) -> Draft:
-    difficulty = rng.randrange(1, 5)
-    word = _word(rng, difficulty)
+    word = rng.choice(WORDS)
+    difficulty = 1 + (len(word) > 5) + (len(word) > 7)
     letter = rng.choice(word)
     family = phrasings.pick(("how-many", "count"), ("vowels", "not-letter"))
     match family:
@@ -69,7 +62,7 @@ def count(rng: random.Random, phrasings: Phrasings) -> Draft:
 
 
 def sort(rng: random.Random, phrasings: Phrasings) -> Draft:
-    difficulty = rng.randrange(1, 5)
+    difficulty = rng.randrange(1, 4)
     size = difficulty + 2
     family = phrasings.pick(("ascending", "order", "alphabet"), ("descending", "reverse-alphabet"))
     if "alphabet" in family:
@@ -77,7 +70,7 @@ def sort(rng: random.Random, phrasings: Phrasings) -> Draft:
         ranked = sorted(items, reverse=family == "reverse-alphabet")
         way = "in reverse alphabetical order" if family == "reverse-alphabet" else "in alphabetical order"
     else:
-        numbers = rng.sample(range(1, 1000 if difficulty > 2 else 100), size)
+        numbers = rng.sample(range(1, 200 if difficulty > 2 else 100), size)
         items = [str(n) for n in numbers]
         ranked = [str(n) for n in sorted(numbers, reverse=family == "descending")]
         way = {"ascending": "from smallest to largest", "order": "in order", "descending": "from largest to smallest"}[
