@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -12,8 +13,11 @@ from .views import Array, RunView
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _WORD = re.compile(r"\w+")
-_STATEMENT = re.compile(r"(?<![\d.)*/×÷+-])(?<![*/×÷+-] )(-?\d+(?:\.\d+)?(?:\s*[-+*/×÷]\s*\d+(?:\.\d+)?)+)\s*=\s*(-?\d+(?:\.\d+)?)")
+_STATEMENT = re.compile(
+    r"(?<![\d.)*/×÷+-])(?<![*/×÷+-] )(-?\d+(?:\.\d+)?(?:\s*[-+*/×÷]\s*\d+(?:\.\d+)?)+)\s*=\s*(-?\d+(?:\.\d+)?)"
+)
 _TERM = re.compile(r"([-+*/×÷]?)\s*(\d+(?:\.\d+)?)")
+_MARK = re.compile(r"\b(?:answer|result|therefore)\b\W*", re.IGNORECASE)
 _REFUSAL = re.compile(r"\b(?:i cannot|i can't|i do not know|i don't know|not sure|unable to|sorry)\b", re.IGNORECASE)
 
 ANSWER_NAMES = (
@@ -108,11 +112,9 @@ def _holds(left: str, right: str) -> bool:
 
 def _split_final(text: str) -> tuple[str, str, bool]:
     """The working, the final result, and whether the answer marks its result ("Answer: 12"); else its last line."""
-    marked = None
-    for marked in re.finditer(r"\b(?:answer|result|therefore)\b\W*", text, re.IGNORECASE):
-        continue
-    if marked is not None:
-        return text[: marked.start()], text[marked.end() :], True
+    marks = list(_MARK.finditer(text))
+    if marks:
+        return text[: marks[-1].start()], text[marks[-1].end() :], True
     working, _, final = text.rstrip().rpartition("\n")
     return working, final, False
 
@@ -135,7 +137,7 @@ def _distinct(items: Sequence[object]) -> float:
 
 def _longest_repeat(words: Sequence[str]) -> int:
     longest = current = 0
-    for before, word in zip(words, words[1:], strict=False):
+    for before, word in pairwise(words):
         current = current + 1 if word == before else 0
         longest = max(longest, current)
     return longest

@@ -20,7 +20,7 @@ _MIN_STEP = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Piecewise-linear and constant outside: `p = low + clip((score - starts) / widths, 0, 1) @ rises`, all (knots-1,)."""
+    """`p = low + clip((score - starts) / widths, 0, 1) @ rises`: linear between knots, constant outside; (knots-1,) each."""
 
     low: float
     starts: Floats
@@ -50,7 +50,10 @@ def fit_curve(scores: Floats, positive: Bools) -> Curve:
 
 
 def fit_platt(scores: Floats, positive: Bools) -> tuple[float, float]:
-    """Slope (at least a small positive one) and offset of the sigmoid with the least log loss, targets smoothed as Platt does."""
+    """Slope and offset of the sigmoid with the least log loss, its targets smoothed as Platt does.
+
+    The slope is kept positive: a useless score gives an almost flat curve, never one that turns the order around.
+    """
     n_positive, n = int(positive.sum()), len(positive)
     target = np.where(positive, (n_positive + 1) / (n_positive + 2), 1 / (n - n_positive + 2))
     centre, scale = float(scores.mean()), float(scores.std()) or 1.0

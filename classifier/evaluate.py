@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from . import features
 from .features import GATES, Gate
 from .metrics import ECE_BINS, Bools, Floats, ReliabilityBin, auroc, bootstrap, ece, reliability
 from .models import GateModel, Rows
 from .outcomes import Outcome
 from .thresholds import CascadeRows, Simulation, Target, simulate
 from .views import Array, RunView
+
+Grouping = Literal["kind", "family"]
 
 MIN_CLASS_ROWS = 5
 TOKEN_CONFIDENCE = "mean_logprob"
@@ -42,7 +46,7 @@ SINGLE_SIGNALS: dict[str, Callable[[RunView], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class GateReport:
-    """One gate on the test rows. Intervals are 95 % bootstrap; `ece` is P(gain) against gain over `ece_bins` equal-mass bins."""
+    """One gate on the test rows. The interval is a 95 % bootstrap; `ece` takes `ece_bins` equal-mass bins of P(gain)."""
 
     auroc_wrong: float
     auroc_wrong_interval: tuple[float, float]
@@ -54,7 +58,7 @@ class GateReport:
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """One kind or family: AUROC for "local is wrong" of gate 3 and of token confidence; NaN with too few of either class."""
+    """One kind or family: AUROC for "local is wrong" of gate 3 and of token confidence; NaN with too few of a class."""
 
     group: str
     rows: int
@@ -76,7 +80,7 @@ class LeaveOutReport:
 
 @dataclass(frozen=True, slots=True)
 class RoutedReport:
-    """The test rows routed at one calibrated target. `quality_interval`: 95 % bootstrap of the routed over the cloud score."""
+    """The test rows routed at one target. `quality` is the routed over the cloud score, with its 95 % bootstrap."""
 
     target: float
     quality: float
@@ -158,16 +162,15 @@ def evaluate(
     )
 
 
-def leave_one_out(
-    model: GateModel, train: Rows, train_groups: Sequence[str], test_x: Array, test: Sequence[Outcome], *, by: str, seed: int
-) -> LeaveOutReport:
-    """Fit the experts of `model` without each group in turn and score the group's test rows.
+def leave_one_out(model: GateModel, train: Rows, test: Sequence[Outcome], by: Grouping, *, seed: int) -> LeaveOutReport:
+    """Fit the experts of gate 3's `model` without each group in turn and score the group's test rows.
 
-    `by` is "kind" or "family"; `train_groups` names the group of each training row. The blend of experts stays as chosen.
+    The blend of experts stays as chosen on the training rows.
     """
     groups = np.array([o.kind if by == "kind" else o.family for o in test])
-    fitted_on = np.array(train_groups)
+    fitted_on = train.kinds if by == "kind" else train.families
     wrong = is_wrong(test)
+    test_x = np.stack([features.after(outcome.view) for outcome in test])
     scores = np.full(len(test), np.nan)
     for group in np.unique(groups):
         rows = groups == group
@@ -247,5 +250,5 @@ def _routed(rows: CascadeRows, target: Target) -> RoutedReport:
     return RoutedReport(target.quality, simulation.quality, bootstrap(quality, len(rows.after)), simulation)
 
 
-def _of(values: Array, reduce: Callable[[Array], float]) -> float:
+def _of(values: Array, reduce: Callable[[Array], Any]) -> float:
     return float(reduce(values)) if len(values) else float("nan")

@@ -1,6 +1,7 @@
-"""Write a fitted gate as one ONNX graph: features in, P(gain) out. skl2onnx converts the trees, the rest is explicit nodes.
+"""Write a fitted gate as one ONNX graph, features in and P(gain) out.
 
-The linear parts and the calibration run in double precision, so that the graph and the Python model agree to about 1e-6.
+skl2onnx converts the trees, the rest is explicit nodes. The linear parts and the calibration run in double precision, so
+that the graph and the Python model agree to about 1e-6.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, checker, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from .models import GateModel, LinearExpert, TreeExpert
+from .optional import load_module
 
 INPUT, OUTPUT = "features", "p_gain"
 OPSET, ML_OPSET = 17, 3
@@ -77,8 +79,12 @@ class _Graph:
         offset = self.node("Sub", score, self.constant("curve_starts", curve.starts[None]))
         part = self.node("Div", offset, self.constant("curve_widths", curve.widths[None]))
         zero, one = self.constant("zero", np.array(0.0)), self.constant("one", np.array(1.0))
-        risen = self.node("MatMul", self.node("Clip", part, zero, one), self.constant("curve_rises", curve.rises[:, None]))
-        return self.node("Clip", self.node("Add", risen, self.constant("curve_low", np.array([[curve.low]]))), zero, one)
+        risen = self.node(
+            "MatMul", self.node("Clip", part, zero, one), self.constant("curve_rises", curve.rises[:, None])
+        )
+        return self.node(
+            "Clip", self.node("Add", risen, self.constant("curve_low", np.array([[curve.low]]))), zero, one
+        )
 
     def finish(self, probability: str, width: int) -> bytes:
         flat = self.node("Reshape", probability, self.constant("flat", np.array([-1], np.int64)))
@@ -91,23 +97,21 @@ class _Graph:
             self._constants,
         )
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", ML_OPSET)]
-        model: ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=8, producer_name="updraft")
-        checker.check_model(model)
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=8, producer_name="updraft")
+        load_module("onnx.checker", "train").check_model(model)
         return model.SerializeToString(deterministic=True)
 
 
 def _tree_node(expert: TreeExpert) -> NodeProto:
     """The ensemble as skl2onnx writes it, its feature numbers turned into columns of the gate's whole vector."""
-    from skl2onnx import to_onnx as convert
-    from skl2onnx.common.data_types import FloatTensorType
-
-    converted = convert(
+    types = load_module("skl2onnx.common.data_types", "train")
+    converted = load_module("skl2onnx", "train").to_onnx(
         expert.model,
-        initial_types=[(INPUT, FloatTensorType([None, len(expert.columns)]))],
+        initial_types=[(INPUT, types.FloatTensorType([None, len(expert.columns)]))],
         options={id(expert.model): {"zipmap": False, "raw_scores": True}},
         target_opset={"": OPSET, "ai.onnx.ml": ML_OPSET},
     )
-    found = [node for node in converted.graph.node if node.op_type == "TreeEnsembleClassifier"]
+    found: list[NodeProto] = [node for node in converted.graph.node if node.op_type == "TreeEnsembleClassifier"]
     if len(found) != 1:
         raise RuntimeError(f"skl2onnx wrote {len(found)} tree ensembles for one model")
     for attribute in found[0].attribute:

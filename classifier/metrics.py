@@ -1,4 +1,4 @@
-"""Measures of a probability: ranking (AUROC), honesty (calibration error, reliability) and bootstrap intervals. Pure numpy."""
+"""Measures of a probability in pure numpy: ranking (AUROC), calibration error, reliability, bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ReliabilityBin:
 
 
 def auroc(scores: NDArray[Any], positive: Bools) -> float:
-    """The chance that a positive row scores above a negative one, ties counting half; NaN where one class is missing."""
+    """The chance that a positive row scores above a negative one, ties counting half; NaN if a class is missing."""
     n_positive = int(positive.sum())
     n_negative = len(positive) - n_positive
     if n_positive == 0 or n_negative == 0:

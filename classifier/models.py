@@ -1,8 +1,8 @@
 """The models behind the gates: a few small experts per gate, blended, then calibrated. scikit-learn at training only.
 
 A classifier that merely recognises the kind of a question is worthless on the next kind. Two things prevent it here:
-- A `within_kind` expert weighs its rows so that in every kind gain and no gain are equally heavy. Recognising the kind then
-  earns nothing; only what separates right from wrong *inside* kinds does.
+- A `within_kind` expert weighs its rows so that in every kind gain and no gain are equally heavy. Recognising the kind
+  then earns nothing; only what separates right from wrong *inside* kinds does.
 - The blend of experts is chosen on rows of kinds the experts have not seen, together with ordinary cross-validation.
 """
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from .calibration import Curve, fit_curve
 from .features import Block, Gate, Layout
 from .metrics import Bools, Floats, auroc
+from .optional import load_module
 from .views import Array
 
 _FOLDS = 5
@@ -65,14 +66,15 @@ EXPERTS: dict[Gate, tuple[ExpertSpec, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Training rows of one gate: `x` (n, width) float32, `gain` (n,) bool, `kinds` (n,) names for grouping only."""
+    """Training rows of one gate: `x` (n, width) float32, `gain` (n,) bool; `kinds` and `families` (n,) only group them."""
 
     x: Array
     gain: Bools
     kinds: NDArray[np.str_]
+    families: NDArray[np.str_]
 
     def take(self, rows: NDArray[Any]) -> Rows:
-        return Rows(self.x[rows], self.gain[rows], self.kinds[rows])
+        return Rows(self.x[rows], self.gain[rows], self.kinds[rows], self.families[rows])
 
 
 class Expert(Protocol):
@@ -94,7 +96,7 @@ class TreeExpert:
 
 @dataclass(frozen=True, slots=True)
 class LinearExpert:
-    """`clip((x - mean) / scale) @ weights + bias` over the named columns; the clip bounds what one odd feature can do."""
+    """`clip((x - mean) / scale) @ weights + bias` over the named columns; the clip bounds what one odd value can do."""
 
     columns: list[int]
     mean: Floats
@@ -128,7 +130,7 @@ class GateModel:
         return np.clip(self.curve(self.score(x)), 0.0, 1.0)
 
     def refit_score(self, train: Rows, x: Array, seed: int) -> Floats:
-        """Scores of `x` by the same blend with its experts fitted on `train` instead: for leave-one-group-out evaluation."""
+        """Scores of `x` by the same blend, its experts fitted on `train` instead: for leave-one-group-out evaluation."""
         scores = [fit_expert(spec, self.layout, train, seed).score(x) for spec in self.specs]
         return _blend(np.stack(scores, axis=1), np.array(self.weights))
 
@@ -150,7 +152,9 @@ def fit_gate(layout: Layout, rows: Rows, seed: int) -> FittedGate:
     """Fit one gate. Raises ValueError if the rows hold fewer than ten of either class."""
     positive = int(rows.gain.sum())
     if min(positive, len(rows.gain) - positive) < _MIN_CLASS_ROWS:
-        raise ValueError(f"a gate needs {_MIN_CLASS_ROWS} rows with and without gain, got {positive} of {len(rows.gain)}")
+        raise ValueError(
+            f"a gate needs {_MIN_CLASS_ROWS} rows with and without gain, got {positive} of {len(rows.gain)}"
+        )
     specs = EXPERTS[layout.gate]
     seen = cross_fit(specs, layout, rows, _random_folds(rows.gain, seed), seed)
     unseen = cross_fit(specs, layout, rows, _kind_folds(rows.kinds, seed), seed)
@@ -175,14 +179,15 @@ def fit_gate(layout: Layout, rows: Rows, seed: int) -> FittedGate:
 
 
 def fit_expert(spec: ExpertSpec, layout: Layout, rows: Rows, seed: int) -> Expert:
-    columns = layout.columns(*spec.blocks)
     weights = _within_kind_weights(rows) if spec.within_kind else np.ones(len(rows.gain))
-    x = rows.x[:, columns]
-    if spec.form == "linear":
-        return _fit_linear(spec, layout, columns, x.astype(np.float64), rows.gain, weights)
-    from sklearn.ensemble import GradientBoostingClassifier
+    used = weights > 0
+    if spec.form == "trees":
+        return _fit_trees(layout.columns(*spec.blocks), rows.take(used), weights[used], seed)
+    return _fit_linear(spec, layout, rows.take(used), weights[used])
 
-    model = GradientBoostingClassifier(
+
+def _fit_trees(columns: list[int], rows: Rows, weights: Floats, seed: int) -> TreeExpert:
+    model = load_module("sklearn.ensemble", "train").GradientBoostingClassifier(
         n_estimators=150,
         learning_rate=0.07,
         max_depth=4,
@@ -191,14 +196,32 @@ def fit_expert(spec: ExpertSpec, layout: Layout, rows: Rows, seed: int) -> Exper
         max_features="sqrt",
         random_state=seed,
     )
-    used = weights > 0
-    model.fit(x[used], rows.gain[used], sample_weight=weights[used])
-    return TreeExpert(columns, model)
+    return TreeExpert(columns, model.fit(rows.x[:, columns], rows.gain, sample_weight=weights))
 
 
-def cross_fit(
-    specs: Sequence[ExpertSpec], layout: Layout, rows: Rows, folds: NDArray[np.int64], seed: int
-) -> Floats:
+def _fit_linear(spec: ExpertSpec, layout: Layout, rows: Rows, weights: Floats) -> LinearExpert:
+    columns = layout.columns(*spec.blocks)
+    x = rows.x[:, columns].astype(np.float64)
+    mean, scale = x.mean(axis=0), _scales(x, spec, layout)
+    standard = np.clip((x - mean) / scale, -_CLIP, _CLIP)
+    model = load_module("sklearn.linear_model", "train").LogisticRegression(C=spec.strength, max_iter=300, tol=1e-3)
+    model.fit(standard, rows.gain, sample_weight=weights)
+    return LinearExpert(columns, mean, scale, np.asarray(model.coef_[0], np.float64), float(model.intercept_[0]))
+
+
+def _scales(x: Floats, spec: ExpertSpec, layout: Layout) -> Floats:
+    """The spread of each column; hashed and hidden blocks share one, as dividing by their own blows rare columns up."""
+    scale = np.maximum(x.std(axis=0), 1e-3)
+    start = 0
+    for block in spec.blocks:
+        part = slice(start, start + (layout.width_of(block) if block in layout.blocks else 0))
+        if block in ("ngrams", "prompt_hidden", "answer_hidden") and part.stop > part.start:
+            scale[part] = float(np.sqrt((scale[part] ** 2).mean()))
+        start = part.stop
+    return scale
+
+
+def cross_fit(specs: Sequence[ExpertSpec], layout: Layout, rows: Rows, folds: NDArray[np.int64], seed: int) -> Floats:
     """(n, len(specs)) scores of each row by experts fitted without the row's fold."""
     scores = np.zeros((len(rows.gain), len(specs)))
     for fold in np.unique(folds):
@@ -209,31 +232,8 @@ def cross_fit(
     return scores
 
 
-def _fit_linear(
-    spec: ExpertSpec, layout: Layout, columns: list[int], x: Floats, gain: Bools, weights: Floats
-) -> LinearExpert:
-    from sklearn.linear_model import LogisticRegression
-
-    mean, scale = x.mean(axis=0), np.maximum(x.std(axis=0), 1e-3)
-    # Hashed and hidden columns share one scale per block: dividing each by its own would blow rare ones up.
-    start = 0
-    for block in (block for block in layout.blocks if block in spec.blocks):
-        part = slice(start, start + layout.width_of(block))
-        if block in ("ngrams", "prompt_hidden", "answer_hidden") and part.stop > part.start:
-            scale[part] = float(np.sqrt((scale[part] ** 2).mean()))
-        start = part.stop
-    expert = LinearExpert(columns, mean, scale, np.zeros(len(columns)), 0.0)
-    standard = np.clip((x - mean) / scale, -_CLIP, _CLIP)
-    used = weights > 0
-    model = LogisticRegression(C=spec.strength, max_iter=300, tol=1e-3)
-    model.fit(standard[used], gain[used], sample_weight=weights[used])
-    return LinearExpert(
-        expert.columns, mean, scale, np.asarray(model.coef_[0], np.float64), float(model.intercept_[0])
-    )
-
-
 def _within_kind_weights(rows: Rows) -> Floats:
-    """Weights of mean one under which gain and no gain weigh the same in every kind; a kind of one class weighs nothing.
+    """Weights of mean one under which gain and no gain weigh the same in every kind; a one-class kind weighs nothing.
 
     Falls back to equal weights if no kind has both classes.
     """
@@ -248,22 +248,22 @@ def _within_kind_weights(rows: Rows) -> Floats:
 
 
 def _choose_blend(seen: Floats, unseen: Floats, rows: Rows) -> Floats:
-    """The convex weights (in quarters) best on seen and unseen kinds alike; the fewest experts within a small tolerance."""
+    """The convex weights (in quarters) best on seen and unseen kinds; the fewest experts within a small tolerance."""
     grid = [
         np.array(parts) / _BLEND_STEPS
         for parts in itertools.product(range(_BLEND_STEPS + 1), repeat=seen.shape[1])
         if sum(parts) == _BLEND_STEPS
     ]
-    worth = [
-        auroc(_blend(seen, weights), rows.gain) + _median_auroc(_blend(unseen, weights), rows) for weights in grid
-    ]
+    worth = [auroc(_blend(seen, weights), rows.gain) + _median_auroc(_blend(unseen, weights), rows) for weights in grid]
     enough = max(worth) - 2 * _BLEND_TOLERANCE
-    candidates = [(int((w > 0).sum()), -value, i) for i, (w, value) in enumerate(zip(grid, worth, strict=True)) if value >= enough]
+    candidates = [
+        (int((w > 0).sum()), -value, i) for i, (w, value) in enumerate(zip(grid, worth, strict=True)) if value >= enough
+    ]
     return grid[min(candidates)[2]]
 
 
 def _median_auroc(scores: Floats, rows: Rows) -> float:
-    """The median over kinds of the AUROC inside the kind; the plain AUROC if no kind has enough rows of both classes."""
+    """The median over kinds of the AUROC inside the kind; the plain AUROC if no kind has enough rows of each class."""
     values: list[float] = []
     for kind in np.unique(rows.kinds):
         inside = rows.kinds == kind

@@ -89,7 +89,9 @@ def load(path: Path) -> list[Outcome]:
     except FileNotFoundError as error:
         raise ConfigurationError(f"There is no outcome file at {path}: collect outcomes first.") from error
     except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
-        raise ConfigurationError(f"{path} is not an outcome file, or is damaged ({error}): collect it again.") from error
+        raise ConfigurationError(
+            f"{path} is not an outcome file, or is damaged ({error}): collect it again."
+        ) from error
 
 
 def _put(arrays: dict[str, NDArray[Any]], name: str, rows: list[NDArray[Any]], dtype: type) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..protocol.errors import ConfigurationError, MissingDependencyError
+from ..protocol.errors import ConfigurationError
 from . import features
 from .features import FEATURE_VERSION, GATES, Gate, Layout
+from .optional import load_module
 from .thresholds import Target, Thresholds
 from .views import Array, PromptView, RunView
 
@@ -132,16 +133,13 @@ def _read_card(path: Path) -> PolicyCard:
 
 
 def _open_graph(path: Path, gate: Gate, card: PolicyCard) -> Any:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise MissingDependencyError(
-            "The classifier needs onnxruntime: pip install 'updraft-llm[edge]'."
-        ) from error
+    onnxruntime = load_module("onnxruntime", "edge")
     try:
         graph = path.read_bytes()
     except OSError as error:
-        raise ConfigurationError(f"The policy at {path.parent} lacks {path.name}: install or train it again.") from error
+        raise ConfigurationError(
+            f"The policy at {path.parent} lacks {path.name}: install or train it again."
+        ) from error
     if sha256(graph) != card.files.get(gate):
         raise ConfigurationError(
             f"{path} is not the file its {CARD_NAME} describes (damaged or replaced): install or train the policy again."

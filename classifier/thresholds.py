@@ -152,7 +152,9 @@ def _path(rows: CascadeRows) -> list[Thresholds]:
     for level in levels:
         kept = rows.after <= level
         path.append(
-            Thresholds(_least_wasteful(rows.before, kept, budget), _least_wasteful(rows.during, kept, budget), float(level))
+            Thresholds(
+                _least_wasteful(rows.before, kept, budget), _least_wasteful(rows.during, kept, budget), float(level)
+            )
         )
     return path
 

@@ -15,10 +15,11 @@ import numpy as np
 
 from ..protocol.errors import ConfigurationError, UpdraftError
 from . import features
-from .evaluate import LeaveOutReport, Report, cascade_rows, evaluate, leave_one_out
+from .evaluate import Grouping, Report, cascade_rows, evaluate, leave_one_out
 from .features import FEATURE_VERSION, GATES, Gate, Layout
 from .metrics import Floats
 from .models import FittedGate, Rows, fit_gate
+from .optional import load_module
 from .outcomes import Outcome, load
 from .policy import CARD_NAME, FORMAT_VERSION, PolicyCard, TrainedOn, sha256
 from .thresholds import CONFIDENCE, TARGETS, choose_thresholds
@@ -31,7 +32,7 @@ EXPORT_TOLERANCE = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """`local_model` and `cloud_model` name the pair; `date` is recorded as given; the same seed gives the same files."""
+    """`local_model` and `cloud_model` name the pair; `date` is recorded as given; one seed always gives the same files."""
 
     local_model: str = "pocket-small"
     cloud_model: str = "pocket-large"
@@ -76,10 +77,8 @@ def fit(records: Sequence[Outcome], out: Path, options: TrainOptions | None = No
         graph = _exported(gates[gate], rows[gate].x)
         (out / f"{gate}.onnx").write_bytes(graph)
         files[gate] = sha256(graph)
-    crossed = {gate: gates[gate].probability for gate in GATES}
-    targets = choose_thresholds(
-        cascade_rows(crossed, records), options.targets, confidence=options.confidence
-    )
+    crossed: dict[Gate, Floats] = {gate: gates[gate].probability for gate in GATES}
+    targets = choose_thresholds(cascade_rows(crossed, records), options.targets, confidence=options.confidence)
     card = PolicyCard(
         format_version=FORMAT_VERSION,
         feature_version=FEATURE_VERSION,
@@ -102,17 +101,11 @@ def fit(records: Sequence[Outcome], out: Path, options: TrainOptions | None = No
     return Trained(card, gates, rows)
 
 
-def measure(
-    trained: Trained, records: Sequence[Outcome], test: Sequence[Outcome], leave_out: Sequence[str] = ("kind", "family")
-) -> Report:
-    """Evaluate on `test`; for each of `leave_out` ("kind", "family") also with every such group left out of training."""
+def measure(trained: Trained, test: Sequence[Outcome], leave_out: Sequence[Grouping] = ("kind", "family")) -> Report:
+    """Evaluate on `test`; for each entry of `leave_out` also with every such group left out of training."""
     seed = trained.card.trained_on.seed
     gate3 = trained.gates["gate3"].model
-    test_x = rows_of("gate3", test, trained.card.gate2_tokens).x
-    lefts: list[LeaveOutReport] = []
-    for by in leave_out:
-        groups = [record.kind if by == "kind" else record.family for record in records]
-        lefts.append(leave_one_out(gate3, trained.rows["gate3"], groups, test_x, test, by=by, seed=seed))
+    lefts = [leave_one_out(gate3, trained.rows["gate3"], test, by, seed=seed) for by in leave_out]
     return evaluate(trained.probabilities(test), test, trained.card.thresholds, lefts)
 
 
@@ -124,7 +117,8 @@ def rows_of(gate: Gate, outcomes: Sequence[Outcome], gate2_tokens: int) -> Rows:
         "gate3": lambda o: features.after(o.view),
     }
     x = np.stack([featurise[gate](outcome) for outcome in outcomes])
-    return Rows(x, np.array([o.gain for o in outcomes], np.bool_), np.array([o.kind for o in outcomes]))
+    gain = np.array([o.gain for o in outcomes], np.bool_)
+    return Rows(x, gain, np.array([o.kind for o in outcomes]), np.array([o.family for o in outcomes]))
 
 
 def _hidden_size(records: Sequence[Outcome]) -> int:
@@ -139,12 +133,11 @@ def _hidden_size(records: Sequence[Outcome]) -> int:
 
 def _exported(fitted: FittedGate, x: Array) -> bytes:
     """The graph of a gate, checked against the Python model on every row of `x`."""
-    import onnxruntime
-
+    load_module("onnx", "train")
     from .export import INPUT, to_onnx
 
     graph = to_onnx(fitted.model)
-    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    session = load_module("onnxruntime", "edge").InferenceSession(graph, providers=["CPUExecutionProvider"])
     gap = float(np.abs(session.run(None, {INPUT: x})[0] - fitted.model.probability(x)).max())
     if gap > EXPORT_TOLERANCE:
         raise RuntimeError(f"the exported {fitted.model.layout.gate} differs from its Python model by {gap:.1e}")
@@ -180,7 +173,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gate2-tokens", type=int, default=8, help="tokens gate 2 waits for (default: %(default)s)")
     parser.add_argument(
-        "--leave-out", nargs="*", choices=("kind", "family"), default=["kind", "family"], help="groupings to leave out in turn"
+        "--leave-out",
+        nargs="*",
+        choices=("kind", "family"),
+        default=["kind", "family"],
+        help="groupings to leave out in turn",
     )
     given = parser.parse_args(arguments)
     options = TrainOptions(given.local, given.cloud, given.date, given.seed, given.gate2_tokens)
@@ -203,7 +200,7 @@ def _run(given: argparse.Namespace, options: TrainOptions) -> None:
     show_card(trained.card)
     figures: dict[str, object] = {"config": options, "metrics": trained.card.metrics}
     if test:
-        report = measure(trained, records, test, given.leave_out)
+        report = measure(trained, test, given.leave_out)
         card = replace(trained.card, metrics=trained.card.metrics | report.flat())
         _write_card(card, given.out)
         show_report(report)

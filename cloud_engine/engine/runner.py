@@ -28,6 +28,7 @@ class Runner:
     def __init__(self, model: Llama, num_blocks: int, block_size: int) -> None:
         self.model = model
         self._block_size = block_size
+        self._shared = model.config.num_heads // model.config.num_kv_heads
         weight = model.embed_tokens.weight
         config = model.config
         shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
@@ -48,7 +49,7 @@ class Runner:
             slots.extend(self._slots(chunk.block_table, chunk.start, end))
             wanted.extend(range(len(token_ids) - chunk.num_logits, len(token_ids)))
         spans = [QuerySpan(chunk.start, len(chunk.token_ids), chunk.block_table) for chunk in chunks]
-        attention = PagedAttention(self._cache, spans, torch.tensor(slots, device=device))
+        attention = PagedAttention(self._cache, spans, torch.tensor(slots, device=device), self._shared)
         hidden = self.model(torch.tensor(token_ids, device=device), torch.tensor(positions, device=device), attention)
         return self.model.logits(hidden if len(wanted) == len(token_ids) else hidden[wanted])
 

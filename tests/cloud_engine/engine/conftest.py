@@ -1,0 +1,133 @@
+"""Random-weight models small enough for a test, and one way to run requests to their end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from updraft.cloud_engine.engine.config import EngineConfig
+from updraft.cloud_engine.engine.engine import Engine
+from updraft.cloud_engine.engine.request import GenerationRequest, RequestStats, TokenLogprob, TokenOutput
+from updraft.cloud_engine.engine.served_model import ServedModel
+from updraft.cloud_engine.models.config import ModelConfig
+from updraft.cloud_engine.models.llama import Llama
+from updraft.protocol.sampling import SamplingParams
+
+torch.set_num_threads(1)
+
+VOCABULARY = 97
+
+
+@dataclass
+class Result:
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+    stats: RequestStats | None = None
+
+    def extend(self, output: TokenOutput) -> None:
+        self.token_ids += output.token_ids
+        self.logprobs += output.logprobs
+        self.finish_reason, self.stats = output.finish_reason, output.stats
+
+
+def random_llama(seed: int) -> Llama:
+    torch.manual_seed(seed)
+    model = Llama(
+        ModelConfig(
+            architecture="LlamaForCausalLM",
+            vocab_size=VOCABULARY,
+            hidden_size=48,
+            intermediate_size=64,
+            num_layers=2,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=12,
+            context_length=192,
+            rms_norm_eps=1e-5,
+            rope_theta=10000.0,
+            tie_word_embeddings=False,
+        )
+    )
+    for parameter in model.requires_grad_(False).eval().parameters():
+        torch.nn.init.normal_(parameter, std=0.2) if parameter.dim() > 1 else torch.nn.init.ones_(parameter)
+    return model
+
+
+def perturbed(model: Llama, amount: float) -> Llama:
+    """A copy that agrees with `model` on some tokens: a draft with partial acceptance."""
+    generator = torch.Generator().manual_seed(1)
+    twin = Llama(model.config).requires_grad_(False).eval()
+    twin.load_state_dict(model.state_dict())
+    for parameter in twin.parameters():
+        parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=amount * float(parameter.std()))
+    return twin
+
+
+@pytest.fixture(scope="session")
+def target() -> Llama:
+    return random_llama(0)
+
+
+@pytest.fixture(scope="session")
+def draft(target: Llama) -> Llama:
+    return perturbed(target, 0.1)
+
+
+@pytest.fixture(scope="session")
+def make_engine(target: Llama) -> Callable[..., Engine]:
+    def make(*, draft: Llama | None = None, eos: Sequence[int] = (), **config: Any) -> Engine:
+        return Engine(ServedModel(target, eos_ids=frozenset(eos)), EngineConfig(**config), draft=draft)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_prompts() -> Callable[..., list[list[int]]]:
+    """Prompts of mixed lengths: shorter than a block, on its border, across several."""
+
+    def make(count: int, seed: int = 0) -> list[list[int]]:
+        generator = torch.Generator().manual_seed(seed)
+        lengths = [3, 16, 17, 1, 32, 45, 8, 15, 70, 5, 33, 20, 64, 2, 11, 50]
+        return [
+            torch.randint(0, VOCABULARY, (lengths[i % len(lengths)],), generator=generator).tolist()
+            for i in range(count)
+        ]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def run() -> Callable[[Engine, Sequence[GenerationRequest]], list[Result]]:
+    """Add all requests, step to the end, check that nothing leaked."""
+
+    def run_all(engine: Engine, requests: Sequence[GenerationRequest]) -> list[Result]:
+        results = {request.request_id: Result() for request in requests}
+        for request in requests:
+            engine.add_request(request)
+        while engine.has_work:
+            for output in engine.step():
+                results[output.request_id].extend(output)
+        assert engine.stats().kv_blocks_used == 0
+        return list(results.values())
+
+    return run_all
+
+
+@pytest.fixture(scope="session")
+def ask() -> Callable[..., list[GenerationRequest]]:
+    """Requests for prompts, greedy unless told otherwise."""
+
+    def build(
+        prompts: Sequence[list[int]], *, max_tokens: int = 24, drafts: Sequence[list[int]] = (), **params: Any
+    ) -> list[GenerationRequest]:
+        sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, **params})
+        return [
+            GenerationRequest(f"r{i}", prompt, sampling, drafts[i] if drafts else [])
+            for i, prompt in enumerate(prompts)
+        ]
+
+    return build

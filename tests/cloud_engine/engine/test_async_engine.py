@@ -1,0 +1,156 @@
+"""The asyncio face: concurrent streams, aborts by closing or cancelling, and failures that everybody hears of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from updraft.cloud_engine.engine.async_engine import AsyncEngine
+from updraft.cloud_engine.engine.engine import Engine
+from updraft.cloud_engine.engine.request import GenerationRequest
+from updraft.protocol.errors import ContextLengthError, EngineError, InvalidRequestError, OverloadedError
+from updraft.protocol.sampling import SamplingParams
+
+
+def with_engine(engine: Engine, scenario: Callable[[AsyncEngine], Awaitable[None]]) -> None:
+    async def main() -> None:
+        served = AsyncEngine(engine)
+        await served.start()
+        try:
+            await asyncio.wait_for(scenario(served), 60)
+        finally:
+            await served.close()
+        assert not served.healthy
+
+    asyncio.run(main())
+
+
+async def collect(engine: AsyncEngine, request: GenerationRequest) -> list[int]:
+    return [token async for output in engine.generate(request) for token in output.token_ids]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - the engine's counters are no events
+            await asyncio.sleep(0.002)
+
+
+def endless(name: str, prompt: int = 1) -> GenerationRequest:
+    return GenerationRequest(name, [prompt, 2], SamplingParams(temperature=0.0, max_tokens=190))
+
+
+def test_concurrent_requests_get_their_own_answers(make_engine, make_prompts, ask, run):
+    requests = ask(make_prompts(12))
+    expected = [result.token_ids for result in run(make_engine(), requests)]
+
+    async def scenario(engine: AsyncEngine) -> None:
+        assert engine.healthy
+        assert await asyncio.gather(*(collect(engine, request) for request in requests)) == expected
+        assert engine.stats().finished_requests == 12
+
+    with_engine(make_engine(max_batch_size=4), scenario)
+
+
+def test_closing_the_iterator_aborts(make_engine):
+    async def scenario(engine: AsyncEngine) -> None:
+        stream = engine.generate(endless("a"))
+        await anext(stream)
+        assert engine.stats().running == 1
+        await stream.aclose()
+        await until(lambda: engine.stats().aborted_requests == 1)
+        assert engine.stats().kv_blocks_used == 0
+
+    with_engine(make_engine(), scenario)
+
+
+def test_cancelling_the_task_aborts_running_and_queued_requests(make_engine):
+    async def scenario(engine: AsyncEngine) -> None:
+        tasks = [asyncio.create_task(collect(engine, endless(str(i)))) for i in range(3)]
+        await until(lambda: engine.stats().waiting == 2)
+        for task in tasks[::-1]:
+            task.cancel()
+        assert all(isinstance(r, asyncio.CancelledError) for r in await asyncio.gather(*tasks, return_exceptions=True))
+        await until(lambda: engine.stats().running + engine.stats().waiting + engine.stats().kv_blocks_used == 0)
+        assert len(await collect(engine, endless("next"))) == 190
+
+    with_engine(make_engine(max_batch_size=1), scenario)
+
+
+def test_a_bad_request_fails_alone(make_engine):
+    async def scenario(engine: AsyncEngine) -> None:
+        good = asyncio.create_task(collect(engine, endless("good")))
+        with pytest.raises(ContextLengthError):
+            await collect(engine, GenerationRequest("long", [1] * 192))
+        with pytest.raises(InvalidRequestError):
+            await collect(engine, GenerationRequest("empty", []))
+        assert len(await good) == 190
+        assert engine.healthy
+
+    with_engine(make_engine(), scenario)
+
+
+def test_a_full_queue_refuses(make_engine):
+    async def scenario(engine: AsyncEngine) -> None:
+        tasks = [asyncio.create_task(collect(engine, endless(str(i)))) for i in range(6)]
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert sum(isinstance(result, OverloadedError) for result in results) >= 1
+        assert sum(isinstance(result, list) for result in results) >= 2
+        assert all(isinstance(result, list | OverloadedError) for result in results)
+
+    with_engine(make_engine(max_batch_size=1, max_waiting=2), scenario)
+
+
+def test_a_request_id_in_use_is_refused(make_engine):
+    async def scenario(engine: AsyncEngine) -> None:
+        first = engine.generate(endless("same"))
+        await anext(first)
+        with pytest.raises(InvalidRequestError, match="in use"):
+            await collect(engine, endless("same"))
+        await first.aclose()
+
+    with_engine(make_engine(), scenario)
+
+
+def test_engine_failure_reaches_every_request_with_its_cause(make_engine, monkeypatch):
+    engine = make_engine(max_batch_size=2)
+    healthy_step, steps = engine.step, iter(range(100))
+
+    def failing_step():
+        if next(steps) == 3:
+            raise RuntimeError("the memory is on fire")
+        return healthy_step()
+
+    monkeypatch.setattr(engine, "step", failing_step)
+
+    async def scenario(served: AsyncEngine) -> None:
+        results = await asyncio.gather(
+            *(collect(served, endless(str(i))) for i in range(4)), return_exceptions=True
+        )  # two running, two waiting
+        for result in results:
+            assert isinstance(result, EngineError)
+            assert "RuntimeError: the memory is on fire" in result.message
+            assert isinstance(result.__cause__, RuntimeError)
+        assert not served.healthy
+        assert served.error == "RuntimeError: the memory is on fire"
+        with pytest.raises(EngineError, match="on fire"):
+            await collect(served, endless("later"))
+
+    with_engine(engine, scenario)
+
+
+def test_close_ends_requests_in_flight(make_engine):
+    async def main() -> None:
+        engine = AsyncEngine(make_engine())
+        with pytest.raises(OverloadedError):
+            await collect(engine, endless("too early"))
+        await engine.start()
+        stream = engine.generate(endless("a"))
+        await anext(stream)
+        await engine.close()
+        with pytest.raises(OverloadedError, match="shutting down"):
+            async for _ in stream:
+                pass
+        await engine.close()
+
+    asyncio.run(main())

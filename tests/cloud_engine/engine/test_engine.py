@@ -1,0 +1,237 @@
+"""The engine's promise: whatever is batched, chunked, cached, preempted or aborted, each request gets its answer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from updraft.cloud_engine.engine.config import EngineConfig
+from updraft.cloud_engine.engine.request import GenerationRequest
+from updraft.cloud_engine.engine.runner import Chunk, Runner
+from updraft.protocol.errors import (
+    ConfigurationError,
+    ContextLengthError,
+    InvalidRequestError,
+    OverloadedError,
+)
+from updraft.protocol.sampling import SamplingParams
+
+
+@pytest.fixture(scope="module")
+def greedy(target, make_prompts):
+    """What plain recomputation of the whole sequence says, token by token: no cache, no batch."""
+
+    def generate(prompt: list[int], count: int) -> list[int]:
+        tokens = list(prompt)
+        for _ in range(count):
+            runner = Runner(target, 12, 16)
+            tokens.append(int(runner.run([Chunk(tokens, 0, range(12), 1)]).argmax()))
+        return tokens[len(prompt) :]
+
+    prompts = make_prompts(16)
+    return [generate(prompt, 24) for prompt in prompts]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"max_batch_size": 1},
+        {"max_batch_size": 4, "token_budget": 7},
+        {"block_size": 4, "token_budget": 16},
+        {"num_blocks": 12},
+        {"prefix_caching": False, "block_size": 64},
+    ],
+    ids=str,
+)
+def test_greedy_output_is_the_same_under_every_configuration(config, greedy, make_engine, make_prompts, ask, run):
+    results = run(make_engine(**config), ask(make_prompts(16)))
+    assert [result.token_ids for result in results] == greedy
+    assert {result.finish_reason for result in results} == {"length"}
+
+
+def test_a_small_pool_preempts_and_still_answers(greedy, make_engine, make_prompts, ask, run):
+    engine = make_engine(num_blocks=8)
+    assert [result.token_ids for result in run(engine, ask(make_prompts(16)))] == greedy
+    assert engine.stats().preemptions > 0
+
+
+def test_requests_join_and_leave_at_every_step(greedy, make_engine, make_prompts, ask):
+    engine = make_engine(max_batch_size=4)
+    arriving = ask(make_prompts(16))
+    answers: dict[str, list[int]] = {request.request_id: [] for request in arriving}
+    most = 0
+    while arriving or engine.has_work:
+        if arriving:
+            engine.add_request(arriving.pop(0))
+        for output in engine.step():
+            answers[output.request_id] += output.token_ids
+        most = max(most, engine.stats().running)
+    assert list(answers.values()) == greedy
+    assert most == 4
+
+
+def test_a_prompt_and_a_decode_share_a_step(make_engine, make_prompts, ask):
+    engine = make_engine()
+    first, second = ask(make_prompts(2))
+    engine.add_request(first)
+    engine.step()
+    engine.add_request(second)
+    assert [output.request_id for output in engine.step()] == ["r0", "r1"]
+
+
+def test_prefix_cache_is_hit_and_changes_nothing(make_engine, make_prompts, ask, run):
+    engine = make_engine()
+    prompt = make_prompts(9)[8]
+    (first,) = run(engine, ask([prompt]))
+    (second,) = run(engine, ask([prompt]))
+    (extended,) = run(engine, ask([prompt + first.token_ids]))
+    assert second.token_ids == first.token_ids
+    assert first.stats.cached_tokens == 0
+    assert second.stats.cached_tokens == 64  # of 70: whole blocks, and never the last token
+    assert extended.stats.cached_tokens == 80  # of 94: generated blocks are found too, bar the one never finished
+    assert engine.stats().prefix_hit_tokens == 144
+    (fresh,) = run(make_engine(), ask([prompt + first.token_ids]))
+    assert extended.token_ids == fresh.token_ids
+
+
+def test_prefix_cache_survives_eviction(make_engine, make_prompts, ask, run):
+    prompts = make_prompts(16, seed=5)
+    small, roomy = make_engine(num_blocks=8, max_batch_size=2), make_engine()
+    for _ in range(2):
+        requests = ask(prompts)
+        assert [r.token_ids for r in run(small, requests)] == [r.token_ids for r in run(roomy, requests)]
+
+
+def test_end_of_sequence_stops_without_being_shown(greedy, make_engine, make_prompts, ask, run):
+    eos = greedy[0][5]
+    cut = greedy[0].index(eos)
+    (result,) = run(make_engine(eos=[eos]), ask(make_prompts(1)))
+    assert (result.token_ids, result.finish_reason) == (greedy[0][:cut], "stop")
+    assert result.stats.completion_tokens == cut
+
+
+def test_max_tokens_none_fills_the_context(make_engine, make_prompts, ask, run):
+    (result,) = run(make_engine(), ask([make_prompts(9)[8]], max_tokens=None))
+    assert (len(result.token_ids), result.finish_reason) == (192 - 70, "length")
+
+
+def test_logprobs_are_those_of_the_raw_distribution(target, make_engine, make_prompts, ask, run):
+    prompts = make_prompts(4)
+    results = run(make_engine(), ask(prompts, temperature=0.7, top_k=3, seed=1, logprobs=5))
+    for prompt, result in zip(prompts, results, strict=True):
+        tokens = prompt + result.token_ids
+        logits = Runner(target, 12, 16).run([Chunk(tokens, 0, range(12), len(tokens))])
+        expected = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+        chosen = torch.tensor([entry.logprob for entry in result.logprobs])
+        torch.testing.assert_close(
+            chosen, expected.gather(1, torch.tensor(result.token_ids)[:, None])[:, 0], atol=1e-4, rtol=0
+        )
+        top = torch.tensor([[value for _, value in entry.top] for entry in result.logprobs])
+        torch.testing.assert_close(top, expected.topk(5).values, atol=1e-4, rtol=0)
+
+
+def test_logprobs_zero_reports_the_chosen_token_only_and_none_nothing(make_engine, make_prompts, ask, run):
+    chosen, nothing = (run(make_engine(), ask(make_prompts(1), logprobs=n))[0].logprobs for n in (0, None))
+    assert len(chosen) == 24
+    assert all(entry.top == () for entry in chosen)
+    assert nothing == []
+
+
+def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(make_engine, make_prompts, ask, run):
+    prompts = make_prompts(12)
+    sampling = SamplingParams(temperature=1.0, top_p=0.9, top_k=40, seed=7, max_tokens=24)
+    probe = GenerationRequest("probe", prompts[3], sampling)
+    (alone,) = run(make_engine(), [probe])
+    crowded = run(make_engine(token_budget=40), [*ask(prompts[4:], temperature=1.3), probe, *ask([])])[-1]
+    assert crowded.token_ids == alone.token_ids
+    (other_seed,) = run(make_engine(), ask([prompts[3]], temperature=1.0, top_p=0.9, top_k=40, seed=8))
+    assert other_seed.token_ids != alone.token_ids
+
+
+def test_requests_without_a_seed_differ_but_an_engine_replays(make_engine, make_prompts, ask, run):
+    requests = ask([make_prompts(1)[0]] * 3, temperature=1.0)
+    first, again = (run(make_engine(seed=3), requests) for _ in range(2))
+    assert [r.token_ids for r in first] == [r.token_ids for r in again]
+    assert len({tuple(r.token_ids) for r in first}) == 3
+
+
+def test_abort_at_any_moment_frees_everything(make_engine, make_prompts, ask, draft):
+    prompts = make_prompts(6)
+    for steps in range(8):
+        engine = make_engine(draft=draft, max_batch_size=4, token_budget=24)
+        for request in ask(prompts):
+            engine.add_request(request)
+        for _ in range(steps):
+            engine.step()
+        for index in range(6):
+            engine.abort(f"r{index}")
+        engine.abort("never seen")
+        stats = engine.stats()
+        assert (stats.kv_blocks_used, stats.running, stats.waiting, engine.has_work) == (0, 0, 0, False)
+        assert stats.aborted_requests + stats.finished_requests == 6
+
+
+def test_aborting_one_leaves_the_others_right(greedy, make_engine, make_prompts, ask):
+    engine = make_engine()
+    for request in ask(make_prompts(4)):
+        engine.add_request(request)
+    answers: dict[str, list[int]] = {f"r{i}": [] for i in range(4)}
+    for step in range(24):
+        if step == 5:
+            engine.abort("r1")
+        for output in engine.step():
+            answers[output.request_id] += output.token_ids
+    assert answers["r1"] == greedy[1][:5]
+    assert [answers[name] for name in ("r0", "r2", "r3")] == [greedy[0], greedy[2], greedy[3]]
+
+
+def test_bad_requests_are_refused_and_change_nothing(make_engine):
+    engine = make_engine(max_waiting=2, num_blocks=4)
+
+    def add(name: str, prompt: list[int], max_tokens: int | None = 4, drafts: list[int] | None = None) -> None:
+        engine.add_request(GenerationRequest(name, prompt, SamplingParams(max_tokens=max_tokens), drafts or []))
+
+    with pytest.raises(InvalidRequestError, match="no tokens"):
+        add("empty", [])
+    with pytest.raises(InvalidRequestError, match="between 0 and 96"):
+        add("foreign token", [97])
+    with pytest.raises(InvalidRequestError, match="between 0 and 96"):
+        add("foreign draft", [1], drafts=[-1])
+    with pytest.raises(ContextLengthError, match="context holds 192 tokens; the prompt has 190 and 4"):
+        add("long", [1] * 190)
+    with pytest.raises(ContextLengthError, match="more KV cache than the server has"):
+        add("large", [1] * 62)
+    with pytest.raises(ContextLengthError, match="more KV cache"):
+        add("open-ended", [1], max_tokens=None)
+    add("a", [1])
+    with pytest.raises(InvalidRequestError, match="in use"):
+        add("a", [1])
+    add("b", [1])
+    with pytest.raises(OverloadedError, match="queue is full"):
+        add("c", [1])
+    assert engine.stats().waiting == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"token_budget": 4, "max_batch_size": 8}, "token_budget"),
+        ({"block_size": 0}, "block_size"),
+        ({"num_blocks": 0}, "num_blocks"),
+    ],
+)
+def test_impossible_configurations_are_refused(config, reason):
+    with pytest.raises(ConfigurationError, match=reason):
+        EngineConfig(**config)
+
+
+def test_stats_count_what_happened(make_engine, make_prompts, ask):
+    engine = make_engine()
+    for request in ask(make_prompts(3)):
+        engine.add_request(request)
+    assert engine.stats().waiting == 3
+    engine.step()
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.steps, stats.generated_tokens) == (3, 0, 1, 3)
+    assert stats.kv_blocks_used == 1 + 1 + 2
+    assert stats.kv_slots_wasted == 4 * 16 - (3 + 16 + 17)
