@@ -50,15 +50,15 @@ class Recipe:
     learning_rate: float
     steps: int
     tokens: int = 8192
-    warmup: int = 50
+    warmup: int = 100
     decay: float = 0.3
     weight_decay: float = 0.02
     seed: int = 1
 
 
 RECIPES = {
-    "small": Recipe(hidden=96, layers=3, heads=3, kv_heads=1, feed_forward=256, learning_rate=6e-3, steps=2_000),
-    "large": Recipe(hidden=256, layers=6, heads=4, kv_heads=2, feed_forward=704, learning_rate=4e-3, steps=2_000),
+    "small": Recipe(hidden=96, layers=3, heads=3, kv_heads=1, feed_forward=256, learning_rate=3e-3, steps=2_000),
+    "large": Recipe(hidden=256, layers=6, heads=4, kv_heads=2, feed_forward=704, learning_rate=2e-3, steps=2_000),
 }
 
 
