@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -18,8 +17,7 @@ from typing import Literal
 from ..protocol.errors import MissingDependencyError, UpdraftError
 from .options import SERVE_PORT
 
-PROBE_TIMEOUT_S = 180
-REBUILD = "rebuild it with the right flags: python -m updraft.local_engine.llama_build --install"
+PROBE_TIMEOUT_S = 180.0
 PACKAGES = {
     "core": ("openai", "httpx", "fastapi", "uvicorn", "msgspec", "tokenizers"),
     "edge": ("llama-cpp-python", "onnxruntime", "huggingface-hub"),
@@ -70,26 +68,27 @@ def check_packages(group: str) -> Check:
 
 
 def check_llama() -> Check:
-    """A wrong build of llama.cpp dies with a signal on import or on its first token, so it is tried elsewhere."""
-    code, said = _in_subprocess("-m", "updraft.local_engine.probe")
-    if code == 0:
-        return Check("llama.cpp", "ok", said)
-    if code == -signal.SIGILL:
-        return Check("llama.cpp", "fail", "built for another processor (illegal instruction)", REBUILD)
-    if code < 0:
-        return Check("llama.cpp", "fail", f"this build crashes ({signal.Signals(-code).name})", REBUILD)
-    return Check("llama.cpp", "fail", said or f"the probe left with code {code}", REBUILD)
+    """A wrong build of llama.cpp dies on its first token, so a few are generated in a process of their own."""
+    from ..embedded import pocket
+    from ..local_engine.probe import probe
+
+    report = probe(pocket.pocket_small_gguf(), timeout_s=PROBE_TIMEOUT_S)
+    if report.status == "ok":
+        return Check("llama.cpp", "warn" if report.advice else "ok", report.detail, report.advice)
+    return Check("llama.cpp", "fail", report.detail, report.advice)
 
 
 def check_torch() -> Check:
-    code, said = _in_subprocess(
-        "-c",
+    """Imported in a process of its own: it takes seconds, and a broken one can crash."""
+    program = (
         "import torch; gpu = torch.cuda.is_available() and torch.cuda.get_device_name();"
-        "print(torch.__version__, 'on', gpu or f'the CPU, {torch.get_num_threads()} threads')",
+        "print(torch.__version__, 'on', gpu or f'the CPU, {torch.get_num_threads()} threads')"
     )
-    if code == 0:
-        return Check("torch", "ok", said)
-    return Check("torch", "fail", said or f"import torch dies with code {code}", "pip install --force-reinstall torch")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return Check("torch", "ok", done.stdout.strip())
+    said = done.stderr.strip().splitlines() or [f"import torch ends with code {done.returncode}"]
+    return Check("torch", "fail", said[-1], "pip install --force-reinstall torch")
 
 
 def check_models() -> Check:
@@ -172,18 +171,6 @@ def _reported(name: str, look: Callable[[], str], fix: str) -> Check:
         return Check(name, "fail", error.message, fix)
     except (ImportError, OSError, ValueError) as error:
         return Check(name, "fail", f"{type(error).__name__}: {error}", fix)
-
-
-def _in_subprocess(*arguments: str) -> tuple[int, str]:
-    """Exit code (negative: the signal that killed it) and the last line it wrote."""
-    try:
-        done = subprocess.run(
-            [sys.executable, *arguments], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return 1, f"no answer within {PROBE_TIMEOUT_S} s"
-    lines = (done.stdout if done.returncode == 0 else done.stderr or done.stdout).strip().splitlines()
-    return done.returncode, lines[-1] if lines else ""
 
 
 def _version(package: str) -> str | None:
