@@ -55,7 +55,7 @@ def _start(folder: Path, children: list[Child], nodes: int) -> PocketCloud:
     """All nodes at once, then the gateway over those that are ready. Every process is in `children` once it runs."""
     from ..embedded import pocket
 
-    model = ["--model", str(pocket.pocket_large_folder()), "--draft", str(pocket.pocket_small_folder())]
+    model = ["--model", str(pocket.large_folder()), "--draft", str(pocket.small_folder())]
     for number in range(1, nodes + 1):
         children.append(Child(f"node-{number}", "updraft.cloud_engine.node", model, folder))
     started = list(children)
