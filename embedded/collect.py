@@ -99,8 +99,8 @@ def main() -> None:
     args = parser.parse_args()
     found = collect(
         make_tasks(args.split, args.n, args.seed),
-        args.small or pocket.small_gguf(),
-        args.large or pocket.large_folder(),
+        args.small or pocket.pocket_small_gguf(),
+        args.large or pocket.pocket_large_folder(),
         args.split,
     )
     outcomes.save(found, args.out)

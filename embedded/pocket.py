@@ -20,17 +20,17 @@ EXAMPLES = (
 )
 
 
-def small_gguf() -> Path:
+def pocket_small_gguf() -> Path:
     """The on-device model: Q8_0 GGUF with tokenizer and chat template inside."""
     return _packaged(f"{SMALL}.gguf")
 
 
-def small_folder() -> Path:
+def pocket_small_folder() -> Path:
     """The same small model as a Hugging Face style folder: the cloud's draft model."""
     return _packaged(SMALL)
 
 
-def large_folder() -> Path:
+def pocket_large_folder() -> Path:
     """The cloud model as a Hugging Face style folder."""
     return _packaged(LARGE)
 

@@ -285,7 +285,7 @@ def report(tasks: list[Task], texts: list[str]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=sorted(RECIPES), required=True)
-    parser.add_argument("--out", type=Path, required=True, help="folder for checkpoint.pt and the exported model/")
+    parser.add_argument("--out", type=Path, help="folder for checkpoint.pt and the exported model/ (default: out/MODEL)")
     parser.add_argument("--steps", type=int, help="override the recipe's number of steps")
     parser.add_argument("--seed", type=int, help="override the recipe's seed")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -299,11 +299,12 @@ def main() -> None:
     changes = {k: v for k in ("steps", "seed") if (v := getattr(args, k)) is not None}
     changes |= {k: type(getattr(RECIPES[args.model], k))(v) for k, _, v in (item.partition("=") for item in args.set)}
     recipe = replace(RECIPES[args.model], **changes)
+    out: Path = args.out or Path("out", args.model)
     torch.set_float32_matmul_precision("high")
-    model = train(recipe, args.out, device=args.device, workers=args.workers, compile_model=args.compile)
+    model = train(recipe, out, device=args.device, workers=args.workers, compile_model=args.compile)
     tokenizer = train_tokenizer()
     state = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
-    write_hf_folder(args.out / "model", model_config(recipe), state, tokenizer)
+    write_hf_folder(out / "model", model_config(recipe), state, tokenizer)
     parameters = sum(p.numel() for p in model.parameters())
     scores: dict[str, Any] = {"recipe": asdict(recipe), "parameters": parameters}
     if args.eval_tasks:
@@ -312,7 +313,7 @@ def main() -> None:
         print(
             f"{args.model}: {parameters / 1e6:.2f} M parameters, {100 * scores['accuracy']:.1f} % of {scores['n']} right"
         )
-    (args.out / "report.json").write_text(json.dumps(scores, indent=1) + "\n")
+    (out / "report.json").write_text(json.dumps(scores, indent=1) + "\n")
 
 
 if __name__ == "__main__":
