@@ -61,7 +61,7 @@ def test_facts_of_the_file(engine):
     assert engine.default_temperature == 0.0
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(text=st.text(min_size=1, max_size=60))
 def test_tokens_equal_the_reference_tokenizer(engine, tiny, text):
     plain = tiny.tokenizer
@@ -117,7 +117,7 @@ def test_signals_equal_score_of_the_same_engine(engine):
     np.testing.assert_allclose(chosen, rows[range(len(ids)), ids], atol=1e-3)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**31), stop=st.lists(st.sampled_from(["e", "the", " a", "\n"]), max_size=2))
 def test_stream_equals_whole_and_never_shows_a_stop_string(engine, seed, stop):
     free = engine.start_text("the", SamplingParams(max_tokens=20, temperature=2, seed=seed))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from updraft.local_engine.sampler import Distribution, Sampler, token_logprobs
 from updraft.protocol.sampling import SamplingParams
@@ -15,7 +15,6 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return weights / weights.sum()
 
 
-@settings(deadline=None)
 @given(logits=rows)
 def test_signals(logits):
     p = softmax(logits)
@@ -49,7 +48,6 @@ def allowed_tokens(logits: np.ndarray, params: SamplingParams) -> set[int]:
     return {token for token, probability in kept if probability >= params.min_p * p[0]}
 
 
-@settings(deadline=None)
 @given(
     logits=st.lists(st.integers(-80, 80), min_size=2, max_size=20, unique=True).map(
         lambda row: np.array(row, dtype=np.float32) / 8
