@@ -19,11 +19,16 @@ class PromptTokensDetails(msgspec.Struct, kw_only=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, kw_only=True):
-    """`accepted_prediction_tokens` of the request's draft were confirmed by the model, `rejected_…` were not."""
+    """`accepted_prediction_tokens` of the request's draft were confirmed by the model, `rejected_…` were not.
+
+    `draft_proposed` and `draft_accepted` (ours, left out where there is none) count the tokens of a draft *model*.
+    """
 
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
     reasoning_tokens: int = 0
+    draft_proposed: int | UnsetType = UNSET
+    draft_accepted: int | UnsetType = UNSET
 
 
 class Usage(msgspec.Struct, kw_only=True):

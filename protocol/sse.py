@@ -28,10 +28,9 @@ class EventParser:
         *events, self._buffer = self._buffer.split(b"\n\n")
         payloads: list[bytes] = []
         for block in events:
-            data = b"\n".join(line[5:].lstrip(b" ") for line in block.split(b"\n") if line.startswith(b"data:"))
-            if data == b"[DONE]":
-                self.done = True
-            elif data:
+            data = b"\n".join(line[5:].removeprefix(b" ") for line in block.split(b"\n") if line.startswith(b"data:"))
+            self.done = self.done or data == b"[DONE]"
+            if data and not self.done:
                 payloads.append(data)
         return payloads
 

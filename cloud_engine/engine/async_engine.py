@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from ...protocol.errors import EngineError, InvalidRequestError, OverloadedError, UpdraftError
@@ -66,7 +66,7 @@ class AsyncEngine:
             self._thread = None
             self._fail_all()
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenOutput]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenOutput]:
         """Outputs of one request, the last with its finish reason. Closing the iterator aborts the request.
 
         Raises what `Engine.add_request` raises, EngineError if the engine fails, OverloadedError if it is closed.

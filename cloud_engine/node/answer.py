@@ -1,0 +1,116 @@
+"""From an engine's tokens to an answer's text, piece by piece: whole characters, no stop strings, usage at the end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ...protocol.responses import FinishReason, Usage
+from ...text.detokenize import IncrementalDetokenizer, StopMatcher
+from ...text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from ..engine.request import GenerationRequest, RequestStats, TokenLogprob, TokenOutput
+    from .app import TokenSource
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    token_id: int
+    score: TokenLogprob
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one engine step added. `scores`: of the tokens whose text is out now. `usage` comes with `finish_reason`."""
+
+    text: str = ""
+    scores: list[ScoredToken] = field(default_factory=list[ScoredToken])
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+
+
+async def pieces(engine: TokenSource, tokenizer: Tokenizer, request: GenerationRequest) -> AsyncGenerator[Piece]:
+    """The answer to `request`. Closing the iterator, or a stop string, aborts the engine's work on it."""
+    answer = _Answer(tokenizer, request)
+    async with aclosing(engine.generate(request)) as outputs:
+        async for output in outputs:
+            piece = answer.push(output)
+            if piece.text or piece.scores or piece.finish_reason:
+                yield piece
+            if piece.finish_reason:
+                return
+
+
+class _Answer:
+    def __init__(self, tokenizer: Tokenizer, request: GenerationRequest) -> None:
+        self._request = request
+        self._detokenizer = IncrementalDetokenizer(tokenizer.token_bytes)
+        self._stop = StopMatcher(request.params.stop)
+        self._token_ids: list[int] = []
+        self._held_scores: list[tuple[int, ScoredToken]] = []  # (where the token's text starts, its score)
+        self._decoded = 0  # characters
+        self._emitted = 0
+
+    def push(self, output: TokenOutput) -> Piece:
+        piece = Piece()
+        for index, token_id in enumerate(output.token_ids):
+            if output.logprobs:
+                self._held_scores.append((self._decoded, ScoredToken(token_id, output.logprobs[index])))
+            self._token_ids.append(token_id)
+            if self._emit(self._detokenizer.push(token_id), piece):
+                return self._finished(piece, "stop", None)
+        if output.finish_reason is None:
+            self._release_scores(piece)
+            return piece
+        if self._emit(self._detokenizer.flush(), piece):
+            return self._finished(piece, "stop", output.stats)
+        piece.text += self._stop.flush()
+        self._emitted = self._decoded + 1  # all is out, also tokens without any text
+        return self._finished(piece, output.finish_reason, output.stats)
+
+    def _emit(self, text: str, piece: Piece) -> bool:
+        """Add to `piece` what is safe to show. True: a stop string was met."""
+        self._decoded += len(text)
+        safe, stopped = self._stop.push(text)
+        piece.text += safe
+        self._emitted += len(safe)
+        return stopped
+
+    def _release_scores(self, piece: Piece) -> None:
+        """A token's score goes out with the first of its text; those within a stop string never do."""
+        piece.scores += [score for start, score in self._held_scores if start < self._emitted]
+        self._held_scores = [held for held in self._held_scores if held[0] >= self._emitted]
+
+    def _finished(self, piece: Piece, reason: FinishReason, stats: RequestStats | None) -> Piece:
+        self._release_scores(piece)
+        piece.finish_reason = reason
+        piece.usage = _usage(stats) if stats is not None else self._own_usage()
+        return piece
+
+    def _own_usage(self) -> Usage:
+        """For an answer that a stop string ended: the engine did not, so it has not counted."""
+        draft = self._request.draft_ids
+        pairs = zip(draft, self._token_ids, strict=False)
+        accepted = next(
+            (i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(draft), len(self._token_ids))
+        )
+        return Usage.of(
+            len(self._request.prompt_ids), len(self._token_ids), accepted=accepted, rejected=len(draft) - accepted
+        )
+
+
+def _usage(stats: RequestStats) -> Usage:
+    usage = Usage.of(
+        stats.prompt_tokens,
+        stats.completion_tokens,
+        cached=stats.cached_tokens,
+        accepted=stats.accepted_prediction_tokens,
+        rejected=stats.rejected_prediction_tokens,
+    )
+    if stats.draft_proposed:
+        usage.completion_tokens_details.draft_proposed = stats.draft_proposed
+        usage.completion_tokens_details.draft_accepted = stats.draft_accepted
+    return usage

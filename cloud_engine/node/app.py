@@ -1,0 +1,199 @@
+"""The node's routes: OpenAI requests in, one engine's answers out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Protocol
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from ...protocol import prometheus, sse
+from ...protocol.errors import EngineError, ModelNotFoundError, UnsupportedFeatureError, UpdraftError
+from ...protocol.http import create_app, send, send_json, while_connected
+from ...protocol.ids import new_id
+from ...protocol.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from ...protocol.responses import ModelCard, ModelList
+from ...protocol.wire import WireResponse
+from ...text.tokenizer import Tokenizer
+from ..engine.request import GenerationRequest
+from .answer import Piece, pieces
+from .formats import AnswerFormat, ChatFormat, TextFormat, joined
+
+if TYPE_CHECKING:
+    from ..engine.request import TokenOutput
+    from ..engine.stats import EngineStats
+
+_LONG_BODY = 2**16
+_GAUGES = frozenset({"running", "waiting", "kv_blocks_used", "kv_blocks_total", "kv_slots_wasted"})
+
+
+class TokenSource(Protocol):
+    """What a node needs of an engine: `AsyncEngine`'s face."""
+
+    @property
+    def healthy(self) -> bool: ...
+
+    error: str | None
+
+    async def start(self) -> None: ...
+    async def close(self) -> None: ...
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenOutput]: ...
+    def stats(self) -> EngineStats: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    engine: TokenSource
+    tokenizer: Tokenizer
+    model_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A checked request: what to generate, and how to show it."""
+
+    generation: GenerationRequest
+    format: AnswerFormat
+    stream: bool
+    include_usage: bool
+
+
+def create_node_app(served: Served) -> FastAPI:
+    """The engine is started and closed with the app."""
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
+        await served.engine.start()
+        try:
+            yield
+        finally:
+            await served.engine.close()
+
+    app = create_app("Updraft node", lifespan=lifespan)
+    node = _Node(served)
+    app.add_route("/v1/chat/completions", node.chat, methods=["POST"])
+    app.add_route("/v1/completions", node.complete, methods=["POST"])
+    app.add_route("/v1/models", node.models, methods=["GET"])
+    app.add_route("/v1/models/{model:path}", node.model, methods=["GET"])
+    app.add_route("/health", node.health, methods=["GET"])
+    app.add_route("/metrics", node.metrics, methods=["GET"])
+    return app
+
+
+class _Node:
+    def __init__(self, served: Served) -> None:
+        self._engine = served.engine
+        self._tokenizer = served.tokenizer
+        self._model_id = served.model_id
+
+    async def chat(self, request: Request) -> Response:
+        return await self._answer(request, self._chat_job)
+
+    async def complete(self, request: Request) -> Response:
+        return await self._answer(request, self._completion_job)
+
+    async def models(self, _request: Request) -> Response:
+        return send_json(ModelList([ModelCard(id=self._model_id)]))
+
+    async def model(self, request: Request) -> Response:
+        self._check_model(request.path_params["model"])
+        return send_json(ModelCard(id=self._model_id))
+
+    async def health(self, _request: Request) -> Response:
+        if self._engine.healthy:
+            return send_json({"status": "ok", "model": self._model_id})
+        error = EngineError(f"The engine is down: {self._engine.error or 'it is not running'}. Restart this node.")
+        return send_json(error.to_body(), 503, error.headers())
+
+    async def metrics(self, _request: Request) -> Response:
+        stats = self._engine.stats()
+        metrics = [_metric(field.name, getattr(stats, field.name)) for field in fields(stats)]
+        metrics.append(prometheus.Metric("updraft_engine_healthy", "gauge", "1 while serving", self._engine.healthy))
+        return PlainTextResponse(prometheus.render(metrics), media_type=prometheus.CONTENT_TYPE)
+
+    async def _answer(self, request: Request, make_job: Callable[[bytes], _Job]) -> Response:
+        """Whatever fails before the first token is an HTTP error; a client that leaves aborts the work."""
+        body = await request.body()
+        async with while_connected(request.receive):
+            job = await asyncio.to_thread(make_job, body) if len(body) > _LONG_BODY else make_job(body)
+            answer = pieces(self._engine, self._tokenizer, job.generation)
+            first = await anext(answer)
+            if not job.stream:
+                rest = [piece async for piece in answer]
+                return send_json(job.format.whole(joined([first, *rest])))
+        return send(WireResponse(200, sse.HEADERS, _events(job, first, answer)), request)
+
+    def _chat_job(self, body: bytes) -> _Job:
+        request = parse_chat(body)
+        self._check(request)
+        prompt = self._tokenizer.encode_chat(
+            request.messages,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+        )
+        draft = self._tokenizer.encode(request.prediction.text) if request.prediction else []
+        return self._job(request, prompt, draft, ChatFormat)
+
+    def _completion_job(self, body: bytes) -> _Job:
+        request = parse_completion(body)
+        self._check(request)
+        return self._job(request, self._tokenizer.encode_prompt(request.prompt), [], TextFormat)
+
+    def _job(
+        self,
+        request: ChatRequest | CompletionRequest,
+        prompt: list[int],
+        draft: list[int],
+        make_format: type[ChatFormat | TextFormat],
+    ) -> _Job:
+        params = request.sampling()
+        shape = make_format(self._tokenizer, self._model_id, params.logprobs is not None)
+        return _Job(
+            GenerationRequest(new_id("gen"), prompt, params, draft),
+            shape,
+            request.stream,
+            request.stream_options is not None and request.stream_options.include_usage,
+        )
+
+    def _check(self, request: ChatRequest | CompletionRequest) -> None:
+        self._check_model(request.model)
+        if request.updraft is not None:
+            raise UnsupportedFeatureError(
+                "updraft options are for the router, this is an engine: leave them out.", param="updraft"
+            )
+
+    def _check_model(self, model: str) -> None:
+        if model != self._model_id:
+            raise ModelNotFoundError(
+                f"The model {model!r} does not exist here; this server has {self._model_id!r}.", param="model"
+            )
+
+
+async def _events(job: _Job, first: Piece, rest: AsyncGenerator[Piece]) -> AsyncGenerator[bytes]:
+    """The answer as server-sent events. A failure on the way is an `error` event, and the stream ends there."""
+    try:
+        for chunk in job.format.opening():
+            yield sse.event(chunk)
+        piece = first
+        yield sse.event(job.format.chunk(piece))
+        async for piece in rest:
+            yield sse.event(job.format.chunk(piece))
+        if job.include_usage and piece.usage is not None:
+            yield sse.event(job.format.usage_chunk(piece.usage))
+        yield sse.DONE
+    except UpdraftError as error:
+        yield sse.event(error.to_body())
+    finally:
+        await rest.aclose()
+
+
+def _metric(name: str, value: float) -> prometheus.Metric:
+    text = name.replace("_", " ")
+    if name in _GAUGES:
+        return prometheus.Metric(f"updraft_engine_{name}", "gauge", f"{text}, now", value)
+    return prometheus.Metric(f"updraft_engine_{name}_total", "counter", f"{text}, since the start", value)

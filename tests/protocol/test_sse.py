@@ -1,0 +1,42 @@
+"""Server-sent events: whatever the chunking, the same events."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+from updraft.protocol import sse
+
+PAYLOADS = st.lists(
+    st.dictionaries(st.text(max_size=5), st.text(max_size=20) | st.integers(-9, 9), max_size=3), max_size=6
+)
+
+
+@given(PAYLOADS, st.lists(st.integers(1, 9), min_size=1), st.booleans(), st.booleans())
+def test_any_chunking_yields_the_same_events(
+    payloads: list[dict[str, object]], cuts: list[int], crlf: bool, comments: bool
+) -> None:
+    stream = b"".join((b": ping\n\n" if comments else b"") + sse.event(payload) for payload in payloads) + sse.DONE
+    if crlf:
+        stream = stream.replace(b"\n", b"\r\n")
+    parser = sse.EventParser()
+    events: list[bytes] = []
+    position, turn = 0, 0
+    while position < len(stream):
+        size = cuts[turn % len(cuts)]
+        events += parser.feed(stream[position : position + size])
+        position, turn = position + size, turn + 1
+    assert [msgspec.json.decode(event) for event in events] == payloads
+    assert parser.done
+
+
+def test_lines_of_one_event_join_and_other_fields_are_ignored() -> None:
+    parser = sse.EventParser()
+    assert parser.feed(b"event: x\ndata: one\nid: 3\ndata:two\n\n") == [b"one\ntwo"]
+    assert not parser.done
+
+
+def test_nothing_after_done_counts() -> None:
+    parser = sse.EventParser()
+    assert parser.feed(sse.event(1) + sse.DONE + sse.event(2)) == [b"1"]
+    assert parser.feed(sse.event(3)) == []
