@@ -20,7 +20,7 @@ _MIN_STEP = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """`p = low + clip((score - starts) / widths, 0, 1) @ rises`: linear between knots, constant outside; (knots-1,) each."""
+    """`p = low + clip((score - starts) / widths, 0, 1) @ rises`: linear between knots, constant outside them."""
 
     low: float
     starts: Floats

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from . import features
 from .features import GATES, Gate
 from .metrics import ECE_BINS, Bools, Floats, ReliabilityBin, auroc, bootstrap, ece, reliability
-from .models import GateModel, Rows
+from .models import FitOptions, GateModel, Rows
 from .outcomes import Outcome
 from .thresholds import CascadeRows, Simulation, Target, simulate
 from .views import Array, RunView
@@ -46,7 +46,7 @@ SINGLE_SIGNALS: dict[str, Callable[[RunView], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class GateReport:
-    """One gate on the test rows. The interval is a 95 % bootstrap; `ece` takes `ece_bins` equal-mass bins of P(gain)."""
+    """One gate on the test rows. Interval: 95 % bootstrap; `ece` takes `ece_bins` equal-mass bins of P(gain)."""
 
     auroc_wrong: float
     auroc_wrong_interval: tuple[float, float]
@@ -162,7 +162,9 @@ def evaluate(
     )
 
 
-def leave_one_out(model: GateModel, train: Rows, test: Sequence[Outcome], by: Grouping, *, seed: int) -> LeaveOutReport:
+def leave_one_out(
+    model: GateModel, train: Rows, test: Sequence[Outcome], by: Grouping, options: FitOptions
+) -> LeaveOutReport:
     """Fit the experts of gate 3's `model` without each group in turn and score the group's test rows.
 
     The blend of experts stays as chosen on the training rows.
@@ -175,7 +177,7 @@ def leave_one_out(model: GateModel, train: Rows, test: Sequence[Outcome], by: Gr
     for group in np.unique(groups):
         rows = groups == group
         if min(int(wrong[rows].sum()), int((~wrong[rows]).sum())) >= MIN_CLASS_ROWS:
-            scores[rows] = model.refit_score(train.take(fitted_on != group), test_x[rows], seed)
+            scores[rows] = model.refit_score(train.take(fitted_on != group), test_x[rows], options)
     reports = group_reports(scores, test, list(groups))
     counted = [report for report in reports if np.isfinite(report.auroc)]
     return LeaveOutReport(

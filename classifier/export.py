@@ -1,7 +1,7 @@
 """Write a fitted gate as one ONNX graph, features in and P(gain) out.
 
-skl2onnx converts the trees, the rest is explicit nodes. The linear parts and the calibration run in double precision, so
-that the graph and the Python model agree to about 1e-6.
+skl2onnx converts the trees, the rest is explicit nodes. The linear parts and the calibration run in double precision,
+so that the graph and the Python model agree to about 1e-6.
 """
 
 from __future__ import annotations

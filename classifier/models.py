@@ -65,8 +65,16 @@ EXPERTS: dict[Gate, tuple[ExpertSpec, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class FitOptions:
+    """The same seed gives the same models; `trees` is the size of each tree expert."""
+
+    seed: int = 0
+    trees: int = 150
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
-    """Training rows of one gate: `x` (n, width) float32, `gain` (n,) bool; `kinds` and `families` (n,) only group them."""
+    """Training rows of one gate: `x` (n, width) float32, `gain` (n,) bool; `kinds` and `families` only group them."""
 
     x: Array
     gain: Bools
@@ -129,9 +137,9 @@ class GateModel:
         """(n,) float64 in [0, 1]."""
         return np.clip(self.curve(self.score(x)), 0.0, 1.0)
 
-    def refit_score(self, train: Rows, x: Array, seed: int) -> Floats:
-        """Scores of `x` by the same blend, its experts fitted on `train` instead: for leave-one-group-out evaluation."""
-        scores = [fit_expert(spec, self.layout, train, seed).score(x) for spec in self.specs]
+    def refit_score(self, train: Rows, x: Array, options: FitOptions) -> Floats:
+        """Scores of `x` by the same blend, its experts fitted on `train` instead: to leave one group out."""
+        scores = [fit_expert(spec, self.layout, train, options).score(x) for spec in self.specs]
         return _blend(np.stack(scores, axis=1), np.array(self.weights))
 
 
@@ -148,7 +156,7 @@ class FittedGate:
     auroc_unseen_kinds: float
 
 
-def fit_gate(layout: Layout, rows: Rows, seed: int) -> FittedGate:
+def fit_gate(layout: Layout, rows: Rows, options: FitOptions) -> FittedGate:
     """Fit one gate. Raises ValueError if the rows hold fewer than ten of either class."""
     positive = int(rows.gain.sum())
     if min(positive, len(rows.gain) - positive) < _MIN_CLASS_ROWS:
@@ -156,8 +164,8 @@ def fit_gate(layout: Layout, rows: Rows, seed: int) -> FittedGate:
             f"a gate needs {_MIN_CLASS_ROWS} rows with and without gain, got {positive} of {len(rows.gain)}"
         )
     specs = EXPERTS[layout.gate]
-    seen = cross_fit(specs, layout, rows, _random_folds(rows.gain, seed), seed)
-    unseen = cross_fit(specs, layout, rows, _kind_folds(rows.kinds, seed), seed)
+    seen = cross_fit(specs, layout, rows, _random_folds(rows.gain, options.seed), options)
+    unseen = cross_fit(specs, layout, rows, _kind_folds(rows.kinds, options.seed), options)
     # Experts differ in how loud they are; unit spread makes the blend weights comparable.
     spread = np.maximum(seen.std(axis=0), 1e-6)
     weights = _choose_blend(seen / spread, unseen / spread, rows) / spread
@@ -166,35 +174,35 @@ def fit_gate(layout: Layout, rows: Rows, seed: int) -> FittedGate:
     model = GateModel(
         layout,
         tuple(specs[i] for i in used),
-        tuple(fit_expert(specs[i], layout, rows, seed) for i in used),
+        tuple(fit_expert(specs[i], layout, rows, options) for i in used),
         tuple(float(weights[i]) for i in used),
         fit_curve(score, rows.gain),
     )
     return FittedGate(
         model,
-        _cross_calibrated(score, rows.gain, seed),
+        _cross_calibrated(score, rows.gain, options.seed),
         auroc(score, rows.gain),
         _median_auroc(_blend(unseen, weights), rows),
     )
 
 
-def fit_expert(spec: ExpertSpec, layout: Layout, rows: Rows, seed: int) -> Expert:
+def fit_expert(spec: ExpertSpec, layout: Layout, rows: Rows, options: FitOptions) -> Expert:
     weights = _within_kind_weights(rows) if spec.within_kind else np.ones(len(rows.gain))
     used = weights > 0
     if spec.form == "trees":
-        return _fit_trees(layout.columns(*spec.blocks), rows.take(used), weights[used], seed)
+        return _fit_trees(layout.columns(*spec.blocks), rows.take(used), weights[used], options)
     return _fit_linear(spec, layout, rows.take(used), weights[used])
 
 
-def _fit_trees(columns: list[int], rows: Rows, weights: Floats, seed: int) -> TreeExpert:
+def _fit_trees(columns: list[int], rows: Rows, weights: Floats, options: FitOptions) -> TreeExpert:
     model = load_module("sklearn.ensemble", "train").GradientBoostingClassifier(
-        n_estimators=150,
+        n_estimators=options.trees,
         learning_rate=0.07,
         max_depth=4,
         min_samples_leaf=20,
         subsample=0.6,
         max_features="sqrt",
-        random_state=seed,
+        random_state=options.seed,
     )
     return TreeExpert(columns, model.fit(rows.x[:, columns], rows.gain, sample_weight=weights))
 
@@ -221,14 +229,16 @@ def _scales(x: Floats, spec: ExpertSpec, layout: Layout) -> Floats:
     return scale
 
 
-def cross_fit(specs: Sequence[ExpertSpec], layout: Layout, rows: Rows, folds: NDArray[np.int64], seed: int) -> Floats:
+def cross_fit(
+    specs: Sequence[ExpertSpec], layout: Layout, rows: Rows, folds: NDArray[np.int64], options: FitOptions
+) -> Floats:
     """(n, len(specs)) scores of each row by experts fitted without the row's fold."""
     scores = np.zeros((len(rows.gain), len(specs)))
     for fold in np.unique(folds):
         held = folds == fold
         train, x = rows.take(~held), rows.x[held]
         for column, spec in enumerate(specs):
-            scores[held, column] = fit_expert(spec, layout, train, seed).score(x)
+            scores[held, column] = fit_expert(spec, layout, train, options).score(x)
     return scores
 
 

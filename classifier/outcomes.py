@@ -39,7 +39,7 @@ _SERIES: dict[str, Callable[[Outcome], NDArray[Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One question that both tiers answered. Scores are in [0, 1]; `kind`, `family` and `split` say where it comes from.
+    """One question that both tiers answered. Scores are in [0, 1]; `kind`, `family`, `split` say where it comes from.
 
     `kind` and `family` group the rows for leave-one-out evaluation; the classifier never sees them as features.
     """
@@ -88,7 +88,7 @@ def load(path: Path) -> list[Outcome]:
         return _outcomes(arrays)
     except FileNotFoundError as error:
         raise ConfigurationError(f"There is no outcome file at {path}: collect outcomes first.") from error
-    except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
         raise ConfigurationError(
             f"{path} is not an outcome file, or is damaged ({error}): collect it again."
         ) from error

@@ -1,4 +1,4 @@
-"""The learned decision as it ships and runs: three small ONNX graphs, a table of thresholds, and what they were made for."""
+"""The learned decision as it ships and runs: three ONNX graphs, a table of thresholds, and what they were made for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CARD_NAME = "policy.json"
 
 @dataclass(frozen=True, slots=True)
 class TrainedOn:
-    """The rows behind a policy: how many, how often each tier was right and the cloud gained, when, and with which seed."""
+    """The rows behind a policy: how many, how often each tier was right and the cloud gained, when, which seed."""
 
     rows: int
     kinds: int
@@ -52,7 +52,7 @@ class PolicyCard:
 
 
 class Policy:
-    """P(gain), the chance that the cloud's answer is better, at three moments of a request; thread-safe and deterministic.
+    """P(gain), the chance that the cloud's answer is better, at three moments of a request. Thread-safe, deterministic.
 
     `models` names the pair it was trained for; whether that is the pair in use is for the caller to check.
     """
@@ -92,7 +92,7 @@ class Policy:
         if not enough:
             best = max((target.quality for target in self.card.thresholds), default=0.0)
             raise ConfigurationError(
-                f"This policy was calibrated up to quality {best}, not {quality}: lower the target or retrain the policy.",
+                f"This policy was calibrated up to quality {best}, not {quality}: lower the target or retrain it.",
                 param="quality",
             )
         return min(enough, key=lambda target: target.quality).thresholds
@@ -142,7 +142,7 @@ def _open_graph(path: Path, gate: Gate, card: PolicyCard) -> Any:
         ) from error
     if sha256(graph) != card.files.get(gate):
         raise ConfigurationError(
-            f"{path} is not the file its {CARD_NAME} describes (damaged or replaced): install or train the policy again."
+            f"{path} is not the file its {CARD_NAME} describes (damaged or replaced): install or train it again."
         )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1

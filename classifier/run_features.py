@@ -1,6 +1,6 @@
 """Features of how a run went: its token signals, and how surprising the local model found the question.
 
-Every series is turned so that higher means more certain, clipped to a fixed range, and summarised by the same statistics.
+Every series is turned so that higher means more certain, clipped to a fixed range, summarised by the same statistics.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def signals(view: RunView, first: int | None = None) -> Array:
         raise ValueError("logprobs, entropies and margins must have one entry per token each")
     series = np.stack(
         (
-            _clean(view.logprobs[:first], -30.0, 0.0),
-            -_clean(view.entropies[:first], 0.0, 15.0, missing=15.0),
-            _clean(view.margins[:first], 0.0, 30.0),
+            _clean(view.logprobs[:first], -30.0, 0.0, unknown=-30.0),
+            -_clean(view.entropies[:first], 0.0, 15.0, unknown=15.0),
+            _clean(view.margins[:first], 0.0, 30.0, unknown=0.0),
         )
     )
     n = series.shape[1]
@@ -74,8 +74,8 @@ def signals(view: RunView, first: int | None = None) -> Array:
 
 
 def prompt_signals(view: RunView) -> Array:
-    """(len(PROMPT_SIGNAL_NAMES),) float32: a phrasing the local model has rarely seen shows as low log-probabilities."""
-    series = _clean(view.prompt_logprobs, -30.0, 0.0)
+    """(len(PROMPT_SIGNAL_NAMES),) float32: a phrasing the local model rarely saw shows as low log-probabilities."""
+    series = _clean(view.prompt_logprobs, -30.0, 0.0, unknown=-30.0)
     below = np.array([(series < cut).sum() for cut in _PROMPT_CUTOFFS], float)
     tail = np.zeros(_PROMPT_TAIL)
     last = series[::-1][:_PROMPT_TAIL]
@@ -84,12 +84,10 @@ def prompt_signals(view: RunView) -> Array:
     return np.concatenate(parts).astype(np.float32)
 
 
-def _clean(values: Array, low: float, high: float, *, missing: float | None = None) -> NDArray[np.float64]:
-    """`values` as float64 within [low, high]; not-a-number counts as the least certain value."""
-    finite = np.nan_to_num(
-        np.asarray(values, np.float64), nan=low if missing is None else missing, posinf=high, neginf=low
-    )
-    return np.clip(finite, low, high)
+def _clean(values: Array, low: float, high: float, *, unknown: float) -> NDArray[np.float64]:
+    """`values` as float64 within [low, high]; not-a-number counts as `unknown`."""
+    wide = np.asarray(values, np.float64)
+    return np.clip(np.where(np.isnan(wide), unknown, wide), low, high)
 
 
 def _statistics(series: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -103,7 +101,7 @@ def _statistics(series: NDArray[np.float64]) -> NDArray[np.float64]:
     above = np.minimum(below + 1, n - 1)
     quantiles = ordered[:, below] + (places - below) * (ordered[:, above] - ordered[:, below])
     window = min(_WINDOW, n)
-    sums = np.cumsum(np.pad(series, ((0, 0), (1, 0))), axis=1)
+    sums = np.concatenate((np.zeros((rows, 1)), np.cumsum(series, axis=1)), axis=1)
     windows = (sums[:, window:] - sums[:, :-window]) / window
     time = np.linspace(-0.5, 0.5, n) if n > 1 else np.zeros(1)
     mean = series.mean(axis=1)

@@ -19,19 +19,28 @@ NGRAM_WIDTH = 1024
 _WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s]")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _DIGIT = re.compile(r"\d")
-_UNUSUAL = re.compile(r"[^a-z0-9 .,?!':;()+\-*/=\n]")
 _QUOTE = re.compile(r"[\"“”]")
-_RUN = re.compile(r"(.)\1+", re.DOTALL)
 _CHAR_ORDERS = (3, 4, 5)
 _QUESTION_WORDS = ("what", "which", "who", "when", "where", "why", "how", "many", "much", "not", "then", "than", "if")
 _MARKS = ("+", "-", "*", "/", "=", "<", ">", "%", "(", "[", "{", ":", ";", ",", ".", "?", "!", "\n", "`", "_", "#", "$")
 
 
+# By code point: neither letter, digit nor everyday punctuation; the last entry stands for everything outside ASCII.
+_UNUSUAL = np.array(
+    [chr(code).lower() not in "abcdefghijklmnopqrstuvwxyz0123456789 .,?!':;()+-*/=\n" for code in range(129)]
+)
+_UNUSUAL.setflags(write=False)
+
+
+def _codes(text: str) -> NDArray[np.uint32]:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.uint32)
+
+
 def ngrams(text: str) -> Array:
     """(NGRAM_WIDTH,) float32: the first half words and word pairs, the second half character 3- to 5-grams.
 
-    Signed hashing, each half of unit length (or zero). Case is folded and every digit reads 0, so the features carry the
-    phrasing of a question and not the particular numbers in it.
+    Signed hashing, each half of unit length (or zero). Case is folded and every digit reads 0, so the features carry
+    the phrasing of a question and not the particular numbers in it.
     """
     folded = _DIGIT.sub("0", text.lower())
     out = np.empty(NGRAM_WIDTH, np.float32)
@@ -48,7 +57,7 @@ def _word_hashes(text: str) -> NDArray[np.uint32]:
 
 
 def _char_hashes(text: str) -> NDArray[np.uint32]:
-    codes = np.frombuffer(f" {text} ".encode("utf-32-le", "surrogatepass"), "<u4").astype(np.uint32)
+    codes = _codes(f" {text} ")
     grams: list[NDArray[np.uint32]] = []
     rolling = codes
     for order in range(2, _CHAR_ORDERS[-1] + 1):
@@ -80,6 +89,14 @@ def _magnitude(number: str) -> float:
     return float(np.log10(1.0 + lead)) + max(0, len(whole) - 15)
 
 
+def _longest_repeat(codes: NDArray[np.uint32]) -> int:
+    """The length of the longest run of one character."""
+    if not len(codes):
+        return 0
+    starts = np.flatnonzero(np.concatenate(([True], codes[1:] != codes[:-1])))
+    return int(np.diff(np.append(starts, len(codes))).max())
+
+
 def _rate(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
@@ -96,7 +113,7 @@ def structure(prompt: PromptView) -> Array:
     digits = sum(len(number) for number in numbers)
     items = [part.strip() for part in text.split(",")]
     quoted = [len(part) for part in _QUOTE.split(text)[1::2]]
-    runs = [len(match.group()) for match in _RUN.finditer(text)]
+    codes = _codes(text)
     asked = set(letters)
     log1p: Callable[[float], float] = np.log1p
     values = [
@@ -119,10 +136,10 @@ def structure(prompt: PromptView) -> Array:
         _rate(sum(map(len, items)), len(items)),
         log1p(len(quoted)),
         log1p(max(quoted, default=0)),
-        log1p(max(runs, default=0)),
-        _rate(sum(c.isupper() for c in text), len(text)),
-        _rate(len(_UNUSUAL.findall(lower)), len(text)),
-        _rate(sum(ord(c) > 127 for c in text), len(text)),
+        log1p(_longest_repeat(codes)),
+        _rate(int(((codes >= ord("A")) & (codes <= ord("Z"))).sum()), len(text)),
+        _rate(int(_UNUSUAL[np.minimum(codes, 128)].sum()), len(text)),
+        _rate(int((codes > 127).sum()), len(text)),
         log1p(text.count("\n")),
         *(float(word in asked) for word in _QUESTION_WORDS),
         *(log1p(text.count(mark)) for mark in _MARKS),

@@ -1,9 +1,9 @@
 """From a stated quality to thresholds on P(gain), with a stated confidence (risk control by fixed-sequence testing).
 
 `quality` q asks that the routed score is at least q times the score of the cloud alone. A row's slack is
-`routed - q * cloud`; a threshold is safe when its mean slack is positive. Thresholds are tested from the safest on, and the
-walk stops at the first that cannot be shown safe, so no correction for multiple tests is due (Angelopoulos et al., "Learn
-then Test", 2021).
+`routed - q * cloud`; a threshold is safe when its mean slack is positive. Thresholds are tested from the safest on, and
+the walk stops at the first that cannot be shown safe, so no correction for multiple tests is due (Angelopoulos et al.,
+"Learn then Test", 2021).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EARLY_WASTE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Escalate where P(gain) is above the value: before generation, during it, after it. -1 escalates always, 1 never."""
+    """Escalate where P(gain) is above the value: before generation, during it, after it. -1 escalates always."""
 
     before: float
     during: float
@@ -50,8 +50,8 @@ class CascadeRows:
 class Target:
     """A calibrated quality target: its thresholds and what the calibration rows predict under them.
 
-    `quality` is the target, `predicted_quality` the routed over the cloud score, `cloud_share` the share of all rows that
-    escalate, `before_share` and `during_share` the parts of it that gates 1 and 2 take.
+    `quality` is the target, `predicted_quality` the routed over the cloud score, `cloud_share` the share of all rows
+    that escalate, `before_share` and `during_share` the parts of it that gates 1 and 2 take.
     """
 
     quality: float
@@ -105,8 +105,8 @@ def choose_thresholds(
 ) -> list[Target]:
     """For every target the thresholds with the least cloud share that are safe at `confidence`, strictest target last.
 
-    Where nothing less can be shown safe, everything escalates, which meets any target exactly. Scores must be in [0, 1] and
-    P(gain) cross-fitted: rows the gates were fitted on would look better than they are.
+    Where nothing less can be shown safe, everything escalates, which meets any target exactly. Scores must be in [0, 1]
+    and P(gain) cross-fitted: rows the gates were fitted on would look better than they are.
     """
     path = _path(rows)
     found: list[Target] = []
@@ -135,8 +135,8 @@ def choose_thresholds(
 def is_mean_positive(slack: Floats, confidence: float) -> bool:
     """Whether the mean of `slack` (independent rows, each in [-1, 1]) is above zero, at the given one-sided confidence.
 
-    A normal lower bound made safe for rare losses, where the plain one is too bold: one row of the worst value is added,
-    and the Cornish-Fisher term for the skew of a rare loss. For losses of 0 or 1 it follows Clopper-Pearson closely.
+    A normal lower bound made safe for rare losses, where the plain one is too bold: one row of the worst value is
+    added, and the Cornish-Fisher term for the skew of a rare loss. For losses of 0 or 1 it follows Clopper-Pearson.
     """
     z = NormalDist().inv_cdf(confidence)
     rows = np.append(slack, -1.0)

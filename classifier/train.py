@@ -18,7 +18,7 @@ from . import features
 from .evaluate import Grouping, Report, cascade_rows, evaluate, leave_one_out
 from .features import FEATURE_VERSION, GATES, Gate, Layout
 from .metrics import Floats
-from .models import FittedGate, Rows, fit_gate
+from .models import FitOptions, FittedGate, Rows, fit_gate
 from .optional import load_module
 from .outcomes import Outcome, load
 from .policy import CARD_NAME, FORMAT_VERSION, PolicyCard, TrainedOn, sha256
@@ -32,12 +32,13 @@ EXPORT_TOLERANCE = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """`local_model` and `cloud_model` name the pair; `date` is recorded as given; one seed always gives the same files."""
+    """`local_model` and `cloud_model` name the pair; `date` is recorded as given; a seed gives the same files."""
 
     local_model: str = "pocket-small"
     cloud_model: str = "pocket-large"
     date: str = ""
     seed: int = 0
+    trees: int = 150
     gate2_tokens: int = 8
     targets: tuple[float, ...] = TARGETS
     confidence: float = CONFIDENCE
@@ -50,6 +51,7 @@ class Trained:
     card: PolicyCard
     gates: dict[Gate, FittedGate]
     rows: dict[Gate, Rows]
+    fit_options: FitOptions
 
     def probabilities(self, outcomes: Sequence[Outcome]) -> dict[Gate, Floats]:
         """P(gain) of other outcomes by the Python models, (n,) per gate."""
@@ -71,7 +73,7 @@ def fit(records: Sequence[Outcome], out: Path, options: TrainOptions | None = No
     for gate in GATES:
         rows[gate] = rows_of(gate, records, options.gate2_tokens)
         try:
-            gates[gate] = fit_gate(Layout(gate, hidden_size), rows[gate], options.seed)
+            gates[gate] = fit_gate(Layout(gate, hidden_size), rows[gate], FitOptions(options.seed, options.trees))
         except ValueError as error:
             raise ConfigurationError(f"These outcomes cannot train a policy: {error}.") from error
         graph = _exported(gates[gate], rows[gate].x)
@@ -98,14 +100,13 @@ def fit(records: Sequence[Outcome], out: Path, options: TrainOptions | None = No
         },
     )
     _write_card(card, out)
-    return Trained(card, gates, rows)
+    return Trained(card, gates, rows, FitOptions(options.seed, options.trees))
 
 
 def measure(trained: Trained, test: Sequence[Outcome], leave_out: Sequence[Grouping] = ("kind", "family")) -> Report:
     """Evaluate on `test`; for each entry of `leave_out` also with every such group left out of training."""
-    seed = trained.card.trained_on.seed
     gate3 = trained.gates["gate3"].model
-    lefts = [leave_one_out(gate3, trained.rows["gate3"], test, by, seed=seed) for by in leave_out]
+    lefts = [leave_one_out(gate3, trained.rows["gate3"], test, by, trained.fit_options) for by in leave_out]
     return evaluate(trained.probabilities(test), test, trained.card.thresholds, lefts)
 
 
@@ -170,7 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--local", default="pocket-small", help="name of the local model (default: %(default)s)")
     parser.add_argument("--cloud", default="pocket-large", help="name of the cloud model (default: %(default)s)")
     parser.add_argument("--date", default="", help="date to record in the policy")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same files (default: %(default)s)")
+    parser.add_argument("--trees", type=int, default=150, help="size of each tree ensemble (default: %(default)s)")
     parser.add_argument("--gate2-tokens", type=int, default=8, help="tokens gate 2 waits for (default: %(default)s)")
     parser.add_argument(
         "--leave-out",
@@ -180,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="groupings to leave out in turn",
     )
     given = parser.parse_args(arguments)
-    options = TrainOptions(given.local, given.cloud, given.date, given.seed, given.gate2_tokens)
+    options = TrainOptions(given.local, given.cloud, given.date, given.seed, given.trees, given.gate2_tokens)
     try:
         _run(given, options)
     except UpdraftError as error:

@@ -17,7 +17,7 @@ Array = NDArray[np.float32]
 class PromptView:
     """The question: `text` is the last user turn; the rest describes the conversation around it.
 
-    The gates read the last user turn only, so that a long system prompt or an agent's harness cannot drown the question.
+    The gates read the last user turn only, so that a long system prompt or an agent's harness cannot drown it.
     """
 
     text: str
@@ -26,7 +26,7 @@ class PromptView:
 
     @classmethod
     def of(cls, messages: Sequence[Message]) -> PromptView:
-        """The view of a conversation. Without a user turn the last message stands in; no message gives an empty text."""
+        """The view of a conversation. Without a user turn the last message stands in; no message: empty text."""
         texts = [message.text for message in messages]
         asked = [text for message, text in zip(messages, texts, strict=True) if message.role == "user"]
         return cls((asked or texts or [""])[-1], len(messages), sum(map(len, texts)))

@@ -14,7 +14,20 @@ from updraft.classifier.views import PromptView, RunView
 KINDS = 16
 HIDDEN = 24
 _OPENINGS = ("What is", "Work out", "Pray tell me")
-_WORDS = ["apple", "river", "stone", "seven", "circle", "market", "window", "garden", "silver", "paper", "bridge", "candle", "forest", "mirror"]
+_WORDS = [
+    "apple",
+    "river",
+    "stone",
+    "seven",
+    "circle",
+    "market",
+    "window",
+    "garden",
+    "silver",
+    "paper",
+    "bridge",
+    "candle",
+]
 
 
 def population(n: int, seed: int, split: str = "calibration") -> list[Outcome]:
@@ -84,12 +97,12 @@ def make_population() -> Callable[..., list[Outcome]]:
 
 @pytest.fixture(scope="session")
 def calibration() -> list[Outcome]:
-    return population(2000, seed=1)
+    return population(1200, seed=1)
 
 
 @pytest.fixture(scope="session")
 def held_out() -> list[Outcome]:
-    return population(2000, seed=2, split="test")
+    return population(800, seed=2, split="test")
 
 
 @pytest.fixture(scope="session")
@@ -99,4 +112,4 @@ def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def trained(calibration: list[Outcome], policy_folder: Path) -> Trained:
-    return fit(calibration, policy_folder, TrainOptions(local_model="small", cloud_model="large", date="2026-01-31"))
+    return fit(calibration, policy_folder, TrainOptions("small", "large", date="2026-01-31", trees=60))
