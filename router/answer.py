@@ -29,12 +29,12 @@ from .cascade import Cascade
 from .record import Record
 from .tiers import CloudFailure, LocalAnswer, Token
 
-TokenText = Callable[[int], str]
+TokenBytes = Callable[[int], bytes]
 
 
 def local_completion(answer: LocalAnswer, cascade: Cascade) -> WireResponse:
     record, local = cascade.record, cascade.local
-    logprobs = token_logprobs(answer.tokens, local.token_text) if cascade.chat.logprobs else None
+    logprobs = token_logprobs(answer.tokens, local.token_bytes) if cascade.chat.logprobs else None
     message = AssistantMessage(content=answer.text)
     completion = ChatCompletion(
         id=record.request_id,
@@ -77,18 +77,22 @@ def failure(error: UpdraftError | CloudFailure, record: Record | None = None) ->
     return WireResponse(status, found, body)
 
 
-def token_logprobs(tokens: Sequence[Token], token_text: TokenText) -> ChoiceLogprobs:
-    return ChoiceLogprobs(content=[_token_logprob(token, token_text) for token in tokens])
+def token_logprobs(tokens: Sequence[Token], token_bytes: TokenBytes) -> ChoiceLogprobs:
+    return ChoiceLogprobs(content=[_token_logprob(token, token_bytes) for token in tokens])
 
 
-def _token_logprob(token: Token, token_text: TokenText) -> TokenLogprob:
-    text = token_text(token.id)
-    top = [TopLogprob(token_text(other), logprob, _bytes(token_text(other))) for other, logprob in token.top]
-    return TokenLogprob(text, token.signals.logprob, _bytes(text), top)
+def _token_logprob(token: Token, token_bytes: TokenBytes) -> TokenLogprob:
+    raw = token_bytes(token.id)
+    top = [
+        TopLogprob(_text(other), logprob, list(other))
+        for other, logprob in ((token_bytes(token_id), logprob) for token_id, logprob in token.top)
+    ]
+    return TokenLogprob(_text(raw), token.signals.logprob, list(raw), top)
 
 
-def _bytes(text: str) -> list[int]:
-    return list(text.encode())
+def _text(raw: bytes) -> str:
+    """A token may be a part of a character: its bytes are exact, its text is not."""
+    return raw.decode(errors="replace")
 
 
 class ChunkWriter:

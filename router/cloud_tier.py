@@ -22,6 +22,7 @@ from ..protocol.errors import (
     UpstreamError,
 )
 from .config import RouterConfig
+from .loose import table, tables
 from .tiers import CloudFailure
 
 MAX_BODY_BYTES = 32 * 2**20  # a completion is kilobytes; more than this is not an answer
@@ -140,11 +141,11 @@ class HttpCloudStream:
             except TimeoutError as error:
                 raise _timed_out(self._idle_timeout_s) from error
             except httpx.HTTPError as error:
-                raise _unreachable(error) from error
+                raise _cut(str(error) or type(error).__name__) from error
             if chunk is None:
                 if self._finished:
                     raise StopAsyncIteration
-                raise CloudFailure("its stream was cut", UpstreamError("The cloud's stream was cut before its end."))
+                raise _cut("no finish reason came")
             self._ready.extend(self._decode(payload) for payload in self._parser.feed(chunk))
         return self._ready.popleft()
 
@@ -153,24 +154,23 @@ class HttpCloudStream:
 
     def _decode(self, payload: bytes) -> tuple[bytes, dict[str, Any]]:
         try:
-            event: Any = msgspec.json.decode(payload)
+            event = table(msgspec.json.decode(payload))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise _nonsense("its stream holds an event that is not JSON") from error
-        if isinstance(event, dict) and "error" in event:
-            message: Any = event["error"].get("message") if isinstance(event["error"], dict) else event["error"]
-            raise CloudFailure("its stream reported an error", UpstreamError(f"The cloud's stream failed: {message}"))
-        if not isinstance(event, dict) or not isinstance(event.get("choices"), list):
+        if event is not None and event.get("error"):
+            reported = table(event["error"]) or {"message": event["error"]}
+            error = UpstreamError(f"The cloud's stream failed: {reported.get('message')}")
+            raise CloudFailure("its stream reported an error", error)
+        choices = None if event is None else tables(event.get("choices"))
+        if event is None or choices is None:
             raise _nonsense("its stream holds an event without choices")
-        if any(isinstance(choice, dict) and choice.get("finish_reason") for choice in event["choices"]):
-            self._finished = True
+        self._finished = self._finished or any(choice.get("finish_reason") for choice in choices)
         return payload, event
 
 
 def _has_content(event: dict[str, Any]) -> bool:
     for choice in event["choices"]:
-        if not isinstance(choice, dict):
-            raise _nonsense("its stream holds a malformed choice")
-        delta: Any = choice.get("delta") or {}
+        delta = table(choice.get("delta")) or {}
         if choice.get("finish_reason") or choice.get("text"):
             return True
         if any(value for name, value in delta.items() if name != "role"):
@@ -189,26 +189,26 @@ async def _read(response: httpx.Response) -> bytes:
 
 def _completion(raw: bytes) -> dict[str, Any]:
     try:
-        body: Any = msgspec.json.decode(raw)
+        body = table(msgspec.json.decode(raw))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _nonsense("its answer is not JSON") from error
-    choices: Any = body.get("choices") if isinstance(body, dict) else None
-    if not isinstance(choices, list) or not choices or not all(_is_choice(choice) for choice in choices):
+    choices = None if body is None else tables(body.get("choices"))
+    if body is None or not choices or not all(_is_choice(choice) for choice in choices):
         raise _nonsense("its answer is not a completion")
     return body
 
 
-def _is_choice(choice: Any) -> bool:
-    return isinstance(choice, dict) and (isinstance(choice.get("message"), dict) or isinstance(choice.get("text"), str))
+def _is_choice(choice: dict[str, Any]) -> bool:
+    return table(choice.get("message")) is not None or isinstance(choice.get("text"), str)
 
 
 def _refused(response: httpx.Response, raw: bytes) -> CloudFailure:
     """The server said no. Its own words are relayed where they are OpenAI-shaped."""
     status = response.status_code
     with suppress(msgspec.DecodeError, UnicodeDecodeError):
-        body: Any = msgspec.json.decode(raw)
-        if isinstance(body, dict) and isinstance(body.get("error"), dict):
-            message = str(body["error"].get("message"))
+        body = table(msgspec.json.decode(raw)) or {}
+        if (error := table(body.get("error"))) is not None:
+            message = str(error.get("message"))
             return CloudFailure(f"it answered {status}", _typed(status, message), status=status, relay=raw)
     return CloudFailure(f"it answered {status}", _typed(status, f"The cloud answered {status}."), status=status)
 
@@ -233,6 +233,10 @@ def _unreachable(error: httpx.HTTPError) -> CloudFailure:
     cause = "it cannot be reached" if isinstance(error, httpx.TransportError) else "its answer is malformed"
     detail = str(error) or type(error).__name__
     return CloudFailure(cause, UpstreamError(f"The cloud failed: {detail}"))
+
+
+def _cut(detail: str) -> CloudFailure:
+    return CloudFailure("its stream was cut", UpstreamError(f"The cloud's stream was cut before its end: {detail}"))
 
 
 def _nonsense(what: str) -> CloudFailure:

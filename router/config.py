@@ -11,11 +11,12 @@ import msgspec
 
 from ..protocol import settings
 from ..protocol.errors import ConfigurationError
+from .loose import table
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """US dollars per million tokens. Defaults: the device is free, the cloud costs what a mid-size hosted model does."""
+    """US dollars per million tokens. By default the device is free, the cloud at the price of a mid-size model."""
 
     local_input: float = 0.0
     local_output: float = 0.0
@@ -105,10 +106,11 @@ def _merge(into: dict[str, Any], update: dict[str, Any], source: str) -> None:
     if isinstance(prices, Prices):
         prices = {name: getattr(prices, name) for name in _KNOWN_PRICES}
     if prices is not None:
-        if not isinstance(prices, Mapping):
+        given = table(prices)
+        if given is None:
             raise ConfigurationError(f"prices in {source} must be a table of {', '.join(_KNOWN_PRICES)}.")
-        _refuse_unknown(prices, _KNOWN_PRICES, f"prices in {source}")
-        into["prices"].update(prices)
+        _refuse_unknown(given, _KNOWN_PRICES, f"prices in {source}")
+        into["prices"].update(given)
     into.update(
         {name: None if name in _OPTIONAL and value in ("", "none") else value for name, value in update.items()}
     )

@@ -13,13 +13,14 @@ from ..protocol.requests import Message
 from .tiers import LocalAnswer, Signals
 
 if TYPE_CHECKING:
-    from ..classifier.features import RunView
-    from ..classifier.policy import Policy, Thresholds
+    from ..classifier.policy import Policy
+    from ..classifier.thresholds import Thresholds
+    from ..classifier.views import RunView
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One gate's word. `p_gain`: calibrated chance that the cloud's answer is better; None where nothing computed it."""
+    """One gate's word. `p_gain`: calibrated chance that the cloud's answer is better, if computed."""
 
     gate: int
     escalate: bool
@@ -53,7 +54,7 @@ class PolicyGates:
         self.tokens = policy.gate2_tokens
 
     def before(self, messages: Sequence[Message], quality: float) -> Verdict:
-        from ..classifier.features import PromptView
+        from ..classifier.views import PromptView
 
         p_gain = float(self._policy.before(PromptView.of(messages)))
         return _against(1, "before generation", p_gain, self._at(quality).before)
@@ -76,7 +77,7 @@ class PolicyGates:
 
 
 class ConfidenceGates:
-    """No policy for this pair: escalate when the mean token probability is low. Simple, and says that it is uncalibrated.
+    """No policy for this pair: escalate when the mean token probability is low. Says that it is uncalibrated.
 
     Gate 3 compares the geometric mean of the answer's token probabilities with `confidence`; gate 2 stops a run whose
     last 16 tokens fall below half of it; gate 1 has nothing to go by.
@@ -113,7 +114,7 @@ def load_gates(
 ) -> Gates:
     """The gates for the pair `models` ({"local", "cloud"}) under `RouterConfig.policy`.
 
-    Raises ConfigurationError if a policy named by its folder was calibrated for other models and `allow_foreign` is off.
+    Raises ConfigurationError if a policy named by its folder was made for other models and `allow_foreign` is off.
     """
     if policy == "none":
         return ConfidenceGates(confidence)
@@ -156,7 +157,7 @@ def _pair(models: dict[str, str]) -> str:
 def _run_view(messages: Sequence[Message], answer: LocalAnswer, signals: Sequence[Signals]) -> RunView:
     import numpy as np
 
-    from ..classifier.features import PromptView, RunView
+    from ..classifier.views import PromptView, RunView
 
     empty = np.zeros(0, dtype=np.float32)
     return RunView(
@@ -168,5 +169,5 @@ def _run_view(messages: Sequence[Message], answer: LocalAnswer, signals: Sequenc
         prompt_logprobs=empty if answer.prompt_logprobs is None else answer.prompt_logprobs,
         prompt_hidden=empty if answer.prompt_hidden is None else answer.prompt_hidden,
         answer_hidden=answer.answer_hidden,
-        finish_reason=answer.finish_reason or "length",
+        finish_reason=answer.finish_reason or "",
     )

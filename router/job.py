@@ -11,9 +11,10 @@ import msgspec
 
 from ..protocol.errors import InvalidRequestError
 from ..protocol.ids import new_id
-from ..protocol.requests import ChatRequest, Message, TextPart, UpdraftOptions, parse_chat
+from ..protocol.requests import ChatRequest, Message, UpdraftOptions, parse_chat
 from ..protocol.wire import WireRequest
 from .config import RouterConfig
+from .loose import table, tables
 
 Wanted = Literal["auto", "local", "cloud"]
 
@@ -45,8 +46,8 @@ class Job:
 
     @property
     def include_usage(self) -> bool:
-        options: Any = self.body.get("stream_options")
-        return isinstance(options, dict) and options.get("include_usage") is True
+        options = table(self.body.get("stream_options")) or {}
+        return options.get("include_usage") is True
 
     @property
     def remaining_s(self) -> float:
@@ -57,10 +58,10 @@ class Job:
 def read_model(body: bytes) -> tuple[dict[str, Any], str]:
     """The decoded JSON object and its `model`. Raises InvalidRequestError."""
     try:
-        decoded: Any = msgspec.json.decode(body)
+        decoded = table(msgspec.json.decode(body))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
-    if not isinstance(decoded, dict):
+    if decoded is None:
         raise InvalidRequestError("The request body must be a JSON object.", code="invalid_json")
     model: Any = decoded.get("model")
     if not isinstance(model, str):
@@ -131,10 +132,8 @@ def _for_the_device(body: dict[str, Any]) -> tuple[ChatRequest | None, InvalidRe
 
 def _may_be_understood_elsewhere(body: dict[str, Any], error: InvalidRequestError) -> bool:
     """A field, role or content part that is unknown here may be a feature of the cloud's; a bad value is not."""
-    messages: Any = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        return False
-    if any(not isinstance(message, dict) or not isinstance(message.get("role"), str) for message in messages):
+    messages = tables(body.get("messages"))
+    if not messages or not all(isinstance(message.get("role"), str) for message in messages):
         return False
     about = error.param or ""
     if about.startswith("messages"):
@@ -146,7 +145,4 @@ def _is_beyond_text(message: dict[str, Any]) -> bool:
     """Tool turns, tool calls, images, audio: well-formed in OpenAI's protocol, and not for a small text model."""
     if message["role"] in ("tool", "function") or message.get("tool_calls"):
         return True
-    content: Any = message.get("content")
-    return isinstance(content, list) and any(
-        isinstance(part, dict) and part.get("type") != TextPart.__struct_defaults__[0] for part in content
-    )
+    return any(part.get("type") != "text" for part in tables(message.get("content")) or [])

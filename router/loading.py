@@ -1,4 +1,4 @@
-"""From settings to running tiers. The only place that knows which engine, endpoint and policy stand behind the names."""
+"""From settings to running tiers: the only place that knows which engine and policy stand behind the names."""
 
 from __future__ import annotations
 

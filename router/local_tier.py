@@ -44,6 +44,7 @@ class EngineLike(Protocol):
     def start(
         self, messages: Sequence[Message], params: SamplingParams, *, continue_final_message: bool = False
     ) -> Any: ...
+    def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes: ...
     def close(self) -> None: ...
 
 
@@ -74,8 +75,8 @@ class EngineLocalTier:
             raise
         return generation
 
-    def token_text(self, token_id: int) -> str:
-        return str(getattr(self._engine, "token_text", str)(token_id))
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._engine.token_bytes(token_id, skip_special=False)
 
     async def aclose(self) -> None:
         if not self._closed:

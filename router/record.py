@@ -54,7 +54,7 @@ class Record:
 
     @property
     def saved_usd(self) -> float:
-        """Against the cloud alone, had it written an answer of this length; below 0 where trying locally was in vain."""
+        """Against the cloud alone with an answer of this length; below 0 where paid local work was in vain."""
         if self.route is None:
             return 0.0
         if self.tier == "cloud":

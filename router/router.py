@@ -1,4 +1,4 @@
-"""The router: requests in OpenAI's shape in, answers out, whatever carries them. The cascade decides, this one serves."""
+"""The router: OpenAI requests in, answers out, whatever carries them. The cascade decides, this one serves."""
 
 from __future__ import annotations
 

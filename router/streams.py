@@ -103,7 +103,7 @@ class _LocalText:
     def _logprobs(self, token: Token) -> ChoiceLogprobs | None:
         if not self._cascade.chat.logprobs:
             return None
-        return token_logprobs([token], self._cascade.local.token_text)
+        return token_logprobs([token], self._cascade.local.token_bytes)
 
 
 def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:

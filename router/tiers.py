@@ -10,6 +10,7 @@ from ..protocol.errors import UpdraftError
 from ..protocol.requests import Message
 from ..protocol.responses import FinishReason
 from ..protocol.sampling import SamplingParams
+from .loose import table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,8 +82,8 @@ class LocalTier(Protocol):
         """Begin an answer. Raises ContextLengthError if it does not fit the model's context window."""
         ...
 
-    def token_text(self, token_id: int) -> str:
-        """The text of one vocabulary entry, for `top_logprobs`."""
+    def token_bytes(self, token_id: int) -> bytes:
+        """One vocabulary entry, for log-probabilities."""
         ...
 
     async def aclose(self) -> None: ...
@@ -116,10 +117,10 @@ class CloudUsage:
     @staticmethod
     def of(body: dict[str, Any]) -> CloudUsage | None:
         """From a completion or chunk; None if it carries no usage."""
-        usage: Any = body.get("usage")
-        if not isinstance(usage, dict):
+        usage = table(body.get("usage"))
+        if usage is None:
             return None
-        details: Any = usage.get("completion_tokens_details")
+        details = table(usage.get("completion_tokens_details")) or {}
         return CloudUsage(
             prompt_tokens=_count(usage, "prompt_tokens"),
             completion_tokens=_count(usage, "completion_tokens"),
@@ -128,8 +129,8 @@ class CloudUsage:
         )
 
 
-def _count(table: Any, name: str) -> int:
-    value: Any = table.get(name) if isinstance(table, dict) else None
+def _count(counts: dict[str, Any], name: str) -> int:
+    value: Any = counts.get(name)
     return value if isinstance(value, int) and value >= 0 else 0
 
 

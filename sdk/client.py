@@ -30,19 +30,19 @@ class OpenAI(openai.OpenAI):
 
     cloud_url, cloud_api_key, cloud_model: an OpenAI-compatible endpoint. local: "pocket", a GGUF file, or None.
     quality: share of the cloud's quality to keep. They override `config`, which overrides nothing else: without it the
-    user's settings are read (`RouterConfig.load`). All other arguments are upstream's, except that `api_key` is another
-    name of `cloud_api_key` (never taken from OPENAI_API_KEY), and that `base_url` and `http_client` belong to the router.
+    user's settings are read (`RouterConfig.load`). All other arguments are upstream's, with two exceptions: `api_key` is
+    another name of `cloud_api_key`, never taken from OPENAI_API_KEY; `base_url` and `http_client` are the router's.
 
     Raises ConfigurationError for unusable settings. Close the client, or use it as a context manager.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keyword-only settings, as upstream's constructor has them
         self,
         *,
-        cloud_url: str | None | _Unset = _UNSET,
-        cloud_api_key: str | None | _Unset = _UNSET,
+        cloud_url: str | _Unset | None = _UNSET,
+        cloud_api_key: str | _Unset | None = _UNSET,
         cloud_model: str | _Unset = _UNSET,
-        local: str | Path | None | _Unset = _UNSET,
+        local: str | Path | _Unset | None = _UNSET,
         quality: float | _Unset = _UNSET,
         config: RouterConfig | None = None,
         **options: Any,
@@ -56,13 +56,13 @@ class OpenAI(openai.OpenAI):
 class AsyncOpenAI(openai.AsyncOpenAI):
     """`openai.AsyncOpenAI` in the same way; see `OpenAI`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keyword-only settings, as upstream's constructor has them
         self,
         *,
-        cloud_url: str | None | _Unset = _UNSET,
-        cloud_api_key: str | None | _Unset = _UNSET,
+        cloud_url: str | _Unset | None = _UNSET,
+        cloud_api_key: str | _Unset | None = _UNSET,
         cloud_model: str | _Unset = _UNSET,
-        local: str | Path | None | _Unset = _UNSET,
+        local: str | Path | _Unset | None = _UNSET,
         quality: float | _Unset = _UNSET,
         config: RouterConfig | None = None,
         **options: Any,
@@ -83,7 +83,7 @@ def _given(**settings: Any) -> dict[str, Any]:
 def _upstream(
     options: dict[str, Any], config: RouterConfig | None, given: dict[str, Any], client: Callable[[Any, Runtime], Any]
 ) -> dict[str, Any]:
-    """The arguments of openai's own constructor. `copy()` and `with_options()` pass our client on: one router for all."""
+    """The arguments of openai's own constructor. `copy()` and `with_options()` pass our client on: one router."""
     http_client = options.get("http_client")
     if http_client is not None:
         if getattr(http_client, "updraft_runtime", None) is None:
@@ -95,7 +95,12 @@ def _upstream(
         raise ConfigurationError("base_url belongs to the router: name the cloud with cloud_url.", param="base_url")
     if http_client is None:
         http_client = client(httpx_of_openai(), Runtime(_settings(config, given, options.get("api_key"))))
-    return {**options, "api_key": options.get("api_key") or PLACEHOLDER_KEY, "base_url": BASE_URL, "http_client": http_client}
+    return {
+        **options,
+        "api_key": options.get("api_key") or PLACEHOLDER_KEY,
+        "base_url": BASE_URL,
+        "http_client": http_client,
+    }
 
 
 def _settings(config: RouterConfig | None, given: dict[str, Any], api_key: Any) -> RouterConfig:

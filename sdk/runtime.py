@@ -1,4 +1,4 @@
-"""The router of one client: an event loop on its own thread, so that sync and async callers share one implementation."""
+"""The router of one client, on an event loop and thread of its own: sync and async callers share one."""
 
 from __future__ import annotations
 
@@ -65,9 +65,7 @@ class Runtime:
                 raise OverloadedError("This client is closed.")
             if self._router is None:
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=_run, args=(self._loop,), name="updraft-router", daemon=True
-                )
+                self._thread = threading.Thread(target=_run, args=(self._loop,), name="updraft-router", daemon=True)
                 self._thread.start()
                 self._router = self._make_router(self.config)
             return self._router

@@ -35,7 +35,9 @@ def httpx_of_openai() -> Any:
         name = base.__module__.partition(".")[0]
         if name in ("httpx", "httpx2"):
             return importlib.import_module(name)
-    raise ImportError(f"openai {openai.__version__} is built on an unknown HTTP library; updraft knows httpx and httpx2.")
+    raise ImportError(
+        f"openai {openai.__version__} is built on an unknown HTTP library; updraft knows httpx and httpx2."
+    )
 
 
 def sync_client(httpx: Any, runtime: Runtime) -> Any:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, ScriptedLocal, tiers, unused_url
-
 from updraft.protocol.errors import EngineError
 from updraft.protocol.wire import WireRequest, WireResponse
 from updraft.router.config import RouterConfig
@@ -646,9 +645,7 @@ def test_sixty_four_requests_while_the_cloud_dies(bench: Any, cloud: FakeCloud) 
         async with bench(ScriptedGates(after=True), cloud_timeout_s=10.0) as b:
             b.local.delay_s = 0.005
             cloud.fail_after = 20
-            asks = [
-                b.stream() if index % 2 else b.answer("cloud" if index % 8 == 0 else "auto") for index in range(64)
-            ]
+            asks = [b.stream() if index % 2 else b.answer("cloud" if index % 8 == 0 else "auto") for index in range(64)]
             outcomes = await asyncio.gather(*asks)
             for outcome in outcomes:
                 if isinstance(outcome, dict):

@@ -16,9 +16,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, ScriptedLocal, tiers
-
 import updraft
+from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, ScriptedLocal, tiers
 from updraft.protocol.errors import ConfigurationError
 from updraft.router.config import RouterConfig
 from updraft.router.ledger import Ledger
@@ -349,8 +348,8 @@ def test_async_timeout_cancel_and_early_close(config: RouterConfig, local: Scrip
             with pytest.raises(openai.APITimeoutError):
                 await client.chat.completions.create(model="local", messages=USER, timeout=0.5)
             task = asyncio.create_task(client.chat.completions.create(model="local", messages=USER))
-            while not local.running:
-                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)
+            assert local.running == 1
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

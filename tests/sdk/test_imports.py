@@ -30,4 +30,6 @@ def test_the_router_needs_no_engine(module: str) -> None:
 
 
 def test_both_classes_resolve_lazily() -> None:
-    assert fresh("import updraft; print(updraft.OpenAI.__mro__[1].__module__, updraft.AsyncOpenAI)").startswith("openai")
+    assert fresh("import updraft; print(updraft.OpenAI.__mro__[1].__module__, updraft.AsyncOpenAI)").startswith(
+        "openai"
+    )

@@ -18,7 +18,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-
 from updraft.protocol.errors import ContextLengthError
 from updraft.router.cascade import Tiers
 from updraft.router.cloud_tier import HttpCloudTier
@@ -109,8 +108,8 @@ class ScriptedLocal:
         self.running += 1
         return FakeGeneration(self, words, params.max_tokens)
 
-    def token_text(self, token_id: int) -> str:
-        return f"<{token_id}>"
+    def token_bytes(self, token_id: int) -> bytes:
+        return f"<{token_id}>".encode()
 
     async def aclose(self) -> None:
         self.closed = True
