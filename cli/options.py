@@ -17,9 +17,9 @@ from ..protocol.errors import ConfigurationError
 if TYPE_CHECKING:
     from ..router.config import RouterConfig
 
-SERVE_PORT = 8790
-NODE_PORT = 8791
-GATEWAY_PORT = 8792
+SERVE_PORT = 4114
+NODE_PORT = 4116
+GATEWAY_PORT = 4115
 MOST_TASKS = 20_000
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -53,16 +52,17 @@ def pocket_cloud(*, nodes: int = 1, say: Callable[[str], None] = lambda _line: N
 
 def _start(folder: Path, children: list[Child], nodes: int) -> PocketCloud:
     """All nodes at once, then the gateway over those that are ready. Every process is in `children` once it runs."""
+    from ..cloud_engine.gateway.keys import new_key
     from ..embedded import pocket
 
-    model = ["--model", str(pocket.large_folder()), "--draft", str(pocket.small_folder())]
+    model = ["--model", str(pocket.large_folder()), "--draft", str(pocket.small_folder()), "--threads", "1"]
     for number in range(1, nodes + 1):
         children.append(Child(f"node-{number}", "updraft.cloud_engine.node", model, folder))
     started = list(children)
     urls = [child.wait_ready() for child in started]
-    key = secrets.token_urlsafe(24)
+    key, line = new_key("pocket")
     keys = folder / "keys"
-    _write_keys(keys, key)
+    keys.write_text(f"{line}\n")
     arguments = [word for url in urls for word in ("--node", url)]
     arguments += ["--keys", str(keys), "--db", str(folder / "gateway.sqlite3")]
     gateway = Child("gateway", "updraft.cloud_engine.gateway", arguments, folder)
