@@ -1,0 +1,121 @@
+"""The gateway's routes: the two relayed ones, and small ones around them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from ...protocol import prometheus
+from ...protocol.errors import ModelNotFoundError, OverloadedError
+from ...protocol.http import create_app, error_response, send_json
+from ...protocol.responses import ModelCard, ModelList
+from .relay import Relay
+
+
+def create_gateway_app(relay: Relay) -> FastAPI:
+    """Nodes are watched while the app runs; at its end every row is on disk."""
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
+        await relay.registry.start()
+        try:
+            yield
+        finally:
+            await relay.registry.close()
+            await relay.upstream.close()
+            await asyncio.to_thread(relay.meter.close)
+
+    app = create_app("Updraft gateway", lifespan=lifespan)
+    routes = _Routes(relay)
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        app.router.routes.append(Route(path, relay, methods=["POST"]))
+    app.add_route("/v1/models", routes.models, methods=["GET"])
+    app.add_route("/v1/models/{model:path}", routes.model, methods=["GET"])
+    app.add_route("/health", routes.health, methods=["GET"])
+    app.add_route("/metrics", routes.metrics, methods=["GET"])
+    app.add_route("/admin/nodes", routes.nodes, methods=["GET"])
+    app.add_route("/admin/usage", routes.usage, methods=["GET"])
+    return app
+
+
+class _Routes:
+    def __init__(self, relay: Relay) -> None:
+        self._registry = relay.registry
+        self._meter = relay.meter
+        self._keys = relay.keys
+        self._counters = relay.counters
+
+    async def models(self, request: Request) -> Response:
+        self._check_key(request)
+        return send_json(ModelList([ModelCard(id=model) for model in self._registry.models()]))
+
+    async def model(self, request: Request) -> Response:
+        self._check_key(request)
+        model = request.path_params["model"]
+        if model not in self._registry.models():
+            raise ModelNotFoundError(f"The model {model!r} does not exist here.", param="model")
+        return send_json(ModelCard(id=model))
+
+    async def health(self, _request: Request) -> Response:
+        healthy = sum(node.healthy for node in self._registry.nodes)
+        if not healthy:
+            return error_response(OverloadedError("No node is up."))
+        return send_json({"status": "ok", "nodes": len(self._registry.nodes), "healthy_nodes": healthy})
+
+    async def metrics(self, _request: Request) -> Response:
+        nodes, counters = self._registry.nodes, self._counters
+        metrics = [
+            prometheus.Metric(
+                "updraft_gateway_requests_total",
+                "counter",
+                "requests by final status",
+                samples={(("status", str(status)),): count for status, count in sorted(counters.by_status.items())},
+            ),
+            prometheus.Metric(
+                "updraft_gateway_node_up",
+                "gauge",
+                "1 if the node takes requests",
+                samples={(("node", node.url),): node.healthy for node in nodes},
+            ),
+            prometheus.Metric(
+                "updraft_gateway_node_in_flight",
+                "gauge",
+                "requests on the node now",
+                samples={(("node", node.url),): node.in_flight for node in nodes},
+            ),
+            prometheus.Metric("updraft_gateway_retries_total", "counter", "fail-overs", counters.retries),
+            prometheus.Metric(
+                "updraft_gateway_prompt_tokens_total", "counter", "prompt tokens", counters.prompt_tokens
+            ),
+            prometheus.Metric(
+                "updraft_gateway_completion_tokens_total", "counter", "completion tokens", counters.completion_tokens
+            ),
+        ]
+        return PlainTextResponse(prometheus.render(metrics), media_type=prometheus.CONTENT_TYPE)
+
+    async def nodes(self, request: Request) -> Response:
+        self._check_key(request)
+        shown = [
+            {
+                "url": node.url,
+                "healthy": node.healthy,
+                "reason": node.reason,
+                "models": node.models,
+                "in_flight": node.in_flight,
+            }
+            for node in self._registry.nodes
+        ]
+        return send_json({"nodes": shown})
+
+    async def usage(self, request: Request) -> Response:
+        self._check_key(request)
+        return send_json({"usage": await asyncio.to_thread(self._meter.totals)})
+
+    def _check_key(self, request: Request) -> None:
+        self._keys.name_of(request.headers.get("authorization", ""))

@@ -1,0 +1,139 @@
+"""The nodes behind the gateway: which are well, what they serve, and who takes the next request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Generator, Sequence
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import msgspec
+
+from ...protocol.errors import ConfigurationError, ModelNotFoundError, OverloadedError
+from .upstream import Target, Upstream, UpstreamFailure
+
+_PROBE_S = 0.5
+_PROBE_TIMEOUT_S = 2.0
+_PROBES_TO_RETURN = 2
+_MODELS_EVERY = 20  # probes
+_log = logging.getLogger("updraft.gateway")
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class Node:
+    """One OpenAI-compatible server. `in_flight` counts this gateway's requests on it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigurationError(
+                f"--node {url!r} is not an http(s) URL such as http://127.0.0.1:8000.", param="node"
+            )
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        self.target = Target(parts.scheme.encode(), parts.hostname.encode(), port, parts.path.encode())
+        self.models: tuple[str, ...] = ()
+        self.healthy = False
+        self.reason = "not probed yet"
+        self.in_flight = 0
+        self._good_probes = _PROBES_TO_RETURN - 1  # a first success is enough at the start
+
+    def failed(self, reason: str) -> None:
+        """Out at once; back after some good probes."""
+        if self.healthy:
+            _log.warning("Node %s is out: %s", self.url, reason)
+        self.healthy, self.reason, self._good_probes = False, reason, 0
+
+    def passed(self) -> None:
+        self._good_probes += 1
+        if not self.healthy and self._good_probes >= _PROBES_TO_RETURN:
+            _log.info("Node %s is in", self.url)
+            self.healthy, self.reason = True, ""
+
+
+class NodeRegistry:
+    """All nodes, watched in the background between `start` and `close`."""
+
+    def __init__(self, urls: Sequence[str], upstream: Upstream) -> None:
+        """Raises ConfigurationError for a URL that is none, given twice, or no URL at all."""
+        self.nodes = [Node(url) for url in urls]
+        if not self.nodes:
+            raise ConfigurationError("A gateway needs at least one --node URL.", param="node")
+        if len({node.url for node in self.nodes}) < len(self.nodes):
+            raise ConfigurationError("The same --node URL is given twice.", param="node")
+        self._upstream = upstream
+        self._turn = 0
+        self._watchers: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Probe every node once, then watch them. Nodes that are not up yet may come later."""
+        await asyncio.gather(*(self._probe(node, with_models=True) for node in self.nodes))
+        self._watchers = [asyncio.create_task(self._watch(node)) for node in self.nodes]
+
+    async def close(self) -> None:
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+
+    def models(self) -> list[str]:
+        """The models of all nodes that are in."""
+        return sorted({model for node in self.nodes if node.healthy for model in node.models})
+
+    def choose(self, model: str, tried: Collection[Node]) -> Node | None:
+        """The least loaded node that is in, has `model` and is not in `tried`; ties in turn. None: no such node."""
+        self._turn += 1
+        order = self.nodes[self._turn % len(self.nodes) :] + self.nodes[: self._turn % len(self.nodes)]
+        usable = [node for node in order if node.healthy and node not in tried and model in node.models]
+        return min(usable, key=lambda node: node.in_flight, default=None)
+
+    def refusal(self, model: str) -> OverloadedError | ModelNotFoundError:
+        """Why there is no node for `model`."""
+        known = {name for node in self.nodes for name in node.models}
+        if any(node.healthy for node in self.nodes) and model not in known:
+            return ModelNotFoundError(
+                f"The model {model!r} does not exist here; there are: {', '.join(sorted(known))}.", param="model"
+            )
+        return OverloadedError("No node can take this request now: try again in a moment.")
+
+    @contextmanager
+    def load(self, node: Node) -> Generator[None]:
+        node.in_flight += 1
+        try:
+            yield
+        finally:
+            node.in_flight -= 1
+
+    async def _watch(self, node: Node) -> None:
+        count = 0
+        while True:
+            await asyncio.sleep(_PROBE_S)
+            count += 1
+            await self._probe(node, with_models=not node.healthy or count % _MODELS_EVERY == 0)
+
+    async def _probe(self, node: Node, *, with_models: bool) -> None:
+        """One look at `/health` (a server without that route counts as well), and at the models."""
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                status, _ = await self._upstream.get(node.target, b"/health")
+                if status not in (200, 404, 405):
+                    node.failed(f"/health answered {status}")
+                    return
+                if with_models:
+                    status, body = await self._upstream.get(node.target, b"/v1/models")
+                    if status != 200:
+                        node.failed(f"/v1/models answered {status}")
+                        return
+                    node.models = tuple(model.id for model in msgspec.json.decode(body, type=_Models).data)
+            node.passed()
+        except (UpstreamFailure, msgspec.DecodeError) as error:
+            node.failed(str(error))
+        except TimeoutError:
+            node.failed(f"no answer to a probe within {_PROBE_TIMEOUT_S} s")

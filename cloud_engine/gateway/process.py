@@ -1,0 +1,71 @@
+"""The gateway as a process: its options, and the way to a served port."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...protocol.errors import ConfigurationError
+from ...protocol.server import bind_socket, exit_with_parent, serve
+from .keys import KeyStore
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOptions:
+    """`nodes`: URLs of OpenAI-compatible servers. `keys`: the key file; without one, `no_auth` must say so, and then
+    only loopback addresses are served. `db`: the SQLite file for usage rows. `node_api_key`: sent to the nodes.
+    `timeout_s` bounds a request from its arrival to its last byte.
+    """
+
+    nodes: Sequence[str]
+    db: Path
+    keys: Path | None = None
+    no_auth: bool = False
+    host: str = "127.0.0.1"
+    port: int = 0
+    node_api_key: str | None = None
+    timeout_s: float = 600.0
+    ready_file: Path | None = None
+    exit_with_parent: bool = False
+
+
+def run_gateway(options: GatewayOptions) -> None:
+    """Serve until SIGTERM or SIGINT. Raises PortInUseError or ConfigurationError."""
+    from .app import create_gateway_app
+    from .metering import Meter
+    from .nodes import NodeRegistry
+    from .relay import Counters, Relay
+    from .upstream import Upstream
+
+    if options.exit_with_parent:
+        exit_with_parent()
+    if not (options.timeout_s > 0 and math.isfinite(options.timeout_s)):
+        raise ConfigurationError(f"timeout_s must be a number above 0, got {options.timeout_s}.", param="timeout_s")
+    keys = _keys(options)
+    upstream = Upstream(options.node_api_key)
+    registry = NodeRegistry(options.nodes, upstream)
+    with bind_socket(options.host, options.port) as sock:
+        relay = Relay(registry, upstream, keys, Meter(options.db), Counters(), options.timeout_s)
+        serve(create_gateway_app(relay), sock=sock, ready_file=options.ready_file)
+
+
+def _keys(options: GatewayOptions) -> KeyStore:
+    if options.keys is not None and options.no_auth:
+        raise ConfigurationError("--keys and --no-auth exclude each other.", param="no_auth")
+    if options.keys is not None:
+        return KeyStore.load(options.keys)
+    if not options.no_auth:
+        raise ConfigurationError("Give --keys FILE, or --no-auth to let everybody on this machine in.", param="keys")
+    if not _is_loopback(options.host):
+        raise ConfigurationError(f"--no-auth is for loopback only, not for --host {options.host}.", param="no_auth")
+    return KeyStore({})
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,270 @@
+"""The hot path: one request to one node and its bytes back, with fail-over until the first byte and a row at the end.
+
+A raw ASGI endpoint: what it relays it does not decode, except for the few fields that routing and metering need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import httpcore
+import msgspec
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from ...protocol import sse
+from ...protocol.errors import (
+    InvalidRequestError,
+    ModelNotFoundError,
+    OverloadedError,
+    RequestTimeoutError,
+    UpdraftError,
+    UpstreamError,
+)
+from ...protocol.http import request_id, while_connected
+from .keys import KeyStore
+from .metering import Meter, UsageRow
+from .nodes import Node, NodeRegistry
+from .upstream import Upstream, UpstreamFailure, body_of
+
+_TRY_ELSEWHERE = frozenset({500, 502, 503, 504})
+_RELAYED_HEADERS = frozenset(
+    {b"content-type", b"retry-after", b"x-should-retry", b"cache-control", b"x-accel-buffering"}
+)
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+
+
+class _Peek(msgspec.Struct):
+    """What the gateway must know of a request; everything else is the node's business."""
+
+    model: str
+    stream: bool = False
+    stream_options: _StreamOptions | None = None
+
+
+class _Details(msgspec.Struct):
+    accepted_prediction_tokens: int | None = 0
+    rejected_prediction_tokens: int | None = 0
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    completion_tokens_details: _Details | None = None
+
+
+class _UsagePeek(msgspec.Struct):
+    usage: _Usage | None = None
+    choices: list[msgspec.Raw] = []
+
+
+@dataclass(slots=True)
+class _Call:
+    """A request on its way. `hide_usage`: the usage chunk is ours, the client did not ask for it."""
+
+    id: str
+    path: bytes
+    body: bytes
+    model: str
+    stream: bool
+    hide_usage: bool
+    row: UsageRow
+    started: float
+    send: Send
+    answered: bool = False
+    tried: list[Node] = field(default_factory=list[Node])
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """`POST /v1/chat/completions` and `/v1/completions`. `timeout_s` bounds a request from its arrival to its last byte."""
+
+    registry: NodeRegistry
+    upstream: Upstream
+    keys: KeyStore
+    meter: Meter
+    counters: Counters
+    timeout_s: float
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = time.perf_counter()
+        row = UsageRow(request_id(scope))
+        try:
+            await self._serve(scope, receive, send, row, started)
+        except UpdraftError as error:
+            row.status = error.status
+            raise
+        except BaseException:
+            row.status = 500
+            raise
+        finally:
+            row.latency_ms = (time.perf_counter() - started) * 1e3
+            self.meter.record(row)
+            self.counters.count(row)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, row: UsageRow, started: float) -> None:
+        request = Request(scope, receive)
+        row.key_name = self.keys.name_of(request.headers.get("authorization", ""))
+        call = _call(scope, await request.body(), row, started, send)
+        async with while_connected(receive):
+            try:
+                async with asyncio.timeout(self.timeout_s):
+                    await self._answer(call)
+            except (TimeoutError, UpstreamFailure) as error:
+                failure = _typed(error, self.timeout_s)
+                row.status = failure.status
+                if not call.answered:
+                    raise failure from error
+                await self._end_broken_stream(call, failure)
+
+    async def _answer(self, call: _Call) -> None:
+        """Try nodes until one answers. Raises UpdraftError if none does, UpstreamFailure once bytes are out."""
+        while True:
+            node = self.registry.choose(call.model, call.tried)
+            if node is None:
+                raise self._refusal(call)
+            call.row.node, call.row.retries = node.url, len(call.tried)
+            call.tried.append(node)
+            is_last = self.registry.choose(call.model, call.tried) is None
+            try:
+                with self.registry.load(node):
+                    if await self._relay(call, node, is_last=is_last):
+                        return
+            except UpstreamFailure as failure:
+                node.failed(str(failure))
+                if call.answered:
+                    raise
+
+    def _refusal(self, call: _Call) -> UpdraftError:
+        refusal = self.registry.refusal(call.model)
+        if call.tried and isinstance(refusal, ModelNotFoundError):
+            return OverloadedError("Every node that has this model failed on this request: try again.")
+        return refusal
+
+    async def _relay(self, call: _Call, node: Node, *, is_last: bool) -> bool:
+        """One attempt. False: the node answered that it cannot, and another may."""
+        async with self.upstream.open("POST", node.target, call.path, call.body, call.id.encode()) as response:
+            if response.status in _TRY_ELSEWHERE and not is_last:
+                return False
+            call.row.status = response.status
+            if call.stream and response.status == 200:
+                await self._relay_stream(call, response)
+            else:
+                await self._relay_whole(call, response)
+        return True
+
+    async def _relay_whole(self, call: _Call, response: httpcore.Response) -> None:
+        body = b"".join([chunk async for chunk in body_of(response)])
+        if response.status == 200:
+            _read_usage(body, call.row)
+        await _start(call, response, len(body))
+        await _emit(call, body, more=False)
+
+    async def _relay_stream(self, call: _Call, response: httpcore.Response) -> None:
+        """Whole events only, so that an error event can follow wherever the node breaks off."""
+        ended = False
+        async with aclosing(_events_of(response)) as events:
+            async for event in events:
+                if b'"usage"' in event and _read_usage(event[5:], call.row) and call.hide_usage:
+                    continue
+                if not call.answered:
+                    await _start(call, response, None)
+                ended = ended or event.startswith((b"data: [DONE]", b'data: {"error"'))
+                await _emit(call, event, more=True)
+        if not ended:
+            raise UpstreamFailure("the stream ended without [DONE]")
+        await _emit(call, b"", more=False)
+
+    async def _end_broken_stream(self, call: _Call, failure: UpdraftError) -> None:
+        await _emit(call, sse.event(failure.to_body()), more=False)
+
+
+class Counters:
+    """For `/metrics`."""
+
+    def __init__(self) -> None:
+        self.by_status: dict[int, int] = {}
+        self.retries = 0
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+
+    def count(self, row: UsageRow) -> None:
+        self.by_status[row.status] = self.by_status.get(row.status, 0) + 1
+        self.retries += row.retries
+        self.prompt_tokens += row.prompt_tokens
+        self.completion_tokens += row.completion_tokens
+
+
+def _call(scope: Scope, body: bytes, row: UsageRow, started: float, send: Send) -> _Call:
+    """Raises InvalidRequestError."""
+    try:
+        peek = msgspec.json.decode(body, type=_Peek)
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(f"Invalid request: {error}", code="invalid_value") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
+    row.model = peek.model
+    hide_usage = peek.stream and not (peek.stream_options and peek.stream_options.include_usage)
+    if hide_usage:
+        body = _asking_for_usage(body)
+    path = scope["path"].encode()
+    return _Call(row.request_id, path, body, peek.model, peek.stream, hide_usage, row, started, send)
+
+
+def _asking_for_usage(body: bytes) -> bytes:
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    options = msgspec.json.decode(fields.get("stream_options", b"null"), type=dict[str, msgspec.Raw] | None) or {}
+    options["include_usage"] = msgspec.Raw(b"true")
+    return msgspec.json.encode({**fields, "stream_options": options})
+
+
+def _read_usage(payload: bytes, row: UsageRow) -> bool:
+    """Note the usage in `payload`, if there is one. True: it is the extra chunk that carries nothing else."""
+    try:
+        peek = msgspec.json.decode(payload, type=_UsagePeek)
+    except msgspec.DecodeError:  # not ours to judge: the client gets it as it is
+        return False
+    if peek.usage is None:
+        return False
+    details = peek.usage.completion_tokens_details or _Details()
+    row.prompt_tokens, row.completion_tokens = peek.usage.prompt_tokens, peek.usage.completion_tokens
+    row.accepted_prediction_tokens = details.accepted_prediction_tokens or 0
+    row.rejected_prediction_tokens = details.rejected_prediction_tokens or 0
+    return not peek.choices
+
+
+async def _events_of(response: httpcore.Response) -> AsyncGenerator[bytes]:
+    """The stream cut at event borders; what is left of a broken event is dropped."""
+    rest = b""
+    async with aclosing(body_of(response)) as chunks:
+        async for chunk in chunks:
+            *events, rest = (rest + chunk).replace(b"\r\n", b"\n").split(b"\n\n")
+            for event in events:
+                yield event + b"\n\n"
+
+
+async def _start(call: _Call, response: httpcore.Response, length: int | None) -> None:
+    headers = [(name.lower(), value) for name, value in response.headers if name.lower() in _RELAYED_HEADERS]
+    if length is not None:
+        headers.append((b"content-length", b"%d" % length))
+    call.row.ttft_ms = (time.perf_counter() - call.started) * 1e3
+    call.answered = True
+    await call.send({"type": "http.response.start", "status": response.status, "headers": headers})
+
+
+async def _emit(call: _Call, data: bytes, *, more: bool) -> None:
+    call.row.bytes += len(data)
+    await call.send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+def _typed(error: TimeoutError | UpstreamFailure, timeout_s: float) -> UpdraftError:
+    if isinstance(error, TimeoutError):
+        return RequestTimeoutError(f"The request took longer than {timeout_s:g} s.")
+    return UpstreamError(f"The node broke off in the middle of its answer ({error}): send the request again.")
