@@ -72,7 +72,7 @@ def check_llama() -> Check:
     from ..embedded import pocket
     from ..local_engine.probe import probe
 
-    report = probe(pocket.small_gguf(), timeout_s=PROBE_TIMEOUT_S)
+    report = probe(pocket.pocket_small_gguf(), timeout_s=PROBE_TIMEOUT_S)
     if report.status == "ok":
         return Check("llama.cpp", "warn" if report.advice else "ok", report.detail, report.advice)
     return Check("llama.cpp", "fail", report.detail, report.advice)
@@ -97,7 +97,7 @@ def check_models() -> Check:
     def look() -> str:
         from ..embedded import pocket
 
-        files = [pocket.small_gguf(), *sorted(pocket.large_folder().glob("*.safetensors"))]
+        files = [pocket.pocket_small_gguf(), *sorted(pocket.pocket_large_folder().glob("*.safetensors"))]
         return ", ".join(
             f"{path.name} {path.stat().st_size / 1e6:.1f} MB sha256 {_sha256(path)[:12]}" for path in files
         )

@@ -185,7 +185,7 @@ def _gate3(questions: list[Question], cloud_right: list[bool], watch: Watch) -> 
     from ..local_engine.engine import LocalEngine
 
     policy = Policy.load(pocket.policy_folder())
-    with LocalEngine.load(pocket.small_gguf()) as engine, watch.stage("gate 3", len(questions)) as advance:
+    with LocalEngine.load(pocket.pocket_small_gguf()) as engine, watch.stage("gate 3", len(questions)) as advance:
         judged = judge(engine, policy, questions, lambda: advance("judging every local answer"))
     return gate3_figures(judged, cloud_right)
 

@@ -56,9 +56,9 @@ def _load_engine(name: str) -> LocalEngine:
 def _model_file(name: str) -> Path:
     if name != "pocket":
         return Path(name).expanduser()
-    from ..embedded.pocket import small_gguf
+    from ..embedded.pocket import pocket_small_gguf
 
-    return small_gguf()
+    return pocket_small_gguf()
 
 
 def _load_gates(config: RouterConfig, model_id: str) -> Gates:
