@@ -34,7 +34,7 @@ class KeyStore:
 
     @classmethod
     def load(cls, path: Path) -> KeyStore:
-        """Read `name:sha256hex` lines (`#` comments allowed) or a JSON object of the same. Raises ConfigurationError."""
+        """Read `name:sha256hex` lines (`#` comments) or a JSON object of the same. Raises ConfigurationError."""
         try:
             text = path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:

@@ -48,7 +48,7 @@ class _Flush:
 
 
 class Meter:
-    """Takes rows without waiting; they are on disk after `flush` or `close`. A failing disk is retried, not given up."""
+    """Takes rows without waiting; they are on disk after `flush` or `close`. A failing disk is tried again."""
 
     def __init__(self, path: Path) -> None:
         """Open or create the database. Raises ConfigurationError."""

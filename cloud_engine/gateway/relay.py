@@ -84,7 +84,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """`POST /v1/chat/completions` and `/v1/completions`. `timeout_s` bounds a request from its arrival to its last byte."""
+    """`POST /v1/chat/completions` and `/v1/completions`. `timeout_s` bounds the whole."""
 
     registry: NodeRegistry
     upstream: Upstream
@@ -176,7 +176,10 @@ class Relay:
                     continue
                 if not call.answered:
                     await _start(call, response, None)
-                ended = ended or event.startswith((b"data: [DONE]", b'data: {"error"'))
+                if event.startswith(b'data: {"error"'):  # the node lives, its answer does not
+                    call.row.status = UpstreamError.status
+                    ended = True
+                ended = ended or event.startswith(b"data: [DONE]")
                 await _emit(call, event, more=True)
         if not ended:
             raise UpstreamFailure("the stream ended without [DONE]")

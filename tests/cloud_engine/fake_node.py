@@ -1,0 +1,109 @@
+"""A node process with a scripted engine instead of a model: the real HTTP face, starting in a second.
+
+It answers with the prompt's last user words, a token per `--delay` seconds. Words in the prompt make it misbehave:
+`die-first` and `die-middle` kill the process before and after the first token, `break-middle` fails the engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import tokenizers
+from updraft.cloud_engine.engine.request import GenerationRequest, RequestStats, TokenLogprob, TokenOutput
+from updraft.cloud_engine.engine.stats import EngineStats
+from updraft.cloud_engine.node.app import Served, create_node_app
+from updraft.protocol.errors import ContextLengthError, EngineError
+from updraft.protocol.server import exit_with_parent, serve
+from updraft.text.chat import ChatTemplate
+from updraft.text.tokenizer import Tokenizer
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CONTEXT = 2000
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token per byte, and ChatML's two."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    model = tokenizers.models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[])
+    library = tokenizers.Tokenizer(model)
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = tokenizers.decoders.ByteLevel()
+    library.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    eos = library.token_to_id("<|im_end|>")
+    return Tokenizer(library.to_str(), eos_ids=[eos], chat_template=ChatTemplate(CHATML, eos_token="<|im_end|>"))
+
+
+class FakeEngine:
+    """Echoes the last turn of the prompt."""
+
+    def __init__(self, tokenizer: Tokenizer, delay: float) -> None:
+        self.error: str | None = None
+        self._tokenizer = tokenizer
+        self._delay = delay
+        self._stats = EngineStats()
+
+    @property
+    def healthy(self) -> bool:
+        return self.error is None
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenOutput]:
+        if self.error:
+            raise EngineError(self.error)
+        if len(request.prompt_ids) > CONTEXT:
+            raise ContextLengthError(f"The prompt has {len(request.prompt_ids)} tokens.", param="messages")
+        prompt = self._tokenizer.decode(request.prompt_ids)
+        answer_ids = self._tokenizer.encode(prompt.removesuffix("\nassistant\n").rpartition("user\n")[2].strip())
+        limit = request.params.max_tokens or len(answer_ids)
+        finish = "stop" if limit >= len(answer_ids) else "length"
+        answer_ids = answer_ids[:limit]
+        accepted = len(os.path.commonprefix([answer_ids, request.draft_ids]))
+        stats = RequestStats(
+            len(request.prompt_ids), 0, len(answer_ids), accepted, len(request.draft_ids) - accepted, 0, 0, 0.1
+        )
+        self._stats.running += 1
+        finished = False
+        try:
+            for position, token in enumerate(answer_ids):
+                await asyncio.sleep(self._delay)
+                self._misbehave(prompt, position)
+                finished = position == len(answer_ids) - 1
+                logprobs = [TokenLogprob(-0.5, ((token, -0.5), (65, -1.5)))] * (request.params.logprobs is not None)
+                ending = (finish, stats) if finished else (None, None)
+                yield TokenOutput(request.request_id, [token], logprobs, *ending)
+        finally:
+            self._stats.running -= 1
+            self._stats.aborted_requests += not finished
+
+    def _misbehave(self, prompt: str, position: int) -> None:
+        if "die-first" in prompt or ("die-middle" in prompt and position == 5):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "break-middle" in prompt and position == 5:
+            self.error = "the cache caught fire"
+            raise EngineError(self.error)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--delay", type=float, default=0.0)
+    parser.add_argument("--ready-file", type=Path)
+    options = parser.parse_args()
+    exit_with_parent()
+    tokenizer = byte_tokenizer()
+    app = create_node_app(Served(FakeEngine(tokenizer, options.delay), tokenizer, "echo"))
+    serve(app, port=options.port, ready_file=options.ready_file)
