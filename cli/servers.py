@@ -17,13 +17,12 @@ ReadyFile = Annotated[
 WithParent = Annotated[bool, typer.Option("--exit-with-parent", help="Stop when the starting process is gone.")]
 
 
-def _port(default: int) -> typer.models.OptionInfo:
-    return typer.Option(default, min=0, max=65535, help="Port; 0 takes any free one.")
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any free one.")]
 
 
 def serve(
     host: Host = "127.0.0.1",
-    port: int = _port(options.SERVE_PORT),
+    port: Port = options.SERVE_PORT,
     ready_file: ReadyFile = None,
     local: options.Local = None,
     cloud: options.Cloud = None,
@@ -62,7 +61,7 @@ def node(
         Path | None, typer.Option(help="Folder of a smaller model of the same vocabulary, to draft with.")
     ] = None,
     host: Host = "127.0.0.1",
-    port: int = _port(options.NODE_PORT),
+    port: Port = options.NODE_PORT,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch. [all cores]")] = None,
     max_batch_size: Annotated[int, typer.Option(min=1, help="Requests computed together.")] = 16,
     token_budget: Annotated[int, typer.Option(min=1, help="Tokens computed in one step, over all requests.")] = 512,
@@ -112,7 +111,7 @@ def gateway(
     keys: Annotated[Path | None, typer.Option(help="Key file, as `updraft gateway-key` writes it.")] = None,
     no_auth: Annotated[bool, typer.Option("--no-auth", help="Take requests without a key; loopback only.")] = False,
     host: Host = "127.0.0.1",
-    port: int = _port(options.GATEWAY_PORT),
+    port: Port = options.GATEWAY_PORT,
     timeout_s: Annotated[float, typer.Option(help="Limit of a whole request, in seconds.")] = 600.0,
     ready_file: ReadyFile = None,
     exit_with_parent: WithParent = False,

@@ -55,7 +55,14 @@ def _start(folder: Path, children: list[Child], nodes: int) -> PocketCloud:
     from ..cloud_engine.gateway.keys import new_key
     from ..embedded import pocket
 
-    model = ["--model", str(pocket.pocket_large_folder()), "--draft", str(pocket.pocket_small_folder()), "--threads", "1"]
+    model = [
+        "--model",
+        str(pocket.pocket_large_folder()),
+        "--draft",
+        str(pocket.pocket_small_folder()),
+        "--threads",
+        "1",
+    ]
     for number in range(1, nodes + 1):
         children.append(Child(f"node-{number}", "updraft.cloud_engine.node", model, folder))
     started = list(children)
