@@ -492,6 +492,18 @@ def test_a_local_model_failing_in_the_middle_of_a_stream_is_a_typed_error(bench:
     run(test())
 
 
+def test_a_local_model_failing_after_text_was_streamed_hands_over(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(hold_tokens=2) as b:
+            b.local.fails_at, b.local.error = 3, EngineError("llama failed")
+            _, events, done = await b.stream()
+            assert done
+            assert text_of(events) == "one two three and the cloud goes on."
+            assert "the local model failed" in updraft_of(events)["reason"]
+
+    run(test())
+
+
 # Deadlines, cancellation, bugs
 
 
