@@ -12,15 +12,17 @@ from .process import GatewayOptions, run_gateway
 
 
 def _options() -> GatewayOptions:
-    parser = argparse.ArgumentParser(prog="python -m updraft.cloud_engine.gateway", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m updraft.cloud_engine.gateway", description=__doc__, argument_default=argparse.SUPPRESS
+    )
     add = parser.add_argument
     add("--node", dest="nodes", action="append", required=True, metavar="URL", help="a node; once for each of them")
     add("--db", type=Path, required=True, help="SQLite file for the usage rows")
     add("--keys", type=Path, help="file of name:sha256hex lines")
     add("--no-auth", action="store_true", help="take requests without a key; loopback only")
-    add("--host", default=GatewayOptions.host)
-    add("--port", type=int, default=GatewayOptions.port, help="0: any free port")
-    add("--timeout-s", type=float, default=GatewayOptions.timeout_s, help="limit of a whole request, in seconds")
+    add("--host")
+    add("--port", type=int, help="0: any free port")
+    add("--timeout-s", type=float, help="limit of a whole request, in seconds")
     add("--ready-file", type=Path, help="file to write the URL to once requests are accepted")
     add("--exit-with-parent", action="store_true", help="stop when the process that started this one is gone")
     chosen = vars(parser.parse_args())
