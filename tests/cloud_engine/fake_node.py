@@ -107,5 +107,5 @@ if __name__ == "__main__":
     options = parser.parse_args()
     exit_with_parent()
     tokenizer = byte_tokenizer()
-    app = create_node_app(Served(FakeEngine(tokenizer, options.delay), tokenizer, "echo"))
+    app = create_node_app(Served(FakeEngine(tokenizer, options.delay), tokenizer, "echo", CONTEXT))
     serve(app, port=options.port, ready_file=options.ready_file)

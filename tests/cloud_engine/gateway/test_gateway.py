@@ -31,12 +31,12 @@ class Running:
     process: Any
 
     def client(self, **options: Any) -> openai.OpenAI:
-        settings = {"api_key": self.key, "max_retries": 0, "timeout": 30, **options}
+        settings = {"api_key": self.key, "max_retries": 0, "timeout": 120, **options}
         return openai.OpenAI(base_url=f"{self.url}/v1", **settings)
 
     def rows(self) -> list[dict[str, Any]]:
         """Everything metered; asking for the totals writes out what is pending."""
-        httpx.get(f"{self.url}/admin/usage", headers=self.headers).raise_for_status()
+        httpx.get(f"{self.url}/admin/usage", headers=self.headers, timeout=60).raise_for_status()
         with closing(sqlite3.connect(self.db)) as connection:
             connection.row_factory = sqlite3.Row
             return [dict(row) for row in connection.execute("SELECT * FROM usage ORDER BY id")]
@@ -126,7 +126,7 @@ def test_bad_requests_and_rows(gateway: Running) -> None:
         ({**good, "max_tokens": 0, "stream": True}, 400, "invalid_value"),
         ({**good, "stream_options": {"include_usage": True}}, 400, "invalid_value"),
     ]
-    with httpx.Client(base_url=gateway.url, headers=gateway.headers, timeout=30) as client:
+    with httpx.Client(base_url=gateway.url, headers=gateway.headers, timeout=120) as client:
         for body, status, code in cases:
             content = {"content": body} if isinstance(body, bytes) else {"json": body}
             response = client.post("/v1/chat/completions", **content)
@@ -156,7 +156,7 @@ def test_node_killed_before_the_first_byte(spawn_gateway: Any, spawn_fake_node: 
     killed = time.monotonic()
     for thread in threads:
         thread.join()
-    assert time.monotonic() - killed < 5 + 40 * 0.05
+    assert time.monotonic() - killed < 10 + 40 * 0.05
     assert len([answer for answer in answers if "x" * 40 in answer]) == 4
     rows = gateway.rows()
     assert sorted(row["retries"] for row in rows) == [0, 0, 1, 1]
@@ -178,7 +178,7 @@ def test_node_killed_in_mid_stream(pair: tuple[Running, list[Any]]) -> None:
         with pytest.raises(openai.APIError, match="send the request again") as caught:
             for chunk in client.chat.completions.create(model="echo", messages=say("die-middle"), stream=True):
                 texts.append(chunk.choices[0].delta.content or "")
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 10  # 0.2 s on an idle machine
         assert caught.value.type == "upstream_error"
         assert "".join(texts) == "die-m"
         assert client.chat.completions.create(model="echo", messages=say("next")).choices[0].message.content == "next"
@@ -194,7 +194,7 @@ def test_a_poisoned_request_that_kills_every_node_ends_in_503(pair: tuple[Runnin
             assert caught.value.status_code == 503
             assert caught.value.response.headers["retry-after"] == "1"
             assert caught.value.response.headers["x-should-retry"] == "true"
-    assert all(node.popen.wait(5) < 0 for node in nodes)
+    assert all(node.popen.wait(30) < 0 for node in nodes)
     assert httpx.get(f"{gateway.url}/health").status_code == 503
     assert [(row["status"], row["retries"]) for row in gateway.rows()] == [(503, 1), (503, 0)]
 
@@ -249,7 +249,7 @@ def running(url: str) -> float:
     return next(float(line.split()[1]) for line in lines if line.startswith("updraft_engine_running "))
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 15) -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline

@@ -22,7 +22,7 @@ def say(text: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def client(fake_node: Any) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{fake_node.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+    with openai.OpenAI(base_url=f"{fake_node.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
         yield client
 
 
@@ -127,7 +127,7 @@ def test_models(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_refusals(fake_node: Any, change: dict[str, Any], status: int, param: str, code: str, stream: bool) -> None:
     body = {"model": "echo", "messages": say("hi"), "stream": stream, **change}
-    response = httpx.post(f"{fake_node.url}/v1/chat/completions", json=body, timeout=30)
+    response = httpx.post(f"{fake_node.url}/v1/chat/completions", json=body, timeout=120)
     assert response.status_code == status, response.text
     assert response.json()["error"]["param"] == param
     assert response.json()["error"]["code"] == code
@@ -152,7 +152,7 @@ def test_leaving_aborts_the_work(fake_node: Any) -> None:
 
 def test_failure_before_and_in_the_answer_and_health_after(spawn_fake_node: Any) -> None:
     url = spawn_fake_node("--delay", "0.01").url
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client:
         chunks: list[Any] = []
         with pytest.raises(openai.APIError, match="caught fire"):
             for chunk in client.chat.completions.create(model="echo", messages=say("break-middle"), stream=True):
@@ -191,7 +191,7 @@ def gauge(url: str, name: str) -> float:
     return next(float(line.split()[1]) for line in lines if line.startswith(f"updraft_engine_{name} "))
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 10) -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline
