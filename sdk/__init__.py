@@ -1,1 +1,5 @@
-"""Floor 7: drop-in OpenAI clients: the genuine `openai` classes over our transport."""
+"""Floor 7: drop-in OpenAI clients. Importing this loads `openai`, so `import updraft` does it only on first use."""
+
+from .client import AsyncOpenAI, OpenAI
+
+__all__ = ["AsyncOpenAI", "OpenAI"]

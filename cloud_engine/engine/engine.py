@@ -83,7 +83,7 @@ class Engine:
             temperature=self.default_temperature if params.temperature is None else params.temperature,
             seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
             token_ids=list(request.prompt_ids),
-            prediction=PredictionCursor(request.draft_ids),
+            prediction=PredictionCursor(request.draft_ids[: self.context_length]),  # the answer is no longer than that
         )
         self._scheduler.add(state)
         self._requests[request.request_id] = state

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from updraft.protocol.errors import ModelLoadError
@@ -84,7 +84,6 @@ def test_special_tokens_only_on_request(tokenizer):
     assert tokenizer.token_bytes(10_000) == b""
 
 
-@settings(deadline=None)  # the first call imports transformers
 @given(text=st.text(max_size=20), question=st.text("\n ae?<|im_end>", max_size=20))
 def test_chat_ids_equal_transformers(tokenizer, folder, text, question):
     from transformers import PreTrainedTokenizerFast

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -193,4 +194,5 @@ def test_scheduling_needs_no_torch() -> None:
         "import sys; import updraft.cloud_engine.engine.scheduler, updraft.cloud_engine.engine.kv_cache; "
         "sys.exit('torch' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ".typing"}, timeout=60)
+    root = Path(__file__).parents[3]
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(root / ".typing")}, timeout=60)

@@ -1,0 +1,52 @@
+# What this repository can do, one target per line: `make` alone lists them.
+#   PYTHON=python3.12 make demo     another interpreter (3.11 or newer)
+#   make demo ARGS="--json out.json --tasks 400"     flags for the command behind a target
+PYTHON ?= python3
+VENV   ?= .venv
+ARGS   ?=
+BIN    := $(VENV)/bin
+SETUP  := $(PYTHON) cli/bootstrap.py --venv $(VENV)
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo chat test check bench train-small train-large train-policy train clean
+
+help:  ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install:  ## create .venv with everything, developer tools included
+	@$(SETUP) --extras all
+
+demo:  ## watch the pocket pair share real work: quality, cost and latency, in a few minutes
+	@$(SETUP) --extras edge,cloud
+	@$(BIN)/updraft demo $(ARGS)
+
+chat:  ## talk to the pocket pair and see which tier answers
+	@$(SETUP) --extras edge,cloud
+	@$(BIN)/updraft chat $(ARGS)
+
+test: check  ## everything CI runs: lint, formatting, types, tests (ARGS go to pytest)
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: install  ## ruff, formatting and pyright
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyright --pythonpath $(BIN)/python
+
+bench: install  ## measure the cascade: BENCH=NAME picks one, `updraft bench --help` lists them
+	@$(BIN)/updraft bench $(or $(BENCH),cascade) $(ARGS)
+
+train-small: install  ## train pocket-small, the on-device model (about half an hour)
+	@$(BIN)/python -m updraft.embedded.train --model small $(ARGS)
+
+train-large: install  ## train pocket-large, the cloud model (hours on a CPU)
+	@$(BIN)/python -m updraft.embedded.train --model large $(ARGS)
+
+train-policy: install  ## run both models over the calibration tasks and fit the routing policy
+	@$(BIN)/python -m updraft.embedded.policy $(ARGS)
+
+train: train-small train-large train-policy  ## the three of them in order
+
+clean:  ## remove .venv, build outputs and caches
+	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	@if [ -d $(VENV) ] && [ ! -L $(VENV) ]; then rm -rf $(VENV); else rm -f $(VENV); fi
+	@find . -name __pycache__ -type d -not -path './.typing/*' -prune -exec rm -rf {} +

@@ -1,0 +1,104 @@
+"""What the measurements ask: questions with a known answer, from the packaged task suite or from a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ..protocol.errors import InvalidRequestError
+
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """`grade` says whether a reply is right; `answer` is what a person would compare it with."""
+
+    id: str
+    kind: str
+    prompt: str
+    answer: str
+    grade: Callable[[str], bool]
+
+
+class _Row(msgspec.Struct, forbid_unknown_fields=True):
+    """One line of a task file."""
+
+    prompt: str
+    answer: str | int | float
+    match: str = "exact"
+    id: str | None = None
+    kind: str = "file"
+
+
+def pocket_questions(n: int, seed: int = 0) -> list[Question]:
+    """`n` tasks of the held-out test split of the packaged suite."""
+    from ..embedded import tasks
+
+    def graded_by(task: tasks.Task) -> Callable[[str], bool]:
+        return lambda text: tasks.check(task, text)
+
+    return [
+        Question(task.id, task.kind, task.prompt, task.answer, graded_by(task))
+        for task in tasks.make_tasks("test", n, seed)
+    ]
+
+
+def read_questions(path: Path) -> list[Question]:
+    """Questions of a JSON Lines file: `{"prompt", "answer", "match": "exact" | "contains" | "number"}`.
+
+    Raises InvalidRequestError naming the line that is wrong.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"Cannot read {path}: {error}") from error
+    questions = [_question(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not questions:
+        raise InvalidRequestError(f'{path} holds no tasks: one JSON object a line, {{"prompt": ..., "answer": ...}}.')
+    return questions
+
+
+def _question(path: Path, number: int, line: str) -> Question:
+    try:
+        row = msgspec.json.decode(line, type=_Row)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"{path}, line {number}: {error}") from error
+    if row.match not in MATCHES:
+        raise InvalidRequestError(
+            f"{path}, line {number}: match must be one of {', '.join(MATCHES)}, got {row.match!r}."
+        )
+    answer = str(row.answer)
+    if row.match == "number" and _last_number(answer) is None:
+        raise InvalidRequestError(f"{path}, line {number}: match is number, but the answer {answer!r} holds none.")
+    match = MATCHES[row.match]
+    return Question(row.id or f"{path.name}:{number}", row.kind, row.prompt, answer, lambda text: match(text, answer))
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.casefold().split()).rstrip(".")
+
+
+def _exact(text: str, answer: str) -> bool:
+    return _folded(text) == _folded(answer)
+
+
+def _contains(text: str, answer: str) -> bool:
+    return _folded(answer) in _folded(text)
+
+
+def _number(text: str, answer: str) -> bool:
+    """The last number of the reply counts: worked steps come before the result."""
+    return _last_number(text) == _last_number(answer)
+
+
+def _last_number(text: str) -> float | None:
+    found = NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+MATCHES: dict[str, Callable[[str, str], bool]] = {"exact": _exact, "contains": _contains, "number": _number}

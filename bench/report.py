@@ -1,0 +1,96 @@
+"""The one form of a benchmark's result: what was measured, where, with what, and flat named numbers."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("updraft-llm", "torch", "llama-cpp-python", "onnxruntime", "openai", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """`{"commit", "machine", "versions", "config", "metrics"}`; `metrics` maps dotted names to numbers."""
+
+    commit: str
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    config: dict[str, Any]
+    metrics: dict[str, float]
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], metrics: Mapping[str, Any]) -> Report:
+        """A report about this machine and this checkout; nested `metrics` are flattened, what is no number left out."""
+        return cls(_commit(), _machine(), _versions(), dict(config), flatten(metrics))
+
+    def write(self, path: Path) -> None:
+        fields = {name: getattr(self, name) for name in ("commit", "machine", "versions", "config", "metrics")}
+        write_json(path, fields)
+
+
+def write_json(path: Path, value: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """`{"a": {"b": 1}}` -> `{"a.b": 1}`: the numbers among `values`, by dotted name."""
+    flat: dict[str, float] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{name}."))
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            flat[prefix + name] = value
+    return flat
+
+
+def _commit() -> str:
+    """The commit of the checkout, `+` behind it where files differ; `unknown` for an installed package."""
+    here = Path(__file__).parent
+    try:
+        commit = _git(here, "rev-parse", "--short=12", "HEAD")
+        return commit + ("+" if _git(here, "status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def _machine() -> dict[str, Any]:
+    import psutil
+
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(psutil.Process().cpu_affinity())
+        if hasattr(psutil.Process, "cpu_affinity")
+        else psutil.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _versions() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

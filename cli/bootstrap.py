@@ -1,0 +1,206 @@
+"""Makes `.venv` and installs what a make target needs; the second call finds it done and returns at once.
+
+Standard library only, and runnable by any python3 (it has to be able to say that this one is too old):
+`python3 cli/bootstrap.py --extras edge,cloud`. What is installed comes from `pyproject.toml`, in which versions from
+`constraints.txt`, and how llama.cpp is built from `local_engine/llama_build.py`; the stamp is a digest of these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CONSTRAINTS = ROOT / "constraints.txt"
+LLAMA_BUILD = ROOT / "local_engine" / "llama_build.py"
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+OLDEST_PYTHON = (3, 11)
+COVERS = {"all": {"edge", "cloud", "train", "dev", "all"}}
+
+
+class SetupError(Exception):
+    """Something the person at the keyboard has to fix; the message says how."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Create the virtual environment and install Updraft into it.")
+    parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="where (default: .venv)")
+    parser.add_argument("--extras", default="all", help="extras of pyproject.toml, comma-separated (default: all)")
+    options = parser.parse_args()
+    extras = set(options.extras.split(","))
+    venv = options.venv.absolute()
+    try:
+        _check_python()
+        if not _is_current(venv, extras):
+            _install(venv, extras)
+    except SetupError as error:
+        sys.stderr.write(f"updraft setup: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("updraft setup: interrupted; the next call continues.\n")
+        return 130
+    return 0
+
+
+def _check_python() -> None:
+    if sys.version_info < OLDEST_PYTHON:
+        raise SetupError(
+            f"Python {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or newer is needed, {sys.executable} is "
+            f"{sys.version.split()[0]}. Name a newer one: PYTHON=python3.12 make ..."
+        )
+
+
+def _install(venv: Path, extras: set[str]) -> None:
+    started = time.monotonic()
+    python = venv / "bin" / "python"
+    if not _works(python):
+        _create(venv)
+    _forget_stamps(venv)
+    if extras & {"edge", "all"}:
+        _install_llama(python)
+    if extras & {"cloud", "train", "all"} and sys.platform == "linux":
+        _install_torch(python)
+    wanted = ",".join(sorted(extras))
+    _say(f"installing updraft-llm[{wanted}] into {venv.name}")
+    _pip(python, "-c", str(CONSTRAINTS), "-e", f"{ROOT}[{wanted}]")
+    _stamp(venv, extras).write_text(_digest())
+    _say(f"ready after {time.monotonic() - started:.0f} s")
+
+
+def _works(python: Path) -> bool:
+    if not python.exists():
+        return False
+    test = f"import pip, sys; sys.exit(sys.version_info < {OLDEST_PYTHON})"
+    return subprocess.run([str(python), "-c", test], check=False, stderr=subprocess.DEVNULL).returncode == 0
+
+
+def _create(venv: Path) -> None:
+    if importlib.util.find_spec("ensurepip") is None or importlib.util.find_spec("venv") is None:
+        raise SetupError("this python3 has no venv module. Install it: sudo apt-get install python3-venv")
+    if venv.exists() and not (venv / "pyvenv.cfg").exists() and any(venv.iterdir()):
+        raise SetupError(f"{venv} exists and is no virtual environment: move it away, or use VENV=another/path.")
+    _say(f"creating {venv.name} with Python {sys.version.split()[0]}")
+    _run([sys.executable, "-m", "venv", "--clear", str(venv)])
+
+
+def _install_llama(python: Path) -> None:
+    """llama.cpp is compiled on this machine, with the flags that `local_engine/llama_build.py` explains."""
+    _say("installing llama.cpp, built for this machine (about 8 minutes on 2 cores the first time)")
+    done = subprocess.run([str(python), str(LLAMA_BUILD), "--install", "-c", str(CONSTRAINTS)], check=False, cwd=ROOT)
+    if done.returncode:
+        raise SetupError("llama.cpp could not be built; the reason stands above.")
+
+
+def _install_torch(python: Path) -> None:
+    """The CPU build of torch: on Linux the default one brings gigabytes of CUDA libraries.
+
+    The machine's own package indexes are tried first, then PyTorch's, then the default build.
+    """
+    version = _pinned("torch")
+    probe = f"import importlib.metadata as m, sys; sys.exit(m.version('torch').split('+')[0] != '{version}')"
+    if subprocess.run([str(python), "-c", probe], check=False, stderr=subprocess.DEVNULL).returncode == 0:
+        return
+    _say(f"installing torch {version}, CPU build (about 190 MB)")
+    for source in ((), ("--index-url", TORCH_CPU_INDEX, "--retries", "1", "--timeout", "20")):
+        try:
+            _pip(python, "--no-deps", *source, f"torch=={version}+cpu")
+            return
+        except SetupError:
+            continue
+    _say("the CPU build of torch is not reachable from here: taking the default one (several GB)")
+    _pip(python, f"torch=={version}")
+
+
+def _pinned(package: str) -> str:
+    found = re.search(rf"^{package}==(\S+)", CONSTRAINTS.read_text(), re.MULTILINE)
+    if not found:
+        raise SetupError(f"constraints.txt does not pin {package}.")
+    return found.group(1)
+
+
+def _pip(python: Path, *arguments: str) -> None:
+    _run([str(python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", *arguments])
+
+
+def _run(command: list[str]) -> None:
+    """Run a command, showing how long it has been at it and its latest line; its whole output on failure."""
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
+        try:
+            code = _watch(process, log.fileno())
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+        if code:
+            log.seek(0)
+            lines = log.read().decode(errors="replace").splitlines()[-30:]
+            raise SetupError("\n".join([f"`{' '.join(command)}` failed:", *lines]))
+
+
+def _watch(process: subprocess.Popen[bytes], log: int) -> int:
+    started = spoke = time.monotonic()
+    live = sys.stderr.isatty()
+    while True:
+        try:
+            return process.wait(timeout=0.5)
+        except subprocess.TimeoutExpired:
+            now = time.monotonic()
+        finally:
+            if live:
+                sys.stderr.write("\r\033[K")
+        if live or now - spoke > 30:
+            spoke = now
+            line = f"  {now - started:4.0f} s  {_last_line(log)}"
+            sys.stderr.write(line[: shutil.get_terminal_size().columns - 1] + ("" if live else "\n"))
+            sys.stderr.flush()
+
+
+def _last_line(log: int) -> str:
+    size = os.fstat(log).st_size
+    tail = os.pread(log, 4096, max(0, size - 4096)).decode(errors="replace")
+    return (tail.split("\n")[-2:-1] or [""])[0].strip()
+
+
+def _is_current(venv: Path, extras: set[str]) -> bool:
+    digest = _digest()
+    stamps = venv.glob(".updraft-*") if venv.exists() else ()
+    return any(stamp.read_text() == digest and extras <= _covered(stamp) for stamp in stamps)
+
+
+def _covered(stamp: Path) -> set[str]:
+    names = set(stamp.name.removeprefix(".updraft-").split("-"))
+    return names.union(*(COVERS.get(name, set()) for name in names))
+
+
+def _stamp(venv: Path, extras: set[str]) -> Path:
+    return venv / f".updraft-{'-'.join(sorted(extras))}"
+
+
+def _forget_stamps(venv: Path) -> None:
+    for stamp in venv.glob(".updraft-*"):
+        stamp.unlink()
+
+
+def _digest() -> str:
+    sources = [ROOT / "pyproject.toml", CONSTRAINTS, LLAMA_BUILD]
+    parts = [path.read_bytes() for path in sources if path.exists()]
+    return hashlib.sha256(b"\0".join([str(ROOT).encode(), *parts])).hexdigest()
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"updraft setup: {line}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""The checks behind `updraft doctor`: each looks at one thing, never raises, and names the next step."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ..protocol.errors import MissingDependencyError, UpdraftError
+from .options import SERVE_PORT
+
+PROBE_TIMEOUT_S = 180.0
+PACKAGES = {
+    "core": ("openai", "httpx", "fastapi", "uvicorn", "msgspec", "tokenizers"),
+    "edge": ("llama-cpp-python", "onnxruntime", "huggingface-hub"),
+    "cloud": ("torch", "safetensors"),
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding. `fix` is the next step, empty where there is nothing to do."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    fix: str = ""
+
+
+def run_checks(cloud: str | None, cloud_key_env: str | None) -> Iterator[Check]:
+    """All findings, each as soon as it is there: some take seconds."""
+    yield check_python()
+    for group in PACKAGES:
+        yield check_packages(group)
+    if _version("llama-cpp-python"):
+        yield check_llama()
+    if _version("torch"):
+        yield check_torch()
+    yield check_models()
+    yield check_policy()
+    yield check_settings()
+    yield check_port(SERVE_PORT)
+    if cloud:
+        yield check_cloud(cloud, os.environ.get(cloud_key_env) if cloud_key_env else None)
+
+
+def check_python() -> Check:
+    return Check("python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
+
+
+def check_packages(group: str) -> Check:
+    versions = {name: _version(name) for name in PACKAGES[group]}
+    found = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    missing = [name for name, version in versions.items() if not version]
+    if not missing:
+        return Check(group, "ok", found)
+    wanted = "updraft-llm" if group == "core" else f"updraft-llm[{group}]"
+    status = "fail" if group == "core" else "warn"
+    return Check(group, status, f"missing: {', '.join(missing)}", f"pip install '{wanted}'")
+
+
+def check_llama() -> Check:
+    """A wrong build of llama.cpp dies on its first token, so a few are generated in a process of their own."""
+    from ..embedded import pocket
+    from ..local_engine.probe import probe
+
+    report = probe(pocket.pocket_small_gguf(), timeout_s=PROBE_TIMEOUT_S)
+    if report.status == "ok":
+        return Check("llama.cpp", "warn" if report.advice else "ok", report.detail, report.advice)
+    return Check("llama.cpp", "fail", report.detail, report.advice)
+
+
+def check_torch() -> Check:
+    """Imported in a process of its own: it takes seconds, and a broken one can crash."""
+    program = (
+        "import torch; gpu = torch.cuda.is_available() and torch.cuda.get_device_name();"
+        "print(torch.__version__, 'on', gpu or f'the CPU, {torch.get_num_threads()} threads')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return Check("torch", "ok", done.stdout.strip())
+    said = done.stderr.strip().splitlines() or [f"import torch ends with code {done.returncode}"]
+    return Check("torch", "fail", said[-1], "pip install --force-reinstall torch")
+
+
+def check_models() -> Check:
+    """The pocket pair: present and whole. Its files come with the package, so nothing has to be downloaded."""
+
+    def look() -> str:
+        from ..embedded import pocket
+
+        files = [pocket.pocket_small_gguf(), *sorted(pocket.pocket_large_folder().glob("*.safetensors"))]
+        return ", ".join(
+            f"{path.name} {path.stat().st_size / 1e6:.1f} MB sha256 {_sha256(path)[:12]}" for path in files
+        )
+
+    return _reported("pocket models", look, "reinstall the package: pip install --force-reinstall updraft-llm")
+
+
+def check_policy() -> Check:
+    """The routing policy: loads, and was made for the models it ships with."""
+
+    def look() -> str:
+        from ..classifier.policy import Policy
+        from ..embedded import pocket
+
+        folder = pocket.policy_folder()
+        made_for = ", ".join(f"{tier} {model}" for tier, model in Policy.load(folder).models.items())
+        return f"made for {made_for}; sha256 {_sha256(folder / 'policy.json')[:12]}"
+
+    return _reported(
+        "policy", look, "pip install 'updraft-llm[edge]', or make it again: python -m updraft.embedded.policy"
+    )
+
+
+def check_settings() -> Check:
+    """The settings file and the environment: readable, and nothing in them that nobody knows."""
+
+    def look() -> str:
+        from ..protocol.settings import config_file
+        from ..router.config import RouterConfig
+
+        RouterConfig.load()
+        path = config_file()
+        return str(path) if path.exists() else f"defaults and UPDRAFT_* (there is no {path})"
+
+    return _reported("settings", look, "correct the setting that the message names")
+
+
+def check_port(port: int) -> Check:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            return Check("port", "warn", f"{port} for `updraft serve`: {error.strerror}", "use updraft serve --port 0")
+    return Check("port", "ok", f"{port} is free for `updraft serve`")
+
+
+def check_cloud(url: str, key: str | None) -> Check:
+    import httpx
+
+    started = time.monotonic()
+    try:
+        reply = httpx.get(
+            f"{url.rstrip('/')}/models", headers={"authorization": f"Bearer {key}"} if key else {}, timeout=10
+        )
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return Check("cloud", "fail", f"{url}: {error}", "check the address (it usually ends in /v1) and the network")
+    if reply.status_code in (401, 403):
+        return Check("cloud", "fail", f"{url} refuses the key", "name its variable: --cloud-key-env VAR")
+    if reply.status_code != 200:
+        return Check("cloud", "fail", f"{url}/models answers {reply.status_code}", "check that the address ends in /v1")
+    models = [str(model.get("id")) for model in reply.json().get("data", [])]
+    return Check("cloud", "ok", f"{url}: {', '.join(models[:5])} in {(time.monotonic() - started) * 1000:.0f} ms")
+
+
+def _reported(name: str, look: Callable[[], str], fix: str) -> Check:
+    try:
+        return Check(name, "ok", look())
+    except MissingDependencyError as error:
+        return Check(name, "warn", error.message, fix)
+    except UpdraftError as error:
+        return Check(name, "fail", error.message, fix)
+    except (ImportError, OSError, ValueError) as error:
+        return Check(name, "fail", f"{type(error).__name__}: {error}", fix)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

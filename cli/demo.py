@@ -1,0 +1,225 @@
+"""`updraft demo`: the whole cascade at work on this machine, measured in front of the user."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..protocol.errors import UpdraftError
+from . import options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..bench.cascade import Leg, Outcome
+    from ..bench.questions import Question
+    from ..router.config import RouterConfig
+    from .stack import PocketCloud
+    from .watch import Watch
+
+FEWEST_TASKS = 20
+CONCURRENCY = 8
+LATENCY_SAMPLE = 24
+
+
+def demo(
+    tasks: Annotated[
+        int, typer.Option(min=FEWEST_TASKS, max=options.MOST_TASKS, help="How many held-out tasks to ask.")
+    ] = 300,
+    quality: options.Quality = None,
+    seed: Annotated[int, typer.Option(help="Which of the held-out tasks.")] = 0,
+    json_path: options.Json = None,
+    svg_path: Annotated[
+        Path | None, typer.Option("--svg", metavar="PATH", help="Also save the final output as an SVG picture.")
+    ] = None,
+    kill_a_node: Annotated[
+        bool, typer.Option("--kill-a-node", help="SIGKILL one of the two nodes in the middle, to see nothing lost.")
+    ] = False,
+) -> None:
+    """Watch a small model on this device and a larger one in a small cloud share real work.
+
+    Starts two cloud nodes and a gateway as processes on free loopback ports, asks the same questions of the device
+    alone, the cloud alone and the router, and compares: accuracy with 95 % intervals, cloud share, tokens, cost,
+    latency. Nothing is downloaded and no process is left behind. Exit code 1 if any question got no answer.
+
+    \b
+    Examples
+      updraft demo
+      updraft demo --tasks 400 --json out.json
+      updraft demo --kill-a-node
+    """
+    from rich.console import Console
+
+    from .processes import signals_as_interrupts
+    from .watch import Watch
+
+    started = time.monotonic()
+    screen, final = Console(stderr=True), Console(record=True, width=110 if svg_path else None)
+    with signals_as_interrupts():
+        measured = _Demo(tasks, seed, kill_a_node, Watch(screen)).run(_config(quality))
+    measured.figures["seconds"] = time.monotonic() - started
+    _show(final, measured)
+    if svg_path:
+        final.save_svg(str(svg_path), title="updraft demo")
+    if json_path:
+        from ..bench.report import write_json
+
+        write_json(json_path, measured.figures)
+    if measured.failures:
+        raise UpdraftError(f"{len(measured.failures)} questions got no answer. The first: {measured.failures[0]}")
+
+
+def _config(quality: float | None) -> RouterConfig:
+    """The shipped settings, not the user's: a demonstration has to come out the same everywhere."""
+    from ..router.config import RouterConfig
+
+    config = RouterConfig(local="pocket", cloud_model="pocket-large")
+    return config if quality is None else replace(config, quality=quality)
+
+
+@dataclass(slots=True)
+class Measured:
+    """What the demo found: the figures of `--json`, example replies, and what went wrong."""
+
+    figures: dict[str, Any]
+    routed: Outcome
+    failures: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Demo:
+    tasks: int
+    seed: int
+    kill_a_node: bool
+    watch: Watch
+
+    def run(self, config: RouterConfig) -> Measured:
+        from ..bench.questions import pocket_questions
+        from .measuring import run_legs
+        from .stack import pocket_cloud
+
+        drawn = pocket_questions(self.tasks + LATENCY_SAMPLE, self.seed)
+        questions, sample = drawn[: self.tasks], drawn[self.tasks :]
+        self.watch.say("Starting two cloud nodes and a gateway on this machine ...")
+        with pocket_cloud(nodes=2, say=self.watch.say) as cloud:
+            self.watch.say("Running: " + ", ".join(f"{name} (pid {pid})" for name, pid in cloud.pids.items()))
+            config = replace(config, cloud_url=cloud.base_url, cloud_api_key=cloud.api_key)
+            outcomes = run_legs(
+                config, _legs(questions, sample), self.watch, on_reply=lambda leg, done: self._attack(cloud, leg, done)
+            )
+            pids = cloud.pids
+            lost = [child.name for child in (*cloud.nodes, cloud.gateway) if not child.alive]
+        figures = {
+            **_figures(outcomes, questions, config, self.watch),
+            "seed": self.seed,
+            "pids": pids,
+            "processes_lost": lost,
+        }
+        failures = [str(reply.error) for outcome in outcomes.values() for reply in outcome.failures]
+        return Measured(figures, outcomes["routed"], failures)
+
+    def _attack(self, cloud: PocketCloud, leg: Leg, done: int) -> None:
+        """With --kill-a-node: one node dies once a third of the routed answers are in."""
+        if self.kill_a_node and leg.name == "routed" and done == self.tasks // 3:
+            cloud.nodes[0].kill()
+            self.watch.say(f"Killed {cloud.nodes[0].name} (pid {cloud.nodes[0].pid}) with SIGKILL.")
+
+
+def _legs(questions: list[Question], sample: list[Question]) -> list[Leg]:
+    """The device works alone and one by one; the cloud under load. Latency is taken without load, on other tasks."""
+    from ..bench.cascade import Leg
+
+    return [
+        Leg("local", "local", questions),
+        Leg("cloud, one at a time", "cloud", sample),
+        Leg("routed, one at a time", "auto", sample),
+        Leg("cloud", "cloud", questions, CONCURRENCY),
+        Leg("routed", "auto", questions, CONCURRENCY),
+    ]
+
+
+def _figures(
+    outcomes: dict[str, Outcome], questions: list[Question], config: RouterConfig, watch: Watch
+) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from ..bench.cascade import by_kind, draft_figures, figures, latency
+    from .evaluate import quality_kept
+
+    measured = {name: outcomes[name] for name in ("local", "cloud", "routed")}
+    rows = {name: figures(outcome) for name, outcome in measured.items()}
+    for name in ("cloud", "routed"):
+        rows[name]["latency_loaded_ms"] = rows[name]["latency_ms"]
+        rows[name]["latency_ms"] = latency(outcomes[f"{name}, one at a time"].replies)
+    rows["routed"]["saved_usd"] = rows["cloud"]["cost_usd"] - rows["routed"]["cost_usd"]
+    rows["routed"]["quality_kept"] = quality_kept(rows)
+    return {
+        "n": len(questions),
+        "quality": config.quality,
+        **rows,
+        "routes": _routes(measured["routed"]),
+        "draft": draft_figures(measured["routed"]),
+        "gate3": _gate3(questions, [reply.right for reply in measured["cloud"].replies], watch),
+        "by_kind": by_kind(measured),
+        "prices_usd_per_million_tokens": asdict(config.prices),
+        "latency_sample": len(outcomes["cloud, one at a time"].replies),
+    }
+
+
+def _routes(routed: Outcome) -> dict[str, int]:
+    from collections import Counter
+
+    from ..bench.cascade import infos_of
+
+    return dict(Counter(info.route for info in infos_of(routed.replies)))
+
+
+def _gate3(questions: list[Question], cloud_right: list[bool], watch: Watch) -> dict[str, Any]:
+    from ..bench.gate3 import gate3_figures, judge
+    from ..classifier.policy import Policy
+    from ..embedded import pocket
+    from ..local_engine.engine import LocalEngine
+
+    policy = Policy.load(pocket.policy_folder())
+    with LocalEngine.load(pocket.pocket_small_gguf()) as engine, watch.stage("gate 3", len(questions)) as advance:
+        judged = judge(engine, policy, questions, lambda: advance("judging every local answer"))
+    return gate3_figures(judged, cloud_right)
+
+
+def _show(console: Console, measured: Measured) -> None:
+    from .tables import accuracy_table, examples_of, examples_table, kinds_table
+    from .tables import number as show
+
+    found = measured.figures
+    rows = {name: found[name] for name in ("local", "cloud", "routed")}
+    routed, draft, gate3 = found["routed"], found["draft"], found["gate3"]
+    prices = found["prices_usd_per_million_tokens"]
+    saved = routed["saved_usd"] / found["cloud"]["cost_usd"] if found["cloud"]["cost_usd"] else 0.0
+    signal = gate3["best_token_signal"]
+    console.print(kinds_table(found["by_kind"], list(rows)))
+    console.print(examples_table(examples_of(measured.routed)))
+    console.print(accuracy_table(rows, title=f"{found['n']} held-out tasks, target quality {found['quality']:g}"))
+    facts = [
+        f"quality kept: {show(routed['quality_kept'], '.1%')} of the cloud's, with {routed['cloud_share']:.0%} of the "
+        "questions in the cloud",
+        f"cost: ${routed['cost_usd']:.5f}, {saved:.0%} less than cloud only (at ${prices['cloud_input']:g} / "
+        f"${prices['cloud_output']:g} per million tokens in / out)",
+        f"drafts: {draft['accepted']:,} of {draft['proposed']:,} local tokens accepted on escalated requests "
+        f"({show(draft['acceptance_rate'], '.0%')})",
+        f"gate 3 on every local answer: AUROC {show(gate3['auroc'], '.3f')} for 'wrong' (best token signal, "
+        f"{signal}: {show(gate3['token_signals'].get(signal), '.3f')}), {show(gate3['auroc_gain'], '.3f')} for gain; "
+        f"calibration error {show(gate3['ece'], '.3f')}",
+        f"latency: one question at a time, cloud and routed on {found['latency_sample']} other tasks; everything else "
+        f"about these two at {CONCURRENCY} at a time",
+    ]
+    if found["processes_lost"]:
+        facts.append(
+            f"died on the way: {', '.join(found['processes_lost'])}; answers missing: {len(measured.failures)}"
+        )
+    facts.append(f"done in {found['seconds']:.0f} s")
+    for fact in facts:
+        console.print(f"  {fact}", highlight=False)

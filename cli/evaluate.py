@@ -1,0 +1,111 @@
+"""`updraft eval`: accuracy, cloud share and cost over the packaged tasks or over a file of your own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..protocol.errors import ConfigurationError, UpdraftError
+from . import options
+from .options import Tier
+
+if TYPE_CHECKING:
+    from ..bench.cascade import Leg
+    from ..bench.questions import Question
+    from ..router.config import RouterConfig
+
+NAMES = {Tier.LOCAL: "local", Tier.CLOUD: "cloud", Tier.AUTO: "routed"}
+
+
+def evaluate(
+    tasks: Annotated[
+        int | None, typer.Option(min=1, max=options.MOST_TASKS, help="Ask this many held-out pocket tasks. [200]")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option(help='Ask these instead: JSON Lines of {"prompt", "answer", "match"}.')
+    ] = None,
+    tier: Annotated[
+        list[Tier] | None, typer.Option(help="Measure only this tier (may be given again); default: all three.")
+    ] = None,
+    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Questions in flight to the cloud.")] = 8,
+    seed: Annotated[int, typer.Option(help="Which of the held-out tasks.")] = 0,
+    local: options.Local = None,
+    cloud: options.Cloud = None,
+    cloud_model: options.CloudModel = None,
+    cloud_key_env: options.CloudKeyEnv = None,
+    quality: options.Quality = None,
+    json_path: options.Json = None,
+) -> None:
+    """Put the same questions to the router and to each tier alone, and compare.
+
+    A task file holds one JSON object a line. "match" says how the answer is graded: "exact" (case, white space and a
+    final full stop do not count; the default), "contains", or "number" (the last number of the reply).
+    Exit code 1 if any question got no answer.
+
+    \b
+    Examples
+      updraft eval --tasks 2000 --json out.json
+      updraft eval --file mine.jsonl --local model.gguf --cloud https://host/v1 --cloud-model big
+      echo '{"prompt": "What is 2 + 2?", "answer": 4, "match": "number"}' > mine.jsonl
+    """
+    if tasks is not None and file is not None:
+        raise ConfigurationError("--tasks and --file exclude each other.")
+    config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality).config()
+    from ..bench.questions import pocket_questions, read_questions
+
+    questions = read_questions(file) if file is not None else pocket_questions(tasks or 200, seed)
+    measured = measure(config, questions, tier, concurrency)
+    if json_path:
+        from ..bench.report import write_json
+
+        write_json(json_path, measured)
+    if failures := sum(measured[name]["failures"] for name in measured["tiers"]):
+        raise UpdraftError(f"{failures} questions got no answer.")
+
+
+def measure(
+    config: RouterConfig, questions: list[Question], tiers: list[Tier] | None, concurrency: int
+) -> dict[str, Any]:
+    """The figures of each tier, shown and returned: `{"n", "tiers", "local": {...}, "cloud": {...}, "routed": ...}`."""
+    from rich.console import Console
+
+    from ..bench.cascade import by_kind, draft_figures, figures
+    from .measuring import run_legs
+    from .tables import accuracy_table, kinds_table
+    from .watch import Watch
+
+    console = Console()
+    watch = Watch(Console(stderr=True))
+    with options.with_cloud(config, watch.say, nodes=2) as running:
+        legs = _legs(running, questions, tiers, concurrency)
+        outcomes = run_legs(running, legs, watch)
+    rows = {name: figures(outcome) for name, outcome in outcomes.items()}
+    result: dict[str, Any] = {"n": len(questions), "tiers": list(rows), **rows, "by_kind": by_kind(outcomes)}
+    if "routed" in outcomes:
+        result["draft"] = draft_figures(outcomes["routed"])
+        result["routed"]["quality_kept"] = quality_kept(rows)
+    console.print(accuracy_table(rows))
+    console.print(kinds_table(result["by_kind"], list(rows)))
+    return result
+
+
+def quality_kept(rows: dict[str, dict[str, Any]]) -> float | None:
+    """Routed accuracy as a share of cloud-only accuracy; None where either was not measured or the cloud got none."""
+    if "cloud" not in rows or "routed" not in rows or not rows["cloud"]["accuracy"]:
+        return None
+    return rows["routed"]["accuracy"] / rows["cloud"]["accuracy"]
+
+
+def _legs(config: RouterConfig, questions: list[Question], tiers: list[Tier] | None, concurrency: int) -> list[Leg]:
+    from ..bench.cascade import Leg
+
+    missing = {Tier.LOCAL: config.local is None, Tier.CLOUD: config.cloud_url is None, Tier.AUTO: False}
+    if asked := [tier for tier in tiers or [] if missing[tier]]:
+        raise ConfigurationError(f"There is no {asked[0]} tier to measure: name one with --{asked[0]}.")
+    chosen = tiers or [tier for tier in NAMES if not missing[tier]]
+    return [
+        Leg(NAMES[tier], tier.value, questions, 1 if tier is Tier.LOCAL else concurrency)
+        for tier in dict.fromkeys(chosen)
+    ]

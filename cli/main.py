@@ -1,0 +1,80 @@
+"""The `updraft` command: assembles the commands and turns every failure into one clear line.
+
+The modules imported here only declare options; what a command needs is imported when it runs, so `updraft --help`
+answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from .. import __version__
+from ..protocol.errors import ConfigurationError, InvalidRequestError, UpdraftError
+from . import ask, bench, chat, demo, doctor, evaluate, servers
+from .failures import message_of
+
+app = typer.Typer(
+    name="updraft",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Answers on the device when the small model is good enough, and in the cloud when it is not.
+
+    What the small model wrote is never thrown away: it goes up as the draft that the large model verifies.
+    A pair of tiny models comes with the package, so everything below works without a download.
+
+    [bold]First steps[/bold]
+
+    \b
+      updraft demo                 watch both tiers share real work, measured
+      updraft ask "What is 17 + 25?"
+      updraft chat                 talk, and see which tier answered and why
+      updraft serve                an OpenAI port that any app can use
+      updraft doctor               what is installed, what is broken, what to do
+
+    Settings come from a TOML file, the environment (UPDRAFT_*) and flags; flags win.
+    UPDRAFT_DEBUG=1 shows tracebacks.""",
+)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+app.command()(demo.demo)
+app.command()(chat.chat)
+app.command()(ask.ask)
+app.command()(servers.serve)
+app.command()(servers.node)
+app.command()(servers.gateway)
+app.command("gateway-key")(servers.gateway_key)
+app.command("eval")(evaluate.evaluate)
+app.command()(doctor.doctor)
+app.add_typer(bench.app, name="bench")
+
+
+def main() -> None:
+    """The console script. Exit code 0: done; 1: it failed; 2: the call was wrong; 130: interrupted."""
+    if os.environ.get("UPDRAFT_DEBUG"):
+        app(prog_name="updraft")
+    try:
+        app(prog_name="updraft")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except UpdraftError as error:
+        _fail(message_of(error), 2 if isinstance(error, InvalidRequestError | ConfigurationError) else 1)
+    except Exception as error:  # noqa: BLE001 - the outermost frame: a person gets a line, not a traceback
+        _fail(f"{message_of(error)} (UPDRAFT_DEBUG=1 shows the traceback)", 1)
+
+
+def _fail(message: str, code: int) -> None:
+    typer.secho("error: ", fg=typer.colors.RED, err=True, nl=False)
+    typer.echo(message, err=True)
+    sys.exit(code)

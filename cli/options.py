@@ -1,0 +1,108 @@
+"""The options that commands share, and what they mean together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..protocol.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from ..router.config import RouterConfig
+
+SERVE_PORT = 4114
+NODE_PORT = 4116
+GATEWAY_PORT = 4115
+MOST_TASKS = 20_000
+
+
+class Tier(StrEnum):
+    """Who answers; the values are the model names that the router knows."""
+
+    AUTO = "auto"
+    LOCAL = "local"
+    CLOUD = "cloud"
+
+
+Local = Annotated[
+    str | None,
+    typer.Option(
+        "--local",
+        metavar="MODEL",
+        help="On-device model: [bold]pocket[/bold] (in the package, the default), a file.gguf, "
+        "hf:owner/repo/file.gguf (downloaded once), or none.",
+    ),
+]
+Cloud = Annotated[
+    str | None,
+    typer.Option(
+        "--cloud",
+        metavar="URL",
+        help="OpenAI-compatible endpoint to escalate to, e.g. https://host/v1. "
+        "Without one the packaged cloud model is started on this machine.",
+    ),
+]
+CloudModel = Annotated[str | None, typer.Option("--cloud-model", metavar="NAME", help="Model to ask for at --cloud.")]
+CloudKeyEnv = Annotated[
+    str | None,
+    typer.Option("--cloud-key-env", metavar="VAR", help="Environment variable that holds the key of --cloud."),
+]
+Quality = Annotated[
+    float | None,
+    typer.Option("--quality", metavar="SHARE", help="Share of the cloud's quality to keep, above 0 and at most 1."),
+]
+Json = Annotated[Path | None, typer.Option("--json", metavar="PATH", help="Also write the figures here.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The two models a command was asked to use; None means "as configured"."""
+
+    local: str | None = None
+    cloud: str | None = None
+    cloud_model: str | None = None
+    cloud_key_env: str | None = None
+    quality: float | None = None
+
+    def config(self) -> RouterConfig:
+        """The user's settings with these flags on top. Raises ConfigurationError."""
+        from ..router.config import RouterConfig
+        from .models import resolve
+
+        flags: dict[str, Any] = {
+            "local": None if self.local is None else resolve(self.local),
+            "cloud_url": self.cloud,
+            "cloud_model": self.cloud_model,
+            "cloud_api_key": None if self.cloud_key_env is None else key_from(self.cloud_key_env),
+            "quality": self.quality,
+        }
+        return RouterConfig.load({name: value for name, value in flags.items() if value is not None})
+
+
+def key_from(variable: str) -> str:
+    key = os.environ.get(variable)
+    if not key:
+        raise ConfigurationError(f"--cloud-key-env {variable}: that environment variable is not set.")
+    return key
+
+
+@contextmanager
+def with_cloud(config: RouterConfig, say: Callable[[str], None], *, nodes: int = 1) -> Iterator[RouterConfig]:
+    """The configuration to run with: the packaged cloud is started for the packaged local model, if none was named.
+
+    It is stopped when the block ends.
+    """
+    if config.cloud_url is not None or config.offline or config.local != "pocket":
+        yield config
+        return
+    from .stack import pocket_cloud
+
+    with pocket_cloud(nodes=nodes, say=say) as cloud:
+        yield replace(config, cloud_url=cloud.base_url, cloud_api_key=cloud.api_key, cloud_model="pocket-large")

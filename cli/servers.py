@@ -1,0 +1,172 @@
+"""`updraft serve`, `node`, `gateway`, `gateway-key`: the long-running processes and the keys to them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import options
+
+Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 opens it to the network.")]
+ReadyFile = Annotated[
+    Path | None, typer.Option(metavar="PATH", help="Write the address here once requests are accepted.")
+]
+WithParent = Annotated[bool, typer.Option("--exit-with-parent", help="Stop when the starting process is gone.")]
+
+
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any free one.")]
+
+
+def serve(
+    host: Host = "127.0.0.1",
+    port: Port = options.SERVE_PORT,
+    ready_file: ReadyFile = None,
+    local: options.Local = None,
+    cloud: options.Cloud = None,
+    cloud_model: options.CloudModel = None,
+    cloud_key_env: options.CloudKeyEnv = None,
+    quality: options.Quality = None,
+) -> None:
+    """Run the router as a local OpenAI server, so that any app can use it without a change of code.
+
+    Point an OpenAI client at the printed address + /v1, with any key, and model="auto", "local" or "cloud".
+
+    \b
+    Examples
+      updraft serve
+      updraft serve --local model.gguf --cloud https://host/v1 \\
+          --cloud-model big --cloud-key-env HOST_KEY
+      curl http://127.0.0.1:4114/v1/chat/completions -H 'content-type: application/json' \\
+          -d '{"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}'
+    """
+    from ..protocol.server import bind_socket
+    from ..router.daemon import DaemonOptions, run_daemon
+    from .conversation import introduction
+    from .processes import signals_as_interrupts
+
+    config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality).config()
+    bind_socket(host, port).close()  # a busy port is reported before the packaged cloud is started
+    for line in introduction(config):
+        _note(line)
+    with signals_as_interrupts(), options.with_cloud(config, _note) as running:
+        run_daemon(DaemonOptions(running, host, port, ready_file))
+
+
+def node(
+    model: Annotated[Path, typer.Option(help="Hugging Face style folder: config.json, model.safetensors, ...")],
+    draft: Annotated[
+        Path | None, typer.Option(help="Folder of a smaller model of the same vocabulary, to draft with.")
+    ] = None,
+    host: Host = "127.0.0.1",
+    port: Port = options.NODE_PORT,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch. [all cores]")] = None,
+    max_batch_size: Annotated[int, typer.Option(min=1, help="Requests computed together.")] = 16,
+    token_budget: Annotated[int, typer.Option(min=1, help="Tokens computed in one step, over all requests.")] = 512,
+    num_blocks: Annotated[
+        int | None, typer.Option(min=1, help="Blocks of the KV cache. [enough for the batch]")
+    ] = None,
+    num_draft_tokens: Annotated[int, typer.Option(min=0, help="Tokens drafted per step and request.")] = 4,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    ready_file: ReadyFile = None,
+    exit_with_parent: WithParent = False,
+) -> None:
+    """Serve one large model: an engine behind an OpenAI port, with /health and /metrics.
+
+    With --draft a smaller model proposes tokens that the large one verifies; greedy answers stay the same.
+
+    \b
+    Examples
+      updraft node --model models/big
+      updraft node --model models/big --draft models/small --port 0 --ready-file /tmp/node.url
+    """
+    from ..cloud_engine.node.process import NodeOptions, run_node
+
+    run_node(
+        NodeOptions(
+            model=model,
+            draft=draft,
+            host=host,
+            port=port,
+            threads=threads,
+            max_batch_size=max_batch_size,
+            token_budget=token_budget,
+            num_blocks=num_blocks,
+            num_draft_tokens=num_draft_tokens,
+            device=device,
+            ready_file=ready_file,
+            exit_with_parent=exit_with_parent,
+        )
+    )
+
+
+def gateway(
+    nodes: Annotated[
+        list[str],
+        typer.Option("--node", metavar="URL", help="A node; once for each. Any OpenAI-compatible server will do."),
+    ],
+    db: Annotated[Path, typer.Option(help="SQLite file for the usage rows.")],
+    keys: Annotated[Path | None, typer.Option(help="Key file, as `updraft gateway-key` writes it.")] = None,
+    no_auth: Annotated[bool, typer.Option("--no-auth", help="Take requests without a key; loopback only.")] = False,
+    host: Host = "127.0.0.1",
+    port: Port = options.GATEWAY_PORT,
+    timeout_s: Annotated[float, typer.Option(help="Limit of a whole request, in seconds.")] = 600.0,
+    ready_file: ReadyFile = None,
+    exit_with_parent: WithParent = False,
+) -> None:
+    """Run the cloud endpoint that apps escalate to: keys, metering, and fail-over between nodes.
+
+    A key for the nodes themselves is read from UPDRAFT_NODE_API_KEY.
+
+    \b
+    Examples
+      updraft gateway-key team-a --keys keys.txt
+      updraft gateway --node http://10.0.0.1:4116 --node http://10.0.0.2:4116 \\
+          --keys keys.txt --db usage.sqlite
+    """
+    from ..cloud_engine.gateway.process import GatewayOptions, run_gateway
+
+    run_gateway(
+        GatewayOptions(
+            nodes=nodes,
+            db=db,
+            keys=keys,
+            no_auth=no_auth,
+            host=host,
+            port=port,
+            node_api_key=os.environ.get("UPDRAFT_NODE_API_KEY"),
+            timeout_s=timeout_s,
+            ready_file=ready_file,
+            exit_with_parent=exit_with_parent,
+        )
+    )
+
+
+def gateway_key(
+    name: Annotated[str, typer.Argument(help="Whose key it is: letters, digits, dots, dashes, underscores.")],
+    keys: Annotated[Path, typer.Option(help="Key file to add it to; made if there is none.")],
+) -> None:
+    """Make an API key for the gateway: the key is printed once, its hash is added to the file.
+
+    \b
+    Example
+      updraft gateway-key team-a --keys keys.txt
+    """
+    from ..cloud_engine.gateway.keys import KeyStore, new_key
+    from ..protocol.errors import ConfigurationError
+
+    key, line = new_key(name)
+    if keys.exists():
+        KeyStore.load(keys)
+        if any(known.partition(":")[0] == name for known in keys.read_text(encoding="utf-8").splitlines()):
+            raise ConfigurationError(f"{keys} already has a key for {name!r}: remove that line, or take another name.")
+    old = keys.read_text(encoding="utf-8") if keys.exists() else ""
+    keys.touch(mode=0o600)
+    keys.write_text(f"{old}{'' if old.endswith(chr(10)) or not old else chr(10)}{line}\n", encoding="utf-8")
+    typer.echo(key)
+
+
+def _note(line: str) -> None:
+    typer.secho(line, dim=True, err=True)

@@ -1,0 +1,88 @@
+"""The tables that measurements end in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from ..bench.cascade import Outcome, Reply
+
+TITLES = {"local": "local only", "cloud": "cloud only", "routed": "routed"}
+ROUTES = ("escalated", "local", "cloud", "fallback")
+
+
+def accuracy_table(rows: Mapping[str, Mapping[str, Any]], title: str | None = None) -> Table:
+    """One line per tier of `bench.cascade.figures`."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for heading in ("right", "95 % interval", "to cloud", "tokens local", "tokens cloud", "cost", "p50 ms", "p95 ms"):
+        table.add_column(heading, justify="right")
+    for name, row in rows.items():
+        low, high = row["accuracy_interval"]
+        table.add_row(
+            f"[bold]{TITLES[name]}[/bold]",
+            f"{row['accuracy']:.1%}",
+            f"{low:.1%} - {high:.1%}",
+            f"{row['cloud_share']:.0%}",
+            f"{row['tokens']['local']:,}",
+            f"{row['tokens']['cloud']:,}",
+            f"${row['cost_usd']:.5f}",
+            number(row["latency_ms"]["p50"], ".0f"),
+            number(row["latency_ms"]["p95"], ".0f"),
+        )
+    return table
+
+
+def kinds_table(kinds: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> Table:
+    """Accuracy per kind of question."""
+    table = Table(title="right, by kind", title_justify="left")
+    table.add_column("kind")
+    for heading in ("n", *(TITLES[name] for name in names)):
+        table.add_column(heading, justify="right")
+    for kind, row in kinds.items():
+        table.add_row(kind, f"{row['n']:.0f}", *(f"{row[name]:.0%}" for name in names))
+    return table
+
+
+def examples_table(replies: Sequence[Reply]) -> Table:
+    """Questions with answer, tier and reason."""
+    from rich.markup import escape
+
+    table = Table(title="five of them", title_justify="left", show_lines=True)
+    for heading, ratio in (("question", 4), ("answer", 4), ("answered by", 2), ("why", 3)):
+        table.add_column(heading, ratio=ratio)
+    for reply in replies:
+        info = reply.info
+        mark = "[green]right[/green]" if reply.right else "[red]wrong[/red]"
+        where = "" if info is None else info.tier if info.route == info.tier else f"{info.tier} ({info.route})"
+        gain = "" if info is None or info.p_gain is None else f", P(gain) {info.p_gain:.2f}"
+        reason = "" if info is None else f"{info.reason}{gain}"
+        answer = f"{escape(shortened(reply.text))} [{mark}]"
+        table.add_row(escape(shortened(reply.question.prompt)), answer, where, escape(reason))
+    return table
+
+
+def examples_of(outcome: Outcome, n: int = 5) -> list[Reply]:
+    """`n` short replies, every route that occurred among them."""
+    answered = sorted((r for r in outcome.replies if r.info is not None), key=lambda r: len(r.question.prompt + r.text))
+    of_route = {route: [r for r in answered if r.info is not None and r.info.route == route] for route in ROUTES}
+    chosen: list[Reply] = []
+    for turn in range(len(answered)):
+        for route in ROUTES:
+            found = of_route[route]
+            if len(chosen) < n and turn < len(found):
+                # Neither the shortest question of all nor a long one: the typical one says more.
+                chosen.append(found[(len(found) // 3 + turn) % len(found)])
+    return chosen
+
+
+def shortened(text: str, most: int = 160) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= most else flat[: most - 3] + "..."
+
+
+def number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

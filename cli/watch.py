@@ -1,0 +1,61 @@
+"""Progress of a measurement: live bars on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+QUIET_S = 10.0
+
+Advance = Callable[[str], None]
+
+
+class Watch:
+    """Shows stages one after the other; `with watch.stage("local only", 300) as advance: advance("71 % right")`."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def say(self, line: str) -> None:
+        self._console.print(line, highlight=False)
+
+    @contextmanager
+    def stage(self, name: str, total: int) -> Iterator[Advance]:
+        """One stage of `total` steps; call the yielded function once a step with a note on how it is going."""
+        with self._bar(name, total) if self._console.is_terminal else self._lines(name, total) as advance:
+            yield advance
+
+    @contextmanager
+    def _bar(self, name: str, total: int) -> Iterator[Advance]:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (
+            TextColumn("{task.description:<28}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("[dim]{task.fields[note]}"),
+        )
+        with Progress(*columns, console=self._console) as progress:
+            task = progress.add_task(name, total=total, note="")
+            yield lambda note: progress.update(task, advance=1, note=note)
+
+    @contextmanager
+    def _lines(self, name: str, total: int) -> Iterator[Advance]:
+        started = spoke = time.monotonic()
+        done, last = 0, ""
+
+        def advance(note: str) -> None:
+            nonlocal spoke, done, last
+            done, last = done + 1, note
+            if time.monotonic() - spoke > QUIET_S:
+                spoke = time.monotonic()
+                self.say(f"{name}: {done} of {total}, {note}")
+
+        yield advance
+        self.say(f"{name}: {done} of {total} in {time.monotonic() - started:.1f} s, {last}")

@@ -1,0 +1,110 @@
+"""Runs both pocket models over a split and grades them: `python -m updraft.embedded.collect --split calibration --n 6000`.
+
+What comes out is the classifier's training material: for every task the local run with its signals, and whether each tier
+was right.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.progress import track
+
+from ..classifier import outcomes
+from ..classifier.features import PromptView, RunView
+from ..classifier.outcomes import Outcome
+from ..cloud_engine.engine.config import EngineConfig
+from ..cloud_engine.engine.engine import Engine
+from ..cloud_engine.engine.request import GenerationRequest
+from ..local_engine.engine import LocalEngine
+from ..protocol.requests import Message
+from ..protocol.sampling import SamplingParams
+from . import pocket
+from .tasks import Split, Task, check, make_tasks
+
+_GREEDY = SamplingParams(temperature=0.0)
+
+
+def collect(tasks: Sequence[Task], small_gguf: Path, large_folder: Path, split: Split) -> list[Outcome]:
+    """One graded Outcome per task, in order."""
+    views = list(track(_local_views(tasks, small_gguf), "local ", total=len(tasks)))
+    answers = cloud_answers(tasks, large_folder)
+    return [
+        Outcome(
+            view=view,
+            local_score=float(check(task, view.answer)),
+            cloud_score=float(check(task, answer)),
+            kind=task.kind,
+            family=task.family,
+            split=split,
+        )
+        for task, view, answer in zip(tasks, views, answers, strict=True)
+    ]
+
+
+def cloud_answers(tasks: Sequence[Task], large_folder: Path) -> list[str]:
+    """Greedy answers of the cloud model, in order, batched."""
+    engine = Engine.from_folder(large_folder, config=EngineConfig(max_batch_size=32, max_waiting=len(tasks)))
+    tokens: dict[str, list[int]] = {task.id: [] for task in tasks}
+    for task in tasks:
+        prompt_ids = engine.tokenizer.encode_chat([Message("user", task.prompt)])
+        engine.add_request(GenerationRequest(task.id, prompt_ids, _GREEDY))
+    for output in track(_outputs(engine), "cloud ", total=len(tasks)):
+        tokens[output[0]] = output[1]
+    return [engine.tokenizer.decode(tokens[task.id]) for task in tasks]
+
+
+def _outputs(engine: Engine) -> Iterator[tuple[str, list[int]]]:
+    """Each request's tokens as it finishes."""
+    partial: dict[str, list[int]] = {}
+    while engine.has_work:
+        for output in engine.step():
+            partial.setdefault(output.request_id, []).extend(output.token_ids)
+            if output.finish_reason is not None:
+                yield output.request_id, partial.pop(output.request_id)
+
+
+def _local_views(tasks: Sequence[Task], small_gguf: Path) -> Iterator[RunView]:
+    with LocalEngine.load(small_gguf) as engine:
+        for task in tasks:
+            messages = [Message("user", task.prompt)]
+            with engine.start(messages, _GREEDY) as run:
+                for _ in run:
+                    pass
+                signals = np.array([(s.logprob, s.entropy, s.margin) for s in run.signals], np.float32).reshape(-1, 3)
+                yield RunView(
+                    prompt=PromptView.of(messages),
+                    answer=run.text,
+                    logprobs=signals[:, 0],
+                    entropies=signals[:, 1],
+                    margins=signals[:, 2],
+                    prompt_logprobs=run.prompt_logprobs,
+                    prompt_hidden=run.prompt_hidden,
+                    answer_hidden=run.answer_hidden,
+                    finish_reason=run.finish_reason or "length",
+                )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--split", choices=("calibration", "test"), required=True)
+    parser.add_argument("--n", type=int, required=True, help="number of tasks")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True, help="outcome file to write (.npz)")
+    parser.add_argument("--small", type=Path, help="GGUF of the local model (default: packaged)")
+    parser.add_argument("--large", type=Path, help="folder of the cloud model (default: packaged)")
+    args = parser.parse_args()
+    found = collect(
+        make_tasks(args.split, args.n, args.seed),
+        args.small or pocket.pocket_small_gguf(),
+        args.large or pocket.pocket_large_folder(),
+        args.split,
+    )
+    outcomes.save(found, args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Turns two trained models into what ships: `python -m updraft.embedded.policy`.
+
+Packs `out/small/model` and `out/large/model` into `embedded/weights/` (GGUF and safetensors), runs both over the
+calibration and test splits, trains the routing policy on the one, measures everything on the other, writes the cards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from ..classifier import outcomes
+from ..classifier.outcomes import Outcome
+from ..classifier.show import show_card, show_report
+from ..classifier.train import TrainOptions, fit, measure
+from . import pocket
+from .cards import write_cards
+from .collect import collect
+from .export import write_gguf
+from .tasks import Split, make_tasks
+
+
+def pack(small: Path, large: Path, weights: Path) -> None:
+    """Copy both model folders into `weights` and convert the small one to GGUF (Q8_0)."""
+    for source, name in ((small, pocket.SMALL), (large, pocket.LARGE)):
+        target = weights / name
+        if target.exists():
+            shutil.rmtree(target)
+        shutil.copytree(source, target)
+        report = source.parent / "report.json"
+        if report.exists():
+            shutil.copy(report, target / "training.json")
+    write_gguf(weights / pocket.SMALL, weights / f"{pocket.SMALL}.gguf", "Q8_0")
+
+
+def graded(split: Split, n: int, weights: Path, store: Path) -> list[Outcome]:
+    """Outcomes of the packed pair on `n` tasks of `split`; kept in `store` so that a second run need not repeat them."""
+    file = store / f"{split}.npz"
+    if not file.exists():
+        store.mkdir(parents=True, exist_ok=True)
+        tasks = make_tasks(split, n)
+        outcomes.save(collect(tasks, weights / f"{pocket.SMALL}.gguf", weights / pocket.LARGE, split), file)
+    return outcomes.load(file)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=Path, default=Path("out"), help="folder with small/model and large/model")
+    parser.add_argument("--keep-models", action="store_true", help="use the packed models as they are")
+    parser.add_argument("--weights", type=Path, default=pocket.WEIGHTS, help="folder to write")
+    parser.add_argument("--calibration", type=int, default=6000, help="calibration tasks")
+    parser.add_argument("--test", type=int, default=4000, help="test tasks")
+    parser.add_argument("--date", default="", help="date to record in the cards")
+    args = parser.parse_args()
+    store = args.models / "outcomes"
+    if not args.keep_models:
+        pack(args.models / "small" / "model", args.models / "large" / "model", args.weights)
+        shutil.rmtree(store, ignore_errors=True)
+    calibration = graded("calibration", args.calibration, args.weights, store)
+    test = graded("test", args.test, args.weights, store)
+    trained = fit(calibration, args.weights / "policy", TrainOptions(date=args.date))
+    show_card(trained.card)
+    report = measure(trained, test)
+    show_report(report)
+    figures = msgspec.json.format(msgspec.json.encode(report), indent=1)
+    (args.weights / "policy" / "report.json").write_bytes(figures + b"\n")
+    write_cards(args.weights, test, args.date)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""The one place that knows how llama-cpp-python must be built; needs nothing but the standard library.
+
+A default build was seen to segfault on its first token on x86 machines with AMX, and to collapse to a few tokens per
+second under OpenMP when cores are shared. So, before anything else is installed:
+
+    python local_engine/llama_build.py --install -c constraints.txt
+
+builds a wheel with the right options (about 8 minutes on 2 cores), installs it into this interpreter's environment,
+and keeps it in ${XDG_CACHE_HOME:-~/.cache}/updraft/wheels, so that the next environment installs it in seconds. pip's
+own wheel cache is left out of it: it may hold a wheel made with other options. By hand, the same options are
+
+    eval "$(python local_engine/llama_build.py --env)" && pip install --no-cache-dir 'updraft-llm[edge]'
+"""
+
+# ruff: noqa: T201 - a script that talks to a person
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import importlib.metadata
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import unquote
+
+PACKAGE = "llama-cpp-python"
+CMAKE_ARGS = ("-DGGML_OPENMP=OFF",)
+X86_COMPILER_FLAGS = ("-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16")
+REBUILD_COMMAND = "python -m updraft.local_engine.llama_build --install"
+_NINJA_STEP = re.compile(r"^\s*\[(\d+)/(\d+)\]")
+
+
+class BuildError(Exception):
+    """Building or installing failed; the message says what to do."""
+
+
+def build_environment(environ: Mapping[str, str], machine: str | None = None) -> dict[str, str]:
+    """The variables to build with. What the user set in them is kept and, coming last, wins."""
+    ours = {"CMAKE_ARGS": list(CMAKE_ARGS)}
+    if (machine or platform.machine()).lower() in ("x86_64", "amd64"):
+        flags = [flag for flag in X86_COMPILER_FLAGS if _compiler_knows(flag, environ)]
+        ours |= {"CFLAGS": flags, "CXXFLAGS": flags}
+    return {name: _joined(values, environ.get(name, "")) for name, values in ours.items() if values}
+
+
+def wheel_folder(version: str | None, environ: Mapping[str, str]) -> Path:
+    """Where the wheel for these options, this version, Python and processor is kept."""
+    parts = [
+        *sorted(f"{name}={value}" for name, value in build_environment(environ).items()),
+        version or "newest",
+        f"python{sys.version_info.major}.{sys.version_info.minor}",
+        platform.system(),
+        processor(),  # the build is tuned to it
+    ]
+    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "updraft" / "wheels" / digest
+
+
+def pinned_version(constraints: Path) -> str | None:
+    """The version a constraints file pins, None if it does not pin one. Raises BuildError if it cannot be read."""
+    try:
+        lines = constraints.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise BuildError(f"Cannot read {constraints}: {error.strerror}.") from error
+    for line in lines:
+        name, found, version = line.partition("#")[0].partition("==")
+        if found and re.sub(r"[-_.]+", "-", name.strip()).lower() == PACKAGE:
+            return version.strip()
+    return None
+
+
+def install(version: str | None, constraints: Path | None, environ: Mapping[str, str]) -> None:
+    """Make this interpreter's environment hold the right build; does nothing if it does. Raises BuildError."""
+    folder = wheel_folder(version, environ)
+    if _installed_from(folder):
+        print(f"{PACKAGE} {importlib.metadata.version(PACKAGE)} is installed with the right options.")
+        return
+    wheel = next(folder.glob("*.whl"), None) or build(version, folder, environ)
+    print(f"Installing {wheel.name}")
+    limits = ["-c", str(constraints)] if constraints else []
+    _pip(["install", "-q", "--force-reinstall", "--no-deps", str(wheel)], environ)  # even over the same version
+    _pip(["install", "-q", *limits, str(wheel)], environ)  # brings missing dependencies
+
+
+def build(version: str | None, folder: Path, environ: Mapping[str, str]) -> Path:
+    """Build the wheel into `folder` and return its path. Raises BuildError with the end of the log."""
+    options = build_environment(environ)
+    _require_compiler(environ)
+    print(f"Building {PACKAGE} {version or ''} for this processor, once; about 8 minutes on 2 cores.")
+    for name, value in options.items():
+        print(f"  {name}={value}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        requirement = f"{PACKAGE}=={version}" if version else PACKAGE
+        command = [*_PIP, "wheel", "--no-deps", "--no-cache-dir", "--no-binary", PACKAGE, "-v"]
+        _run_showing_progress([*command, "-w", temporary, requirement], {**environ, **options})
+        built = next(Path(temporary).glob("*.whl"))
+        folder.mkdir(exist_ok=True)
+        return built.replace(folder / built.name)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="llama_build", description=(__doc__ or "").partition("\n")[0], allow_abbrev=False
+    )
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--env", action="store_true", help="print the options as shell `export` lines")
+    action.add_argument("--install", action="store_true", help="build if needed, and install into this environment")
+    action.add_argument("--wheel-dir", action="store_true", help="print where the wheel for this machine is kept")
+    parser.add_argument("-c", "--constraints", type=Path, help="take the version from this constraints file")
+    options = parser.parse_args(arguments)
+    try:
+        version = pinned_version(options.constraints) if options.constraints else None
+        if options.env:
+            for name, value in build_environment(os.environ).items():
+                print(f"export {name}={shlex.quote(value)}")
+        elif options.wheel_dir:
+            print(wheel_folder(version, os.environ))
+        else:
+            install(version, options.constraints, os.environ)
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+_PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+
+
+def _pip(arguments: list[str], environ: Mapping[str, str]) -> None:
+    if subprocess.run([*_PIP, *arguments], env=dict(environ), check=False).returncode:
+        raise BuildError(f"pip failed on: pip {shlex.join(arguments)}")
+
+
+def _installed_from(folder: Path) -> bool:
+    """Whether the installed build is the wheel of `folder`: pip notes where a local wheel came from (PEP 610)."""
+    try:
+        origin = importlib.metadata.distribution(PACKAGE).read_text("direct_url.json") or ""
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return f"/{folder.name}/" in unquote(origin)
+
+
+def _run_showing_progress(command: list[str], environ: Mapping[str, str]) -> None:
+    tail: deque[str] = deque(maxlen=40)
+    progress = _Progress()
+    with subprocess.Popen(
+        command, env=dict(environ), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                tail.append(line[:300].rstrip("\n"))
+                progress.show(line)
+        except BaseException:
+            process.terminate()
+            raise
+    progress.end()
+    if process.returncode:
+        raise BuildError("\n".join(tail) + f"\n\nBuilding {PACKAGE} failed; the last lines of its log are above.")
+
+
+class _Progress:
+    """ninja's `[12/193]` as one line that updates on a terminal, as a line every tenth elsewhere."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._live = sys.stdout.isatty()
+        self._shown = -1
+
+    def show(self, line: str) -> None:
+        match = _NINJA_STEP.match(line)
+        if not match:
+            return
+        done, total = int(match[1]), int(match[2])
+        text = f"  [{done}/{total}] {time.monotonic() - self._started:.0f} s"
+        if self._live:
+            print(f"\r{text}", end="", flush=True)
+        elif done * 10 // total > self._shown:
+            self._shown = done * 10 // total
+            print(text, flush=True)
+
+    def end(self) -> None:
+        if self._live:
+            print()
+
+
+def _require_compiler(environ: Mapping[str, str]) -> None:
+    wanted = [environ["CXX"]] if "CXX" in environ else ["c++", "g++", "clang++"]
+    if not any(shutil.which(shlex.split(name)[0], path=environ.get("PATH")) for name in wanted):
+        raise BuildError(
+            f"Building {PACKAGE} needs a C++ compiler, and none is here ({', '.join(wanted)}). "
+            "On Debian or Ubuntu: apt-get install build-essential. On macOS: xcode-select --install."
+        )
+
+
+def _compiler_knows(flag: str, environ: Mapping[str, str]) -> bool:
+    """Whether the C compiler accepts `flag`. One too old to know it cannot emit AMX code either."""
+    compiler = shlex.split(environ.get("CC", "cc"))
+    if not shutil.which(compiler[0], path=environ.get("PATH")):
+        return True  # no compiler yet: the options of one that will be installed
+    command = [*compiler, flag, "-Werror", "-E", "-x", "c", os.devnull]
+    return subprocess.run(command, capture_output=True, env=dict(environ), check=False).returncode == 0
+
+
+def _joined(ours: Sequence[str], theirs: str) -> str:
+    """Both, without doubling options that an earlier `--env` already put there."""
+    own = shlex.split(theirs)
+    return " ".join([*(value for value in ours if value not in own), *([theirs] if theirs else [])])
+
+
+def processor() -> str:
+    """Identifies what `-march=native` depends on."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        facts = [line for line in lines if line.partition(":")[0].strip() in ("model name", "flags", "Features")]
+        return f"{platform.machine()} {' '.join(sorted(set(facts)))}"
+    return f"{platform.machine()} {platform.processor()}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""Finds out whether the installed llama.cpp works, in a subprocess: a broken build takes its process down.
+
+`probe` is for `updraft doctor`; `ensure_usable_build` for the first use on a machine, which it then remembers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import platformdirs
+
+from ..protocol.errors import ConfigurationError, MissingDependencyError, UpdraftError
+from ..protocol.requests import Message
+from ..protocol.sampling import SamplingParams
+from .llama_build import PACKAGE, REBUILD_COMMAND, processor
+
+Status = Literal["ok", "not_installed", "import_failed", "crashed", "timeout", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReport:
+    """What was found. `detail` describes it; `advice` says what to do, empty if nothing.
+
+    `status`: "crashed": killed by a signal (named in `detail`); "failed": an error of ours, such as a damaged model
+    file. `tokens_per_s` and `system_info` (llama.cpp's list of build features) only if it ran.
+    """
+
+    status: Status
+    detail: str
+    advice: str = ""
+    tokens_per_s: float | None = None
+    system_info: str = ""
+
+
+def probe(model_path: Path, *, timeout_s: float = 60.0) -> ProbeReport:
+    """Generate a few tokens with `model_path` in a subprocess and report how that went."""
+    if importlib.util.find_spec("llama_cpp") is None:
+        return ProbeReport(
+            "not_installed", f"{PACKAGE} is not installed.", f"Build and install it with: {REBUILD_COMMAND}"
+        )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    try:
+        child = subprocess.run(
+            [sys.executable, "-m", __name__, str(model_path)],
+            env=environ,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return ProbeReport(
+            "timeout",
+            f"A few tokens took more than {timeout_s:.0f} s.",
+            "If the machine is not simply overloaded, the build is at fault (OpenMP collapses on shared cores). "
+            f"Rebuild with: {REBUILD_COMMAND}",
+        )
+    return _report(child)
+
+
+def ensure_usable_build(model_path: Path, *, timeout_s: float = 60.0) -> None:
+    """Probe once per machine and build; remembered in the state folder (platformdirs, or UPDRAFT_HOME).
+
+    Raises MissingDependencyError if llama-cpp-python is not installed or does not import, and ConfigurationError if it
+    crashes, hangs or fails; each message says what to do.
+    """
+    remembered = _state_folder() / "llama-build-ok"
+    key = _build_key()
+    if key and remembered.exists() and remembered.read_text(encoding="ascii", errors="replace") == key:
+        return
+    report = probe(model_path, timeout_s=timeout_s)
+    if report.status in ("not_installed", "import_failed"):
+        raise MissingDependencyError(f"{report.detail} {report.advice}")
+    if report.status != "ok":
+        raise ConfigurationError(f"The local engine does not work on this machine: {report.detail} {report.advice}")
+    remembered.parent.mkdir(parents=True, exist_ok=True)
+    remembered.write_text(key, encoding="ascii")
+
+
+def _report(child: subprocess.CompletedProcess[str]) -> ProbeReport:
+    rebuild = f"Rebuild it with options for this processor: {REBUILD_COMMAND}"
+    if child.returncode < 0:
+        name = signal.Signals(-child.returncode).name
+        return ProbeReport("crashed", f"llama.cpp crashed with {name} while generating.", rebuild)
+    try:
+        found: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        ending = child.stderr.strip()[-500:]
+        return ProbeReport("failed", f"The probe ended with code {child.returncode}: {ending}", rebuild)
+    if "import_error" in found:
+        return ProbeReport("import_failed", found["import_error"], rebuild)
+    if "error" in found:
+        return ProbeReport("failed", found["error"])
+    features = found["system_info"]
+    risky = [name for name in ("OPENMP", "AMX_INT8") if f"{name} = 1" in features]
+    advice = f"It was built with {' and '.join(risky)}, which is known to hang or crash. {rebuild}" if risky else ""
+    speed = found["tokens_per_s"]
+    return ProbeReport("ok", f"{PACKAGE} {found['version']} works, {speed:.0f} tokens/s.", advice, speed, features)
+
+
+def _build_key() -> str:
+    """Identifies the installed libraries and the processor; empty if there is nothing to identify."""
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or not spec.submodule_search_locations:
+        return ""
+    libraries = sorted((Path(spec.submodule_search_locations[0]) / "lib").glob("*"))
+    files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in libraries]
+    return hashlib.sha256(repr((files, processor())).encode()).hexdigest()
+
+
+def _state_folder() -> Path:
+    home = os.environ.get("UPDRAFT_HOME")
+    return Path(home) if home else platformdirs.user_state_path("updraft")
+
+
+def _run_child(model_path: Path) -> dict[str, Any]:
+    """What the subprocess does; its result is one line of JSON."""
+    from .engine import LocalEngine
+    from .llama import llama
+
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is an expected outcome: no core file
+    try:
+        library = llama()
+    except MissingDependencyError as error:
+        return {"import_error": error.message}
+    try:
+        with LocalEngine.load(model_path) as engine:
+            message = Message(role="user", content="Hello")
+            run = engine.start([message], SamplingParams(max_tokens=16, temperature=1.0, seed=0))
+            started = time.perf_counter()
+            steps = sum(1 for _ in run)
+            seconds = time.perf_counter() - started
+    except UpdraftError as error:
+        return {"error": error.message}
+    return {
+        "tokens_per_s": max(steps, 1) / seconds,
+        "system_info": library.api.llama_print_system_info().decode().strip(),
+        "version": importlib.metadata.version(PACKAGE),
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(_run_child(Path(sys.argv[1]))) + "\n")

@@ -1,0 +1,58 @@
+"""Where settings and state live on a machine, and which `UPDRAFT_*` variables exist."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .errors import ConfigurationError
+
+ENV_PREFIX = "UPDRAFT_"
+# Variables of other rooms: read there, so that a settings reader can tell them from a typo.
+PROCESS_VARIABLES = frozenset({"UPDRAFT_HOME", "UPDRAFT_CONFIG", "UPDRAFT_DEVICE", "UPDRAFT_DEBUG"})
+
+
+def config_file() -> Path:
+    """`UPDRAFT_CONFIG`, else `config.toml` in `UPDRAFT_HOME` or in the user's configuration folder."""
+    if explicit := os.environ.get("UPDRAFT_CONFIG"):
+        return Path(explicit).expanduser()
+    if home := os.environ.get("UPDRAFT_HOME"):
+        return Path(home).expanduser() / "config.toml"
+    import platformdirs
+
+    return Path(platformdirs.user_config_dir("updraft", appauthor=False)) / "config.toml"
+
+
+def state_folder() -> Path:
+    """`UPDRAFT_HOME`, else the user's state folder. Not created here."""
+    if home := os.environ.get("UPDRAFT_HOME"):
+        return Path(home).expanduser()
+    import platformdirs
+
+    return Path(platformdirs.user_state_dir("updraft", appauthor=False))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The file's table; empty if there is no file. Raises ConfigurationError on an unreadable or malformed one."""
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The settings given as `UPDRAFT_NAME=value`, as `{"name": "value"}`, without the process variables."""
+    found = os.environ if environ is None else environ
+    return {
+        key.removeprefix(ENV_PREFIX).lower(): value
+        for key, value in found.items()
+        if key.startswith(ENV_PREFIX) and key not in PROCESS_VARIABLES
+    }

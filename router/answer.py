@@ -1,0 +1,134 @@
+"""Answers as bytes: OpenAI completions and chunks, with the `updraft` object that says how they came about."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from ..protocol import sse
+from ..protocol.errors import UpdraftError
+from ..protocol.responses import (
+    AssistantMessage,
+    ChatChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChoiceLogprobs,
+    ChunkChoice,
+    Delta,
+    FinishReason,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+from ..protocol.wire import WireResponse
+from .cascade import Cascade
+from .record import Record
+from .tiers import CloudFailure, LocalAnswer, Token
+
+TokenBytes = Callable[[int], bytes]
+
+
+def local_completion(answer: LocalAnswer, cascade: Cascade) -> WireResponse:
+    record, local = cascade.record, cascade.local
+    logprobs = token_logprobs(answer.tokens, local.token_bytes) if cascade.chat.logprobs else None
+    message = AssistantMessage(content=answer.text)
+    completion = ChatCompletion(
+        id=record.request_id,
+        model=local.model_id,
+        choices=[ChatChoice(message=message, finish_reason=answer.finish_reason or "stop", logprobs=logprobs)],
+        usage=Usage.of(answer.prompt_tokens, len(answer.tokens)),
+        updraft=record.info(),
+    )
+    return WireResponse.json(completion, headers=headers(record))
+
+
+def cloud_completion(completion: dict[str, Any], record: Record) -> WireResponse:
+    """The server's own object, unknown fields and all, plus ours."""
+    return WireResponse.json({**completion, "updraft": record.info()}, headers=headers(record))
+
+
+def headers(record: Record, *, begun: bool = False) -> dict[str, str]:
+    """`x-updraft-*` and `x-request-id`; `begun`: the answer has only begun, so its cost is not known yet."""
+    found = {"x-request-id": record.request_id, **record.info().headers()}
+    if begun:
+        for name in ("x-updraft-cost-usd", "x-updraft-saved-usd"):
+            found.pop(name, None)
+    return found
+
+
+def failure(error: UpdraftError | CloudFailure, record: Record | None = None) -> WireResponse:
+    """An OpenAI-shaped error; of a cloud that refused in OpenAI's shape, its own words.
+
+    Where the device has already worked, the client is told not to repeat that by itself.
+    """
+    typed = error.error if isinstance(error, CloudFailure) else error
+    status, body = typed.status, msgspec.json.encode(typed.to_body())
+    if isinstance(error, CloudFailure) and error.relay is not None and error.status is not None:
+        status, body = error.status, error.relay
+    found = {"content-type": "application/json", **typed.headers()}
+    if record is not None:
+        found["x-request-id"] = record.request_id
+        if record.local_tokens:
+            found["x-should-retry"] = "false"
+    return WireResponse(status, found, body)
+
+
+def token_logprobs(tokens: Sequence[Token], token_bytes: TokenBytes) -> ChoiceLogprobs:
+    return ChoiceLogprobs(content=[_token_logprob(token, token_bytes) for token in tokens])
+
+
+def _token_logprob(token: Token, token_bytes: TokenBytes) -> TokenLogprob:
+    raw = token_bytes(token.id)
+    top = [
+        TopLogprob(_text(other), logprob, list(other))
+        for other, logprob in ((token_bytes(token_id), logprob) for token_id, logprob in token.top)
+    ]
+    return TokenLogprob(_text(raw), token.signals.logprob, list(raw), top)
+
+
+def _text(raw: bytes) -> str:
+    """A token may be a part of a character: its bytes are exact, its text is not."""
+    return raw.decode(errors="replace")
+
+
+class ChunkWriter:
+    """The chunks of one stream: the same id, model and time on each."""
+
+    def __init__(self, record: Record, model: str) -> None:
+        self._record = record
+        self._model = model
+        self._created = int(time.time())
+
+    def role(self) -> bytes:
+        return self._chunk([ChunkChoice(Delta(role="assistant", content=""))])
+
+    def text(self, text: str, logprobs: ChoiceLogprobs | None = None) -> bytes:
+        return self._chunk([ChunkChoice(Delta(content=text), logprobs=logprobs)])
+
+    def finish(self, reason: FinishReason, usage: Usage | None) -> bytes:
+        """The last events: the finish with our `updraft` object, the usage if it was asked for, and the end mark."""
+        last = self._chunk([ChunkChoice(Delta(), finish_reason=reason)], updraft=self._record.info())
+        counted = b"" if usage is None else self._chunk([], usage=usage)
+        return last + counted + sse.DONE
+
+    def adopt(self, event: dict[str, Any]) -> dict[str, Any]:
+        """A cloud chunk as a part of this stream, for a hand-over in the middle of it."""
+        return {**event, "id": self._record.request_id, "model": self._model, "created": self._created}
+
+    def _chunk(self, choices: list[ChunkChoice], **more: Any) -> bytes:
+        usage = more.get("usage", UNSET)
+        updraft = more.get("updraft", UNSET)
+        return sse.event(
+            ChatCompletionChunk(
+                id=self._record.request_id,
+                model=self._model,
+                created=self._created,
+                choices=choices,
+                usage=usage,
+                updraft=updraft,
+            )
+        )

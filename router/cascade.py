@@ -1,0 +1,304 @@
+"""The cascade: one request's way through the gates, as a state machine.
+
+    RULES -> BEFORE -> LOCAL -> AFTER -> DONE          each gate may send the request to CLOUD
+    CLOUD -> DONE, or FALLBACK -> DONE                 a cloud that fails makes the local answer the answer
+
+RULES may also open only one tier: LOCAL -> DONE without further gates, or CLOUD without a fallback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from ..protocol.errors import EngineError, UpdraftError
+from ..protocol.requests import ChatRequest
+from .config import RouterConfig
+from .gates import Gates, Verdict, check_quality
+from .job import Job
+from .record import Record
+from .rules import Ruling, Situation, no_cloud_configured, no_local_configured, rule
+from .tiers import CloudFailure, CloudStream, CloudTier, CloudUsage, LocalAnswer, LocalGeneration, LocalTier
+
+
+class State(StrEnum):
+    RULES = "rules"
+    BEFORE = "before"
+    LOCAL = "local"
+    AFTER = "after"
+    CLOUD = "cloud"
+    FALLBACK = "fallback"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """What a router routes between. `gates` is None where there is no local tier to judge."""
+
+    local: LocalTier | None
+    cloud: CloudTier | None
+    gates: Gates | None
+    local_missing: UpdraftError | None = None
+
+    def situation(self, config: RouterConfig) -> Situation:
+        return Situation(
+            local_missing=None if self.local is not None else self.local_missing or no_local_configured(),
+            cloud_missing=None if self.cloud is not None else no_cloud_configured(),
+            offline=config.offline,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LocalReply:
+    """A complete local answer."""
+
+    answer: LocalAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class LiveReply:
+    """A local answer that is streamed while it is written."""
+
+    run: LocalGeneration
+
+
+@dataclass(frozen=True, slots=True)
+class CloudReply:
+    """A complete cloud answer, as the server sent it."""
+
+    completion: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CloudStreamReply:
+    stream: CloudStream
+
+
+Reply = LocalReply | LiveReply | CloudReply | CloudStreamReply
+
+
+class Cascade:
+    """One request. `await run()` once for the reply; `aclose()` when its answer is delivered or nobody wants it.
+
+    `trail` lists the states it went through. Raises UpdraftError or CloudFailure only where no answer is possible.
+    """
+
+    def __init__(self, job: Job, tiers: Tiers, config: RouterConfig, record: Record) -> None:
+        self.job = job
+        self.tiers = tiers
+        self.config = config
+        self.record = record
+        self.trail: list[State] = []
+        self.ruling = Ruling(local=False, cloud=False, reason="")
+        self._answer: LocalAnswer | None = None
+        self._failure: CloudFailure | None = None
+        self._reply: Reply | None = None
+        self._run: LocalGeneration | None = None
+        self._stream: CloudStream | None = None
+        self._steps: dict[State, Callable[[], Awaitable[State]]] = {
+            State.RULES: self._rules,
+            State.BEFORE: self._before,
+            State.LOCAL: self._local,
+            State.AFTER: self._after,
+            State.CLOUD: self._cloud,
+            State.FALLBACK: self._fallback,
+        }
+
+    async def run(self) -> Reply:
+        state = State.RULES
+        while state is not State.DONE:
+            self.trail.append(state)
+            state = await self._steps[state]()
+        self.trail.append(state)
+        if self._reply is None:
+            raise EngineError("The cascade ended without a reply.")
+        return self._reply
+
+    async def aclose(self) -> None:
+        """Stop whatever is still running for this request. Idempotent."""
+        stream, self._stream = self._stream, None
+        try:
+            await self.stop_local()
+        finally:
+            if stream is not None:
+                await stream.aclose()
+
+    # The states
+
+    async def _rules(self) -> State:
+        self.ruling = rule(self.job, self.tiers.situation(self.config))
+        self.decide(Verdict(0, escalate=not self.ruling.local, reason=self.ruling.reason))
+        if not self.ruling.local:
+            return State.CLOUD
+        return State.BEFORE if self.ruling.open else State.LOCAL
+
+    async def _before(self) -> State:
+        if self.job.quality_given:
+            check_quality(self.gates, self.job.quality)
+        return self._judge(self.gates.before(self.chat.messages, self.job.quality), State.LOCAL)
+
+    async def _local(self) -> State:
+        try:
+            run = await self.start_local()
+            async for _ in run:
+                if self._stops_early(run.answer):
+                    await self.stop_local()
+                    return State.CLOUD
+                if self._may_stream(run.answer):
+                    return self._done(LiveReply(run))
+            await self.stop_local()
+        except UpdraftError as error:  # too long for it, refused by its template, or it failed
+            await self.stop_local()
+            if not self.ruling.cloud:
+                raise
+            self.ruling = Ruling(local=False, cloud=True, reason=error.message)
+            self.decide(Verdict(0, escalate=True, reason=f"beyond the local model: {error.message}"))
+            return State.CLOUD
+        return State.AFTER if self.ruling.open else self._done(LocalReply(run.answer))
+
+    async def _after(self) -> State:
+        answer = self._local_answer()
+        state = self._judge(self.gates.after(self.chat.messages, answer, self.job.quality), State.DONE)
+        return self._done(LocalReply(answer)) if state is State.DONE else state
+
+    async def _cloud(self) -> State:
+        draft = "" if self._answer is None else self._answer.text
+        body = self.cloud_body()
+        if draft:
+            body["prediction"] = {"type": "content", "content": draft}
+        try:
+            reply = await self._ask_cloud(body)
+        except CloudFailure as failure:
+            self._failure = failure
+            return State.FALLBACK
+        self.record.route = "escalated" if draft and self.cloud.takes_prediction else "cloud"
+        return self._done(reply)
+
+    async def _fallback(self) -> State:
+        failure = self._failure
+        if failure is None or not self.ruling.local:
+            raise failure or EngineError("Fallback without a failure.")
+        self.record.route = "fallback"
+        self.record.note = f"fallback, because the cloud failed: {failure.cause}"
+        self.ruling = Ruling(local=True, cloud=False, reason=self.record.note)
+        if self._answer is not None and self._answer.finish_reason is not None:
+            return self._done(LocalReply(self._answer))
+        try:
+            return await self._local()
+        except UpdraftError as error:
+            self.record.route = None
+            raise failure from error
+
+    # What the states and the live stream share
+
+    @property
+    def gates(self) -> Gates:
+        if self.tiers.gates is None:
+            raise EngineError("The router has a local tier but no gates.")
+        return self.tiers.gates
+
+    @property
+    def chat(self) -> ChatRequest:
+        if self.job.chat is None:
+            raise EngineError("The local tier was asked for a request it cannot read.")
+        return self.job.chat
+
+    @property
+    def local(self) -> LocalTier:
+        if self.tiers.local is None:
+            raise EngineError("The router has no local tier.")
+        return self.tiers.local
+
+    @property
+    def cloud(self) -> CloudTier:
+        if self.tiers.cloud is None:
+            raise EngineError("The router has no cloud tier.")
+        return self.tiers.cloud
+
+    def decide(self, verdict: Verdict) -> None:
+        self.record.verdict = verdict
+        self.record.route = "cloud" if verdict.escalate else "local"
+
+    async def start_local(self) -> LocalGeneration:
+        chat = self.chat
+        run = await self.local.start(chat.messages, chat.sampling(), continue_final_message=chat.continue_final_message)
+        return self.adopt(run)
+
+    def adopt(self, run: LocalGeneration) -> LocalGeneration:
+        """Make `run` the one that `stop_local()` ends and counts."""
+        self._run = run
+        return run
+
+    async def stop_local(self) -> None:
+        """End the local run, if there is one, and keep what it wrote. Idempotent."""
+        run, self._run = self._run, None
+        if run is not None:
+            self._answer = run.answer
+            self.record.count_local(run.answer)
+            await run.aclose()
+
+    async def open_cloud(self, body: dict[str, Any]) -> CloudStream:
+        """Open a streamed cloud answer that `aclose()` will close. Raises CloudFailure."""
+        body["stream"] = True
+        body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+        self._stream = await self.cloud.open("chat/completions", body, timeout_s=self._cloud_patience_s())
+        return self._stream
+
+    def cloud_body(self) -> dict[str, Any]:
+        return {**self.job.body, "model": self.config.cloud_model}
+
+    # Helpers
+
+    async def _ask_cloud(self, body: dict[str, Any]) -> Reply:
+        if self.job.stream:
+            return CloudStreamReply(await self.open_cloud(body))
+        completion = await self.cloud.complete("chat/completions", body, timeout_s=self._cloud_patience_s())
+        self.record.cloud = CloudUsage.of(completion) or CloudUsage()
+        return CloudReply(completion)
+
+    def _cloud_patience_s(self) -> float:
+        """How long to wait for the cloud: a deadline leaves time for the local answer to stand in.
+
+        A finished answer needs next to none; an unfinished one is left half of what remains.
+        """
+        remaining = self.job.remaining_s
+        if self.ruling.local:
+            finished = self._answer is not None and self._answer.finish_reason is not None
+            remaining *= 0.9 if finished else 0.5
+        return max(0.001, min(self.config.cloud_timeout_s, remaining))
+
+    def _judge(self, verdict: Verdict, otherwise: State) -> State:
+        self.decide(verdict)
+        return State.CLOUD if verdict.escalate else otherwise
+
+    def _stops_early(self, answer: LocalAnswer) -> bool:
+        """Gate 2, once: at its token count, or before streaming starts if that is sooner."""
+        if not self.ruling.open:
+            return False
+        at = self.gates.tokens
+        if self.job.stream and self.job.hold_tokens is not None:
+            at = min(at, self.job.hold_tokens)
+        if len(answer.tokens) != at:
+            return False
+        verdict = self.gates.during(self.chat.messages, answer, self.job.quality)
+        if verdict.escalate or self.job.hold_tokens is not None:
+            self.decide(verdict)
+        return verdict.escalate
+
+    def _may_stream(self, answer: LocalAnswer) -> bool:
+        """Without gates ahead there is nothing to wait for; with them, `hold_tokens` tokens."""
+        if not self.job.stream:
+            return False
+        hold = self.job.hold_tokens
+        return not self.ruling.open or (hold is not None and len(answer.tokens) >= hold)
+
+    def _local_answer(self) -> LocalAnswer:
+        if self._answer is None:
+            raise EngineError("Gate 3 has no answer to judge.")
+        return self._answer
+
+    def _done(self, reply: Reply) -> State:
+        self._reply = reply
+        return State.DONE

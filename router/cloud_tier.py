@@ -1,0 +1,243 @@
+"""The cloud tier over HTTP: any OpenAI-compatible endpoint, with every way it can fail turned into a CloudFailure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import msgspec
+
+from ..protocol import sse
+from ..protocol.errors import (
+    AuthenticationError,
+    InvalidRequestError,
+    OverloadedError,
+    RateLimitError,
+    RequestTimeoutError,
+    UpdraftError,
+    UpstreamError,
+)
+from .config import RouterConfig
+from .loose import table, tables
+from .tiers import CloudFailure
+
+MAX_BODY_BYTES = 32 * 2**20  # a completion is kilobytes; more than this is not an answer
+
+
+class HttpCloudTier:
+    """`CloudTier` over one pooled HTTP client. Opens no socket before the first request."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        if config.cloud_url is None:
+            raise ValueError("HttpCloudTier needs a cloud_url")
+        key = config.cloud_api_key
+        self._url = config.cloud_url
+        self.takes_prediction = True
+        self._client = httpx.AsyncClient(
+            headers={"authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(config.cloud_timeout_s, connect=config.cloud_connect_timeout_s),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            verify=self._url.startswith("https:"),  # plain http needs no TLS context, which takes 0.1 s to make
+            follow_redirects=False,  # a redirect would carry the prompt to a host that nobody configured
+        )
+        self._idle_timeout_s = config.cloud_timeout_s
+
+    async def complete(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(timeout_s):
+                response = await self._post(path, body)
+                try:
+                    raw = await _read(response)
+                finally:
+                    await response.aclose()
+        except TimeoutError as error:
+            raise _timed_out(timeout_s) from error
+        except httpx.HTTPError as error:
+            raise _unreachable(error) from error
+        return _completion(raw)
+
+    async def open(self, path: str, body: dict[str, Any], *, timeout_s: float) -> HttpCloudStream:
+        try:
+            async with asyncio.timeout(timeout_s):
+                stream = HttpCloudStream(await self._post(path, body), self._idle_timeout_s)
+                try:
+                    await stream.wait_for_content()
+                except BaseException:
+                    await stream.aclose()
+                    raise
+        except TimeoutError as error:
+            raise _timed_out(timeout_s) from error
+        except httpx.HTTPError as error:
+            raise _unreachable(error) from error
+        return stream
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    async def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        """An open response with status 200. A server that refuses `prediction` is asked again without, and is not
+        offered one again.
+        """
+        if not self.takes_prediction:
+            body = {name: value for name, value in body.items() if name != "prediction"}
+        request = self._client.build_request(
+            "POST",
+            f"{self._url}/{path}",
+            content=msgspec.json.encode(body),
+            headers={"content-type": "application/json"},
+        )
+        response = await self._client.send(request, stream=True)
+        if response.status_code == 200:
+            return response
+        try:
+            raw = await _read(response)
+        finally:
+            await response.aclose()
+        if response.status_code in (400, 422) and "prediction" in body and b"prediction" in raw:
+            self.takes_prediction = False
+            return await self._post(path, body)
+        raise _refused(response, raw)
+
+
+class HttpCloudStream:
+    """`CloudStream` over one open response."""
+
+    def __init__(self, response: httpx.Response, idle_timeout_s: float) -> None:
+        self._response = response
+        self._idle_timeout_s = idle_timeout_s
+        self._chunks: AsyncIterator[bytes] = response.aiter_bytes()
+        self._parser = sse.EventParser()
+        self._ready: deque[tuple[bytes, dict[str, Any]]] = deque()
+        self._finished = False  # a finish_reason was seen: what follows may only be usage
+
+    async def wait_for_content(self) -> None:
+        """Read until something of the answer has arrived: up to here, a failure can still become a local answer."""
+        if "text/event-stream" not in self._response.headers.get("content-type", ""):
+            raise _nonsense("it answered a streamed request with something other than an event stream")
+        held: deque[tuple[bytes, dict[str, Any]]] = deque()
+        async for event in self:
+            held.append(event)
+            if _has_content(event[1]):
+                break
+        else:
+            raise _nonsense("its stream ended before any content")
+        held.extend(self._ready)
+        self._ready = held
+
+    def __aiter__(self) -> HttpCloudStream:
+        return self
+
+    async def __anext__(self) -> tuple[bytes, dict[str, Any]]:
+        while not self._ready:
+            if self._parser.done:
+                raise StopAsyncIteration
+            try:
+                async with asyncio.timeout(self._idle_timeout_s):
+                    chunk = await anext(self._chunks, None)
+            except TimeoutError as error:
+                raise _timed_out(self._idle_timeout_s) from error
+            except httpx.HTTPError as error:
+                raise _cut(str(error) or type(error).__name__) from error
+            if chunk is None:
+                if self._finished:
+                    raise StopAsyncIteration
+                raise _cut("no finish reason came")
+            self._ready.extend(self._decode(payload) for payload in self._parser.feed(chunk))
+        return self._ready.popleft()
+
+    async def aclose(self) -> None:
+        await self._response.aclose()
+
+    def _decode(self, payload: bytes) -> tuple[bytes, dict[str, Any]]:
+        try:
+            event = table(msgspec.json.decode(payload))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise _nonsense("its stream holds an event that is not JSON") from error
+        if event is not None and event.get("error"):
+            reported = table(event["error"]) or {"message": event["error"]}
+            error = UpstreamError(f"The cloud's stream failed: {reported.get('message')}")
+            raise CloudFailure("its stream reported an error", error)
+        choices = None if event is None else tables(event.get("choices"))
+        if event is None or choices is None:
+            raise _nonsense("its stream holds an event without choices")
+        self._finished = self._finished or any(choice.get("finish_reason") for choice in choices)
+        return payload, event
+
+
+def _has_content(event: dict[str, Any]) -> bool:
+    for choice in event["choices"]:
+        delta = table(choice.get("delta")) or {}
+        if choice.get("finish_reason") or choice.get("text"):
+            return True
+        if any(value for name, value in delta.items() if name != "role"):
+            return True
+    return False
+
+
+async def _read(response: httpx.Response) -> bytes:
+    raw = bytearray()
+    async for chunk in response.aiter_bytes():
+        raw += chunk
+        if len(raw) > MAX_BODY_BYTES:
+            raise _nonsense(f"its answer is larger than {MAX_BODY_BYTES} bytes")
+    return bytes(raw)
+
+
+def _completion(raw: bytes) -> dict[str, Any]:
+    try:
+        body = table(msgspec.json.decode(raw))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _nonsense("its answer is not JSON") from error
+    choices = None if body is None else tables(body.get("choices"))
+    if body is None or not choices or not all(_is_choice(choice) for choice in choices):
+        raise _nonsense("its answer is not a completion")
+    return body
+
+
+def _is_choice(choice: dict[str, Any]) -> bool:
+    return table(choice.get("message")) is not None or isinstance(choice.get("text"), str)
+
+
+def _refused(response: httpx.Response, raw: bytes) -> CloudFailure:
+    """The server said no. Its own words are relayed where they are OpenAI-shaped."""
+    status = response.status_code
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):
+        body = table(msgspec.json.decode(raw)) or {}
+        if (error := table(body.get("error"))) is not None:
+            message = str(error.get("message"))
+            return CloudFailure(f"it answered {status}", _typed(status, message), status=status, relay=raw)
+    return CloudFailure(f"it answered {status}", _typed(status, f"The cloud answered {status}."), status=status)
+
+
+def _typed(status: int, message: str) -> UpdraftError:
+    if status in (401, 403):
+        return AuthenticationError(message)
+    if status == 429:
+        return RateLimitError(message)
+    if status == 503:
+        return OverloadedError(message)
+    return InvalidRequestError(message) if 400 <= status < 500 else UpstreamError(message)
+
+
+def _timed_out(seconds: float) -> CloudFailure:
+    return CloudFailure("it was too slow", RequestTimeoutError(f"The cloud did not answer within {seconds:.1f} s."))
+
+
+def _unreachable(error: httpx.HTTPError) -> CloudFailure:
+    if isinstance(error, (httpx.ReadTimeout, httpx.WriteTimeout)):
+        return CloudFailure("it was too slow", RequestTimeoutError("The cloud stopped answering."))
+    cause = "it cannot be reached" if isinstance(error, httpx.TransportError) else "its answer is malformed"
+    detail = str(error) or type(error).__name__
+    return CloudFailure(cause, UpstreamError(f"The cloud failed: {detail}"))
+
+
+def _cut(detail: str) -> CloudFailure:
+    return CloudFailure("its stream was cut", UpstreamError(f"The cloud's stream was cut before its end: {detail}"))
+
+
+def _nonsense(what: str) -> CloudFailure:
+    return CloudFailure(what, UpstreamError(f"The cloud failed: {what}."))

@@ -1,0 +1,127 @@
+"""The ledger: one SQLite row per request, whatever became of it. Holds no prompt and no answer text."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ..protocol.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRow:
+    """Money in US dollars, times in milliseconds, `ts` in seconds since the epoch; `status` as on the wire (499: the
+    caller went away). `tier` and `route` are "none" where no answer was given.
+    """
+
+    id: str
+    ts: float
+    model: str
+    route: str
+    tier: str
+    gate: int
+    reason: str
+    p_gain: float | None
+    threshold: float | None
+    local_tokens: int
+    cloud_tokens: int
+    draft_proposed: int
+    draft_accepted: int
+    cost_usd: float
+    saved_usd: float
+    latency_ms: float
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSummary:
+    requests: int
+    errors: int
+    by_route: dict[str, int]
+    local_tokens: int
+    cloud_tokens: int
+    draft_proposed: int
+    draft_accepted: int
+    cost_usd: float
+    saved_usd: float
+
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS requests (
+  id TEXT PRIMARY KEY, ts REAL NOT NULL, model TEXT NOT NULL, route TEXT NOT NULL, tier TEXT NOT NULL,
+  gate INTEGER NOT NULL, reason TEXT NOT NULL, p_gain REAL, threshold REAL,
+  local_tokens INTEGER NOT NULL, cloud_tokens INTEGER NOT NULL,
+  draft_proposed INTEGER NOT NULL, draft_accepted INTEGER NOT NULL,
+  cost_usd REAL NOT NULL, saved_usd REAL NOT NULL, latency_ms REAL NOT NULL, status INTEGER NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS requests_ts ON requests (ts);
+"""
+_VERSION = 1
+_INSERT = f"INSERT INTO requests VALUES ({', '.join('?' * len(fields(LedgerRow)))})"
+
+
+class Ledger:
+    """Safe to use from any thread, and by several processes on one file (WAL). Each row is committed as it is written.
+
+    Raises ConfigurationError if the file cannot be opened, is no ledger, or is one of another version.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = sqlite3.connect(path, timeout=5.0, check_same_thread=False, isolation_level=None)
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigurationError(f"The ledger {path} cannot be opened: {error}", param="ledger") from error
+        try:
+            self._connection.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;")
+            (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+            if version not in (0, _VERSION):
+                raise ConfigurationError(
+                    f"The ledger {path} has format {version}, this version reads {_VERSION}: name another file.",
+                    param="ledger",
+                )
+            self._connection.executescript(f"{_SCHEMA} PRAGMA user_version={_VERSION};")
+        except sqlite3.Error as error:
+            self._connection.close()
+            raise ConfigurationError(f"The ledger {path} is unusable: {error}", param="ledger") from error
+        except ConfigurationError:
+            self._connection.close()
+            raise
+
+    def record(self, row: LedgerRow) -> None:
+        """Write one row, durably as of process death. A second row for one id raises sqlite3.IntegrityError."""
+        with self._lock:
+            self._connection.execute(_INSERT, astuple(row))
+
+    def rows(self, *, limit: int = 100) -> list[LedgerRow]:
+        """The newest rows first."""
+        with self._lock:
+            found = self._connection.execute("SELECT * FROM requests ORDER BY ts DESC LIMIT ?", (limit,)).fetchall()
+        return [LedgerRow(*row) for row in found]
+
+    def get(self, request_id: str) -> LedgerRow | None:
+        with self._lock:
+            row = self._connection.execute("SELECT * FROM requests WHERE id = ?", (request_id,)).fetchone()
+        return None if row is None else LedgerRow(*row)
+
+    def summary(self, *, since: float = 0.0) -> LedgerSummary:
+        """Totals over the rows from `since` (seconds since the epoch) on."""
+        totals = (
+            "SELECT count(*), coalesce(sum(status >= 400), 0), coalesce(sum(local_tokens), 0),"
+            " coalesce(sum(cloud_tokens), 0), coalesce(sum(draft_proposed), 0), coalesce(sum(draft_accepted), 0),"
+            " total(cost_usd), total(saved_usd) FROM requests WHERE ts >= ?"
+        )
+        routes = "SELECT route, count(*) FROM requests WHERE ts >= ? GROUP BY route ORDER BY route"
+        with self._lock:
+            (requests, errors, *sums) = self._connection.execute(totals, (since,)).fetchone()
+            by_route: dict[str, Any] = dict(self._connection.execute(routes, (since,)).fetchall())
+        return LedgerSummary(requests, errors, by_route, *sums)
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()

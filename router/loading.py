@@ -1,0 +1,78 @@
+"""From settings to running tiers: the only place that knows which engine and policy stand behind the names."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..protocol.errors import MissingDependencyError, UpdraftError
+from .cascade import Tiers
+from .cloud_tier import HttpCloudTier
+from .config import RouterConfig
+from .gates import Gates, load_gates
+from .local_tier import EngineLocalTier
+
+if TYPE_CHECKING:
+    from ..local_engine.engine import LocalEngine
+
+
+async def load_tiers(config: RouterConfig) -> Tiers:
+    """Load what `config` names. A machine without the `[edge]` extra gets a cloud-only router that says so.
+
+    Raises ModelLoadError or ConfigurationError.
+    """
+    cloud = None if config.cloud_url is None or config.offline else HttpCloudTier(config)
+    try:
+        local, gates, missing = await _load_local(config)
+    except BaseException:
+        if cloud is not None:
+            await cloud.aclose()
+        raise
+    return Tiers(local, cloud, gates, missing)
+
+
+async def _load_local(config: RouterConfig) -> tuple[EngineLocalTier | None, Gates | None, UpdraftError | None]:
+    if config.local is None:
+        return None, None, None
+    try:
+        engine = await asyncio.to_thread(_load_engine, config.local)
+    except MissingDependencyError as error:
+        return None, None, error
+    try:
+        gates = await asyncio.to_thread(_load_gates, config, engine.model_id)
+    except BaseException:
+        engine.close()
+        raise
+    return EngineLocalTier(engine), gates, None
+
+
+def _load_engine(name: str) -> LocalEngine:
+    from ..local_engine.engine import LocalEngine
+
+    return LocalEngine.load(_model_file(name))
+
+
+def _model_file(name: str) -> Path:
+    if name != "pocket":
+        return Path(name).expanduser()
+    from ..embedded.pocket import pocket_small_gguf
+
+    return pocket_small_gguf()
+
+
+def _load_gates(config: RouterConfig, model_id: str) -> Gates:
+    packaged: Path | None = None
+    if config.local == "pocket" and config.policy == "auto":
+        from ..embedded.pocket import policy_folder
+
+        packaged = policy_folder()
+    gates = load_gates(
+        config.policy,
+        models={"local": model_id, "cloud": config.cloud_model},
+        packaged=packaged,
+        allow_foreign=config.allow_foreign_policy,
+        confidence=config.confidence,
+    )
+    gates.check(config.quality)
+    return gates

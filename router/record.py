@@ -1,0 +1,110 @@
+"""What happened to one request: the facts behind its `updraft` object, its headers and its ledger row."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..protocol.ids import new_id
+from ..protocol.responses import UpdraftInfo
+from .config import Prices
+from .gates import Verdict
+from .ledger import LedgerRow
+from .tiers import CloudUsage, LocalAnswer
+
+Route = Literal["local", "cloud", "escalated", "fallback"]
+
+
+@dataclass(slots=True)
+class Record:
+    """Filled in as the request goes its way. `route` None: no answer yet. `status`: the HTTP status it ended with.
+
+    `local_prompt_tokens` and `local_tokens` add up over all local runs of the request.
+    """
+
+    prices: Prices
+    request_id: str = field(default_factory=lambda: new_id("chatcmpl"))
+    model: str = ""
+    started: float = field(default_factory=time.monotonic)
+    timestamp: float = field(default_factory=time.time)
+    route: Route | None = None
+    verdict: Verdict = field(default_factory=lambda: Verdict(0, escalate=False, reason="refused before routing"))
+    note: str = ""
+    local_prompt_tokens: int = 0
+    local_tokens: int = 0
+    cloud: CloudUsage = field(default_factory=CloudUsage)
+
+    @property
+    def tier(self) -> Literal["local", "cloud"]:
+        return "cloud" if self.route in ("cloud", "escalated") else "local"
+
+    @property
+    def reason(self) -> str:
+        return f"{self.verdict.reason}; {self.note}" if self.note else self.verdict.reason
+
+    @property
+    def latency_ms(self) -> float:
+        return (time.monotonic() - self.started) * 1e3
+
+    @property
+    def cost_usd(self) -> float:
+        local = self.prices.local(self.local_prompt_tokens, self.local_tokens)
+        return local + self.prices.cloud(self.cloud.prompt_tokens, self.cloud.completion_tokens)
+
+    @property
+    def saved_usd(self) -> float:
+        """Against the cloud alone with an answer of this length; below 0 where paid local work was in vain."""
+        if self.route is None:
+            return 0.0
+        if self.tier == "cloud":
+            alone = self.prices.cloud(self.cloud.prompt_tokens, self.cloud.completion_tokens)
+        else:
+            alone = self.prices.cloud(self.local_prompt_tokens, self.local_tokens)
+        return alone - self.cost_usd
+
+    def count_local(self, answer: LocalAnswer) -> None:
+        """Add one ended local run."""
+        self.local_prompt_tokens += answer.prompt_tokens
+        self.local_tokens += len(answer.tokens)
+
+    def info(self) -> UpdraftInfo:
+        p_gain = self.verdict.p_gain
+        return UpdraftInfo(
+            request_id=self.request_id,
+            tier=self.tier,
+            route=self.route or "local",
+            reason=self.reason,
+            gate=self.verdict.gate,
+            p_gain=p_gain,
+            confidence=None if p_gain is None else 1.0 - p_gain,
+            threshold=self.verdict.threshold,
+            cost_usd=self.cost_usd,
+            saved_usd=self.saved_usd,
+            local_tokens=self.local_tokens,
+            cloud_tokens=self.cloud.completion_tokens,
+            draft_proposed=self.cloud.accepted + self.cloud.rejected,
+            draft_accepted=self.cloud.accepted,
+            latency_ms=self.latency_ms,
+        )
+
+    def row(self, status: int) -> LedgerRow:
+        return LedgerRow(
+            id=self.request_id,
+            ts=self.timestamp,
+            model=self.model,
+            route=self.route or "none",
+            tier=self.tier if self.route is not None else "none",
+            gate=self.verdict.gate,
+            reason=self.reason,
+            p_gain=self.verdict.p_gain,
+            threshold=self.verdict.threshold,
+            local_tokens=self.local_tokens,
+            cloud_tokens=self.cloud.completion_tokens,
+            draft_proposed=self.cloud.accepted + self.cloud.rejected,
+            draft_accepted=self.cloud.accepted,
+            cost_usd=self.cost_usd,
+            saved_usd=self.saved_usd,
+            latency_ms=self.latency_ms,
+            status=status,
+        )

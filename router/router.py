@@ -1,0 +1,263 @@
+"""The router: OpenAI requests in, answers out, whatever carries them. The cascade decides, this one serves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+
+from ..protocol import sse
+from ..protocol.errors import (
+    MethodNotAllowedError,
+    ModelNotFoundError,
+    NotFoundError,
+    OverloadedError,
+    RequestTimeoutError,
+    UnsupportedFeatureError,
+    UpdraftError,
+)
+from ..protocol.responses import ModelCard, ModelList
+from ..protocol.wire import WireRequest, WireResponse
+from . import answer, streams
+from .cascade import Cascade, CloudReply, CloudStreamReply, LocalReply, Reply, Tiers
+from .config import RouterConfig
+from .job import Wanted, read_job, read_model
+from .ledger import Ledger
+from .loading import load_tiers
+from .record import Record
+from .tiers import CloudFailure
+
+log = logging.getLogger("updraft.router")
+
+
+class Router:
+    """One local and one cloud tier behind an OpenAI-shaped face. `start()` it on the event loop that will use it.
+
+    `tiers` replaces what `config` would load; the router closes them in the end, as it does its own.
+    """
+
+    def __init__(self, config: RouterConfig, tiers: Tiers | None = None) -> None:
+        self.config = config
+        self._tiers = tiers
+        self._ledger: Ledger | None = None
+        self._starting = asyncio.Lock()
+        self._open: set[StreamBody] = set()
+        self._closed = False
+
+    async def start(self) -> None:
+        """Open the ledger and load the tiers. Idempotent.
+
+        Raises ConfigurationError or ModelLoadError, and OverloadedError after `close()`.
+        """
+        async with self._starting:
+            if self._closed:
+                raise OverloadedError("The router is closed.")
+            if self._ledger is None and self.config.ledger is not None:
+                self._ledger = Ledger(self.config.ledger)
+            if self._tiers is None:
+                self._tiers = await load_tiers(self.config)
+
+    async def close(self) -> None:
+        """End what is still streaming, then the tiers and the ledger. Idempotent."""
+        self._closed = True
+        for body in list(self._open):
+            await body.aclose()
+        tiers, self._tiers = self._tiers, None
+        ledger, self._ledger = self._ledger, None
+        try:
+            if tiers is not None and tiers.local is not None:
+                await tiers.local.aclose()
+            if tiers is not None and tiers.cloud is not None:
+                await tiers.cloud.aclose()
+        finally:
+            if ledger is not None:
+                ledger.close()
+
+    async def handle(self, request: WireRequest) -> WireResponse:
+        """Answer one request. Every failure becomes an OpenAI error body; only cancellation is raised."""
+        try:
+            return await self._dispatch(request)
+        except UpdraftError as error:
+            return answer.failure(error)
+        except Exception:
+            log.exception("%s %s failed", request.method, request.path)
+            return answer.failure(_bug())
+
+    async def _dispatch(self, request: WireRequest) -> WireResponse:
+        path = request.path.partition("?")[0].rstrip("/")
+        if path in ("/v1/chat/completions", "/v1/completions"):
+            _only(request, "POST")
+            await self.start()
+            if path == "/v1/completions":
+                raise UnsupportedFeatureError("The router serves chat: send this to /v1/chat/completions.")
+            return await self._chat(request)
+        if path == "/v1/models" or path.startswith("/v1/models/"):
+            _only(request, "GET")
+            await self.start()
+            return self._models(path.removeprefix("/v1/models").removeprefix("/"))
+        if path == "/health":
+            _only(request, "GET")
+            return WireResponse.json({"status": "ok"})
+        raise NotFoundError(f"There is no {request.method} {path or '/'} here: try /v1/chat/completions.")
+
+    async def _chat(self, request: WireRequest) -> WireResponse:
+        record = Record(self.config.prices)
+        try:
+            body, record.model = read_model(request.body)
+            job = read_job(request, body, self._wanted(record.model), self.config)
+        except UpdraftError as error:
+            return self._refuse(record, error)
+        cascade = Cascade(job, self._running(), self.config, record)
+        try:
+            async with asyncio.timeout(None if job.deadline is None else job.remaining_s):
+                reply = await cascade.run()
+            return self._respond(cascade, reply)
+        except asyncio.CancelledError:
+            await self._end(cascade, 499)
+            raise
+        except TimeoutError:
+            failure: UpdraftError | CloudFailure = RequestTimeoutError(f"No answer within {request.timeout_s} s.")
+        except (UpdraftError, CloudFailure) as error:
+            failure = error
+        except Exception:
+            log.exception("request %s failed", record.request_id)
+            failure = _bug()
+        record.route = None
+        await cascade.aclose()
+        return self._refuse(record, failure)
+
+    def _respond(self, cascade: Cascade, reply: Reply) -> WireResponse:
+        record = cascade.record
+        if isinstance(reply, LocalReply):
+            if cascade.job.stream:
+                return self._stream(cascade, streams.replay(cascade, reply.answer))
+            response = answer.local_completion(reply.answer, cascade)
+        elif isinstance(reply, CloudReply):
+            response = answer.cloud_completion(reply.completion, record)
+        elif isinstance(reply, CloudStreamReply):
+            return self._stream(cascade, streams.relay(cascade, reply.stream))
+        else:
+            return self._stream(cascade, streams.live(cascade, reply.run))
+        self._write(record, 200)
+        return response
+
+    def _stream(self, cascade: Cascade, events: AsyncGenerator[bytes]) -> WireResponse:
+        async def end(status: int) -> None:
+            self._open.discard(body)
+            await self._end(cascade, status)
+
+        body = StreamBody(events, end)
+        self._open.add(body)
+        return WireResponse(200, {**sse.HEADERS, **answer.headers(cascade.record, begun=True)}, body)
+
+    async def _end(self, cascade: Cascade, status: int) -> None:
+        """Let go of what the request holds and write its row, even if this very wait is cancelled."""
+        try:
+            await cascade.aclose()
+        finally:
+            self._write(cascade.record, status)
+
+    def _refuse(self, record: Record, error: UpdraftError | CloudFailure) -> WireResponse:
+        response = answer.failure(error, record)
+        if isinstance(error, CloudFailure):
+            record.note = f"the cloud failed: {error.cause}"
+        self._write(record, response.status)
+        return response
+
+    def _write(self, record: Record, status: int) -> None:
+        if self._ledger is None:
+            return
+        try:
+            self._ledger.record(record.row(status))
+        except sqlite3.Error:
+            log.exception("request %s could not be entered in the ledger", record.request_id)
+
+    def _models(self, wanted: str) -> WireResponse:
+        cards = [ModelCard(id=name) for name in self._names()]
+        if not wanted:
+            return WireResponse.json(ModelList(cards))
+        for card in cards:
+            if card.id == wanted:
+                return WireResponse.json(card)
+        raise self._unknown_model(wanted)
+
+    def _wanted(self, model: str) -> Wanted:
+        names = self._names()
+        if model not in names:
+            raise self._unknown_model(model)
+        return names[model]
+
+    def _names(self) -> dict[str, Wanted]:
+        """Every model name of this router, and the tier it asks for."""
+        names: dict[str, Wanted] = {"auto": "auto", "local": "local", "cloud": "cloud"}
+        tiers = self._running()
+        if tiers.cloud is not None:
+            names[self.config.cloud_model] = "cloud"
+        if tiers.local is not None:
+            names[tiers.local.model_id] = "local"
+        return names
+
+    def _unknown_model(self, model: str) -> ModelNotFoundError:
+        return ModelNotFoundError(
+            f"The model {model[:100]!r} does not exist. Known: {', '.join(self._names())}.", param="model"
+        )
+
+    def _running(self) -> Tiers:
+        if self._tiers is None:
+            raise OverloadedError("The router is closed.")
+        return self._tiers
+
+
+class StreamBody:
+    """A streamed body with exactly one end: exhausted, failed, or closed by the carrier before or while it ran."""
+
+    def __init__(self, events: AsyncGenerator[bytes], end: Callable[[int], Awaitable[None]]) -> None:
+        self._events = events
+        self._end = end
+        self._ended = False
+
+    def __aiter__(self) -> StreamBody:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._ended:
+            raise StopAsyncIteration
+        try:
+            return await anext(self._events)
+        except StopAsyncIteration:
+            await self._finish(200)
+            raise
+        except streams.StreamError as error:
+            await self._finish(error.status)
+            return error.payload
+        except BaseException as error:
+            await self._finish(500 if isinstance(error, Exception) else 499)
+            if not isinstance(error, Exception):
+                raise
+            log.exception("a stream failed")
+            return sse.event(_bug().to_body())
+
+    async def aclose(self) -> None:
+        """Stop the answer. Idempotent; the carrier cancels a pending `__anext__` first."""
+        await self._finish(499)
+
+    async def _finish(self, status: int) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        try:
+            with suppress(RuntimeError):  # a step is pending: its carrier has cancelled it, or is about to
+                await self._events.aclose()
+        finally:
+            await self._end(status)
+
+
+def _only(request: WireRequest, method: str) -> None:
+    if request.method != method:
+        raise MethodNotAllowedError(f"{request.path} takes {method}, not {request.method}.")
+
+
+def _bug() -> UpdraftError:
+    return UpdraftError("The router failed on this request; its log says why.", code="internal_error")

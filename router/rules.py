@@ -1,0 +1,93 @@
+"""Gate 0: what decides without looking at the answer. Every rule leaves its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..protocol.errors import InvalidRequestError, MissingDependencyError, UpdraftError
+from .job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What this router has: `local_missing`/`cloud_missing` say why a tier is absent, None where it is there."""
+
+    local_missing: UpdraftError | None
+    cloud_missing: UpdraftError | None
+    offline: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """Which tiers may answer, and why.."""
+
+    local: bool
+    cloud: bool
+    reason: str
+
+    @property
+    def open(self) -> bool:
+        """Both may: the learned gates decide."""
+        return self.local and self.cloud
+
+
+def no_local_configured() -> InvalidRequestError:
+    return InvalidRequestError(
+        "No local model is configured: set local to 'pocket' or to a GGUF file.",
+        param="model",
+        code="local_not_configured",
+    )
+
+
+def no_cloud_configured() -> InvalidRequestError:
+    return InvalidRequestError(
+        "No cloud is configured: set cloud_url to an OpenAI-compatible endpoint.",
+        param="model",
+        code="cloud_not_configured",
+    )
+
+
+def offline_mode() -> InvalidRequestError:
+    return InvalidRequestError(
+        "This router is in offline mode and sends nothing to the cloud: use model='auto' or 'local', or set "
+        "offline=false.",
+        param="model",
+        code="offline",
+    )
+
+
+def rule(job: Job, situation: Situation) -> Ruling:
+    """Raises the typed error of what is missing where no tier may answer."""
+    no_cloud = offline_mode() if situation.offline else situation.cloud_missing
+    if job.wanted == "cloud":
+        if no_cloud is not None:
+            raise no_cloud
+        return Ruling(local=False, cloud=True, reason="the request asked for the cloud")
+    no_local = situation.local_missing or job.unsupported
+    if job.wanted == "local" or job.private:
+        if no_local is not None:
+            raise no_local
+        why = "private: never leaves this device" if job.private else "the request asked for the local model"
+        return Ruling(local=True, cloud=False, reason=why)
+    if no_local is not None:
+        if no_cloud is not None:
+            raise no_local if situation.local_missing is None else _neither(situation.local_missing, no_cloud)
+        return Ruling(local=False, cloud=True, reason=_why_not_local(situation, job))
+    if no_cloud is not None:
+        why = "offline mode" if situation.offline else "no cloud is configured"
+        return Ruling(local=True, cloud=False, reason=why)
+    return Ruling(local=True, cloud=True, reason="both tiers may answer")
+
+
+def _why_not_local(situation: Situation, job: Job) -> str:
+    if isinstance(situation.local_missing, MissingDependencyError):
+        return f"no local model: {situation.local_missing.message}"
+    if situation.local_missing is not None:
+        return "no local model is configured"
+    return f"beyond the local model: {'' if job.unsupported is None else job.unsupported.message}"
+
+
+def _neither(no_local: UpdraftError, no_cloud: UpdraftError) -> UpdraftError:
+    if isinstance(no_local, MissingDependencyError):
+        return no_local
+    return InvalidRequestError(f"{no_local.message} {no_cloud.message}", param="model", code="no_tier")

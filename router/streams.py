@@ -1,0 +1,253 @@
+"""Streamed answers: a judged local answer, a relayed cloud stream, and a live local one that may be handed over.
+
+Each is an async generator of SSE bytes. No cancel scope spans a `yield`, so a carrier may pull from any task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+
+from ..protocol import sse
+from ..protocol.errors import EngineError, UpdraftError
+from ..protocol.responses import ChoiceLogprobs, Usage
+from .answer import ChunkWriter, token_logprobs
+from .cascade import Cascade
+from .gates import Verdict
+from .job import continued
+from .tiers import CloudFailure, CloudStream, CloudUsage, LocalAnswer, LocalGeneration, Token
+
+
+class StreamError(Exception):
+    """Ends a stream that has already begun: `payload` is its last event, `status` what the ledger keeps."""
+
+    def __init__(self, error: UpdraftError) -> None:
+        super().__init__(error.message)
+        self.payload = sse.event(error.to_body())
+        self.status = error.status
+
+
+async def replay(cascade: Cascade, answer: LocalAnswer) -> AsyncGenerator[bytes]:
+    """A complete local answer, token by token."""
+    chunks = ChunkWriter(cascade.record, cascade.local.model_id)
+    yield chunks.role()
+    writer = _LocalText(cascade, chunks)
+    for token in answer.tokens:
+        if chunk := writer.token(token):
+            yield chunk
+    if chunk := writer.rest(answer):
+        yield chunk
+    usage = Usage.of(answer.prompt_tokens, len(answer.tokens)) if cascade.job.include_usage else None
+    yield chunks.finish(answer.finish_reason or "stop", usage)
+
+
+async def relay(cascade: Cascade, stream: CloudStream) -> AsyncGenerator[bytes]:
+    """The cloud's own events, byte for byte, except for the one with the finish reason, which gains `updraft`."""
+    async for event in _relayed(cascade, stream, None):
+        yield event
+    yield sse.DONE
+
+
+async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
+    """A local answer as it is written. If it collapses on the way, the cloud continues the streamed text."""
+    chunks = ChunkWriter(cascade.record, cascade.local.model_id)
+    writer = _LocalText(cascade, chunks)
+    yield chunks.role()
+    collapsed = False
+    try:
+        for token in run.answer.tokens.copy():  # written before streaming could start
+            if chunk := writer.token(token):
+                yield chunk
+        async for token in run:
+            if chunk := writer.token(token):
+                yield chunk
+            if collapsed := _collapsed(cascade, run.answer):
+                break
+    except UpdraftError as error:
+        if not cascade.ruling.open:
+            raise StreamError(error) from error
+        cascade.record.verdict = Verdict(2, True, f"the local model failed: {error.message}")
+        collapsed = True
+    if collapsed:
+        await cascade.stop_local()
+        async for event in _hand_over(cascade, writer, run.answer):
+            yield event
+        return
+    if chunk := writer.rest(run.answer):
+        yield chunk
+    await cascade.stop_local()
+    _judge_afterwards(cascade, run.answer)
+    usage = Usage.of(run.answer.prompt_tokens, len(run.answer.tokens)) if cascade.job.include_usage else None
+    yield chunks.finish(run.answer.finish_reason or "stop", usage)
+
+
+class _LocalText:
+    """Turns tokens into chunks and remembers what has been sent, which is never taken back."""
+
+    def __init__(self, cascade: Cascade, chunks: ChunkWriter) -> None:
+        self._cascade = cascade
+        self.chunks = chunks
+        self.sent = ""
+
+    def token(self, token: Token) -> bytes | None:
+        logprobs = self._logprobs(token)
+        if not token.text and logprobs is None:
+            return None
+        self.sent += token.text
+        return self.chunks.text(token.text, logprobs)
+
+    def rest(self, answer: LocalAnswer) -> bytes | None:
+        """What the engine held back until the end (an incomplete character, a half-matched stop string)."""
+        if len(answer.text) <= len(self.sent):
+            return None
+        text = answer.text[len(self.sent) :]
+        self.sent = answer.text
+        return self.chunks.text(text)
+
+    def _logprobs(self, token: Token) -> ChoiceLogprobs | None:
+        if not self._cascade.chat.logprobs:
+            return None
+        return token_logprobs([token], self._cascade.local.token_bytes)
+
+
+def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
+    """Rolling gate 2: every `gates.tokens` tokens, look at the last ones."""
+    if not cascade.ruling.open or len(answer.tokens) % cascade.gates.tokens:
+        return False
+    verdict = cascade.gates.during(cascade.chat.messages, answer, cascade.job.quality)
+    if verdict.escalate:
+        cascade.record.verdict = verdict
+    return verdict.escalate
+
+
+def _judge_afterwards(cascade: Cascade, answer: LocalAnswer) -> None:
+    """Gate 3 on text that the user has read: it cannot call it back, so it only says what it thinks."""
+    if not cascade.ruling.open:
+        return
+    verdict = cascade.gates.after(cascade.chat.messages, answer, cascade.job.quality)
+    if verdict.escalate:
+        verdict = Verdict(
+            3, False, f"{verdict.reason}; the answer stands, it was already streamed", verdict.p_gain, verdict.threshold
+        )
+    cascade.record.verdict = verdict
+
+
+async def _hand_over(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) -> AsyncGenerator[bytes]:
+    """Let the cloud continue the streamed text; if it cannot, the local model goes on where it stood."""
+    chat = cascade.chat
+    messages = continued(chat.messages, writer.sent, continues=chat.continue_final_message)
+    body = cascade.cloud_body() | {
+        "messages": [
+            *cascade.job.body["messages"][: len(messages) - 1],
+            {"role": "assistant", "content": messages[-1].text},
+        ],
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+    }
+    _shorten(body, len(answer.tokens))
+    try:
+        stream = await cascade.open_cloud(body)
+    except CloudFailure as failure:
+        cascade.record.route = "fallback"
+        cascade.record.note = f"fallback, because the cloud failed: {failure.cause}"
+        try:
+            async for event in _carry_on(cascade, writer, answer):
+                yield event
+        except UpdraftError as error:
+            raise StreamError(error) from error
+        return
+    cascade.record.route = "escalated"
+    cascade.record.note = "the cloud continued the streamed text"
+    async for event in _relayed(cascade, stream, writer.chunks):
+        yield event
+    if cascade.job.include_usage:
+        cloud = cascade.record.cloud
+        yield sse.event(
+            writer.chunks.adopt(
+                {
+                    "object": "chat.completion.chunk",
+                    "choices": [],
+                    "usage": Usage.of(answer.prompt_tokens, len(answer.tokens) + cloud.completion_tokens),
+                }
+            )
+        )
+    yield sse.DONE
+
+
+async def _carry_on(cascade: Cascade, writer: _LocalText, begun: LocalAnswer) -> AsyncGenerator[bytes]:
+    """Finish on the device what was begun there, whatever the gates think of it."""
+    chat = cascade.chat
+    messages = continued(chat.messages, writer.sent, continues=chat.continue_final_message)
+    limit = chat.sampling().max_tokens
+    spent = len(begun.tokens)
+    if limit is not None and spent >= limit:
+        usage = Usage.of(begun.prompt_tokens, spent) if cascade.job.include_usage else None
+        yield writer.chunks.finish("length", usage)
+        return
+    params = msgspec.structs.replace(
+        chat, max_completion_tokens=None, max_tokens=None if limit is None else limit - spent
+    ).sampling()
+    run = cascade.adopt(await cascade.local.start(messages, params, continue_final_message=True))
+    tail = _LocalText(cascade, writer.chunks)
+    async for token in run:
+        if chunk := tail.token(token):
+            yield chunk
+    if chunk := tail.rest(run.answer):
+        yield chunk
+    await cascade.stop_local()
+    usage = Usage.of(begun.prompt_tokens, spent + len(run.answer.tokens)) if cascade.job.include_usage else None
+    yield writer.chunks.finish(run.answer.finish_reason or "stop", usage)
+
+
+async def _relayed(cascade: Cascade, stream: CloudStream, adopt: ChunkWriter | None) -> AsyncGenerator[bytes]:
+    """The cloud's events without the end mark. The finish waits for the usage, which `updraft` reports."""
+    record = cascade.record
+    finish: dict[str, Any] | None = None
+    counted: bytes | None = None
+    written = 0
+    try:
+        async for payload, event in stream:
+            if (usage := CloudUsage.of(event)) is not None:
+                record.cloud = usage
+            if not event["choices"]:
+                counted = payload
+                continue
+            if finish is not None:  # several choices: only the last finish carries the `updraft` object
+                yield sse.event(finish)
+                finish = None
+            if adopt is not None:
+                event = adopt.adopt(_without_role(event))  # noqa: PLW2901
+            if any(choice.get("finish_reason") for choice in event["choices"]):
+                finish = event
+                continue
+            written += 1
+            yield sse.event(event) if adopt is not None else b"data: " + payload + b"\n\n"
+    except CloudFailure as failure:
+        record.cloud.completion_tokens = record.cloud.completion_tokens or written
+        raise StreamError(failure.error) from failure
+    if not record.cloud.completion_tokens:
+        record.cloud.completion_tokens = written  # a server that reports no usage sends about a token a chunk
+    if finish is None:
+        raise StreamError(EngineError("The cloud's stream ended without a finish reason."))
+    yield sse.event({**finish, "updraft": record.info()})
+    if counted is not None and adopt is None and cascade.job.include_usage:
+        yield b"data: " + counted + b"\n\n"
+
+
+def _without_role(event: dict[str, Any]) -> dict[str, Any]:
+    """A continued turn has its role already."""
+    choices = [
+        {**choice, "delta": {name: value for name, value in choice.get("delta", {}).items() if name != "role"}}
+        for choice in event["choices"]
+    ]
+    return {**event, "choices": choices}
+
+
+def _shorten(body: dict[str, Any], spent: int) -> None:
+    """What the device wrote counts against the caller's limit."""
+    for name in ("max_tokens", "max_completion_tokens"):
+        limit: Any = body.get(name)
+        if isinstance(limit, int):
+            body[name] = max(1, limit - spent)

@@ -1,0 +1,166 @@
+"""The two tiers as the cascade sees them: small interfaces, so that its state machine is tested without a model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..protocol.errors import UpdraftError
+from ..protocol.requests import Message
+from ..protocol.responses import FinishReason
+from ..protocol.sampling import SamplingParams
+from .loose import table
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Signals(Protocol):
+    """How sure the model was of one token, in nats, from the raw logits."""
+
+    @property
+    def logprob(self) -> float: ...
+    @property
+    def entropy(self) -> float: ...
+    @property
+    def margin(self) -> float: ...
+
+
+class Token(Protocol):
+    """One token written on the device; `text` is "" while a character is incomplete."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def signals(self) -> Signals: ...
+    @property
+    def top(self) -> tuple[tuple[int, float], ...]: ...
+
+
+@dataclass(slots=True)
+class LocalAnswer:
+    """What the local model has written so far; complete once `finish_reason` is set.
+
+    `signals` has one entry per token, plus one for the end-of-turn token once the answer is complete.
+    `prompt_hidden` and `answer_hidden`: (hidden_size,), `prompt_logprobs`: (prompt_tokens - 1,), all float32;
+    None until the engine has them.
+    """
+
+    prompt_tokens: int = 0
+    tokens: list[Token] = field(default_factory=list[Token])
+    signals: list[Signals] = field(default_factory=list[Signals])
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    prompt_hidden: NDArray[np.float32] | None = None
+    prompt_logprobs: NDArray[np.float32] | None = None
+    answer_hidden: NDArray[np.float32] | None = None
+
+
+class LocalGeneration(Protocol):
+    """One local run: iterate it for tokens; `answer` grows with them; `aclose()` stops the decoding at once."""
+
+    answer: LocalAnswer
+
+    def __aiter__(self) -> AsyncIterator[Token]: ...
+    async def __anext__(self) -> Token: ...
+    async def aclose(self) -> None: ...
+
+
+class LocalTier(Protocol):
+    """The model on this device."""
+
+    @property
+    def model_id(self) -> str: ...
+
+    async def start(
+        self, messages: Sequence[Message], params: SamplingParams, *, continue_final_message: bool = False
+    ) -> LocalGeneration:
+        """Begin an answer. Raises ContextLengthError if it does not fit the model's context window."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """One vocabulary entry, for log-probabilities."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+class CloudFailure(Exception):
+    """The cloud gave no usable answer. `error` is what the caller gets where no local answer can stand in.
+
+    `cause` is a few words for the reason line; `relay` the server's own OpenAI-shaped error body, if it sent one.
+    """
+
+    def __init__(
+        self, cause: str, error: UpdraftError, *, status: int | None = None, relay: bytes | None = None
+    ) -> None:
+        super().__init__(cause)
+        self.cause = cause
+        self.error = error
+        self.status = status
+        self.relay = relay
+
+
+@dataclass(slots=True)
+class CloudUsage:
+    """Token counts as the server reported them."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    accepted: int = 0
+    rejected: int = 0
+
+    @staticmethod
+    def of(body: dict[str, Any]) -> CloudUsage | None:
+        """From a completion or chunk; None if it carries no usage."""
+        usage = table(body.get("usage"))
+        if usage is None:
+            return None
+        details = table(usage.get("completion_tokens_details")) or {}
+        return CloudUsage(
+            prompt_tokens=_count(usage, "prompt_tokens"),
+            completion_tokens=_count(usage, "completion_tokens"),
+            accepted=_count(details, "accepted_prediction_tokens"),
+            rejected=_count(details, "rejected_prediction_tokens"),
+        )
+
+
+def _count(counts: dict[str, Any], name: str) -> int:
+    value: Any = counts.get(name)
+    return value if isinstance(value, int) and value >= 0 else 0
+
+
+class CloudStream(Protocol):
+    """An open streamed answer: iterate it for the JSON of its events, each with its raw payload.
+
+    Ends only after the server said that it was done; raises CloudFailure if the stream is cut, stalls or turns to
+    nonsense. `aclose()` closes the connection, which a good server takes as a cancellation.
+    """
+
+    def __aiter__(self) -> AsyncIterator[tuple[bytes, dict[str, Any]]]: ...
+    async def __anext__(self) -> tuple[bytes, dict[str, Any]]: ...
+    async def aclose(self) -> None: ...
+
+
+class CloudTier(Protocol):
+    """An OpenAI-compatible endpoint. Bodies are decoded requests; both methods raise CloudFailure, nothing else.
+
+    `takes_prediction` turns false once the server has refused the `prediction` field.
+    """
+
+    @property
+    def takes_prediction(self) -> bool: ...
+
+    async def complete(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        """The whole answer of a request that does not stream, checked to be one."""
+        ...
+
+    async def open(self, path: str, body: dict[str, Any], *, timeout_s: float) -> CloudStream:
+        """A stream whose first piece of content has arrived."""
+        ...
+
+    async def aclose(self) -> None: ...

@@ -1,0 +1,109 @@
+"""`updraft.OpenAI` and `updraft.AsyncOpenAI`: the genuine openai classes, with the router as their transport."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from ..protocol.errors import ConfigurationError
+from ..router.config import RouterConfig
+from .runtime import Runtime
+from .transport import BASE_URL, async_client, httpx_of_openai, sync_client
+
+# The router sits in this process and asks for no key; openai's constructor does.
+PLACEHOLDER_KEY = "updraft-in-process"
+
+
+class _Unset:
+    """A parameter that was not given, where None means something."""
+
+
+_UNSET = _Unset()
+
+
+class OpenAI(openai.OpenAI):
+    """`openai.OpenAI`, answered by the on-device model, the cloud, or both: `model="auto" | "local" | "cloud"`.
+
+    cloud_url, cloud_api_key, cloud_model: an OpenAI-compatible endpoint. local: "pocket", a GGUF file, or None.
+    quality: share of the cloud's quality to keep. They override `config`, which overrides nothing else: without it the
+    user's settings are read (`RouterConfig.load`). All other arguments are upstream's, but `api_key` is another name of
+    `cloud_api_key`, never taken from OPENAI_API_KEY, and `base_url` and `http_client` belong to the router.
+
+    Raises ConfigurationError for unusable settings. Close the client, or use it as a context manager.
+    """
+
+    def __init__(  # noqa: PLR0913 - keyword-only settings, as upstream's constructor has them
+        self,
+        *,
+        cloud_url: str | _Unset | None = _UNSET,
+        cloud_api_key: str | _Unset | None = _UNSET,
+        cloud_model: str | _Unset = _UNSET,
+        local: str | Path | _Unset | None = _UNSET,
+        quality: float | _Unset = _UNSET,
+        config: RouterConfig | None = None,
+        **options: Any,
+    ) -> None:
+        given = _given(
+            cloud_url=cloud_url, cloud_api_key=cloud_api_key, cloud_model=cloud_model, local=local, quality=quality
+        )
+        super().__init__(**_upstream(options, config, given, sync_client))
+
+
+class AsyncOpenAI(openai.AsyncOpenAI):
+    """`openai.AsyncOpenAI` in the same way; see `OpenAI`."""
+
+    def __init__(  # noqa: PLR0913 - keyword-only settings, as upstream's constructor has them
+        self,
+        *,
+        cloud_url: str | _Unset | None = _UNSET,
+        cloud_api_key: str | _Unset | None = _UNSET,
+        cloud_model: str | _Unset = _UNSET,
+        local: str | Path | _Unset | None = _UNSET,
+        quality: float | _Unset = _UNSET,
+        config: RouterConfig | None = None,
+        **options: Any,
+    ) -> None:
+        given = _given(
+            cloud_url=cloud_url, cloud_api_key=cloud_api_key, cloud_model=cloud_model, local=local, quality=quality
+        )
+        super().__init__(**_upstream(options, config, given, async_client))
+
+
+def _given(**settings: Any) -> dict[str, Any]:
+    given = {name: value for name, value in settings.items() if not isinstance(value, _Unset)}
+    if isinstance(given.get("local"), Path):
+        given["local"] = str(given["local"])
+    return given
+
+
+def _upstream(
+    options: dict[str, Any], config: RouterConfig | None, given: dict[str, Any], client: Callable[[Any, Runtime], Any]
+) -> dict[str, Any]:
+    """The arguments of openai's own constructor. `copy()` and `with_options()` pass our client on: one router."""
+    http_client = options.get("http_client")
+    if http_client is not None:
+        if getattr(http_client, "updraft_runtime", None) is None:
+            raise ConfigurationError("http_client cannot be set: the router is the transport.", param="http_client")
+        if given or config is not None:
+            raise ConfigurationError("A copy shares the router of its original: its settings cannot change.")
+    base_url = options.get("base_url")
+    if base_url is not None and str(base_url).rstrip("/") != BASE_URL:
+        raise ConfigurationError("base_url belongs to the router: name the cloud with cloud_url.", param="base_url")
+    if http_client is None:
+        http_client = client(httpx_of_openai(), Runtime(_settings(config, given, options.get("api_key"))))
+    return {
+        **options,
+        "api_key": options.get("api_key") or PLACEHOLDER_KEY,
+        "base_url": BASE_URL,
+        "http_client": http_client,
+    }
+
+
+def _settings(config: RouterConfig | None, given: dict[str, Any], api_key: Any) -> RouterConfig:
+    if isinstance(api_key, str):
+        given = {"cloud_api_key": api_key, **given}
+    return RouterConfig.load(given) if config is None else replace(config, **given)

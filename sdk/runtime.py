@@ -1,0 +1,117 @@
+"""The router of one client, on an event loop and thread of its own: sync and async callers share one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from typing import Any, TypeVar
+
+from ..protocol.errors import OverloadedError
+from ..protocol.wire import WireRequest, WireResponse
+from ..router.config import RouterConfig
+from ..router.router import Router
+
+T = TypeVar("T")
+
+CLOSE_TIMEOUT_S = 30.0
+
+
+class Runtime:
+    """Owns the loop, its thread and the router. Starts on the first request; nothing runs before.
+
+    Futures of `handle` and `next_chunk` are cancelled by their caller to stop the work behind them.
+    """
+
+    def __init__(self, config: RouterConfig, make_router: Callable[[RouterConfig], Router] = Router) -> None:
+        self.config = config
+        self._make_router = make_router
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._router: Router | None = None
+        self._closed = False
+
+    def handle(self, request: WireRequest) -> Future[WireResponse]:
+        router = self._started()
+        return self._submit(router.handle(request))
+
+    def next_chunk(self, body: AsyncIterator[bytes]) -> Future[bytes | None]:
+        """The next piece of a streamed body; None at its end."""
+        return self._submit(_next(body))
+
+    def release(self, body: AsyncIterator[bytes]) -> Future[None]:
+        """Stop a streamed body."""
+        return self._submit(_release(body))
+
+    def close(self) -> None:
+        """Cancel what is in flight, close the router (engine, sockets, ledger), end the thread. Idempotent."""
+        with self._lock:
+            self._closed = True
+            loop, thread, router = self._loop, self._thread, self._router
+            self._loop = self._thread = self._router = None
+        if loop is None or thread is None or router is None:
+            return
+        end = asyncio.run_coroutine_threadsafe(_wind_up(router), loop)
+        end.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
+        if thread is not threading.current_thread():  # a finalizer may run on any thread, also on the loop's
+            end.result(CLOSE_TIMEOUT_S)
+            thread.join(CLOSE_TIMEOUT_S)
+
+    def _started(self) -> Router:
+        with self._lock:
+            if self._closed:
+                raise OverloadedError("This client is closed.")
+            if self._router is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=_run, args=(self._loop,), name="updraft-router", daemon=True)
+                self._thread.start()
+                self._router = self._make_router(self.config)
+            return self._router
+
+    def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        loop = self._loop
+        if loop is None:
+            work.close()
+            raise OverloadedError("This client is closed.")
+        return asyncio.run_coroutine_threadsafe(work, loop)
+
+
+def wait(future: Future[T], patience_s: float | None) -> T:
+    """The future's result; cancels the work and raises TimeoutError when patience ends, CancelledError if it was."""
+    try:
+        return future.result(patience_s)
+    except BaseException:  # patience ended, or the caller was interrupted: nobody will look at the result
+        future.cancel()
+        raise
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+async def _next(body: AsyncIterator[bytes]) -> bytes | None:
+    return await anext(body, None)
+
+
+async def _release(body: AsyncIterator[bytes]) -> None:
+    close: Any = getattr(body, "aclose", None)
+    if close is not None:
+        await close()
+
+
+async def _wind_up(router: Router) -> None:
+    pending = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    await router.close()
+
+
+__all__ = ["CancelledError", "Runtime", "wait"]

@@ -1,0 +1,195 @@
+"""The router as an httpx transport, for whichever httpx the installed `openai` is built on.
+
+openai 3 uses httpx2, older releases httpx. The two modules share one shape, so the adapters are written once against
+the module that is handed in; only base classes and exception types come from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, TypeVar
+
+import msgspec
+
+from ..protocol.errors import UpdraftError
+from ..protocol.wire import WireRequest, WireResponse
+from .runtime import CancelledError, Runtime, wait
+
+T = TypeVar("T")
+
+BASE_URL = "http://updraft.local/v1"  # never resolved: the transport beneath answers
+GRACE_S = 1.0  # the router keeps the deadline itself; this guards against a router that does not
+
+
+def httpx_of_openai() -> Any:
+    """The module behind `openai.DefaultHttpxClient`: `httpx2` or `httpx`."""
+    import importlib
+
+    import openai
+
+    for base in openai.DefaultHttpxClient.__mro__:
+        name = base.__module__.partition(".")[0]
+        if name in ("httpx", "httpx2"):
+            return importlib.import_module(name)
+    raise ImportError(
+        f"openai {openai.__version__} is built on an unknown HTTP library; updraft knows httpx and httpx2."
+    )
+
+
+def sync_client(httpx: Any, runtime: Runtime) -> Any:
+    """An `httpx.Client` whose requests go to the router; closing or losing it closes the router."""
+    bridge = _Bridge(httpx, runtime)
+
+    class Body(httpx.SyncByteStream):
+        def __init__(self, chunks: AsyncIterator[bytes], request: Any) -> None:
+            self._chunks, self._request = chunks, request
+            self._forget = weakref.finalize(self, bridge.releasing, chunks)  # a stream dropped unclosed stops too
+
+        def __iter__(self) -> Iterator[bytes]:
+            while (chunk := bridge.call(lambda: runtime.next_chunk(self._chunks), self._request)) is not None:
+                yield chunk
+
+        def close(self) -> None:
+            if self._forget.detach() is not None:
+                bridge.release(self._chunks)
+
+    class Transport(httpx.BaseTransport):
+        def handle_request(self, request: Any) -> Any:
+            wire = bridge.wire(request, request.read())
+            response = bridge.call(lambda: runtime.handle(wire), request, GRACE_S)
+            return bridge.response(response, request, Body)
+
+        def close(self) -> None:
+            runtime.close()
+
+    return bridge.owned(httpx.Client(transport=Transport(), base_url=BASE_URL))
+
+
+def async_client(httpx: Any, runtime: Runtime) -> Any:
+    """An `httpx.AsyncClient` whose requests go to the router; usable from any event loop."""
+    bridge = _Bridge(httpx, runtime)
+
+    class Body(httpx.AsyncByteStream):
+        def __init__(self, chunks: AsyncIterator[bytes], request: Any) -> None:
+            self._chunks, self._request = chunks, request
+            self._forget = weakref.finalize(self, bridge.releasing, chunks)  # a stream dropped unclosed stops too
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            while (chunk := await bridge.acall(lambda: runtime.next_chunk(self._chunks), self._request)) is not None:
+                yield chunk
+
+        async def aclose(self) -> None:
+            if self._forget.detach() is not None and (released := bridge.releasing(self._chunks)) is not None:
+                await asyncio.wrap_future(released)
+
+    class Transport(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: Any) -> Any:
+            wire = bridge.wire(request, await request.aread())
+            response = await bridge.acall(lambda: runtime.handle(wire), request, GRACE_S)
+            return bridge.response(response, request, Body)
+
+        async def aclose(self) -> None:
+            await asyncio.to_thread(runtime.close)
+
+    return bridge.owned(httpx.AsyncClient(transport=Transport(), base_url=BASE_URL))
+
+
+class _Bridge:
+    """What both directions share: requests and responses as bytes, patience, and errors in the caller's own types."""
+
+    def __init__(self, httpx: Any, runtime: Runtime) -> None:
+        self._httpx = httpx
+        self._runtime = runtime
+
+    def owned(self, client: Any) -> Any:
+        """Mark the client as ours, and close the router when it is garbage collected unclosed."""
+        client.updraft_runtime = self._runtime
+        weakref.finalize(client, self._runtime.close)
+        return client
+
+    def wire(self, request: Any, body: bytes) -> WireRequest:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        return WireRequest(request.method, request.url.path, headers, body, _patience_s(request))
+
+    def call(self, begin: Callable[[], Future[T]], request: Any, grace_s: float = 0.0) -> T:
+        try:
+            return wait(begin(), _extended(_patience_s(request), grace_s))
+        except Exception as error:
+            raise self._translated(error, request) from error
+
+    async def acall(self, begin: Callable[[], Future[T]], request: Any, grace_s: float = 0.0) -> T:
+        try:
+            async with asyncio.timeout(_extended(_patience_s(request), grace_s)):
+                return await asyncio.wrap_future(begin())
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # the caller's own cancellation, else the router was closed
+                raise
+            raise self._translated(CancelledError(), request) from error
+        except Exception as error:
+            raise self._translated(error, request) from error
+
+    def response(self, answer: WireResponse, request: Any, body: Callable[[AsyncIterator[bytes], Any], Any]) -> Any:
+        headers: Mapping[str, str] = answer.headers
+        if not isinstance(answer.body, bytes):
+            return self._httpx.Response(answer.status, headers=headers, stream=body(answer.body, request))
+        if answer.status == 504 and _code(answer.body) == "timeout":
+            raise self._timeout("No answer in time.", request)
+        return self._httpx.Response(answer.status, headers=headers, content=answer.body)
+
+    def releasing(self, chunks: AsyncIterator[bytes]) -> Future[None] | None:
+        """Begin to stop a stream; None if the router is gone, and every stream with it."""
+        try:
+            return self._runtime.release(chunks)
+        except UpdraftError:
+            return None
+
+    def release(self, chunks: AsyncIterator[bytes]) -> None:
+        if (released := self.releasing(chunks)) is not None:
+            released.result()
+
+    def _translated(self, error: Exception, request: Any) -> Exception:
+        if isinstance(error, (TimeoutError, FutureTimeoutError)):
+            return self._timeout("No answer in time.", request)
+        if isinstance(error, (CancelledError, UpdraftError)):
+            return self._closed(str(error) or "The client was closed.", request)
+        return error
+
+    def _closed(self, message: str, request: Any) -> Exception:
+        if self._openai_passes_on:
+            import openai
+
+            return openai.APIConnectionError(message=message, request=request)
+        return self._httpx.ConnectError(message, request=request)
+
+    def _timeout(self, message: str, request: Any) -> Exception:
+        if self._openai_passes_on:
+            import openai
+
+            return openai.APITimeoutError(request=request)
+        return self._httpx.ReadTimeout(message, request=request)
+
+    @property
+    def _openai_passes_on(self) -> bool:
+        """openai on httpx2 raises its own errors from a transport as they are, without trying again, which would only
+        repeat local work. Releases on httpx do not: they get httpx's exceptions, and may retry.
+        """
+        return self._httpx.__name__ == "httpx2"
+
+
+def _patience_s(request: Any) -> float | None:
+    """httpx's read timeout: how long to wait for the answer to begin, and between two pieces of it."""
+    return request.extensions.get("timeout", {}).get("read")
+
+
+def _extended(patience_s: float | None, grace_s: float) -> float | None:
+    return None if patience_s is None else patience_s + grace_s
+
+
+def _code(body: bytes) -> str | None:
+    error: Any = msgspec.json.decode(body).get("error")
+    return error.get("code")

@@ -1,0 +1,79 @@
+"""The measuring sticks: intervals, grading of files, and the form of a report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+from updraft.bench.questions import read_questions
+from updraft.bench.report import Report, flatten
+from updraft.bench.statistics import percentile, wilson
+from updraft.protocol.errors import InvalidRequestError
+
+
+@given(st.integers(1, 5000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_agrees_with_scipy(hits_of_n: tuple[int, int]) -> None:
+    hits, n = hits_of_n
+    reference = binomtest(hits, n).proportion_ci(0.95, method="wilson")
+    assert wilson(hits, n) == pytest.approx((reference.low, reference.high), abs=1e-9)
+
+
+def test_of_nothing_nothing_is_known() -> None:
+    assert wilson(0, 0) == (0.0, 1.0)
+    assert percentile([], 50) is None
+
+
+def task_file(tmp_path: Path, *rows: object) -> Path:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("row", "right", "wrong"),
+    [
+        ({"prompt": "?", "answer": "Paris"}, ["Paris", " paris.", "PARIS"], ["Paris, France", ""]),
+        ({"prompt": "?", "answer": "Paris", "match": "contains"}, ["It is Paris, in France."], ["London"]),
+        ({"prompt": "?", "answer": 1200, "match": "number"}, ["1,200", "So 3 * 400 = 1200.0"], ["1200 then 3", "none"]),
+        ({"prompt": "?", "answer": -4, "match": "number"}, ["it is -4"], ["4"]),
+    ],
+)
+def test_grading(tmp_path: Path, row: dict[str, object], right: list[str], wrong: list[str]) -> None:
+    question = read_questions(task_file(tmp_path, row, ""))[0]
+    assert all(question.grade(text) for text in right)
+    assert not any(question.grade(text) for text in wrong)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ('{"prompt": ', "line 1"),
+        ({"prompt": "?"}, "answer"),
+        ({"prompt": "?", "answer": "x", "match": "vibes"}, "match must be one of"),
+        ({"prompt": "?", "answer": "x", "match": "number"}, "holds none"),
+        ({"prompt": "?", "answer": "x", "anwser": "y"}, "anwser"),
+        ("", "holds no tasks"),
+    ],
+)
+def test_a_wrong_file_names_the_line(tmp_path: Path, row: object, said: str) -> None:
+    with pytest.raises(InvalidRequestError, match=said):
+        read_questions(task_file(tmp_path, row))
+
+
+def test_a_report_is_flat_and_complete(tmp_path: Path) -> None:
+    report = Report.of({"n": 3}, {"a": {"b": 1, "c": {"d": 0.5}}, "e": None, "f": "text", "g": True})
+    assert report.metrics == {"a.b": 1, "a.c.d": 0.5}
+    path = tmp_path / "deep" / "report.json"
+    report.write(path)
+    written = json.loads(path.read_text())
+    assert set(written) == {"commit", "machine", "versions", "config", "metrics"}
+    assert written["machine"]["cores"] >= 1
+    assert written["versions"]["numpy"]
+
+
+def test_flatten_leaves_only_numbers() -> None:
+    assert flatten({"x": {"y": [1, 2]}}) == {}

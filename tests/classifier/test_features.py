@@ -1,0 +1,223 @@
+"""The featurisers: stable to the bit within a version, finite for any input, and about what they claim to measure."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from updraft.classifier import features
+from updraft.classifier.answer_features import ANSWER_NAMES, answer_checks
+from updraft.classifier.features import FEATURE_VERSION, GATES, Layout
+from updraft.classifier.run_features import PROMPT_SIGNAL_NAMES, SIGNAL_NAMES, prompt_signals, signals
+from updraft.classifier.text_features import STRUCTURE_NAMES, ngrams, structure
+from updraft.classifier.views import PromptView, RunView
+from updraft.protocol.requests import Message
+
+HIDDEN = 3
+
+
+def run_view(answer: str = "12 + 7 = 19. Answer: 19", prompt: str = "What is 12 + 7?") -> RunView:
+    return RunView(
+        prompt=PromptView(prompt, 1, len(prompt)),
+        answer=answer,
+        logprobs=np.array([-0.1, -0.5, -2.25, -0.01, -0.3], np.float32),
+        entropies=np.array([0.2, 0.75, 1.5, 0.05, 0.5], np.float32),
+        margins=np.array([3.0, 1.0, 0.125, 5.0, 2.0], np.float32),
+        prompt_logprobs=np.array([-3.0, -1.0, -7.5, -0.25], np.float32),
+        prompt_hidden=np.array([0.5, -1.0, 2.0], np.float32),
+        answer_hidden=np.array([1.0, 0.0, -0.5], np.float32),
+        finish_reason="stop",
+    )
+
+
+def named(names: tuple[str, ...], values: np.ndarray) -> dict[str, float]:
+    return dict(zip(names, values.tolist(), strict=True))
+
+
+def digest(vector: np.ndarray) -> int:
+    """A checksum after rounding, so that the last bit of a logarithm may differ between machines."""
+    return zlib.crc32(np.round(vector.astype(np.float64), 4).astype(np.float32).tobytes())
+
+
+def test_features_are_those_of_their_version() -> None:
+    """Whoever changes a feature must raise FEATURE_VERSION, and then these checksums."""
+    view = run_view()
+    found = {
+        "gate1": digest(features.before(PromptView("Naïve “test”: sort 3, 14, 159; then?\n", 2, 400)) + 0.0),
+        "gate2": digest(features.during(view, 3) + 0.0),
+        "gate3": digest(features.after(view) + 0.0),
+    }
+    assert (FEATURE_VERSION, found) == (1, GOLDEN)
+
+
+GOLDEN = {"gate1": 4009832809, "gate2": 2485587500, "gate3": 40585770}
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_layout_names_every_column_once(gate: features.Gate) -> None:
+    layout = Layout(gate, HIDDEN)
+    view = run_view()
+    vector = {
+        "gate1": features.before(view.prompt),
+        "gate2": features.during(view, 8),
+        "gate3": features.after(view),
+    }[gate]
+    assert vector.shape == (layout.width,)
+    assert vector.dtype == np.float32
+    assert len(layout.names) == layout.width == len(set(layout.names))
+    column = layout.names.index("digits")
+    assert vector[column] == pytest.approx(np.log1p(3))
+
+
+SERIES = arrays(np.float32, st.integers(0, 40), elements=st.floats(width=32, allow_nan=True, allow_infinity=True))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    prompt=st.text(st.characters(), max_size=300),
+    answer=st.text(st.characters(), max_size=300),
+    tokens=st.integers(0, 30),
+    data=st.data(),
+    finished=st.booleans(),
+)
+def test_features_are_finite_for_any_input(
+    prompt: str, answer: str, tokens: int, data: st.DataObject, finished: bool
+) -> None:
+    values = st.floats(width=32, allow_nan=True, allow_infinity=True)
+    series = [data.draw(arrays(np.float32, tokens, elements=values)) for _ in range(3)]
+    view = RunView(
+        PromptView(prompt, 1, len(prompt)),
+        answer,
+        *series,
+        prompt_logprobs=data.draw(SERIES),
+        prompt_hidden=data.draw(arrays(np.float32, HIDDEN, elements=values)),
+        answer_hidden=data.draw(arrays(np.float32, HIDDEN, elements=values)) if finished else None,
+        finish_reason="length" if finished else "",
+    )
+    for vector in (features.before(view.prompt), features.during(view, 8), features.after(view)):
+        assert np.isfinite(vector).all()
+
+
+def test_lone_surrogates_and_empty_text_have_features() -> None:
+    for text in ("", "\ud800", "\x00", "9" * 5000, "“" * 5000):
+        assert np.isfinite(features.before(PromptView(text))).all()
+
+
+def test_a_megabyte_prompt_is_read_whole_and_in_seconds() -> None:
+    text = "“'{1,2} = " * 100_000
+    found = named(STRUCTURE_NAMES, structure(PromptView(text)))
+    assert found["chars"] == pytest.approx(np.log1p(len(text)))
+    assert found[f"count_{ord('='):02x}"] == pytest.approx(np.log1p(100_000))
+    assert np.isfinite(answer_checks(run_view(answer="1 + 1 " * 50_000))).all()
+
+
+def test_ngrams_see_wording_and_not_the_numbers() -> None:
+    base = ngrams("What is 12 + 34?")
+    assert np.array_equal(base, ngrams("what IS 56 + 78?"))
+    assert not np.array_equal(base, ngrams("What is 12 - 34?"))
+    half = len(base) // 2
+    assert np.linalg.norm(base[:half]) == pytest.approx(1.0, abs=1e-6)
+    assert np.linalg.norm(base[half:]) == pytest.approx(1.0, abs=1e-6)
+    assert not ngrams("").any() or np.isfinite(ngrams("")).all()
+
+
+def test_similar_questions_are_near_and_others_far() -> None:
+    asked, similar, other = (
+        ngrams("Multiply 12 by 7, please."),
+        ngrams("Please multiply 81 by 3."),
+        ngrams("Which day comes after Friday?"),
+    )
+    assert asked @ similar > 2 * abs(asked @ other)
+
+
+def test_gate_two_reads_only_the_first_tokens() -> None:
+    view = run_view()
+    later = replace(
+        view,
+        answer="something else",
+        logprobs=np.append(view.logprobs[:3], np.float32(-9)),
+        entropies=np.append(view.entropies[:3], np.float32(9)),
+        margins=np.append(view.margins[:3], np.float32(0)),
+        answer_hidden=None,
+    )
+    assert np.array_equal(features.during(view, 3), features.during(later, 3))
+    assert not np.array_equal(features.during(view, 4), features.during(later, 4))
+
+
+def test_signal_statistics_match_numpy() -> None:
+    rng = np.random.default_rng(0)
+    logprobs = -rng.exponential(1.0, 23).astype(np.float32)
+    view = replace(run_view(), logprobs=logprobs, entropies=-logprobs, margins=-logprobs)
+    found = named(SIGNAL_NAMES, signals(view))
+    windows = np.convolve(logprobs, np.ones(4) / 4, "valid")
+    assert found["logprob_mean"] == pytest.approx(logprobs.mean(), rel=1e-5)
+    assert found["logprob_q10"] == pytest.approx(np.quantile(logprobs, 0.1), rel=1e-5)
+    assert found["logprob_worst_window"] == pytest.approx(windows.min(), rel=1e-5)
+    assert found["logprob_slope"] == pytest.approx(np.polyfit(np.linspace(-0.5, 0.5, 23), logprobs, 1)[0], rel=1e-4)
+    assert found["logprob_below_-1"] == pytest.approx(np.log1p((logprobs < -1).sum()))
+    assert found["certainty_min"] == pytest.approx(logprobs.min(), rel=1e-5)
+
+
+def test_impossible_signals_count_as_extreme() -> None:
+    worst = np.array([-np.inf, np.nan], np.float32)
+    view = replace(run_view(), logprobs=worst, entropies=-worst, margins=worst, prompt_logprobs=worst)
+    found = named(SIGNAL_NAMES, signals(view)) | named(PROMPT_SIGNAL_NAMES, prompt_signals(view))
+    assert found["logprob_min"] == found["logprob_max"] == found["prompt_max"] == -30
+    assert found["certainty_max"] == -15
+    assert found["margin_max"] == 0
+
+
+def test_signals_of_unequal_length_are_refused() -> None:
+    with pytest.raises(ValueError, match="one entry per token"):
+        signals(replace(run_view(), margins=np.zeros(2, np.float32)))
+
+
+@pytest.mark.parametrize(
+    ("answer", "statements", "false"),
+    [
+        ("12 + 7 = 19. Answer: 19", 1, 0),
+        ("12 + 7 = 18. Answer: 18", 1, 1),
+        ("2 + 3 * 4 = 14; 20 - 5 - 1 = 14", 2, 0),
+        ("2 + 3 * 4 = 20", 1, 1),
+        ("9 / 2 = 4.5; 8 ÷ 0 = 0; 3 × 3 = 9", 3, 1),
+        ("5 - 9 = -4", 1, 0),
+        ("(2 + 3) * 4 + 1 = 21", 0, 0),
+        ("no sums here = none", 0, 0),
+    ],
+)
+def test_stated_sums_are_checked(answer: str, statements: int, false: int) -> None:
+    found = named(ANSWER_NAMES, answer_checks(run_view(answer)))
+    assert found["answer_statements"] == pytest.approx(np.log1p(statements))
+    assert found["answer_false_statements"] == pytest.approx(np.log1p(false))
+
+
+def test_answer_checks_see_form() -> None:
+    cut = named(ANSWER_NAMES, answer_checks(replace(run_view("again again again again"), finish_reason="length")))
+    assert cut["answer_length_stop"] == 1
+    assert cut["answer_repeats"] == pytest.approx(np.log1p(3))
+    assert cut["answer_distinct_words"] == 0.25
+    broken = named(ANSWER_NAMES, answer_checks(run_view('{"a": [1, 2')))
+    assert (broken["answer_json"], broken["answer_broken_json"], broken["answer_unbalanced"]) == (0, 1, 2)
+    final = named(ANSWER_NAMES, answer_checks(run_view("12 + 7 = 19. Answer: 23")))
+    assert (final["answer_has_final"], final["answer_final_derived"]) == (1, 0)
+    assert named(ANSWER_NAMES, answer_checks(run_view("  ")))["answer_empty"] == 1
+
+
+def test_the_last_user_turn_is_the_question() -> None:
+    messages = [
+        Message("system", "You are an agent. " * 50),
+        Message("user", "first"),
+        Message("assistant", "ok"),
+        Message("user", "second"),
+        Message("assistant", "par"),
+    ]
+    view = PromptView.of(messages)
+    assert (view.text, view.n_messages) == ("second", 5)
+    assert view.total_chars == sum(len(m.text) for m in messages)
+    assert PromptView.of([]).text == ""
+    assert PromptView.of(messages[:1]).text == messages[0].text

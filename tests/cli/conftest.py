@@ -1,0 +1,122 @@
+"""Running the command as a person does: in a process with a home of its own, against a cloud over real sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+Updraft = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """No settings and no state but the test's own, and this tree as `updraft`."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("UPDRAFT_")}
+    path = os.pathsep.join(filter(None, [str(ROOT / ".typing"), os.environ.get("PYTHONPATH")]))
+    return {**ours, "PYTHONPATH": path, "UPDRAFT_HOME": str(tmp_path / "home"), "COLUMNS": "120", "NO_COLOR": "1"}
+
+
+@pytest.fixture
+def updraft(environment: dict[str, str], tmp_path: Path) -> Updraft:
+    """Run `updraft ARGUMENTS`; `env` adds to the environment, `input` is what it reads."""
+
+    def run(*arguments: str, env: dict[str, str] | None = None, **options: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(  # type: ignore[call-overload, no-any-return]
+            [sys.executable, "-m", "updraft", *arguments],
+            env={**environment, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+            cwd=tmp_path,
+            **options,
+        )
+
+    return run
+
+
+@pytest.fixture
+def fake_cloud() -> Callable[..., AbstractContextManager[str]]:
+    """`with fake_cloud() as url`: a running cloud whose key is "secret"; `broken=True` refuses every question."""
+    return running_cloud
+
+
+KEY = "secret"
+USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+ANSWERS = {"What is 2 + 2?": "2 + 2 = 4", "Capital of France?": "Paris"}
+
+
+class CloudHandler(BaseHTTPRequestHandler):
+    """A stand-in for somebody's OpenAI endpoint that knows two answers."""
+
+    protocol_version = "HTTP/1.1"
+    broken = False
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if self.headers.get("authorization") != f"Bearer {KEY}":
+            return self.reply({"error": {"message": "That key is unknown here.", "type": "x", "code": "k"}}, 401)
+        if self.broken:
+            return self.reply({"error": {"message": "The cloud is out of order.", "type": "x", "code": "k"}}, 400)
+        answer = ANSWERS.get(request["messages"][-1]["content"], "I do not know.")
+        return self.stream(answer) if request.get("stream") else self.reply(completion(answer))
+
+    def reply(self, body: dict[str, Any], status: int = 200) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def stream(self, answer: str) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("connection", "close")
+        self.end_headers()
+        pieces = [{"role": "assistant", "content": ""}, *({"content": letter} for letter in answer), {}]
+        for number, delta in enumerate(pieces):
+            choice = {"index": 0, "delta": delta, "finish_reason": "stop" if number == len(pieces) - 1 else None}
+            self.event({"choices": [choice]})
+        self.event({"choices": [], "usage": USAGE})
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def event(self, fields: dict[str, Any]) -> None:
+        head = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "big"}
+        self.wfile.write(b"data: " + json.dumps({**head, **fields}).encode() + b"\n\n")
+
+    def log_message(self, *_arguments: object) -> None:
+        """Keep the test's output clean."""
+
+
+def completion(answer: str) -> dict[str, Any]:
+    message = {"role": "assistant", "content": answer, "refusal": None}
+    choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
+    return {
+        "id": "c1", "object": "chat.completion", "created": 1, "model": "big", "choices": [choice], "usage": USAGE,
+    }  # fmt: skip
+
+
+@contextmanager
+def running_cloud(*, broken: bool = False) -> Iterator[str]:
+    """The base URL of a running endpoint."""
+    handler = type("Cloud", (CloudHandler,), {"broken": broken})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1"
+        finally:
+            server.shutdown()
+            thread.join()

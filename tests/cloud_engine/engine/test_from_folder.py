@@ -1,0 +1,75 @@
+"""From two model folders on disk to text: what a node does at start-up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+import transformers
+from updraft.cloud_engine.engine.config import EngineConfig
+from updraft.cloud_engine.engine.engine import Engine
+from updraft.cloud_engine.engine.request import GenerationRequest
+from updraft.protocol.errors import ConfigurationError, ModelLoadError
+from updraft.protocol.sampling import SamplingParams
+
+
+def write_folder(folder: Path, *, layers: int, vocabulary: int = 258) -> Path:
+    """A random Llama with a byte-level tokenizer whose token 257 ends an answer."""
+    torch.manual_seed(layers)
+    transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=vocabulary,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=layers,
+            num_attention_heads=2,
+            max_position_embeddings=64,
+        )
+    ).save_pretrained(folder)
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    (folder / "generation_config.json").write_text(json.dumps({"do_sample": False, "eos_token_id": 257}))
+    return folder
+
+
+def test_target_draft_tokenizer_and_defaults_come_from_the_folders(tmp_path: Path) -> None:
+    large, small = write_folder(tmp_path / "large", layers=2), write_folder(tmp_path / "small", layers=1)
+    texts: list[list[int]] = []
+    for draft in (None, small):
+        engine = Engine.from_folder(large, draft_folder=draft, config=EngineConfig())
+        assert (engine.model_id, engine.context_length, engine.default_temperature) == ("large", 64, 0.0)
+        assert engine.tokenizer.eos_ids == {257}
+        prompt = engine.tokenizer.encode("hello")
+        engine.add_request(GenerationRequest("a", prompt, SamplingParams(max_tokens=20)))
+        tokens: list[int] = []
+        while engine.has_work:
+            for output in engine.step():
+                tokens += output.token_ids
+        assert (engine.stats().draft_proposed > 0) == (draft is not None)
+        texts.append(tokens)
+    assert texts[0] == texts[1]
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="do not belong together"):
+        Engine.from_folder(write_folder(tmp_path / "m", layers=1, vocabulary=100), config=EngineConfig())
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m", layers=1)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json"):
+        Engine.from_folder(folder, config=EngineConfig())
+
+
+def test_an_engine_without_a_tokenizer_says_so(make_engine) -> None:
+    with pytest.raises(ConfigurationError, match="without a tokenizer"):
+        _ = make_engine().tokenizer

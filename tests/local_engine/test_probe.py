@@ -1,0 +1,71 @@
+"""A broken llama.cpp build is found and named without taking this process down."""
+
+import importlib.util
+
+import pytest
+from updraft.local_engine import probe as probe_module
+from updraft.local_engine.probe import ProbeReport, ensure_usable_build, probe
+from updraft.protocol.errors import ConfigurationError, MissingDependencyError
+
+
+@pytest.fixture
+def fake_llama_cpp(tmp_path, monkeypatch):
+    """Replaces llama_cpp, in subprocesses only, by a package with the given code."""
+
+    def make(code: str) -> None:
+        package = tmp_path / "llama_cpp"
+        package.mkdir(exist_ok=True)
+        (package / "__init__.py").write_text(code)
+        monkeypatch.syspath_prepend(tmp_path)
+
+    return make
+
+
+def test_working_build(tiny, tmp_path, monkeypatch):
+    report = probe(tiny.gguf)
+    assert report.status == "ok", report
+    assert report.tokens_per_s is not None
+    assert report.tokens_per_s > 0
+    assert "SSE3" in report.system_info or "NEON" in report.system_info
+    assert "OPENMP = 1" not in report.system_info
+    assert report.advice == ""
+
+
+def test_success_is_remembered_and_failure_is_not(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path / "home"))
+    with pytest.raises(ConfigurationError, match="Cannot open"):
+        ensure_usable_build(tmp_path / "none.gguf")
+    ensure_usable_build(tiny.gguf)
+    broken = ProbeReport("crashed", "llama.cpp crashed with SIGILL.", "Rebuild it.")
+    monkeypatch.setattr(probe_module, "probe", lambda path, timeout_s: broken)
+    ensure_usable_build(tiny.gguf)
+    (tmp_path / "home" / "llama-build-ok").write_text("another build")
+    with pytest.raises(ConfigurationError, match=r"SIGILL\. Rebuild"):
+        ensure_usable_build(tiny.gguf)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "detail"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "crashed", "SIGSEGV"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", "crashed", "SIGILL"),
+        ("raise SystemExit(3)", "failed", "code 3"),
+        ("raise OSError('libllama.so: cannot open')", "import_failed", "libllama.so"),
+        ("import time; time.sleep(60)", "timeout", "3 s"),
+    ],
+)
+def test_broken_builds(tiny, fake_llama_cpp, code, status, detail):
+    fake_llama_cpp(code)
+    report = probe(tiny.gguf, timeout_s=3 if status == "timeout" else 60)
+    assert report.status == status, report
+    assert detail in report.detail
+    assert "llama_build --install" in report.advice
+
+
+def test_missing_build(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert probe(tiny.gguf).status == "not_installed"
+    with pytest.raises(MissingDependencyError, match="llama_build --install"):
+        ensure_usable_build(tiny.gguf)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,685 @@
+"""Every transition of the cascade, through `Router.handle`, against a scripted local model and a real HTTP server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, ScriptedLocal, tiers, unused_url
+from updraft.protocol.errors import EngineError
+from updraft.protocol.wire import WireRequest, WireResponse
+from updraft.router.config import RouterConfig
+from updraft.router.ledger import Ledger, LedgerRow
+from updraft.router.router import Router
+
+
+@dataclass
+class Bench:
+    router: Router
+    local: ScriptedLocal
+    ledger: Path
+
+    async def ask(self, model: str = "auto", *, timeout_s: float | None = None, **fields: Any) -> WireResponse:
+        body = {"model": model, "messages": [{"role": "user", "content": "hello"}], **fields}
+        return await self.router.handle(
+            WireRequest("POST", "/v1/chat/completions", body=json.dumps(body).encode(), timeout_s=timeout_s)
+        )
+
+    async def answer(self, model: str = "auto", **fields: Any) -> dict[str, Any]:
+        response = await self.ask(model, **fields)
+        assert isinstance(response.body, bytes)
+        return json.loads(response.body)
+
+    async def stream(self, model: str = "auto", **fields: Any) -> tuple[WireResponse, list[dict[str, Any]], bool]:
+        """The response, its events, and whether it ended properly."""
+        response = await self.ask(model, stream=True, **fields)
+        assert not isinstance(response.body, bytes), response.body
+        raw = b"".join([chunk async for chunk in response.body])
+        payloads = [part.removeprefix(b"data: ") for part in raw.split(b"\n\n") if part]
+        done = payloads[-1] == b"[DONE]"
+        return response, [json.loads(part) for part in payloads if part != b"[DONE]"], done
+
+    def rows(self) -> list[LedgerRow]:
+        reader = Ledger(self.ledger)
+        try:
+            return reader.rows()
+        finally:
+            reader.close()
+
+
+def text_of(events: list[dict[str, Any]]) -> str:
+    return "".join(choice["delta"].get("content") or "" for event in events for choice in event.get("choices", []))
+
+
+def updraft_of(events: list[dict[str, Any]]) -> dict[str, Any]:
+    (found,) = [event["updraft"] for event in events if "updraft" in event]
+    return found
+
+
+@pytest.fixture
+def bench(cloud: FakeCloud, tmp_path: Path) -> Callable[..., Any]:
+    @asynccontextmanager
+    async def make(gates: ScriptedGates | None = None, *, has_local: bool = True, **settings: Any) -> Any:
+        config = RouterConfig(
+            **{"cloud_url": cloud.url, "ledger": tmp_path / "ledger.sqlite3", "cloud_timeout_s": 5.0} | settings
+        )
+        local = ScriptedLocal()
+        router = Router(config, tiers(local if has_local else None, config, gates))
+        try:
+            await router.start()
+            yield Bench(router, local, tmp_path / "ledger.sqlite3")
+        finally:
+            await router.close()
+            assert local.running == 0, "a local run was left behind"
+
+    return make
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 60))
+
+
+# Gate 0: rules
+
+
+@pytest.mark.parametrize("model", ["local", "fake-small"])
+def test_forced_local_never_asks_the_cloud(bench: Any, cloud: FakeCloud, model: str) -> None:
+    async def test() -> None:
+        async with bench(ScriptedGates(before=True, after=True)) as b:
+            answer = await b.answer(model)
+            assert answer["choices"][0]["message"]["content"] == LOCAL_TEXT
+            assert answer["model"] == "fake-small"
+            assert answer["updraft"]["route"] == answer["updraft"]["tier"] == "local"
+            assert answer["updraft"]["gate"] == 0
+            assert "asked for the local model" in answer["updraft"]["reason"]
+        assert not cloud.requests
+
+    run(test())
+
+
+@pytest.mark.parametrize("model", ["cloud", "pocket-large"])
+def test_forced_cloud_never_runs_the_local_model(bench: Any, cloud: FakeCloud, model: str) -> None:
+    async def test() -> None:
+        async with bench(cloud_api_key="sk-cloud") as b:
+            answer = await b.answer(model)
+            assert answer["choices"][0]["message"]["content"] == CLOUD_TEXT
+            assert answer["system_fingerprint"] == "fp_cloud", "unknown fields of the server are kept"
+            assert answer["updraft"]["route"] == "cloud"
+            assert b.local.started == 0
+        assert cloud.requests[0]["model"] == "pocket-large"
+        assert "prediction" not in cloud.requests[0]
+        assert cloud.authorizations == ["Bearer sk-cloud"]
+
+    run(test())
+
+
+def test_private_requests_stay_and_the_option_does_not_travel(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(ScriptedGates(after=True)) as b:
+            assert (await b.answer(updraft={"private": True}))["updraft"]["reason"].startswith("private")
+            assert (await b.answer(updraft={"quality": 0.9}))["updraft"]["route"] == "escalated"
+            refused = await b.answer("cloud", updraft={"private": True})
+            assert refused["error"]["param"] == "updraft.private"
+        assert len(cloud.requests) == 1
+        assert "updraft" not in cloud.requests[0]
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
+        {"response_format": {"type": "json_object"}},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
+        {"verbosity": "low"},
+    ],
+)
+def test_what_only_the_cloud_can_do_goes_there(bench: Any, cloud: FakeCloud, fields: dict[str, Any]) -> None:
+    async def test() -> None:
+        async with bench() as b:
+            answer = await b.answer(**fields)
+            assert answer["updraft"]["route"] == "cloud"
+            assert answer["updraft"]["reason"].startswith("beyond the local model")
+            assert (await b.ask("local", **fields)).status == 400
+        for name, value in fields.items():
+            assert cloud.requests[0][name] == value
+
+    run(test())
+
+
+def test_a_prompt_that_is_too_long_for_the_device_goes_to_the_cloud(bench: Any) -> None:
+    async def test() -> None:
+        async with bench() as b:
+            b.local.too_long = True
+            assert (await b.answer())["updraft"]["route"] == "cloud"
+            forced = await b.answer("local")
+            assert forced["error"]["code"] == "context_length_exceeded"
+
+    run(test())
+
+
+def test_a_local_model_that_fails_is_replaced_by_the_cloud(bench: Any) -> None:
+    async def test() -> None:
+        async with bench() as b:
+            b.local.fails_at, b.local.error = 2, EngineError("llama failed")
+            assert (await b.answer())["updraft"]["tier"] == "cloud"
+            assert (await b.answer("local"))["error"]["type"] == "engine_error"
+
+    run(test())
+
+
+def test_offline_and_missing_tiers(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(ScriptedGates(before=True), offline=True) as b:
+            assert (await b.answer())["updraft"]["reason"] == "offline mode"
+            assert (await b.answer("cloud"))["error"]["code"] == "offline"
+        assert not cloud.requests
+        async with bench(ScriptedGates(before=True), cloud_url=None) as b:
+            assert (await b.answer())["updraft"]["reason"] == "no cloud is configured"
+            assert (await b.answer("cloud"))["error"]["code"] == "cloud_not_configured"
+        async with bench(has_local=False) as b:
+            assert (await b.answer())["updraft"]["route"] == "cloud"
+            assert (await b.answer("local"))["error"]["code"] == "local_not_configured"
+        async with bench(has_local=False, cloud_url=None) as b:
+            assert (await b.answer())["error"]["code"] == "no_tier"
+
+    run(test())
+
+
+# Gates 1 to 3
+
+
+def test_all_gates_pass(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench() as b:
+            response = await b.ask()
+            info = json.loads(response.body)["updraft"]
+            assert (info["route"], info["gate"], info["p_gain"], info["threshold"]) == ("local", 3, 0.1, 0.5)
+            assert info["confidence"] == pytest.approx(0.9)
+            assert info["local_tokens"] == 6
+            assert info["cost_usd"] == 0
+            assert info["saved_usd"] == pytest.approx((7 * 0.5 + 6 * 1.5) / 1e6)
+            assert response.headers["x-updraft-tier"] == "local"
+            assert response.headers["x-updraft-confidence"] == "0.9000"
+        assert not cloud.requests
+
+    run(test())
+
+
+def test_gate_1_sends_no_draft(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(ScriptedGates(before=True)) as b:
+            info = (await b.answer())["updraft"]
+            assert (info["route"], info["gate"]) == ("cloud", 1)
+            assert b.local.started == 0
+        assert "prediction" not in cloud.requests[0]
+
+    run(test())
+
+
+def test_gate_2_stops_the_local_run_and_sends_what_it_wrote(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(ScriptedGates(during_at=2)) as b:
+            info = (await b.answer())["updraft"]
+            assert (info["route"], info["gate"], info["local_tokens"]) == ("escalated", 2, 2)
+            assert b.local.finished == 0
+        assert cloud.requests[0]["prediction"] == {"type": "content", "content": "one two"}
+
+    run(test())
+
+
+def test_gate_3_sends_the_whole_answer_as_the_draft(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(ScriptedGates(after=True)) as b:
+            answer = await b.answer()
+            info = answer["updraft"]
+            assert answer["choices"][0]["message"]["content"] == CLOUD_TEXT
+            assert (info["route"], info["gate"], info["tier"]) == ("escalated", 3, "cloud")
+            assert (info["draft_proposed"], info["draft_accepted"]) == (6, 2)
+            assert info["cloud_tokens"] == 4
+            assert info["cost_usd"] == pytest.approx((11 * 0.5 + 4 * 1.5) / 1e6)
+        assert cloud.requests[0]["prediction"]["content"] == LOCAL_TEXT
+
+    run(test())
+
+
+def test_a_server_that_refuses_prediction_is_asked_once_more_and_remembered(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        cloud.mode = "no-prediction"
+        async with bench(ScriptedGates(after=True)) as b:
+            first = (await b.answer())["updraft"]
+            assert (first["tier"], first["route"]) == ("cloud", "cloud")
+            await b.answer()
+        assert ["prediction" in body for body in cloud.requests] == [True, False, False]
+
+    run(test())
+
+
+def test_a_quality_that_is_no_share_is_refused(bench: Any) -> None:
+    async def test() -> None:
+        async with bench() as b:
+            for quality in (0, 1.5, "high"):
+                assert (await b.answer(updraft={"quality": quality}))["error"]["type"] == "invalid_request_error"
+            assert "known: quality" in (await b.answer(updraft={"qualty": 0.9}))["error"]["message"]
+
+    run(test())
+
+
+# A cloud that fails
+
+
+@pytest.mark.parametrize(
+    ("gate", "mode", "stream"),
+    [(3, mode, False) for mode in ("500", "429", "401", "400", "garbage", "reset", "down", "slow")]
+    + [(3, mode, True) for mode in ("500", "garbage", "garbage-stream", "cut-before", "down", "slow")]
+    + [(gate, "500", stream) for gate in (1, 2) for stream in (False, True)],
+)
+def test_a_failing_cloud_means_the_local_answer(
+    bench: Any, cloud: FakeCloud, mode: str, stream: bool, gate: int
+) -> None:
+    async def test() -> None:
+        gates = ScriptedGates(before=gate == 1, during_at=2 if gate == 2 else None, after=gate == 3)
+        settings = {"down": {"cloud_url": unused_url()}, "slow": {"cloud_timeout_s": 0.2}}.get(mode, {})
+        cloud.mode = mode
+        async with bench(gates, **settings) as b:
+            if stream:
+                _, events, done = await b.stream()
+                assert done
+                text, info = text_of(events), updraft_of(events)
+            else:
+                answer = await b.answer()
+                text, info = answer["choices"][0]["message"]["content"], answer["updraft"]
+            assert text == LOCAL_TEXT
+            assert (info["route"], info["tier"], info["gate"]) == ("fallback", "local", gate)
+            assert "fallback, because the cloud failed" in info["reason"]
+        (row,) = b.rows()
+        assert (row.route, row.status) == ("fallback", 200)
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("mode", "status", "kind"),
+    [
+        ("500", 500, "invalid_request_error"),
+        ("401", 401, "invalid_request_error"),
+        ("429", 429, "invalid_request_error"),
+        ("garbage", 502, "upstream_error"),
+        ("reset", 502, "upstream_error"),
+        ("slow", 504, "timeout_error"),
+    ],
+)
+def test_a_forced_cloud_that_fails_is_a_typed_error(
+    bench: Any, cloud: FakeCloud, mode: str, status: int, kind: str
+) -> None:
+    async def test() -> None:
+        cloud.mode = mode
+        async with bench(cloud_timeout_s=0.3 if mode == "slow" else 5.0) as b:
+            response = await b.ask("cloud")
+            assert response.status == status
+            assert json.loads(response.body)["error"]["type"] == kind
+            assert b.local.started == 0
+        (row,) = b.rows()
+        assert (row.status, row.route, row.tier) == (status, "none", "none")
+        assert "the cloud failed" in row.reason
+
+    run(test())
+
+
+def test_no_answer_possible_anywhere_is_the_clouds_error(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        cloud.mode = "garbage"
+        async with bench(ScriptedGates(before=True)) as b:
+            b.local.too_long = True
+            response = await b.ask()
+            assert response.status == 502
+
+    run(test())
+
+
+# Streams
+
+
+def test_a_held_stream_is_the_judged_local_answer(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench() as b:
+            response, events, done = await b.stream(stream_options={"include_usage": True}, logprobs=True)
+            assert done
+            assert b.local.finished == 1
+            assert text_of(events) == LOCAL_TEXT
+            assert events[0]["choices"][0]["delta"]["role"] == "assistant"
+            assert events[1]["choices"][0]["logprobs"]["content"][0]["token"] == "<0>"
+            assert events[-2]["choices"][0]["finish_reason"] == "stop"
+            assert updraft_of(events)["gate"] == 3
+            assert events[-1]["usage"]["completion_tokens"] == 6
+            assert len({event["id"] for event in events}) == 1
+            assert response.headers["x-updraft-route"] == "local"
+            assert "x-updraft-cost-usd" not in response.headers
+            _, events, _ = await b.stream()
+            assert all("usage" not in event for event in events)
+
+    run(test())
+
+
+def test_an_escalated_stream_is_relayed(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(ScriptedGates(after=True)) as b:
+            response, events, done = await b.stream()
+            assert done
+            assert text_of(events) == CLOUD_TEXT
+            assert events[0]["id"] == "cloud-1"
+            info = updraft_of(events)
+            assert (info["route"], info["cloud_tokens"], info["draft_accepted"]) == ("escalated", 4, 2)
+            assert all(event["choices"] for event in events), "nobody asked for the usage chunk"
+            assert response.headers["x-updraft-route"] == "escalated"
+            _, events, _ = await b.stream(stream_options={"include_usage": True})
+            assert events[-1]["usage"]["completion_tokens"] == 4
+        assert cloud.requests[0]["prediction"]["content"] == LOCAL_TEXT
+
+    run(test())
+
+
+def test_a_cloud_stream_cut_in_the_middle_ends_in_a_typed_error(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        cloud.mode = "cut"
+        async with bench(ScriptedGates(before=True)) as b:
+            _, events, done = await b.stream()
+            assert not done
+            assert text_of(events[:-1]) == "The cloud"
+            assert events[-1]["error"]["type"] == "upstream_error"
+        (row,) = b.rows()
+        assert row.status == 502
+
+    run(test())
+
+
+def test_hold_tokens_streams_before_the_answer_is_whole(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(ScriptedGates(after=True), hold_tokens=3) as b:
+            response = await b.ask(stream=True)
+            assert b.local.finished == 0
+            body = b"".join([chunk async for chunk in response.body])
+            assert b"it was already streamed" in body
+        assert not cloud.requests, "gate 3 cannot call streamed text back"
+        assert b.rows()[0].gate == 3
+
+    run(test())
+
+
+def test_gate_2_decides_before_anything_is_streamed(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(ScriptedGates(during_at=2)) as b:
+            _, events, _ = await b.stream(updraft={"hold_tokens": 4})
+            assert text_of(events) == CLOUD_TEXT
+        assert cloud.requests[0]["prediction"]["content"] == "one two"
+
+    run(test())
+
+
+def test_a_collapse_hands_the_streamed_text_over(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(ScriptedGates(during_at=4), hold_tokens=2) as b:
+            _, events, done = await b.stream(max_tokens=50, stream_options={"include_usage": True})
+            assert done
+            assert text_of(events) == "one two three four and the cloud goes on."
+            assert len({event["id"] for event in events}) == 1
+            info = updraft_of(events)
+            assert (info["route"], info["gate"], info["local_tokens"]) == ("escalated", 2, 4)
+            assert events[-1]["usage"]["completion_tokens"] == 4 + 6
+        (sent,) = cloud.requests
+        assert sent["messages"][-1]["role"] == "assistant"
+        assert sent["messages"][-1]["content"] == "one two three four"
+        assert sent["continue_final_message"] is True
+        assert sent["add_generation_prompt"] is False
+        assert sent["max_tokens"] == 46
+        assert "prediction" not in sent
+
+    run(test())
+
+
+def test_a_hand_over_to_a_dead_cloud_goes_on_locally(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        cloud.mode = "500"
+        async with bench(ScriptedGates(during_at=4), hold_tokens=2) as b:
+            _, events, done = await b.stream(max_tokens=5)
+            assert done
+            assert text_of(events) == "one two three four five", "max_tokens holds over both local runs"
+            assert updraft_of(events)["route"] == "fallback"
+            messages, params, continues = b.local.seen[-1]
+            assert (messages[-1].text, params.max_tokens, continues) == ("one two three four", 1, True)
+
+    run(test())
+
+
+def test_a_cut_after_the_hand_over_is_a_typed_error(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        cloud.mode = "cut"
+        async with bench(ScriptedGates(during_at=4), hold_tokens=2) as b:
+            _, events, done = await b.stream()
+            assert not done
+            assert events[-1]["error"]["type"] == "upstream_error"
+
+    run(test())
+
+
+def test_forced_local_streams_at_once(bench: Any) -> None:
+    async def test() -> None:
+        async with bench() as b:
+            response = await b.ask("local", stream=True)
+            assert b.local.finished == 0
+            body = b"".join([chunk async for chunk in response.body])
+            assert body.endswith(b"data: [DONE]\n\n")
+
+    run(test())
+
+
+def test_a_local_model_failing_in_the_middle_of_a_stream_is_a_typed_error(bench: Any) -> None:
+    async def test() -> None:
+        async with bench() as b:
+            b.local.fails_at, b.local.error = 3, EngineError("llama failed")
+            _, events, done = await b.stream("local")
+            assert not done
+            assert events[-1]["error"]["type"] == "engine_error"
+        assert b.rows()[0].status == 500
+
+    run(test())
+
+
+def test_a_local_model_failing_after_text_was_streamed_hands_over(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(hold_tokens=2) as b:
+            b.local.fails_at, b.local.error = 3, EngineError("llama failed")
+            _, events, done = await b.stream()
+            assert done
+            assert text_of(events) == "one two three and the cloud goes on."
+            assert "the local model failed" in updraft_of(events)["reason"]
+
+    run(test())
+
+
+# Deadlines, cancellation, bugs
+
+
+def test_a_deadline_leaves_time_for_the_local_answer(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        cloud.mode = "slow"
+        async with bench(ScriptedGates(after=True)) as b:
+            response = await b.ask(timeout_s=1.0)
+            assert json.loads(response.body)["updraft"]["route"] == "fallback"
+
+    run(test())
+
+
+def test_a_deadline_that_ends_in_local_work_is_not_retried(bench: Any) -> None:
+    async def test() -> None:
+        async with bench() as b:
+            b.local.delay_s = 0.1
+            response = await b.ask(timeout_s=0.25)
+            assert response.status == 504
+            assert json.loads(response.body)["error"]["code"] == "timeout"
+            assert response.headers["x-should-retry"] == "false"
+            assert b.local.running == 0
+        (row,) = b.rows()
+        assert (row.status, row.local_tokens) == (504, 2)
+
+    run(test())
+
+
+def test_cancelling_the_caller_stops_the_local_run(bench: Any) -> None:
+    async def test() -> None:
+        async with bench() as b:
+            b.local.delay_s = 0.2
+            task = asyncio.create_task(b.ask())
+            await asyncio.sleep(0.1)
+            assert b.local.running == 1
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert b.local.running == 0
+        (row,) = b.rows()
+        assert row.status == 499
+
+    run(test())
+
+
+@pytest.mark.parametrize("read_one", [False, True])
+def test_closing_a_stream_stops_everything(bench: Any, cloud: FakeCloud, read_one: bool) -> None:
+    async def test() -> None:
+        cloud.mode = "drip"
+        async with bench(ScriptedGates(before=True)) as b:
+            for model in ("local", "auto"):
+                response = await b.ask(model, stream=True)
+                if read_one:
+                    await anext(response.body)
+                await response.body.aclose()
+                await response.body.aclose()
+                assert b.local.running == 0
+            for _ in range(100):
+                if cloud.disconnects:
+                    break
+                await asyncio.sleep(0.02)
+            assert cloud.disconnects == 1
+        assert sorted(row.status for row in b.rows()) == [499, 499]
+
+    run(test())
+
+
+def test_closing_the_router_ends_open_streams(bench: Any) -> None:
+    async def test() -> None:
+        async with bench() as b:
+            await b.ask("local", stream=True)
+        assert b.local.running == 0
+        assert b.local.closed
+        assert [row.status for row in b.rows()] == [499]
+        assert (await b.ask()).status == 503, "a closed router does not load everything again"
+
+    run(test())
+
+
+def test_a_bug_is_a_500_in_openai_shape(bench: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with bench() as b:
+            b.local.fails_at, b.local.error = 1, ZeroDivisionError("oops")
+            response = await b.ask("local")
+            assert response.status == 500
+            assert json.loads(response.body)["error"]["code"] == "internal_error"
+            assert b"oops" not in response.body
+            assert (await b.ask("cloud")).status == 200, "the router lives on"
+
+    run(test())
+    assert "ZeroDivisionError" in caplog.text
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"model": "gpt-9"}, 404, "model"),
+        ({"model": 7}, 400, "model"),
+        ({"messages": []}, 400, "messages"),
+        ({"messages": "hi"}, 400, "messages"),
+        ({"messages": [{"role": "user", "content": 7}]}, 400, "messages[0].content"),
+        ({"temperature": -1}, 400, "temperature"),
+        ({"max_tokens": 0}, 400, "max_tokens"),
+        ({"temperature": "hot"}, 400, "temperature"),
+    ],
+)
+def test_bad_requests(bench: Any, cloud: FakeCloud, fields: dict[str, Any], status: int, param: str) -> None:
+    async def test() -> None:
+        async with bench() as b:
+            response = await b.ask(**fields)
+            assert response.status == status
+            error = json.loads(response.body)["error"]
+            assert error["type"] == "invalid_request_error"
+            assert error["param"] == param
+            assert (await b.ask()).status == 200
+        assert not cloud.requests
+        assert sorted(row.status for row in b.rows()) == [200, status]
+
+    run(test())
+
+
+def test_paths_and_methods(bench: Any) -> None:
+    async def test() -> None:
+        async with bench() as b:
+
+            async def status(method: str, path: str, body: bytes = b"") -> tuple[int, Any]:
+                response = await b.router.handle(WireRequest(method, path, body=body))
+                return response.status, json.loads(response.body)
+
+            assert (await status("POST", "/v1/chat/completions", b"{nonsense"))[1]["error"]["code"] == "invalid_json"
+            assert (await status("POST", "/v1/chat/completions", b"[1]"))[0] == 400
+            assert (await status("GET", "/v1/chat/completions"))[0] == 405
+            assert (await status("POST", "/v1/embeddings"))[0] == 404
+            assert (await status("POST", "/v1/completions"))[0] == 400
+            assert (await status("GET", "/health")) == (200, {"status": "ok"})
+            _, listed = await status("GET", "/v1/models")
+            assert [card["id"] for card in listed["data"]] == ["auto", "local", "cloud", "pocket-large", "fake-small"]
+            assert (await status("GET", "/v1/models/auto"))[1]["object"] == "model"
+            assert (await status("GET", "/v1/models/nope"))[1]["error"]["code"] == "model_not_found"
+
+    run(test())
+
+
+# Many at once
+
+
+def test_sixty_four_requests_while_the_cloud_dies(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(ScriptedGates(after=True), cloud_timeout_s=10.0) as b:
+            b.local.delay_s = 0.005
+            cloud.fail_after = 20
+            asks = [b.stream() if index % 2 else b.answer("cloud" if index % 8 == 0 else "auto") for index in range(64)]
+            outcomes = await asyncio.gather(*asks)
+            for outcome in outcomes:
+                if isinstance(outcome, dict):
+                    assert "error" in outcome or outcome["choices"][0]["message"]["content"] in (CLOUD_TEXT, LOCAL_TEXT)
+                else:
+                    _, events, done = outcome
+                    assert done or events[-1]["error"]["type"] == "upstream_error"
+        rows = b.rows()
+        assert len(rows) == 64
+        assert len({row.id for row in rows}) == 64
+        assert {"escalated", "fallback"} <= {row.route for row in rows}
+
+    run(test())
+
+
+def test_settings_reach_the_answer(bench: Any) -> None:
+    async def test() -> None:
+        async with bench() as b:
+            b.router.config = replace(b.router.config, hold_tokens=1)
+            response = await b.ask(stream=True)
+            assert b.local.finished == 0
+            await response.body.aclose()
+
+    run(test())

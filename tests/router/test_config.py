@@ -1,0 +1,85 @@
+"""Settings: where they come from, which one wins, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from updraft.protocol.errors import ConfigurationError
+from updraft.router.config import Prices, RouterConfig
+
+
+def load(tmp_path: Path, toml: str = "", env: dict[str, str] | None = None, **overrides: Any) -> RouterConfig:
+    file = tmp_path / "config.toml"
+    file.write_text(toml)
+    return RouterConfig.load(overrides, environ=env or {}, file=file)
+
+
+def test_the_last_source_wins(tmp_path: Path) -> None:
+    toml = 'cloud_model = "file"\nquality = 0.5\nhold_tokens = 3\n[prices]\ncloud_input = 2\n'
+    env = {"UPDRAFT_CLOUD_MODEL": "env", "UPDRAFT_QUALITY": "0.6", "UPDRAFT_PRICES_CLOUD_OUTPUT": "4", "PATH": "/bin"}
+    config = load(tmp_path, toml, env, quality=0.7)
+    assert (config.cloud_model, config.quality, config.hold_tokens) == ("env", 0.7, 3)
+    assert config.prices == Prices(cloud_input=2.0, cloud_output=4.0)
+
+
+def test_variables_are_converted_and_can_unset(tmp_path: Path) -> None:
+    env = {"UPDRAFT_OFFLINE": "true", "UPDRAFT_LOCAL": "none", "UPDRAFT_HOLD_TOKENS": "", "UPDRAFT_LEDGER": "~/x.db"}
+    config = load(tmp_path, "hold_tokens = 4", env)
+    assert config.offline is True
+    assert config.local is None
+    assert config.hold_tokens is None
+    assert config.ledger == Path.home() / "x.db"
+
+
+def test_home_moves_file_and_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
+    (tmp_path / "config.toml").write_text('cloud_url = "http://127.0.0.1:9"')
+    config = RouterConfig.load()
+    assert config.cloud_url == "http://127.0.0.1:9/v1"
+    assert config.ledger == tmp_path / "ledger.sqlite3"
+    assert RouterConfig().ledger is None, "only load() reaches for the user's folders"
+
+
+@pytest.mark.parametrize(
+    ("toml", "env", "overrides", "message"),
+    [
+        ("qualty = 1", {}, {}, "Unknown setting qualty in .*config.toml. Known: local, cloud_url"),
+        ("", {"UPDRAFT_CLOUD_ULR": "x"}, {}, "Unknown setting cloud_ulr in the environment"),
+        ("", {}, {"clod": 1}, "Unknown setting clod in the options"),
+        ("[prices]\ncloud = 1", {}, {}, "Known: local_input"),
+        ("prices = 3", {}, {}, "prices in .* must be a table"),
+        ("quality = ", {}, {}, "not valid TOML"),
+        ("", {"UPDRAFT_QUALITY": "high"}, {}, "Invalid setting.*quality"),
+        ("quality = 1.5", {}, {}, "quality must be above 0"),
+        ("quality = nan", {}, {}, "quality must be above 0"),
+        ("hold_tokens = 0", {}, {}, "hold_tokens must be at least 1"),
+        ("cloud_timeout_s = 0", {}, {}, "cloud_timeout_s"),
+        ("[prices]\ncloud_input = -1", {}, {}, "prices.cloud_input"),
+        ('cloud_url = "localhost:1"', {}, {}, "must start with http"),
+        ('cloud_url = "https://key@host"', {}, {}, "no credentials"),
+    ],
+)
+def test_what_is_refused(
+    tmp_path: Path, toml: str, env: dict[str, str], overrides: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        load(tmp_path, toml, env, **overrides)
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ("http://h:1", "http://h:1/v1"),
+        ("http://h:1/", "http://h:1/v1"),
+        ("https://h/openai/v1/", "https://h/openai/v1"),
+        ("http://[::1]:8/v1", "http://[::1]:8/v1"),
+    ],
+)
+def test_cloud_url_is_a_base_url(given: str, used: str) -> None:
+    assert RouterConfig(cloud_url=given).cloud_url == used
+
+
+def test_the_key_is_never_shown() -> None:
+    assert "sk-secret" not in repr(RouterConfig(cloud_api_key="sk-secret"))

@@ -1,0 +1,95 @@
+"""The ledger: one row per request, from many threads, and what its totals say."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from updraft.protocol.errors import ConfigurationError
+from updraft.router.ledger import Ledger, LedgerRow
+
+ROW = LedgerRow(
+    id="chatcmpl-0", ts=1.0, model="auto", route="local", tier="local", gate=3, reason="P(gain)", p_gain=0.1,
+    threshold=0.5, local_tokens=10, cloud_tokens=0, draft_proposed=0, draft_accepted=0, cost_usd=0.0, saved_usd=0.001,
+    latency_ms=12.5, status=200,
+)  # fmt: skip
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "folder" / "ledger.sqlite3"
+
+
+def test_rows_come_back_as_they_went_in(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.record(ROW)
+    ledger.record(replace(ROW, id="chatcmpl-1", ts=2.0, p_gain=None))
+    ledger.close()
+    ledger = Ledger(path)
+    assert [row.id for row in ledger.rows()] == ["chatcmpl-1", "chatcmpl-0"]
+    assert ledger.rows(limit=1)[0].p_gain is None
+    assert ledger.get("chatcmpl-0") == ROW
+    assert ledger.get("nobody") is None
+    ledger.close()
+
+
+def test_a_second_row_for_one_request_is_an_error(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.record(ROW)
+    with pytest.raises(sqlite3.IntegrityError):
+        ledger.record(ROW)
+    ledger.close()
+
+
+def test_threads_and_a_second_writer_lose_nothing(path: Path) -> None:
+    ledgers = [Ledger(path), Ledger(path)]
+
+    def write(worker: int) -> None:
+        for index in range(50):
+            ledgers[worker % 2].record(replace(ROW, id=f"chatcmpl-{worker}-{index}"))
+
+    threads = [threading.Thread(target=write, args=(worker,)) for worker in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ledgers[0].summary().requests == 400
+    for ledger in ledgers:
+        ledger.close()
+
+
+def test_summary(path: Path) -> None:
+    ledger = Ledger(path)
+    assert ledger.summary().requests == 0
+    ledger.record(ROW)
+    ledger.record(
+        replace(ROW, id="b", ts=5.0, route="escalated", tier="cloud", cloud_tokens=7, draft_proposed=6,
+                draft_accepted=4, cost_usd=0.002, saved_usd=-0.001)
+    )  # fmt: skip
+    ledger.record(replace(ROW, id="c", ts=6.0, route="none", tier="none", status=502, local_tokens=0, saved_usd=0.0))
+    total = ledger.summary()
+    assert (total.requests, total.errors) == (3, 1)
+    assert total.by_route == {"escalated": 1, "local": 1, "none": 1}
+    assert (total.local_tokens, total.cloud_tokens, total.draft_proposed, total.draft_accepted) == (20, 7, 6, 4)
+    assert total.cost_usd == pytest.approx(0.002)
+    assert total.saved_usd == pytest.approx(0.0)
+    assert ledger.summary(since=5.5).requests == 1
+    ledger.close()
+
+
+def test_unusable_files(tmp_path: Path) -> None:
+    foreign = tmp_path / "notes.txt"
+    foreign.write_text("This is not a database, however long it may be. " * 100)
+    with pytest.raises(ConfigurationError, match="unusable"):
+        Ledger(foreign)
+    with pytest.raises(ConfigurationError, match="cannot be opened"):
+        Ledger(tmp_path)
+    newer = tmp_path / "newer.sqlite3"
+    with sqlite3.connect(newer) as connection:
+        connection.execute("PRAGMA user_version=9")
+    connection.close()
+    with pytest.raises(ConfigurationError, match="format 9"):
+        Ledger(newer)

@@ -1,0 +1,434 @@
+"""The genuine openai clients over our transport: everything an app does with them, against the fakes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import updraft
+from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, ScriptedLocal, tiers
+from updraft.protocol.errors import ConfigurationError
+from updraft.router.config import RouterConfig
+from updraft.router.ledger import Ledger
+from updraft.router.router import Router
+from updraft.sdk import transport
+from updraft.sdk.runtime import Runtime
+
+USER = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+def local() -> ScriptedLocal:
+    return ScriptedLocal()
+
+
+@pytest.fixture
+def config(cloud: FakeCloud, tmp_path: Path) -> RouterConfig:
+    return RouterConfig(cloud_url=cloud.url, ledger=tmp_path / "ledger.sqlite3", cloud_timeout_s=10.0)
+
+
+@pytest.fixture
+def gates() -> ScriptedGates:
+    return ScriptedGates()
+
+
+@pytest.fixture(autouse=True)
+def scripted(local: ScriptedLocal, gates: ScriptedGates, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def load(config: RouterConfig) -> Any:
+        return tiers(local, config, gates)
+
+    monkeypatch.setattr("updraft.router.router.load_tiers", load)
+
+
+@pytest.fixture
+def client(config: RouterConfig) -> Iterator[updraft.OpenAI]:
+    with updraft.OpenAI(config=config) as client:
+        yield client
+
+
+def router_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "updraft-router"]
+
+
+def test_it_is_the_genuine_class(client: updraft.OpenAI) -> None:
+    assert isinstance(client, openai.OpenAI)
+    assert issubclass(updraft.AsyncOpenAI, openai.AsyncOpenAI)
+
+
+def test_a_completion_with_its_reason(client: updraft.OpenAI) -> None:
+    completion = client.chat.completions.create(model="auto", messages=USER)
+    assert completion.choices[0].message.content == LOCAL_TEXT
+    assert completion.usage is not None
+    assert completion.usage.completion_tokens == 6
+    assert completion.model_extra is not None
+    assert completion.model_extra["updraft"]["route"] == "local"
+    assert completion._request_id == completion.id
+
+
+def test_options_of_ours_travel_as_extra_body(client: updraft.OpenAI, cloud: FakeCloud, gates: ScriptedGates) -> None:
+    gates._after = True
+    kept = client.chat.completions.create(model="auto", messages=USER, extra_body={"updraft": {"private": True}})
+    assert kept.choices[0].message.content == LOCAL_TEXT
+    assert not cloud.requests
+    sent = client.chat.completions.create(model="auto", messages=USER)
+    assert sent.choices[0].message.content == CLOUD_TEXT
+
+
+def test_streaming(client: updraft.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="auto", messages=USER, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == LOCAL_TEXT
+    assert chunks[-1].usage is not None
+    assert chunks[-2].model_extra is not None
+    assert chunks[-2].model_extra["updraft"]["tier"] == "local"
+
+
+def test_the_streaming_helper(client: updraft.OpenAI) -> None:
+    with client.chat.completions.stream(model="cloud", messages=USER) as stream:
+        final = stream.get_final_completion()
+    assert final.choices[0].message.content == CLOUD_TEXT
+
+
+def test_raw_and_streaming_responses_show_headers(client: updraft.OpenAI) -> None:
+    raw = client.chat.completions.with_raw_response.create(model="auto", messages=USER)
+    assert raw.headers["x-updraft-tier"] == "local"
+    assert raw.parse().choices[0].message.content == LOCAL_TEXT
+    with client.chat.completions.with_streaming_response.create(model="auto", messages=USER, stream=True) as response:
+        assert response.headers["x-updraft-route"] == "local"
+        lines = [line for line in response.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+
+
+def test_models(client: updraft.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["auto", "local", "cloud", "pocket-large", "fake-small"]
+    assert client.models.retrieve("auto").id == "auto"
+
+
+def test_errors_are_the_genuine_ones(client: updraft.OpenAI, cloud: FakeCloud) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.chat.completions.create(model="gpt-9", messages=USER)
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.chat.completions.create(model="auto", messages=USER, temperature=-1)
+    with pytest.raises(openai.BadRequestError, match="at least one message"):
+        client.chat.completions.create(model="auto", messages=[])
+    cloud.mode = "401"
+    with pytest.raises(openai.AuthenticationError):
+        client.chat.completions.create(model="cloud", messages=USER)
+    cloud.mode = "garbage"
+    with pytest.raises(openai.InternalServerError) as broken:
+        client.with_options(max_retries=0).chat.completions.create(model="cloud", messages=USER)
+    assert broken.value.status_code == 502
+
+
+def test_retries_are_openais_own(client: updraft.OpenAI, cloud: FakeCloud) -> None:
+    cloud.mode = "garbage"
+    with pytest.raises(openai.InternalServerError):
+        client.with_options(max_retries=1).chat.completions.create(model="cloud", messages=USER)
+    assert len(cloud.requests) == 2
+
+
+def test_an_error_in_the_middle_of_a_stream(client: updraft.OpenAI, cloud: FakeCloud) -> None:
+    cloud.mode = "cut"
+    with pytest.raises(openai.APIError, match="cut"):
+        list(client.chat.completions.create(model="cloud", messages=USER, stream=True))
+
+
+def test_a_timeout_is_openais_and_is_not_repeated(client: updraft.OpenAI, local: ScriptedLocal) -> None:
+    local.delay_s = 0.2
+    begun = time.monotonic()
+    with pytest.raises(openai.APITimeoutError):
+        client.chat.completions.create(model="local", messages=USER, timeout=0.5)
+    assert time.monotonic() - begun < 5
+    assert local.started == 1
+    assert local.running == 0
+
+
+def test_a_stream_that_stalls_times_out(client: updraft.OpenAI, local: ScriptedLocal) -> None:
+    stream = client.chat.completions.create(model="local", messages=USER, stream=True, timeout=0.5)
+    local.delay_s = 30
+    with pytest.raises(openai.APITimeoutError):
+        list(stream)
+    assert local.running == 0
+
+
+def test_closing_a_stream_early_stops_the_work(client: updraft.OpenAI, cloud: FakeCloud) -> None:
+    cloud.mode = "drip"
+    with client.chat.completions.create(model="cloud", messages=USER, stream=True) as stream:
+        next(stream)
+    for _ in range(100):
+        if cloud.disconnects:
+            break
+        time.sleep(0.02)
+    assert cloud.disconnects == 1
+
+
+def test_a_dropped_stream_stops_too(client: updraft.OpenAI, local: ScriptedLocal) -> None:
+    stream = client.chat.completions.create(model="local", messages=USER, stream=True)
+    next(stream)
+    assert local.running == 1
+    del stream
+    gc.collect()
+    for _ in range(100):
+        if not local.running:
+            break
+        time.sleep(0.02)
+    assert local.running == 0
+
+
+def test_copies_share_one_router(client: updraft.OpenAI, local: ScriptedLocal) -> None:
+    other = client.with_options(max_retries=0, timeout=5).copy(default_headers={"x-app": "test"})
+    assert isinstance(other, updraft.OpenAI)
+    other.chat.completions.create(model="auto", messages=USER)
+    client.chat.completions.create(model="auto", messages=USER)
+    assert local.started == 2
+    assert len(router_threads()) == 1
+    with pytest.raises(ConfigurationError, match="base_url"):
+        client.copy(base_url="http://elsewhere/v1")
+
+
+def test_close_ends_everything_and_is_final(config: RouterConfig, local: ScriptedLocal) -> None:
+    client = updraft.OpenAI(config=config)
+    client.chat.completions.create(model="auto", messages=USER)
+    stream = client.chat.completions.create(model="local", messages=USER, stream=True)
+    client.close()
+    client.close()
+    assert local.closed
+    assert local.running == 0
+    assert not router_threads()
+    with pytest.raises(openai.APIConnectionError):
+        list(stream)
+    with pytest.raises((openai.APIConnectionError, RuntimeError)):
+        client.chat.completions.create(model="auto", messages=USER)
+
+
+def test_close_cancels_a_request_of_another_thread(config: RouterConfig, local: ScriptedLocal) -> None:
+    local.delay_s = 30
+    client = updraft.OpenAI(config=config)
+    caught: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            client.chat.completions.create(model="local", messages=USER)
+        except openai.APIConnectionError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while not local.running:
+        time.sleep(0.01)
+    client.close()
+    thread.join(10)
+    assert len(caught) == 1
+
+
+def test_a_lost_client_takes_its_router_with_it(config: RouterConfig, local: ScriptedLocal) -> None:
+    client = updraft.OpenAI(config=config)
+    client.chat.completions.create(model="auto", messages=USER)
+    del client
+    gc.collect()
+    assert local.closed
+    assert not router_threads()
+
+
+def test_one_client_from_many_threads(client: updraft.OpenAI, config: RouterConfig) -> None:
+    answers: list[str | None] = []
+
+    def ask() -> None:
+        answers.append(client.chat.completions.create(model="auto", messages=USER).choices[0].message.content)
+
+    threads = [threading.Thread(target=ask) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert answers == [LOCAL_TEXT] * 16
+    assert config.ledger is not None
+    ledger = Ledger(config.ledger)
+    assert ledger.summary().requests == 16
+    ledger.close()
+
+
+# Settings
+
+
+def test_settings_of_the_constructor(config: RouterConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-somebody-elses")
+
+    def settings(**options: Any) -> RouterConfig:
+        with updraft.OpenAI(**options) as client:
+            return client._client.updraft_runtime.config  # type: ignore[attr-defined]
+
+    assert settings().cloud_api_key is None, "OPENAI_API_KEY is for OpenAI, not for any cloud_url"
+    assert settings(api_key="sk-1").cloud_api_key == "sk-1"
+    assert settings(config=config, quality=0.9).quality == 0.9
+    assert settings(local=Path("m.gguf"), cloud_url="http://h:1").local == "m.gguf"
+    assert settings(cloud_url="http://h:1").cloud_url == "http://h:1/v1"
+    for wrong in ({"quality": 2}, {"base_url": "http://x/v1"}, {"cloud_url": "ftp://x"}, {"http_client": object()}):
+        with pytest.raises(ConfigurationError):
+            settings(**wrong)
+
+
+def test_a_router_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch, config: RouterConfig) -> None:
+    async def load(config: RouterConfig) -> Any:
+        raise ConfigurationError("The policy does not fit.")
+
+    monkeypatch.setattr("updraft.router.router.load_tiers", load)
+    with (
+        updraft.OpenAI(config=config) as client,
+        pytest.raises(openai.InternalServerError, match="The policy does not fit"),
+    ):
+        client.chat.completions.create(model="auto", messages=USER)
+
+
+# Privacy
+
+
+def test_private_requests_open_no_socket(client: updraft.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.chat.completions.create(model="auto", messages=USER)  # the loop's own socket pair exists from here on
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a private request opened a socket")
+
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, name, refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    private = {"updraft": {"private": True}}
+    assert client.chat.completions.create(model="auto", messages=USER, extra_body=private)
+    assert list(client.chat.completions.create(model="auto", messages=USER, extra_body=private, stream=True))
+    assert client.chat.completions.create(model="local", messages=USER)
+
+
+# Async
+
+
+@asynccontextmanager
+async def async_client(config: RouterConfig) -> AsyncIterator[updraft.AsyncOpenAI]:
+    async with updraft.AsyncOpenAI(config=config) as client:
+        yield client
+
+
+def test_async_completion_stream_and_errors(config: RouterConfig, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with async_client(config) as client:
+            completion = await client.chat.completions.create(model="auto", messages=USER)
+            assert completion.choices[0].message.content == LOCAL_TEXT
+            stream = await client.chat.completions.create(model="cloud", messages=USER, stream=True)
+            text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+            assert text == CLOUD_TEXT
+            with pytest.raises(openai.NotFoundError):
+                await client.chat.completions.create(model="gpt-9", messages=USER)
+            raw = await client.with_options(max_retries=0).chat.completions.with_raw_response.create(
+                model="auto", messages=USER
+            )
+            assert raw.headers["x-updraft-tier"] == "local"
+        assert not router_threads()
+
+    asyncio.run(test())
+
+
+def test_async_timeout_cancel_and_early_close(config: RouterConfig, local: ScriptedLocal, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with async_client(config) as client:
+            local.delay_s = 0.2
+            with pytest.raises(openai.APITimeoutError):
+                await client.chat.completions.create(model="local", messages=USER, timeout=0.5)
+            task = asyncio.create_task(client.chat.completions.create(model="local", messages=USER))
+            await asyncio.sleep(0.3)
+            assert local.running == 1
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            cloud.mode = "drip"
+            stream = await client.chat.completions.create(model="cloud", messages=USER, stream=True)
+            await anext(aiter(stream))
+            await stream.close()
+            for _ in range(100):
+                if cloud.disconnects and not local.running:
+                    break
+                await asyncio.sleep(0.02)
+            assert cloud.disconnects == 1
+            assert local.running == 0
+
+    asyncio.run(test())
+
+
+def test_sixty_four_async_requests_while_the_cloud_dies(
+    config: RouterConfig, cloud: FakeCloud, gates: ScriptedGates
+) -> None:
+    gates._after = True
+    cloud.fail_after = 20
+
+    async def test() -> None:
+        async with async_client(config) as client:
+
+            async def ask(index: int) -> None:
+                if index % 2:
+                    completion = await client.chat.completions.create(model="auto", messages=USER)
+                    assert completion.choices[0].message.content in (CLOUD_TEXT, LOCAL_TEXT)
+                    return
+                try:
+                    stream = await client.chat.completions.create(model="auto", messages=USER, stream=True)
+                    assert [chunk async for chunk in stream]
+                except openai.APIError as error:
+                    assert "cut" in str(error) or "failed" in str(error)
+
+            await asyncio.gather(*[ask(index) for index in range(64)])
+
+    asyncio.run(test())
+    assert config.ledger is not None
+    ledger = Ledger(config.ledger)
+    summary = ledger.summary()
+    ledger.close()
+    assert summary.requests == 64
+    assert set(summary.by_route) <= {"escalated", "fallback"}
+
+
+# The other httpx
+
+
+@contextmanager
+def on_httpx(make: Callable[[Any, Runtime], Any], config: RouterConfig) -> Iterator[Any]:
+    runtime = Runtime(config, Router)
+    try:
+        yield make(httpx, runtime)
+    finally:
+        runtime.close()
+
+
+def test_the_adapter_of_older_openai_releases(config: RouterConfig, local: ScriptedLocal) -> None:
+    body = {"model": "local", "messages": USER}
+    with on_httpx(transport.sync_client, config) as client, client:
+        assert client.post("/chat/completions", json=body).json()["model"] == "fake-small"
+        with client.stream("POST", "/chat/completions", json=body | {"stream": True}) as response:
+            assert response.headers["content-type"].startswith("text/event-stream")
+            assert list(response.iter_lines())[-2] == "data: [DONE]"
+        assert client.get("/nowhere").status_code == 404
+        local.delay_s = 0.3
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/chat/completions", json=body, timeout=0.5)
+
+    async def test() -> None:
+        async with client:
+            assert (await client.post("/chat/completions", json=body)).json()["model"] == "fake-small"
+            async with client.stream("POST", "/chat/completions", json=body | {"stream": True}) as response:
+                events = [line async for line in response.aiter_lines() if line]
+            assert json.loads(events[-2].removeprefix("data: "))["updraft"]["tier"] == "local"
+
+    local.delay_s = 0
+    with on_httpx(transport.async_client, config) as client:
+        asyncio.run(test())

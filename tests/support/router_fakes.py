@@ -1,0 +1,277 @@
+"""Stand-ins for the two tiers: a scripted local model, and a real HTTP server that misbehaves on request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from updraft.protocol.errors import ContextLengthError
+from updraft.router.cascade import Tiers
+from updraft.router.cloud_tier import HttpCloudTier
+from updraft.router.config import RouterConfig
+from updraft.router.gates import Verdict
+from updraft.router.tiers import LocalAnswer
+
+CLOUD_TEXT = "The cloud says hello."
+LOCAL_TEXT = "one two three four five six"
+
+
+@dataclass(frozen=True)
+class FakeSignals:
+    logprob: float = -0.05
+    entropy: float = 0.1
+    margin: float = 3.0
+
+
+@dataclass(frozen=True)
+class FakeToken:
+    id: int
+    text: str
+    signals: FakeSignals
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class FakeGeneration:
+    def __init__(self, tier: ScriptedLocal, words: list[str], limit: int | None) -> None:
+        self.answer = LocalAnswer(prompt_tokens=7)
+        self._tier = tier
+        self._words = words if limit is None else words[:limit]
+        self._cut = len(self._words) < len(words)
+        self._closed = False
+
+    def __aiter__(self) -> FakeGeneration:
+        return self
+
+    async def __anext__(self) -> FakeToken:
+        index = len(self.answer.tokens)
+        if self._closed or index == len(self._words):
+            if not self._closed:
+                self.answer.finish_reason = "length" if self._cut else "stop"
+                self._tier.finished += 1
+            raise StopAsyncIteration
+        await asyncio.sleep(self._tier.delay_s)
+        if self._tier.fails_at == index:
+            raise self._tier.error
+        token = FakeToken(index, self._words[index], FakeSignals(), ((index, -0.05), (99, -3.0)))
+        self.answer.tokens.append(token)
+        self.answer.signals.append(token.signals)
+        self.answer.text += token.text
+        return token
+
+    async def aclose(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._tier.running -= 1
+
+
+class ScriptedLocal:
+    """A local tier that writes `text` word by word; a continued message gets what is missing of it."""
+
+    model_id = "fake-small"
+
+    def __init__(self, text: str = LOCAL_TEXT, *, delay_s: float = 0.0) -> None:
+        self.text = text
+        self.delay_s = delay_s
+        self.too_long = False
+        self.fails_at: int | None = None
+        self.error: Exception = RuntimeError("never set")
+        self.started = 0
+        self.finished = 0
+        self.running = 0
+        self.closed = False
+        self.seen: list[tuple[list[Any], Any, bool]] = []
+
+    async def start(
+        self, messages: Sequence[Any], params: Any, *, continue_final_message: bool = False
+    ) -> FakeGeneration:
+        if self.too_long:
+            raise ContextLengthError("The prompt has 9000 tokens, the context window 512.")
+        self.seen.append((list(messages), params, continue_final_message))
+        text = self.text
+        if continue_final_message:
+            text = text.removeprefix(messages[-1].text)
+        words = re.findall(r"\s*\S+", text)
+        self.started += 1
+        self.running += 1
+        return FakeGeneration(self, words, params.max_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return f"<{token_id}>".encode()
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+class ScriptedGates:
+    """Gates that escalate where told; gate 2 may collapse at a given number of tokens."""
+
+    tokens = 2
+
+    def check(self, quality: float) -> None:
+        pass
+
+    def __init__(self, *, before: bool = False, during_at: int | None = None, after: bool = False) -> None:
+        self._before, self._during_at, self._after = before, during_at, after
+
+    def before(self, messages: Any, quality: float) -> Verdict:
+        return self._verdict(1, self._before)
+
+    def during(self, messages: Any, answer: LocalAnswer, quality: float) -> Verdict:
+        return self._verdict(2, self._during_at is not None and len(answer.tokens) >= self._during_at)
+
+    def after(self, messages: Any, answer: LocalAnswer, quality: float) -> Verdict:
+        return self._verdict(3, self._after)
+
+    def _verdict(self, gate: int, escalate: bool) -> Verdict:
+        return Verdict(gate, escalate, f"gate {gate}", 0.9 if escalate else 0.1, 0.5)
+
+
+@dataclass
+class FakeCloud:
+    """A real server on a real socket. `mode`: how it behaves from the next request on."""
+
+    url: str
+    mode: str = "healthy"
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    authorizations: list[str | None] = field(default_factory=list)
+    disconnects: int = 0
+    fail_after: int | None = None  # from this request on, break the connection
+
+    async def chat(self, request: Request) -> Response:
+        body = await request.json()
+        self.requests.append(body)
+        self.authorizations.append(request.headers.get("authorization"))
+        mode = self.mode
+        if self.fail_after is not None and len(self.requests) > self.fail_after:
+            mode = "reset"
+        if mode == "slow":
+            await asyncio.sleep(30)
+        if mode == "no-prediction" and "prediction" in body:
+            return JSONResponse(_error("Unrecognized request argument supplied: prediction"), 400)
+        if mode in ("500", "429", "401", "400"):
+            return JSONResponse(_error(f"cloud error {mode}"), int(mode))
+        if mode == "garbage":
+            return PlainTextResponse("<html>It works!</html>")
+        if mode == "reset" and not body.get("stream"):
+            raise ConnectionResetError
+        text = CLOUD_TEXT
+        if body.get("continue_final_message"):
+            text = " and the cloud goes on."
+        usage = _usage(body, text)
+        if body.get("stream"):
+            return StreamingResponse(self._events(text, usage, mode, request), media_type="text/event-stream")
+        return JSONResponse(
+            {
+                "id": "cloud-1",
+                "object": "chat.completion",
+                "created": 1,
+                "model": body["model"],
+                "system_fingerprint": "fp_cloud",
+                "choices": [
+                    {
+                        "index": 0,
+                        "message": {"role": "assistant", "content": text},
+                        "finish_reason": "stop",
+                        "logprobs": None,
+                    }
+                ],
+                "usage": usage,
+            }
+        )
+
+    async def _events(self, text: str, usage: Any, mode: str, request: Request) -> AsyncIterator[bytes]:
+        if mode == "cut-before":
+            yield _chunk({"role": "assistant", "content": ""})
+            raise ConnectionResetError
+        if mode == "garbage-stream":
+            yield b"data: {not json}\n\n"
+            return
+        yield _chunk({"role": "assistant", "content": ""})
+        try:
+            for index, word in enumerate(text.split(" ")):
+                if mode in ("cut", "reset") and index == 2:
+                    raise ConnectionResetError
+                if mode == "drip":
+                    await asyncio.sleep(0.05)
+                yield _chunk({"content": word if index == 0 else f" {word}"})
+            yield _chunk({}, finish_reason="stop")
+            yield _data({"id": "cloud-1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [],
+                         "usage": usage})  # fmt: skip
+            yield b"data: [DONE]\n\n"
+        except (asyncio.CancelledError, GeneratorExit):
+            self.disconnects += 1
+            raise
+
+
+def _usage(body: dict[str, Any], text: str) -> dict[str, Any]:
+    draft = body.get("prediction")
+    proposed = len(draft["content"].split(" ")) if draft else 0
+    written = len(text.split(" "))
+    return {
+        "prompt_tokens": 11,
+        "completion_tokens": written,
+        "total_tokens": 11 + written,
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": min(2, proposed),
+            "rejected_prediction_tokens": max(0, proposed - 2),
+        },
+    }
+
+
+def _error(message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}
+
+
+def _data(payload: Any) -> bytes:
+    return b"data: " + json.dumps(payload).encode() + b"\n\n"
+
+
+def _chunk(delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
+    return _data({"id": "cloud-1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]})
+
+
+@contextmanager
+def running_cloud() -> Iterator[FakeCloud]:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    cloud = FakeCloud(f"http://127.0.0.1:{listener.getsockname()[1]}")
+    app = Starlette(routes=[Route("/v1/chat/completions", cloud.chat, methods=["POST"])])
+    config = uvicorn.Config(app, log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not server.started and time.monotonic() < deadline:
+        time.sleep(0.01)
+    try:
+        yield cloud
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listener.close()
+
+
+def unused_url() -> str:
+    """An address on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def tiers(local: ScriptedLocal | None, config: RouterConfig, gates: Any = None) -> Tiers:
+    cloud = None if config.cloud_url is None or config.offline else HttpCloudTier(config)
+    return Tiers(local, cloud, (gates or ScriptedGates()) if local is not None else None)
