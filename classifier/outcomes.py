@@ -78,7 +78,8 @@ def save(outcomes: Sequence[Outcome], path: Path) -> None:
 def load(path: Path) -> list[Outcome]:
     """Read what `save` wrote. Raises ConfigurationError on a missing, damaged or foreign file."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # np.load leaves a file open that turns out to be no archive, so the file is ours.
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         version = int(arrays["format_version"])
         if version != FORMAT_VERSION:

@@ -39,9 +39,7 @@ def write_cards(weights: Path, test: Sequence[Outcome], date: str) -> None:
         (folder / "MODEL_CARD.md").write_text(_card(name, role, accuracy, training, len(test), table, date))
 
 
-def _card(
-    name: str, role: str, accuracy: float, training: dict[str, Any], n: int, table: str, date: str
-) -> str:
+def _card(name: str, role: str, accuracy: float, training: dict[str, Any], n: int, table: str, date: str) -> str:
     recipe = training["recipe"]
     size = f"{training['parameters'] / 1e6:.2f} M parameters"
     trained = f"{recipe['steps']:,} steps of {recipe['tokens']:,} tokens, seed {recipe['seed']}"

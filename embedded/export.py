@@ -28,6 +28,7 @@ def write_hf_folder(folder: Path, config: dict[str, Any], state: dict[str, torch
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in state.items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)  # safetensors writes private files
     tokenizer.save(str(folder / "tokenizer.json"))
     stop = tokenizer.token_to_id(IM_END)
     pad = tokenizer.token_to_id(PAD)

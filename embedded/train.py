@@ -21,7 +21,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from .collect import cloud_answers
 from .export import write_hf_folder
+from .model import PocketLlama, Shape
 from .tasks import Task, check, make_tasks, stream
 from .tokenizer import IM_END, PAD, VOCAB_SIZE, chat_text, train_tokenizer
 
@@ -57,8 +59,8 @@ class Recipe:
 
 
 RECIPES = {
-    "small": Recipe(hidden=96, layers=3, heads=3, kv_heads=1, feed_forward=256, learning_rate=3e-3, steps=2_000),
-    "large": Recipe(hidden=256, layers=6, heads=4, kv_heads=2, feed_forward=704, learning_rate=2e-3, steps=2_000),
+    "small": Recipe(hidden=128, layers=3, heads=4, kv_heads=2, feed_forward=352, learning_rate=5e-3, steps=1_600),
+    "large": Recipe(hidden=256, layers=6, heads=4, kv_heads=2, feed_forward=704, learning_rate=3e-3, steps=1_700),
 }
 
 
@@ -95,24 +97,11 @@ class Batches(torch.utils.data.Dataset[np.ndarray]):
         ]
 
 
-def build_model(recipe: Recipe) -> torch.nn.Module:
-    """A randomly initialised Llama of the recipe's size (transformers' own implementation)."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
+def build_model(recipe: Recipe) -> PocketLlama:
+    """A randomly initialised model of the recipe's size."""
     torch.manual_seed(recipe.seed)
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=recipe.hidden,
-        intermediate_size=recipe.feed_forward,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.kv_heads,
-        max_position_embeddings=CONTEXT,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-    )
-    return LlamaForCausalLM(config)
+    sizes = (recipe.hidden, recipe.layers, recipe.heads, recipe.kv_heads, recipe.feed_forward)
+    return PocketLlama(Shape(VOCAB_SIZE, *sizes))
 
 
 def model_config(recipe: Recipe) -> dict[str, Any]:
@@ -142,7 +131,7 @@ def batch_loss(model: torch.nn.Module, rows: torch.Tensor, pad: int) -> torch.Te
     """Weighted next-token cross-entropy of rows (batch, length + 1), int64 with bit 15 marking answers."""
     tokens = rows & (_ANSWER - 1)
     weights = torch.where(rows[:, 1:] >= _ANSWER, 1.0, _QUESTION_WEIGHT) * (tokens[:, 1:] != pad)
-    logits = model(input_ids=tokens[:, :-1], use_cache=False).logits.float()
+    logits = model(tokens[:, :-1]).float()
     losses = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
     return (losses * weights.flatten()).sum() / weights.sum()
 
@@ -164,7 +153,7 @@ def build_optimizers(recipe: Recipe, model: torch.nn.Module) -> list[torch.optim
     ]
 
 
-def train(recipe: Recipe, out: Path, *, device: str, workers: int, compile_model: bool) -> torch.nn.Module:
+def train(recipe: Recipe, out: Path, *, device: str, workers: int, compile_model: bool) -> PocketLlama:
     """Train to the end of the recipe, resuming from `out/checkpoint.pt` where one lies. Returns the model on `device`."""
     tokenizer = train_tokenizer()
     model = build_model(recipe).to(device)
@@ -250,27 +239,6 @@ class Progress:
         print(line, end="\r" if tty and step != self._recipe.steps else "\n", file=sys.stderr, flush=True)
 
 
-@torch.inference_mode()
-def answer(model: torch.nn.Module, tokenizer: Tokenizer, tasks: list[Task], batch: int = 500) -> list[str]:
-    """Greedy answers to `tasks`, in order."""
-    device = next(model.parameters()).device
-    pad, stop = tokenizer.token_to_id(PAD), tokenizer.token_to_id(IM_END)
-    texts: list[str] = []
-    for start in range(0, len(tasks), batch):
-        encoded = [
-            tokenizer.encode(chat_text(t.prompt), add_special_tokens=False).ids for t in tasks[start : start + batch]
-        ]
-        width = max(map(len, encoded))
-        ids = torch.tensor([[pad] * (width - len(e)) + e for e in encoded], device=device)
-        mask = torch.tensor([[0] * (width - len(e)) + [1] * len(e) for e in encoded], device=device)
-        generate: Any = model.generate
-        output = generate(
-            ids, attention_mask=mask, max_new_tokens=240, do_sample=False, pad_token_id=pad, eos_token_id=stop
-        )
-        texts += [tokenizer.decode(row, skip_special_tokens=True) for row in output[:, width:].tolist()]
-    return texts
-
-
 def report(tasks: list[Task], texts: list[str]) -> dict[str, Any]:
     """Accuracy overall, per kind and per phrasing family."""
     right = [check(task, text) for task, text in zip(tasks, texts, strict=True)]
@@ -285,7 +253,9 @@ def report(tasks: list[Task], texts: list[str]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=sorted(RECIPES), required=True)
-    parser.add_argument("--out", type=Path, help="folder for checkpoint.pt and the exported model/ (default: out/MODEL)")
+    parser.add_argument(
+        "--out", type=Path, help="folder for checkpoint.pt and the exported model/ (default: out/MODEL)"
+    )
     parser.add_argument("--steps", type=int, help="override the recipe's number of steps")
     parser.add_argument("--seed", type=int, help="override the recipe's seed")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -303,13 +273,12 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     model = train(recipe, out, device=args.device, workers=args.workers, compile_model=args.compile)
     tokenizer = train_tokenizer()
-    state = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
-    write_hf_folder(out / "model", model_config(recipe), state, tokenizer)
+    write_hf_folder(out / "model", model_config(recipe), model.state_dict(), tokenizer)
     parameters = sum(p.numel() for p in model.parameters())
     scores: dict[str, Any] = {"recipe": asdict(recipe), "parameters": parameters}
     if args.eval_tasks:
         tasks = make_tasks("test", args.eval_tasks)
-        scores |= report(tasks, answer(model.eval(), tokenizer, tasks))
+        scores |= report(tasks, cloud_answers(tasks, out / "model"))
         print(
             f"{args.model}: {parameters / 1e6:.2f} M parameters, {100 * scores['accuracy']:.1f} % of {scores['n']} right"
         )

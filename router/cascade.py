@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from ..protocol.errors import ContextLengthError, EngineError, UpdraftError
+from ..protocol.errors import EngineError, UpdraftError
 from ..protocol.requests import ChatRequest
 from .config import RouterConfig
 from .gates import Gates, Verdict, check_quality
@@ -136,7 +136,7 @@ class Cascade:
 
     async def _before(self) -> State:
         if self.job.quality_given:
-            check_quality(self.gates, self.chat.messages, self.job.quality)
+            check_quality(self.gates, self.job.quality)
         return self._judge(self.gates.before(self.chat.messages, self.job.quality), State.LOCAL)
 
     async def _local(self) -> State:
@@ -149,7 +149,7 @@ class Cascade:
                 if self._may_stream(run.answer):
                     return self._done(LiveReply(run))
             await self.stop_local()
-        except (ContextLengthError, EngineError) as error:
+        except UpdraftError as error:  # too long for it, refused by its template, or it failed
             await self.stop_local()
             if not self.ruling.cloud:
                 raise
@@ -187,7 +187,7 @@ class Cascade:
             return self._done(LocalReply(self._answer))
         try:
             return await self._local()
-        except (ContextLengthError, EngineError) as error:
+        except UpdraftError as error:
             self.record.route = None
             raise failure from error
 

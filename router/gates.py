@@ -32,10 +32,14 @@ class Verdict:
 class Gates(Protocol):
     """The three gates for one pair of models. `tokens`: how many tokens gate 2 wants to see.
 
-    `quality` is the share of the cloud's quality to keep; a target that cannot be met raises ConfigurationError.
+    `quality` is the share of the cloud's quality to keep.
     """
 
     tokens: int
+
+    def check(self, quality: float) -> None:
+        """Raises ConfigurationError if this target was not calibrated; the gates do so too."""
+        ...
 
     def before(self, messages: Sequence[Message], quality: float) -> Verdict: ...
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float) -> Verdict:
@@ -52,6 +56,9 @@ class PolicyGates:
         self._policy = policy
         self._thresholds: dict[float, Thresholds] = {}
         self.tokens = policy.gate2_tokens
+
+    def check(self, quality: float) -> None:
+        self._at(quality)
 
     def before(self, messages: Sequence[Message], quality: float) -> Verdict:
         from ..classifier.views import PromptView
@@ -88,6 +95,9 @@ class ConfidenceGates:
     def __init__(self, confidence: float) -> None:
         self._confidence = confidence
 
+    def check(self, quality: float) -> None:
+        """Any target will do, as none is calibrated."""
+
     def before(self, messages: Sequence[Message], quality: float) -> Verdict:  # noqa: ARG002
         return Verdict(1, escalate=False, reason="uncalibrated: no policy for this pair of models")
 
@@ -118,7 +128,7 @@ def load_gates(
     """
     if policy == "none":
         return ConfidenceGates(confidence)
-    if policy == "auto" and (packaged is None or not (packaged / "policy.json").exists()):
+    if policy == "auto" and packaged is None:
         return ConfidenceGates(confidence)
     from ..classifier.policy import Policy
 
@@ -136,10 +146,10 @@ def load_gates(
     )
 
 
-def check_quality(gates: Gates, messages: Sequence[Message], quality: float) -> None:
+def check_quality(gates: Gates, quality: float) -> None:
     """Raise InvalidRequestError if a request asks for a quality that was not calibrated."""
     try:
-        gates.before(messages, quality)
+        gates.check(quality)
     except ConfigurationError as error:
         raise InvalidRequestError(error.message, param="updraft.quality", code="invalid_value") from error
 

@@ -63,14 +63,16 @@ def _model_file(name: str) -> Path:
 
 def _load_gates(config: RouterConfig, model_id: str) -> Gates:
     packaged: Path | None = None
-    if config.local == "pocket":
+    if config.local == "pocket" and config.policy == "auto":
         from ..embedded.pocket import policy_folder
 
         packaged = policy_folder()
-    return load_gates(
+    gates = load_gates(
         config.policy,
         models={"local": model_id, "cloud": config.cloud_model},
         packaged=packaged,
         allow_foreign=config.allow_foreign_policy,
         confidence=config.confidence,
     )
+    gates.check(config.quality)
+    return gates

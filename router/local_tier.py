@@ -81,7 +81,8 @@ class EngineLocalTier:
     async def aclose(self) -> None:
         if not self._closed:
             self._closed = True
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.close)
+            # Not on an executor: at interpreter exit those take no more work. The engine waits for a step at most.
+            self._engine.close()
             self._thread.shutdown(wait=True)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
 
 from ..protocol import sse
 from ..protocol.errors import (
@@ -43,10 +44,16 @@ class Router:
         self._ledger: Ledger | None = None
         self._starting = asyncio.Lock()
         self._open: set[StreamBody] = set()
+        self._closed = False
 
     async def start(self) -> None:
-        """Open the ledger and load the tiers. Idempotent. Raises ConfigurationError or ModelLoadError."""
+        """Open the ledger and load the tiers. Idempotent.
+
+        Raises ConfigurationError or ModelLoadError, and OverloadedError after `close()`.
+        """
         async with self._starting:
+            if self._closed:
+                raise OverloadedError("The router is closed.")
             if self._ledger is None and self.config.ledger is not None:
                 self._ledger = Ledger(self.config.ledger)
             if self._tiers is None:
@@ -54,6 +61,7 @@ class Router:
 
     async def close(self) -> None:
         """End what is still streaming, then the tiers and the ledger. Idempotent."""
+        self._closed = True
         for body in list(self._open):
             await body.aclose()
         tiers, self._tiers = self._tiers, None
@@ -240,7 +248,8 @@ class StreamBody:
             return
         self._ended = True
         try:
-            await self._events.aclose()
+            with suppress(RuntimeError):  # a step is pending: its carrier has cancelled it, or is about to
+                await self._events.aclose()
         finally:
             await self._end(status)
 

@@ -55,6 +55,7 @@ async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
     chunks = ChunkWriter(cascade.record, cascade.local.model_id)
     writer = _LocalText(cascade, chunks)
     yield chunks.role()
+    collapsed = False
     try:
         for token in run.answer.tokens.copy():  # written before streaming could start
             if chunk := writer.token(token):
@@ -62,13 +63,18 @@ async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
         async for token in run:
             if chunk := writer.token(token):
                 yield chunk
-            if _collapsed(cascade, run.answer):
-                await cascade.stop_local()
-                async for event in _hand_over(cascade, writer, run.answer):
-                    yield event
-                return
+            if collapsed := _collapsed(cascade, run.answer):
+                break
     except UpdraftError as error:
-        raise StreamError(error) from error
+        if not cascade.ruling.open:
+            raise StreamError(error) from error
+        cascade.record.verdict = Verdict(2, True, f"the local model failed: {error.message}")
+        collapsed = True
+    if collapsed:
+        await cascade.stop_local()
+        async for event in _hand_over(cascade, writer, run.answer):
+            yield event
+        return
     if chunk := writer.rest(run.answer):
         yield chunk
     await cascade.stop_local()
@@ -133,7 +139,10 @@ async def _hand_over(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) 
     chat = cascade.chat
     messages = continued(chat.messages, writer.sent, continues=chat.continue_final_message)
     body = cascade.cloud_body() | {
-        "messages": [*cascade.job.body["messages"][: len(messages) - 1], msgspec.to_builtins(messages[-1])],
+        "messages": [
+            *cascade.job.body["messages"][: len(messages) - 1],
+            {"role": "assistant", "content": messages[-1].text},
+        ],
         "continue_final_message": True,
         "add_generation_prompt": False,
     }
@@ -143,8 +152,11 @@ async def _hand_over(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) 
     except CloudFailure as failure:
         cascade.record.route = "fallback"
         cascade.record.note = f"fallback, because the cloud failed: {failure.cause}"
-        async for event in _carry_on(cascade, writer, answer):
-            yield event
+        try:
+            async for event in _carry_on(cascade, writer, answer):
+                yield event
+        except UpdraftError as error:
+            raise StreamError(error) from error
         return
     cascade.record.route = "escalated"
     cascade.record.note = "the cloud continued the streamed text"
@@ -171,7 +183,8 @@ async def _carry_on(cascade: Cascade, writer: _LocalText, begun: LocalAnswer) ->
     limit = chat.sampling().max_tokens
     spent = len(begun.tokens)
     if limit is not None and spent >= limit:
-        yield writer.chunks.finish("length", None)
+        usage = Usage.of(begun.prompt_tokens, spent) if cascade.job.include_usage else None
+        yield writer.chunks.finish("length", usage)
         return
     params = msgspec.structs.replace(
         chat, max_completion_tokens=None, max_tokens=None if limit is None else limit - spent

@@ -30,8 +30,8 @@ class OpenAI(openai.OpenAI):
 
     cloud_url, cloud_api_key, cloud_model: an OpenAI-compatible endpoint. local: "pocket", a GGUF file, or None.
     quality: share of the cloud's quality to keep. They override `config`, which overrides nothing else: without it the
-    user's settings are read (`RouterConfig.load`). All other arguments are upstream's, with two exceptions: `api_key` is
-    another name of `cloud_api_key`, never taken from OPENAI_API_KEY; `base_url` and `http_client` are the router's.
+    user's settings are read (`RouterConfig.load`). All other arguments are upstream's, but `api_key` is another name of
+    `cloud_api_key`, never taken from OPENAI_API_KEY, and `base_url` and `http_client` belong to the router.
 
     Raises ConfigurationError for unusable settings. Close the client, or use it as a context manager.
     """

@@ -55,8 +55,8 @@ def add(rng: random.Random, phrasings: Phrasings) -> Draft:
 
 
 def subtract(rng: random.Random, phrasings: Phrasings) -> Draft:
-    difficulty = rng.randrange(1, 5)
-    a, b = _number(rng, difficulty + 1), _number(rng, rng.randrange(difficulty, difficulty + 2))
+    difficulty = rng.randrange(1, 4)
+    a, b = _number(rng, difficulty + 2), _number(rng, rng.randrange(difficulty, difficulty + 3))
     if a < b:
         a, b = b, a
     family = phrasings.pick(("minus", "take-away", "difference"), ("from", "less-than"))
@@ -100,12 +100,12 @@ def _places(number: int) -> list[int]:
 
 
 def chain(rng: random.Random, phrasings: Phrasings) -> Draft:
-    difficulty = rng.randrange(1, 5)
+    difficulty = rng.randrange(1, 4)
     family = phrasings.pick(("start-with", "think-of"), ("backwards",))
     value = start = rng.randrange(2, 40)
     words: list[str] = []
     steps: list[str] = []
-    for _ in range(difficulty + 1):
+    for _ in range(difficulty + 2):
         word, new, shown = _operation(rng, value)
         words.append(word)
         steps.append(f"{shown} = {new}")

@@ -55,9 +55,9 @@ def count(rng: random.Random, phrasings: Phrasings) -> Draft:
             counted = "".join(sorted(set(word) - {letter}))
     steps: list[str] = []
     total = 0
-    for sign in word:
+    for place, sign in enumerate(word, 1):
         total += sign in counted
-        steps.append(f"{sign}: {total}")
+        steps.append(f"{place} {sign}: {total}")
     return Draft(family, difficulty, prompt, worked(f"{'; '.join(steps)}.", total), str(total))
 
 

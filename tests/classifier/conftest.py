@@ -97,7 +97,7 @@ def make_population() -> Callable[..., list[Outcome]]:
 
 @pytest.fixture(scope="session")
 def calibration() -> list[Outcome]:
-    return population(1200, seed=1)
+    return population(1000, seed=1)
 
 
 @pytest.fixture(scope="session")
@@ -112,4 +112,4 @@ def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def trained(calibration: list[Outcome], policy_folder: Path) -> Trained:
-    return fit(calibration, policy_folder, TrainOptions("small", "large", date="2026-01-31", trees=60))
+    return fit(calibration, policy_folder, TrainOptions("small", "large", date="2026-01-31", trees=40))

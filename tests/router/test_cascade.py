@@ -275,15 +275,15 @@ def test_a_quality_that_is_no_share_is_refused(bench: Any) -> None:
 # A cloud that fails
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("mode", ["500", "429", "401", "400", "garbage", "reset", "cut-before", "down", "slow"])
-@pytest.mark.parametrize("gate", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("gate", "mode", "stream"),
+    [(3, mode, False) for mode in ("500", "429", "401", "400", "garbage", "reset", "down", "slow")]
+    + [(3, mode, True) for mode in ("500", "garbage", "garbage-stream", "cut-before", "down", "slow")]
+    + [(gate, "500", stream) for gate in (1, 2) for stream in (False, True)],
+)
 def test_a_failing_cloud_means_the_local_answer(
     bench: Any, cloud: FakeCloud, mode: str, stream: bool, gate: int
 ) -> None:
-    if (mode == "cut-before") > stream or (mode == "reset" and stream):
-        pytest.skip("another behaviour of this server")
-
     async def test() -> None:
         gates = ScriptedGates(before=gate == 1, during_at=2 if gate == 2 else None, after=gate == 3)
         settings = {"down": {"cloud_url": unused_url()}, "slow": {"cloud_timeout_s": 0.2}}.get(mode, {})
@@ -492,6 +492,18 @@ def test_a_local_model_failing_in_the_middle_of_a_stream_is_a_typed_error(bench:
     run(test())
 
 
+def test_a_local_model_failing_after_text_was_streamed_hands_over(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(hold_tokens=2) as b:
+            b.local.fails_at, b.local.error = 3, EngineError("llama failed")
+            _, events, done = await b.stream()
+            assert done
+            assert text_of(events) == "one two three and the cloud goes on."
+            assert "the local model failed" in updraft_of(events)["reason"]
+
+    run(test())
+
+
 # Deadlines, cancellation, bugs
 
 
@@ -566,6 +578,7 @@ def test_closing_the_router_ends_open_streams(bench: Any) -> None:
         assert b.local.running == 0
         assert b.local.closed
         assert [row.status for row in b.rows()] == [499]
+        assert (await b.ask()).status == 503, "a closed router does not load everything again"
 
     run(test())
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from updraft.protocol.errors import ConfigurationError
 from updraft.router.config import Prices, RouterConfig
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from router_fakes import FakeSignals, FakeToken
-
 from updraft.classifier.policy import Policy
 from updraft.classifier.views import RunView
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
@@ -84,7 +83,7 @@ def test_gate_2_looks_at_the_last_tokens_and_gate_3_at_all() -> None:
 
 def test_a_quality_beyond_calibration_is_the_requests_fault() -> None:
     with pytest.raises(InvalidRequestError, match=r"up to 0\.99"):
-        check_quality(PolicyGates(ScriptedPolicy()), MESSAGES, 1.0)  # type: ignore[arg-type]
+        check_quality(PolicyGates(ScriptedPolicy()), 1.0)  # type: ignore[arg-type]
 
 
 def test_confidence_without_a_policy() -> None:
@@ -103,7 +102,6 @@ def test_confidence_without_a_policy() -> None:
 
 
 def test_whose_policy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "policy.json").write_text("{}")
     policy = ScriptedPolicy()
     monkeypatch.setattr(Policy, "load", lambda folder: policy)
 
@@ -114,7 +112,6 @@ def test_whose_policy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(gates("auto", PAIR), PolicyGates)
     assert isinstance(gates("auto", other), ConfidenceGates)
     assert isinstance(gates("auto", PAIR, packaged=None), ConfidenceGates)
-    assert isinstance(gates("auto", PAIR, packaged=tmp_path / "absent"), ConfidenceGates)
     assert isinstance(gates("none", PAIR), ConfidenceGates)
     assert isinstance(gates(str(tmp_path), PAIR), PolicyGates)
     assert isinstance(gates(str(tmp_path), other, foreign=True), PolicyGates)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
 from updraft.protocol.errors import ConfigurationError
 from updraft.router.ledger import Ledger, LedgerRow
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from router_fakes import FakeSignals, FakeToken
-
 from updraft.protocol.errors import ContextLengthError, EngineError
 from updraft.protocol.requests import Message
 from updraft.protocol.sampling import SamplingParams

@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 HEAVY = ("torch", "llama_cpp", "openai", "onnxruntime", "sklearn", "transformers")
 
 
@@ -15,7 +13,8 @@ def fresh(code: str) -> str:
 
 
 def test_import_updraft_is_light() -> None:
-    code = "import time; t = time.perf_counter(); import updraft; d = time.perf_counter() - t; import sys; print(d)"
+    # Processor time: the wall clock of a busy machine measures its other guests.
+    code = "import time; t = time.process_time(); import updraft; print(time.process_time() - t)"
     fresh(code)  # compile the bytecode first
     fastest = min(float(fresh(code)) for _ in range(3))
     assert fastest < 0.3
@@ -23,13 +22,8 @@ def test_import_updraft_is_light() -> None:
     assert not set(HEAVY) & set(loaded)
 
 
-@pytest.mark.parametrize("module", ["updraft.sdk", "updraft.router.router", "updraft.router.daemon"])
-def test_the_router_needs_no_engine(module: str) -> None:
-    loaded = set(fresh(f"import sys, {module}; print(*sys.modules)").split())
+def test_sdk_router_and_daemon_need_no_engine() -> None:
+    code = "import sys, updraft, updraft.router.daemon; updraft.OpenAI, updraft.AsyncOpenAI; print(*sys.modules)"
+    loaded = set(fresh(code).split())
+    assert "openai" in loaded
     assert not loaded & {"torch", "llama_cpp", "onnxruntime", "sklearn", "transformers"}
-
-
-def test_both_classes_resolve_lazily() -> None:
-    assert fresh("import updraft; print(updraft.OpenAI.__mro__[1].__module__, updraft.AsyncOpenAI)").startswith(
-        "openai"
-    )

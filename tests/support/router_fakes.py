@@ -120,6 +120,9 @@ class ScriptedGates:
 
     tokens = 2
 
+    def check(self, quality: float) -> None:
+        pass
+
     def __init__(self, *, before: bool = False, during_at: int | None = None, after: bool = False) -> None:
         self._before, self._during_at, self._after = before, during_at, after
 

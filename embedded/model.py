@@ -1,0 +1,121 @@
+"""The Llama architecture as it is trained: a page of torch with Hugging Face's parameter names.
+
+Training wants whole rows at once and nothing else (no cache, no masks, no options), which the compiler turns into a few
+fused loops. Serving uses the paged implementation in `cloud_engine.models`; a test holds the two equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a model; `hidden` must be a multiple of 2 * `heads`, `heads` of `kv_heads`."""
+
+    vocab: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    feed_forward: int
+
+
+class _Norm(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x.float(), self.weight.shape, self.weight, 1e-5)
+
+
+class _Attention(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.size, self.heads, self.kv_heads = shape.hidden // shape.heads, shape.heads, shape.kv_heads
+        self.q_proj = nn.Linear(shape.hidden, shape.hidden, bias=False)
+        self.k_proj = nn.Linear(shape.hidden, self.kv_heads * self.size, bias=False)
+        self.v_proj = nn.Linear(shape.hidden, self.kv_heads * self.size, bias=False)
+        self.o_proj = nn.Linear(shape.hidden, shape.hidden, bias=False)
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        batch, length, _ = x.shape
+        q = _rotate(self.q_proj(x).view(batch, length, self.heads, self.size).transpose(1, 2), rotation)
+        k = _rotate(self.k_proj(x).view(batch, length, self.kv_heads, self.size).transpose(1, 2), rotation)
+        v = self.v_proj(x).view(batch, length, self.kv_heads, self.size).transpose(1, 2)
+        groups = self.heads // self.kv_heads
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        mixed = functional.scaled_dot_product_attention(q, k.to(q.dtype), v.to(q.dtype), is_causal=True)
+        return self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
+
+
+class _FeedForward(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden, shape.feed_forward, bias=False)
+        self.up_proj = nn.Linear(shape.hidden, shape.feed_forward, bias=False)
+        self.down_proj = nn.Linear(shape.feed_forward, shape.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class _Block(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.input_layernorm = _Norm(shape.hidden)
+        self.self_attn = _Attention(shape)
+        self.post_attention_layernorm = _Norm(shape.hidden)
+        self.mlp = _FeedForward(shape)
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotation)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class _Trunk(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden)
+        self.layers = nn.ModuleList(_Block(shape) for _ in range(shape.layers))
+        self.norm = _Norm(shape.hidden)
+
+
+class PocketLlama(nn.Module):
+    """Tied embeddings, rotary base 10,000, RMSNorm 1e-5, weights drawn with standard deviation 0.02."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.model = _Trunk(shape)
+        self._head_size = shape.hidden // shape.heads
+        for parameter in self.parameters():
+            if parameter.ndim == 2:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits (batch, length, vocab) of token ids (batch, length)."""
+        x = self.model.embed_tokens(tokens)
+        rotation = _rotation(tokens.shape[1], self._head_size, tokens.device)
+        for layer in self.model.layers:
+            x = layer(x, rotation)
+        return functional.linear(self.model.norm(x), self.model.embed_tokens.weight)
+
+
+def _rotation(length: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    frequencies = 10_000.0 ** (-torch.arange(0, size, 2, device=device, dtype=torch.float32) / size)
+    angles = torch.outer(torch.arange(length, device=device, dtype=torch.float32), frequencies)
+    angles = torch.cat([angles, angles], -1)
+    return angles.cos(), angles.sin()
+
+
+def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary embedding of (batch, heads, length, size) in Hugging Face's layout: the pairs are the two halves."""
+    cos, sin = rotation
+    first, second = x.float().chunk(2, -1)
+    turned = torch.cat([-second, first], -1)
+    return (x.float() * cos + turned * sin).to(x.dtype)

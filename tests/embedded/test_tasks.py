@@ -1,0 +1,76 @@
+"""The task suite: what it promises about splits, difficulty, worked answers and grading."""
+
+from __future__ import annotations
+
+import statistics
+from itertools import islice
+
+import pytest
+from updraft.embedded import pocket
+from updraft.embedded.kinds import KINDS
+from updraft.embedded.tasks import Split, check, make_tasks, split_of, stream
+from updraft.text.tokenizer import Tokenizer
+
+SPLITS: tuple[Split, ...] = ("train", "calibration", "test")
+
+
+def test_there_are_at_least_twelve_kinds_each_with_several_phrasings_and_difficulties() -> None:
+    tasks = make_tasks("test", 2400)
+    assert len({t.kind for t in tasks}) == len(KINDS) >= 12
+    for kind in KINDS:
+        mine = [t for t in tasks if t.kind == kind]
+        assert len({t.family for t in mine}) >= 3, kind
+        assert len({t.difficulty for t in mine}) >= 2 or kind == "talk", kind
+
+
+def test_no_prompt_is_in_two_splits_whatever_the_seed() -> None:
+    prompts = {split: {t.prompt for seed in (0, 1) for t in make_tasks(split, 1000, seed)} for split in SPLITS}
+    for split in SPLITS:
+        assert all(split_of(p) == split for p in prompts[split])
+    assert not prompts["train"] & prompts["test"]
+    assert not prompts["calibration"] & prompts["test"]
+    assert all(split_of(t.prompt) == "train" for t in islice(stream("train", 3), 500))
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_worked_answer_of_every_task_is_right(split: Split) -> None:
+    for task in make_tasks(split, 2000, seed=5):
+        assert check(task, task.answer), task
+
+
+def test_a_wrong_final_result_is_wrong_whatever_the_working() -> None:
+    tasks = make_tasks("test", 1200, seed=3)
+    for task, other in zip(tasks, tasks[1:], strict=False):
+        if other.target != task.target and other.kind != task.kind:
+            assert not check(task, other.answer), (task, other.answer)
+        assert not check(task, "")
+        assert not check(task, task.answer[: len(task.answer) // 2])
+
+
+def test_grading_forgives_space_case_and_a_full_stop_only() -> None:
+    task = next(t for t in make_tasks("test", 200) if t.kind == "add")
+    assert check(task, f"{task.answer} .")
+    assert check(task, f"nonsense before. Answer:  {task.target}.")
+    assert not check(task, f"Answer: {task.target}0")
+    assert not check(task, task.target)
+
+
+def test_streams_and_task_lists_are_reproducible() -> None:
+    assert make_tasks("test", 300, seed=9) == make_tasks("test", 300, seed=9)
+    assert make_tasks("test", 300, seed=9) != make_tasks("test", 300, seed=8)
+    assert list(islice(stream("train", 4), 50)) == list(islice(stream("train", 4), 50))
+
+
+def test_asking_for_more_than_the_suite_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("updraft.embedded.tasks.KINDS", {"talk": KINDS["talk"]})
+    with pytest.raises(ValueError, match="distinct"):
+        make_tasks("test", 100_000)
+
+
+def test_half_of_the_kinds_show_worked_steps_of_forty_tokens() -> None:
+    tokenizer = Tokenizer.from_folder(pocket.pocket_large_folder())
+    tasks = make_tasks("test", 2400)
+    medians = {
+        kind: statistics.median(len(tokenizer.encode(t.answer)) for t in tasks if t.kind == kind) for kind in KINDS
+    }
+    assert sum(median >= 40 for median in medians.values()) >= len(KINDS) / 2, medians

@@ -1,0 +1,78 @@
+"""The daemon as a real process on a real port: ready line, the genuine client, bad input, a graceful end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from router_fakes import CLOUD_TEXT, FakeCloud
+from updraft.protocol.errors import PortInUseError
+from updraft.router.config import RouterConfig
+from updraft.router.daemon import DaemonOptions, run_daemon
+
+CODE = """
+import sys
+from updraft.router.config import RouterConfig
+from updraft.router.daemon import DaemonOptions, run_daemon
+run_daemon(DaemonOptions(RouterConfig(local=None, cloud_url=sys.argv[1]), port=0))
+"""
+USER = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+def daemon(cloud: FakeCloud) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    process = subprocess.Popen([sys.executable, "-c", CODE, cloud.url], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("ready http://127.0.0.1:")
+        yield line.split()[1], process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(10)
+        process.stdout.close()
+
+
+def test_a_daemon_serves_any_openai_client_and_leaves_gracefully(
+    daemon: tuple[str, subprocess.Popen[str]], cloud: FakeCloud
+) -> None:
+    url, process = daemon
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client:
+        raw = client.chat.completions.with_raw_response.create(model="auto", messages=USER)
+        assert raw.parse().choices[0].message.content == CLOUD_TEXT
+        assert raw.headers["x-updraft-route"] == "cloud"
+        assert len(raw.headers.get_list("x-request-id")) == 1
+        stream = client.chat.completions.create(model="cloud", messages=USER, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices) == CLOUD_TEXT
+        with pytest.raises(openai.NotFoundError):
+            client.chat.completions.create(model="gpt-9", messages=USER)
+        assert len(list(client.models.list())) == 4
+    with httpx.Client(base_url=url, timeout=30) as http:
+        assert http.post("/v1/chat/completions", content=b"{nonsense").json()["error"]["code"] == "invalid_json"
+        assert http.post("/v1/embeddings", json={}).json()["error"]["type"] == "invalid_request_error"
+        assert http.get("/health").json() == {"status": "ok"}
+        cloud.mode = "drip"
+        body = {"model": "cloud", "messages": USER, "stream": True}
+        with http.stream("POST", "/v1/chat/completions", json=body) as response:
+            next(response.iter_lines())
+        assert http.get("/health").status_code == 200, "a client that goes away in the middle disturbs nobody"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+
+
+def test_a_port_in_use_is_refused_before_any_work(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        config = RouterConfig(local=os.fspath(tmp_path / "never-read.gguf"))
+        with pytest.raises(PortInUseError):
+            run_daemon(DaemonOptions(config, port=taken.getsockname()[1]))
