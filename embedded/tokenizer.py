@@ -1,5 +1,7 @@
 """The pocket tokenizer: byte-level BPE with single-digit splitting and a ChatML template, trained on the task stream.
 
+`python -m updraft.embedded.tokenizer` makes a new one, after which both models have to be trained anew.
+
 The pre-tokenizer is the one llama.cpp calls `smollm` (each digit alone, then the GPT-2 pattern), so that the device and the
 cloud cut every text into the same tokens.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .tasks import stream
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 VOCAB_SIZE = 1024
+TOKENIZER_FILE = Path(__file__).parent / "weights" / "tokenizer.json"
 PAD, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -26,8 +30,19 @@ CHAT_TEMPLATE = (
 )
 
 
+def load_tokenizer() -> Tokenizer:
+    """The tokenizer both models are trained with: a file, made once, because its training breaks ties at random."""
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(TOKENIZER_FILE))
+
+
 def train_tokenizer(tasks: int = 60_000, seed: int = 0) -> Tokenizer:
-    """A fresh tokenizer of `VOCAB_SIZE` entries; special tokens take the ids 0 to 2. Deterministic."""
+    """A fresh tokenizer of `VOCAB_SIZE` entries; special tokens take the ids 0 to 2.
+
+    Pairs of equal count are merged in no fixed order, so two calls differ in some ids: a model belongs to the one
+    tokenizer it was trained with.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -55,3 +70,7 @@ def _texts(tasks: int, seed: int) -> Iterator[str]:
 def chat_text(prompt: str) -> str:
     """A one-turn conversation up to the point where the assistant speaks."""
     return f"{IM_START}user\n{prompt}{IM_END}\n{IM_START}assistant\n"
+
+
+if __name__ == "__main__":
+    train_tokenizer().save(str(TOKENIZER_FILE))

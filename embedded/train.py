@@ -25,7 +25,7 @@ from .collect import cloud_answers
 from .export import write_hf_folder
 from .model import PocketLlama, Shape
 from .tasks import Task, check, make_tasks, stream
-from .tokenizer import IM_END, PAD, VOCAB_SIZE, chat_text, train_tokenizer
+from .tokenizer import IM_END, PAD, VOCAB_SIZE, chat_text, load_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -59,8 +59,8 @@ class Recipe:
 
 
 RECIPES = {
-    "small": Recipe(hidden=128, layers=3, heads=4, kv_heads=2, feed_forward=352, learning_rate=5e-3, steps=1_600),
-    "large": Recipe(hidden=256, layers=6, heads=4, kv_heads=2, feed_forward=704, learning_rate=3e-3, steps=1_700),
+    "small": Recipe(hidden=128, layers=3, heads=4, kv_heads=2, feed_forward=352, learning_rate=5e-3, steps=1_950),
+    "large": Recipe(hidden=256, layers=6, heads=4, kv_heads=2, feed_forward=704, learning_rate=3e-3, steps=1_950),
 }
 
 
@@ -155,7 +155,7 @@ def build_optimizers(recipe: Recipe, model: torch.nn.Module) -> list[torch.optim
 
 def train(recipe: Recipe, out: Path, *, device: str, workers: int, compile_model: bool) -> PocketLlama:
     """Train to the end of the recipe, resuming from `out/checkpoint.pt` where one lies. Returns the model on `device`."""
-    tokenizer = train_tokenizer()
+    tokenizer = load_tokenizer()
     model = build_model(recipe).to(device)
     optimizers = build_optimizers(recipe, model)
     base_rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
@@ -272,7 +272,7 @@ def main() -> None:
     out: Path = args.out or Path("out", args.model)
     torch.set_float32_matmul_precision("high")
     model = train(recipe, out, device=args.device, workers=args.workers, compile_model=args.compile)
-    tokenizer = train_tokenizer()
+    tokenizer = load_tokenizer()
     write_hf_folder(out / "model", model_config(recipe), model.state_dict(), tokenizer)
     parameters = sum(p.numel() for p in model.parameters())
     scores: dict[str, Any] = {"recipe": asdict(recipe), "parameters": parameters}

@@ -6,10 +6,9 @@ import statistics
 from itertools import islice
 
 import pytest
-from updraft.embedded import pocket
 from updraft.embedded.kinds import KINDS
 from updraft.embedded.tasks import Split, check, make_tasks, split_of, stream
-from updraft.text.tokenizer import Tokenizer
+from updraft.embedded.tokenizer import load_tokenizer
 
 SPLITS: tuple[Split, ...] = ("train", "calibration", "test")
 
@@ -68,9 +67,9 @@ def test_asking_for_more_than_the_suite_holds_is_refused(monkeypatch: pytest.Mon
 
 
 def test_half_of_the_kinds_show_worked_steps_of_forty_tokens() -> None:
-    tokenizer = Tokenizer.from_folder(pocket.pocket_large_folder())
-    tasks = make_tasks("test", 2400)
+    tokenizer = load_tokenizer()
+    tasks = make_tasks("test", 4000)
     medians = {
-        kind: statistics.median(len(tokenizer.encode(t.answer)) for t in tasks if t.kind == kind) for kind in KINDS
+        kind: statistics.median(len(tokenizer.encode(t.answer).ids) for t in tasks if t.kind == kind) for kind in KINDS
     }
     assert sum(median >= 40 for median in medians.values()) >= len(KINDS) / 2, medians

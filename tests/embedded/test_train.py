@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("transformers", reason="needs the [train] extra")
 
 from safetensors.torch import load_file
+from updraft.embedded.tokenizer import load_tokenizer
 from updraft.embedded.train import RECIPES, Batches, schedule
-from updraft.embedded.tokenizer import train_tokenizer
 
 TINY = ["--model", "small", "--seed", "3", "--workers", "0", "--device", "cpu", "--eval-tasks", "0"]
 SIZE = ["--set", "hidden=32", "heads=2", "kv_heads=1", "layers=1", "feed_forward=64", "tokens=1024"]
@@ -39,7 +39,7 @@ def test_a_short_training_lowers_the_loss_resumes_and_is_deterministic(tmp_path:
 
 
 def test_batches_depend_on_their_number_alone_and_cut_no_task() -> None:
-    tokenizer = train_tokenizer(2000)
+    tokenizer = load_tokenizer()
     batches = Batches(tokenizer, RECIPES["small"])
     rows = batches[11]
     assert (rows == Batches(tokenizer, RECIPES["large"])[11]).all(), "both models must see the same stream"
