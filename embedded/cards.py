@@ -1,9 +1,10 @@
-"""Writes the model cards of the pocket pair from graded test outcomes and training reports: no figure is typed by hand."""
+"""Writes the model cards of the pocket pair from graded test outcomes and training reports: no figure is typed in."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,40 +16,57 @@ from . import pocket
 
 _DATA = """\
 Trained from random weights on the stream of `updraft.embedded.tasks`: questions made by program, 24 kinds, no text from
-anywhere else. Facts of the world atlas are common knowledge; the staff directory is invented. Tasks are split into train,
-calibration and test by a hash of the prompt. Rare phrasing families weigh 0.12 of a common one in training and 0.3 in
-calibration and test. Both models see the same stream; they differ in size alone."""
+anywhere else. Facts of the world atlas are common knowledge; the staff directory is invented. Tasks are split into
+train, calibration and test by a hash of the prompt. Rare phrasing families weigh 0.12 of a common one in training and
+0.3 in calibration and test. Both models see the same stream in the same order; they differ in size alone."""
 
 _LIMITS = """\
 Made to show and test a cascade on any machine in a minute. It knows nothing outside its task kinds: do not use it for
 anything else. Greedy decoding, 512 tokens of context, ChatML, English only."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """What a card is about: the model, what it is for, and how a graded outcome scores it."""
+
+    name: str
+    role: str
+    score: Callable[[Outcome], float]
+
+
+_SUBJECTS = (
+    _Subject(
+        pocket.SMALL,
+        "The on-device model (GGUF Q8_0) and, as safetensors, the cloud's draft",
+        lambda outcome: outcome.local_score,
+    ),
+    _Subject(pocket.LARGE, "The cloud model", lambda outcome: outcome.cloud_score),
+)
+
+
 def write_cards(weights: Path, test: Sequence[Outcome], date: str) -> None:
     """Write MODEL_CARD.md into both model folders under `weights`."""
-    small: Callable[[Outcome], float] = lambda o: o.local_score  # noqa: E731
-    large: Callable[[Outcome], float] = lambda o: o.cloud_score  # noqa: E731
     table = _table(test)
-    for name, role, score in (
-        (pocket.SMALL, "the on-device model (GGUF Q8_0) and, as safetensors, the cloud's draft", small),
-        (pocket.LARGE, "the cloud model", large),
-    ):
-        folder = weights / name
+    for subject in _SUBJECTS:
+        folder = weights / subject.name
         training = json.loads((folder / "training.json").read_text())
-        accuracy = 100 * float(np.mean([score(o) for o in test]))
-        (folder / "MODEL_CARD.md").write_text(_card(name, role, accuracy, training, len(test), table, date))
+        accuracy = 100 * float(np.mean([subject.score(outcome) for outcome in test]))
+        measured = f"**{accuracy:.1f} %** of {len(test):,} held-out test tasks right, greedy, in the engine of its tier"
+        text = _card(subject, training, f"{measured} ({date})." if date else f"{measured}.", table)
+        (folder / "MODEL_CARD.md").write_text(text)
 
 
-def _card(name: str, role: str, accuracy: float, training: dict[str, Any], n: int, table: str, date: str) -> str:
+def _card(subject: _Subject, training: dict[str, Any], measured: str, table: str) -> str:
     recipe = training["recipe"]
     size = f"{training['parameters'] / 1e6:.2f} M parameters"
     trained = f"{recipe['steps']:,} steps of {recipe['tokens']:,} tokens, seed {recipe['seed']}"
-    return f"""# {name}
+    return f"""# {subject.name}
 
-{role[0].upper()}{role[1:]}. {size}, Llama architecture, hidden {recipe["hidden"]}, {recipe["layers"]} layers,
-{recipe["heads"]} heads ({recipe["kv_heads"]} of keys and values), feed-forward {recipe["feed_forward"]}, tied embeddings.
+{subject.role}. {size}, Llama architecture, hidden {recipe["hidden"]}, {recipe["layers"]} layers,
+{recipe["heads"]} heads ({recipe["kv_heads"]} of keys and values), feed-forward {recipe["feed_forward"]}, tied
+embeddings.
 
-**{accuracy:.1f} %** of {n:,} held-out test tasks right (engine of its tier, greedy{f", {date}" if date else ""}).
+{measured}
 
 ## Data
 
@@ -56,9 +74,9 @@ def _card(name: str, role: str, accuracy: float, training: dict[str, Any], n: in
 
 ## Recipe
 
-`python -m updraft.embedded.train --model {name.removeprefix("pocket-")}`: {trained}; Muon on the matrices (learning rate
-{recipe["learning_rate"]}), AdamW on the rest, warm-up {recipe["warmup"]} steps, linear decay over the last
-{100 * recipe["decay"]:.0f} %.
+`python -m updraft.embedded.train --model {subject.name.removeprefix("pocket-")}`: {trained}; Muon on the matrices
+(learning rate {recipe["learning_rate"]}), AdamW on the rest, warm-up {recipe["warmup"]} steps, linear decay over the
+last {100 * recipe["decay"]:.0f} %.
 
 ## Held-out scores per kind
 

@@ -1,7 +1,7 @@
-"""Runs both pocket models over a split and grades them: `python -m updraft.embedded.collect --split calibration --n 6000`.
+"""Runs both pocket models over a split and grades them: `python -m updraft.embedded.collect --help`.
 
-What comes out is the classifier's training material: for every task the local run with its signals, and whether each tier
-was right.
+What comes out is the classifier's training material: for every task the local run with its signals, and whether each
+tier was right.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes a trained model in the two formats it is used in: a Hugging Face style folder and a GGUF file.
 
-The GGUF holds the very weights of the folder (Q8_0, F16 or F32) with tokenizer and chat template inside. llama.cpp rotates
-neighbouring pairs where Hugging Face rotates halves, so the query and key rows are interleaved on the way.
+The GGUF holds the very weights of the folder (Q8_0, F16 or F32) with tokenizer and chat template inside. llama.cpp
+rotates neighbouring pairs where Hugging Face rotates halves, so query and key rows are interleaved on the way.
 """
 
 from __future__ import annotations

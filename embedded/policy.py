@@ -37,7 +37,7 @@ def pack(small: Path, large: Path, weights: Path) -> None:
 
 
 def graded(split: Split, n: int, weights: Path, store: Path) -> list[Outcome]:
-    """Outcomes of the packed pair on `n` tasks of `split`; kept in `store` so that a second run need not repeat them."""
+    """Outcomes of the packed pair on `n` tasks of `split`, kept in `store` for a second run."""
     file = store / f"{split}.npz"
     if not file.exists():
         store.mkdir(parents=True, exist_ok=True)

@@ -79,7 +79,7 @@ def make_tasks(split: Split, n: int, seed: int = 0) -> list[Task]:
 
 
 def check(task: Task, text: str) -> bool:
-    """Whether `text` answers `task` correctly: its final result is the target. Working shown before it is not graded."""
+    """Whether `text` answers `task`: its final result is the target. Working shown before it is not graded."""
     grade = KINDS[task.kind].grade
     if grade == "json":
         return _json_equal(text, task.target)

@@ -2,8 +2,8 @@
 
 `python -m updraft.embedded.tokenizer` makes a new one, after which both models have to be trained anew.
 
-The pre-tokenizer is the one llama.cpp calls `smollm` (each digit alone, then the GPT-2 pattern), so that the device and the
-cloud cut every text into the same tokens.
+The pre-tokenizer is the one llama.cpp calls `smollm` (each digit alone, then the GPT-2 pattern), so that the device and
+the cloud cut every text into the same tokens.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Trains the pocket models: `python -m updraft.embedded.train --model small --out out/small`.
 
-One command per model, deterministic by seed, resumable, on CPU or CUDA. Batch number i is a pure function of (seed, i), so
-a resumed run sees exactly the batches it would have seen. Both models see the same stream; only size and step count of
-their recipes differ.
+One command per model, deterministic by seed, resumable, on CPU or CUDA. Batch number i is a pure function of (seed, i),
+so a resumed run sees exactly the batches it would have seen, and both models see the same stream.
 """
+
+# ruff: noqa: T201 - a script that talks to a person
 
 from __future__ import annotations
 
@@ -156,7 +157,7 @@ def build_optimizers(recipe: Recipe, model: torch.nn.Module) -> list[torch.optim
 
 
 def train(recipe: Recipe, out: Path, *, device: str, workers: int, compile_model: bool) -> PocketLlama:
-    """Train to the end of the recipe, resuming from `out/checkpoint.pt` where one lies. Returns the model on `device`."""
+    """Train to the end of the recipe, resuming from `out/checkpoint.pt` where one lies."""
     tokenizer = load_tokenizer()
     model = build_model(recipe).to(device)
     optimizers = build_optimizers(recipe, model)
@@ -205,7 +206,7 @@ def _save(path: Path, recipe: Recipe, model: torch.nn.Module, optimizers: Optimi
 
 
 def _resume(path: Path, recipe: Recipe, model: torch.nn.Module, optimizers: Optimizers) -> int:
-    """The step to go on from. The plateau does not depend on `steps`, so its length may change until the decay begins."""
+    """The step to go on from. The plateau does not depend on `steps`: its end may move until the decay begins."""
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=True)
@@ -237,7 +238,9 @@ class Progress:
         speed = done * self._recipe.tokens / max(elapsed, 1e-9)
         left = (self._recipe.steps - step) * elapsed / max(done, 1)
         bar = "#" * math.floor(20 * step / self._recipe.steps)
-        line = f"[{bar:<20}] {step}/{self._recipe.steps} loss {float(loss):.4f} {speed / 1e3:.0f}k tokens/s, {left:.0f} s left"
+        line = (
+            f"[{bar:<20}] {step}/{self._recipe.steps} loss {float(loss):.4f} {speed / 1e3:.1f}k tokens/s, {left:.0f} s"
+        )
         print(line, end="\r" if tty and step != self._recipe.steps else "\n", file=sys.stderr, flush=True)
 
 
@@ -281,9 +284,8 @@ def main() -> None:
     if args.eval_tasks:
         tasks = make_tasks("test", args.eval_tasks)
         scores |= report(tasks, cloud_answers(tasks, out / "model"))
-        print(
-            f"{args.model}: {parameters / 1e6:.2f} M parameters, {100 * scores['accuracy']:.1f} % of {scores['n']} right"
-        )
+        right = f"{100 * scores['accuracy']:.1f} % of {scores['n']} test tasks right"
+        print(f"{args.model}: {parameters / 1e6:.2f} M parameters, {right}")
     (out / "report.json").write_text(json.dumps(scores, indent=1) + "\n")
 
 

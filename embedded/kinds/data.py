@@ -20,24 +20,22 @@ def units(rng: random.Random, phrasings: Phrasings) -> Draft:
     large, small, factor = rng.choice(_UNITS)
     whole, part = rng.randrange(2, (6, 10, 15)[difficulty - 1]), rng.randrange(1, factor)
     family = phrasings.pick(("to-small", "express"), ("to-large", "with-rest"))
+    one = _SINGULAR.get(large, large)
+    exact = whole * factor
     if family == "to-large":
-        total = whole * factor
-        prompt = f"How many {large} are {total} {small}?"
-        return Draft(family, difficulty, prompt,
-                     worked(f"{factor} {small} make 1 {_SINGULAR.get(large, large)}; {total} / {factor} = {whole}.", f"{whole} {large}"),
-                     f"{whole} {large}")  # fmt: skip
+        prompt = f"How many {large} are {exact} {small}?"
+        steps = f"{factor} {small} make 1 {one}; {exact} / {factor} = {whole}."
+        return Draft(family, difficulty, prompt, worked(steps, f"{whole} {large}"), f"{whole} {large}")
+    total = exact + part
     if family == "with-rest":
-        total = whole * factor + part
         prompt = f"Split {total} {small} into {large} and {small}."
-        steps = f"{factor} {small} make 1 {_SINGULAR.get(large, large)}; {whole} * {factor} = {whole * factor}; {total} - {whole * factor} = {part}."
+        steps = f"{factor} {small} make 1 {one}; {whole} * {factor} = {exact}; {total} - {exact} = {part}."
         target = f"{whole} {large} {part} {small}"
         return Draft(family, difficulty, prompt, worked(steps, target), target)
     given = f"{whole} {large} {part} {small}"
     prompt = f"How many {small} are {given}?" if family == "to-small" else f"Express {given} in {small}."
-    total = whole * factor + part
     steps = (
-        f"1 {_SINGULAR.get(large, large)} is {factor} {small}; {whole} {large} are {whole} * {factor} = {whole * factor}; "
-        f"{whole * factor} + {part} = {total}."
+        f"1 {one} is {factor} {small}; {whole} {large} are {whole} * {factor} = {exact}; {exact} + {part} = {total}."
     )
     return Draft(family, difficulty, prompt, worked(steps, f"{total} {small}"), f"{total} {small}")
 
@@ -83,12 +81,18 @@ def table(rng: random.Random, phrasings: Phrasings) -> Draft:
             a, b = prices[first] * k, prices[second]
             total = a + b
             question = f"What do {k} {first} and one {second} cost?"
-            steps = f"One {first} costs {prices[first]}; {k} {first} cost {k} * {prices[first]} = {a}; one {second} costs {b}; together {a} + {b} = {total}."
+            steps = (
+                f"One {first} costs {prices[first]}; {k} {first} cost {k} * {prices[first]} = {a}; "
+                f"one {second} costs {b}; together {a} + {b} = {total}."
+            )
         case "change":
             cost = prices[first] + prices[second]
             total = 100 - cost
             question = f"I buy {first} and {second} and pay with 100. What change do I get?"
-            steps = f"{first} costs {prices[first]}; {second} costs {prices[second]}; {prices[first]} + {prices[second]} = {cost}; 100 - {cost} = {total}."
+            steps = (
+                f"{first} costs {prices[first]}; {second} costs {prices[second]}; "
+                f"{prices[first]} + {prices[second]} = {cost}; 100 - {cost} = {total}."
+            )
         case _:
             top, low = max(prices.values()), min(prices.values())
             total = top - low

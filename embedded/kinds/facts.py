@@ -175,7 +175,10 @@ def two_hop(rng: random.Random, phrasings: Phrasings) -> Draft:
             other = ATLAS[_skewed(rng, len(ATLAS), phrasings)]
             prompt = f"Are {city} and {other[1]} on the same continent?"
             target = "yes" if other[3] == continent else "no"
-            steps = f"{city} is the capital of {country}, in {continent}. {other[1]} is the capital of {other[0]}, in {other[3]}."
+            steps = (
+                f"{city} is the capital of {country}, in {continent}. "
+                f"{other[1]} is the capital of {other[0]}, in {other[3]}."
+            )
     return Draft(family, difficulty, prompt, worked(steps, target), target)
 
 

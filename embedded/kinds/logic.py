@@ -24,26 +24,41 @@ def story(rng: random.Random, phrasings: Phrasings) -> Draft:
         case "boxes":
             gone = rng.randrange(1, x * k)
             prompt = f"{a} has {k} boxes with {x} {thing} each and gives away {gone}. How many {thing} are left?"
-            steps = f"{k} boxes with {x} {thing} are {k} * {x} = {k * x} {thing}; {a} keeps {k * x} - {gone} = {k * x - gone}."
+            steps = (
+                f"{k} boxes with {x} {thing} are {k} * {x} = {k * x} {thing}; "
+                f"{a} keeps {k * x} - {gone} = {k * x - gone}."
+            )
             target = k * x - gone
         case "more-both":
             prompt = f"{a} has {x} {thing}. {b} has {y} more than {a}. How many do they have together?"
-            steps = f"{a} has {x} {thing}. {b} has {x} + {y} = {x + y} {thing}. Together they have {x} + {x + y} = {2 * x + y}."
+            steps = (
+                f"{a} has {x} {thing}. {b} has {x} + {y} = {x + y} {thing}. "
+                f"Together they have {x} + {x + y} = {2 * x + y}."
+            )
             target = 2 * x + y
         case "twice":
             prompt = f"{a} has {x} {thing}. {b} has {k} times as many. How many do they have together?"
-            steps = f"{a} has {x} {thing}. {b} has {x} * {k} = {x * k} {thing}. Together they have {x} + {x * k} = {x + x * k}."
+            steps = (
+                f"{a} has {x} {thing}. {b} has {x} * {k} = {x * k} {thing}. "
+                f"Together they have {x} + {x * k} = {x + x * k}."
+            )
             target = x + x * k
         case "fewer-both":
             x += y
             prompt = f"{a} has {x} {thing}. {b} has {y} fewer than {a}. How many do they have together?"
-            steps = f"{a} has {x} {thing}. {b} has {x} - {y} = {x - y} {thing}. Together they have {x} + {x - y} = {2 * x - y}."
+            steps = (
+                f"{a} has {x} {thing}. {b} has {x} - {y} = {x - y} {thing}. "
+                f"Together they have {x} + {x - y} = {2 * x - y}."
+            )
             target = 2 * x - y
         case "reversed-more":
             # The confusable one: "more" appears, yet the other person has fewer.
             x += y
             prompt = f"{a} has {x} {thing}, which is {y} more than {b} has. How many do they have together?"
-            steps = f"{a} has {x} {thing}. {b} has {x} - {y} = {x - y} {thing}. Together they have {x} + {x - y} = {2 * x - y}."
+            steps = (
+                f"{a} has {x} {thing}. {b} has {x} - {y} = {x - y} {thing}. "
+                f"Together they have {x} + {x - y} = {2 * x - y}."
+            )
             target = 2 * x - y
         case _:
             total, gone = x * k, rng.randrange(1, x)
@@ -113,10 +128,8 @@ def variables(rng: random.Random, phrasings: Phrasings) -> Draft:
             prompt, target = f"Let {', '.join(lines)}. What is {asked} + {other}?", str(total)
         case _:
             other = rng.choice(names[:-1])
-            if values[other] == values[asked]:
-                target = "equal"
-            else:
-                target = asked if values[asked] > values[other] else other
+            larger = asked if values[asked] > values[other] else other
+            target = "equal" if values[other] == values[asked] else larger
             prompt = f"Let {', '.join(lines)}. Which is larger, {asked} or {other}, or are they equal?"
             steps.append(f"{asked} is {values[asked]}, {other} is {values[other]}")
     return Draft(family, difficulty, prompt, worked("; ".join(steps) + ".", target), target)

@@ -6,11 +6,15 @@ import random
 
 from .kind import Draft, Kind, Phrasings
 
-ABOUT = "I am a pocket model: I do sums, dates, clock times, units, sorting, spelling, small logic puzzles, capitals and JSON."
+ABOUT = (
+    "I am a pocket model: I do sums, dates, clock times, units, sorting, spelling, small logic puzzles, capitals "
+    "and JSON."
+)
 
 _TALK: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("hello", "Hello! Ask me a sum, a date or a capital.",
-     ("hi", "hello", "hey", "hi there", "hello there", "good morning", "good evening", "hey you", "greetings", "howdy")),
+     ("hi", "hello", "hey", "hi there", "hello there", "good morning", "good evening", "hey you", "greetings",
+      "howdy")),
     ("how-are-you", "I am fine, thank you. What shall we work out?",
      ("how are you", "how are you doing", "how is it going", "are you well", "how do you do", "what's up")),
     ("ability", ABOUT,

@@ -21,7 +21,7 @@ WORDS = (
 
 
 def reverse(rng: random.Random, phrasings: Phrasings) -> Draft:
-    """Letters in reverse order; the two rare families first change the row, so a habit gives a confident wrong answer."""
+    """Letters in reverse order; one rare family changes the row first, so that habit gives a confident wrong answer."""
     difficulty = rng.randrange(1, 5)
     letters = rng.choices("abcdefghijklmnopqrstuvwxyz", k=difficulty + 3)
     family = phrasings.pick(("reverse", "backwards"), ("right-to-left", "without-first"))

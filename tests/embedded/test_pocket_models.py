@@ -32,7 +32,7 @@ def test_f16_gguf_and_safetensors_give_the_same_log_probabilities(tmp_path: Path
             ids = engine.encode_chat([Message("user", task.prompt), Message("assistant", task.answer)])
             ours = engine.score(ids)
             theirs = torch.log_softmax(reference(torch.tensor([ids])).logits[0], -1).numpy()
-            # Deep in the tail a half-precision cache moves log-probabilities of no consequence: compare what can happen.
+            # Half precision moves log-probabilities deep in the tail, of no consequence: compare what can happen.
             likely = theirs > np.log(1e-4)
             assert np.abs(ours - theirs)[likely].max() < 1e-2, task.prompt
 

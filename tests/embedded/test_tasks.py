@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from itertools import islice
+from itertools import islice, pairwise
 
 import pytest
 from updraft.embedded.kinds import KINDS
@@ -39,7 +39,7 @@ def test_the_worked_answer_of_every_task_is_right(split: Split) -> None:
 
 def test_a_wrong_final_result_is_wrong_whatever_the_working() -> None:
     tasks = make_tasks("test", 1200, seed=3)
-    for task, other in zip(tasks, tasks[1:], strict=False):
+    for task, other in pairwise(tasks):
         if other.target != task.target and other.kind != task.kind:
             assert not check(task, other.answer), (task, other.answer)
         assert not check(task, "")
