@@ -191,7 +191,7 @@ def _gate3(questions: list[Question], cloud_right: list[bool], watch: Watch) -> 
 
 
 def _show(console: Console, measured: Measured) -> None:
-    from .tables import accuracy_table, examples_of, examples_table, kinds_table
+    from .tables import accuracy_table, examples_of, examples_table, facts_table, kinds_table
     from .tables import number as show
 
     found = measured.figures
@@ -203,23 +203,20 @@ def _show(console: Console, measured: Measured) -> None:
     console.print(kinds_table(found["by_kind"], list(rows)))
     console.print(examples_table(examples_of(measured.routed)))
     console.print(accuracy_table(rows, title=f"{found['n']} held-out tasks, target quality {found['quality']:g}"))
-    facts = [
-        f"quality kept: {show(routed['quality_kept'], '.1%')} of the cloud's, with {routed['cloud_share']:.0%} of the "
+    facts = {
+        "quality": f"{show(routed['quality_kept'], '.1%')} of the cloud's kept, with {routed['cloud_share']:.0%} of the "
         "questions in the cloud",
-        f"cost: ${routed['cost_usd']:.5f}, {saved:.0%} less than cloud only (at ${prices['cloud_input']:g} / "
+        "cost": f"${routed['cost_usd']:.5f}, {saved:.0%} less than cloud only (at ${prices['cloud_input']:g} / "
         f"${prices['cloud_output']:g} per million tokens in / out)",
-        f"drafts: {draft['accepted']:,} of {draft['proposed']:,} local tokens accepted on escalated requests "
+        "drafts": f"{draft['accepted']:,} of {draft['proposed']:,} local tokens accepted on escalated requests "
         f"({show(draft['acceptance_rate'], '.0%')})",
-        f"gate 3 on every local answer: AUROC {show(gate3['auroc'], '.3f')} for 'wrong' (best token signal, "
-        f"{signal}: {show(gate3['token_signals'].get(signal), '.3f')}), {show(gate3['auroc_gain'], '.3f')} for gain; "
+        "gate 3": f"on every local answer: AUROC {show(gate3['auroc'], '.3f')} for 'wrong' (best token signal, {signal}: "
+        f"{show(gate3['token_signals'].get(signal), '.3f')}), {show(gate3['auroc_gain'], '.3f')} for gain; "
         f"calibration error {show(gate3['ece'], '.3f')}",
-        f"latency: one question at a time, cloud and routed on {found['latency_sample']} other tasks; everything else "
-        f"about these two at {CONCURRENCY} at a time",
-    ]
+        "latency": f"one question at a time, for cloud and routed on {found['latency_sample']} other tasks; all else "
+        f"about these two with {CONCURRENCY} at a time",
+    }
     if found["processes_lost"]:
-        facts.append(
-            f"died on the way: {', '.join(found['processes_lost'])}; answers missing: {len(measured.failures)}"
-        )
-    facts.append(f"done in {found['seconds']:.0f} s")
-    for fact in facts:
-        console.print(f"  {fact}", highlight=False)
+        facts["died"] = f"{', '.join(found['processes_lost'])}; answers missing: {len(measured.failures)}"
+    facts["time"] = f"{found['seconds']:.0f} s"
+    console.print(facts_table(facts))

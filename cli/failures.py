@@ -12,4 +12,4 @@ def message_of(error: Exception) -> str:
     body = getattr(error, "body", None)  # errors of the openai client carry the server's error object
     if isinstance(body, dict) and isinstance(body.get("message"), str):
         return body["message"]
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error} (UPDRAFT_DEBUG=1 shows the traceback)"

@@ -71,7 +71,7 @@ def main() -> None:
     except UpdraftError as error:
         _fail(message_of(error), 2 if isinstance(error, InvalidRequestError | ConfigurationError) else 1)
     except Exception as error:  # noqa: BLE001 - the outermost frame: a person gets a line, not a traceback
-        _fail(f"{message_of(error)} (UPDRAFT_DEBUG=1 shows the traceback)", 1)
+        _fail(message_of(error), 1)
 
 
 def _fail(message: str, code: int) -> None:

@@ -65,6 +65,14 @@ def examples_table(replies: Sequence[Reply]) -> Table:
     return table
 
 
+def facts_table(facts: Mapping[str, str]) -> Table:
+    """Labelled lines without a frame."""
+    table = Table.grid(padding=(0, 2))
+    for label, text in facts.items():
+        table.add_row(f"[bold]{label}[/bold]", text)
+    return table
+
+
 def examples_of(outcome: Outcome, n: int = 5) -> list[Reply]:
     """`n` short replies, every route that occurred among them."""
     answered = sorted((r for r in outcome.replies if r.info is not None), key=lambda r: len(r.question.prompt + r.text))
