@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ class Process:
 
 
 @contextmanager
-def spawned(*command: str) -> Iterator[Process]:
+def running(*command: str) -> Iterator[Process]:
     """`python command...`, from its `ready` line to its end."""
     environment = {**os.environ, "PYTHONPATH": str(TYPING), "OMP_NUM_THREADS": "1"}
     arguments = [sys.executable, *command]
@@ -40,10 +40,16 @@ def spawned(*command: str) -> Iterator[Process]:
 Spawn = Callable[..., Process]
 
 
+@pytest.fixture(scope="session")
+def spawned() -> Callable[..., AbstractContextManager[Process]]:
+    """For fixtures that outlive a test."""
+    return running
+
+
 @pytest.fixture
 def spawn() -> Iterator[Spawn]:
     with ExitStack() as stack:
-        yield lambda *command: stack.enter_context(spawned(*command))
+        yield lambda *command: stack.enter_context(running(*command))
 
 
 @pytest.fixture
@@ -54,5 +60,5 @@ def spawn_fake_node(spawn: Spawn) -> Spawn:
 @pytest.fixture(scope="module")
 def fake_node() -> Iterator[Process]:
     """One that answers at 10 ms a token."""
-    with spawned(str(FAKE_NODE), "--delay", "0.01") as process:
+    with running(str(FAKE_NODE), "--delay", "0.01") as process:
         yield process

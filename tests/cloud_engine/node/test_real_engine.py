@@ -1,0 +1,112 @@
+"""The node as users start it: a model folder, a draft model, the real engine, the real client."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import tokenizers
+import torch
+import transformers
+from updraft.embedded.export import write_hf_folder
+from updraft.text.tokenizer import Tokenizer
+
+torch.set_num_threads(1)
+CONTEXT = 256
+
+
+def write_model(folder: Path, seed: int) -> Path:
+    """A random Llama that ends its answers by length only, over one token per byte."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = tokenizers.decoders.ByteLevel()
+    library.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    config = transformers.LlamaConfig(
+        vocab_size=library.get_vocab_size(),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        architectures=["LlamaForCausalLM"],
+    )
+    torch.manual_seed(seed)
+    state = transformers.LlamaForCausalLM(config).state_dict()
+    weights = {name: torch.randn_like(value) * 0.2 for name, value in state.items() if name != "lm_head.weight"}
+    write_hf_folder(folder, config.to_dict(), weights, library)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "tiny", 0)
+
+
+@pytest.fixture(scope="module")
+def nodes(folder: Path, tmp_path_factory: pytest.TempPathFactory, spawned: Any) -> Iterator[list[str]]:
+    """One without and one with a draft model."""
+    draft = write_model(tmp_path_factory.mktemp("models") / "draft", 1)
+    start = ("-m", "updraft.cloud_engine.node", "--model", str(folder), "--threads", "1", "--exit-with-parent")
+    with ExitStack() as stack:
+        yield [stack.enter_context(spawned(*start, *extra)).url for extra in ((), ("--draft", str(draft)))]
+
+
+def ask(url: str, text: str, **options: Any) -> Any:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        messages: list[Any] = [{"role": "user", "content": text}]
+        request = {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 24, **options}
+        answer = client.chat.completions.create(**request)
+        return list(answer) if options.get("stream") else answer
+
+
+def test_streams_equal_whole_answers_with_and_without_drafts(nodes: list[str], folder: Path) -> None:
+    plain = ask(nodes[0], "Hello", logprobs=True, top_logprobs=2)
+    text = plain.choices[0].message.content
+    scores = plain.choices[0].logprobs.content
+    assert len(scores) == plain.usage.completion_tokens
+    assert bytes(b for score in scores for b in score.bytes or []).decode("utf-8", "replace") == text
+    assert all(score.logprob <= score.top_logprobs[0].logprob <= 0 for score in scores)
+
+    def stream(url: str) -> str:
+        return "".join(chunk.choices[0].delta.content or "" for chunk in ask(url, "Hello", stream=True))
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        assert set(pool.map(stream, nodes * 2)) == {text}
+    assert ask(nodes[1], "Hello").usage.completion_tokens_details.draft_proposed > 0
+
+
+def test_own_answer_as_prediction_is_accepted(nodes: list[str], folder: Path) -> None:
+    first = ask(nodes[0], "Predict me", logprobs=True)
+    raw = bytes(b for score in first.choices[0].logprobs.content for b in score.bytes or [])
+    prefix = raw[: valid_prefix(raw)].decode()
+    again = ask(nodes[0], "Predict me", prediction={"type": "content", "content": prefix})
+    details = again.usage.completion_tokens_details
+    assert again.choices[0].message.content == first.choices[0].message.content
+    assert details.accepted_prediction_tokens == len(Tokenizer.from_folder(folder).encode(prefix))
+    assert details.rejected_prediction_tokens == 0
+
+
+def test_prompt_that_does_not_fit(nodes: list[str]) -> None:
+    for text, limit in (("x" * (CONTEXT + 1), 1), ("x" * 100, CONTEXT)):
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask(nodes[0], text, max_tokens=limit)
+        assert caught.value.code == "context_length_exceeded"
+    assert httpx.get(f"{nodes[0]}/health").json()["status"] == "ok"
+
+
+def valid_prefix(raw: bytes) -> int:
+    """Length of the longest start of `raw` that is UTF-8."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError as error:
+        return error.start
+    return len(raw)
