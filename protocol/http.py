@@ -162,6 +162,8 @@ class _Shell:
         try:
             exchange.check_announced_length()
             await self._app(scope, exchange.receive, exchange.send)
+        except RequestCancelledError:
+            _log.info("%s: the client went away", exchange.request_id)
         except UpdraftError as error:
             await exchange.fail(error)
         except Exception as error:  # noqa: BLE001 - a server outlives any request
@@ -187,6 +189,7 @@ class _Exchange:
         self._max_body_bytes = max_body_bytes
         self._received = 0
         self._started = False
+        self._complete = False
 
     def check_announced_length(self) -> None:
         """Raises RequestTooLargeError."""
@@ -195,6 +198,8 @@ class _Exchange:
 
     async def receive(self) -> Message:
         message = await self._receive()
+        if message["type"] == "http.disconnect" and self._complete:
+            await asyncio.Event().wait()  # an answered client may leave: that cancels nobody's last steps
         if message["type"] == "http.request":
             self._received += len(message.get("body", b""))
             if self._received > self._max_body_bytes:
@@ -205,6 +210,7 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self._started = True
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
+        self._complete = message["type"] == "http.response.body" and not message.get("more_body", False)
         await self._send(message)
 
     async def fail(self, error: UpdraftError) -> None:

@@ -16,6 +16,7 @@ from .upstream import Target, Upstream, UpstreamFailure
 _PROBE_S = 0.5
 _PROBE_TIMEOUT_S = 2.0
 _PROBES_TO_RETURN = 2
+_TIMEOUTS_TO_LEAVE = 3  # a busy machine may be late once or twice; a refused connection is enough at once
 _MODELS_EVERY = 20  # probes
 _log = logging.getLogger("updraft.gateway")
 
@@ -45,6 +46,7 @@ class Node:
         self.reason = "not probed yet"
         self.in_flight = 0
         self._good_probes = _PROBES_TO_RETURN - 1  # a first success is enough at the start
+        self._timeouts = 0
 
     def failed(self, reason: str) -> None:
         """Out at once; back after some good probes."""
@@ -52,7 +54,13 @@ class Node:
             _log.warning("Node %s is out: %s", self.url, reason)
         self.healthy, self.reason, self._good_probes = False, reason, 0
 
+    def was_late(self) -> None:
+        self._timeouts += 1
+        if self._timeouts >= _TIMEOUTS_TO_LEAVE:
+            self.failed(f"{self._timeouts} probes in a row without an answer within {_PROBE_TIMEOUT_S} s")
+
     def passed(self) -> None:
+        self._timeouts = 0
         self._good_probes += 1
         if not self.healthy and self._good_probes >= _PROBES_TO_RETURN:
             _log.info("Node %s is in", self.url)
@@ -136,4 +144,4 @@ class NodeRegistry:
         except (UpstreamFailure, msgspec.DecodeError) as error:
             node.failed(str(error))
         except TimeoutError:
-            node.failed(f"no answer to a probe within {_PROBE_TIMEOUT_S} s")
+            node.was_late()

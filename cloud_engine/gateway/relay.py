@@ -172,6 +172,8 @@ class Relay:
         ended = False
         async with aclosing(_events_of(response)) as events:
             async for event in events:
+                if ended:
+                    continue  # reading to the end keeps the connection usable
                 if b'"usage"' in event and _read_usage(event[5:], call.row) and call.hide_usage:
                     continue
                 if not call.answered:
@@ -180,10 +182,9 @@ class Relay:
                     call.row.status = UpstreamError.status
                     ended = True
                 ended = ended or event.startswith(b"data: [DONE]")
-                await _emit(call, event, more=True)
+                await _emit(call, event, more=not ended)
         if not ended:
             raise UpstreamFailure("the stream ended without [DONE]")
-        await _emit(call, b"", more=False)
 
     async def _end_broken_stream(self, call: _Call, failure: UpdraftError) -> None:
         await _emit(call, sse.event(failure.to_body()), more=False)

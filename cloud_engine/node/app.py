@@ -13,7 +13,13 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from ...protocol import prometheus, sse
-from ...protocol.errors import EngineError, ModelNotFoundError, UnsupportedFeatureError, UpdraftError
+from ...protocol.errors import (
+    ContextLengthError,
+    EngineError,
+    ModelNotFoundError,
+    UnsupportedFeatureError,
+    UpdraftError,
+)
 from ...protocol.http import create_app, send, send_json, while_connected
 from ...protocol.ids import new_id
 from ...protocol.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
@@ -48,9 +54,12 @@ class TokenSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Served:
+    """`context_length`: tokens of prompt and answer together."""
+
     engine: TokenSource
     tokenizer: Tokenizer
     model_id: str
+    context_length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +99,8 @@ class _Node:
         self._engine = served.engine
         self._tokenizer = served.tokenizer
         self._model_id = served.model_id
+        longest = max(len(self._tokenizer.token_bytes(token_id)) for token_id in range(self._tokenizer.vocab_size))
+        self._max_prompt_bytes = longest * served.context_length
 
     async def chat(self, request: Request) -> Response:
         return await self._answer(request, self._chat_job)
@@ -130,7 +141,7 @@ class _Node:
 
     def _chat_job(self, body: bytes) -> _Job:
         request = parse_chat(body)
-        self._check(request)
+        self._check(request, *(message.text for message in request.messages))
         prompt = self._tokenizer.encode_chat(
             request.messages,
             add_generation_prompt=request.add_generation_prompt,
@@ -141,7 +152,7 @@ class _Node:
 
     def _completion_job(self, body: bytes) -> _Job:
         request = parse_completion(body)
-        self._check(request)
+        self._check(request, request.prompt)
         return self._job(request, self._tokenizer.encode_prompt(request.prompt), [], TextFormat)
 
     def _job(
@@ -160,8 +171,14 @@ class _Node:
             request.stream_options is not None and request.stream_options.include_usage,
         )
 
-    def _check(self, request: ChatRequest | CompletionRequest) -> None:
+    def _check(self, request: ChatRequest | CompletionRequest, *texts: str) -> None:
         self._check_model(request.model)
+        size = sum(len(text.strip().encode("utf-8", "replace")) for text in texts)  # templates may strip, but not more
+        if size > self._max_prompt_bytes:  # no use in spending seconds on tokenizing it
+            raise ContextLengthError(
+                f"The prompt has {size} bytes; this model's context cannot hold more than {self._max_prompt_bytes}.",
+                param="messages",
+            )
         if request.updraft is not None:
             raise UnsupportedFeatureError(
                 "updraft options are for the router, this is an engine: leave them out.", param="updraft"

@@ -66,4 +66,4 @@ def _load(options: NodeOptions) -> Served:
         num_threads=options.threads,
     )
     engine = Engine.from_folder(options.model, draft_folder=options.draft, config=config)
-    return Served(AsyncEngine(engine), engine.tokenizer, engine.model_id)
+    return Served(AsyncEngine(engine), engine.tokenizer, engine.model_id, engine.context_length)

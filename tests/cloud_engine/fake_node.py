@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import os
 import signal
 from collections.abc import AsyncGenerator
@@ -71,7 +72,8 @@ class FakeEngine:
         limit = request.params.max_tokens or len(answer_ids)
         finish = "stop" if limit >= len(answer_ids) else "length"
         answer_ids = answer_ids[:limit]
-        accepted = len(os.path.commonprefix([answer_ids, request.draft_ids]))
+        pairs = zip(answer_ids, request.draft_ids, strict=False)
+        accepted = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         stats = RequestStats(
             len(request.prompt_ids), 0, len(answer_ids), accepted, len(request.draft_ids) - accepted, 0, 0, 0.1
         )
@@ -105,5 +107,5 @@ if __name__ == "__main__":
     options = parser.parse_args()
     exit_with_parent()
     tokenizer = byte_tokenizer()
-    app = create_node_app(Served(FakeEngine(tokenizer, options.delay), tokenizer, "echo"))
+    app = create_node_app(Served(FakeEngine(tokenizer, options.delay), tokenizer, "echo", CONTEXT))
     serve(app, port=options.port, ready_file=options.ready_file)

@@ -1,0 +1,256 @@
+"""The gateway as a process in front of node processes that answer, hang and die."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from updraft.cloud_engine.gateway import new_key
+
+GATEWAY = ("-m", "updraft.cloud_engine.gateway")
+
+
+def say(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+@dataclass
+class Running:
+    url: str
+    key: str
+    db: Path
+    process: Any
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        settings = {"api_key": self.key, "max_retries": 0, "timeout": 120, **options}
+        return openai.OpenAI(base_url=f"{self.url}/v1", **settings)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Everything metered; asking for the totals writes out what is pending."""
+        httpx.get(f"{self.url}/admin/usage", headers=self.headers, timeout=60).raise_for_status()
+        with closing(sqlite3.connect(self.db)) as connection:
+            connection.row_factory = sqlite3.Row
+            return [dict(row) for row in connection.execute("SELECT * FROM usage ORDER BY id")]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.key}"}
+
+    def healthy(self) -> int:
+        nodes = httpx.get(f"{self.url}/admin/nodes", headers=self.headers).json()["nodes"]
+        return sum(node["healthy"] for node in nodes)
+
+
+@pytest.fixture
+def spawn_gateway(spawn: Any, tmp_path: Path) -> Callable[..., Running]:
+    def start(*nodes: Any) -> Running:
+        key, line = new_key("tester")
+        keys, db = tmp_path / "keys", tmp_path / "usage.sqlite"
+        keys.write_text(f"# who may\n{line}\n")
+        urls = [word for node in nodes for word in ("--node", node.url)]
+        process = spawn(*GATEWAY, *urls, "--keys", str(keys), "--db", str(db), "--exit-with-parent")
+        return Running(process.url, key, db, process.popen)
+
+    return start
+
+
+@pytest.fixture
+def gateway(spawn_gateway: Callable[..., Running], fake_node: Any) -> Running:
+    return spawn_gateway(fake_node)
+
+
+def test_answers_and_meters(gateway: Running) -> None:
+    with gateway.client() as client:
+        whole = client.chat.completions.with_raw_response.create(
+            model="echo",
+            messages=say("abc"),
+            prediction={"type": "content", "content": "abx"},
+            extra_headers={"x-request-id": "mine"},
+        )
+        assert whole.headers["x-request-id"] == "mine"
+        assert whole.parse().choices[0].message.content == "abc"
+        chunks = list(client.chat.completions.create(model="echo", messages=say("hello"), stream=True))
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "hello"
+        assert all(chunk.choices and chunk.usage is None for chunk in chunks)  # the usage was for the meter only
+        *_, last = client.chat.completions.create(
+            model="echo", messages=say("hello"), stream=True, stream_options={"include_usage": True}
+        )
+        assert last.usage and last.usage.completion_tokens == 5
+        assert client.completions.create(model="echo", prompt="user\nxy").choices[0].text == "xy"
+        assert [model.id for model in client.models.list()] == ["echo"]
+    rows = gateway.rows()
+    assert [row["completion_tokens"] for row in rows] == [3, 5, 5, 2]
+    assert [row["status"] for row in rows] == [200] * 4
+    assert rows[0]["request_id"] == "mine"
+    assert (rows[0]["accepted_prediction_tokens"], rows[0]["rejected_prediction_tokens"]) == (2, 1)
+    for row in rows:
+        assert row["key_name"] == "tester"
+        assert row["model"] == "echo"
+        assert row["prompt_tokens"] > 0
+        assert row["bytes"] > 50
+        assert 0 < row["ttft_ms"] <= row["latency_ms"]
+    usage = httpx.get(f"{gateway.url}/admin/usage", headers=gateway.headers).json()["usage"]
+    assert usage[0]["requests"] == 4
+    assert usage[0]["completion_tokens"] == 15
+
+
+def test_keys(gateway: Running) -> None:
+    for wrong in ("", "nonsense", gateway.key + "x"):
+        headers = {"authorization": f"Bearer {wrong}"} if wrong else {}
+        for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/admin/nodes")):
+            response = httpx.request(method, f"{gateway.url}{path}", headers=headers)
+            assert response.status_code == 401
+            assert response.json()["error"]["code"] == "invalid_api_key"
+    assert gateway.key not in gateway.db.with_name("keys").read_text()
+    assert [row["status"] for row in gateway.rows()] == [401] * 3
+
+
+def test_bad_requests_and_rows(gateway: Running) -> None:
+    good = {"model": "echo", "messages": say("hi")}
+    cases: list[tuple[Any, int, str]] = [
+        (b"{", 400, "invalid_json"),
+        (b"[1]", 400, "invalid_value"),
+        ({**good, "model": "other"}, 404, "model_not_found"),
+        ({**good, "messages": []}, 400, "invalid_value"),
+        ({**good, "messages": say("x" * 1_000_000)}, 400, "context_length_exceeded"),
+        ({**good, "temperature": -1}, 400, "invalid_value"),
+        ({**good, "max_tokens": 0, "stream": True}, 400, "invalid_value"),
+        ({**good, "stream_options": {"include_usage": True}}, 400, "invalid_value"),
+    ]
+    with httpx.Client(base_url=gateway.url, headers=gateway.headers, timeout=120) as client:
+        for body, status, code in cases:
+            content = {"content": body} if isinstance(body, bytes) else {"json": body}
+            response = client.post("/v1/chat/completions", **content)
+            assert (response.status_code, response.json()["error"]["code"]) == (status, code), body
+        assert client.get("/v1/chat/completions").status_code == 405
+        assert client.get("/nowhere").json()["error"]["code"] == "not_found"
+        assert client.post("/v1/chat/completions", content=b"x" * 9_000_000).status_code == 413
+        assert client.post("/v1/chat/completions", json=good).status_code == 200
+    assert [row["status"] for row in gateway.rows()] == [status for _, status, _ in cases] + [200]
+
+
+def test_node_killed_before_the_first_byte(spawn_gateway: Any, spawn_fake_node: Any) -> None:
+    """Both nodes get the poisoned request once the first died; a harmless one that was in flight moves over."""
+    nodes = [spawn_fake_node("--delay", "0.05") for _ in range(2)]
+    gateway = spawn_gateway(*nodes)
+    answers: list[str] = []
+
+    def ask() -> None:
+        with gateway.client() as client:
+            answers.append(str(client.chat.completions.create(model="echo", messages=say("x" * 40)).choices[0]))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: all(running(node.url) == 2 for node in nodes))  # least loaded: two each
+    nodes[0].popen.kill()
+    killed = time.monotonic()
+    for thread in threads:
+        thread.join()
+    assert time.monotonic() - killed < 10 + 40 * 0.05
+    assert len([answer for answer in answers if "x" * 40 in answer]) == 4
+    rows = gateway.rows()
+    assert sorted(row["retries"] for row in rows) == [0, 0, 1, 1]
+    assert {row["node"] for row in rows} == {nodes[1].url}
+    assert gateway.healthy() == 1
+
+
+@pytest.fixture
+def pair(spawn_gateway: Any, spawn_fake_node: Any) -> Iterator[tuple[Running, list[Any]]]:
+    nodes = [spawn_fake_node("--delay", "0.02") for _ in range(2)]
+    yield spawn_gateway(*nodes), nodes
+
+
+def test_node_killed_in_mid_stream(pair: tuple[Running, list[Any]]) -> None:
+    gateway, _ = pair
+    texts: list[str] = []
+    with gateway.client() as client:
+        started = time.monotonic()
+        with pytest.raises(openai.APIError, match="send the request again") as caught:
+            for chunk in client.chat.completions.create(model="echo", messages=say("die-middle"), stream=True):
+                texts.append(chunk.choices[0].delta.content or "")
+        assert time.monotonic() - started < 10  # 0.2 s on an idle machine
+        assert caught.value.type == "upstream_error"
+        assert "".join(texts) == "die-m"
+        assert client.chat.completions.create(model="echo", messages=say("next")).choices[0].message.content == "next"
+    assert [row["status"] for row in gateway.rows()] == [502, 200]
+
+
+def test_a_poisoned_request_that_kills_every_node_ends_in_503(pair: tuple[Running, list[Any]]) -> None:
+    gateway, nodes = pair
+    with gateway.client() as client:
+        for _ in range(2):
+            with pytest.raises(openai.APIStatusError) as caught:
+                client.chat.completions.create(model="echo", messages=say("die-first"))
+            assert caught.value.status_code == 503
+            assert caught.value.response.headers["retry-after"] == "1"
+            assert caught.value.response.headers["x-should-retry"] == "true"
+    assert all(node.popen.wait(30) < 0 for node in nodes)
+    assert httpx.get(f"{gateway.url}/health").status_code == 503
+    assert [(row["status"], row["retries"]) for row in gateway.rows()] == [(503, 1), (503, 0)]
+
+
+def test_a_node_that_returns_is_used_again(spawn_gateway: Any, spawn_fake_node: Any) -> None:
+    node = spawn_fake_node()
+    gateway = spawn_gateway(node)
+    node.popen.kill()
+    node.popen.wait()
+    wait_for(lambda: gateway.healthy() == 0)
+    spawn_fake_node("--port", node.url.rpartition(":")[2])
+    wait_for(lambda: gateway.healthy() == 1)
+    with gateway.client() as client:
+        assert client.chat.completions.create(model="echo", messages=say("back")).choices[0].message.content == "back"
+
+
+def test_leaving_client_frees_the_node_and_is_metered(gateway: Running, fake_node: Any) -> None:
+    for stream in (False, True):
+        body = {"model": "echo", "messages": say("x" * 1900), "stream": stream}
+        with (
+            pytest.raises(httpx.ReadTimeout),
+            httpx.stream(
+                "POST", f"{gateway.url}/v1/chat/completions", json=body, headers=gateway.headers, timeout=0.8
+            ) as response,
+        ):
+            for _ in response.iter_raw():
+                raise httpx.ReadTimeout("enough")
+        wait_for(lambda: running(fake_node.url) == 0)
+    wait_for(lambda: [row["status"] for row in gateway.rows()] == [499, 499])
+
+
+def test_sigterm_finishes_answers_and_writes_rows(gateway: Running) -> None:
+    answers: list[Any] = []
+
+    def ask() -> None:
+        with gateway.client() as client:
+            answers.append(client.chat.completions.create(model="echo", messages=say("x" * 100)))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    wait_for(lambda: 'node_in_flight{node="' in (text := httpx.get(f"{gateway.url}/metrics").text) and "} 1\n" in text)
+    gateway.process.terminate()
+    thread.join()
+    assert gateway.process.wait(15) == 0
+    assert answers[0].choices[0].message.content == "x" * 100
+    with closing(sqlite3.connect(gateway.db)) as connection:
+        assert connection.execute("SELECT status, completion_tokens FROM usage").fetchall() == [(200, 100)]
+
+
+def running(url: str) -> float:
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("updraft_engine_running "))
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
