@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from itertools import pairwise
+from math import log1p
 
 import numpy as np
 
@@ -65,24 +66,24 @@ def answer_checks(view: RunView) -> Array:
     opens_json = text.lstrip()[:1] in ("{", "[")
     valid_json = opens_json and _is_json(text)
     values = [
-        np.log1p(len(text)),
-        np.log1p(len(words)),
+        log1p(len(text)),
+        log1p(len(words)),
         not text.strip(),
         view.finish_reason == "length",
-        np.log1p(text.count("\n")),
-        np.log1p(len(numbers)),
+        log1p(text.count("\n")),
+        log1p(len(numbers)),
         _share_outside(numbers, set(asked_numbers)),
         _share_outside(asked_numbers, set(numbers)),
-        np.log1p(len(truths)),
-        np.log1p(false),
+        log1p(len(truths)),
+        log1p(false),
         false / max(len(truths), 1),
         bool(truths) and not truths[-1],
         _distinct(words),
         _distinct(trigrams),
-        np.log1p(_longest_repeat(words)),
+        log1p(_longest_repeat(words)),
         1.0 - _share_outside(words, asked_words),
-        np.log1p(len(final)),
-        np.log1p(len(final_words)),
+        log1p(len(final)),
+        log1p(len(final_words)),
         1.0 - _share_outside(final_words, earlier),
         1.0 - _share_outside(final_words, asked_words),
         marked,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable
+from math import log1p, log10
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,7 +86,7 @@ def _magnitude(number: str) -> float:
     """Roughly log10(1 + number), from the text alone so that a number of any length is fine."""
     whole, _, _ = number.partition(".")
     lead = float(whole[:15]) if whole else 0.0
-    return float(np.log10(1.0 + lead)) + max(0, len(whole) - 15)
+    return log10(1.0 + lead) + max(0, len(whole) - 15)
 
 
 def _longest_repeat(codes: NDArray[np.uint32]) -> int:
@@ -115,7 +115,6 @@ def structure(prompt: PromptView) -> Array:
     quoted = [len(part) for part in _QUOTE.split(text)[1::2]]
     codes = _codes(text)
     asked = set(letters)
-    log1p: Callable[[float], float] = np.log1p
     values = [
         log1p(len(text)),
         log1p(len(words)),

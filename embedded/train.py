@@ -81,6 +81,8 @@ class Batches(torch.utils.data.Dataset[np.ndarray]):
         row = column = 0
         while row < len(rows):
             for tokens in self._encode(list(islice(tasks, 32))):
+                if len(tokens) > length + 1:
+                    continue  # the longest Roman numerals fit the long rows only
                 if column + len(tokens) > length + 1:
                     row, column = row + 1, 0
                 if row == len(rows):

@@ -53,15 +53,16 @@ def test_the_loaded_policy_gives_the_python_probabilities(
 def test_the_classifier_beats_token_confidence_on_known_and_on_unseen_kinds(
     trained: Trained, held_out: list[Outcome]
 ) -> None:
-    report = measure(trained, held_out, leave_out=["kind"])
+    report = measure(trained, held_out, leave_out=["kind", "family"])
     gate3 = report.gates["gate3"]
     assert gate3.auroc_wrong >= 0.88
     assert gate3.auroc_wrong > report.single_signals[report.best_single_signal] + 0.05
     assert gate3.ece <= 0.05
     assert gate3.auroc_wrong_interval[0] < gate3.auroc_wrong < gate3.auroc_wrong_interval[1]
-    left = report.leave_out[0]
-    assert left.median >= 0.8
-    assert left.median > left.median_token_confidence
+    for left, groups in zip(report.leave_out, (16, 48), strict=True):
+        assert len(left.groups) == groups
+        assert left.median >= 0.8
+        assert left.median > left.median_token_confidence
     routed = next(found for found in report.routed if found.target == 0.98)
     assert routed.quality_interval[1] >= 0.98
     assert routed.simulation.cloud_share <= report.wrong_rate + 0.15
