@@ -6,7 +6,6 @@ import socket
 from pathlib import Path
 
 import pytest
-
 from updraft.cloud_engine.gateway.keys import KeyStore
 
 
