@@ -36,12 +36,12 @@ bench: install  ## measure the cascade: BENCH=NAME picks one, `updraft bench --h
 	@$(BIN)/updraft bench $(or $(BENCH),cascade) $(ARGS)
 
 train-small: install  ## train pocket-small, the on-device model (about half an hour)
-	@$(BIN)/python -m updraft.embedded.train --model small $(ARGS)
+	@$(BIN)/python -m updraft.embedded.train --model small --out out/small $(ARGS)
 
 train-large: install  ## train pocket-large, the cloud model (hours on a CPU)
-	@$(BIN)/python -m updraft.embedded.train --model large $(ARGS)
+	@$(BIN)/python -m updraft.embedded.train --model large --out out/large $(ARGS)
 
-train-policy: install  ## run both models over the calibration tasks and fit the routing policy
+train-policy: install  ## pack both models, run them over the held-out tasks, fit the routing policy, write the cards
 	@$(BIN)/python -m updraft.embedded.policy $(ARGS)
 
 train: train-small train-large train-policy  ## the three of them in order

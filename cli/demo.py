@@ -204,14 +204,14 @@ def _show(console: Console, measured: Measured) -> None:
     console.print(examples_table(examples_of(measured.routed)))
     console.print(accuracy_table(rows, title=f"{found['n']} held-out tasks, target quality {found['quality']:g}"))
     facts = {
-        "quality": f"{show(routed['quality_kept'], '.1%')} of the cloud's kept, with {routed['cloud_share']:.0%} of the "
-        "questions in the cloud",
+        "quality": f"{show(routed['quality_kept'], '.1%')} of the cloud's kept, with {routed['cloud_share']:.0%} of "
+        "the questions in the cloud",
         "cost": f"${routed['cost_usd']:.5f}, {saved:.0%} less than cloud only (at ${prices['cloud_input']:g} / "
         f"${prices['cloud_output']:g} per million tokens in / out)",
         "drafts": f"{draft['accepted']:,} of {draft['proposed']:,} local tokens accepted on escalated requests "
         f"({show(draft['acceptance_rate'], '.0%')})",
-        "gate 3": f"on every local answer: AUROC {show(gate3['auroc'], '.3f')} for 'wrong' (best token signal, {signal}: "
-        f"{show(gate3['token_signals'].get(signal), '.3f')}), {show(gate3['auroc_gain'], '.3f')} for gain; "
+        "gate 3": f"on every local answer: AUROC {show(gate3['auroc'], '.3f')} for 'wrong' (best token signal, "
+        f"{signal}: {show(gate3['token_signals'].get(signal), '.3f')}), {show(gate3['auroc_gain'], '.3f')} for gain; "
         f"calibration error {show(gate3['ece'], '.3f')}",
         "latency": f"one question at a time, for cloud and routed on {found['latency_sample']} other tasks; all else "
         f"about these two with {CONCURRENCY} at a time",

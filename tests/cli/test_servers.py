@@ -1,0 +1,57 @@
+"""The long-running commands: keys are handed out once, bad options and busy ports are refused at once."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from updraft.cloud_engine.gateway.keys import KeyStore
+
+
+def test_a_key_is_printed_once_and_only_its_hash_is_kept(updraft, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    first, second = (updraft("gateway-key", name, "--keys", str(file)) for name in ("team-a", "team-b"))
+    store = KeyStore.load(file)
+    for done, name in ((first, "team-a"), (second, "team-b")):
+        assert done.returncode == 0
+        assert store.name_of(f"Bearer {done.stdout.strip()}") == name
+        assert done.stdout.strip() not in file.read_text()
+    assert file.stat().st_mode & 0o077 == 0
+
+
+def test_a_name_has_one_key(updraft, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    updraft("gateway-key", "team-a", "--keys", str(file))
+    before = file.read_text()
+    done = updraft("gateway-key", "team-a", "--keys", str(file))
+    assert done.returncode == 2
+    assert "already has a key" in done.stderr
+    assert file.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["node", "--model", "missing", "--port", "0"], "missing"),
+        (["gateway", "--node", "http://127.0.0.1:1", "--db", "usage.sqlite", "--port", "0"], "--keys"),
+        (["gateway", "--node", "http://127.0.0.1:1", "--db", "usage.sqlite", "--keys", "missing"], "key file"),
+    ],
+)
+def test_a_process_that_cannot_run_says_why(updraft, arguments: list[str], said: str) -> None:
+    done = updraft(*arguments)
+    assert done.returncode in (1, 2)
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", [["serve", "--local", "none"], ["node", "--model", "x"]])
+def test_a_busy_port_is_refused(updraft, command: list[str]) -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        done = updraft(*command, "--port", str(port))
+    assert done.returncode == 2
+    assert str(port) in done.stderr
+    assert "in use" in done.stderr
