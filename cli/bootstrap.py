@@ -22,7 +22,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
 LLAMA_BUILD = ROOT / "local_engine" / "llama_build.py"
-TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 OLDEST_PYTHON = (3, 11)
 COVERS = {"all": {"edge", "cloud", "train", "dev", "all"}}
 
@@ -101,23 +100,20 @@ def _install_llama(python: Path) -> None:
 
 
 def _install_torch(python: Path) -> None:
-    """The CPU build of torch: on Linux the default one brings gigabytes of CUDA libraries.
+    """The CPU build of torch where pip can see one (PIP_EXTRA_INDEX_URL may name PyTorch's CPU index).
 
-    The machine's own package indexes are tried first, then PyTorch's, then the default build.
+    On Linux the default build brings gigabytes of CUDA libraries.
     """
     version = _pinned("torch")
     probe = f"import importlib.metadata as m, sys; sys.exit(m.version('torch').split('+')[0] != '{version}')"
     if subprocess.run([str(python), "-c", probe], check=False, stderr=subprocess.DEVNULL).returncode == 0:
         return
     _say(f"installing torch {version}, CPU build (about 190 MB)")
-    for source in ((), ("--index-url", TORCH_CPU_INDEX, "--retries", "1", "--timeout", "20")):
-        try:
-            _pip(python, "--no-deps", *source, f"torch=={version}+cpu")
-            return
-        except SetupError:
-            continue
-    _say("the CPU build of torch is not reachable from here: taking the default one (several GB)")
-    _pip(python, f"torch=={version}")
+    try:
+        _pip(python, "--no-deps", f"torch=={version}+cpu")
+    except SetupError:
+        _say("no CPU build of torch in sight: taking the default one (several GB with CUDA)")
+        _pip(python, f"torch=={version}")
 
 
 def _pinned(package: str) -> str:

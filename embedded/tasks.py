@@ -110,7 +110,7 @@ def _draw_new(kind: Kind, split: Split, rng: random.Random, seen: dict[str, Task
 
 
 def _normal(text: str) -> str:
-    return re.sub(r"\s+", " ", text).strip().rstrip(".!").casefold()
+    return re.sub(r"\s+", " ", text).strip().rstrip(".! ").casefold()
 
 
 def _json_equal(text: str, target: str) -> bool:
