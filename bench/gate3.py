@@ -18,8 +18,8 @@ from .questions import Question
 
 if TYPE_CHECKING:
     from ..classifier.policy import Policy
-    from ..classifier.views import PromptView, RunView
-    from ..local_engine.engine import LocalEngine, LocalRun
+    from ..classifier.views import RunView
+    from ..local_engine.engine import LocalEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,34 +70,17 @@ def gate3_figures(judged: Sequence[Judgement], cloud_right: Sequence[bool]) -> d
 
 
 def _judge_one(engine: LocalEngine, policy: Policy, question: Question) -> Judgement:
-    from ..classifier.views import PromptView
+    from ..classifier.views import RunView
 
     messages = [Message("user", question.prompt)]
     run = engine.start(messages, SamplingParams())
     try:
         for _token in run:
             pass
-        view = _view(run, PromptView.of(messages))
+        view = RunView.of(messages, run, run.signals)
         return Judgement(question.grade(run.text), policy.after(view), view)
     finally:
         run.close()
-
-
-def _view(run: LocalRun, prompt: PromptView) -> RunView:
-    from ..classifier.views import RunView
-
-    signals = np.array([(s.logprob, s.entropy, s.margin) for s in run.signals], dtype=np.float32).reshape(-1, 3)
-    return RunView(
-        prompt=prompt,
-        answer=run.text,
-        logprobs=signals[:, 0],
-        entropies=signals[:, 1],
-        margins=signals[:, 2],
-        prompt_logprobs=run.prompt_logprobs,
-        prompt_hidden=run.prompt_hidden,
-        answer_hidden=run.answer_hidden,
-        finish_reason=run.finish_reason or "stop",
-    )
 
 
 def _number(value: float) -> float | None:

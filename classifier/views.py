@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,32 @@ from numpy.typing import NDArray
 from ..protocol.requests import Message
 
 Array = NDArray[np.float32]
+
+
+class Signals(Protocol):
+    """What a local engine says about one token, in nats."""
+
+    @property
+    def logprob(self) -> float: ...
+    @property
+    def entropy(self) -> float: ...
+    @property
+    def margin(self) -> float: ...
+
+
+class Run(Protocol):
+    """What a local engine knows of a run, whether it goes on or not; what it cannot tell is None."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def prompt_logprobs(self) -> Array | None: ...
+    @property
+    def prompt_hidden(self) -> Array | None: ...
+    @property
+    def answer_hidden(self) -> Array | None: ...
+    @property
+    def finish_reason(self) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +78,20 @@ class RunView:
     prompt_hidden: Array
     answer_hidden: Array | None
     finish_reason: str
+
+    @classmethod
+    def of(cls, messages: Sequence[Message], run: Run, signals: Sequence[Signals]) -> RunView:
+        """The view of a local engine's run that answers `messages`."""
+        columns = np.array([(s.logprob, s.entropy, s.margin) for s in signals], np.float32).reshape(-1, 3)
+        nothing = np.empty(0, np.float32)
+        return cls(
+            prompt=PromptView.of(messages),
+            answer=run.text,
+            logprobs=columns[:, 0],
+            entropies=columns[:, 1],
+            margins=columns[:, 2],
+            prompt_logprobs=nothing if run.prompt_logprobs is None else run.prompt_logprobs,
+            prompt_hidden=nothing if run.prompt_hidden is None else run.prompt_hidden,
+            answer_hidden=run.answer_hidden,
+            finish_reason=run.finish_reason or "",
+        )

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 from rich.progress import track
 
 from ..classifier import outcomes
-from ..classifier.features import PromptView, RunView
 from ..classifier.outcomes import Outcome
+from ..classifier.views import RunView
 from ..cloud_engine.engine.config import EngineConfig
 from ..cloud_engine.engine.engine import Engine
 from ..cloud_engine.engine.request import GenerationRequest
@@ -71,21 +71,10 @@ def _local_views(tasks: Sequence[Task], small_gguf: Path) -> Iterator[RunView]:
     with LocalEngine.load(small_gguf) as engine:
         for task in tasks:
             messages = [Message("user", task.prompt)]
-            with engine.start(messages, _GREEDY) as run:
+            with closing(engine.start(messages, _GREEDY)) as run:
                 for _ in run:
                     pass
-                signals = np.array([(s.logprob, s.entropy, s.margin) for s in run.signals], np.float32).reshape(-1, 3)
-                yield RunView(
-                    prompt=PromptView.of(messages),
-                    answer=run.text,
-                    logprobs=signals[:, 0],
-                    entropies=signals[:, 1],
-                    margins=signals[:, 2],
-                    prompt_logprobs=run.prompt_logprobs,
-                    prompt_hidden=run.prompt_hidden,
-                    answer_hidden=run.answer_hidden,
-                    finish_reason=run.finish_reason or "length",
-                )
+                yield RunView.of(messages, run, run.signals)
 
 
 def main() -> None:

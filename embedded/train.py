@@ -70,7 +70,7 @@ class Batches(torch.utils.data.Dataset[np.ndarray]):
 
     def __init__(self, tokenizer: Tokenizer, recipe: Recipe) -> None:
         self._tokenizer, self._recipe = tokenizer, recipe
-        self._pad = tokenizer.token_to_id(PAD)
+        self._pad = _id(tokenizer, PAD)
 
     def __len__(self) -> int:
         return self._recipe.steps
@@ -171,7 +171,7 @@ def train(recipe: Recipe, out: Path, *, device: str, workers: int, compile_model
     run: Any = torch.compile(model, dynamic=False) if compile_model else model
     progress = Progress(recipe, step)
     saved = time.monotonic()
-    pad = tokenizer.token_to_id(PAD)
+    pad = _id(tokenizer, PAD)
     for rows in loader:
         factor = schedule(recipe, step)
         groups = (group for optimizer in optimizers for group in optimizer.param_groups)
@@ -218,6 +218,13 @@ def _resume(path: Path, recipe: Recipe, model: torch.nn.Module, optimizers: Opti
     for optimizer, saved_state in zip(optimizers, state["optimizers"], strict=True):
         optimizer.load_state_dict(saved_state)
     return int(state["step"])
+
+
+def _id(tokenizer: Tokenizer, token: str) -> int:
+    found = tokenizer.token_to_id(token)
+    if found is None:
+        raise SystemExit(f"the tokenizer lacks {token}")
+    return found
 
 
 class Progress:

@@ -165,19 +165,6 @@ def _pair(models: dict[str, str]) -> str:
 
 
 def _run_view(messages: Sequence[Message], answer: LocalAnswer, signals: Sequence[Signals]) -> RunView:
-    import numpy as np
+    from ..classifier.views import RunView  # numpy comes with it
 
-    from ..classifier.views import PromptView, RunView
-
-    empty = np.zeros(0, dtype=np.float32)
-    return RunView(
-        prompt=PromptView.of(messages),
-        answer=answer.text,
-        logprobs=np.array([signal.logprob for signal in signals], dtype=np.float32),
-        entropies=np.array([signal.entropy for signal in signals], dtype=np.float32),
-        margins=np.array([signal.margin for signal in signals], dtype=np.float32),
-        prompt_logprobs=empty if answer.prompt_logprobs is None else answer.prompt_logprobs,
-        prompt_hidden=empty if answer.prompt_hidden is None else answer.prompt_hidden,
-        answer_hidden=answer.answer_hidden,
-        finish_reason=answer.finish_reason or "",
-    )
+    return RunView.of(messages, answer, signals)

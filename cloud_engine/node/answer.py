@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ...protocol.responses import FinishReason, Usage
 from ...text.detokenize import IncrementalDetokenizer, StopMatcher
@@ -13,7 +13,21 @@ from ...text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from ..engine.request import GenerationRequest, RequestStats, TokenLogprob, TokenOutput
-    from .app import TokenSource
+    from ..engine.stats import EngineStats
+
+
+class TokenSource(Protocol):
+    """What a node needs of an engine: `AsyncEngine`'s face."""
+
+    @property
+    def healthy(self) -> bool: ...
+
+    error: str | None
+
+    async def start(self) -> None: ...
+    async def close(self) -> None: ...
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenOutput]: ...
+    def stats(self) -> EngineStats: ...
 
 
 @dataclass(frozen=True, slots=True)

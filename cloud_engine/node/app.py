@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Protocol
 
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -27,29 +26,11 @@ from ...protocol.responses import ModelCard, ModelList
 from ...protocol.wire import WireResponse
 from ...text.tokenizer import Tokenizer
 from ..engine.request import GenerationRequest
-from .answer import Piece, pieces
+from .answer import Piece, TokenSource, pieces
 from .formats import AnswerFormat, ChatFormat, TextFormat, joined
-
-if TYPE_CHECKING:
-    from ..engine.request import TokenOutput
-    from ..engine.stats import EngineStats
 
 _LONG_BODY = 2**16
 _GAUGES = frozenset({"running", "waiting", "kv_blocks_used", "kv_blocks_total", "kv_slots_wasted"})
-
-
-class TokenSource(Protocol):
-    """What a node needs of an engine: `AsyncEngine`'s face."""
-
-    @property
-    def healthy(self) -> bool: ...
-
-    error: str | None
-
-    async def start(self) -> None: ...
-    async def close(self) -> None: ...
-    def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenOutput]: ...
-    def stats(self) -> EngineStats: ...
 
 
 @dataclass(frozen=True, slots=True)
