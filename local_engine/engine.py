@@ -30,6 +30,8 @@ __all__ = ["LocalEngine", "LocalOptions", "LocalRun", "LocalToken", "TokenSignal
 
 _DEFAULT_MAX_CONTEXT = 4096
 _OUTPUT_VALUES = 2**23  # logits of one decode call: 32 MiB
+# Characters of the longest token any vocabulary was seen to have, with room to spare.
+_LONGEST_TOKEN = 512
 _THREAD_PARAMETERS = 20_000_000
 _SMALL = 100_000_000
 
@@ -113,6 +115,7 @@ class LocalEngine:
 
     def start_text(self, prompt: str, params: SamplingParams) -> LocalRun:
         """A continuation of raw text, with a BOS token in front if the model wants one. Raises as `start` does."""
+        self._refuse_hopeless(len(prompt))
         return self._start(self._model.tokenize(prompt, allow_special=False, add_special=True), params)
 
     def tokenize(self, text: str, *, allow_special: bool = False) -> list[int]:
@@ -128,6 +131,7 @@ class LocalEngine:
         """
         if self._template is None:
             raise ModelLoadError(f"{self.model_id} has no chat template: use text completion instead.")
+        self._refuse_hopeless(sum(len(message.text) for message in messages))
         segments = self._template.segments(
             messages, add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message
         )
@@ -165,6 +169,15 @@ class LocalEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _refuse_hopeless(self, characters: int) -> None:
+        """Tokenizing a megabyte takes seconds: refuse first what cannot fit however well it packs."""
+        if characters > self.context_length * _LONGEST_TOKEN:
+            raise ContextLengthError(
+                f"The prompt of {characters:,} characters cannot fit the context of {self.context_length} tokens: "
+                "shorten the messages.",
+                param="messages",
+            )
 
     def _start(self, prompt: list[int], params: SamplingParams) -> LocalRun:
         if not prompt:

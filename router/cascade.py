@@ -8,6 +8,7 @@ RULES may also open only one tier: LOCAL -> DONE without further gates, or CLOUD
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,6 +22,8 @@ from .job import Job
 from .record import Record
 from .rules import Ruling, Situation, no_cloud_configured, no_local_configured, rule
 from .tiers import CloudFailure, CloudStream, CloudTier, CloudUsage, LocalAnswer, LocalGeneration, LocalTier
+
+_LONG_PROMPT = 2**14
 
 
 class State(StrEnum):
@@ -137,7 +140,10 @@ class Cascade:
     async def _before(self) -> State:
         if self.job.quality_given:
             check_quality(self.gates, self.job.quality)
-        return self._judge(self.gates.before(self.chat.messages, self.job.quality), State.LOCAL)
+        messages, quality = self.chat.messages, self.job.quality
+        if sum(len(message.text) for message in messages) > _LONG_PROMPT:  # not on the loop: others are waiting there
+            return self._judge(await asyncio.to_thread(self.gates.before, messages, quality), State.LOCAL)
+        return self._judge(self.gates.before(messages, quality), State.LOCAL)
 
     async def _local(self) -> State:
         try:

@@ -201,8 +201,14 @@ def test_too_long_is_refused_and_full_is_allowed(engine):
     list(run)
     assert len(run.token_ids) == 6
     assert run.finish_reason == "length"
-    with pytest.raises(ContextLengthError):
-        engine.start(ask("1" * 1_000_000), SamplingParams())
+    began = time.process_time()
+    for hopeless in (
+        lambda text: engine.start(ask(text), SamplingParams()),
+        lambda text: engine.start_text(text, SamplingParams()),
+    ):
+        with pytest.raises(ContextLengthError, match="characters"):  # not even tokenized: that would take seconds
+            hopeless("1" * 1_000_000)
+    assert time.process_time() - began < 0.5
     with pytest.raises(ContextLengthError):
         engine.score([5] * 257)
 
