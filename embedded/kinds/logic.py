@@ -139,13 +139,14 @@ def compare(rng: random.Random, phrasings: Phrasings) -> Draft:
     """Decimals of different lengths: 9.11 looks larger than 9.9."""
     difficulty = rng.randrange(1, 4)
     whole = rng.randrange(0, 30)
-    numbers: set[str] = set()
-    while len(numbers) < difficulty + 1:
+    shown: list[str] = []
+    while len(shown) < difficulty + 1:
         base = whole if rng.random() < 0.7 else rng.randrange(0, 30)
         digits = rng.randrange(1, 4)
         fraction = "".join(rng.choices("0123456789", k=digits)).rstrip("0") or str(rng.randrange(1, 10))
-        numbers.add(f"{base}.{fraction}")
-    shown = sorted(numbers, key=lambda _: rng.random())
+        number = f"{base}.{fraction}"
+        if number not in shown:
+            shown.append(number)
     width = max(len(n.partition(".")[2]) for n in shown)
     padded = [f"{n}{'0' * (width - len(n.partition('.')[2]))}" for n in shown]
     ranked = sorted(shown, key=float)

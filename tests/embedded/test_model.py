@@ -46,6 +46,7 @@ def test_the_served_model_continues_as_the_trained_one(model: PocketLlama, tmp_p
     assert served
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # the compiler's own
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_no_position_sees_a_later_token(model: PocketLlama, compiled: bool) -> None:
     if compiled and shutil.which("g++") is None:

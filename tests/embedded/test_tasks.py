@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
+import sys
 from itertools import islice, pairwise
 
 import pytest
@@ -58,6 +61,18 @@ def test_streams_and_task_lists_are_reproducible() -> None:
     assert make_tasks("test", 300, seed=9) == make_tasks("test", 300, seed=9)
     assert make_tasks("test", 300, seed=9) != make_tasks("test", 300, seed=8)
     assert list(islice(stream("train", 4), 50)) == list(islice(stream("train", 4), 50))
+
+
+def test_tasks_do_not_depend_on_the_order_of_sets() -> None:
+    """Python salts the hash of strings per process; a task drawn through a set would differ from run to run."""
+    program = "from updraft.embedded.tasks import make_tasks; print(make_tasks('test', 480))"
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": salt}, check=True, capture_output=True
+        ).stdout
+        for salt in ("1", "2", "3")
+    }
+    assert len(outputs) == 1
 
 
 def test_asking_for_more_than_the_suite_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
