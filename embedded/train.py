@@ -60,8 +60,8 @@ class Recipe:
 
 
 RECIPES = {
-    "small": Recipe(hidden=128, layers=3, heads=4, kv_heads=2, feed_forward=352, learning_rate=5e-3, steps=1_950),
-    "large": Recipe(hidden=256, layers=6, heads=4, kv_heads=2, feed_forward=704, learning_rate=3e-3, steps=1_950),
+    "small": Recipe(hidden=64, layers=3, heads=2, kv_heads=1, feed_forward=192, learning_rate=5e-3, steps=1_500),
+    "large": Recipe(hidden=256, layers=6, heads=4, kv_heads=2, feed_forward=704, learning_rate=3e-3, steps=1_500),
 }
 
 
