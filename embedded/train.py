@@ -145,7 +145,7 @@ def schedule(recipe: Recipe, step: int) -> float:
 
 
 def build_optimizers(recipe: Recipe, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the blocks (twice the progress per token of AdamW at this size), AdamW for the rest."""
+    """Muon for the matrices of the blocks, AdamW for embeddings and norms."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     return [
