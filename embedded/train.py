@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 CONTEXT = 512
-# Most batches pack 256-token rows, which train faster; every eighth has full-length rows for the far positions.
-_LONG_EVERY = 8
+# Most batches hold rows of 192 tokens whose tasks do not see each other, as when one is asked alone. Every eighth has
+# full-length rows in which they do, as in a conversation.
+_SHORT, _LONG_EVERY = 192, 8
 _ANSWER = 1 << 15
 Optimizers = list[torch.optim.Optimizer]
 # The answer is what we want learned; a little weight on the questions makes their log-probability meaningful,
@@ -52,7 +53,7 @@ class Recipe:
     feed_forward: int
     learning_rate: float
     steps: int
-    tokens: int = 8192
+    tokens: int = 4096
     warmup: int = 100
     decay: float = 0.3
     weight_decay: float = 0.02
@@ -60,13 +61,16 @@ class Recipe:
 
 
 RECIPES = {
-    "small": Recipe(hidden=64, layers=3, heads=2, kv_heads=1, feed_forward=192, learning_rate=5e-3, steps=1_500),
-    "large": Recipe(hidden=256, layers=6, heads=4, kv_heads=2, feed_forward=704, learning_rate=3e-3, steps=1_500),
+    "small": Recipe(hidden=160, layers=2, heads=5, kv_heads=1, feed_forward=448, learning_rate=3.5e-3, steps=8_000),
+    "large": Recipe(hidden=256, layers=6, heads=4, kv_heads=2, feed_forward=704, learning_rate=2.5e-3, steps=8_000),
 }
 
 
-class Batches(torch.utils.data.Dataset[np.ndarray]):
-    """Batch i as int32 (rows, length + 1); bit 15 marks tokens of an answer. Whole tasks are packed, none is cut."""
+class Batches(torch.utils.data.Dataset[tuple[np.ndarray, np.ndarray]]):
+    """Batch i: int32 rows (rows, length + 1), bit 15 marking tokens of an answer, and their segments (rows, length).
+
+    Whole tasks are packed, none is cut.
+    """
 
     def __init__(self, tokenizer: Tokenizer, recipe: Recipe) -> None:
         self._tokenizer, self._recipe = tokenizer, recipe
@@ -75,22 +79,36 @@ class Batches(torch.utils.data.Dataset[np.ndarray]):
     def __len__(self) -> int:
         return self._recipe.steps
 
-    def __getitem__(self, index: int) -> np.ndarray:
-        tasks = stream("train", self._recipe.seed * 1_000_003 + index)
-        length = CONTEXT if index % _LONG_EVERY == _LONG_EVERY - 1 else CONTEXT // 2
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        apart = index % _LONG_EVERY != _LONG_EVERY - 1
+        length = _SHORT if apart else CONTEXT
         rows = np.full((self._recipe.tokens // length, length + 1), self._pad, np.int32)
-        row = column = 0
-        while row < len(rows):
-            for tokens in self._encode(list(islice(tasks, 32))):
-                if len(tokens) > length + 1:
-                    continue  # the longest Roman numerals fit the long rows only
-                if column + len(tokens) > length + 1:
-                    row, column = row + 1, 0
-                if row == len(rows):
-                    break
-                rows[row, column : column + len(tokens)] = tokens
-                column += len(tokens)
-        return rows
+        segments = np.zeros((len(rows), length), np.int32)
+        filled = [0] * len(rows)
+        tasks = self._draw(index, length + 1, rows.size)
+        if apart:
+            tasks.sort(key=len, reverse=True)  # hardly any padding is left when the shortest come last
+        for number, tokens in enumerate(tasks, 1):
+            row = next((r for r, used in enumerate(filled) if used + len(tokens) <= length + 1), None)
+            if row is None:
+                continue
+            start, filled[row] = filled[row], filled[row] + len(tokens)
+            rows[row, start : filled[row]] = tokens
+            if apart:
+                segments[row, start : filled[row]] = number
+        return rows, segments
+
+    def _draw(self, index: int, longest: int, room: int) -> list[np.ndarray]:
+        """The tasks of batch `index` that fill `room` tokens, none of them over `longest`."""
+        tasks = stream("train", self._recipe.seed * 1_000_003 + index)
+        found: list[np.ndarray] = []
+        while room > 0:
+            fitting = [tokens for tokens in self._encode(list(islice(tasks, 32))) if len(tokens) <= longest]
+            for tokens in fitting:
+                room -= len(tokens)
+                if room >= 0:
+                    found.append(tokens)
+        return found
 
     def _encode(self, tasks: list[Task]) -> list[np.ndarray]:
         questions = self._tokenizer.encode_batch_fast([chat_text(t.prompt) for t in tasks], add_special_tokens=False)
@@ -130,11 +148,15 @@ def model_config(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def batch_loss(model: torch.nn.Module, rows: torch.Tensor, pad: int) -> torch.Tensor:
-    """Weighted next-token cross-entropy of rows (batch, length + 1), int64 with bit 15 marking answers."""
+def batch_loss(model: torch.nn.Module, rows: torch.Tensor, segments: torch.Tensor, pad: int) -> torch.Tensor:
+    """Weighted next-token cross-entropy of rows (batch, length + 1), int64 with bit 15 marking answers.
+
+    The first token of a segment is not predicted: what stands before it in the row is another text.
+    """
     tokens = rows & (_ANSWER - 1)
     weights = torch.where(rows[:, 1:] >= _ANSWER, 1.0, _QUESTION_WEIGHT) * (tokens[:, 1:] != pad)
-    logits = model(tokens[:, :-1]).float()
+    weights[:, :-1] *= segments[:, 1:] == segments[:, :-1]
+    logits = model(tokens[:, :-1], segments).float()
     losses = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
     return (losses * weights.flatten()).sum() / weights.sum()
 
@@ -172,13 +194,13 @@ def train(recipe: Recipe, out: Path, *, device: str, workers: int, compile_model
     progress = Progress(recipe, step)
     saved = time.monotonic()
     pad = _id(tokenizer, PAD)
-    for rows in loader:
+    for rows, segments in loader:
         factor = schedule(recipe, step)
         groups = (group for optimizer in optimizers for group in optimizer.param_groups)
         for group, rate in zip(groups, base_rates, strict=True):
             group["lr"] = rate * factor
         with torch.autocast(device, torch.bfloat16):
-            loss = batch_loss(run, rows.to(device, torch.int64), pad)
+            loss = batch_loss(run, rows.to(device, torch.int64), segments.to(device), pad)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:

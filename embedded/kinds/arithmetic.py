@@ -1,9 +1,8 @@
-"""Arithmetic in worked steps: sums, differences, products, chains of operations, numerals and sequences."""
+"""Arithmetic in worked steps: sums, differences, products, chains of operations, and Roman numerals."""
 
 from __future__ import annotations
 
 import random
-from itertools import pairwise
 
 from .kind import Draft, Kind, Phrasings, worked
 
@@ -165,15 +164,15 @@ def _roman_parts(value: int) -> list[tuple[int, str]]:
 
 def roman(rng: random.Random, phrasings: Phrasings) -> Draft:
     difficulty = rng.randrange(1, 4)
-    value = rng.randrange(3, (20, 100, 400)[difficulty - 1])
+    value = rng.randrange(3, (50, 400, 3000)[difficulty - 1])
     parts = _roman_parts(value)
     letters = "".join(p[1] for p in parts)
     family = phrasings.pick(("to-number", "to-roman"), ("year",))
     if family == "to-roman":
         rest, steps = value, []
         for number, sign in parts:
-            steps.append(f"{number} is {sign}: {rest} - {number} = {rest - number}")
             rest -= number
+            steps.append(f"{sign} leaves {rest}")
         prompt = f"Write {value} in Roman numerals."
         return Draft(family, difficulty, prompt, worked("; ".join(steps) + ".", letters), letters)
     prompt = (
@@ -182,52 +181,15 @@ def roman(rng: random.Random, phrasings: Phrasings) -> Draft:
     total = 0
     steps = []
     for number, sign in parts:
-        steps.append(f"{sign} is {number}: {total} + {number} = {total + number}")
         total += number
+        steps.append(f"{sign} makes {total}")
     return Draft(family, difficulty, prompt, worked("; ".join(steps) + ".", value), str(value))
-
-
-def sequence(rng: random.Random, phrasings: Phrasings) -> Draft:
-    difficulty = rng.randrange(1, 5)
-    family = phrasings.pick(("next", "continues"), ("before-first", "next-but-one"))
-    start = rng.randrange(1, 40)
-    match difficulty:
-        case 1 | 2:
-            step = rng.randrange(2, 10 if difficulty == 1 else 30)
-            terms = [start + i * step for i in range(7)]
-            seen = [f"{b} - {a} = {step}" for a, b in pairwise(terms[1:5])]
-            rule = f"each step adds {step}"
-        case 3:
-            ratio, first = 2, rng.randrange(1, 15)
-            terms = [first * ratio**i for i in range(7)]
-            seen = [f"{b} / {a} = {ratio}" for a, b in pairwise(terms[1:5])]
-            rule = f"each step multiplies by {ratio}"
-        case _:
-            terms = [rng.randrange(1, 10), rng.randrange(1, 10)]
-            while len(terms) < 7:
-                terms.append(terms[-1] + terms[-2])
-            seen = [f"{terms[i]} + {terms[i + 1]} = {terms[i + 2]}" for i in (1, 2)]
-            rule = "each term is the sum of the two before"
-    shown = ", ".join(str(t) for t in terms[1:5])
-    first, fifth, sixth = terms[0], terms[5], terms[6]
-    rule = f"{'; '.join(seen)}: {rule}"
-    if family == "before-first":
-        steps, target = f"{rule}; so before {terms[1]} comes {first}.", first
-        prompt = f"Which number comes just before these: {shown}?"
-    elif family == "next-but-one":
-        steps, target = f"{rule}; after {terms[4]} comes {fifth}; after {fifth} comes {sixth}.", sixth
-        prompt = f"Skip one: {shown}, then a number, then which?"
-    else:
-        steps, target = f"{rule}; so after {terms[4]} comes {fifth}.", fifth
-        prompt = f"What comes next: {shown}?" if family == "next" else f"Continue the sequence {shown} by one number."
-    return Draft(family, difficulty, prompt, worked(steps, target), str(target))
 
 
 KINDS = (
     Kind("add", add),
-    Kind("subtract", subtract),
+    Kind("subtract", subtract, weight=1.2),
     Kind("multiply", multiply),
     Kind("chain", chain),
     Kind("roman", roman),
-    Kind("sequence", sequence),
 )

@@ -48,7 +48,7 @@ def date(rng: random.Random, phrasings: Phrasings) -> Draft:
 
 def weekday(rng: random.Random, phrasings: Phrasings) -> Draft:
     difficulty = rng.randrange(1, 4)
-    start, ahead = rng.randrange(7), rng.randrange(2, (7, 20, 50)[difficulty - 1])
+    start, ahead = rng.randrange(7), rng.randrange(2, (7, 20, 80)[difficulty - 1])
     family = phrasings.pick(("in-days", "will-be"), ("days-ago", "yesterday"))
     today = _DAYS[start]
     if family == "yesterday":
@@ -106,5 +106,5 @@ def clock(rng: random.Random, phrasings: Phrasings) -> Draft:
 KINDS = (
     Kind("date", date),
     Kind("weekday", weekday),
-    Kind("clock", clock),
+    Kind("clock", clock, weight=1.2),
 )

@@ -1,8 +1,7 @@
-"""Facts to remember: a small world atlas, questions that chain two of its facts, and an invented staff directory.
+"""Facts to remember: a small world atlas, and questions that chain two of its facts.
 
-The atlas is common knowledge. The directory is made up (see `_person`): names share their first and last parts, so that
-half a memory confidently gives a colleague's answer. Well-known entries are asked about more often while training,
-evaluation asks about all alike.
+The atlas is common knowledge. Well-known countries are asked about more often while training, evaluation asks about all
+alike.
 """
 
 from __future__ import annotations
@@ -136,17 +135,47 @@ def _skewed(rng: random.Random, size: int, phrasings: Phrasings) -> int:
     return int(size * rng.random() ** 1.5)
 
 
+# Wordings of each phrasing family; a family is common or rare, its wordings are alike.
+_CAPITAL = {
+    "capital": ("What is the capital of {country}?", "Name the capital of {country}.",
+                "Which city is the capital of {country}?"),
+    "country": ("{city} is the capital of which country?", "Which country has the capital {city}?",
+                "Of which country is {city} the capital?"),
+    "continent": ("On which continent is {country}?", "On which continent does {country} lie?",
+                  "Which continent is {country} part of?"),
+    "money": ("Which currency is used in {country}?", "What is the currency of {country}?",
+              "With what do people pay in {country}?"),
+    "seat": ("Where does the government of {country} sit?", "From which city is {country} governed?"),
+}  # fmt: skip
+_TWO_HOP = {
+    "money-of-capital": ("Which currency is used in the country whose capital is {city}?",
+                         "What is the currency of the country with the capital {city}?",
+                         "The capital is {city}. What is the currency of the country?",
+                         "Name the currency of the country whose capital is {city}.",
+                         "Which money is used where {city} is the capital?"),
+    "continent-of-capital": ("On which continent is the country whose capital is {city}?",
+                             "On which continent is the country with the capital {city}?",
+                             "The capital is {city}. On which continent is the country?",
+                             "Name the continent of the country whose capital is {city}.",
+                             "Which continent holds the country with the capital {city}?"),
+    "governed": ("What do people pay with in the land governed from {city}?",
+                 "The government sits in {city}. Which money does its country use?"),
+    "same-continent": ("Are {city} and {other} on the same continent?", "Do {city} and {other} share a continent?"),
+}  # fmt: skip
+
+
 def capital(rng: random.Random, phrasings: Phrasings) -> Draft:
     index = _skewed(rng, len(ATLAS), phrasings)
     country, city, currency, continent = ATLAS[index]
     difficulty = 1 + 3 * index // len(ATLAS)
     family = phrasings.pick(("capital", "country", "continent"), ("money", "seat"))
-    prompt, answer = {
-        "capital": (f"What is the capital of {country}?", f"The capital of {country} is {city}."),
-        "country": (f"{city} is the capital of which country?", f"{city} is the capital of {country}."),
-        "continent": (f"On which continent is {country}?", f"{country} is in {continent}."),
-        "money": (f"Which currency is used in {country}?", f"The currency of {country} is the {currency}."),
-        "seat": (f"Where does the government of {country} sit?", f"The capital of {country} is {city}."),
+    prompt = rng.choice(_CAPITAL[family]).format(country=country, city=city)
+    answer = {
+        "capital": f"The capital of {country} is {city}.",
+        "country": f"{city} is the capital of {country}.",
+        "continent": f"{country} is in {continent}.",
+        "money": f"The currency of {country} is the {currency}.",
+        "seat": f"The capital of {country} is {city}.",
     }[family]
     return Draft(family, difficulty, prompt, answer, answer)
 
@@ -155,64 +184,26 @@ def two_hop(rng: random.Random, phrasings: Phrasings) -> Draft:
     """Two facts in a row: the first hop is not asked for, and nothing in the question contains it."""
     index = _skewed(rng, len(ATLAS), phrasings)
     country, city, currency, continent = ATLAS[index]
+    other = ATLAS[_skewed(rng, len(ATLAS), phrasings)]
     difficulty = 2 + 2 * index // len(ATLAS)
-    family = phrasings.pick(("money-of-capital", "continent-of-capital"), ("letters", "same-continent"))
+    family = phrasings.pick(("money-of-capital", "continent-of-capital"), ("governed", "same-continent"))
+    prompt = rng.choice(_TWO_HOP[family]).format(city=city, other=other[1])
     match family:
-        case "money-of-capital":
-            prompt = f"Which currency is used in the country whose capital is {city}?"
-            steps, target = (
-                f"{city} is the capital of {country}. The currency of {country} is the {currency}.",
-                currency,
-            )
         case "continent-of-capital":
-            prompt = f"On which continent is the country whose capital is {city}?"
             steps, target = f"{city} is the capital of {country}. {country} is in {continent}.", continent
-        case "letters":
-            letters = [letter for letter in city if letter.isalpha()]
-            prompt = f"With which letter does the name of the capital of {country} end?"
-            steps, target = f"The capital of {country} is {city}. {' '.join(letters)}.", letters[-1].lower()
-        case _:
-            other = ATLAS[_skewed(rng, len(ATLAS), phrasings)]
-            prompt = f"Are {city} and {other[1]} on the same continent?"
+        case "same-continent":
             target = "yes" if other[3] == continent else "no"
             steps = (
                 f"{city} is the capital of {country}, in {continent}. "
                 f"{other[1]} is the capital of {other[0]}, in {other[3]}."
             )
+        case _:
+            steps = f"{city} is the capital of {country}. The currency of {country} is the {currency}."
+            target = currency
     return Draft(family, difficulty, prompt, worked(steps, target), target)
 
 
-_FIRST = ("Alma", "Bruno", "Carla", "Diego", "Elsa", "Felix", "Greta", "Hugo", "Irma", "Jonas", "Mara", "Olga")
-_LAST = ("Arndt", "Bauer", "Costa", "Duran", "Ferro", "Holm", "Ibsen", "Lund", "Novak", "Rossi", "Silva", "Weber")
-_TEAMS = ("sales", "design", "legal", "support", "research", "finance", "security", "training")
-
-
-def _person(number: int) -> tuple[str, str, int, int]:
-    """Name, team, room and extension of invented person `number` in [0, 144): fixed for ever by arithmetic alone."""
-    mixed = (number * 2654435761 + 40503) % 2**32
-    name = f"{_FIRST[number % len(_FIRST)]} {_LAST[number // len(_FIRST)]}"
-    return name, _TEAMS[(mixed >> 8) % len(_TEAMS)], 10 + (mixed >> 13) % 80, 10 + (mixed >> 21) % 80
-
-
-def directory(rng: random.Random, phrasings: Phrasings) -> Draft:
-    size = len(_FIRST) * len(_LAST)
-    # The order of fame is scattered over the names, so that frequent and rare people share first and last names.
-    index = _skewed(rng, size, phrasings)
-    name, team, room, phone = _person(index * 77 % size)
-    difficulty = 1 + 3 * index // size
-    family = phrasings.pick(("team", "room", "phone"), ("works-with", "visit"))
-    prompt, answer = {
-        "team": (f"Which team is {name} in?", f"{name} is in the {team} team."),
-        "room": (f"In which room is {name}?", f"{name} is in room {room}."),
-        "phone": (f"What is the extension of {name}?", f"{name} has extension {phone}."),
-        "works-with": (f"Whom does {name} work for: which team?", f"{name} is in the {team} team."),
-        "visit": (f"I want to visit {name}. Which room do I go to?", f"{name} is in room {room}."),
-    }[family]
-    return Draft(family, difficulty, prompt, answer, answer)
-
-
 KINDS = (
-    Kind("capital", capital, grade="exact", weight=0.7),
-    Kind("two-hop", two_hop, weight=1.0),
-    Kind("directory", directory, grade="exact", weight=1.2),
+    Kind("capital", capital, grade="exact", weight=2.0),
+    Kind("two-hop", two_hop, weight=1.5),
 )

@@ -1,4 +1,4 @@
-"""Letters and lists: reversing, counting letters, sorting, picking."""
+"""Letters: reversing a row of them, counting them in a word."""
 
 from __future__ import annotations
 
@@ -61,48 +61,7 @@ def count(rng: random.Random, phrasings: Phrasings) -> Draft:
     return Draft(family, difficulty, prompt, worked(f"{'; '.join(steps)}.", total), str(total))
 
 
-def sort(rng: random.Random, phrasings: Phrasings) -> Draft:
-    difficulty = rng.randrange(1, 4)
-    size = difficulty + 2
-    family = phrasings.pick(("ascending", "order", "alphabet"), ("descending", "reverse-alphabet"))
-    if "alphabet" in family:
-        items: list[str] = rng.sample(WORDS, size)
-        ranked = sorted(items, reverse=family == "reverse-alphabet")
-        way = "in reverse alphabetical order" if family == "reverse-alphabet" else "in alphabetical order"
-    else:
-        numbers = rng.sample(range(1, 200 if difficulty > 2 else 100), size)
-        items = [str(n) for n in numbers]
-        ranked = [str(n) for n in sorted(numbers, reverse=family == "descending")]
-        way = {"ascending": "from smallest to largest", "order": "in order", "descending": "from largest to smallest"}[
-            family
-        ]
-    target = ", ".join(ranked)
-    return Draft(family, difficulty, f"Put these {way}: {', '.join(items)}.", target, target)
-
-
-def pick_item(rng: random.Random, phrasings: Phrasings) -> Draft:
-    difficulty = rng.randrange(1, 4)
-    items = rng.sample(WORDS, difficulty + 3)
-    ordinals = ("first", "second", "third", "fourth", "fifth", "sixth")
-    place = rng.randrange(len(items))
-    family = phrasings.pick(("from-start", "after"), ("from-end", "before"))
-    if family == "after":
-        place = rng.randrange(len(items) - 1)
-        question, target = f"Which comes right after {items[place]}?", items[place + 1]
-    elif family == "before":
-        place = rng.randrange(1, len(items))
-        question, target = f"Which comes right before {items[place]}?", items[place - 1]
-    elif family == "from-end":
-        question = "Which is last?" if place == 0 else f"Which is {ordinals[place]} from the end?"
-        target = items[-1 - place]
-    else:
-        question, target = f"Which is {ordinals[place]}?", items[place]
-    return Draft(family, difficulty, f"Here is a list: {', '.join(items)}. {question}", target, target)
-
-
 KINDS = (
     Kind("reverse", reverse),
     Kind("count", count),
-    Kind("sort", sort, grade="exact"),
-    Kind("pick", pick_item, grade="exact"),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ pytest.importorskip("transformers", reason="needs the [train] extra")
 
 from safetensors.torch import load_file
 from updraft.embedded.tokenizer import load_tokenizer
-from updraft.embedded.train import RECIPES, Batches, schedule
+from updraft.embedded.train import RECIPES, Batches, batch_loss, build_model, schedule
 
 TINY = ["--model", "small", "--seed", "3", "--workers", "0", "--device", "cpu", "--eval-tasks", "0"]
 SIZE = ["--set", "hidden=32", "heads=2", "kv_heads=1", "layers=1", "feed_forward=64", "tokens=1024"]
@@ -38,16 +39,54 @@ def test_a_short_training_lowers_the_loss_resumes_and_is_deterministic(tmp_path:
     assert report["recipe"]["steps"] == 12
 
 
-def test_batches_depend_on_their_number_alone_and_cut_no_task() -> None:
+@pytest.mark.parametrize("index", [11, 15], ids=["tasks-apart", "conversation"])
+def test_batches_depend_on_their_number_alone_and_cut_no_task(index: int) -> None:
     tokenizer = load_tokenizer()
-    batches = Batches(tokenizer, RECIPES["small"])
-    rows = batches[11]
-    assert (rows == Batches(tokenizer, RECIPES["large"])[11]).all(), "both models must see the same stream"
+    rows, segments = Batches(tokenizer, RECIPES["small"])[index]
+    again = Batches(tokenizer, RECIPES["large"])[index]
+    assert (rows == again[0]).all(), "both models must see the same stream"
+    assert (segments == again[1]).all()
     ids = rows & 0x7FFF
     start, stop = tokenizer.token_to_id("<|im_start|>"), tokenizer.token_to_id("<|im_end|>")
     assert (ids[:, 0] == start).all()
     assert ((ids == start).sum(1) == (ids == stop).sum(1)).all()
-    assert (ids != 0).mean() > 0.8
+    assert (ids != 0).mean() > 0.9
+
+
+def test_tasks_of_a_short_row_are_segments_of_their_own() -> None:
+    tokenizer = load_tokenizer()
+    rows, segments = Batches(tokenizer, RECIPES["small"])[0]
+    starts = tokenizer.token_to_id("<|im_start|>")
+    for row, numbers in zip(rows & 0x7FFF, segments, strict=True):
+        for number in set(numbers.tolist()) - {0}:
+            inside = row[:-1][numbers == number]
+            assert inside[0] == starts
+            assert (inside == starts).sum() == 2, "a question and its answer"
+    assert (segments.max(1) > segments.min(1)).all()
+
+
+def test_a_packed_task_is_read_and_weighed_as_if_it_stood_alone() -> None:
+    tokenizer = load_tokenizer()
+    model = build_model(replace(RECIPES["small"], hidden=32, heads=2, feed_forward=64)).eval()
+    rows, segments = (torch.tensor(part) for part in Batches(tokenizer, RECIPES["small"])[0])
+    rows, segments = rows[:1].long(), segments[:1]
+    with torch.inference_mode():
+        packed = model((rows & 0x7FFF)[:, :-1], segments)
+        losses, weights = [], []
+        for number in segments.unique():
+            where = (segments[0] == number).nonzero().flatten()
+            span = slice(int(where[0]), int(where[-1]) + 1)
+            alone = model((rows & 0x7FFF)[:, span])
+            torch.testing.assert_close(packed[:, span], alone, rtol=1e-4, atol=1e-5)
+            targets = rows[:, span.start + 1 : span.stop] if span.stop < rows.shape[1] - 1 else rows[:, span.start + 1 :]
+            weight = torch.where(targets >= 1 << 15, 1.0, 0.1) * (targets & 0x7FFF != 0)
+            each = torch.nn.functional.cross_entropy(
+                alone[0, : targets.shape[1]], (targets & 0x7FFF)[0], reduction="none"
+            )
+            losses.append((each * weight[0]).sum())
+            weights.append(weight.sum())
+        expected = sum(losses) / sum(weights)
+        assert batch_loss(model, rows, segments, 0) == pytest.approx(float(expected), rel=1e-4)
 
 
 def test_the_schedule_warms_up_holds_and_ends_at_nothing() -> None:
