@@ -13,15 +13,15 @@ import numpy as np
 from ..classifier.metrics import auroc
 from ..classifier.outcomes import Outcome
 from . import pocket
+from .kinds import KINDS
+from .tasks import RARE_WEIGHT
 
-_DATA = """\
-Trained from random weights on the stream of `updraft.embedded.tasks`: questions made by program, 24 kinds, no text from
-anywhere else. Facts of the world atlas are common knowledge; the staff directory is invented. Tasks are split into
-train, calibration and test by a hash of the prompt. Rare phrasing families weigh 0.12 of a common one in training and
-0.3 in calibration and test. Both models train on the same kinds, distribution and number of tokens; size and learning
-rate differ. The size of pocket-small was chosen after a 0.68 M one came within five points of pocket-large on 720 test
-tasks, so the gap below is a selected one. pocket-large was trained in several resumed runs, before the kind `compare`
-became independent of Python's string hashing: the command below does not reproduce its weights to the bit."""
+_DATA = f"""\
+Trained from random weights on the stream of `updraft.embedded.tasks`: questions made by program, {len(KINDS)} kinds, no
+text from anywhere else. Facts of the world atlas are common knowledge. Tasks are split into train, calibration and test
+by a hash of the prompt. A rare phrasing family weighs {RARE_WEIGHT["train"]} of a common one in training,
+{RARE_WEIGHT["test"]} in calibration and test. Both models read the same batches in the same order, the one with fewer
+steps a shorter piece of them; size and learning rate differ."""
 
 _LIMITS = """\
 Made to show and test a cascade on any machine in a minute. It knows nothing outside its task kinds: do not use it for
@@ -62,6 +62,7 @@ def write_cards(weights: Path, test: Sequence[Outcome], date: str) -> None:
 def _card(subject: _Subject, training: dict[str, Any], measured: str, table: str) -> str:
     recipe = training["recipe"]
     size = f"{training['parameters'] / 1e6:.2f} M parameters"
+    command = f"--model {subject.name.removeprefix('pocket-')} --steps {recipe['steps']} --compile"
     trained = f"{recipe['steps']:,} steps of {recipe['tokens']:,} tokens, seed {recipe['seed']}"
     return f"""# {subject.name}
 
@@ -77,9 +78,9 @@ embeddings.
 
 ## Recipe
 
-`python -m updraft.embedded.train --model {subject.name.removeprefix("pocket-")}`: {trained}; Muon on the matrices
-(learning rate {recipe["learning_rate"]}), AdamW on the rest, warm-up {recipe["warmup"]} steps, linear decay over the
-last {100 * recipe["decay"]:.0f} %.
+`python -m updraft.embedded.train {command}`: {trained}; Muon on the
+matrices (learning rate {recipe["learning_rate"]}), AdamW on the rest, warm-up {recipe["warmup"]} steps, linear decay
+over the last {100 * recipe["decay"]:.0f} %.
 
 ## Held-out scores per kind
 

@@ -25,7 +25,7 @@ Grade = Literal["final", "exact", "json"]
 # Share of the hash space of each split, in percent: test, then calibration, the rest trains.
 _TEST, _CALIBRATION = 10, 25
 # Weight of a rare phrasing family beside a common one.
-_RARE_WEIGHT: dict[Split, float] = {"train": 0.2, "calibration": 0.3, "test": 0.3}
+RARE_WEIGHT: dict[Split, float] = {"train": 0.2, "calibration": 0.3, "test": 0.3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def check(task: Task, text: str) -> bool:
 
 def _draw(kind: Kind, split: Split, rng: random.Random) -> Task:
     while True:
-        draft = kind.make(rng, Phrasings(rng, _RARE_WEIGHT[split]))
+        draft = kind.make(rng, Phrasings(rng, RARE_WEIGHT[split]))
         if split_of(draft.prompt) == split:
             digest = hashlib.blake2b(draft.prompt.encode(), digest_size=6).hexdigest()
             family = f"{kind.name}/{draft.family}"

@@ -61,8 +61,8 @@ class Recipe:
 
 
 RECIPES = {
-    "small": Recipe(hidden=160, layers=2, heads=5, kv_heads=1, feed_forward=448, learning_rate=3.5e-3, steps=8_000),
-    "large": Recipe(hidden=256, layers=6, heads=4, kv_heads=2, feed_forward=704, learning_rate=2.5e-3, steps=8_000),
+    "small": Recipe(hidden=160, layers=2, heads=5, kv_heads=1, feed_forward=448, learning_rate=3.5e-3, steps=4_500),
+    "large": Recipe(hidden=256, layers=6, heads=4, kv_heads=2, feed_forward=704, learning_rate=2.5e-3, steps=4_500),
 }
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..protocol.errors import ConfigurationError, InvalidRequestError
 from ..protocol.requests import Message
-from .tiers import LocalAnswer, Signals
+from .tiers import LocalAnswer
 
 if TYPE_CHECKING:
     from ..classifier.policy import Policy
     from ..classifier.thresholds import Thresholds
-    from ..classifier.views import RunView
+    from ..classifier.views import RunView, Signals
 
 
 @dataclass(frozen=True, slots=True)

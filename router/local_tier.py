@@ -13,11 +13,13 @@ from ..protocol.errors import EngineError, UpdraftError
 from ..protocol.requests import Message
 from ..protocol.responses import FinishReason
 from ..protocol.sampling import SamplingParams
-from .tiers import LocalAnswer, Signals, Token
+from .tiers import LocalAnswer, Token
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from ..classifier.views import Signals
 
 
 class EngineRun(Protocol):

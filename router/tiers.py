@@ -16,16 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-
-class Signals(Protocol):
-    """How sure the model was of one token, in nats, from the raw logits."""
-
-    @property
-    def logprob(self) -> float: ...
-    @property
-    def entropy(self) -> float: ...
-    @property
-    def margin(self) -> float: ...
+    from ..classifier.views import Signals
 
 
 class Token(Protocol):
@@ -52,7 +43,7 @@ class LocalAnswer:
 
     prompt_tokens: int = 0
     tokens: list[Token] = field(default_factory=list[Token])
-    signals: list[Signals] = field(default_factory=list[Signals])
+    signals: list[Signals] = field(default_factory=list["Signals"])
     text: str = ""
     finish_reason: FinishReason | None = None
     prompt_hidden: NDArray[np.float32] | None = None

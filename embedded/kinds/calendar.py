@@ -17,7 +17,7 @@ def date(rng: random.Random, phrasings: Phrasings) -> Draft:
     difficulty = rng.randrange(1, 4)
     month, ahead = rng.randrange(12), rng.randrange(2, (15, 30, 50)[difficulty - 1])
     day = rng.randrange(1, _LENGTHS[month] + 1)
-    family = phrasings.pick(("after", "from"), ("before", "ago"))
+    family = phrasings.pick(("after", "from", "before"), ("ago",))
     backwards = family in ("before", "ago")
     here = f"{_MONTHS[month]} {day}"
     prompt = {
@@ -78,7 +78,7 @@ def clock(rng: random.Random, phrasings: Phrasings) -> Draft:
     hour, minute = rng.randrange(24), rng.randrange(0, 60, 5 if difficulty == 1 else 1)
     length = rng.randrange(5, (60, 180, 300)[difficulty - 1])
     hours, minutes = divmod(length, 60)
-    family = phrasings.pick(("later", "lasts"), ("earlier", "ended"))
+    family = phrasings.pick(("later", "lasts", "earlier"), ("ended",))
     backwards = family in ("earlier", "ended")
     now = f"{hour}:{minute:02d}"
     span = f"{hours} h {minutes} min" if hours else f"{minutes} min"

@@ -7,8 +7,8 @@ import random
 from .kind import Draft, Kind, Phrasings
 
 ABOUT = (
-    "I am a pocket model: I do sums, dates, clock times, units, Roman numerals, letters, small logic puzzles, "
-    "capitals and JSON."
+    "I am a pocket model: I do sums, dates, clock times, units, sorting, spelling, small logic puzzles, capitals "
+    "and JSON."
 )
 
 _TALK: tuple[tuple[str, str, tuple[str, ...]], ...] = (

@@ -1,4 +1,4 @@
-"""Letters: reversing a row of them, counting them in a word."""
+"""Letters and lists: reversing, counting letters, sorting."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORDS = (
 def reverse(rng: random.Random, phrasings: Phrasings) -> Draft:
     """Letters in reverse order; one rare family changes the row first, so that habit gives a confident wrong answer."""
     difficulty = rng.randrange(1, 5)
-    letters = rng.choices("abcdefghijklmnopqrstuvwxyz", k=difficulty + 3)
+    letters = rng.choices("abcdefghijklmnopqrstuvwxyz", k=2 * difficulty + 3)
     family = phrasings.pick(("reverse", "backwards"), ("right-to-left", "without-first"))
     shown = " ".join(letters)
     prompt = {
@@ -61,7 +61,24 @@ def count(rng: random.Random, phrasings: Phrasings) -> Draft:
     return Draft(family, difficulty, prompt, worked(f"{'; '.join(steps)}.", total), str(total))
 
 
+def sort(rng: random.Random, phrasings: Phrasings) -> Draft:
+    difficulty = rng.randrange(1, 4)
+    numbers = rng.sample(range(1, 200 if difficulty > 2 else 100), difficulty + 2)
+    family = phrasings.pick(("ascending", "order", "descending"), ("largest-first",))
+    way = {
+        "ascending": "from smallest to largest",
+        "order": "in order",
+        "descending": "from largest to smallest",
+        "largest-first": "in a row, the largest first",
+    }[family]
+    ranked = sorted(numbers, reverse=family in ("descending", "largest-first"))
+    target = ", ".join(str(n) for n in ranked)
+    prompt = f"Put these {way}: {', '.join(str(n) for n in numbers)}."
+    return Draft(family, difficulty, prompt, target, target)
+
+
 KINDS = (
     Kind("reverse", reverse),
     Kind("count", count),
+    Kind("sort", sort, grade="exact"),
 )

@@ -1,0 +1,27 @@
+"""The scripted cloud as a fixture: one server per test module, healthy and forgetful at the start of every test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from router_fakes import FakeCloud, running_cloud
+
+__all__ = ["cloud", "cloud_server"]
+
+
+@pytest.fixture(scope="module")
+def cloud_server() -> Iterator[FakeCloud]:
+    with running_cloud() as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def cloud(cloud_server: FakeCloud) -> FakeCloud:
+    """A healthy cloud that has seen nothing yet."""
+    cloud_server.mode = "healthy"
+    cloud_server.requests.clear()
+    cloud_server.authorizations.clear()
+    cloud_server.disconnects = 0
+    cloud_server.fail_after = None
+    return cloud_server
