@@ -1,4 +1,8 @@
-"""Checks of the answer's text against itself and the question: the arithmetic it states, repetition, copying, form."""
+"""Checks of the answer's text against itself and the question: the arithmetic it states, its lists, what it copies.
+
+None of them knows a kind of question: they ask what any careful reader would. Is the stated sum true, is the list in
+order and without repeats, does a number stand beside the word it stood beside in the question, is a word spelled right?
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,11 @@ _STATEMENT = re.compile(
     r"(?<![\d.)*/×÷+-])(?<![*/×÷+-] )(-?\d+(?:\.\d+)?(?:\s*[-+*/×÷]\s*\d+(?:\.\d+)?)+)\s*=\s*(-?\d+(?:\.\d+)?)"
 )
 _TERM = re.compile(r"([-+*/×÷]?)\s*(\d+(?:\.\d+)?)")
+_INEQUALITY = re.compile(r"(?<![\d.])(-?\d+(?:\.\d+)?)\s*([<>])\s*(?=(-?\d+(?:\.\d+)?))")
+_SEGMENT = re.compile(r"[,;:?!\n]|\.(?!\d)")
+_ITEM = r"[^\s,;:<>.=?!]++(?:\.\d++)?"
+_LIST = re.compile(rf"(?<![^\s,;:<>=?!]){_ITEM}(?:\s*[,<>]\s*{_ITEM}){{2,}}")
+_SPELLED = re.compile(r"(?<![\w])([A-Za-z])(?!\w)")
 _MARK = re.compile(r"\b(?:answer|result|therefore)\b\W*", re.IGNORECASE)
 _REFUSAL = re.compile(r"\b(?:i cannot|i can't|i do not know|i don't know|not sure|unable to|sorry)\b", re.IGNORECASE)
 
@@ -48,6 +57,14 @@ ANSWER_NAMES = (
     "answer_broken_json",
     "answer_refusal",
     "answer_unusual",
+    "answer_list_items",
+    "answer_list_repeats",
+    "answer_list_kinks",
+    "answer_bound",
+    "answer_misbound",
+    "answer_misbound_share",
+    "answer_spelled",
+    "answer_misspelled",
 )
 
 
@@ -58,6 +75,10 @@ def answer_checks(view: RunView) -> Array:
     asked_words = set(_WORD.findall(asked.lower()))
     numbers, asked_numbers = _NUMBER.findall(text), _NUMBER.findall(asked)
     truths = [_holds(left, right) for left, right in _STATEMENT.findall(text)]
+    truths += [
+        float(left) < float(right) if sign == "<" else float(left) > float(right)
+        for left, sign, right in _INEQUALITY.findall(text)
+    ]
     false = truths.count(False)
     working, final, marked = _split_final(text)
     final_words = _WORD.findall(final.lower())
@@ -65,6 +86,9 @@ def answer_checks(view: RunView) -> Array:
     trigrams = list(zip(words, words[1:], words[2:], strict=False))
     opens_json = text.lstrip()[:1] in ("{", "[")
     valid_json = opens_json and _is_json(text)
+    items = _longest_list(text)
+    bound, misbound = _bindings(asked, text)
+    spelled, misspelled = _spelling(asked, working)
     values = [
         log1p(len(text)),
         log1p(len(words)),
@@ -92,6 +116,14 @@ def answer_checks(view: RunView) -> Array:
         opens_json and not valid_json,
         _REFUSAL.search(text) is not None,
         sum(ord(c) > 127 for c in text) / max(len(text), 1),
+        log1p(len(items)),
+        len(items) - len(set(items)),
+        _kinks(items),
+        log1p(bound),
+        log1p(misbound),
+        misbound / max(bound + misbound, 1),
+        spelled,
+        misspelled,
     ]
     return np.array([float(value) for value in values], np.float32)
 
@@ -109,6 +141,58 @@ def _holds(left: str, right: str) -> bool:
             terms.append(-value if operator == "-" else value)
     total, stated = sum(terms), float(right)
     return abs(total - stated) <= 1e-6 * max(1.0, abs(stated))
+
+
+def _longest_list(text: str) -> list[str]:
+    """The items of the longest list in `text`: three or more words or numbers between commas or comparison signs."""
+    lists = [re.split(r"\s*[,<>]\s*", found) for found in _LIST.findall(text)]
+    return max(lists, key=len, default=[])
+
+
+def _kinks(items: Sequence[str]) -> int:
+    """How many steps of a list of numbers go against the way most of its steps go; 0 for other lists."""
+    if not all(_NUMBER.fullmatch(item) for item in items):
+        return 0
+    numbers = [float(item) for item in items]
+    up = sum(a < b for a, b in pairwise(numbers))
+    down = sum(a > b for a, b in pairwise(numbers))
+    return min(up, down)
+
+
+def _bindings(asked: str, text: str) -> tuple[int, int]:
+    """Of the question's numbers used in the answer: how many stand by a word they stood by, how many by others only.
+
+    A number that the question does not contain, or that stands without any of the question's words, counts as neither.
+    """
+    beside: dict[str, set[str]] = {}
+    known: set[str] = set()
+    for numbers, words in _segments(asked):
+        known |= words
+        for number in numbers:
+            beside.setdefault(number, set()).update(words)
+    bound = misbound = 0
+    for numbers, words in _segments(text):
+        for number in numbers & beside.keys() if words & known else set[str]():
+            if words & beside[number]:
+                bound += 1
+            else:
+                misbound += 1
+    return bound, misbound
+
+
+def _segments(text: str) -> list[tuple[set[str], set[str]]]:
+    """The numbers and the words of each piece of `text` between marks."""
+    pieces = _SEGMENT.split(text.lower())
+    return [
+        (set(_NUMBER.findall(piece)), {word for word in _WORD.findall(piece) if word[0].isalpha()}) for piece in pieces
+    ]
+
+
+def _spelling(asked: str, working: str) -> tuple[bool, bool]:
+    """Whether the working spells something letter by letter, and whether the question lacks those letters."""
+    letters = "".join(_SPELLED.findall(working)).lower()
+    spelled = len(letters) > 2
+    return spelled, spelled and letters not in re.sub(r"[^a-z]", "", asked.lower())
 
 
 def _split_final(text: str) -> tuple[str, str, bool]:

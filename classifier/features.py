@@ -18,7 +18,7 @@ from .views import Array, PromptView, RunView
 __all__ = ["FEATURE_VERSION", "GATES", "Gate", "Layout", "PromptView", "RunView", "after", "before", "during"]
 
 # Raise it with every change that alters any feature of any input: a policy refuses features it was not trained on.
-FEATURE_VERSION = 1
+FEATURE_VERSION = 2
 
 Gate = Literal["gate1", "gate2", "gate3"]
 Block = Literal["ngrams", "structure", "prompt_signals", "signals", "answer", "prompt_hidden", "answer_hidden"]

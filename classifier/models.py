@@ -1,8 +1,8 @@
 """The models behind the gates: a few small experts per gate, blended, then calibrated. scikit-learn at training only.
 
 A classifier that merely recognises the kind of a question is worthless on the next kind. Two things prevent it here:
-- A `within_kind` expert weighs its rows so that in every kind gain and no gain are equally heavy. Recognising the kind
-  then earns nothing; only what separates right from wrong *inside* kinds does.
+- A `within_kind` expert is a logistic regression with fixed effects: while it is fitted every kind has an intercept of
+  its own, so that recognising the kind earns nothing; only what separates right from wrong *inside* kinds does.
 - The blend of experts is chosen on rows of kinds the experts have not seen, together with ordinary cross-validation.
 """
 
@@ -27,11 +27,12 @@ _BLEND_STEPS = 4
 _BLEND_TOLERANCE = 0.002
 _MIN_CLASS_ROWS = 10
 _CLIP = 4.0
+_EFFECT = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertSpec:
-    """How one expert is fitted. `strength` is the inverse L2 penalty of a linear expert."""
+    """How one expert is fitted. `strength`: inverse L2 penalty of a linear expert; `within_kind` is for those only."""
 
     name: str
     form: Literal["trees", "linear"]
@@ -43,24 +44,19 @@ class ExpertSpec:
 _MEASURES: tuple[Block, ...] = ("structure", "prompt_signals", "signals", "answer")
 _SIGNALS: tuple[Block, ...] = ("prompt_signals", "signals", "answer")
 _ALL: tuple[Block, ...] = (*_MEASURES, "ngrams", "prompt_hidden", "answer_hidden")
+_RUN_EXPERTS = (
+    ExpertSpec("signals-within-kind", "linear", _SIGNALS, within_kind=True, strength=0.05),
+    ExpertSpec("measure-trees", "trees", _MEASURES),
+    ExpertSpec("probe-linear", "linear", _ALL),
+)
 EXPERTS: dict[Gate, tuple[ExpertSpec, ...]] = {
     "gate1": (
         ExpertSpec("structure-trees", "trees", ("structure",)),
         ExpertSpec("wording-linear", "linear", ("structure", "ngrams")),
-        ExpertSpec("within-kind-linear", "linear", ("structure", "ngrams"), within_kind=True),
+        ExpertSpec("wording-within-kind", "linear", ("structure", "ngrams"), within_kind=True),
     ),
-    "gate2": (
-        ExpertSpec("signal-trees", "trees", _SIGNALS, within_kind=True),
-        ExpertSpec("measure-trees", "trees", _MEASURES),
-        ExpertSpec("probe-linear", "linear", _ALL),
-        ExpertSpec("within-kind-linear", "linear", _ALL, within_kind=True),
-    ),
-    "gate3": (
-        ExpertSpec("signal-trees", "trees", _SIGNALS, within_kind=True),
-        ExpertSpec("measure-trees", "trees", _MEASURES),
-        ExpertSpec("probe-linear", "linear", _ALL),
-        ExpertSpec("within-kind-linear", "linear", _ALL, within_kind=True),
-    ),
+    "gate2": _RUN_EXPERTS,
+    "gate3": _RUN_EXPERTS,
 }
 
 
@@ -187,14 +183,12 @@ def fit_gate(layout: Layout, rows: Rows, options: FitOptions) -> FittedGate:
 
 
 def fit_expert(spec: ExpertSpec, layout: Layout, rows: Rows, options: FitOptions) -> Expert:
-    weights = _within_kind_weights(rows) if spec.within_kind else np.ones(len(rows.gain))
-    used = weights > 0
     if spec.form == "trees":
-        return _fit_trees(layout.columns(*spec.blocks), rows.take(used), weights[used], options)
-    return _fit_linear(spec, layout, rows.take(used), weights[used])
+        return _fit_trees(layout.columns(*spec.blocks), rows, options)
+    return _fit_linear(spec, layout, rows)
 
 
-def _fit_trees(columns: list[int], rows: Rows, weights: Floats, options: FitOptions) -> TreeExpert:
+def _fit_trees(columns: list[int], rows: Rows, options: FitOptions) -> TreeExpert:
     model = load_module("sklearn.ensemble", "train").GradientBoostingClassifier(
         n_estimators=options.trees,
         learning_rate=0.07,
@@ -204,17 +198,27 @@ def _fit_trees(columns: list[int], rows: Rows, weights: Floats, options: FitOpti
         max_features="sqrt",
         random_state=options.seed,
     )
-    return TreeExpert(columns, model.fit(rows.x[:, columns], rows.gain, sample_weight=weights))
+    return TreeExpert(columns, model.fit(rows.x[:, columns], rows.gain))
 
 
-def _fit_linear(spec: ExpertSpec, layout: Layout, rows: Rows, weights: Floats) -> LinearExpert:
+def _fit_linear(spec: ExpertSpec, layout: Layout, rows: Rows) -> LinearExpert:
     columns = layout.columns(*spec.blocks)
     x = rows.x[:, columns].astype(np.float64)
     mean, scale = x.mean(axis=0), _scales(x, spec, layout)
     standard = np.clip((x - mean) / scale, -_CLIP, _CLIP)
+    effects = _kind_effects(rows.kinds) if spec.within_kind else np.empty((len(x), 0))
     model = load_module("sklearn.linear_model", "train").LogisticRegression(C=spec.strength, max_iter=300, tol=1e-3)
-    model.fit(standard, rows.gain, sample_weight=weights)
-    return LinearExpert(columns, mean, scale, np.asarray(model.coef_[0], np.float64), float(model.intercept_[0]))
+    model.fit(np.hstack((standard, effects)), rows.gain)
+    weights = np.asarray(model.coef_[0], np.float64)
+    # An unseen kind is taken for an average one.
+    bias = float(model.intercept_[0]) + float((effects @ weights[len(columns) :]).mean())
+    return LinearExpert(columns, mean, scale, weights[: len(columns)], bias)
+
+
+def _kind_effects(kinds: NDArray[np.str_]) -> Floats:
+    """(n, number of kinds) one column per kind, large so that the penalty hardly holds its intercept back."""
+    names, inverse = np.unique(kinds, return_inverse=True)
+    return _EFFECT * np.eye(len(names))[inverse]
 
 
 def _scales(x: Floats, spec: ExpertSpec, layout: Layout) -> Floats:
@@ -240,21 +244,6 @@ def cross_fit(
         for column, spec in enumerate(specs):
             scores[held, column] = fit_expert(spec, layout, train, options).score(x)
     return scores
-
-
-def _within_kind_weights(rows: Rows) -> Floats:
-    """Weights of mean one under which gain and no gain weigh the same in every kind; a one-class kind weighs nothing.
-
-    Falls back to equal weights if no kind has both classes.
-    """
-    weights = np.zeros(len(rows.gain))
-    for kind in np.unique(rows.kinds):
-        inside = rows.kinds == kind
-        counts = [int((inside & (rows.gain == value)).sum()) for value in (False, True)]
-        for value, count in zip((False, True), counts, strict=True):
-            if count:
-                weights[inside & (rows.gain == value)] = min(counts) / count
-    return weights / weights.mean() if weights.any() else np.ones(len(weights))
 
 
 def _choose_blend(seen: Floats, unseen: Floats, rows: Rows) -> Floats:

@@ -19,7 +19,7 @@ from .views import Array, PromptView, RunView
 
 __all__ = ["FORMAT_VERSION", "Policy", "PolicyCard", "TrainedOn"]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 CARD_NAME = "policy.json"
 
 

@@ -1,7 +1,9 @@
 """From a stated quality to thresholds on P(gain), with a stated confidence (risk control by fixed-sequence testing).
 
 `quality` q asks that the routed score is at least q times the score of the cloud alone. A row's slack is
-`routed - q * cloud`; a threshold is safe when its mean slack is positive. Thresholds are tested from the safest on, and
+`routed - q * cloud`; a threshold is safe when the mean slack of the user's next `HORIZON` requests is positive: their
+luck is part of the margin, not only ours in calibrating (a one-sided prediction bound instead of one on the endless
+mean, which a user never sees). Thresholds are tested from the safest on, and
 the walk stops at the first that cannot be shown safe, so no correction for multiple tests is due (Angelopoulos et al.,
 "Learn then Test", 2021).
 """
@@ -18,6 +20,7 @@ from .metrics import Bools, Floats
 
 TARGETS = (0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 1.0)
 CONFIDENCE = 0.99
+HORIZON = 2_000
 
 _ALWAYS = -1.0
 _PATH_STEPS = 200
@@ -50,12 +53,14 @@ class CascadeRows:
 class Target:
     """A calibrated quality target: its thresholds and what the calibration rows predict under them.
 
-    `quality` is the target, `predicted_quality` the routed over the cloud score, `cloud_share` the share of all rows
-    that escalate, `before_share` and `during_share` the parts of it that gates 1 and 2 take.
+    With probability `confidence` the next `horizon` requests keep `quality`. `predicted_quality` is the routed over the
+    cloud score, `cloud_share` the share of all rows that escalate, `before_share` and `during_share` the parts of it
+    that gates 1 and 2 take.
     """
 
     quality: float
     confidence: float
+    horizon: int
     thresholds: Thresholds
     predicted_quality: float
     cloud_share: float
@@ -101,7 +106,11 @@ def simulate(rows: CascadeRows, thresholds: Thresholds) -> Simulation:
 
 
 def choose_thresholds(
-    rows: CascadeRows, targets: Sequence[float] = TARGETS, *, confidence: float = CONFIDENCE
+    rows: CascadeRows,
+    targets: Sequence[float] = TARGETS,
+    *,
+    confidence: float = CONFIDENCE,
+    horizon: int = HORIZON,
 ) -> list[Target]:
     """For every target the thresholds with the least cloud share that are safe at `confidence`, strictest target last.
 
@@ -114,7 +123,7 @@ def choose_thresholds(
         best = Thresholds(_ALWAYS, _ALWAYS, _ALWAYS)
         for candidate in path:
             routed = np.where(escalated(rows, candidate), rows.cloud_score, rows.local_score)
-            if not is_mean_positive(routed - quality * rows.cloud_score, confidence):
+            if not stays_positive(routed - quality * rows.cloud_score, confidence, horizon):
                 break
             best = candidate
         simulation = simulate(rows, best)
@@ -122,6 +131,7 @@ def choose_thresholds(
             Target(
                 quality,
                 confidence,
+                horizon,
                 best,
                 simulation.quality,
                 simulation.cloud_share,
@@ -132,16 +142,17 @@ def choose_thresholds(
     return found
 
 
-def is_mean_positive(slack: Floats, confidence: float) -> bool:
-    """Whether the mean of `slack` (independent rows, each in [-1, 1]) is above zero, at the given one-sided confidence.
+def stays_positive(slack: Floats, confidence: float, horizon: int) -> bool:
+    """Whether the mean of `horizon` further rows like those of `slack` is above zero, with the given probability.
 
-    A normal lower bound made safe for rare losses, where the plain one is too bold: one row of the worst value is
-    added, and the Cornish-Fisher term for the skew of a rare loss. For losses of 0 or 1 it follows Clopper-Pearson.
+    `slack`: independent rows, each in [-1, 1]. A normal prediction bound made safe for rare losses, where the plain one
+    is too bold: one row of the worst value is added, and the Cornish-Fisher term for the skew of a rare loss.
     """
     z = NormalDist().inv_cdf(confidence)
     rows = np.append(slack, -1.0)
-    skew = max(0.0, z * z - 1.0) / (3.0 * len(rows))
-    return bool(rows.mean() - z * rows.std() / np.sqrt(len(rows)) - skew > 0.0)
+    ours, theirs = 1.0 / len(rows), 1.0 / horizon
+    skew = max(0.0, z * z - 1.0) / 3.0 * (ours + theirs)
+    return bool(rows.mean() - z * rows.std() * np.sqrt(ours + theirs) - skew > 0.0)
 
 
 def _path(rows: CascadeRows) -> list[Thresholds]:

@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--keep-models", action="store_true", help="use the packed models as they are")
     parser.add_argument("--weights", type=Path, default=pocket.WEIGHTS, help="folder to write")
     # More would exhaust the smallest kinds, and calibration would no longer weigh the kinds as use does.
-    parser.add_argument("--calibration", type=int, default=3700, help="calibration tasks")
+    parser.add_argument("--calibration", type=int, default=6000, help="calibration tasks")
     parser.add_argument("--test", type=int, default=2000, help="test tasks")
     parser.add_argument("--date", default="", help="date to record in the cards")
     args = parser.parse_args()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from dataclasses import replace
 
@@ -52,10 +53,10 @@ def test_features_are_those_of_their_version() -> None:
         "gate2": digest(features.during(view, 3) + 0.0),
         "gate3": digest(features.after(view) + 0.0),
     }
-    assert (FEATURE_VERSION, found) == (1, GOLDEN)
+    assert (FEATURE_VERSION, found) == (2, GOLDEN)
 
 
-GOLDEN = {"gate1": 4009832809, "gate2": 2485587500, "gate3": 40585770}
+GOLDEN = {"gate1": 4009832809, "gate2": 2485587500, "gate3": 3038584460}
 
 
 @pytest.mark.parametrize("gate", GATES)
@@ -194,6 +195,39 @@ def test_stated_sums_are_checked(answer: str, statements: int, false: int) -> No
     found = named(ANSWER_NAMES, answer_checks(run_view(answer)))
     assert found["answer_statements"] == pytest.approx(np.log1p(statements))
     assert found["answer_false_statements"] == pytest.approx(np.log1p(false))
+
+
+PRICES = "Prices: rice 12, milk 11, oil 7. What do 2 oil cost?"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "expected"),
+    [
+        (PRICES, "One oil costs 7; 2 oil cost 2 * 7 = 14.", {"bound": 3, "misbound": 0}),
+        (PRICES, "One oil costs 11; 2 oil cost 2 * 11 = 22.", {"bound": 1, "misbound": 2}),
+        (PRICES, "2 * 11 = 22", {"bound": 0, "misbound": 0}),
+        ("Order 3, 9, 5.", "3, 5, 9", {"list_items": 3, "list_kinks": 0}),
+        ("Order 3, 9, 5, 7.", "3, 9, 5, 7", {"list_items": 4, "list_kinks": 1}),
+        ("Who is first?", "In order: Ada, Ben, Ada, Cleo.", {"list_items": 4, "list_repeats": 1, "list_kinks": 0}),
+        ("Order them.", "In order: 9.11 < 9.9 < 9.95.", {"list_items": 3, "statements": 2, "false_statements": 0}),
+        ("Order them.", "9.9 < 9.11", {"statements": 1, "false_statements": 1}),
+        ("How many r in berry?", "1 b: 0; 2 e: 0; 3 r: 1; 4 r: 2; 5 y: 2. Answer: 2", {"spelled": 1, "misspelled": 0}),
+        ("How many r in berry?", "1 b: 0; 2 e: 0; 3 r: 1; 4 y: 1. Answer: 1", {"spelled": 1, "misspelled": 1}),
+        ("How many r in berry?", "I say two.", {"spelled": 0, "misspelled": 0}),
+    ],
+)
+def test_answer_checks_compare_lists_bindings_and_letters(prompt: str, answer: str, expected: dict[str, int]) -> None:
+    found = named(ANSWER_NAMES, answer_checks(run_view(answer, prompt)))
+    counted = ("bound", "misbound", "list_items", "statements", "false_statements")
+    for name, value in expected.items():
+        assert found[f"answer_{name}"] == pytest.approx(np.log1p(value) if name in counted else value), name
+
+
+@pytest.mark.parametrize("text", ["a" * 200_000, "a, " * 100_000, "1 < " * 50_000, " " * 200_000, "1.1" * 60_000])
+def test_answer_checks_read_long_answers_in_seconds(text: str) -> None:
+    started = time.process_time()
+    answer_checks(run_view(text))
+    assert time.process_time() - started < 10
 
 
 def test_answer_checks_see_form() -> None:

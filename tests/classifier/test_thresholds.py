@@ -9,8 +9,8 @@ from updraft.classifier.thresholds import (
     Thresholds,
     choose_thresholds,
     escalated,
-    is_mean_positive,
     simulate,
+    stays_positive,
 )
 
 
@@ -77,20 +77,35 @@ def test_what_cannot_be_shown_escalates_everything() -> None:
 
 @pytest.mark.parametrize(("n", "risk"), [(300, 0.01), (1000, 0.02), (3000, 0.05)])
 @pytest.mark.parametrize("confidence", [0.9, 0.99])
-def test_the_bound_is_wrong_no_more_often_than_stated(n: int, risk: float, confidence: float) -> None:
-    """Rare losses of one whole point against a small steady gain, the true mean exactly zero."""
+@pytest.mark.parametrize("surplus", [0.0, 1.0, 2.0])
+def test_the_bound_is_wrong_no_more_often_than_stated(n: int, risk: float, confidence: float, surplus: float) -> None:
+    """Rare losses of one whole point against a small steady gain: it says yes, and the next rows sum to a loss.
+
+    `surplus`: how many standard errors the true mean lies above zero.
+    """
     rng = np.random.default_rng(3)
-    draws = 4000
-    losses = rng.binomial(n, risk, draws)
-    steady = risk / (1 - risk)
-    wrong = sum(
-        is_mean_positive(np.concatenate((np.full(k, -1.0), np.full(n - k, steady))), confidence) for k in losses
-    )
+    draws, horizon = 4000, 1000
+    error = np.sqrt(risk * (1 - risk) * (1 / n + 1 / horizon))
+    steady = (risk + surplus * error) / (1 - risk)
+    ours, theirs = rng.binomial(n, risk, draws), rng.binomial(horizon, risk, draws)
+    broken = (horizon - theirs) * steady < theirs
+    said_yes = [
+        stays_positive(np.concatenate((np.full(k, -1.0), np.full(n - k, steady))), confidence, horizon) for k in ours
+    ]
+    wrong = int((np.array(said_yes) & broken).sum())
     assert wrong / draws <= (1 - confidence) + 3 * np.sqrt((1 - confidence) * confidence / draws)
 
 
 def test_the_bound_has_power() -> None:
     rng = np.random.default_rng(4)
     slack = np.where(rng.uniform(size=4000) < 0.03, -1.0, 0.05)
-    assert is_mean_positive(slack, 0.99)
-    assert not is_mean_positive(-slack, 0.99)
+    assert stays_positive(slack, 0.99, 2000)
+    assert not stays_positive(-slack, 0.99, 2000)
+
+
+def test_a_shorter_horizon_needs_more_room() -> None:
+    """The luck of few requests is larger: what is safe for many need not be safe for them."""
+    rng = np.random.default_rng(5)
+    slack = np.where(rng.uniform(size=4000) < 0.03, -1.0, 0.05)
+    assert stays_positive(slack, 0.99, 4000)
+    assert not stays_positive(slack, 0.99, 100)

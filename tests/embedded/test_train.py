@@ -78,7 +78,9 @@ def test_a_packed_task_is_read_and_weighed_as_if_it_stood_alone() -> None:
             span = slice(int(where[0]), int(where[-1]) + 1)
             alone = model((rows & 0x7FFF)[:, span])
             torch.testing.assert_close(packed[:, span], alone, rtol=1e-4, atol=1e-5)
-            targets = rows[:, span.start + 1 : span.stop] if span.stop < rows.shape[1] - 1 else rows[:, span.start + 1 :]
+            targets = (
+                rows[:, span.start + 1 : span.stop] if span.stop < rows.shape[1] - 1 else rows[:, span.start + 1 :]
+            )
             weight = torch.where(targets >= 1 << 15, 1.0, 0.1) * (targets & 0x7FFF != 0)
             each = torch.nn.functional.cross_entropy(
                 alone[0, : targets.shape[1]], (targets & 0x7FFF)[0], reduction="none"
