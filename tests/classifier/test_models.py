@@ -15,7 +15,7 @@ LAYOUT = Layout("gate3", 4)
 
 
 def rows(rng: np.random.Generator, slopes: tuple[float, ...], rates: tuple[float, ...]) -> Rows:
-    """Kinds of 400 rows. Their first signal rises with gain by `slopes`, from a level that falls with the kind's rate."""
+    """Kinds of 400 rows: the first signal rises with gain by `slopes`, from a level that falls with the kind's rate."""
     parts: list[Rows] = []
     signal = LAYOUT.columns("signals")[0]
     for kind, (slope, rate) in enumerate(zip(slopes, rates, strict=True)):
