@@ -146,7 +146,7 @@ def _holds(left: str, right: str) -> bool:
 def _longest_list(text: str) -> list[str]:
     """The items of the longest list in `text`: three or more words or numbers between commas or comparison signs."""
     lists = [re.split(r"\s*[,<>]\s*", found) for found in _LIST.findall(text)]
-    return max(lists, key=len, default=[])
+    return max(lists, key=len, default=list[str]())
 
 
 def _kinks(items: Sequence[str]) -> int:

@@ -61,9 +61,18 @@ class Recipe:
 
 
 RECIPES = {
-    "small": Recipe(hidden=160, layers=2, heads=5, kv_heads=1, feed_forward=448, learning_rate=3.5e-3, steps=4_500),
+    "small": Recipe(hidden=64, layers=3, heads=2, kv_heads=1, feed_forward=192, learning_rate=5e-3, steps=3_000),
     "large": Recipe(hidden=256, layers=6, heads=4, kv_heads=2, feed_forward=704, learning_rate=2.5e-3, steps=4_500),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where a run trains: the torch device, processes that prepare batches, whether to compile the model."""
+
+    device: str
+    workers: int
+    compile: bool
 
 
 class Batches(torch.utils.data.Dataset[tuple[np.ndarray, np.ndarray]]):
@@ -178,10 +187,12 @@ def build_optimizers(recipe: Recipe, model: torch.nn.Module) -> list[torch.optim
     ]
 
 
-def train(recipe: Recipe, out: Path, *, device: str, workers: int, compile_model: bool) -> PocketLlama:
-    """Train to the end of the recipe, resuming from `out/checkpoint.pt` where one lies."""
+def train(recipe: Recipe, out: Path, machine: Machine, start: Path | None = None) -> PocketLlama:
+    """Train to the end of the recipe: on from `out/checkpoint.pt` where one lies, else from the weights in `start`."""
     tokenizer = load_tokenizer()
-    model = build_model(recipe).to(device)
+    model = build_model(recipe).to(machine.device)
+    if start is not None:
+        model.load_state_dict(torch.load(start, weights_only=True)["model"])
     optimizers = build_optimizers(recipe, model)
     base_rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
     out.mkdir(parents=True, exist_ok=True)
@@ -189,8 +200,8 @@ def train(recipe: Recipe, out: Path, *, device: str, workers: int, compile_model
     step = _resume(checkpoint, recipe, model, optimizers)
     batches = Batches(tokenizer, recipe)
     remaining = torch.utils.data.Subset(batches, range(step, recipe.steps))
-    loader = torch.utils.data.DataLoader(remaining, batch_size=None, num_workers=workers)
-    run: Any = torch.compile(model, dynamic=False) if compile_model else model
+    loader = torch.utils.data.DataLoader(remaining, batch_size=None, num_workers=machine.workers)
+    run: Any = torch.compile(model, dynamic=False) if machine.compile else model
     progress = Progress(recipe, step)
     saved = time.monotonic()
     pad = _id(tokenizer, PAD)
@@ -199,8 +210,8 @@ def train(recipe: Recipe, out: Path, *, device: str, workers: int, compile_model
         groups = (group for optimizer in optimizers for group in optimizer.param_groups)
         for group, rate in zip(groups, base_rates, strict=True):
             group["lr"] = rate * factor
-        with torch.autocast(device, torch.bfloat16):
-            loss = batch_loss(run, rows.to(device, torch.int64), segments.to(device), pad)
+        with torch.autocast(machine.device, torch.bfloat16):
+            loss = batch_loss(run, rows.to(machine.device, torch.int64), segments.to(machine.device), pad)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
@@ -292,6 +303,7 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, help="override the recipe's number of steps")
     parser.add_argument("--seed", type=int, help="override the recipe's seed")
+    parser.add_argument("--start", type=Path, help="checkpoint.pt of an earlier stage to go on from, weights only")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--workers", type=int, default=1, help="processes that prepare batches")
     parser.add_argument(
@@ -305,11 +317,13 @@ def main() -> None:
     recipe = replace(RECIPES[args.model], **changes)
     out: Path = args.out or Path("out", args.model)
     torch.set_float32_matmul_precision("high")
-    model = train(recipe, out, device=args.device, workers=args.workers, compile_model=args.compile)
+    model = train(recipe, out, Machine(args.device, args.workers, args.compile), args.start)
     tokenizer = load_tokenizer()
     write_hf_folder(out / "model", model_config(recipe), model.state_dict(), tokenizer)
     parameters = sum(p.numel() for p in model.parameters())
     scores: dict[str, Any] = {"recipe": asdict(recipe), "parameters": parameters}
+    if args.start:
+        scores["after"] = torch.load(args.start, weights_only=True)["recipe"]
     if args.eval_tasks:
         tasks = make_tasks("test", args.eval_tasks)
         scores |= report(tasks, cloud_answers(tasks, out / "model"))

@@ -1,9 +1,8 @@
-"""Arithmetic in worked steps: sums, differences, products, chains of operations, numerals and sequences."""
+"""Arithmetic in worked steps: sums, differences, products, chains of operations, and Roman numerals."""
 
 from __future__ import annotations
 
 import random
-from itertools import pairwise
 
 from .kind import Draft, Kind, Phrasings, worked
 
@@ -187,47 +186,10 @@ def roman(rng: random.Random, phrasings: Phrasings) -> Draft:
     return Draft(family, difficulty, prompt, worked("; ".join(steps) + ".", value), str(value))
 
 
-def sequence(rng: random.Random, phrasings: Phrasings) -> Draft:
-    difficulty = rng.randrange(1, 5)
-    family = phrasings.pick(("next", "continues"), ("before-first", "next-but-one"))
-    start = rng.randrange(1, 40)
-    match difficulty:
-        case 1 | 2:
-            step = rng.randrange(2, 10 if difficulty == 1 else 30)
-            terms = [start + i * step for i in range(7)]
-            seen = [f"{b} - {a} = {step}" for a, b in pairwise(terms[1:5])]
-            rule = f"each step adds {step}"
-        case 3:
-            ratio, first = 2, rng.randrange(1, 15)
-            terms = [first * ratio**i for i in range(7)]
-            seen = [f"{b} / {a} = {ratio}" for a, b in pairwise(terms[1:5])]
-            rule = f"each step multiplies by {ratio}"
-        case _:
-            terms = [rng.randrange(1, 10), rng.randrange(1, 10)]
-            while len(terms) < 7:
-                terms.append(terms[-1] + terms[-2])
-            seen = [f"{terms[i]} + {terms[i + 1]} = {terms[i + 2]}" for i in (1, 2)]
-            rule = "each term is the sum of the two before"
-    shown = ", ".join(str(t) for t in terms[1:5])
-    first, fifth, sixth = terms[0], terms[5], terms[6]
-    rule = f"{'; '.join(seen)}: {rule}"
-    if family == "before-first":
-        steps, target = f"{rule}; so before {terms[1]} comes {first}.", first
-        prompt = f"Which number comes just before these: {shown}?"
-    elif family == "next-but-one":
-        steps, target = f"{rule}; after {terms[4]} comes {fifth}; after {fifth} comes {sixth}.", sixth
-        prompt = f"Skip one: {shown}, then a number, then which?"
-    else:
-        steps, target = f"{rule}; so after {terms[4]} comes {fifth}.", fifth
-        prompt = f"What comes next: {shown}?" if family == "next" else f"Continue the sequence {shown} by one number."
-    return Draft(family, difficulty, prompt, worked(steps, target), str(target))
-
-
 KINDS = (
     Kind("add", add),
     Kind("subtract", subtract, weight=1.2),
     Kind("multiply", multiply),
     Kind("chain", chain),
     Kind("roman", roman),
-    Kind("sequence", sequence),
 )

@@ -1,4 +1,4 @@
-"""Everyday data work: unit conversion, pulling JSON out of a sentence, reading lists of prices, stock and points."""
+"""Everyday data work: unit conversion, pulling JSON out of a sentence, reading a list of prices."""
 
 from __future__ import annotations
 
@@ -103,64 +103,8 @@ def table(rng: random.Random, phrasings: Phrasings) -> Draft:
     )
 
 
-def stock(rng: random.Random, phrasings: Phrasings) -> Draft:
-    """A list of amounts, then what happened to them: find the right amount, then apply only what concerns it."""
-    difficulty = rng.randrange(1, 4)
-    goods = rng.sample(("pens", "cups", "lamps", "chairs", "nails", "shoes", "bags", "coats", "rings", "keys"),
-                       difficulty + 2)  # fmt: skip
-    amounts = {item: rng.randrange(20, 100) for item in goods}
-    listed = ", ".join(f"{item} {amount}" for item, amount in amounts.items())
-    asked, other = rng.sample(goods, 2)
-    have, change, decoy = amounts[asked], rng.randrange(2, 20), rng.randrange(2, 20)
-    family = phrasings.pick(("sold", "arrived", "two-of-them"), ("sold-and-arrived",))
-    match family:
-        case "sold":
-            happened = [f"{change} {asked} are sold", f"{decoy} {other} arrive"]
-            total, steps = have - change, f"There were {have} {asked}; {have} - {change} = {have - change}."
-        case "arrived":
-            happened = [f"{change} {asked} arrive", f"{decoy} {other} are sold"]
-            total, steps = have + change, f"There were {have} {asked}; {have} + {change} = {have + change}."
-        case "two-of-them":
-            more = amounts[other]
-            prompt = f"Stock: {listed}. How many {asked} and {other} are there together?"
-            steps = f"There are {have} {asked} and {more} {other}; {have} + {more} = {have + more}."
-            return Draft(family, difficulty, prompt, worked(steps, have + more), str(have + more))
-        case _:
-            happened = [f"{change} {asked} are sold", f"{decoy} {asked} arrive"]
-            total = have - change + decoy
-            steps = (
-                f"There were {have} {asked}; {have} - {change} = {have - change}; {have - change} + {decoy} = {total}."
-            )
-    rng.shuffle(happened)
-    prompt = f"Stock: {listed}. {' and '.join(happened)}. How many {asked} are there now?"
-    return Draft(family, difficulty, prompt, worked(steps, total), str(total))
-
-
-def points(rng: random.Random, phrasings: Phrasings) -> Draft:
-    """A score sheet read both ways: by name, by score, and one against another."""
-    difficulty = rng.randrange(1, 4)
-    people = rng.sample(NAMES, difficulty + 2)
-    scores = dict(zip(people, rng.sample(range(10, 100), len(people)), strict=True))
-    listed = ", ".join(f"{name} {score}" for name, score in scores.items())
-    high, low = sorted(rng.sample(people, 2), key=lambda name: -scores[name])
-    best, worst = max(people, key=scores.__getitem__), min(people, key=scores.__getitem__)
-    lead = scores[high] - scores[low]
-    family = phrasings.pick(("ahead", "who-has", "winner"), ("behind", "last"))
-    ahead = f"{high} has {scores[high]}, {low} has {scores[low]}; {scores[high]} - {scores[low]} = {lead}."
-    question, steps, target = {
-        "ahead": (f"How many points is {high} ahead of {low}?", ahead, str(lead)),
-        "behind": (f"By how many points does {low} trail {high}?", ahead, str(lead)),
-        "who-has": (f"Who has {scores[high]} points?", f"{scores[high]} stands beside {high}.", high),
-        "winner": ("Who wins?", f"The most points are {scores[best]}, of {best}.", best),
-        "last": ("Who comes last?", f"The fewest points are {scores[worst]}, of {worst}.", worst),
-    }[family]
-    return Draft(family, difficulty, f"Points: {listed}. {question}", worked(steps, target), target)
-
-
 KINDS = (
     Kind("units", units),
     Kind("json", extract_json, grade="json"),
     Kind("table", table, weight=1.3),
-    Kind("stock", stock, weight=1.3),
-    Kind("points", points, weight=1.3),
 )

@@ -1,4 +1,4 @@
-"""Reasoning over what the question states: stories in two steps, orderings, variables, comparisons."""
+"""Reasoning over what the question states: stories in two steps, orderings, comparisons."""
 
 from __future__ import annotations
 
@@ -95,46 +95,6 @@ def ordering(rng: random.Random, phrasings: Phrasings) -> Draft:
     return Draft(family, difficulty, f"{' '.join(facts)} {question}", worked(steps, target), target)
 
 
-def variables(rng: random.Random, phrasings: Phrasings) -> Draft:
-    difficulty = rng.randrange(1, 4)
-    names = rng.sample("abcdkmnpqrstuvwxyz", difficulty + 2)
-    values = {names[0]: rng.randrange(2, 30)}
-    lines = [f"{names[0]} = {values[names[0]]}"]
-    steps = [lines[0]]
-    for name in names[1:]:
-        known = rng.choice(list(values))
-        n = rng.randrange(2, 20)
-        if values[known] > n and rng.random() < 0.4:
-            values[name], shown = values[known] - n, f"{known} - {n}"
-            steps.append(f"{name} = {values[known]} - {n} = {values[name]}")
-        elif values[known] < 40 and rng.random() < 0.3:
-            values[name], shown = values[known] * 2, f"2 * {known}"
-            steps.append(f"{name} = 2 * {values[known]} = {values[name]}")
-        else:
-            values[name], shown = values[known] + n, f"{known} + {n}"
-            steps.append(f"{name} = {values[known]} + {n} = {values[name]}")
-        lines.append(f"{name} = {shown}")
-    family = phrasings.pick(("value", "given", "sum-of-two"), ("which-larger",))
-    asked = names[-1]
-    match family:
-        case "value":
-            prompt, target = f"Let {', '.join(lines)}. What is {asked}?", str(values[asked])
-        case "given":
-            prompt, target = f"Given {'; '.join(lines)}: give the value of {asked}.", str(values[asked])
-        case "sum-of-two":
-            other = rng.choice(names[:-1])
-            total = values[asked] + values[other]
-            steps.append(f"{asked} + {other} = {values[asked]} + {values[other]} = {total}")
-            prompt, target = f"Let {', '.join(lines)}. What is {asked} + {other}?", str(total)
-        case _:
-            other = rng.choice(names[:-1])
-            larger = asked if values[asked] > values[other] else other
-            target = "equal" if values[other] == values[asked] else larger
-            prompt = f"Let {', '.join(lines)}. Which is larger, {asked} or {other}, or are they equal?"
-            steps.append(f"{asked} is {values[asked]}, {other} is {values[other]}")
-    return Draft(family, difficulty, prompt, worked("; ".join(steps) + ".", target), target)
-
-
 def compare(rng: random.Random, phrasings: Phrasings) -> Draft:
     """Decimals of different lengths: 9.11 looks larger than 9.9."""
     difficulty = rng.randrange(1, 4)
@@ -167,6 +127,5 @@ def compare(rng: random.Random, phrasings: Phrasings) -> Draft:
 KINDS = (
     Kind("story", story),
     Kind("ordering", ordering),
-    Kind("variables", variables),
     Kind("compare", compare),
 )
