@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,6 @@ if TYPE_CHECKING:
     from ..bench.cascade import Outcome, Reply
 
 TITLES = {"local": "local only", "cloud": "cloud only", "routed": "routed"}
-ROUTES = ("escalated", "local", "cloud", "fallback")
 
 
 def accuracy_table(rows: Mapping[str, Mapping[str, Any]], title: str | None = None) -> Table:
@@ -58,8 +58,7 @@ def examples_table(replies: Sequence[Reply]) -> Table:
         info = reply.info
         mark = "[green]right[/green]" if reply.right else "[red]wrong[/red]"
         where = "" if info is None else info.tier if info.route == info.tier else f"{info.tier} ({info.route})"
-        gain = "" if info is None or info.p_gain is None else f", P(gain) {info.p_gain:.2f}"
-        reason = "" if info is None else f"{info.reason}{gain}"
+        reason = "" if info is None else info.reason
         answer = f"{escape(shortened(reply.text))} [{mark}]"
         table.add_row(escape(shortened(reply.question.prompt)), answer, where, escape(reason))
     return table
@@ -74,16 +73,20 @@ def facts_table(facts: Mapping[str, str]) -> Table:
 
 
 def examples_of(outcome: Outcome, n: int = 5) -> list[Reply]:
-    """`n` short replies, every route that occurred among them."""
+    """`n` short replies, every route that occurred among them, no kind of question twice while there are others."""
     answered = sorted((r for r in outcome.replies if r.info is not None), key=lambda r: len(r.question.prompt + r.text))
-    of_route = {route: [r for r in answered if r.info is not None and r.info.route == route] for route in ROUTES}
+    # Neither the shortest question of all nor a long one: the typical one says more.
+    typical = answered[len(answered) // 3 :] + answered[: len(answered) // 3]
+    of_route: dict[str, list[Reply]] = {}
+    for reply in typical:
+        of_route.setdefault(reply.info.route if reply.info else "", []).append(reply)
     chosen: list[Reply] = []
-    for turn in range(len(answered)):
-        for route in ROUTES:
-            found = of_route[route]
-            if len(chosen) < n and turn < len(found):
-                # Neither the shortest question of all nor a long one: the typical one says more.
-                chosen.append(found[(len(found) // 3 + turn) % len(found)])
+    for route in itertools.cycle(sorted(of_route)):
+        if len(chosen) == min(n, len(answered)):
+            break
+        kinds = [reply.question.kind for reply in chosen]
+        left = [reply for reply in of_route[route] if reply not in chosen]
+        chosen += sorted(left, key=lambda reply: kinds.count(reply.question.kind))[:1]
     return chosen
 
 

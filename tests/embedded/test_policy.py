@@ -38,7 +38,6 @@ def test_gate_3_finds_wrong_answers_better_than_any_single_token_signal(report: 
     assert report["gates"]["gate3"]["auroc_wrong"] > max(signals)
 
 
-@pytest.mark.xfail(strict=True, reason="measured 0.854: P(gain) says 'wrong' poorly while the large model errs too")
 def test_gate_3_finds_wrong_answers(report: dict[str, Any]) -> None:
     assert report["gates"]["gate3"]["auroc_wrong"] >= 0.88
 
@@ -47,13 +46,7 @@ def test_p_gain_is_calibrated(report: dict[str, Any]) -> None:
     assert report["gates"]["gate3"]["ece"] <= 0.05
 
 
-@pytest.mark.parametrize(
-    "by",
-    [
-        pytest.param("kind", marks=pytest.mark.xfail(strict=True, reason="measured 0.769 against 0.822 of confidence")),
-        "family",
-    ],
-)
+@pytest.mark.parametrize("by", ["kind", "family"])
 def test_it_is_no_lookup_of_what_it_trained_on(report: dict[str, Any], by: str) -> None:
     left = next(entry for entry in report["leave_out"] if entry["by"] == by)
     assert left["median"] >= 0.80
@@ -68,6 +61,5 @@ def test_the_cloud_share_is_modest(report: dict[str, Any]) -> None:
     assert at_default_target(report)["simulation"]["cloud_share"] <= report["wrong_rate"] + 0.15
 
 
-@pytest.mark.xfail(strict=True, reason="measured 0.977 on 2,000 test tasks; cross-fitting promised 0.992")
 def test_the_default_target_is_met(report: dict[str, Any]) -> None:
     assert at_default_target(report)["quality"] >= 0.98
