@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -16,20 +17,21 @@ TITLES = {"local": "local only", "cloud": "cloud only", "routed": "routed"}
 
 def accuracy_table(rows: Mapping[str, Mapping[str, Any]], title: str | None = None) -> Table:
     """One line per tier of `bench.cascade.figures`."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
-    for heading in ("right", "95 % interval", "to cloud", "tokens local", "tokens cloud", "cost", "p50 ms", "p95 ms"):
-        table.add_column(heading, justify="right")
+    headings = ("right", "95 %\ninterval", "to\ncloud", "tokens\nlocal", "tokens\ncloud", "cost", "p50\nms", "p95\nms")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
     for name, row in rows.items():
         low, high = row["accuracy_interval"]
         table.add_row(
             f"[bold]{TITLES[name]}[/bold]",
             f"{row['accuracy']:.1%}",
-            f"{low:.1%} - {high:.1%}",
+            f"{100 * low:.1f}-{100 * high:.1f}",
             f"{row['cloud_share']:.0%}",
             f"{row['tokens']['local']:,}",
             f"{row['tokens']['cloud']:,}",
-            f"${row['cost_usd']:.5f}",
+            f"${row['cost_usd']:.4f}",
             number(row["latency_ms"]["p50"], ".0f"),
             number(row["latency_ms"]["p95"], ".0f"),
         )
@@ -38,7 +40,7 @@ def accuracy_table(rows: Mapping[str, Mapping[str, Any]], title: str | None = No
 
 def kinds_table(kinds: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> Table:
     """Accuracy per kind of question."""
-    table = Table(title="right, by kind", title_justify="left")
+    table = Table(title="right, by kind", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("kind")
     for heading in ("n", *(TITLES[name] for name in names)):
         table.add_column(heading, justify="right")
@@ -51,7 +53,7 @@ def examples_table(replies: Sequence[Reply]) -> Table:
     """Questions with answer, tier and reason."""
     from rich.markup import escape
 
-    table = Table(title="five of them", title_justify="left", show_lines=True)
+    table = Table(title="five of them", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_lines=True)
     for heading, ratio in (("question", 4), ("answer", 4), ("answered by", 2), ("why", 3)):
         table.add_column(heading, ratio=ratio)
     for reply in replies:
