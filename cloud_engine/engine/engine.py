@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...protocol.errors import ConfigurationError, ContextLengthError, InvalidRequestError
 from ...text.tokenizer import Tokenizer
-from ..models.llama import Llama
+from ..models.decoder import Decoder
 from .config import EngineConfig
 from .kv_cache import KVCacheManager
 from .prediction import PredictionCursor
@@ -30,7 +30,7 @@ _DEFAULT_CACHE_BYTES = 2**30
 class Engine:
     """One model serving many requests, `step` by `step`. Not thread-safe: see `AsyncEngine`."""
 
-    def __init__(self, served: ServedModel, config: EngineConfig, *, draft: Llama | None = None) -> None:
+    def __init__(self, served: ServedModel, config: EngineConfig, *, draft: Decoder | None = None) -> None:
         """Raises ConfigurationError if `draft` does not share the model's vocabulary."""
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
@@ -222,7 +222,7 @@ def _agreement(draft_ids: list[int], sampled: list[int]) -> int:
     return len(draft_ids)
 
 
-def _default_num_blocks(model: Llama, config: EngineConfig) -> int:
+def _default_num_blocks(model: Decoder, config: EngineConfig) -> int:
     """Blocks for a full batch at full context, within 1 GiB but never less than one full context."""
     per_sequence = -(-model.config.context_length // config.block_size)
     affordable = _DEFAULT_CACHE_BYTES // block_bytes(model, config.block_size)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.paged_attention import PagedAttention, QuerySpan
-from ..models.llama import Llama
+from ..models.decoder import Decoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Chunk:
 class Runner:
     """A model with its paged KV cache: (layers, 2, num_blocks, block_size, kv_heads, head_dim)."""
 
-    def __init__(self, model: Llama, num_blocks: int, block_size: int) -> None:
+    def __init__(self, model: Decoder, num_blocks: int, block_size: int) -> None:
         self.model = model
         self._block_size = block_size
         self._shared = model.config.num_heads // model.config.num_kv_heads
@@ -58,7 +58,7 @@ class Runner:
         return [block_table[position // size] * size + position % size for position in range(start, end)]
 
 
-def block_bytes(model: Llama, block_size: int) -> int:
+def block_bytes(model: Decoder, block_size: int) -> int:
     """Memory of one KV block over all layers."""
     config = model.config
     elements = config.num_layers * 2 * block_size * config.num_kv_heads * config.head_dim

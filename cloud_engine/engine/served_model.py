@@ -10,7 +10,7 @@ import torch
 from ...protocol.errors import ConfigurationError
 from ...text.tokenizer import Tokenizer
 from ..models.config import default_temperature
-from ..models.llama import Llama
+from ..models.decoder import Decoder
 from ..models.loader import load_model
 from .config import EngineConfig
 
@@ -21,7 +21,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class ServedModel:
     """`eos_ids` are the tokens that end an answer; `default_temperature` serves requests that name none."""
 
-    weights: Llama
+    weights: Decoder
     model_id: str = "model"
     tokenizer: Tokenizer | None = None
     eos_ids: frozenset[int] = frozenset()
@@ -40,5 +40,5 @@ class ServedModel:
         return cls(weights, folder.resolve().name, tokenizer, tokenizer.eos_ids, default_temperature(folder))
 
 
-def load_weights(folder: Path, config: EngineConfig) -> Llama:
+def load_weights(folder: Path, config: EngineConfig) -> Decoder:
     return load_model(folder, dtype=_DTYPES[config.dtype], device=config.device)

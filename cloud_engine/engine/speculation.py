@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ...protocol.errors import ConfigurationError
-from ..models.llama import Llama
+from ..models.decoder import Decoder
 from .runner import Chunk, Runner
 from .sampler import SamplingRow, sample
 from .scheduler import ScheduledRequest
@@ -21,7 +21,7 @@ RowOf = Callable[[ScheduledRequest, int], SamplingRow]
 class DraftModel:
     """Proposes the tokens that the scheduler granted. Its KV cache uses the target's block tables."""
 
-    def __init__(self, draft: Llama, target: Llama, num_blocks: int, block_size: int) -> None:
+    def __init__(self, draft: Decoder, target: Decoder, num_blocks: int, block_size: int) -> None:
         if draft.config.vocab_size != target.config.vocab_size:
             raise ConfigurationError(
                 f"The draft model has a vocabulary of {draft.config.vocab_size}, the target of "

@@ -1,20 +1,25 @@
-"""A model folder's `config.json`, read into the few numbers the architectures need, or refused with the reason."""
+"""The numbers and switches that one decoder needs to be any of the supported families."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from ...protocol.errors import ModelLoadError
-
-_REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+from .fields import read_json
+from .rope import RotaryConfig
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape of a decoder-only transformer. Names follow Hugging Face's `config.json`."""
+    """Shape of a decoder-only transformer, and in what its family differs from Llama. All defaults are Llama's.
+
+    `windows`: per layer, how many tokens back attention reaches (the token itself included), None for all of them;
+    empty for a model without sliding windows. `sliding_rotary`: the rotation of layers with a window where it is
+    another one. `attention_scale`: factor of the scores, None for 1/sqrt(head_dim). `unit_offset_norms`: the weights of
+    norms are stored less one. `sandwich_norms`: norms also behind attention and feed-forward.
+    """
 
     architecture: str
     vocab_size: int
@@ -26,37 +31,25 @@ class ModelConfig:
     head_dim: int
     context_length: int
     rms_norm_eps: float
-    rope_theta: float
+    rotary: RotaryConfig
     tie_word_embeddings: bool
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    unit_offset_norms: bool = False
+    sandwich_norms: bool = False
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    windows: tuple[int | None, ...] = ()
+    sliding_rotary: RotaryConfig | None = None
+    embedding_scale: float = 1.0
+    attention_scale: float | None = None
+    logit_soft_cap: float | None = None
 
-    @classmethod
-    def from_folder(cls, folder: Path) -> ModelConfig:
-        """Read `folder/config.json`. Raises ModelLoadError if it is missing, damaged or asks for what we lack."""
-        raw = read_json(folder / "config.json")
-        missing = [name for name in _REQUIRED if not isinstance(raw.get(name), int)]
-        if missing:
-            raise ModelLoadError(f"{folder}/config.json lacks {', '.join(missing)}.")
-        _refuse_unsupported(raw, folder)
-        heads = raw["num_attention_heads"]
-        config = cls(
-            architecture=str((raw.get("architectures") or ["unknown"])[0]),
-            vocab_size=raw["vocab_size"],
-            hidden_size=raw["hidden_size"],
-            intermediate_size=raw["intermediate_size"],
-            num_layers=raw["num_hidden_layers"],
-            num_heads=heads,
-            num_kv_heads=raw.get("num_key_value_heads") or heads,
-            head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
-            context_length=raw.get("max_position_embeddings", 2048),
-            rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
-            rope_theta=float(_rope(raw).get("rope_theta", 10000.0)),
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        )
-        if config.num_heads % config.num_kv_heads:
-            raise ModelLoadError(
-                f"{folder}/config.json: {config.num_heads} attention heads cannot share {config.num_kv_heads} KV heads."
-            )
-        return config
+    def window(self, layer: int) -> int | None:
+        """The sliding window of a layer; None where it would not shorten the context."""
+        window = self.windows[layer] if self.windows else None
+        return None if window is None or window >= self.context_length else window
 
 
 def default_temperature(folder: Path) -> float:
@@ -69,36 +62,3 @@ def default_temperature(folder: Path) -> float:
     if not isinstance(value, int | float) or value < 0:
         raise ModelLoadError(f"{path}: temperature must be a number of at least 0, got {value!r}.")
     return float(value)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`. Raises ModelLoadError if there is none."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelLoadError(f"{path} does not exist: give a Hugging Face style model folder.") from error
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} is not readable JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path} must hold a JSON object.")
-    return value
-
-
-def _rope(raw: dict[str, Any]) -> dict[str, Any]:
-    """Rotary parameters: `rope_parameters` since transformers 5, `rope_theta` and `rope_scaling` before."""
-    older = {"rope_theta": raw["rope_theta"]} if "rope_theta" in raw else {}
-    return {**older, **(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
-
-
-def _refuse_unsupported(raw: dict[str, Any], folder: Path) -> None:
-    rope = _rope(raw)
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    wanted = {
-        "rope_type": (rope_type, "default"),
-        "hidden_act": (raw.get("hidden_act", "silu"), "silu"),
-        "attention_bias": (raw.get("attention_bias", False), False),
-        "mlp_bias": (raw.get("mlp_bias", False), False),
-    }
-    for name, (got, supported) in wanted.items():
-        if got != supported:
-            raise ModelLoadError(f"{folder}/config.json: {name}={got!r} is not supported, only {supported!r} is.")

@@ -1,12 +1,17 @@
-"""The small layers every architecture is built from, over ragged batches: one row per token, no batch dimension."""
+"""The small layers every family is built from, over ragged batches: one row per token, no batch dimension."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from ...kernels.paged_attention import LayerAttention
+from .config import ModelConfig
+from .rope import Rotary
 
 
 class Attention(Protocol):
@@ -15,7 +20,7 @@ class Attention(Protocol):
     The interface behind which CPU and GPU implementations live: the models never see blocks or batches.
     """
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(self, layer: LayerAttention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Store this pass's keys and values, then attend causally over each row's whole sequence.
 
         `query` (tokens, heads, head_dim); `key`, `value` (tokens, kv_heads, head_dim). Returns the query's shape.
@@ -36,46 +41,65 @@ class RMSNorm(nn.Module):
         return normed.to(hidden.dtype) * self.weight
 
 
-class Rotary:
-    """Cosines and sines of one forward pass; Hugging Face's convention (dimension i is paired with i + head_dim/2)."""
+class UnitOffsetRMSNorm(RMSNorm):
+    """Gemma's: weights are stored less one, and the product is taken in float32."""
 
-    def __init__(self, positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> None:
-        even = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device)
-        angles = positions.float()[:, None] * (1.0 / theta ** (even / head_dim))
-        self.cos = torch.cat((angles, angles), dim=-1).cos().to(dtype)[:, None, :]
-        self.sin = torch.cat((-angles, angles), dim=-1).sin().to(dtype)[:, None, :]
+    def forward(self, hidden: Tensor) -> Tensor:
+        normed = functional.rms_norm(hidden.float(), (hidden.shape[-1],), eps=self.eps)
+        return (normed * (1.0 + self.weight.float())).to(hidden.dtype)
 
-    def __call__(self, heads: Tensor) -> Tensor:
-        """Rotate `heads` (tokens, heads, head_dim) by each row's position."""
-        return heads * self.cos + heads.roll(heads.shape[-1] // 2, dims=-1) * self.sin
+
+def norm(config: ModelConfig, size: int) -> RMSNorm:
+    """The norm of a model's family over the last dimension, which has `size` elements."""
+    return (UnitOffsetRMSNorm if config.unit_offset_norms else RMSNorm)(size, config.rms_norm_eps)
 
 
 class GroupedQueryAttention(nn.Module):
     """Attention projections with `kv_heads` shared among `heads`; query, key and value are one matrix product."""
 
-    def __init__(self, layer: int, hidden_size: int, heads: int, kv_heads: int, head_dim: int) -> None:
+    def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
-        self.layer = layer
-        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
-        self.qkv_proj = nn.Linear(hidden_size, (heads + 2 * kv_heads) * head_dim, bias=False)
-        self.o_proj = nn.Linear(heads * head_dim, hidden_size, bias=False)
+        self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        width = (self.heads + 2 * self.kv_heads) * self.head_dim
+        self.qkv_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=config.output_bias)
+        self.q_norm = norm(config, self.head_dim) if config.qk_norm else None
+        self.k_norm = norm(config, self.head_dim) if config.qk_norm else None
+        scale = self.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+        self.layer = LayerAttention(index, scale, config.window(index))
 
     def forward(self, hidden: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
         projected = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
         query_key, value = projected.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = query_key.split((self.heads, self.kv_heads), dim=1)
+            query_key = torch.cat((self.q_norm(query), self.k_norm(key)), dim=1)
         query, key = rotary(query_key).split((self.heads, self.kv_heads), dim=1)
         mixed = attention.attend(self.layer, query, key, value)
         return self.o_proj(mixed.reshape(hidden.shape[0], -1))
 
 
-class SwiGLU(nn.Module):
+class GatedMLP(nn.Module):
     """Shazeer 2020; gate and up projection are one matrix product."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_up_proj = nn.Linear(hidden_size, 2 * intermediate_size, bias=False)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.activation = _ACTIVATIONS[config.activation]
 
     def forward(self, hidden: Tensor) -> Tensor:
         gate, up = self.gate_up_proj(hidden).chunk(2, dim=-1)
-        return self.down_proj(functional.silu(gate) * up)
+        return self.down_proj(self.activation(gate) * up)
+
+
+def soft_capped(values: Tensor, cap: float) -> Tensor:
+    """`cap * tanh(values / cap)`: nothing exceeds `cap`, small values hardly change (Gemma 2)."""
+    return torch.tanh(values / cap) * cap
+
+
+def _gelu_tanh(gate: Tensor) -> Tensor:
+    return functional.gelu(gate, approximate="tanh")
+
+
+_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"silu": functional.silu, "gelu_tanh": _gelu_tanh}

@@ -1,71 +1,86 @@
-"""From a Hugging Face folder to a model ready to run. Every tensor must be there, and none may be left over."""
+"""From a folder or a GGUF file to a model ready to run. Every tensor must be there, and none may be left over."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...protocol.errors import ModelLoadError
-from .config import ModelConfig
-from .llama import Llama
+from .checkpoint import Checkpoint, SafetensorsFolder
+from .decoder import Decoder
+from .families import FAMILIES
+from .family import Family, architecture
+from .gguf_file import GgufFile
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-ARCHITECTURES: dict[str, type[Llama]] = {"LlamaForCausalLM": Llama}
+#: Called after every parameter with how many bytes are loaded, and of how many.
+Progress = Callable[[int, int], None]
 
 
-def load_model(folder: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Llama:
-    """Load `config.json` and `model.safetensors` from `folder`, weights converted to `dtype`.
+def load_model(
+    path: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu", progress: Progress | None = None
+) -> Decoder:
+    """Load a Hugging Face style folder or a GGUF file, weights converted to `dtype` one by one.
 
     Raises ModelLoadError for an unknown architecture, a missing or damaged file, and for tensors that are missing,
     unexpected or of the wrong shape; the message names them.
     """
-    config = ModelConfig.from_folder(folder)
-    if config.architecture not in ARCHITECTURES:
-        raise ModelLoadError(
-            f"{folder}: architecture {config.architecture!r} is unknown; supported: {', '.join(ARCHITECTURES)}."
-        )
-    path = folder / "model.safetensors"
-    if not path.is_file():
-        raise ModelLoadError(f"{path} does not exist: only single-file safetensors weights are supported.")
+    checkpoint = GgufFile(path) if path.suffix == ".gguf" else SafetensorsFolder(path)
+    family = _family_of(checkpoint)
+    config = family.read_config(checkpoint.fields)
     with torch.device("meta"):
-        model = ARCHITECTURES[config.architecture](config)
-    try:
-        with safe_open(path, framework="pt", device=device) as weights:
-            _assign(model, set(weights.keys()), weights.get_tensor, dtype, path)
-    except (SafetensorError, OSError) as error:
-        raise ModelLoadError(f"{path} is damaged or not a safetensors file: {error}") from error
+        model = Decoder(config)
+    parameters = dict(model.named_parameters())  # a tied head is not listed twice
+    sources = family.sources(list(parameters))
+    _check_names(checkpoint, sources, tied_head=config.tie_word_embeddings)
+    total = sum(parameter.numel() for parameter in parameters.values()) * dtype.itemsize
+    state: dict[str, Tensor] = {}
+    loaded = 0
+    for name, parts in sources.items():
+        state[name] = _read(checkpoint, parts, torch.empty(parameters[name].shape, dtype=dtype, device=device))
+        loaded += state[name].nbytes
+        if progress:
+            progress(loaded, total)
+    model.load_state_dict(state, assign=True, strict=False)  # `_check_names` has been stricter
+    if config.tie_word_embeddings:
+        model.lm_head.weight = model.embed_tokens.weight
     return model.eval().requires_grad_(False)
 
 
-def _assign(model: Llama, present: set[str], read: Callable[[str], Tensor], dtype: torch.dtype, path: Path) -> None:
-    sources = model.checkpoint_names(model.config)
-    expected = {name for parts in sources.values() for name in parts}
-    if model.config.tie_word_embeddings:
-        present.discard("lm_head.weight")  # some exporters write the tied head a second time
-    _refuse(path, "lacks", expected - present)
-    _refuse(path, "has unexpected", present - expected)
-    parameters = dict(model.named_parameters())
-    state: dict[str, Tensor] = {}
-    for name, parts in sources.items():
-        tensor = torch.cat([read(part).to(dtype) for part in parts])
-        if tensor.shape != parameters[name].shape:
-            raise ModelLoadError(
-                f"{path}: {' + '.join(parts)} has shape {tuple(tensor.shape)}, "
-                f"config.json asks for {tuple(parameters[name].shape)}."
-            )
-        state[name] = tensor
-    if model.config.tie_word_embeddings:
-        state["lm_head.weight"] = state["embed_tokens.weight"]
-    model.load_state_dict(state, assign=True)
+def _family_of(checkpoint: Checkpoint) -> Family:
+    wanted = architecture(checkpoint.fields)
+    for family in FAMILIES:
+        if wanted in family.architectures:
+            return family
+    known = ", ".join(name for family in FAMILIES for name in family.architectures)
+    raise ModelLoadError(f"{checkpoint.where}: architecture {wanted!r} is unknown; supported: {known}.")
 
 
-def _refuse(path: Path, what: str, names: set[str]) -> None:
+def _check_names(checkpoint: Checkpoint, sources: Mapping[str, tuple[str, ...]], *, tied_head: bool) -> None:
+    expected = {part for parts in sources.values() for part in parts}
+    missing, unexpected = checkpoint.difference(expected)
+    _refuse(checkpoint.where, "lacks", missing)
+    # Some exporters write what follows from the rest: rotary frequencies, a tied head.
+    derived = ("rotary_emb.inv_freq", "lm_head.weight") if tied_head else ("rotary_emb.inv_freq",)
+    _refuse(checkpoint.where, "has unexpected", {name for name in unexpected if not name.endswith(derived)})
+
+
+def _read(checkpoint: Checkpoint, parts: tuple[str, ...], target: Tensor) -> Tensor:
+    shapes = [checkpoint.shape(part) for part in parts]
+    rows = [shape[0] for shape in shapes]
+    if any(shape[1:] != target.shape[1:] for shape in shapes) or sum(rows) != target.shape[0]:
+        found = " + ".join(f"{part} {shape}" for part, shape in zip(parts, shapes, strict=True))
+        raise ModelLoadError(
+            f"{checkpoint.where}: {found} has the wrong shape, the configuration asks for {tuple(target.shape)}."
+        )
+    for part, piece in zip(parts, target.split(rows), strict=True):
+        checkpoint.copy_into(part, piece)
+    return target
+
+
+def _refuse(where: str, what: str, names: set[str]) -> None:
     if names:
         shown = ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        raise ModelLoadError(f"{path} {what} tensors: {shown}.")
+        raise ModelLoadError(f"{where} {what} tensors: {shown}.")

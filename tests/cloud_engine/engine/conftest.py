@@ -13,7 +13,8 @@ from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.request import GenerationRequest, RequestStats, TokenLogprob, TokenOutput
 from updraft.cloud_engine.engine.served_model import ServedModel
 from updraft.cloud_engine.models.config import ModelConfig
-from updraft.cloud_engine.models.llama import Llama
+from updraft.cloud_engine.models.decoder import Decoder
+from updraft.cloud_engine.models.rope import RotaryConfig
 from updraft.protocol.sampling import SamplingParams
 
 torch.set_num_threads(1)
@@ -34,9 +35,9 @@ class Result:
         self.finish_reason, self.stats = output.finish_reason, output.stats
 
 
-def random_llama(seed: int) -> Llama:
+def random_llama(seed: int) -> Decoder:
     torch.manual_seed(seed)
-    model = Llama(
+    model = Decoder(
         ModelConfig(
             architecture="LlamaForCausalLM",
             vocab_size=VOCABULARY,
@@ -48,7 +49,7 @@ def random_llama(seed: int) -> Llama:
             head_dim=12,
             context_length=192,
             rms_norm_eps=1e-5,
-            rope_theta=10000.0,
+            rotary=RotaryConfig.from_parameters({}, rotary_dim=12, context_length=192),
             tie_word_embeddings=False,
         )
     )
@@ -57,10 +58,10 @@ def random_llama(seed: int) -> Llama:
     return model
 
 
-def perturbed(model: Llama, amount: float) -> Llama:
+def perturbed(model: Decoder, amount: float) -> Decoder:
     """A copy that agrees with `model` on some tokens: a draft with partial acceptance."""
     generator = torch.Generator().manual_seed(1)
-    twin = Llama(model.config).requires_grad_(False).eval()
+    twin = Decoder(model.config).requires_grad_(False).eval()
     twin.load_state_dict(model.state_dict())
     for parameter in twin.parameters():
         parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=amount * float(parameter.std()))
@@ -68,18 +69,18 @@ def perturbed(model: Llama, amount: float) -> Llama:
 
 
 @pytest.fixture(scope="session")
-def target() -> Llama:
+def target() -> Decoder:
     return random_llama(0)
 
 
 @pytest.fixture(scope="session")
-def draft(target: Llama) -> Llama:
+def draft(target: Decoder) -> Decoder:
     return perturbed(target, 0.1)
 
 
 @pytest.fixture(scope="session")
-def make_engine(target: Llama) -> Callable[..., Engine]:
-    def make(*, draft: Llama | None = None, eos: Sequence[int] = (), **config: Any) -> Engine:
+def make_engine(target: Decoder) -> Callable[..., Engine]:
+    def make(*, draft: Decoder | None = None, eos: Sequence[int] = (), **config: Any) -> Engine:
         return Engine(ServedModel(target, eos_ids=frozenset(eos)), EngineConfig(**config), draft=draft)
 
     return make

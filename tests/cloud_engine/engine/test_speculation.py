@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from updraft.cloud_engine.engine.prediction import PredictionCursor
-from updraft.cloud_engine.models.llama import Llama
+from updraft.cloud_engine.models.decoder import Decoder
 from updraft.protocol.errors import ConfigurationError
 
 LENGTH = 24
@@ -144,7 +144,7 @@ def test_end_of_sequence_inside_an_accepted_draft(plain, make_engine, ask, run, 
 
 def test_a_draft_of_another_vocabulary_is_refused(target, make_engine):
     with pytest.raises(ConfigurationError, match="share the target's tokenizer"):
-        make_engine(draft=Llama(replace(target.config, vocab_size=98)))
+        make_engine(draft=Decoder(replace(target.config, vocab_size=98)))
 
 
 def test_the_cursor_is_cautious_after_a_miss_and_counts_each_token_once() -> None:

@@ -1,0 +1,60 @@
+"""The decoder that all families share: pre-norm layers with rotary positions over ragged batches."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .config import ModelConfig
+from .layers import Attention, GatedMLP, GroupedQueryAttention, norm, soft_capped
+from .rope import Rotary
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then feed-forward, each added to the residual stream; Gemma also norms what it adds."""
+
+    def __init__(self, config: ModelConfig, index: int) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.input_norm = norm(config, size)
+        self.attention = GroupedQueryAttention(config, index)
+        self.attention_out_norm = norm(config, size) if config.sandwich_norms else nn.Identity()
+        self.mlp_norm = norm(config, size)
+        self.mlp = GatedMLP(config)
+        self.mlp_out_norm = norm(config, size) if config.sandwich_norms else nn.Identity()
+
+    def forward(self, hidden: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
+        hidden = hidden + self.attention_out_norm(self.attention(self.input_norm(hidden), rotary, attention))
+        return hidden + self.mlp_out_norm(self.mlp(self.mlp_norm(hidden)))
+
+
+class Decoder(nn.Module):
+    """A decoder-only language model. Which rows form which sequence is known to `attention` alone."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config, index) for index in range(config.num_layers))
+        self.norm = norm(config, config.hidden_size)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """Last hidden states after the final norm: (tokens, hidden_size). `token_ids`, `positions`: (tokens,) int64."""
+        hidden = self.embed_tokens(token_ids)
+        if self.config.embedding_scale != 1:
+            hidden = hidden * torch.tensor(self.config.embedding_scale, dtype=hidden.dtype, device=hidden.device)
+        rotary = Rotary(positions, self.config.rotary, hidden.dtype)
+        sliding = self.config.sliding_rotary
+        sliding_rotary = rotary if sliding is None else Rotary(positions, sliding, hidden.dtype)
+        for index, layer in enumerate(self.layers):
+            is_sliding = bool(self.config.windows) and self.config.windows[index] is not None
+            hidden = layer(hidden, sliding_rotary if is_sliding else rotary, attention)
+        return self.norm(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(rows, hidden_size) to (rows, vocab_size) float32."""
+        logits = self.lm_head(hidden).to(torch.float32)
+        return logits if self.config.logit_soft_cap is None else soft_capped(logits, self.config.logit_soft_cap)

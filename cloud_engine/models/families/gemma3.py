@@ -1,0 +1,55 @@
+"""Gemma 3 (text): five layers with a sliding window to one without, each kind with a rotation of its own."""
+
+from __future__ import annotations
+
+from ..config import ModelConfig
+from ..family import SPLIT, Family, read_decoder, read_rotary, windows_of
+from ..fields import Fields
+
+_DEFAULTS = {
+    "head_dim": 256,
+    "sliding_window": 4096,
+    "max_position_embeddings": 131_072,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+}
+_PARTS = {
+    **SPLIT,
+    "attention_out_norm": ("post_attention_layernorm",),
+    "mlp_norm": ("pre_feedforward_layernorm",),
+    "mlp_out_norm": ("post_feedforward_layernorm",),
+}
+
+
+def read_config(fields: Fields) -> ModelConfig:
+    fields = Fields({**_DEFAULTS, **fields.values}, fields.where)
+    fields.only("hidden_activation", "gelu_pytorch_tanh")
+    fields.only("use_bidirectional_attention", False)
+    fields.only("attn_logit_softcapping", None)
+    pattern = fields.integer("sliding_window_pattern", 6)
+    head_dim, context_length = fields.integer("head_dim"), fields.integer("max_position_embeddings")
+    bias = fields.flag("attention_bias")
+    by_type = fields.mapping("rope_parameters")
+    # Before transformers 5 the scaling was the global layers' alone, and each kind's base had a key of its own.
+    full = {"rope_theta": fields.number("rope_theta", 1e6), **fields.mapping("rope_scaling")}
+    sliding = {"rope_theta": fields.number("rope_local_base_freq", 1e4)}
+    return read_decoder(
+        fields,
+        rotary=read_rotary(fields, {**full, **(by_type.get("full_attention") or {})}, head_dim, context_length),
+        sliding_rotary=read_rotary(
+            fields, {**sliding, **(by_type.get("sliding_attention") or {})}, head_dim, context_length
+        ),
+        windows=windows_of(fields, lambda layer: (layer + 1) % pattern != 0),
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=True,
+        unit_offset_norms=True,
+        sandwich_norms=True,
+        activation="gelu_tanh",
+        embedding_scale=fields.integer("hidden_size") ** 0.5,
+        attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
+        logit_soft_cap=fields.optional_number("final_logit_softcapping"),
+    )
+
+
+GEMMA3 = Family(("Gemma3ForCausalLM",), read_config, _PARTS)

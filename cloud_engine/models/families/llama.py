@@ -1,0 +1,16 @@
+"""Llama 2, 3 and everything that copies them: the decoder as it is."""
+
+from __future__ import annotations
+
+from ..config import ModelConfig
+from ..family import SPLIT, Family, read_decoder
+from ..fields import Fields
+
+
+def read_config(fields: Fields) -> ModelConfig:
+    fields.only("hidden_act", "silu")
+    bias = fields.flag("attention_bias")
+    return read_decoder(fields, qkv_bias=bias, output_bias=bias, mlp_bias=fields.flag("mlp_bias"))
+
+
+LLAMA = Family(("LlamaForCausalLM",), read_config, SPLIT)

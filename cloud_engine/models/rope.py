@@ -1,0 +1,180 @@
+"""Rotary positions (Su et al. 2021): inverse frequencies of every scaling variant in use, and the rotation itself.
+
+A variant only changes numbers that are known when a model is loaded, so a `RotaryConfig` holds these numbers and the
+running model knows nothing of variants. Parameter names are those of Hugging Face's `rope_parameters`.
+"""
+
+# torch leaves `Tensor.tolist` untyped
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...protocol.errors import ModelLoadError
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryConfig:
+    """`inverse_frequencies`: radians per position, one for each pair of the `2 * len` dimensions that are rotated.
+
+    `magnitude` multiplies cosines and sines (YaRN's attention temperature).
+    """
+
+    inverse_frequencies: tuple[float, ...]
+    magnitude: float = 1.0
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, Any], *, rotary_dim: int, context_length: int) -> RotaryConfig:
+        """Frequencies for `rotary_dim` dimensions at positions up to `context_length`.
+
+        Variants that differ between short and long sequences (`dynamic`, `longrope`) are settled by `context_length`:
+        keys in the cache must not change their meaning while a sequence grows. Raises ModelLoadError for an unknown
+        `rope_type` and for parameters that are missing or no numbers.
+        """
+        kind = parameters.get("rope_type", parameters.get("type", "default"))
+        if kind not in _VARIANTS:
+            raise ModelLoadError(f"rope_type={kind!r} is not supported, only {', '.join(_VARIANTS)} are.")
+        theta = float(parameters.get("rope_theta", 10000.0))
+        exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
+        try:
+            scaled = _VARIANTS[kind](_Base(theta, exponents, context_length, parameters))
+        except KeyError as error:
+            raise ModelLoadError(f"rope_type={kind!r} needs the parameter {error.args[0]!r}.") from error
+        except (TypeError, ValueError) as error:
+            raise ModelLoadError(f"rope_type={kind!r} has a parameter of the wrong type: {error}.") from error
+        frequencies, magnitude = scaled
+        if frequencies.shape != exponents.shape:
+            raise ModelLoadError(f"rope_type={kind!r} needs {len(exponents)} factors, got {len(frequencies)}.")
+        return cls(tuple(frequencies.tolist()), magnitude)
+
+
+class Rotary:
+    """Cosines and sines of one forward pass; Hugging Face's convention (dimension i is paired with i + rotary_dim/2).
+
+    `positions` (tokens,) int64.
+    """
+
+    def __init__(self, positions: Tensor, config: RotaryConfig, dtype: torch.dtype) -> None:
+        frequencies = torch.tensor(config.inverse_frequencies, dtype=torch.float32, device=positions.device)
+        angles = positions.float()[:, None] * frequencies
+        self._half = len(config.inverse_frequencies)
+        self._cos = (torch.cat((angles, angles), dim=-1).cos() * config.magnitude).to(dtype)[:, None, :]
+        self._sin = (torch.cat((-angles, angles), dim=-1).sin() * config.magnitude).to(dtype)[:, None, :]
+
+    def __call__(self, heads: Tensor) -> Tensor:
+        """Rotate `heads` (tokens, heads, head_dim) by each row's position; dimensions beyond the rotary ones pass."""
+        width = 2 * self._half
+        if heads.shape[-1] == width:
+            return heads * self._cos + heads.roll(self._half, dims=-1) * self._sin
+        rotated, passed = heads[..., :width], heads[..., width:]
+        return torch.cat((rotated * self._cos + rotated.roll(self._half, dims=-1) * self._sin, passed), dim=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """What a variant starts from; `exponents` are 2i / rotary_dim, float32."""
+
+    theta: float
+    exponents: Tensor
+    context_length: int
+    parameters: Mapping[str, Any]
+
+    @property
+    def plain(self) -> Tensor:
+        return 1.0 / self.theta**self.exponents
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A parameter; null counts as left out. Raises KeyError if it is left out and has no default."""
+        value = self.parameters.get(name)
+        if value is None and default is None:
+            raise KeyError(name)
+        return float(default if value is None else value)  # type: ignore[arg-type]
+
+    @property
+    def stretch(self) -> float:
+        """How many times longer the context is than in training: `factor`, or what the two lengths say."""
+        original = self.number("original_max_position_embeddings")
+        return self.number("factor", self.context_length / original)
+
+
+_Scaled = tuple[Tensor, float]
+
+
+def _default(base: _Base) -> _Scaled:
+    return base.plain, 1.0
+
+
+def _linear(base: _Base) -> _Scaled:
+    """Chen et al. 2023: positions are divided by `factor`."""
+    return base.plain / base.number("factor"), 1.0
+
+
+def _dynamic(base: _Base) -> _Scaled:
+    """NTK-aware scaling, which changes nothing up to the trained length; the engine refuses what is longer."""
+    return base.plain, 1.0
+
+
+def _llama3(base: _Base) -> _Scaled:
+    """Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, those between interpolated."""
+    factor, low, high = base.number("factor"), base.number("low_freq_factor"), base.number("high_freq_factor")
+    original = base.number("original_max_position_embeddings")
+    plain = base.plain
+    wavelengths = 2 * math.pi / plain
+    smooth = ((original / wavelengths - low) / (high - low)).clamp(0, 1)
+    return (1 - smooth) * plain / factor + smooth * plain, 1.0
+
+
+def _yarn(base: _Base) -> _Scaled:
+    """Peng et al. 2023: interpolation below one turn count, extrapolation above another, a ramp between the two."""
+    original = base.number("original_max_position_embeddings")
+    dims = 2 * len(base.exponents)
+
+    def dimension_of(turns: float) -> float:
+        return dims * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base.theta))
+
+    low = dimension_of(base.number("beta_fast", 32))
+    high = dimension_of(base.number("beta_slow", 1))
+    if base.parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dims - 1)
+    ramp = (torch.arange(dims // 2, dtype=torch.float32) - low) / ((high - low) or 0.001)
+    interpolated = ramp.clamp(0, 1)
+    frequencies = base.plain / base.stretch * interpolated + base.plain * (1 - interpolated)
+    return frequencies, base.number("attention_factor", _yarn_magnitude(base))
+
+
+def _yarn_magnitude(base: _Base) -> float:
+    def magnitude(weight: float) -> float:
+        return 0.1 * weight * math.log(base.stretch) + 1.0 if base.stretch > 1 else 1.0
+
+    both = base.number("mscale", 0), base.number("mscale_all_dim", 0)
+    return magnitude(both[0]) / magnitude(both[1]) if all(both) else magnitude(1.0)
+
+
+def _longrope(base: _Base) -> _Scaled:
+    """Ding et al. 2024: searched factors per dimension, one list for contexts of the trained length, one for longer."""
+    original = base.number("original_max_position_embeddings")
+    name = "long_factor" if base.context_length > original else "short_factor"
+    factors = torch.tensor([float(factor) for factor in base.parameters[name]])
+    if factors.shape != base.exponents.shape:
+        return factors, 1.0  # the caller names the two lengths
+    stretch = base.stretch
+    magnitude = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
+    return 1.0 / (factors * base.theta**base.exponents), base.number("attention_factor", magnitude)
+
+
+_VARIANTS: Mapping[str, Callable[[_Base], _Scaled]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}

@@ -1,0 +1,99 @@
+"""Random-weight models of every family, small, as transformers builds them: what ours is compared with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+
+VOCABULARY = 97
+LLAMA3_SCALING = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.7], "long_factor": [1.0, 2.0, 3.5, 4.0]}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, **FACTORS}
+
+#: name -> (architecture, what its configuration says beside the common sizes)
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-gqa-tied": ("Llama", {"num_key_value_heads": 2, "tie_word_embeddings": True}),
+    "llama-mha-untied": ("Llama", {"num_key_value_heads": 4, "rope_theta": 500000.0}),
+    "llama-mqa-wide-head": ("Llama", {"num_key_value_heads": 1, "head_dim": 24}),
+    "llama-biases": ("Llama", {"num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True}),
+    "llama-3.1": ("Llama", {"num_key_value_heads": 2, "rope_parameters": LLAMA3_SCALING}),
+    "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}),
+    "llama-dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}),
+    "mistral-window": ("Mistral", {"num_key_value_heads": 2, "sliding_window": 20}),
+    "mistral-block-window": ("Mistral", {"num_key_value_heads": 2, "sliding_window": 16}),
+    "mistral-no-window": ("Mistral", {"num_key_value_heads": 2, "sliding_window": None}),
+    "qwen2": ("Qwen2", {"num_key_value_heads": 2, "tie_word_embeddings": True}),
+    "qwen2-yarn": ("Qwen2", {"num_key_value_heads": 2, "rope_parameters": YARN}),
+    "qwen2-window": (
+        "Qwen2",
+        {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True}),
+    "gemma3": (
+        "Gemma3",
+        {"num_key_value_heads": 1, "head_dim": 16, "sliding_window": 18, "query_pre_attn_scalar": 24},
+    ),
+    "gemma3-scaled": (
+        "Gemma3",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "sliding_window": 33,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "final_logit_softcapping": 5.0,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "phi3": ("Phi3", {"num_key_value_heads": 2, "sliding_window": 40}),
+    "phi3-short": ("Phi3", {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 256}}),
+}
+#: Long contexts only: transformers takes the short factors for short sequences, ours follows the context length.
+LONG_ONLY = ("Phi3", {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 40}})
+
+
+def reference_model(architecture: str = "Llama", **overrides: Any) -> Any:
+    """A transformers model in float32, its norms and biases random too."""
+    torch.manual_seed(0)
+    options = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.15,  # peaked logits, so that 1e-4 is a demand
+        "pad_token_id": None,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        **overrides,
+    }
+    names = {"Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM")}
+    config_name, model_name = names.get(architecture, (f"{architecture}Config", f"{architecture}ForCausalLM"))
+    model = getattr(transformers, model_name)(getattr(transformers, config_name)(**options)).float().eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, mean=0.5, std=0.2)
+    return model
+
+
+def expected_logprobs(reference: Any, tokens: list[int]) -> torch.Tensor:
+    """(tokens, vocabulary), computed in one piece."""
+    with torch.inference_mode():
+        return reference(torch.tensor([tokens]), use_cache=False).logits[0].log_softmax(-1)
+
+
+def random_tokens(count: int, seed: int = 0) -> list[int]:
+    return torch.randint(0, VOCABULARY, (count,), generator=torch.Generator().manual_seed(seed)).tolist()

@@ -1,0 +1,100 @@
+"""Every family over paged blocks against transformers on the same weights."""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from updraft.cloud_engine.engine.runner import Chunk, Runner
+from updraft.cloud_engine.models.decoder import Decoder
+from updraft.cloud_engine.models.loader import load_model
+
+sys.path.insert(0, str(Path(__file__).parent))
+from reference import LONG_ONLY, SHAPES, expected_logprobs, random_tokens, reference_model
+
+torch.set_num_threads(1)
+BLOCK = 16
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Decoder]:
+    architecture, options = SHAPES[request.param]
+    reference = reference_model(architecture, **options)
+    folder = tmp_path_factory.mktemp(request.param)
+    reference.save_pretrained(folder)
+    return reference, load_model(folder)
+
+
+def assert_close(logits: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(logits.log_softmax(-1), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("prompt", [1, 15, 16, 17, 33])
+def test_prefill_and_stepwise_decode_match_transformers(pair: tuple[Any, Decoder], prompt: int) -> None:
+    reference, model = pair
+    tokens = random_tokens(prompt + 20, prompt)
+    expected = expected_logprobs(reference, tokens)
+    runner, table = Runner(model, 8, BLOCK), [5, 2, 7, 0]
+    assert_close(runner.run([Chunk(tokens[:prompt], 0, table, prompt)]), expected[:prompt])
+    for position in range(prompt, len(tokens)):
+        logits = runner.run([Chunk(tokens[position : position + 1], position, table, 1)])
+        assert_close(logits, expected[position : position + 1])
+
+
+def test_one_ragged_batch_of_prefills_chunks_decodes_and_drafts(pair: tuple[Any, Decoder]) -> None:
+    reference, model = pair
+    lengths = [(0, 40), (16, 30), (31, 32), (100, 101), (47, 52), (5, 6), (15, 17)]  # (already computed, known)
+    runner = Runner(model, 64, BLOCK)
+    chunks: list[Chunk] = []
+    expected: list[torch.Tensor] = []
+    blocks = iter(torch.randperm(64, generator=torch.Generator().manual_seed(3)).tolist())
+    for seed, (computed, known) in enumerate(lengths):
+        tokens = random_tokens(known, seed)
+        table = [next(blocks) for _ in range(-(-known // BLOCK))]
+        if computed:
+            runner.run([Chunk(tokens[:computed], 0, table, 0)])
+        chunks.append(Chunk(tokens[computed:], computed, table, known - computed))
+        expected.append(expected_logprobs(reference, tokens)[computed:])
+    assert_close(runner.run(chunks), torch.cat(expected))
+
+
+def test_chunked_prefill_equals_whole(pair: tuple[Any, Decoder]) -> None:
+    reference, model = pair
+    tokens = random_tokens(90)
+    runner, table = Runner(model, 6, BLOCK), [3, 1, 4, 0, 5, 2]
+    borders = [0, 1, 16, 20, 64, 90]
+    logits = [runner.run([Chunk(tokens[a:b], a, table, b - a)]) for a, b in pairwise(borders)]
+    assert_close(torch.cat(logits), expected_logprobs(reference, tokens))
+
+
+def test_longrope_takes_the_long_factors_where_the_context_is_long(tmp_path: Path) -> None:
+    architecture, options = LONG_ONLY
+    reference = reference_model(architecture, **options)
+    reference.save_pretrained(tmp_path)
+    tokens = random_tokens(90)
+    logits = Runner(load_model(tmp_path), 6, BLOCK).run([Chunk(tokens, 0, [3, 1, 4, 0, 5, 2], 90)])
+    assert_close(logits, expected_logprobs(reference, tokens))
+
+
+def test_a_window_reads_no_block_out_of_its_reach(tmp_path: Path) -> None:
+    reference = reference_model("Mistral", num_key_value_heads=2, sliding_window=20)
+    reference.save_pretrained(tmp_path)
+    tokens = random_tokens(90)
+    runner, table = Runner(load_model(tmp_path), 7, BLOCK), [3, 1, 4, 0, 5, 2]
+    runner.run([Chunk(tokens[:80], 0, table, 0)])
+    lost = [6, 6, 6, *table[3:]]  # block 6 was never written
+    logits = runner.run([Chunk(tokens[80:], 80, lost, 10)])
+    assert_close(logits, expected_logprobs(reference, tokens)[80:])
+
+
+def test_grouping_never_lets_a_query_see_another_sequence(pair: tuple[Any, Decoder]) -> None:
+    _, model = pair
+    alone, together = Runner(model, 8, BLOCK), Runner(model, 8, BLOCK)
+    ours, others = random_tokens(20, 1), random_tokens(20, 2)
+    expected = alone.run([Chunk(ours, 0, [0, 1], 20)])
+    mixed = together.run([Chunk(others, 0, [2, 3], 0), Chunk(ours, 0, [0, 1], 20)])
+    torch.testing.assert_close(mixed, expected, atol=1e-4, rtol=1e-4)

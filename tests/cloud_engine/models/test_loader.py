@@ -1,0 +1,129 @@
+"""Folders, shards and GGUF files become the same model; every way one can be wrong is told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from updraft.cloud_engine.models.config import default_temperature
+from updraft.cloud_engine.models.loader import load_model
+from updraft.protocol.errors import ModelLoadError
+
+sys.path.insert(0, str(Path(__file__).parent))
+from reference import reference_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    reference_model(num_key_value_heads=2, tie_word_embeddings=True).save_pretrained(path)
+    return path
+
+
+def test_bfloat16_weights_are_upcast_and_both_rope_notations_load(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "bf16")
+    weights = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(weights, tmp_path / "bf16" / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("rope_parameters", None)
+    (tmp_path / "bf16" / "config.json").write_text(json.dumps({**config, "rope_theta": 12345.0}))
+    model = load_model(tmp_path / "bf16")
+    assert model.config.rotary.inverse_frequencies[1] == pytest.approx(12345.0 ** (-1 / 8))
+    assert load_model(folder).config.rotary.inverse_frequencies[1] == pytest.approx(10000.0 ** (-1 / 8))
+    assert model.embed_tokens.weight.dtype is torch.float32
+    assert torch.equal(model.embed_tokens.weight, weights["model.embed_tokens.weight"].float())
+    assert model.lm_head.weight.data_ptr() == model.embed_tokens.weight.data_ptr()
+
+
+def test_shards_load_like_one_file(folder: Path, tmp_path: Path) -> None:
+    reference_model(num_key_value_heads=2, tie_word_embeddings=True).save_pretrained(tmp_path, max_shard_size="60KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    seen: list[tuple[int, int]] = []
+    model = load_model(tmp_path, progress=lambda done, total: seen.append((done, total)))
+    whole = load_model(folder).state_dict()
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in model.state_dict().items())
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1] == (sum(p.nbytes for p in model.parameters()),) * 2
+
+
+@pytest.mark.parametrize("harm", ["unlink", "truncate", "outside"])
+def test_damaged_shards_are_named(tmp_path: Path, harm: str) -> None:
+    reference_model().save_pretrained(tmp_path, max_shard_size="60KB")
+    shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
+    if harm == "outside":
+        index = tmp_path / "model.safetensors.index.json"
+        index.write_text(index.read_text().replace(shard.name, f"../{shard.name}"))
+    else:
+        shard.unlink() if harm == "unlink" else truncate(shard)
+    with pytest.raises(ModelLoadError, match=shard.name.replace(".", r"\.")):
+        load_model(tmp_path)
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+def edit_weights(folder: Path, *, drop: str | None = None, **add: torch.Tensor) -> None:
+    weights = load_file(folder / "model.safetensors")
+    if drop is not None:
+        del weights[drop]
+    save_file({**weights, **add}, folder / "model.safetensors")
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+DAMAGES = {
+    "no such folder": (shutil.rmtree, r"config\.json does not exist"),
+    "config is not json": (lambda f: (f / "config.json").write_text("{"), "not readable JSON"),
+    "config is a list": (lambda f: (f / "config.json").write_text("[]"), "JSON object"),
+    "config lacks a size": (lambda f: edit_config(f, hidden_size=None), "lacks hidden_size"),
+    "unknown architecture": (lambda f: edit_config(f, architectures=["FooLM"]), "'FooLM' is unknown; supported: Llama"),
+    "unknown rope": (lambda f: edit_config(f, rope_parameters={"rope_type": "spiral"}), "rope_type='spiral' is not"),
+    "rope lacks": (
+        lambda f: edit_config(f, rope_parameters={"rope_type": "yarn", "factor": 2.0}),
+        "rope_type='yarn' needs the parameter 'original_max_position_embeddings'",
+    ),
+    "rope of words": (
+        lambda f: edit_config(f, rope_parameters={"rope_type": "linear", "factor": "two"}),
+        "rope_type='linear' has a parameter of the wrong type",
+    ),
+    "activation": (lambda f: edit_config(f, hidden_act="relu"), "hidden_act='relu'"),
+    "size of words": (lambda f: edit_config(f, vocab_size="many"), "vocab_size must be a positive integer"),
+    "bias without its tensors": (lambda f: edit_config(f, attention_bias=True), r"lacks tensors: .*q_proj\.bias"),
+    "heads do not divide": (lambda f: edit_config(f, num_key_value_heads=3), "cannot share"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), r"model\.safetensors does not exist"),
+    "truncated weights": (lambda f: truncate(f / "model.safetensors"), "damaged"),
+    "foreign weights": (lambda f: (f / "model.safetensors").write_bytes(b"GGUF" * 99), "damaged"),
+    "missing tensor": (lambda f: edit_weights(f, drop="model.norm.weight"), r"lacks tensors: model\.norm\.weight"),
+    "unexpected tensor": (lambda f: edit_weights(f, extra=torch.ones(1)), "unexpected tensors: extra"),
+    "wrong shape": (
+        lambda f: edit_weights(f, **{"model.norm.weight": torch.ones(7)}),
+        r"model\.norm\.weight \(7,\) has the wrong shape, the configuration asks for \(64,\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_folder_is_refused_with_the_reason(folder: Path, tmp_path: Path, damage: str) -> None:
+    harm, reason = DAMAGES[damage]
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    harm(broken)
+    with pytest.raises(ModelLoadError, match=reason):
+        load_model(broken)
+
+
+def test_default_temperature_follows_generation_config(tmp_path: Path) -> None:
+    assert default_temperature(tmp_path) == 1.0
+    for raw, expected in (({"do_sample": False, "temperature": 0.7}, 0.0), ({"temperature": 0.6}, 0.6)):
+        (tmp_path / "generation_config.json").write_text(json.dumps(raw))
+        assert default_temperature(tmp_path) == expected
