@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
-from ..protocol.errors import ConfigurationError, MissingDependencyError, ModelLoadError
-
-HUB_NAME = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)/(?P<file>[\w./-]+\.gguf)")
+from ..cloud_engine.models.hub import download_file
+from ..protocol.errors import ModelLoadError
 
 
 def resolve(name: str) -> str:
@@ -18,33 +16,10 @@ def resolve(name: str) -> str:
     if name in ("pocket", "none"):
         return name
     if name.startswith("hf:"):
-        return str(_download(name))
+        return str(download_file(name))
     path = Path(name).expanduser()
     if not path.is_file():
         raise ModelLoadError(
             f"There is no local model {name!r}. Name a GGUF file, hf:owner/repo/file.gguf, pocket, or none."
         )
     return str(path.resolve())
-
-
-def _download(name: str) -> Path:
-    """From the hub's cache, else over the network; `HF_ENDPOINT` and `HF_HUB_OFFLINE` are honoured."""
-    form = HUB_NAME.fullmatch(name)
-    if form is None:
-        raise ConfigurationError(f"{name!r} is not of the form hf:owner/repo/file.gguf.")
-    try:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
-    except ImportError as error:
-        raise MissingDependencyError("hf: needs huggingface-hub: pip install 'updraft-llm[edge]'") from error
-    try:
-        return Path(hf_hub_download(form["repo"], form["file"]))
-    except RepositoryNotFoundError as error:
-        raise ModelLoadError(f"The hub has no repository {form['repo']}, or it needs a token (HF_TOKEN).") from error
-    except OSError as error:  # what httpx, requests and the hub raise without a network are all of this kind
-        raise ModelLoadError(
-            f"{name} cannot be downloaded ({type(error).__name__}). Without a network, name a GGUF file on this "
-            "machine; a mirror of the hub is named by HF_ENDPOINT."
-        ) from error
-    except EntryNotFoundError as error:
-        raise ModelLoadError(f"{form['repo']} holds no {form['file']}.") from error

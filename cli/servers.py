@@ -56,9 +56,12 @@ def serve(
 
 
 def node(
-    model: Annotated[Path, typer.Option(help="Hugging Face style folder: config.json, model.safetensors, ...")],
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="Folder with config.json and safetensors, or owner/repo on a hub.")
+    ],
     draft: Annotated[
-        Path | None, typer.Option(help="Folder of a smaller model of the same vocabulary, to draft with.")
+        str | None,
+        typer.Option(metavar="NAME", help="Smaller model of the same vocabulary to draft with: as --model, or a GGUF."),
     ] = None,
     host: Host = "127.0.0.1",
     port: Port = options.NODE_PORT,
@@ -80,7 +83,8 @@ def node(
     \b
     Examples
       updraft node --model models/big
-      updraft node --model models/big --draft models/small --port 0 --ready-file /tmp/node.url
+      updraft node --model models/big --draft models/small.gguf --port 0 --ready-file /tmp/node.url
+      updraft node --model Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B
     """
     from ..cloud_engine.node.process import NodeOptions, run_node
 

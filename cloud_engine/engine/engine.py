@@ -13,6 +13,7 @@ from torch import Tensor
 from ...protocol.errors import ConfigurationError, ContextLengthError, InvalidRequestError
 from ...text.tokenizer import Tokenizer
 from ..models.decoder import Decoder
+from ..models.loader import Progress
 from .config import EngineConfig
 from .kv_cache import KVCacheManager
 from .prediction import PredictionCursor
@@ -54,10 +55,15 @@ class Engine:
         self._counters = EngineStats()
 
     @classmethod
-    def from_folder(cls, folder: Path, *, draft_folder: Path | None = None, config: EngineConfig) -> Engine:
-        """Load target, draft and tokenizer from Hugging Face style folders. Raises ModelLoadError."""
-        served = ServedModel.from_folder(folder, config)
-        return cls(served, config, draft=load_weights(draft_folder, config) if draft_folder else None)
+    def from_folder(
+        cls, folder: Path, *, draft: Path | None = None, config: EngineConfig, progress: Progress | None = None
+    ) -> Engine:
+        """Load target and tokenizer from a Hugging Face style folder, and the draft from one or from a GGUF file.
+
+        The model is called what the folder is called. Raises ModelLoadError.
+        """
+        served = ServedModel.from_folder(folder, config, progress)
+        return cls(served, config, draft=load_weights(draft, config) if draft else None)
 
     @property
     def tokenizer(self) -> Tokenizer:

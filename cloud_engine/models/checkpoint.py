@@ -15,6 +15,7 @@ from .fields import Fields, read_json
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_BYTES_AT_ONCE = 2**24
 
 
 class Checkpoint(Protocol):
@@ -40,8 +41,8 @@ class Checkpoint(Protocol):
 class SafetensorsFolder:
     """`config.json` beside `model.safetensors`, or beside shards with an index.
 
-    Files are mapped, not read, and let go after every tensor, so that a loaded model takes hardly more memory than its
-    weights.
+    Files are mapped, not read, and let go after every few megabytes, so that a loaded model never took much more memory
+    than its weights.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -57,8 +58,10 @@ class SafetensorsFolder:
             return tuple(weights.get_slice(name).get_shape())
 
     def copy_into(self, name: str, target: Tensor) -> None:
-        with _opened(self._file_of[name]) as weights:
-            target.copy_(weights.get_tensor(name))
+        rows = max(1, _BYTES_AT_ONCE * len(target) // max(1, target.numel() * 4))
+        for start in range(0, len(target), rows):
+            with _opened(self._file_of[name]) as weights:
+                target[start : start + rows].copy_(weights.get_slice(name)[start : start + rows])
 
     def _find(self, folder: Path) -> dict[str, Path]:
         if (folder / _SINGLE).is_file():

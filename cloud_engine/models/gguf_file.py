@@ -9,17 +9,19 @@ So the very file that runs on a device can be the draft in the cloud.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...protocol.errors import MissingDependencyError, ModelLoadError
 from .fields import Fields
 
-_ROWS_AT_ONCE = 4096  # dequantised rows that are in memory beside the model
+_NUMBERS_AT_ONCE = 2**20  # dequantised, in memory beside the model
 _NOT_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 #: llama.cpp's architecture -> Hugging Face's. Mistral is stored as llama.
@@ -55,11 +57,16 @@ class GgufFile:
         if not path.is_file():
             raise ModelLoadError(f"{path} does not exist: give a GGUF file or a Hugging Face style model folder.")
         try:
-            self._reader = gguf.GGUFReader(path)
+            reader = gguf.GGUFReader(path)
         except (OSError, ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
             raise ModelLoadError(f"{path} is damaged or not a GGUF file: {error}") from error
-        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-        self._arch = str(self._value("general.architecture"))
+        # The reader itself is let go: it takes two kilobytes for every token of the vocabulary.
+        named = {name: field for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
+        self._metadata = {name: field.contents() for name, field in named.items()}
+        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        data: Any = reader.data
+        self._mapping: mmap.mmap = data._mmap
+        self._arch = str(self._metadata.get("general.architecture"))
         if self._arch not in _ARCHITECTURES:
             raise ModelLoadError(
                 f"{path}: architecture {self._arch!r} is unknown; supported: {', '.join(_ARCHITECTURES)}."
@@ -81,9 +88,12 @@ class GgufFile:
 
         tensor = self._tensors[self._gguf_name(name)]
         try:
-            for start in range(0, len(tensor.data), _ROWS_AT_ONCE):
-                rows = gguf.quants.dequantize(tensor.data[start : start + _ROWS_AT_ONCE], tensor.tensor_type)
-                target[start : start + len(rows)].copy_(torch.from_numpy(rows.copy()))
+            rows_at_once = max(1, _NUMBERS_AT_ONCE * len(target) // target.numel())
+            for start in range(0, len(target), rows_at_once):
+                stored = tensor.data[start : start + rows_at_once]
+                rows = gguf.quants.dequantize(stored, tensor.tensor_type)
+                target[start : start + rows_at_once].copy_(torch.from_numpy(np.require(rows, requirements="W")))
+                self._mapping.madvise(mmap.MADV_DONTNEED)  # what was read need not stay in memory
         except NotImplementedError as error:
             raise ModelLoadError(f"{self.where}: {tensor.name} is {tensor.tensor_type.name}: {error}.") from error
         if self._arch == "llama" and ".self_attn.q_proj." in name:
@@ -96,22 +106,17 @@ class GgufFile:
     def _gguf_name(self, name: str) -> str:
         return self._names.get_name(name, try_suffixes=(".weight", ".bias")) or name
 
-    def _value(self, key: str) -> Any:
-        field = self._reader.fields.get(key)
-        return None if field is None else field.contents()
-
     def _of_arch(self, key: str) -> Any:
-        return self._value(f"{self._arch}.{key}")
+        return self._metadata.get(f"{self._arch}.{key}")
 
     def _config(self) -> dict[str, Any]:
         config = {ours: self._of_arch(theirs) for ours, theirs in _KEYS.items()}
-        embeddings = self._tensors.get("token_embd.weight")
-        tokens = self._reader.fields.get("tokenizer.ggml.tokens")
-        vocabulary = int(embeddings.shape[1]) if embeddings is not None else len(tokens.data) if tokens else None
+        if "token_embd.weight" not in self._tensors:
+            raise ModelLoadError(f"{self.where} lacks tensors: token_embd.weight.")
         return {
             **config,
             "architectures": [_ARCHITECTURES[self._arch]],
-            "vocab_size": vocabulary,
+            "vocab_size": int(self._tensors["token_embd.weight"].shape[1]),
             "tie_word_embeddings": "output.weight" not in self._tensors,
             "attention_bias": "blk.0.attn_output.bias" in self._tensors,
             "rope_parameters": self._rope(),

@@ -15,8 +15,11 @@ def _options() -> NodeOptions:
         prog="python -m updraft.cloud_engine.node", description=__doc__, argument_default=argparse.SUPPRESS
     )
     add = parser.add_argument
-    add("--model", type=Path, required=True, help="Hugging Face style folder of the model to serve")
-    add("--draft", type=Path, help="folder of a smaller model with the same vocabulary, for speculative decoding")
+    add("--model", required=True, help="folder of the model to serve, or owner/repo on a hub")
+    add(
+        "--draft",
+        help="smaller model of the same vocabulary, for speculative decoding: a folder, a GGUF file, or a hub's",
+    )
     add("--host")
     add("--port", type=int, help="0: any free port")
     add("--threads", type=int, help="torch threads")

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """`draft` is a smaller model of the same vocabulary for speculative decoding. `threads` None: torch's default.
+    """`model` and `draft` are names as `models.hub.find_model` takes them.
 
+    `draft` is a smaller model of the same vocabulary for speculative decoding. `threads` None: torch's default.
     `num_blocks` None sizes the KV cache for a full batch. `exit_with_parent`: stop when the starting process is gone.
     """
 
-    model: Path
-    draft: Path | None = None
+    model: str
+    draft: str | None = None
     host: str = "127.0.0.1"
     port: int = 0
     threads: int | None = None
@@ -53,6 +54,8 @@ def _load(options: NodeOptions) -> Served:
     from ..engine.async_engine import AsyncEngine
     from ..engine.config import EngineConfig
     from ..engine.engine import Engine
+    from ..models.hub import find_model
+    from ..models.progress import loading_bar
     from .app import Served
 
     if options.device.startswith("cuda") and not torch.cuda.is_available():
@@ -65,5 +68,7 @@ def _load(options: NodeOptions) -> Served:
         device=options.device,
         num_threads=options.threads,
     )
-    engine = Engine.from_folder(options.model, draft_folder=options.draft, config=config)
+    draft = find_model(options.draft) if options.draft else None
+    with loading_bar() as progress:
+        engine = Engine.from_folder(find_model(options.model), draft=draft, config=config, progress=progress)
     return Served(AsyncEngine(engine), engine.tokenizer, engine.model_id, engine.context_length)

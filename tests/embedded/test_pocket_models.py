@@ -12,6 +12,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the [cloud] extra")
 pytest.importorskip("llama_cpp", reason="needs the [edge] extra")
 
+from updraft.cloud_engine.engine.config import EngineConfig
+from updraft.cloud_engine.engine.engine import Engine
+from updraft.cloud_engine.engine.request import GenerationRequest
 from updraft.embedded import pocket
 from updraft.embedded.collect import cloud_answers, collect
 from updraft.embedded.export import FileType, write_gguf
@@ -19,6 +22,7 @@ from updraft.embedded.kinds import KINDS
 from updraft.embedded.tasks import check, make_tasks
 from updraft.local_engine.engine import LocalEngine
 from updraft.protocol.requests import Message
+from updraft.protocol.sampling import SamplingParams
 
 
 def distances(gguf: Path) -> tuple[float, float]:
@@ -102,3 +106,21 @@ def test_batched_and_single_cloud_answers_are_the_same() -> None:
     alone = [cloud_answers([task], pocket.pocket_large_folder())[0] for task in tasks[:6]]
     assert together[:6] == alone
     assert any(check(task, text) for task, text in zip(tasks, together, strict=True))
+
+
+def test_the_file_on_the_device_is_a_draft_in_the_cloud() -> None:
+    prompts = [task.prompt for task in make_tasks("test", 12, seed=5)]
+    answers: list[dict[str, list[int]]] = []
+    for draft in (None, pocket.pocket_small_gguf()):
+        engine = Engine.from_folder(pocket.pocket_large_folder(), draft=draft, config=EngineConfig())
+        tokens: dict[str, list[int]] = {}
+        for number, prompt in enumerate(prompts):
+            ids = engine.tokenizer.encode_chat([Message("user", prompt)])
+            engine.add_request(GenerationRequest(str(number), ids, SamplingParams(temperature=0.0, max_tokens=60)))
+        while engine.has_work:
+            for output in engine.step():
+                tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        answers.append(tokens)
+        stats = engine.stats()
+        assert (stats.draft_accepted > stats.draft_proposed / 4) == (draft is not None)
+    assert answers[0] == answers[1]

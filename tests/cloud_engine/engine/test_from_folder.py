@@ -44,7 +44,7 @@ def test_target_draft_tokenizer_and_defaults_come_from_the_folders(tmp_path: Pat
     large, small = write_folder(tmp_path / "large", layers=2), write_folder(tmp_path / "small", layers=1)
     texts: list[list[int]] = []
     for draft in (None, small):
-        engine = Engine.from_folder(large, draft_folder=draft, config=EngineConfig())
+        engine = Engine.from_folder(large, draft=draft, config=EngineConfig())
         assert (engine.model_id, engine.context_length, engine.default_temperature) == ("large", 64, 0.0)
         assert engine.tokenizer.eos_ids == {257}
         prompt = engine.tokenizer.encode("hello")

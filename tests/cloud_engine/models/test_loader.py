@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,33 @@ def test_damaged_shards_are_named(tmp_path: Path, harm: str) -> None:
         shard.unlink() if harm == "unlink" else truncate(shard)
     with pytest.raises(ModelLoadError, match=shard.name.replace(".", r"\.")):
         load_model(tmp_path)
+
+
+MEASURE = """
+import re, sys
+from pathlib import Path
+import torch
+from updraft.cloud_engine.models.loader import load_model
+
+def memory(name):
+    return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+
+load_model(Path(sys.argv[1]))
+before = memory("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+model = load_model(Path(sys.argv[2]), dtype=torch.bfloat16)
+print((memory("VmHWM") - before) / sum(parameter.nbytes for parameter in model.parameters()))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux")
+def test_loading_takes_hardly_more_memory_than_the_weights(folder: Path, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 512, "intermediate_size": 4096, "num_hidden_layers": 8, "vocab_size": 20_000}
+    reference_model(**sizes).save_pretrained(tmp_path, max_shard_size="50MB")
+    script = [sys.executable, "-c", MEASURE, str(folder), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / ".typing"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert 1.0 <= float(done.stdout) <= 1.2
 
 
 def edit_config(folder: Path, **changes: Any) -> None:

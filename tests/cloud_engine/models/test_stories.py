@@ -23,6 +23,8 @@ transformers = pytest.importorskip("transformers")
 sys.path.insert(0, str(Path(__file__).parent))
 from gguf_writer import write_gguf
 
+torch.set_num_threads(1)
+
 STORIES = Path(__file__).parents[4] / "shared" / "data" / "weights" / "stories260K"
 pytestmark = pytest.mark.skipif(not STORIES.is_dir(), reason="the stories260K weights are not beside this checkout")
 
