@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -71,6 +71,10 @@ def node(
     num_blocks: Annotated[
         int | None, typer.Option(min=1, help="Blocks of the KV cache. [enough for the batch]")
     ] = None,
+    policy: Annotated[
+        Literal["fcfs", "priority", "shortest-prefill"],
+        typer.Option(help="Who goes first: by arrival, by the requests' priority field, or short prompts."),
+    ] = "fcfs",
     num_draft_tokens: Annotated[int, typer.Option(min=0, help="Tokens drafted per step and request.")] = 4,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     ready_file: ReadyFile = None,
@@ -98,6 +102,7 @@ def node(
             max_batch_size=max_batch_size,
             token_budget=token_budget,
             num_blocks=num_blocks,
+            policy=policy,
             num_draft_tokens=num_draft_tokens,
             device=device,
             ready_file=ready_file,

@@ -182,6 +182,7 @@ class LocalEngine:
     def _start(self, prompt: list[int], params: SamplingParams) -> LocalRun:
         if not prompt:
             raise InvalidRequestError("The prompt is empty: there is nothing to continue.", param="prompt")
+        params.check_vocabulary(self._model.vocab_size)
         room = self.context_length - len(prompt)
         if room < (params.max_tokens or 1):
             wanted = f" and max_tokens={params.max_tokens}" if params.max_tokens else ""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..protocol.errors import EngineError
-from ..protocol.sampling import SamplingParams
+from ..protocol.sampling import SamplingParams, logit_edits
 from ..text.detokenize import IncrementalDetokenizer, StopMatcher
 from .cache import CachedContext
 from .llama import Floats, LlamaModel
@@ -89,6 +89,7 @@ class LocalRun(Iterator[LocalToken]):
         self._limit = limit
         self._prompt_ids = prompt
         self._sampler = Sampler(params, default_temperature)
+        self._end_ids = params.end_ids(resources.model.end_ids)
         self._detokenizer = IncrementalDetokenizer(resources.model.token_bytes)
         self._matcher = StopMatcher(params.stop)
         self._parts: list[str] = []
@@ -153,11 +154,12 @@ class LocalRun(Iterator[LocalToken]):
         if state is None:
             return self._finish(None)
         self._state = state
-        chosen = self._sampler.choose(state.logits)
+        edits = logit_edits(self._params, self._prompt_ids, self.token_ids, self._end_ids)
+        chosen = self._sampler.choose(state.logits, edits)
         distribution = Distribution(state.logits)
         signals = distribution.signals(chosen)
         self.signals.append(signals)
-        if chosen in self._resources.model.end_ids:
+        if chosen in self._end_ids:
             text = self._emit(self._detokenizer.flush(), last=True)
             self._finish("stop")
             return LocalToken(chosen, text, signals) if text else None
@@ -186,7 +188,8 @@ class LocalRun(Iterator[LocalToken]):
         return _State(prefill.logits, prefill.hidden)
 
     def _emit(self, text: str, *, last: bool) -> str:
-        safe, stopped = self._matcher.push(text)
+        too_early = len(self.token_ids) < self._params.min_tokens
+        safe, stopped = (text, False) if too_early else self._matcher.push(text)
         if stopped:
             self._finish("stop")
         elif last:

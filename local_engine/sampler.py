@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..protocol.sampling import SamplingParams
+from ..protocol.sampling import LogitEdits, SamplingParams
 
 Floats = npt.NDArray[np.float32]
 
@@ -66,8 +66,10 @@ class Sampler:
         self._temperature = default_temperature if params.temperature is None else params.temperature
         self._random = np.random.default_rng(None if params.seed is None else params.seed % 2**64)
 
-    def choose(self, logits: Floats) -> int:
-        """Greedy at temperature 0, else a draw after temperature, top-k, top-p and min-p, in that order."""
+    def choose(self, logits: Floats, edits: LogitEdits | None = None) -> int:
+        """Greedy at temperature 0, else a draw after temperature, top-k, top-p, min-p and typical-p, in that order."""
+        if edits is not None:
+            logits = _edited(logits, edits)
         if self._temperature == 0:
             return int(logits.argmax())
         candidates = _top_k(logits, self._params.top_k)
@@ -81,9 +83,32 @@ class Sampler:
             kept = before < self._params.top_p  # the token that crosses top_p is still in
             kept &= probabilities >= self._params.min_p * probabilities[0]
             candidates, probabilities = candidates[kept], probabilities[kept] / probabilities[kept].sum()
+        if self._params.typical_p < 1:
+            kept = _typical(probabilities, self._params.typical_p)
+            candidates, probabilities = candidates[kept], probabilities[kept] / probabilities[kept].sum()
         point = self._random.random()
         chosen = int(np.searchsorted(np.cumsum(probabilities), point, side="right"))
         return int(candidates[min(chosen, len(candidates) - 1)])
+
+
+def _edited(logits: Floats, edits: LogitEdits) -> Floats:
+    """A copy with penalties, biases and bans applied."""
+    logits = logits.copy()
+    found, divisors = logits[edits.token_ids], np.array(edits.divisors, np.float32)
+    logits[edits.token_ids] = np.where(found > 0, found / divisors, found * divisors) + np.array(
+        edits.offsets, np.float32
+    )
+    return logits
+
+
+def _typical(probabilities: npt.NDArray[np.float64], typical_p: float) -> npt.NDArray[np.bool_]:
+    """Which tokens make up the `typical_p` mass of those whose surprise is nearest to the distribution's entropy."""
+    surprise = -np.log(np.maximum(probabilities, 1e-300))
+    order = np.argsort(np.abs(surprise - probabilities @ surprise), kind="stable")
+    ordered = probabilities[order]
+    kept = np.zeros(len(probabilities), np.bool_)
+    kept[order[np.cumsum(ordered) - ordered < typical_p]] = True
+    return kept
 
 
 def _top_k(logits: Floats, top_k: int) -> npt.NDArray[np.intp]:

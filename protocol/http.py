@@ -32,6 +32,9 @@ from .errors import (
 from .ids import new_id
 from .wire import WireRequest, WireResponse
 
+#: Whose request it is, from the gateway to its nodes: an opaque word, the same for all requests of one key.
+TENANT_HEADER = b"x-updraft-tenant"
+
 _LINGER_S = 2.0
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:")
 _log = logging.getLogger("updraft.http")

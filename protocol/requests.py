@@ -64,6 +64,8 @@ class UpdraftOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`priority` (lower goes first) and `cache_salt` (who shares cached prefixes) are for the cloud alone."""
+
     model: str
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -72,6 +74,11 @@ class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool = False
+    stop_token_ids: list[int] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     n: int | None = None
@@ -79,6 +86,8 @@ class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     user: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
     updraft: UpdraftOptions | None = None
 
 
@@ -183,9 +192,6 @@ def _param_of(message: str) -> str | None:
 
 def _check_shared(request: ChatRequest | CompletionRequest) -> None:
     _refuse_unless(request.n in (None, 1), "n")
-    _refuse_unless(not request.frequency_penalty, "frequency_penalty")
-    _refuse_unless(not request.presence_penalty, "presence_penalty")
-    _refuse_unless(not request.logit_bias, "logit_bias")
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError("stream_options needs stream=true.", param="stream_options", code="invalid_value")
     if request.updraft is not None and request.updraft.quality is not None and not 0 < request.updraft.quality <= 1:
@@ -211,7 +217,22 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int | None, 
         top_p=1.0 if request.top_p is None else request.top_p,
         top_k=request.top_k or 0,
         min_p=request.min_p or 0.0,
+        typical_p=1.0 if request.typical_p is None else request.typical_p,
+        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        logit_bias=_logit_bias(request.logit_bias or {}),
+        min_tokens=request.min_tokens or 0,
+        ignore_eos=request.ignore_eos,
+        stop_token_ids=tuple(request.stop_token_ids or ()),
         seed=request.seed,
         stop=() if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
         logprobs=logprobs,
     )
+
+
+def _logit_bias(raw: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    """Token ids are strings on the wire, as JSON wants keys to be."""
+    if not all(key.isdecimal() for key in raw):
+        raise InvalidRequestError("logit_bias must map token ids to numbers.", param="logit_bias", code="invalid_value")
+    return tuple((int(key), bias) for key, bias in raw.items())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from .errors import InvalidRequestError
 
@@ -11,10 +14,15 @@ from .errors import InvalidRequestError
 class SamplingParams:
     """Sampling options of one request. `None` means "the model's own default" where a model can have one.
 
-    `temperature` 0 is greedy (argmax). `top_k` 0, `top_p` 1 and `min_p` 0 are off. Truncation is applied in the order
-    top-k, top-p, min-p after the temperature. `logprobs` is how many alternatives to report per token (0: only the
-    chosen token; None: nothing), always from the raw distribution, before temperature and truncation.
-    `max_tokens` None fills the context window.
+    `temperature` 0 is greedy (argmax). `top_k` 0, `top_p` 1, `min_p` 0 and `typical_p` 1 are off. Truncation is applied
+    in the order top-k, top-p, min-p, typical-p (Meister et al. 2023) after the temperature. Before all of that logits
+    are changed: `repetition_penalty` (1 is off) divides positive and multiplies negative logits of tokens in prompt or
+    answer (Keskar et al. 2019), `frequency_penalty` and `presence_penalty` are OpenAI's, over the answer alone,
+    `logit_bias` is added. `logprobs` is how many alternatives to report per token (0: only the chosen token; None:
+    nothing), always from the raw distribution, before any of this.
+
+    `max_tokens` None fills the context window. `stop_token_ids` end the answer like the model's own end, which
+    `ignore_eos` takes away. Before `min_tokens` nothing ends it: not these tokens, no stop string.
     """
 
     max_tokens: int | None = None
@@ -22,8 +30,16 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
@@ -34,9 +50,76 @@ class SamplingParams:
         _check(0 < self.top_p <= 1, "top_p", "above 0 and at most 1", self.top_p)
         _check(self.top_k >= 0, "top_k", "0 (off) or more", self.top_k)
         _check(0 <= self.min_p < 1, "min_p", "at least 0 and below 1", self.min_p)
+        _check(0 < self.typical_p <= 1, "typical_p", "above 0 and at most 1", self.typical_p)
+        _check(0 < self.repetition_penalty <= 2, "repetition_penalty", "above 0 and at most 2", self.repetition_penalty)
+        for name in ("frequency_penalty", "presence_penalty"):
+            _check(-2 <= getattr(self, name) <= 2, name, "between -2 and 2", getattr(self, name))
+        _check(len(self.logit_bias) <= 1024, "logit_bias", "of at most 1024 tokens", len(self.logit_bias))
+        for _, bias in self.logit_bias:
+            _check(-100 <= bias <= 100, "logit_bias", "between -100 and 100", bias)
         _check(len(self.stop) <= 4 and all(self.stop), "stop", "at most 4 non-empty strings", self.stop)
+        _check(len(self.stop_token_ids) <= 64, "stop_token_ids", "at most 64 tokens", len(self.stop_token_ids))
+        _check(self.min_tokens >= 0, "min_tokens", "0 or more", self.min_tokens)
+        _check(
+            self.max_tokens is None or self.min_tokens <= self.max_tokens,
+            "min_tokens",
+            "at most max_tokens",
+            self.min_tokens,
+        )
         _check(self.logprobs is None or 0 <= self.logprobs <= 20, "top_logprobs", "between 0 and 20", self.logprobs)
         _check(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "a 64-bit integer", self.seed)
+
+    @property
+    def edits(self) -> bool:
+        """Whether logits may be changed at all: `logit_edits` needs the answer only then."""
+        penalised = self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+        return penalised or bool(self.logit_bias) or self.min_tokens > 0
+
+    def end_ids(self, eos_ids: Iterable[int]) -> frozenset[int]:
+        """The tokens that end an answer of this request, given the model's own."""
+        return frozenset(self.stop_token_ids if self.ignore_eos else (*eos_ids, *self.stop_token_ids))
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raises InvalidRequestError for token ids that a model of `vocab_size` tokens does not have."""
+        named = [("logit_bias", token) for token, _ in self.logit_bias]
+        named += [("stop_token_ids", token) for token in self.stop_token_ids]
+        for param, token in named:
+            _check(0 <= token < vocab_size, param, f"of token ids from 0 to {vocab_size - 1}", token)
+
+
+@dataclass(frozen=True, slots=True)
+class LogitEdits:
+    """What to do to the logits of `token_ids`: divide by `divisors` if positive, else multiply; add `offsets`."""
+
+    token_ids: list[int]
+    divisors: list[float]
+    offsets: list[float]
+
+
+def logit_edits(
+    params: SamplingParams, prompt: Sequence[int], answer: Sequence[int], end_ids: Iterable[int]
+) -> LogitEdits | None:
+    """The edits before the token after `answer` is chosen; None if there are none, as is usual."""
+    if not params.edits:
+        return None
+    repetition = params.repetition_penalty
+    held_open = frozenset(end_ids) if len(answer) < params.min_tokens else frozenset[int]()
+    penalised = params.frequency_penalty != 0 or params.presence_penalty != 0
+    counts = Counter(answer) if penalised else Counter[int]()
+    repeated = frozenset((*prompt, *answer)) if repetition != 1 else frozenset[int]()
+    bias = dict(params.logit_bias)
+    token_ids = sorted({*counts, *repeated, *bias, *held_open})
+    if not token_ids:
+        return None
+
+    def offset(token: int) -> float:
+        if token in held_open:
+            return -inf
+        count = counts[token]
+        return bias.get(token, 0.0) - params.frequency_penalty * count - params.presence_penalty * (count > 0)
+
+    divisors = [repetition if token in repeated else 1.0 for token in token_ids]
+    return LogitEdits(token_ids, divisors, [offset(token) for token in token_ids])
 
 
 def _check(holds: bool, param: str, wanted: str, got: object) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from ...protocol.errors import ConfigurationError
+
+Policy = Literal["fcfs", "priority", "shortest-prefill"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,15 +16,16 @@ class EngineConfig:
 
     `block_size`: tokens per KV block. `num_blocks`: blocks in the pool; None gives every sequence of a full batch the
     model's whole context, within 1 GiB. `max_batch_size`: requests per step. `token_budget`: tokens per step, drafts
-    included. `max_waiting`: queued requests before OverloadedError. `num_draft_tokens`: tokens the draft model proposes
-    per step. `seed`: where requests without a seed of their own get theirs from. `num_threads`: torch threads, None for
-    torch's default.
+    included. `policy`: who goes first, see `scheduler.order_of`. `max_waiting`: queued requests before OverloadedError.
+    `num_draft_tokens`: tokens the draft model proposes per step. `seed`: where requests without a seed of their own get
+    theirs from. `num_threads`: torch threads, None for torch's default.
     """
 
     block_size: int = 16
     num_blocks: int | None = None
     max_batch_size: int = 16
     token_budget: int = 512
+    policy: Policy = "fcfs"
     max_waiting: int = 256
     num_draft_tokens: int = 4
     prefix_caching: bool = True
@@ -35,6 +38,10 @@ class EngineConfig:
         for name in ("block_size", "max_batch_size", "max_waiting", "num_draft_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1, got {getattr(self, name)}.", param=name)
+        if self.policy not in get_args(Policy):
+            raise ConfigurationError(
+                f"policy must be {' or '.join(get_args(Policy))}, got {self.policy!r}.", param="policy"
+            )
         if self.token_budget < self.max_batch_size:
             raise ConfigurationError(
                 f"token_budget ({self.token_budget}) must be at least max_batch_size ({self.max_batch_size}), "

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...protocol.errors import ConfigurationError, ContextLengthError, InvalidRequestError
+from ...protocol.sampling import logit_edits
 from ...text.tokenizer import Tokenizer
 from ..models.decoder import Decoder
 from ..models.loader import Progress
@@ -88,6 +89,7 @@ class Engine:
             max_tokens=params.max_tokens or self.context_length - len(request.prompt_ids),
             temperature=self.default_temperature if params.temperature is None else params.temperature,
             seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
+            end_ids=params.end_ids(self._eos_ids),
             token_ids=list(request.prompt_ids),
             prediction=PredictionCursor(request.draft_ids[: self.context_length]),  # the answer is no longer than that
         )
@@ -134,6 +136,12 @@ class Engine:
             raise InvalidRequestError(f"Token ids must be between 0 and {self._vocab_size - 1}.", param="prompt")
         if draft and (min(draft) < 0 or max(draft) >= self._vocab_size):
             raise InvalidRequestError(f"Token ids must be between 0 and {self._vocab_size - 1}.", param="prediction")
+        request.params.check_vocabulary(self._vocab_size)
+        if request.priority and self.config.policy != "priority":
+            raise InvalidRequestError(
+                f"This server schedules {self.config.policy}: leave priority out, or start it with --policy priority.",
+                param="priority",
+            )
         total = len(prompt) + (request.params.max_tokens or 1)
         if total > self.context_length:
             raise ContextLengthError(
@@ -149,10 +157,11 @@ class Engine:
             )
 
     def _sampling_row(self, item: ScheduledRequest, index: int) -> SamplingRow:
-        """How to sample the `index`-th new token of a scheduled request."""
-        state, params = item.state, item.state.request.params
-        position = len(state.token_ids) + index
-        return SamplingRow(state.temperature, params.top_k, params.top_p, params.min_p, state.seed, position)
+        """How to sample the `index`-th new token of a scheduled request, after as many of its drafts."""
+        state, request = item.state, item.state.request
+        answer = state.token_ids[state.num_prompt_tokens :] + item.draft_ids[:index] if request.params.edits else []
+        edits = logit_edits(request.params, request.prompt_ids, answer, state.end_ids)
+        return SamplingRow(state.temperature, state.seed, len(state.token_ids) + index, request.params, edits)
 
     def _advance(self, batch: list[ScheduledRequest], logits: Tensor, tokens: list[int]) -> list[TokenOutput]:
         self._counters.steps += 1
@@ -195,7 +204,7 @@ class Engine:
         """`tokens` up to the end of the answer, if it ends in them."""
         tokens = tokens[: state.num_remaining_tokens]
         for index, token in enumerate(tokens):
-            if token in self._eos_ids:
+            if token in state.end_ids:
                 return tokens[:index], "stop"
         return tokens, "length" if len(tokens) == state.num_remaining_tokens else None
 

@@ -13,7 +13,7 @@ class KVCacheManager:
     """Hands blocks to requests. Knows nothing of tensors; the runner turns block tables into memory.
 
     Full blocks are hashed in a chain (parent hash + tokens), so equal hashes mean equal prefixes and a prefix found in
-    the pool need not be computed again.
+    the pool need not be computed again. The chain begins with the request's salt.
     """
 
     def __init__(
@@ -33,17 +33,23 @@ class KVCacheManager:
         On success `num_computed_tokens` covers the cached prefix. The last known token is always computed anew: its
         logits are needed.
         """
+        if not self.can_admit(state):
+            return False
         cached = self._cached_prefix(state)
         missing = self.blocks_for(len(state.token_ids)) - len(cached)
-        revived = sum(self.pool.references(block) == 0 for block in cached)
-        if missing + revived > self.pool.num_free:
-            return False
         for block in cached:
             self.pool.share(block)
         state.block_table = cached + [self.pool.allocate() for _ in range(missing)]
         state.num_registered_blocks = len(cached)
         state.num_computed_tokens = state.num_draft_computed_tokens = len(cached) * self.block_size
         return True
+
+    def can_admit(self, state: RequestState) -> bool:
+        """Whether `admit` would succeed now."""
+        cached = self._cached_prefix(state)
+        missing = self.blocks_for(len(state.token_ids)) - len(cached)
+        revived = sum(self.pool.references(block) == 0 for block in cached)
+        return missing + revived <= self.pool.num_free
 
     def grow(self, state: RequestState, num_tokens: int) -> bool:
         """Extend the block table to hold `num_tokens`, or change nothing and say False."""
@@ -95,6 +101,6 @@ class KVCacheManager:
     def _hash_up_to(self, state: RequestState, num_blocks: int) -> None:
         size = self.block_size
         for index in range(len(state.block_hashes), num_blocks):
-            parent = state.block_hashes[-1] if state.block_hashes else b""
+            parent = state.block_hashes[-1] if state.block_hashes else state.request.cache_salt.encode()
             tokens = array("q", state.token_ids[index * size : (index + 1) * size])
             state.block_hashes.append(hashlib.blake2b(parent + tokens.tobytes(), digest_size=16).digest())

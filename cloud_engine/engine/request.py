@@ -14,12 +14,19 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """Tokens in, tokens out. `draft_ids` are the tokens of the request's `prediction`, to be verified as a draft."""
+    """Tokens in, tokens out.
+
+    `draft_ids` are the tokens of the request's `prediction`, to be verified as a draft. `priority`: lower goes first
+    (policy "priority"). `cache_salt`: only requests with the same one share cached prefixes, so that nobody can learn
+    from timings what others have asked.
+    """
 
     request_id: str
     prompt_ids: list[int]
     params: SamplingParams = field(default_factory=SamplingParams)
     draft_ids: list[int] = field(default_factory=list[int])
+    priority: int = 0
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +76,18 @@ class RequestState:
     `token_ids` are the known tokens (prompt, then generated). The first `num_computed_tokens` of them have their keys
     and values in the blocks of `block_table`; the draft model's are there for the first `num_draft_computed_tokens`.
     Every step brings these counts closer to the number of known tokens, and that is all there is to scheduling.
+    `order` is the request's place among all others, lowest first; the scheduler sets it once.
     """
 
     request: GenerationRequest
     max_tokens: int
     temperature: float
     seed: int
+    end_ids: frozenset[int]
     token_ids: list[int]
     prediction: PredictionCursor
     arrived: float = field(default_factory=time.monotonic)
+    order: float = 0.0
     block_table: list[int] = field(default_factory=list[int])
     block_hashes: list[bytes] = field(default_factory=list[bytes])
     num_computed_tokens: int = 0

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...protocol.sampling import LogitEdits, SamplingParams
 from .request import TokenLogprob
 
 _WORD = 2**64
@@ -27,19 +28,21 @@ class SamplingRow:
     """How to sample one row of logits. `position` is the index in the sequence of the token to be sampled."""
 
     temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
     seed: int
     position: int
+    params: SamplingParams
+    edits: LogitEdits | None = None
 
     @property
     def truncates(self) -> bool:
-        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+        params = self.params
+        return params.top_k > 0 or params.top_p < 1 or params.min_p > 0 or params.typical_p < 1
 
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """One token per row of `logits` (rows, vocab) float32. Rows at temperature 0 are argmax."""
+    """One token per row of `logits` (rows, vocab) float32, which stay as they are. Rows at temperature 0 are argmax."""
+    if any(row.edits for row in rows):
+        logits = _edited(logits, rows)
     chosen = logits.argmax(dim=-1)
     random = [index for index, row in enumerate(rows) if row.temperature > 0]
     if random:
@@ -60,6 +63,21 @@ def log_probabilities(logits: Tensor, chosen: Sequence[int], num_top: int) -> li
     ]
 
 
+def _edited(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """A copy with penalties, biases and bans applied."""
+    logits = logits.clone()
+    for index, row in enumerate(rows):
+        if row.edits is None:
+            continue
+        ids, divisors, offsets = (
+            torch.tensor(values, device=logits.device)
+            for values in (row.edits.token_ids, row.edits.divisors, row.edits.offsets)
+        )
+        found = logits[index, ids]
+        logits[index, ids] = torch.where(found > 0, found / divisors, found * divisors) + offsets
+    return logits
+
+
 def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     temperatures = torch.tensor([row.temperature for row in rows], dtype=torch.float64, device=logits.device)
     scaled = logits.double() / temperatures[:, None]
@@ -70,21 +88,37 @@ def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 
 
 def _truncate(scaled: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """Set tokens outside top-k, then top-p, then min-p to -inf. The most likely token always stays."""
+    """Set tokens outside top-k, then top-p, min-p and typical-p to -inf. At least one token always stays."""
 
     def column(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=scaled.dtype, device=scaled.device)[:, None]
 
+    params = [row.params for row in rows]
     ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
     vocabulary = scaled.shape[-1]
     rank = torch.arange(vocabulary, device=scaled.device)
-    outside = rank >= column([row.top_k or vocabulary for row in rows])
+    outside = rank >= column([row.top_k or vocabulary for row in params])
     probabilities = ordered.masked_fill(outside, -torch.inf).softmax(dim=-1)
     mass_before = probabilities.cumsum(dim=-1) - probabilities
-    outside |= mass_before >= column([row.top_p if row.top_p < 1 else 2.0 for row in rows])
-    outside |= probabilities < column([row.min_p for row in rows]) * probabilities[:, :1]
+    outside |= mass_before >= column([row.top_p if row.top_p < 1 else 2.0 for row in params])
+    outside |= probabilities < column([row.min_p for row in params]) * probabilities[:, :1]
     outside[:, 0] = False
+    if any(row.typical_p < 1 for row in params):
+        outside |= _untypical(ordered.masked_fill(outside, -torch.inf), column([row.typical_p for row in params]))
     return scaled.masked_fill(torch.zeros_like(outside).scatter(1, order, outside), -torch.inf)
+
+
+def _untypical(scaled: Tensor, typical_p: Tensor) -> Tensor:
+    """Tokens beyond the `typical_p` mass of those whose surprise is nearest to the distribution's entropy."""
+    logprobs = scaled.log_softmax(dim=-1)
+    probabilities = logprobs.exp()
+    entropy = -(probabilities * logprobs).nan_to_num(0.0).sum(dim=-1, keepdim=True)
+    order = (logprobs + entropy).abs().argsort(dim=-1, stable=True)
+    sorted_mass = probabilities.gather(1, order)
+    mass_before = sorted_mass.cumsum(dim=-1) - sorted_mass
+    beyond = mass_before >= torch.where(typical_p < 1, typical_p, 2.0)
+    beyond[:, 0] = False
+    return torch.zeros_like(beyond).scatter(1, order, beyond)
 
 
 def _gumbel(rows: Sequence[SamplingRow], vocabulary: int, device: torch.device) -> Tensor:

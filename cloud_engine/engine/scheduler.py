@@ -9,12 +9,12 @@ No torch here: the whole policy can be tested on integers.
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort, insort_left
 from dataclasses import dataclass, field
 from itertools import chain
 
 from ...protocol.errors import OverloadedError
-from .config import EngineConfig
+from .config import EngineConfig, Policy
 from .kv_cache import KVCacheManager
 from .request import RequestState
 
@@ -43,19 +43,36 @@ class ScheduledRequest:
         return 1 + len(self.draft_ids) if self.is_caught_up else 0
 
 
-class Scheduler:
-    """First come, first served, with preemption by recompute.
+#: What a level of priority, and a token of a prompt, are worth in seconds of waiting.
+PRIORITY_S, PREFILL_TOKEN_S = 10.0, 0.01
 
-    Cannot deadlock: only requests that fit the pool alone are let in (`fits`), running requests take blocks in order of
-    arrival, and one that lacks a block takes it from the latest arrival, in the last resort itself. So the earliest
-    request always moves.
+
+def order_of(state: RequestState, policy: Policy) -> float:
+    """A request's place among all others, lowest first; it never changes.
+
+    Under every policy waiting counts, so that nobody starves: a request that came later may go first only if it came
+    soon enough after. That is the same as ageing the waiting ones, without ever sorting them again.
+    """
+    if policy == "priority":
+        return state.arrived + PRIORITY_S * state.request.priority
+    if policy == "shortest-prefill":
+        return state.arrived + PREFILL_TOKEN_S * len(state.request.prompt_ids)
+    return state.arrived
+
+
+class Scheduler:
+    """Serves requests in their order (`order_of`), with preemption by recompute.
+
+    Cannot deadlock: only requests that fit the pool alone are let in (`fits`), running requests take blocks in their
+    order, and one that lacks a block takes it from the last, in the last resort itself. So the first request always
+    moves.
     """
 
     def __init__(self, config: EngineConfig, cache: KVCacheManager, *, num_draft_tokens: int = 0) -> None:
         self._config = config
         self._cache = cache
         self._num_draft_tokens = num_draft_tokens
-        self.waiting: deque[RequestState] = deque()
+        self.waiting: list[RequestState] = []
         self.running: list[RequestState] = []
         self.num_preemptions = 0
 
@@ -67,10 +84,13 @@ class Scheduler:
         """Queue a request. Raises OverloadedError when the queue is full."""
         if len(self.waiting) >= self._config.max_waiting:
             raise OverloadedError(f"The queue is full ({self._config.max_waiting} requests waiting): try again later.")
-        self.waiting.append(state)
+        state.order = order_of(state, self._config.policy)
+        insort(self.waiting, state, key=_order)
 
     def schedule(self) -> list[ScheduledRequest]:
         """The next step: running requests first, then new ones, then drafts with whatever budget is left."""
+        if self._config.policy == "priority":
+            self._yield_to_priority()
         preemptions = self.num_preemptions
         batch = self._continue_running()
         if self.num_preemptions == preemptions:
@@ -107,14 +127,28 @@ class Scheduler:
     def _make_room(self, state: RequestState) -> bool:
         """Blocks for all known tokens, at the cost of later arrivals. False: the request itself had to go."""
         while not self._cache.grow(state, len(state.token_ids)):
-            victim = self.running.pop()
-            self._cache.free(victim)
-            victim.num_preemptions += 1
-            self.num_preemptions += 1
-            self.waiting.appendleft(victim)
-            if victim is state:
+            if self._preempt_last() is state:
                 return False
         return True
+
+    def _yield_to_priority(self) -> None:
+        """Stop running requests for a waiting one of higher priority that has no room beside them."""
+        while self.waiting and self.running:
+            head, last = self.waiting[0], self.running[-1]
+            if head.request.priority >= last.request.priority or head.order >= last.order:
+                return
+            if len(self.running) < self._config.max_batch_size and self._cache.can_admit(head):
+                return
+            self._preempt_last()
+
+    def _preempt_last(self) -> RequestState:
+        """Send the last of the running requests back to its place in the queue, its blocks to the pool."""
+        victim = self.running.pop()
+        self._cache.free(victim)
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        insort_left(self.waiting, victim, key=_order)
+        return victim
 
     def _admit_waiting(self, batch: list[ScheduledRequest]) -> None:
         budget = self._config.token_budget - sum(item.num_tokens for item in batch)
@@ -122,7 +156,7 @@ class Scheduler:
             state = self.waiting[0]
             if not self._cache.admit(state):
                 break
-            self.running.append(self.waiting.popleft())
+            insort(self.running, self.waiting.pop(0), key=_order)
             if state.num_preemptions == 0:
                 state.num_cached_tokens = state.num_computed_tokens
             num_tokens = min(len(state.token_ids) - state.num_computed_tokens, budget)
@@ -143,3 +177,7 @@ class Scheduler:
             item.draft_ids = predicted
             item.num_model_drafts = 0 if predicted else wanted
             budget -= wanted
+
+
+def _order(state: RequestState) -> float:
+    return state.order

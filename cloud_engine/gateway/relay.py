@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import httpcore
 import msgspec
@@ -25,7 +26,7 @@ from ...protocol.errors import (
     UpdraftError,
     UpstreamError,
 )
-from ...protocol.http import request_id, while_connected
+from ...protocol.http import TENANT_HEADER, request_id, while_connected
 from .keys import KeyStore
 from .metering import Meter, UsageRow
 from .nodes import Node, NodeRegistry
@@ -150,7 +151,10 @@ class Relay:
 
     async def _relay(self, call: _Call, node: Node, *, is_last: bool) -> bool:
         """One attempt. False: the node answered that it cannot, and another may."""
-        async with self.upstream.open("POST", node.target, call.path, call.body, call.id.encode()) as response:
+        # Nodes keep the caches of different keys apart, without being told whose they are.
+        tenant = blake2b(call.row.key_name.encode(), digest_size=16).hexdigest().encode()
+        about = [(b"x-request-id", call.id.encode()), (TENANT_HEADER, tenant)]
+        async with self.upstream.open("POST", node.target, call.path, call.body, about) as response:
             if response.status in _TRY_ELSEWHERE and not is_last:
                 return False
             call.row.status = response.status

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -11,6 +11,8 @@ import httpcore
 _CONNECT_S = 1.0
 _KEEPALIVE_S = 4.0  # below the 5 s after which uvicorn, unasked, closes an idle connection
 _POOL = 4096
+
+Headers = Sequence[tuple[bytes, bytes]]
 
 
 class UpstreamFailure(Exception):
@@ -42,19 +44,17 @@ class Upstream:
 
     async def get(self, target: Target, path: bytes) -> tuple[int, bytes]:
         """Status and body. Raises UpstreamFailure."""
-        async with self.open("GET", target, path, b"", b"") as response:
+        async with self.open("GET", target, path) as response:
             return response.status, b"".join([chunk async for chunk in body_of(response)])
 
     @asynccontextmanager
     async def open(
-        self, method: str, target: Target, path: bytes, body: bytes, request_id: bytes
+        self, method: str, target: Target, path: bytes, body: bytes = b"", extra: Headers = ()
     ) -> AsyncGenerator[httpcore.Response]:
-        """The response once its headers are here; read it with `body_of`. Raises UpstreamFailure."""
-        headers = [(b"host", b"%b:%d" % (target.host, target.port)), *self._authorization]
+        """The response once its headers are here; read it with `body_of`. `extra` headers. Raises UpstreamFailure."""
+        headers = [(b"host", b"%b:%d" % (target.host, target.port)), *self._authorization, *extra]
         if body:
             headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        if request_id:
-            headers.append((b"x-request-id", request_id))
         request = httpcore.Request(
             method, target.url(path), headers=headers, content=body, extensions={"timeout": {"connect": _CONNECT_S}}
         )

@@ -26,6 +26,7 @@ def _options() -> NodeOptions:
     add("--max-batch-size", type=int, help="requests per step")
     add("--token-budget", type=int, help="tokens per step")
     add("--num-blocks", type=int, help="blocks of the KV cache")
+    add("--policy", choices=("fcfs", "priority", "shortest-prefill"), help="who goes first")
     add("--num-draft-tokens", type=int, help="tokens drafted per step")
     add("--device", help="cpu or cuda")
     add("--ready-file", type=Path, help="file to write the URL to once requests are accepted")

@@ -88,7 +88,8 @@ class _Answer:
     def _emit(self, text: str, piece: Piece) -> bool:
         """Add to `piece` what is safe to show. True: a stop string was met."""
         self._decoded += len(text)
-        safe, stopped = self._stop.push(text)
+        too_early = len(self._token_ids) < self._request.params.min_tokens
+        safe, stopped = (text, False) if too_early else self._stop.push(text)
         piece.text += safe
         self._emitted += len(safe)
         return stopped

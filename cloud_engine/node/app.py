@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
@@ -19,7 +20,7 @@ from ...protocol.errors import (
     UnsupportedFeatureError,
     UpdraftError,
 )
-from ...protocol.http import create_app, send, send_json, while_connected
+from ...protocol.http import TENANT_HEADER, create_app, send, send_json, while_connected
 from ...protocol.ids import new_id
 from ...protocol.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from ...protocol.responses import ModelCard, ModelList
@@ -108,11 +109,11 @@ class _Node:
         metrics.append(prometheus.Metric("updraft_engine_healthy", "gauge", "1 while serving", self._engine.healthy))
         return PlainTextResponse(prometheus.render(metrics), media_type=prometheus.CONTENT_TYPE)
 
-    async def _answer(self, request: Request, make_job: Callable[[bytes], _Job]) -> Response:
+    async def _answer(self, request: Request, make_job: Callable[[bytes, str], _Job]) -> Response:
         """Whatever fails before the first token is an HTTP error; a client that leaves aborts the work."""
-        body = await request.body()
+        body, tenant = await request.body(), request.headers.get(TENANT_HEADER.decode(), "")
         async with while_connected(request.receive):
-            job = await asyncio.to_thread(make_job, body) if len(body) > _LONG_BODY else make_job(body)
+            job = await asyncio.to_thread(make_job, body, tenant) if len(body) > _LONG_BODY else make_job(body, tenant)
             answer = pieces(self._engine, self._tokenizer, job.generation)
             first = await anext(answer)
             if not job.stream:
@@ -120,7 +121,7 @@ class _Node:
                 return send_json(job.format.whole(joined([first, *rest])))
         return send(WireResponse(200, sse.HEADERS, _events(job, first, answer)), request)
 
-    def _chat_job(self, body: bytes) -> _Job:
+    def _chat_job(self, body: bytes, tenant: str) -> _Job:
         request = parse_chat(body)
         self._check(request, *(message.text for message in request.messages))
         prompt = self._tokenizer.encode_chat(
@@ -129,28 +130,35 @@ class _Node:
             continue_final_message=request.continue_final_message,
         )
         draft = self._tokenizer.encode(request.prediction.text) if request.prediction else []
-        return self._job(request, prompt, draft, ChatFormat)
+        return self._job(request, self._generation(request, prompt, tenant, draft), ChatFormat)
 
-    def _completion_job(self, body: bytes) -> _Job:
+    def _completion_job(self, body: bytes, tenant: str) -> _Job:
         request = parse_completion(body)
         self._check(request, request.prompt)
-        return self._job(request, self._tokenizer.encode_prompt(request.prompt), [], TextFormat)
+        prompt = self._tokenizer.encode_prompt(request.prompt)
+        return self._job(request, self._generation(request, prompt, tenant, []), TextFormat)
+
+    def _generation(
+        self, request: ChatRequest | CompletionRequest, prompt: list[int], tenant: str, draft: list[int]
+    ) -> GenerationRequest:
+        return GenerationRequest(
+            new_id("gen"),
+            prompt,
+            request.sampling(),
+            draft,
+            priority=request.priority or 0,
+            cache_salt=json.dumps([tenant, request.cache_salt or ""]),
+        )
 
     def _job(
         self,
         request: ChatRequest | CompletionRequest,
-        prompt: list[int],
-        draft: list[int],
+        generation: GenerationRequest,
         make_format: type[ChatFormat | TextFormat],
     ) -> _Job:
-        params = request.sampling()
-        shape = make_format(self._tokenizer, self._model_id, params.logprobs is not None)
-        return _Job(
-            GenerationRequest(new_id("gen"), prompt, params, draft),
-            shape,
-            request.stream,
-            request.stream_options is not None and request.stream_options.include_usage,
-        )
+        shape = make_format(self._tokenizer, self._model_id, generation.params.logprobs is not None)
+        usage = request.stream_options is not None and request.stream_options.include_usage
+        return _Job(generation, shape, request.stream, usage)
 
     def _check(self, request: ChatRequest | CompletionRequest, *texts: str) -> None:
         self._check_model(request.model)

@@ -10,6 +10,7 @@ from ...protocol.errors import ConfigurationError, MissingDependencyError
 from ...protocol.server import bind_socket, exit_with_parent, serve
 
 if TYPE_CHECKING:
+    from ..engine.config import Policy
     from .app import Served
 
 
@@ -29,6 +30,7 @@ class NodeOptions:
     max_batch_size: int = 16
     token_budget: int = 512
     num_blocks: int | None = None
+    policy: Policy = "fcfs"
     num_draft_tokens: int = 4
     device: str = "cpu"
     ready_file: Path | None = None
@@ -64,6 +66,7 @@ def _load(options: NodeOptions) -> Served:
         max_batch_size=options.max_batch_size,
         token_budget=options.token_budget,
         num_blocks=options.num_blocks,
+        policy=options.policy,
         num_draft_tokens=options.num_draft_tokens,
         device=options.device,
         num_threads=options.threads,

@@ -235,3 +235,38 @@ def test_stats_count_what_happened(make_engine, make_prompts, ask):
     assert (stats.running, stats.waiting, stats.steps, stats.generated_tokens) == (3, 0, 1, 3)
     assert stats.kv_blocks_used == 1 + 1 + 2
     assert stats.kv_slots_wasted == 4 * 16 - (3 + 16 + 17)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.4, "frequency_penalty": 0.8, "presence_penalty": 0.5},
+        {"logit_bias": ((7, 4.0), (11, -100.0)), "temperature": 0.9, "seed": 3, "typical_p": 0.8},
+        {"min_tokens": 12, "stop_token_ids": (5, 6, 7)},
+    ],
+    ids=["penalties", "bias", "min_tokens"],
+)
+def test_edits_do_not_depend_on_drafts_chunks_or_company(make_engine, draft, make_prompts, run, ask, options) -> None:
+    prompts = make_prompts(6)
+    plain = [run(make_engine(max_batch_size=1), ask([prompt], **options))[0].token_ids for prompt in prompts]
+    together = run(make_engine(draft=draft, token_budget=24), ask(prompts, **options))
+    assert [result.token_ids for result in together] == plain
+    predicted = run(make_engine(), ask(prompts, drafts=plain, **options))
+    assert [result.token_ids for result in predicted] == plain
+    assert plain != [run(make_engine(), ask([prompt]))[0].token_ids for prompt in prompts]
+
+
+def test_what_ends_an_answer(make_engine, run, ask) -> None:
+    free = run(make_engine(), ask([[1, 2, 3]]))[0].token_ids
+    ending = free[4]
+    first = free.index(ending)
+
+    def answer(**options):
+        return run(make_engine(eos=[ending]), ask([[1, 2, 3]], **options))[0]
+
+    assert (answer().token_ids, answer().finish_reason) == (free[:first], "stop")
+    assert answer(ignore_eos=True).token_ids == free
+    assert answer(ignore_eos=True, stop_token_ids=(free[8],)).token_ids == free[: free.index(free[8])]
+    late = answer(min_tokens=first + 1)
+    assert len(late.token_ids) > first
+    assert ending not in late.token_ids[: first + 1]

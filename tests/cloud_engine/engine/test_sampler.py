@@ -10,16 +10,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from updraft.cloud_engine.engine.sampler import SamplingRow, log_probabilities, sample
+from updraft.protocol.sampling import LogitEdits, SamplingParams
 
 
-def row(position: int = 0, **options) -> SamplingRow:
-    return SamplingRow(
-        **{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 5, "position": position, **options}
-    )
+def row(
+    position: int = 0, *, seed: int = 5, temperature: float = 1.0, edits: LogitEdits | None = None, **options
+) -> SamplingRow:
+    return SamplingRow(temperature, seed, position, SamplingParams(**options), edits)
 
 
 def truncated_distribution(logits: np.ndarray, options: dict) -> np.ndarray:
-    """The documented meaning, written the slow way: temperature, then top-k, top-p, min-p."""
+    """The documented meaning, written the slow way: temperature, then top-k, top-p, min-p, typical-p."""
     scaled = logits.astype(np.float64) / options.get("temperature", 1.0)
     order = np.argsort(-scaled, kind="stable")
     kept = order[: options.get("top_k") or len(order)]
@@ -30,6 +31,14 @@ def truncated_distribution(logits: np.ndarray, options: dict) -> np.ndarray:
         mass += probabilities[nucleus]
         nucleus += 1
     keep = [i for i in range(nucleus) if probabilities[i] >= options.get("min_p", 0.0) * probabilities[0]]
+    left = probabilities[keep] / probabilities[keep].sum()
+    surprise = -np.log(np.maximum(left, 1e-300))
+    typical, mass = [], 0.0
+    for i in np.argsort(np.abs(surprise - (left * surprise).sum()), kind="stable"):
+        if mass < options.get("typical_p", 1.0):
+            typical.append(keep[i])
+        mass += left[i]
+    keep = typical
     out = np.zeros(len(logits))
     out[kept[keep]] = probabilities[keep]
     return out / out.sum()
@@ -43,6 +52,8 @@ def truncated_distribution(logits: np.ndarray, options: dict) -> np.ndarray:
         {"temperature": 1.8, "top_k": 6},
         {"top_p": 0.75},
         {"min_p": 0.2},
+        {"typical_p": 0.6},
+        {"top_k": 8, "typical_p": 0.8},
         {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.02},
     ],
     ids=str,
@@ -69,6 +80,7 @@ def test_frequencies_pass_a_chi_square_test(options) -> None:
             "top_k": st.integers(0, 35),
             "top_p": st.floats(0.05, 1),
             "min_p": st.floats(0, 0.9),
+            "typical_p": st.sampled_from([0.3, 0.7, 1.0]),
             "seed": st.integers(-(2**63), 2**63 - 1),
         }
     ),

@@ -7,47 +7,67 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from updraft.cloud_engine.engine.block_pool import BlockPool
-from updraft.cloud_engine.engine.config import EngineConfig
+from updraft.cloud_engine.engine.config import EngineConfig, Policy
 from updraft.cloud_engine.engine.kv_cache import KVCacheManager
 from updraft.cloud_engine.engine.prediction import PredictionCursor
 from updraft.cloud_engine.engine.request import GenerationRequest, RequestState
 from updraft.cloud_engine.engine.scheduler import ScheduledRequest, Scheduler
-from updraft.protocol.errors import OverloadedError
+from updraft.protocol.errors import ConfigurationError, OverloadedError
 
 BLOCK, BLOCKS, BUDGET, BATCH, WAITING = 4, 10, 12, 4, 5
 
 
-def make_state(name: str, prompt: list[int], max_tokens: int, draft: list[int] | None = None) -> RequestState:
-    request = GenerationRequest(name, prompt, draft_ids=draft or [])
-    return RequestState(request, max_tokens, 0.0, 0, list(prompt), PredictionCursor(draft or []))
+def make_state(
+    name: str, prompt: list[int], max_tokens: int, draft: list[int] | None = None, **options: Any
+) -> RequestState:
+    request = GenerationRequest(name, prompt, draft_ids=draft or [], **options)
+    return RequestState(request, max_tokens, 0.0, 0, frozenset(), list(prompt), PredictionCursor(draft or []))
 
 
 class Simulation(RuleBasedStateMachine):
     """An engine without a model. `memory` stands for the KV tensors: which token was last written into each slot."""
 
+    policy: Policy = "fcfs"
+
     def __init__(self) -> None:
         super().__init__()
         self.cache = KVCacheManager(BLOCKS, BLOCK)
         config = EngineConfig(
-            block_size=BLOCK, max_batch_size=BATCH, token_budget=BUDGET, max_waiting=WAITING, num_draft_tokens=3
+            block_size=BLOCK,
+            max_batch_size=BATCH,
+            token_budget=BUDGET,
+            max_waiting=WAITING,
+            num_draft_tokens=3,
+            policy=self.policy,
         )
         self.scheduler = Scheduler(config, self.cache, num_draft_tokens=3)
         self.memory: dict[int, int] = {}
+        self.salts: dict[int, str] = {}
         self.random = random.Random(0)
         self.names = 0
+        self.now = 0.0
 
     @rule(
-        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=24), output=st.integers(1, 12), predicted=st.booleans()
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=24),
+        output=st.integers(1, 12),
+        predicted=st.booleans(),
+        priority=st.integers(-1, 2),
+        salt=st.sampled_from(["", "a"]),
+        pause=st.sampled_from([0.1, 1.0, 15.0]),
     )
-    def add(self, prompt: list[int], output: int, predicted: bool) -> None:
+    def add(self, prompt: list[int], output: int, predicted: bool, priority: int, salt: str, pause: float) -> None:
         self.names += 1
-        state = make_state(str(self.names), prompt, output, [0, 1, 0, 1, 1, 0] if predicted else None)
+        self.now += pause
+        draft = [0, 1, 0, 1, 1, 0] if predicted else None
+        state = make_state(str(self.names), prompt, output, draft, priority=priority, cache_salt=salt)
+        state.arrived = self.now
         assert self.scheduler.fits(len(prompt) + output)
         full = len(self.scheduler.waiting) >= WAITING
         try:
@@ -59,14 +79,15 @@ class Simulation(RuleBasedStateMachine):
     @precondition(lambda self: self.scheduler.requests())
     @rule()
     def step(self) -> None:
-        oldest = min(self.scheduler.requests(), key=lambda state: int(state.request_id))
+        oldest = min(self.scheduler.requests(), key=lambda state: (state.order, int(state.request_id)))
         behind = len(oldest.token_ids) - oldest.num_computed_tokens
         known = len(oldest.token_ids)
         batch = self.scheduler.schedule()
         assert sum(item.num_tokens + len(item.draft_ids) + item.num_model_drafts for item in batch) <= BUDGET
         assert len({item.state.request_id for item in batch}) == len(batch) == len(self.scheduler.running) <= BATCH
         assert all(item.num_tokens >= 1 for item in batch)
-        assert oldest in self.scheduler.running  # first come, first served
+        assert oldest in self.scheduler.running  # the first always moves
+        assert self.scheduler.running == sorted(self.scheduler.running, key=lambda state: state.order)
         for item in batch:
             item.draft_ids = item.draft_ids or [self.random.randrange(2) for _ in range(item.num_model_drafts)]
             self.write(item)
@@ -81,12 +102,14 @@ class Simulation(RuleBasedStateMachine):
             block = item.state.block_table[position // BLOCK]
             assert self.cache.pool.references(block) == 1, "a shared block is written"
             self.memory[block * BLOCK + position % BLOCK] = token
+            self.salts[block] = item.state.request.cache_salt
 
     def check_reads(self, item: ScheduledRequest) -> None:
         state = item.state
         for position, token in enumerate(state.token_ids[: item.start + item.num_tokens]):
             slot = state.block_table[position // BLOCK] * BLOCK + position % BLOCK
             assert self.memory[slot] == token, "a request reads what is not its own"
+            assert self.salts[slot // BLOCK] == state.request.cache_salt, "a tenant reads another's block"
 
     def advance(self, item: ScheduledRequest) -> None:
         state = item.state
@@ -132,10 +155,20 @@ class Simulation(RuleBasedStateMachine):
         assert self.cache.pool.num_used == 0
 
 
-Simulation.TestCase.settings = settings(
-    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
+class PrioritySimulation(Simulation):
+    policy: Policy = "priority"
+
+
+class ShortestPrefillSimulation(Simulation):
+    policy: Policy = "shortest-prefill"
+
+
+SETTINGS = settings(max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+for simulation in (Simulation, PrioritySimulation, ShortestPrefillSimulation):
+    simulation.TestCase.settings = SETTINGS
 TestSimulation = Simulation.TestCase
+TestPrioritySimulation = PrioritySimulation.TestCase
+TestShortestPrefillSimulation = ShortestPrefillSimulation.TestCase
 
 
 def test_the_pool_reuses_the_least_recently_released_block_and_forgets_its_content() -> None:
@@ -177,6 +210,72 @@ def test_decodes_go_on_while_a_long_prompt_is_prefilled() -> None:
     assert shares[0] == [("long", 8)]
     assert shares[3] == [("long", 6), ("short", 2)]
     assert shares[4] == [("long", 1), ("short", 1)]
+
+
+def ran(scheduler: Scheduler) -> list[str]:
+    """One step; who was in it, in order."""
+    batch = scheduler.schedule()
+    for item in batch:
+        item.state.num_computed_tokens += item.num_tokens
+        if item.is_caught_up:
+            item.state.token_ids.append(0)
+    return [item.state.request_id for item in batch]
+
+
+def small(policy: Policy, *, batch: int = 1, blocks: int = 100) -> Scheduler:
+    config = EngineConfig(block_size=BLOCK, max_batch_size=batch, token_budget=64, policy=policy)
+    return Scheduler(config, KVCacheManager(blocks, BLOCK))
+
+
+def test_a_higher_priority_takes_the_place_of_a_running_request() -> None:
+    scheduler = small("priority")
+    scheduler.add(make_state("later", [1] * 5, 9, priority=1))
+    assert ran(scheduler) == ["later"]
+    scheduler.add(make_state("equal", [1] * 5, 9, priority=1))
+    assert ran(scheduler) == ["later"]
+    scheduler.add(make_state("urgent", [2] * 5, 9, priority=0))
+    assert ran(scheduler) == ["urgent"]
+    assert [state.request_id for state in scheduler.waiting] == ["later", "equal"]
+    assert scheduler.num_preemptions == 1
+
+
+def test_a_higher_priority_takes_no_place_it_does_not_need() -> None:
+    scheduler = small("priority", batch=2)
+    scheduler.add(make_state("later", [1] * 5, 9, priority=1))
+    ran(scheduler)
+    scheduler.add(make_state("urgent", [2] * 5, 9, priority=0))
+    assert ran(scheduler) == ["later", "urgent"]
+    assert scheduler.num_preemptions == 0
+
+
+def test_a_higher_priority_takes_blocks_where_there_are_none() -> None:
+    scheduler = small("priority", batch=2, blocks=3)
+    scheduler.add(make_state("later", [1] * 9, 3, priority=1))
+    ran(scheduler)
+    scheduler.add(make_state("urgent", [2] * 5, 3, priority=0))
+    assert ran(scheduler) == ["urgent"]
+
+
+@pytest.mark.parametrize("policy", ["priority", "shortest-prefill"])
+def test_who_waits_long_enough_goes_first(policy: Policy) -> None:
+    scheduler = small(policy)
+    waiting = make_state("waiting", [1] * 30, 3, priority=2)
+    waiting.arrived -= 60.0
+    scheduler.add(make_state("fresh", [2] * 2, 3, priority=0))
+    scheduler.add(waiting)
+    assert ran(scheduler) == ["waiting"]
+
+
+def test_short_prompts_go_first() -> None:
+    scheduler = small("shortest-prefill")
+    for name, length in (("long", 40), ("short", 3), ("middle", 20)):
+        scheduler.add(make_state(name, [1] * length, 3))
+    assert [state.request_id for state in scheduler.waiting] == ["short", "middle", "long"]
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="fcfs or priority or shortest-prefill"):
+        EngineConfig(policy="fastest")  # type: ignore[arg-type]
 
 
 def test_drafts_take_only_what_is_left_over() -> None:

@@ -110,3 +110,22 @@ def valid_prefix(raw: bytes) -> int:
     except UnicodeDecodeError as error:
         return error.start
     return len(raw)
+
+
+def test_cached_prefixes_are_shared_only_under_one_salt_and_tenant(nodes: list[str]) -> None:
+    text = "A question of more than sixteen tokens, which is a block."
+
+    def cached(salt: str | None, tenant: str) -> int:
+        options = {"extra_body": {"cache_salt": salt}, "extra_headers": {"x-updraft-tenant": tenant}}
+        return ask(nodes[0], text, max_tokens=1, **options).usage.prompt_tokens_details.cached_tokens
+
+    assert cached("ours", "a") == 0
+    assert cached("ours", "a") > 16
+    assert cached("theirs", "a") == cached("ours", "b") == cached(None, "b") == 0
+    assert cached("ours", "a") > 16
+
+
+def test_a_priority_needs_a_server_that_heeds_it(nodes: list[str]) -> None:
+    with pytest.raises(openai.BadRequestError, match="--policy priority") as caught:
+        ask(nodes[0], "Hello", extra_body={"priority": 1})
+    assert caught.value.param == "priority"
