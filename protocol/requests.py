@@ -134,12 +134,12 @@ class CompletionRequest(_Shared, kw_only=True):
         return _sampling(self, self.max_tokens if self.max_tokens is not None else 16, self.logprobs)
 
 
-R = TypeVar("R", ChatRequest, CompletionRequest)
+R = TypeVar("R")
 
 
 def parse_chat(body: bytes) -> ChatRequest:
     """Decode and check a chat request. Raises InvalidRequestError or UnsupportedFeatureError, never anything else."""
-    request = _decode(body, ChatRequest)
+    request = decode(body, ChatRequest)
     if not request.messages:
         raise InvalidRequestError("messages must hold at least one message.", param="messages", code="invalid_value")
     if request.continue_final_message:
@@ -162,7 +162,7 @@ def parse_chat(body: bytes) -> ChatRequest:
 
 def parse_completion(body: bytes) -> CompletionRequest:
     """Decode and check a text completion request. Raises InvalidRequestError or UnsupportedFeatureError."""
-    request = _decode(body, CompletionRequest)
+    request = decode(body, CompletionRequest)
     _refuse_unless(request.best_of in (None, 1), "best_of")
     _refuse_unless(not request.echo, "echo")
     _refuse(request, "suffix")
@@ -170,7 +170,8 @@ def parse_completion(body: bytes) -> CompletionRequest:
     return request
 
 
-def _decode(body: bytes, kind: type[R]) -> R:
+def decode(body: bytes, kind: type[R]) -> R:
+    """JSON as a struct. Raises InvalidRequestError naming the field that does not fit."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:

@@ -29,6 +29,8 @@ from ...text.tokenizer import Tokenizer
 from ..engine.request import GenerationRequest
 from .answer import Piece, TokenSource, pieces
 from .formats import AnswerFormat, ChatFormat, TextFormat, joined
+from .latency import Latencies
+from .tokens import DetokenizeResponse, TokenizeResponse, encode, parse_detokenize, parse_tokenize
 
 _LONG_BODY = 2**16
 _GAUGES = frozenset({"running", "waiting", "kv_blocks_used", "kv_blocks_total", "kv_slots_wasted"})
@@ -69,6 +71,8 @@ def create_node_app(served: Served) -> FastAPI:
     node = _Node(served)
     app.add_route("/v1/chat/completions", node.chat, methods=["POST"])
     app.add_route("/v1/completions", node.complete, methods=["POST"])
+    app.add_route("/tokenize", node.tokenize, methods=["POST"])
+    app.add_route("/detokenize", node.detokenize, methods=["POST"])
     app.add_route("/v1/models", node.models, methods=["GET"])
     app.add_route("/v1/models/{model:path}", node.model, methods=["GET"])
     app.add_route("/health", node.health, methods=["GET"])
@@ -81,6 +85,8 @@ class _Node:
         self._engine = served.engine
         self._tokenizer = served.tokenizer
         self._model_id = served.model_id
+        self._context_length = served.context_length
+        self._latencies = Latencies()
         longest = max(len(self._tokenizer.token_bytes(token_id)) for token_id in range(self._tokenizer.vocab_size))
         self._max_prompt_bytes = longest * served.context_length
 
@@ -89,6 +95,19 @@ class _Node:
 
     async def complete(self, request: Request) -> Response:
         return await self._answer(request, self._completion_job)
+
+    async def tokenize(self, request: Request) -> Response:
+        asked = parse_tokenize(await request.body())
+        if asked.model is not None:
+            self._check_model(asked.model)
+        tokens = await asyncio.to_thread(encode, self._tokenizer, asked)
+        return send_json(TokenizeResponse(len(tokens), self._context_length, tokens))
+
+    async def detokenize(self, request: Request) -> Response:
+        asked = parse_detokenize(await request.body(), self._tokenizer.vocab_size)
+        if asked.model is not None:
+            self._check_model(asked.model)
+        return send_json(DetokenizeResponse(self._tokenizer.decode(asked.tokens, skip_special=False)))
 
     async def models(self, _request: Request) -> Response:
         return send_json(ModelList([ModelCard(id=self._model_id)]))
@@ -107,14 +126,15 @@ class _Node:
         stats = self._engine.stats()
         metrics = [_metric(field.name, getattr(stats, field.name)) for field in fields(stats)]
         metrics.append(prometheus.Metric("updraft_engine_healthy", "gauge", "1 while serving", self._engine.healthy))
-        return PlainTextResponse(prometheus.render(metrics), media_type=prometheus.CONTENT_TYPE)
+        text = prometheus.render([*metrics, *self._latencies.histograms])
+        return PlainTextResponse(text, media_type=prometheus.CONTENT_TYPE)
 
     async def _answer(self, request: Request, make_job: Callable[[bytes, str], _Job]) -> Response:
         """Whatever fails before the first token is an HTTP error; a client that leaves aborts the work."""
         body, tenant = await request.body(), request.headers.get(TENANT_HEADER.decode(), "")
         async with while_connected(request.receive):
             job = await asyncio.to_thread(make_job, body, tenant) if len(body) > _LONG_BODY else make_job(body, tenant)
-            answer = pieces(self._engine, self._tokenizer, job.generation)
+            answer = self._latencies.watch(pieces(self._engine, self._tokenizer, job.generation))
             first = await anext(answer)
             if not job.stream:
                 rest = [piece async for piece in answer]

@@ -196,3 +196,58 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def post(node: Any, path: str, **body: Any) -> httpx.Response:
+    return httpx.post(f"{node.url}{path}", json=body, timeout=60)
+
+
+def test_tokens_of_prompts_and_chats_and_back(fake_node: Any) -> None:
+    plain = post(fake_node, "/tokenize", prompt="Grüße").json()
+    assert (plain["count"], plain["max_model_len"]) == (len("Grüße".encode()), 2000)
+    assert len(plain["tokens"]) == plain["count"]
+    assert post(fake_node, "/detokenize", tokens=plain["tokens"]).json() == {"prompt": "Grüße"}
+    chat = post(fake_node, "/tokenize", model="echo", messages=say("hi")).json()
+    shown = post(fake_node, "/detokenize", tokens=chat["tokens"]).json()["prompt"]
+    assert shown == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    asked = httpx.post(
+        f"{fake_node.url}/v1/chat/completions", json={"model": "echo", "messages": say("hi")}, timeout=60
+    )
+    assert asked.json()["usage"]["prompt_tokens"] == chat["count"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
+        ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/tokenize", {"prompt": "a", "model": "other"}, "model"),
+        ("/tokenize", {"prompt": "a", "special": True}, "special"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": [10**9]}, "tokens"),
+        ("/detokenize", {"tokens": "a"}, "tokens"),
+    ],
+)
+def test_bad_token_requests(fake_node: Any, path: str, body: dict[str, Any], param: str) -> None:
+    answer = post(fake_node, path, **body)
+    assert answer.status_code in (400, 404)
+    assert answer.json()["error"]["param"] == param
+
+
+def test_latencies_are_measured(fake_node: Any, client: openai.OpenAI) -> None:
+    def observed() -> dict[str, float]:
+        lines = httpx.get(f"{fake_node.url}/metrics").text.splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if "_seconds" in line and not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
+    before = observed()
+    client.chat.completions.create(model="echo", messages=say("abcdef"))
+    after = observed()
+    for name in ("updraft_ttft_seconds", "updraft_tpot_seconds", "updraft_e2e_seconds"):
+        assert after[f"{name}_count"] == before[f"{name}_count"] + 1
+        assert after[f'{name}_bucket{{le="+Inf"}}'] == after[f"{name}_count"]
+    spent = {
+        name: after[f"{name}_sum"] - before[f"{name}_sum"] for name in ("updraft_ttft_seconds", "updraft_e2e_seconds")
+    }
+    assert 0 < spent["updraft_ttft_seconds"] < spent["updraft_e2e_seconds"]

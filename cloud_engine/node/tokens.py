@@ -1,0 +1,62 @@
+"""`/tokenize` and `/detokenize`, as vLLM has them: what a prompt costs before it is asked, and what tokens mean."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...protocol.errors import InvalidRequestError
+from ...protocol.requests import Message, decode
+from ...text.tokenizer import Tokenizer
+
+
+class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """`prompt` or `messages`, not both. `add_special_tokens` is about prompts, the other two about messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+class TokenizeResponse(msgspec.Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
+    tokens: list[int]
+    model: str | None = None
+
+
+class DetokenizeResponse(msgspec.Struct):
+    prompt: str
+
+
+def parse_tokenize(body: bytes) -> TokenizeRequest:
+    """Raises InvalidRequestError."""
+    request = decode(body, TokenizeRequest)
+    if (request.prompt is None) == (request.messages is None):
+        raise InvalidRequestError("Give either prompt or messages.", param="prompt", code="invalid_value")
+    return request
+
+
+def parse_detokenize(body: bytes, vocab_size: int) -> DetokenizeRequest:
+    """Raises InvalidRequestError."""
+    request = decode(body, DetokenizeRequest)
+    if not all(0 <= token < vocab_size for token in request.tokens):
+        raise InvalidRequestError(f"Token ids must be between 0 and {vocab_size - 1}.", param="tokens")
+    return request
+
+
+def encode(tokenizer: Tokenizer, request: TokenizeRequest) -> list[int]:
+    if request.messages is not None:
+        return tokenizer.encode_chat(
+            request.messages,
+            add_generation_prompt=request.add_generation_prompt and not request.continue_final_message,
+            continue_final_message=request.continue_final_message,
+        )
+    prompt = request.prompt or ""
+    return tokenizer.encode_prompt(prompt) if request.add_special_tokens else tokenizer.encode(prompt)
