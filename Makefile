@@ -35,10 +35,10 @@ check: install  ## ruff, formatting and pyright
 bench: install  ## measure the cascade: BENCH=NAME picks one, `updraft bench --help` lists them
 	@$(BIN)/updraft bench $(or $(BENCH),cascade) $(ARGS)
 
-train-small: install  ## train pocket-small, the on-device model (about half an hour)
+train-small: install  ## train pocket-small, the on-device model (about ten minutes)
 	@$(BIN)/python -m updraft.embedded.train --model small --out out/small $(ARGS)
 
-train-large: install  ## train pocket-large, the cloud model (hours on a CPU)
+train-large: install  ## train pocket-large, the cloud model (about an hour on two cores)
 	@$(BIN)/python -m updraft.embedded.train --model large --out out/large $(ARGS)
 
 train-policy: install  ## pack both models, run them over the held-out tasks, fit the routing policy, write the cards

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from . import features
 from .features import GATES, Gate
 from .metrics import ECE_BINS, Bools, Floats, ReliabilityBin, auroc, bootstrap, ece, reliability
-from .models import FitOptions, GateModel, Rows
+from .models import FitOptions, FittedGate, Rows
 from .outcomes import Outcome
 from .thresholds import CascadeRows, Simulation, Target, simulate
 from .views import Array, RunView
@@ -163,12 +163,12 @@ def evaluate(
 
 
 def leave_one_out(
-    model: GateModel, train: Rows, test: Sequence[Outcome], by: Grouping, options: FitOptions
+    gate3: FittedGate, train: Rows, test: Sequence[Outcome], by: Grouping, options: FitOptions
 ) -> LeaveOutReport:
-    """Fit the experts of gate 3's `model` without each group in turn and score the group's test rows.
+    """Fit gate 3 without each group in turn, experts and blend, and score the group's test rows.
 
     Kinds are left out one by one; families together with one of every other kind, which leaves less to train on: the
-    harder test. The blend of experts stays as chosen on the training rows.
+    harder test.
     """
     groups = np.array([o.kind if by == "kind" else o.family for o in test])
     fitted_on = train.kinds if by == "kind" else train.families
@@ -176,7 +176,7 @@ def leave_one_out(
     scores = np.full(len(test), np.nan)
     for held in _left_out_together(test, by):
         rows = np.isin(groups, held)
-        scores[rows] = model.refit_score(train.take(~np.isin(fitted_on, held)), test_x[rows], options)
+        scores[rows] = gate3.refit_score(train, ~np.isin(fitted_on, held), test_x[rows], options)
     reports = group_reports(scores, test, list(groups))
     counted = [report for report in reports if np.isfinite(report.auroc)]
     return LeaveOutReport(

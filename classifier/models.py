@@ -133,23 +133,28 @@ class GateModel:
         """(n,) float64 in [0, 1]."""
         return np.clip(self.curve(self.score(x)), 0.0, 1.0)
 
-    def refit_score(self, train: Rows, x: Array, options: FitOptions) -> Floats:
-        """Scores of `x` by the same blend, its experts fitted on `train` instead: to leave one group out."""
-        scores = [fit_expert(spec, self.layout, train, options).score(x) for spec in self.specs]
-        return _blend(np.stack(scores, axis=1), np.array(self.weights))
-
 
 @dataclass(frozen=True, slots=True)
 class FittedGate:
     """A gate fitted on all rows, and what cross-fitting said about it.
 
-    `probability`: (n,) P(gain) of each training row by models and calibration that did not see it.
+    `probability`: (n,) P(gain) of each training row by models and calibration that did not see it. `seen` and `unseen`:
+    (n, experts) scores of each row by experts that did not see it, and by some that saw nothing of its kind.
     """
 
     model: GateModel
     probability: Floats
     auroc: float
     auroc_unseen_kinds: float
+    seen: Floats
+    unseen: Floats
+
+    def refit_score(self, rows: Rows, kept: Bools, x: Array, options: FitOptions) -> Floats:
+        """Scores of `x` by a gate that saw the `kept` training rows only: its experts, and how they are blended."""
+        train, layout = rows.take(kept), self.model.layout
+        weights = _blend_weights(self.seen[kept], self.unseen[kept], train)
+        scores = [fit_expert(spec, layout, train, options).score(x) for spec in EXPERTS[layout.gate]]
+        return _blend(np.stack(scores, axis=1), weights)
 
 
 def fit_gate(layout: Layout, rows: Rows, options: FitOptions) -> FittedGate:
@@ -162,9 +167,7 @@ def fit_gate(layout: Layout, rows: Rows, options: FitOptions) -> FittedGate:
     specs = EXPERTS[layout.gate]
     seen = cross_fit(specs, layout, rows, _random_folds(rows.gain, options.seed), options)
     unseen = cross_fit(specs, layout, rows, _kind_folds(rows.kinds, options.seed), options)
-    # Experts differ in how loud they are; unit spread makes the blend weights comparable.
-    spread = np.maximum(seen.std(axis=0), 1e-6)
-    weights = _choose_blend(seen / spread, unseen / spread, rows) / spread
+    weights = _blend_weights(seen, unseen, rows)
     used = [i for i, weight in enumerate(weights) if weight > 0]
     score = _blend(seen, weights)
     model = GateModel(
@@ -179,7 +182,15 @@ def fit_gate(layout: Layout, rows: Rows, options: FitOptions) -> FittedGate:
         _cross_calibrated(score, rows.gain, options.seed),
         auroc(score, rows.gain),
         _median_auroc(_blend(unseen, weights), rows),
+        seen,
+        unseen,
     )
+
+
+def _blend_weights(seen: Floats, unseen: Floats, rows: Rows) -> Floats:
+    """Weights of the experts' raw scores. Experts differ in how loud they are; unit spread makes them comparable."""
+    spread = np.maximum(seen.std(axis=0), 1e-6)
+    return _choose_blend(seen / spread, unseen / spread, rows) / spread
 
 
 def fit_expert(spec: ExpertSpec, layout: Layout, rows: Rows, options: FitOptions) -> Expert:

@@ -105,7 +105,7 @@ def fit(records: Sequence[Outcome], out: Path, options: TrainOptions | None = No
 
 def measure(trained: Trained, test: Sequence[Outcome], leave_out: Sequence[Grouping] = ("kind", "family")) -> Report:
     """Evaluate on `test`; for each entry of `leave_out` also with every such group left out of training."""
-    gate3 = trained.gates["gate3"].model
+    gate3 = trained.gates["gate3"]
     lefts = [leave_one_out(gate3, trained.rows["gate3"], test, by, trained.fit_options) for by in leave_out]
     return evaluate(trained.probabilities(test), test, trained.card.thresholds, lefts)
 

@@ -29,7 +29,7 @@ def ask(
     \b
     Examples
       updraft ask "What is 17 + 25?"
-      updraft ask --tier local --json "Sort these words: pear, apple, fig"
+      updraft ask --tier local --json "What is the capital of Japan?"
       cat question.txt | updraft ask - --local hf:Qwen/Qwen3-0.6B-GGUF/Qwen3-0.6B-Q8_0.gguf \\
           --cloud https://host/v1 --cloud-model big --cloud-key-env HOST_KEY
     """

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
+from ..local_engine.llama_build import REBUILD_COMMAND
 from ..protocol.errors import MissingDependencyError, UpdraftError
 from .options import SERVE_PORT
 
@@ -23,6 +26,14 @@ PACKAGES = {
     "edge": ("llama-cpp-python", "onnxruntime", "huggingface-hub"),
     "cloud": ("torch", "safetensors"),
 }
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
 
 
 @dataclass(frozen=True)
@@ -64,7 +75,9 @@ def check_packages(group: str) -> Check:
         return Check(group, "ok", found)
     wanted = "updraft-llm" if group == "core" else f"updraft-llm[{group}]"
     status = "fail" if group == "core" else "warn"
-    return Check(group, status, f"missing: {', '.join(missing)}", f"pip install '{wanted}'")
+    # A plain build of llama.cpp is known to crash, so it comes first, built with the right options.
+    first = f"{REBUILD_COMMAND} && " if "llama-cpp-python" in missing else ""
+    return Check(group, status, f"missing: {', '.join(missing)}", f"{first}pip install '{wanted}'")
 
 
 def check_llama() -> Check:
@@ -158,8 +171,12 @@ def check_cloud(url: str, key: str | None) -> Check:
         return Check("cloud", "fail", f"{url} refuses the key", "name its variable: --cloud-key-env VAR")
     if reply.status_code != 200:
         return Check("cloud", "fail", f"{url}/models answers {reply.status_code}", "check that the address ends in /v1")
-    models = [str(model.get("id")) for model in reply.json().get("data", [])]
-    return Check("cloud", "ok", f"{url}: {', '.join(models[:5])} in {(time.monotonic() - started) * 1000:.0f} ms")
+    try:
+        models = msgspec.json.decode(reply.content, type=_Models).data
+    except msgspec.DecodeError:
+        return Check("cloud", "fail", f"{url} is no OpenAI-compatible server", "check that the address ends in /v1")
+    names, took_ms = ", ".join(model.id for model in models[:5]), (time.monotonic() - started) * 1000
+    return Check("cloud", "ok", f"{url}: {names} in {took_ms:.0f} ms")
 
 
 def _reported(name: str, look: Callable[[], str], fix: str) -> Check:

@@ -41,13 +41,11 @@ def stream_answer(
 
 
 def provenance(info: UpdraftInfo | None) -> str:
-    """`local: confident enough, P(gain) 0.03, 41 ms`: tier, route where it says more, reason, cost."""
+    """`local: P(gain) 0.03 at most 0.19 after generation, 41 ms`: tier, route where it says more, reason, cost."""
     if info is None:
         return "no routing information came with this answer"
     where = info.tier if info.route == info.tier else f"{info.tier} ({info.route})"
     parts = [f"{where}: {info.reason}"]
-    if info.p_gain is not None:
-        parts.append(f"P(gain) {info.p_gain:.2f}")
     if info.draft_proposed:
         parts.append(f"draft {info.draft_accepted}/{info.draft_proposed} tokens kept")
     parts.append(f"{info.latency_ms:.0f} ms")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -80,16 +81,17 @@ class Pair:
             "local": None if self.local is None else resolve(self.local),
             "cloud_url": self.cloud,
             "cloud_model": self.cloud_model,
-            "cloud_api_key": None if self.cloud_key_env is None else key_from(self.cloud_key_env),
+            "cloud_api_key": None if self.cloud_key_env is None else key_from(self.cloud_key_env, "--cloud-key-env"),
             "quality": self.quality,
         }
         return RouterConfig.load({name: value for name, value in flags.items() if value is not None})
 
 
-def key_from(variable: str) -> str:
+def key_from(variable: str, option: str) -> str:
+    """The key in an environment variable that `option` names. Raises ConfigurationError if it is not set."""
     key = os.environ.get(variable)
     if not key:
-        raise ConfigurationError(f"--cloud-key-env {variable}: that environment variable is not set.")
+        raise ConfigurationError(f"{option} {variable}: that environment variable is not set.")
     return key
 
 
@@ -97,12 +99,17 @@ def key_from(variable: str) -> str:
 def with_cloud(config: RouterConfig, say: Callable[[str], None], *, nodes: int = 1) -> Iterator[RouterConfig]:
     """The configuration to run with: the packaged cloud is started for the packaged local model, if none was named.
 
-    It is stopped when the block ends.
+    It is stopped when the block ends. Without torch there is no engine to start: then the local model is alone.
     """
     if config.cloud_url is not None or config.offline or config.local != "pocket":
         yield config
         return
+    if importlib.util.find_spec("torch") is None:
+        say("Local answers only: no cloud was named, and the packaged one needs pip install 'updraft-llm[cloud]'.")
+        yield config
+        return
+    from .processes import signals_as_interrupts
     from .stack import pocket_cloud
 
-    with pocket_cloud(nodes=nodes, say=say) as cloud:
+    with signals_as_interrupts(), pocket_cloud(nodes=nodes, say=say) as cloud:
         yield replace(config, cloud_url=cloud.base_url, cloud_api_key=cloud.api_key, cloud_model="pocket-large")

@@ -23,6 +23,9 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any fre
 def serve(
     host: Host = "127.0.0.1",
     port: Port = options.SERVE_PORT,
+    key_env: Annotated[
+        str | None, typer.Option("--key-env", metavar="VAR", help="Environment variable with the key apps must send.")
+    ] = None,
     ready_file: ReadyFile = None,
     local: options.Local = None,
     cloud: options.Cloud = None,
@@ -33,6 +36,7 @@ def serve(
     """Run the router as a local OpenAI server, so that any app can use it without a change of code.
 
     Point an OpenAI client at the printed address + /v1, with any key, and model="auto", "local" or "cloud".
+    Other machines (--host) are let in with a key of yours only, and web pages of other sites never.
 
     \b
     Examples
@@ -45,14 +49,14 @@ def serve(
     from ..protocol.server import bind_socket
     from ..router.daemon import DaemonOptions, run_daemon
     from .conversation import introduction
-    from .processes import signals_as_interrupts
 
+    key = None if key_env is None else options.key_from(key_env, "--key-env")
     config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality).config()
     bind_socket(host, port).close()  # a busy port is reported before the packaged cloud is started
     for line in introduction(config):
         _note(line)
-    with signals_as_interrupts(), options.with_cloud(config, _note) as running:
-        run_daemon(DaemonOptions(running, host, port, ready_file))
+    with options.with_cloud(config, _note) as running:
+        run_daemon(DaemonOptions(running, host, port, ready_file, key))
 
 
 def node(
@@ -76,7 +80,7 @@ def node(
         typer.Option(help="Who goes first: by arrival, by the requests' priority field, or short prompts."),
     ] = "fcfs",
     num_draft_tokens: Annotated[int, typer.Option(min=0, help="Tokens drafted per step and request.")] = 4,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(envvar="UPDRAFT_DEVICE", help="cpu or cuda.")] = "cpu",
     ready_file: ReadyFile = None,
     exit_with_parent: WithParent = False,
 ) -> None:
@@ -116,7 +120,9 @@ def gateway(
         list[str],
         typer.Option("--node", metavar="URL", help="A node; once for each. Any OpenAI-compatible server will do."),
     ],
-    db: Annotated[Path, typer.Option(help="SQLite file for the usage rows.")],
+    db: Annotated[
+        Path | None, typer.Option(help="SQLite file for the usage rows. [gateway.sqlite3 in the state folder]")
+    ] = None,
     keys: Annotated[Path | None, typer.Option(help="Key file, as `updraft gateway-key` writes it.")] = None,
     no_auth: Annotated[bool, typer.Option("--no-auth", help="Take requests without a key; loopback only.")] = False,
     host: Host = "127.0.0.1",
@@ -136,6 +142,11 @@ def gateway(
           --keys keys.txt --db usage.sqlite
     """
     from ..cloud_engine.gateway.process import GatewayOptions, run_gateway
+    from ..protocol.settings import state_folder
+
+    if db is None:
+        db = state_folder() / "gateway.sqlite3"
+        db.parent.mkdir(parents=True, exist_ok=True)
 
     run_gateway(
         GatewayOptions(

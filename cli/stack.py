@@ -43,11 +43,13 @@ def pocket_cloud(*, nodes: int = 1, say: Callable[[str], None] = lambda _line: N
         keep_logs = True
         raise
     finally:
-        stop_all(children)
-        if keep_logs:
-            say(f"The logs of the processes are in {folder}")
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
+        try:
+            stop_all(children)
+        finally:  # also when an impatient person presses Ctrl-C again
+            if keep_logs:
+                say(f"The logs of the processes are in {folder}")
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _start(folder: Path, children: list[Child], nodes: int) -> PocketCloud:

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from ..classifier import outcomes
+from ..classifier.features import Gate
+from ..classifier.metrics import Floats
 from ..classifier.outcomes import Outcome
+from ..classifier.policy import CARD_NAME, Policy, sha256
 from ..classifier.show import show_card, show_report
-from ..classifier.train import TrainOptions, fit, measure
+from ..classifier.train import EXPORT_TOLERANCE, Trained, TrainOptions, fit, measure
 from . import pocket
 from .cards import write_cards
 from .collect import collect
@@ -46,6 +51,24 @@ def graded(split: Split, n: int, weights: Path, store: Path) -> list[Outcome]:
     return outcomes.load(file)
 
 
+def shipped_probabilities(policy: Policy, rows: Sequence[Outcome]) -> dict[Gate, Floats]:
+    """P(gain) of `rows`, (n,) per gate, by the exported graphs, one row at a time as in use."""
+    return {
+        "gate1": np.array([policy.before(row.view.prompt) for row in rows]),
+        "gate2": np.array([policy.during(row.view) for row in rows]),
+        "gate3": np.array([policy.after(row.view) for row in rows]),
+    }
+
+
+def export_gap(trained: Trained, policy: Policy, rows: Sequence[Outcome]) -> float:
+    """The largest difference between the exported and the Python P(gain). Raises RuntimeError if it matters."""
+    ours, theirs = trained.probabilities(rows), shipped_probabilities(policy, rows)
+    gap = max(float(np.abs(ours[gate] - theirs[gate]).max()) for gate in ours)
+    if gap > EXPORT_TOLERANCE:
+        raise RuntimeError(f"the exported gates differ from their Python models by {gap:.1e} on the test rows")
+    return gap
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, default=Path("out"), help="folder with small/model and large/model")
@@ -66,7 +89,9 @@ def main() -> None:
     show_card(trained.card)
     report = measure(trained, test)
     show_report(report)
-    figures = msgspec.json.format(msgspec.json.encode(report), indent=1)
+    gap = export_gap(trained, Policy.load(args.weights / "policy"), test)
+    shipped = {"policy_sha256": sha256((args.weights / "policy" / CARD_NAME).read_bytes()), "export_gap": gap}
+    figures = msgspec.json.format(msgspec.json.encode({**shipped, **msgspec.to_builtins(report)}), indent=1)
     (args.weights / "policy" / "report.json").write_bytes(figures + b"\n")
     write_cards(args.weights, test, args.date)
 

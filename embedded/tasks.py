@@ -1,7 +1,8 @@
 """The pocket task suite: questions with checkable answers, graded difficulty and three disjoint splits.
 
 Quality in Updraft is graded, never guessed, so the embedded models are trained and judged on questions whose answer a
-program can check. A task belongs to a split by a hash of its prompt, so no prompt is in two splits whatever the seeds.
+program can check. A task belongs to a split by a hash of its prompt, so no prompt is in two splits whatever the seeds,
+nor is one that differs in case and punctuation alone.
 
 Each kind offers common phrasing families and rare ones. Training sees the rare ones seldom, evaluation sees them more
 often, the way a deployed model meets requests its training hardly saw. Both models train on the same stream.
@@ -42,8 +43,9 @@ class Task:
 
 
 def split_of(prompt: str) -> Split:
-    """The split a prompt belongs to, by hash alone."""
-    bucket = int.from_bytes(hashlib.blake2b(prompt.encode(), digest_size=4).digest()) % 100
+    """The split a prompt belongs to, by a hash of its words and signs alone."""
+    essence = " ".join(re.findall(r"\w+|[-+*/]", prompt.casefold()))
+    bucket = int.from_bytes(hashlib.blake2b(essence.encode(), digest_size=4).digest()) % 100
     return "test" if bucket < _TEST else "calibration" if bucket < _TEST + _CALIBRATION else "train"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..protocol.sampling import LogitEdits, SamplingParams
+from ..protocol.sampling import LEAST_TEMPERATURE, LogitEdits, SamplingParams
 
 Floats = npt.NDArray[np.float32]
 
@@ -70,7 +70,7 @@ class Sampler:
         """Greedy at temperature 0, else a draw after temperature, top-k, top-p, min-p and typical-p, in that order."""
         if edits is not None:
             logits = _edited(logits, edits)
-        if self._temperature == 0:
+        if self._temperature < LEAST_TEMPERATURE:
             return int(logits.argmax())
         candidates = _top_k(logits, self._params.top_k)
         scaled = logits[candidates].astype(np.float64) / self._temperature

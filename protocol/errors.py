@@ -64,6 +64,14 @@ class AuthenticationError(UpdraftError):
     default_code = "invalid_api_key"
 
 
+class PermissionDeniedError(UpdraftError):
+    """The caller may not do this, with whatever key."""
+
+    status = 403
+    type = "permission_error"
+    default_code = "permission_denied"
+
+
 class NotFoundError(UpdraftError):
     status = 404
     type = "invalid_request_error"

@@ -16,7 +16,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -67,9 +67,17 @@ def request_id(scope: Scope) -> str:
     return scope["state"]["request_id"]
 
 
+async def read_body(request: Request) -> bytes:
+    """The whole body. Raises RequestTooLargeError, and RequestCancelledError if the client leaves before its end."""
+    try:
+        return await request.body()
+    except ClientDisconnect as error:
+        raise RequestCancelledError("The client closed the connection while sending.") from error
+
+
 async def read_wire_request(request: Request) -> WireRequest:
     """The whole request as bytes. Raises RequestTooLargeError as soon as the body exceeds the app's limit."""
-    return WireRequest(request.method, request.url.path, dict(request.headers), await request.body())
+    return WireRequest(request.method, request.url.path, dict(request.headers), await read_body(request))
 
 
 def send(response: WireResponse, request: Request) -> Response:

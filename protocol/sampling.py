@@ -9,17 +9,20 @@ from math import inf
 
 from .errors import InvalidRequestError
 
+#: Below this logits divided by the temperature are no longer safely finite, and chance has no say anyway.
+LEAST_TEMPERATURE = 1e-5
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling options of one request. `None` means "the model's own default" where a model can have one.
 
-    `temperature` 0 is greedy (argmax). `top_k` 0, `top_p` 1, `min_p` 0 and `typical_p` 1 are off. Truncation is applied
-    in the order top-k, top-p, min-p, typical-p (Meister et al. 2023) after the temperature. Before all of that logits
-    are changed: `repetition_penalty` (1 is off) divides positive and multiplies negative logits of tokens in prompt or
-    answer (Keskar et al. 2019), `frequency_penalty` and `presence_penalty` are OpenAI's, over the answer alone,
-    `logit_bias` is added. `logprobs` is how many alternatives to report per token (0: only the chosen token; None:
-    nothing), always from the raw distribution, before any of this.
+    `temperature` 0 is greedy (argmax), and so is one too small to divide by. `top_k` 0, `top_p` 1, `min_p` 0 and
+    `typical_p` 1 are off. Truncation is applied in the order top-k, top-p, min-p, typical-p (Meister et al. 2023) after
+    the temperature. Before all of that logits are changed: `repetition_penalty` (1 is off) divides positive and
+    multiplies negative logits of tokens in prompt or answer (Keskar et al. 2019), `frequency_penalty` and
+    `presence_penalty` are OpenAI's, over the answer alone, `logit_bias` is added. `logprobs` is how many alternatives
+    to report per token (0: only the chosen token; None: nothing), always from the raw distribution, before any of this.
 
     `max_tokens` None fills the context window. `stop_token_ids` end the answer like the model's own end, which
     `ignore_eos` takes away. Before `min_tokens` nothing ends it: not these tokens, no stop string.
@@ -48,7 +51,7 @@ class SamplingParams:
             self.temperature is None or 0 <= self.temperature <= 2, "temperature", "between 0 and 2", self.temperature
         )
         _check(0 < self.top_p <= 1, "top_p", "above 0 and at most 1", self.top_p)
-        _check(self.top_k >= 0, "top_k", "0 (off) or more", self.top_k)
+        _check(0 <= self.top_k < 2**31, "top_k", "0 (off) or more, and below 2**31", self.top_k)
         _check(0 <= self.min_p < 1, "min_p", "at least 0 and below 1", self.min_p)
         _check(0 < self.typical_p <= 1, "typical_p", "above 0 and at most 1", self.typical_p)
         _check(0 < self.repetition_penalty <= 2, "repetition_penalty", "above 0 and at most 2", self.repetition_penalty)
@@ -59,7 +62,7 @@ class SamplingParams:
             _check(-100 <= bias <= 100, "logit_bias", "between -100 and 100", bias)
         _check(len(self.stop) <= 4 and all(self.stop), "stop", "at most 4 non-empty strings", self.stop)
         _check(len(self.stop_token_ids) <= 64, "stop_token_ids", "at most 64 tokens", len(self.stop_token_ids))
-        _check(self.min_tokens >= 0, "min_tokens", "0 or more", self.min_tokens)
+        _check(0 <= self.min_tokens < 2**31, "min_tokens", "0 or more, and below 2**31", self.min_tokens)
         _check(
             self.max_tokens is None or self.min_tokens <= self.max_tokens,
             "min_tokens",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import logging
 import os
 import signal
@@ -65,6 +66,14 @@ def serve(  # noqa: PLR0913
         raise
     finally:
         sock.close()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` is an address that only this machine can reach."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def bind_socket(host: str, port: int) -> socket.socket:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..protocol.errors import AuthenticationError, ConfigurationError, PermissionDeniedError
 from ..protocol.http import create_app, read_wire_request, send, while_connected
-from ..protocol.server import bind_socket, serve
+from ..protocol.server import bind_socket, is_loopback, serve
 from .config import RouterConfig
 from .router import Router
 
@@ -21,15 +24,20 @@ METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 @dataclass(frozen=True, slots=True)
 class DaemonOptions:
-    """`port` 0 takes any free one; the ready line says which. `ready_file` receives the URL."""
+    """`port` 0 takes any free one; the ready line says which. `ready_file` receives the URL.
+
+    `api_key`: what apps must send. Without one everybody who reaches the port spends the user's cloud budget, so only
+    loopback addresses are served then.
+    """
 
     config: RouterConfig = field(default_factory=RouterConfig)
     host: str = "127.0.0.1"
     port: int = 4114
     ready_file: Path | None = None
+    api_key: str | None = field(default=None, repr=False)
 
 
-def daemon_app(router: Router) -> FastAPI:
+def daemon_app(router: Router, api_key: str | None = None) -> FastAPI:
     """The app that starts `router`, serves every path from it, and closes it in the end."""
 
     @asynccontextmanager
@@ -44,6 +52,7 @@ def daemon_app(router: Router) -> FastAPI:
 
     @app.api_route("/{path:path}", methods=METHODS)
     async def _serve(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction] - the decorator uses it
+        _check_caller(request, api_key)
         wire = await read_wire_request(request)
         async with while_connected(request.receive):
             response = await router.handle(wire)
@@ -54,8 +63,22 @@ def daemon_app(router: Router) -> FastAPI:
     return app
 
 
+def _check_caller(request: Request, api_key: str | None) -> None:
+    """Raises PermissionDeniedError for a web page of another site, AuthenticationError for a wrong key."""
+    origin = request.headers.get("origin")
+    if origin is not None and not is_loopback(urlsplit(origin).hostname or ""):
+        raise PermissionDeniedError(f"Web pages of {origin} may not use this machine's models.")
+    sent = request.headers.get("authorization", "").removeprefix("Bearer ")
+    if api_key is not None and not hmac.compare_digest(sent.encode(), api_key.encode()):
+        raise AuthenticationError("The API key is missing or wrong: send it as Authorization: Bearer KEY.")
+
+
 def run_daemon(options: DaemonOptions, *, on_ready: Callable[[str], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. Raises PortInUseError before any model is loaded."""
+    """Serve until SIGTERM or SIGINT. Raises PortInUseError or ConfigurationError before any model is loaded."""
+    if options.api_key is None and not is_loopback(options.host):
+        raise ConfigurationError(
+            f"--host {options.host} opens the port to others: set a key with --key-env.", param="host"
+        )
     sock = bind_socket(options.host, options.port)
-    app = daemon_app(Router(options.config))
+    app = daemon_app(Router(options.config), options.api_key)
     serve(app, host=options.host, sock=sock, ready_file=options.ready_file, on_ready=on_ready)

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import msgspec
 
 from ..protocol.errors import InvalidRequestError
-from ..protocol.ids import new_id
 from ..protocol.requests import ChatRequest, Message, UpdraftOptions, parse_chat
 from ..protocol.wire import WireRequest
 from .config import RouterConfig
@@ -27,10 +26,8 @@ class Job:
     do. `deadline` is on the clock of `time.monotonic()`.
     """
 
-    request_id: str
     started: float
     wanted: Wanted
-    model: str
     body: dict[str, Any]
     chat: ChatRequest | None
     unsupported: InvalidRequestError | None
@@ -80,10 +77,8 @@ def read_job(request: WireRequest, body: dict[str, Any], wanted: Wanted, config:
         )
     chat, unsupported = _for_the_device(body)
     return Job(
-        request_id=new_id("chatcmpl"),
         started=started,
         wanted=wanted,
-        model=body["model"],
         body=body,
         chat=chat,
         unsupported=unsupported,

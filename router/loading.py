@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..embedded.pocket import pocket_small_gguf
 from ..protocol.errors import MissingDependencyError, UpdraftError
 from .cascade import Tiers
 from .cloud_tier import HttpCloudTier
@@ -49,15 +50,16 @@ async def _load_local(config: RouterConfig) -> tuple[EngineLocalTier | None, Gat
 
 def _load_engine(name: str) -> LocalEngine:
     from ..local_engine.engine import LocalEngine
+    from ..local_engine.probe import ensure_usable_build
 
-    return LocalEngine.load(_model_file(name))
+    file = _model_file(name)
+    ensure_usable_build(pocket_small_gguf())
+    return LocalEngine.load(file)
 
 
 def _model_file(name: str) -> Path:
     if name != "pocket":
         return Path(name).expanduser()
-    from ..embedded.pocket import pocket_small_gguf
-
     return pocket_small_gguf()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable
@@ -13,7 +14,9 @@ from .engine import Engine
 from .request import GenerationRequest, TokenOutput
 from .stats import EngineStats
 
+FAILURES_TO_GIVE_UP = 3
 _Event = TokenOutput | UpdraftError
+_log = logging.getLogger("updraft.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +37,9 @@ class _Close:
 class AsyncEngine:
     """Owns an Engine. `generate` may be called by any number of tasks of the loop that called `start`.
 
-    A failing engine takes everything in flight with it: each request gets an EngineError with the cause, `healthy`
-    turns False, `error` says why, and later requests are refused at once.
+    A failing step takes everything in flight with it: each request gets an EngineError with the cause, and the engine
+    starts afresh. After `FAILURES_TO_GIVE_UP` steps in a row have failed, `healthy` turns False, `error` says why, and
+    later requests are refused at once.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -47,6 +51,7 @@ class AsyncEngine:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stats = engine.stats()
+        self._failures = 0  # steps in a row
 
     @property
     def healthy(self) -> bool:
@@ -100,13 +105,27 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while self._obey_commands():
-                outputs = self.engine.step()
-                self._stats = self.engine.stats()
-                self._call_soon(self._deliver, outputs)
+                self._step()
         except BaseException as error:  # noqa: BLE001 - whatever it was, everyone waiting must hear of it
             self._cause = error
             self.error = f"{type(error).__name__}: {error}"
             self._call_soon(self._fail_all)
+
+    def _step(self) -> None:
+        try:
+            outputs = self.engine.step()
+        except Exception as error:
+            self._failures += 1
+            if self._failures == FAILURES_TO_GIVE_UP:
+                raise
+            _log.exception("A step of the engine failed; its requests are lost, the engine starts afresh.")
+            lost = self.engine.reset()
+            self._stats = self.engine.stats()
+            self._call_soon(self._fail, lost, _failure_of(error, "ask again"))
+        else:
+            self._failures = 0
+            self._stats = self.engine.stats()
+            self._call_soon(self._deliver, outputs)
 
     def _obey_commands(self) -> bool:
         """Carry out what was asked since the last step, and wait until there is work. False: close."""
@@ -141,13 +160,20 @@ class AsyncEngine:
         if request_id in self._events:  # else its reader has gone, and the abort is on its way
             self._events[request_id].put_nowait(event)
 
+    def _fail(self, request_ids: list[str], failure: UpdraftError) -> None:
+        for request_id in request_ids:
+            self._put(request_id, failure)
+
     def _fail_all(self) -> None:
-        for events in self._events.values():
-            events.put_nowait(self._failure())
+        self._fail(list(self._events), self._failure())
 
     def _failure(self) -> UpdraftError:
-        if self.error is None:
+        if self._cause is None:
             return OverloadedError("The engine is shutting down: try again, another node may take it.")
-        failure = EngineError(f"The engine failed ({self.error}): restart the node.")
-        failure.__cause__ = self._cause
-        return failure
+        return _failure_of(self._cause, "restart the node")
+
+
+def _failure_of(cause: BaseException, advice: str) -> EngineError:
+    failure = EngineError(f"The engine failed ({type(cause).__name__}: {cause}): {advice}.")
+    failure.__cause__ = cause
+    return failure

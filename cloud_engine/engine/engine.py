@@ -47,10 +47,8 @@ class Engine:
         self._eos_ids = served.eos_ids
         self._runner = Runner(model, num_blocks, config.block_size)
         self._draft = DraftModel(draft, model, num_blocks, config.block_size) if draft is not None else None
-        self._cache = KVCacheManager(
-            num_blocks, config.block_size, prefix_caching=config.prefix_caching, has_draft=draft is not None
-        )
-        self._scheduler = Scheduler(config, self._cache, num_draft_tokens=config.num_draft_tokens if draft else 0)
+        self._num_blocks = num_blocks
+        self._cache, self._scheduler = self._fresh_schedule()
         self._requests: dict[str, RequestState] = {}
         self._seeds = random.Random(config.seed)
         self._counters = EngineStats()
@@ -112,6 +110,19 @@ class Engine:
         tokens = sample(logits, [self._sampling_row(item, i) for item in batch for i in range(item.num_samples)])
         return self._advance(batch, logits, tokens)
 
+    def reset(self) -> list[str]:
+        """Forget all requests and all that is cached, and return the ids of these requests.
+
+        For after a failure in the middle of a step, when nothing of what was in flight can be trusted.
+        """
+        lost = list(self._requests)
+        self._requests.clear()
+        preemptions = self._scheduler.num_preemptions
+        self._cache, self._scheduler = self._fresh_schedule()
+        self._scheduler.num_preemptions = preemptions
+        self._counters.aborted_requests += len(lost)
+        return lost
+
     def stats(self) -> EngineStats:
         running = self._scheduler.running
         pool = self._cache.pool
@@ -125,6 +136,13 @@ class Engine:
             kv_slots_wasted=allocated - sum(state.num_computed_tokens for state in running),
             preemptions=self._scheduler.num_preemptions,
         )
+
+    def _fresh_schedule(self) -> tuple[KVCacheManager, Scheduler]:
+        config, has_draft = self.config, self._draft is not None
+        cache = KVCacheManager(
+            self._num_blocks, config.block_size, prefix_caching=config.prefix_caching, has_draft=has_draft
+        )
+        return cache, Scheduler(config, cache, num_draft_tokens=config.num_draft_tokens if has_draft else 0)
 
     def _check(self, request: GenerationRequest) -> None:
         prompt, draft = request.prompt_ids, request.draft_ids

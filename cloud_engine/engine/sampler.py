@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...protocol.sampling import LogitEdits, SamplingParams
+from ...protocol.sampling import LEAST_TEMPERATURE, LogitEdits, SamplingParams
 from .request import TokenLogprob
 
 _WORD = 2**64
@@ -44,7 +44,7 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     if any(row.edits for row in rows):
         logits = _edited(logits, rows)
     chosen = logits.argmax(dim=-1)
-    random = [index for index, row in enumerate(rows) if row.temperature > 0]
+    random = [index for index, row in enumerate(rows) if row.temperature >= LEAST_TEMPERATURE]
     if random:
         drawn = _draw(logits[random], [rows[index] for index in random])
         chosen[torch.tensor(random, device=logits.device)] = drawn

@@ -99,8 +99,14 @@ class NodeRegistry:
         """The least loaded node that is in, has `model` and is not in `tried`; ties in turn. None: no such node."""
         self._turn += 1
         order = self.nodes[self._turn % len(self.nodes) :] + self.nodes[: self._turn % len(self.nodes)]
-        usable = [node for node in order if node.healthy and node not in tried and model in node.models]
-        return min(usable, key=lambda node: node.in_flight, default=None)
+        return min(self._usable(order, model, tried), key=lambda node: node.in_flight, default=None)
+
+    def has_another(self, model: str, tried: Collection[Node]) -> bool:
+        """Whether `choose` would find a node."""
+        return bool(self._usable(self.nodes, model, tried))
+
+    def _usable(self, nodes: Sequence[Node], model: str, tried: Collection[Node]) -> list[Node]:
+        return [node for node in nodes if node.healthy and node not in tried and model in node.models]
 
     def refusal(self, model: str) -> OverloadedError | ModelNotFoundError:
         """Why there is no node for `model`."""

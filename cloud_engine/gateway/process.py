@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...protocol.errors import ConfigurationError
-from ...protocol.server import bind_socket, exit_with_parent, serve
+from ...protocol.server import bind_socket, exit_with_parent, is_loopback, serve
 from .keys import KeyStore
 
 
@@ -59,13 +58,6 @@ def _keys(options: GatewayOptions) -> KeyStore:
         return KeyStore.load(options.keys)
     if not options.no_auth:
         raise ConfigurationError("Give --keys FILE, or --no-auth to let everybody on this machine in.", param="keys")
-    if not _is_loopback(options.host):
+    if not is_loopback(options.host):
         raise ConfigurationError(f"--no-auth is for loopback only, not for --host {options.host}.", param="no_auth")
     return KeyStore({})
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

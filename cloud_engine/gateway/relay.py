@@ -26,7 +26,7 @@ from ...protocol.errors import (
     UpdraftError,
     UpstreamError,
 )
-from ...protocol.http import TENANT_HEADER, request_id, while_connected
+from ...protocol.http import TENANT_HEADER, read_body, request_id, while_connected
 from .keys import KeyStore
 from .metering import Meter, UsageRow
 from .nodes import Node, NodeRegistry
@@ -113,7 +113,7 @@ class Relay:
     async def _serve(self, scope: Scope, receive: Receive, send: Send, row: UsageRow, started: float) -> None:
         request = Request(scope, receive)
         row.key_name = self.keys.name_of(request.headers.get("authorization", ""))
-        call = _call(scope, await request.body(), row, started, send)
+        call = _call(scope, await read_body(request), row, started, send)
         async with while_connected(receive):
             try:
                 async with asyncio.timeout(self.timeout_s):
@@ -133,7 +133,7 @@ class Relay:
                 raise self._refusal(call)
             call.row.node, call.row.retries = node.url, len(call.tried)
             call.tried.append(node)
-            is_last = self.registry.choose(call.model, call.tried) is None
+            is_last = not self.registry.has_another(call.model, call.tried)
             try:
                 with self.registry.load(node):
                     if await self._relay(call, node, is_last=is_last):

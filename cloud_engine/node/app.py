@@ -20,7 +20,7 @@ from ...protocol.errors import (
     UnsupportedFeatureError,
     UpdraftError,
 )
-from ...protocol.http import TENANT_HEADER, create_app, send, send_json, while_connected
+from ...protocol.http import TENANT_HEADER, create_app, read_body, send, send_json, while_connected
 from ...protocol.ids import new_id
 from ...protocol.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from ...protocol.responses import ModelCard, ModelList
@@ -97,14 +97,14 @@ class _Node:
         return await self._answer(request, self._completion_job)
 
     async def tokenize(self, request: Request) -> Response:
-        asked = parse_tokenize(await request.body())
+        asked = parse_tokenize(await read_body(request))
         if asked.model is not None:
             self._check_model(asked.model)
         tokens = await asyncio.to_thread(encode, self._tokenizer, asked)
         return send_json(TokenizeResponse(len(tokens), self._context_length, tokens))
 
     async def detokenize(self, request: Request) -> Response:
-        asked = parse_detokenize(await request.body(), self._tokenizer.vocab_size)
+        asked = parse_detokenize(await read_body(request), self._tokenizer.vocab_size)
         if asked.model is not None:
             self._check_model(asked.model)
         return send_json(DetokenizeResponse(self._tokenizer.decode(asked.tokens, skip_special=False)))
@@ -131,7 +131,7 @@ class _Node:
 
     async def _answer(self, request: Request, make_job: Callable[[bytes, str], _Job]) -> Response:
         """Whatever fails before the first token is an HTTP error; a client that leaves aborts the work."""
-        body, tenant = await request.body(), request.headers.get(TENANT_HEADER.decode(), "")
+        body, tenant = await read_body(request), request.headers.get(TENANT_HEADER.decode(), "")
         async with while_connected(request.receive):
             job = await asyncio.to_thread(make_job, body, tenant) if len(body) > _LONG_BODY else make_job(body, tenant)
             answer = self._latencies.watch(pieces(self._engine, self._tokenizer, job.generation))
@@ -149,7 +149,9 @@ class _Node:
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
         )
-        draft = self._tokenizer.encode(request.prediction.text) if request.prediction else []
+        prediction = request.prediction.text if request.prediction else ""
+        self._check_size("prediction", prediction)
+        draft = self._tokenizer.encode(prediction)
         return self._job(request, self._generation(request, prompt, tenant, draft), ChatFormat)
 
     def _completion_job(self, body: bytes, tenant: str) -> _Job:
@@ -182,15 +184,19 @@ class _Node:
 
     def _check(self, request: ChatRequest | CompletionRequest, *texts: str) -> None:
         self._check_model(request.model)
-        size = sum(len(text.strip().encode("utf-8", "replace")) for text in texts)  # templates may strip, but not more
-        if size > self._max_prompt_bytes:  # no use in spending seconds on tokenizing it
-            raise ContextLengthError(
-                f"The prompt has {size} bytes; this model's context cannot hold more than {self._max_prompt_bytes}.",
-                param="messages",
-            )
+        self._check_size("messages", *texts)
         if request.updraft is not None:
             raise UnsupportedFeatureError(
                 "updraft options are for the router, this is an engine: leave them out.", param="updraft"
+            )
+
+    def _check_size(self, param: str, *texts: str) -> None:
+        """Refuse what cannot fit before seconds are spent on tokenizing it. Templates may strip, but no more."""
+        size = sum(len(text.strip().encode("utf-8", "replace")) for text in texts)
+        if size > self._max_prompt_bytes:
+            raise ContextLengthError(
+                f"{param}: {size} bytes; this model's context cannot hold more than {self._max_prompt_bytes}.",
+                param=param,
             )
 
     def _check_model(self, model: str) -> None:

@@ -60,6 +60,8 @@ def _load(options: NodeOptions) -> Served:
     from ..models.progress import loading_bar
     from .app import Served
 
+    if options.device.partition(":")[0] not in ("cpu", "cuda"):
+        raise ConfigurationError(f"device must be cpu or cuda, got {options.device!r}.", param="device")
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigurationError("device: torch sees no CUDA device here. Use --device cpu.", param="device")
     config = EngineConfig(

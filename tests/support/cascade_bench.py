@@ -1,0 +1,62 @@
+"""A router under test: asked as an app asks it, its ledger read back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from router_fakes import ScriptedLocal
+from updraft.protocol.wire import WireRequest, WireResponse
+from updraft.router.ledger import Ledger, LedgerRow
+from updraft.router.router import Router
+
+
+@dataclass
+class Bench:
+    router: Router
+    local: ScriptedLocal
+    ledger: Path
+
+    async def ask(self, model: str = "auto", *, timeout_s: float | None = None, **fields: Any) -> WireResponse:
+        body = {"model": model, "messages": [{"role": "user", "content": "hello"}], **fields}
+        return await self.router.handle(
+            WireRequest("POST", "/v1/chat/completions", body=json.dumps(body).encode(), timeout_s=timeout_s)
+        )
+
+    async def answer(self, model: str = "auto", **fields: Any) -> dict[str, Any]:
+        response = await self.ask(model, **fields)
+        assert isinstance(response.body, bytes)
+        return json.loads(response.body)
+
+    async def stream(self, model: str = "auto", **fields: Any) -> tuple[WireResponse, list[dict[str, Any]], bool]:
+        """The response, its events, and whether it ended properly."""
+        response = await self.ask(model, stream=True, **fields)
+        assert not isinstance(response.body, bytes), response.body
+        raw = b"".join([chunk async for chunk in response.body])
+        payloads = [part.removeprefix(b"data: ") for part in raw.split(b"\n\n") if part]
+        done = payloads[-1] == b"[DONE]"
+        return response, [json.loads(part) for part in payloads if part != b"[DONE]"], done
+
+    def rows(self) -> list[LedgerRow]:
+        reader = Ledger(self.ledger)
+        try:
+            return reader.rows()
+        finally:
+            reader.close()
+
+
+def text_of(events: list[dict[str, Any]]) -> str:
+    return "".join(choice["delta"].get("content") or "" for event in events for choice in event.get("choices", []))
+
+
+def updraft_of(events: list[dict[str, Any]]) -> dict[str, Any]:
+    (found,) = [event["updraft"] for event in events if "updraft" in event]
+    return found
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 60))
