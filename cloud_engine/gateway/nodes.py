@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from urllib.parse import urlsplit
 
 import msgspec
@@ -47,6 +47,7 @@ class Node:
         self.in_flight = 0
         self._good_probes = _PROBES_TO_RETURN - 1  # a first success is enough at the start
         self._timeouts = 0
+        self._waiting: set[Callable[[], None]] = set()
 
     def failed(self, reason: str) -> None:
         """Out at once; back after some good probes."""
@@ -58,6 +59,29 @@ class Node:
         self._timeouts += 1
         if self._timeouts >= _TIMEOUTS_TO_LEAVE:
             self.failed(f"{self._timeouts} probes in a row without an answer within {_PROBE_TIMEOUT_S} s")
+            for give_up in tuple(self._waiting):
+                give_up()
+
+    @asynccontextmanager
+    async def unless_it_hangs(self) -> AsyncGenerator[None]:
+        """Cancel the block when the node stops answering its probes, and raise UpstreamFailure from it."""
+        task, hangs = asyncio.current_task(), False
+        assert task is not None, "an async context manager runs in a task"
+
+        def give_up() -> None:
+            nonlocal hangs
+            hangs = True
+            task.cancel()
+
+        self._waiting.add(give_up)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if hangs and task.uncancel() == 0:  # else somebody else cancelled too, and that must be seen
+                raise UpstreamFailure(self.reason) from None
+            raise
+        finally:
+            self._waiting.discard(give_up)
 
     def passed(self) -> None:
         self._timeouts = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -154,7 +154,10 @@ class Relay:
         # Nodes keep the caches of different keys apart, without being told whose they are.
         tenant = blake2b(call.row.key_name.encode(), digest_size=16).hexdigest().encode()
         about = [(b"x-request-id", call.id.encode()), (TENANT_HEADER, tenant)]
-        async with self.upstream.open("POST", node.target, call.path, call.body, about) as response:
+        async with AsyncExitStack() as stack:
+            async with node.unless_it_hangs():  # until its first byte, after which another node could not take over
+                sent = self.upstream.open("POST", node.target, call.path, call.body, about)
+                response = await stack.enter_async_context(sent)
             if response.status in _TRY_ELSEWHERE and not is_last:
                 return False
             call.row.status = response.status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sqlite3
 import threading
 import time
@@ -164,10 +165,43 @@ def test_node_killed_before_the_first_byte(spawn_gateway: Any, spawn_fake_node: 
     assert gateway.healthy() == 1
 
 
+def test_what_a_hanging_node_has_not_answered_goes_to_another(spawn_gateway: Any, spawn_fake_node: Any) -> None:
+    nodes = [spawn_fake_node("--delay", "0.05") for _ in range(2)]
+    gateway = spawn_gateway(*nodes)
+    answers: list[str] = []
+
+    def ask() -> None:
+        with gateway.client() as client:
+            answers.append(str(client.chat.completions.create(model="echo", messages=say("x" * 40)).choices[0]))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: all(running(node.url) == 2 for node in nodes))
+    nodes[0].popen.send_signal(signal.SIGSTOP)
+    stopped = time.monotonic()
+    for thread in threads:
+        thread.join()
+    assert time.monotonic() - stopped < 20, "three late probes are enough"
+    assert len([answer for answer in answers if "x" * 40 in answer]) == 4
+    assert sorted(row["retries"] for row in gateway.rows()) == [0, 0, 1, 1]
+    nodes[0].popen.send_signal(signal.SIGCONT)
+    wait_for(lambda: gateway.healthy() == 2)
+
+
 @pytest.fixture
 def pair(spawn_gateway: Any, spawn_fake_node: Any) -> Iterator[tuple[Running, list[Any]]]:
     nodes = [spawn_fake_node("--delay", "0.02") for _ in range(2)]
     yield spawn_gateway(*nodes), nodes
+
+
+def test_idle_nodes_take_turns(pair: tuple[Running, list[Any]]) -> None:
+    gateway, nodes = pair
+    with gateway.client() as client:
+        for _ in range(6):
+            client.chat.completions.create(model="echo", messages=say("a"))
+    served = [row["node"] for row in gateway.rows()]
+    assert {url: served.count(url) for url in served} == {node.url: 3 for node in nodes}
 
 
 def test_node_killed_in_mid_stream(pair: tuple[Running, list[Any]]) -> None:
