@@ -129,3 +129,15 @@ def test_a_priority_needs_a_server_that_heeds_it(nodes: list[str]) -> None:
     with pytest.raises(openai.BadRequestError, match="--policy priority") as caught:
         ask(nodes[0], "Hello", extra_body={"priority": 1})
     assert caught.value.param == "priority"
+
+
+@pytest.mark.parametrize("options", [{"temperature": 5e-324, "top_p": 1e-300}, {"temperature": 2, "seed": 2**62}])
+def test_extreme_sampling_still_answers(nodes: list[str], options: dict[str, Any]) -> None:
+    answer = ask(nodes[0], "Hello", extra_body={"min_p": 0.99, "top_k": 2**31 - 1, "typical_p": 1e-9}, **options)
+    assert answer.usage.completion_tokens == 24
+
+
+def test_a_prediction_that_no_context_could_hold_is_refused(nodes: list[str]) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(nodes[0], "Hello", prediction={"type": "content", "content": "x" * 1_000_000})
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prediction")
