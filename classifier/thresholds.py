@@ -19,7 +19,7 @@ import numpy as np
 from .metrics import Bools, Floats
 
 TARGETS = (0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 1.0)
-CONFIDENCE = 0.99
+CONFIDENCE = 0.95
 HORIZON = 2_000
 
 _ALWAYS = -1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from updraft.classifier.thresholds import (
+    CONFIDENCE,
     CascadeRows,
     Thresholds,
     choose_thresholds,
@@ -60,7 +61,7 @@ def test_stricter_targets_escalate_more_and_early_gates_waste_little() -> None:
         alone = simulate(rows, Thresholds(1.0, 1.0, target.thresholds.after))
         assert alone.cloud_share <= target.cloud_share <= alone.cloud_share + 0.02 + 1e-9
         assert target.predicted_quality >= target.quality
-        assert target.confidence == 0.99
+        assert target.confidence == CONFIDENCE
     middle = found[2]
     assert middle.before_share > 0.02
     assert middle.during_share > 0.02
