@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ..classifier.views import RunView
     from ..local_engine.engine import LocalEngine
 
+ROWS_PER_BIN = 50
+
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
@@ -45,11 +47,12 @@ def judge(
 def gate3_figures(judged: Sequence[Judgement], cloud_right: Sequence[bool]) -> dict[str, Any]:
     """AUROC for "local is wrong" and for gain, calibration error of P(gain), and AUROC of each untrained token signal.
 
+    The calibration error is over 15 bins, fewer where they would hold less than 50 rows and so mostly chance.
     `cloud_right[i]` says whether the cloud alone got the question of `judged[i]` right. None where undefined, as
     with no wrong answer among them.
     """
     from ..classifier.evaluate import SINGLE_SIGNALS
-    from ..classifier.metrics import auroc, ece
+    from ..classifier.metrics import ECE_BINS, auroc, ece
 
     p_gain = np.array([judgement.p_gain for judgement in judged])
     wrong = np.array([not judgement.right for judgement in judged], dtype=np.bool_)
@@ -63,7 +66,7 @@ def gate3_figures(judged: Sequence[Judgement], cloud_right: Sequence[bool]) -> d
         "n": len(judged),
         "auroc": _number(auroc(p_gain, wrong)),
         "auroc_gain": _number(auroc(p_gain, gain)),
-        "ece": _number(ece(p_gain, gain)),
+        "ece": _number(ece(p_gain, gain, bins=min(ECE_BINS, max(1, len(judged) // ROWS_PER_BIN)))),
         "token_signals": untrained,
         "best_token_signal": max(known, key=known.__getitem__) if known else None,
     }

@@ -279,7 +279,7 @@ class Progress:
         left = (self._recipe.steps - step) * elapsed / max(done, 1)
         bar = "#" * math.floor(20 * step / self._recipe.steps)
         line = (
-            f"[{bar:<20}] {step}/{self._recipe.steps} loss {float(loss):.4f} {speed / 1e3:.1f}k tokens/s, {left:.0f} s"
+            f"[{bar:<20}] {step}/{self._recipe.steps} loss {float(loss.detach()):.4f} {speed / 1e3:.1f}k tokens/s, {left:.0f} s"
         )
         print(line, end="\r" if tty and step != self._recipe.steps else "\n", file=sys.stderr, flush=True)
 
