@@ -278,9 +278,8 @@ class Progress:
         speed = done * self._recipe.tokens / max(elapsed, 1e-9)
         left = (self._recipe.steps - step) * elapsed / max(done, 1)
         bar = "#" * math.floor(20 * step / self._recipe.steps)
-        line = (
-            f"[{bar:<20}] {step}/{self._recipe.steps} loss {float(loss.detach()):.4f} {speed / 1e3:.1f}k tokens/s, {left:.0f} s"
-        )
+        where = f"[{bar:<20}] {step}/{self._recipe.steps}"
+        line = f"{where} loss {float(loss.detach()):.4f} {speed / 1e3:.1f}k tokens/s, {left:.0f} s"
         print(line, end="\r" if tty and step != self._recipe.steps else "\n", file=sys.stderr, flush=True)
 
 
