@@ -150,7 +150,10 @@ class FittedGate:
     unseen: Floats
 
     def refit_score(self, rows: Rows, kept: Bools, x: Array, options: FitOptions) -> Floats:
-        """Scores of `x` by a gate that saw the `kept` training rows only: its experts, and how they are blended."""
+        """Scores of `x` by experts fitted on the `kept` training rows only, blended as suits these rows best.
+
+        That choice rests on cross-fitted scores of the kept rows, some of whose experts saw the others.
+        """
         train, layout = rows.take(kept), self.model.layout
         weights = _blend_weights(self.seen[kept], self.unseen[kept], train)
         scores = [fit_expert(spec, layout, train, options).score(x) for spec in EXPERTS[layout.gate]]

@@ -165,7 +165,7 @@ def check_cloud(url: str, key: str | None) -> Check:
         reply = httpx.get(
             f"{url.rstrip('/')}/models", headers={"authorization": f"Bearer {key}"} if key else {}, timeout=10
         )
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError) as error:
         return Check("cloud", "fail", f"{url}: {error}", "check the address (it usually ends in /v1) and the network")
     if reply.status_code in (401, 403):
         return Check("cloud", "fail", f"{url} refuses the key", "name its variable: --cloud-key-env VAR")

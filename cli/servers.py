@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -52,11 +53,12 @@ def serve(
 
     key = None if key_env is None else options.key_from(key_env, "--key-env")
     config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality).config()
+    daemon = DaemonOptions(config, host, port, ready_file, key)
     bind_socket(host, port).close()  # a busy port is reported before the packaged cloud is started
     for line in introduction(config):
         _note(line)
     with options.with_cloud(config, _note) as running:
-        run_daemon(DaemonOptions(running, host, port, ready_file, key))
+        run_daemon(replace(daemon, config=running))
 
 
 def node(
@@ -178,9 +180,12 @@ def gateway_key(
     from ..protocol.errors import ConfigurationError
 
     key, line = new_key(name)
-    if keys.exists():
+    written = keys.read_text(encoding="utf-8") if keys.exists() else ""
+    if written.lstrip().startswith("{"):
+        raise ConfigurationError(f"{keys} is JSON, which this command does not extend: use a file of lines.")
+    if written.strip():
         KeyStore.load(keys)
-        if any(known.partition(":")[0] == name for known in keys.read_text(encoding="utf-8").splitlines()):
+        if any(known.strip().partition(":")[0] == name for known in written.splitlines()):
             raise ConfigurationError(f"{keys} already has a key for {name!r}: remove that line, or take another name.")
     old = keys.read_text(encoding="utf-8") if keys.exists() else ""
     keys.touch(mode=0o600)

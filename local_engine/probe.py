@@ -9,6 +9,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
 from .llama_build import PACKAGE, REBUILD_COMMAND, processor
 
+_log = logging.getLogger("updraft.local")
 Status = Literal["ok", "not_installed", "import_failed", "crashed", "timeout", "failed"]
 
 
@@ -85,8 +87,11 @@ def ensure_usable_build(model_path: Path, *, timeout_s: float = 60.0) -> None:
         raise MissingDependencyError(f"{report.detail} {report.advice}")
     if report.status != "ok":
         raise ConfigurationError(f"The local engine does not work on this machine: {report.detail} {report.advice}")
-    remembered.parent.mkdir(parents=True, exist_ok=True)
-    remembered.write_text(key, encoding="ascii")
+    try:
+        remembered.parent.mkdir(parents=True, exist_ok=True)
+        remembered.write_text(key, encoding="ascii")
+    except OSError as error:  # a read-only machine probes again next time
+        _log.info("The state folder cannot be written, so the working build is not remembered: %s", error)
 
 
 def _report(child: subprocess.CompletedProcess[str]) -> ProbeReport:

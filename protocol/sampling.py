@@ -54,7 +54,9 @@ class SamplingParams:
         _check(0 <= self.top_k < 2**31, "top_k", "0 (off) or more, and below 2**31", self.top_k)
         _check(0 <= self.min_p < 1, "min_p", "at least 0 and below 1", self.min_p)
         _check(0 < self.typical_p <= 1, "typical_p", "above 0 and at most 1", self.typical_p)
-        _check(0 < self.repetition_penalty <= 2, "repetition_penalty", "above 0 and at most 2", self.repetition_penalty)
+        _check(
+            0.01 <= self.repetition_penalty <= 2, "repetition_penalty", "between 0.01 and 2", self.repetition_penalty
+        )
         for name in ("frequency_penalty", "presence_penalty"):
             _check(-2 <= getattr(self, name) <= 2, name, "between -2 and 2", getattr(self, name))
         _check(len(self.logit_bias) <= 1024, "logit_bias", "of at most 1024 tokens", len(self.logit_bias))

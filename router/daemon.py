@@ -27,7 +27,7 @@ class DaemonOptions:
     """`port` 0 takes any free one; the ready line says which. `ready_file` receives the URL.
 
     `api_key`: what apps must send. Without one everybody who reaches the port spends the user's cloud budget, so only
-    loopback addresses are served then.
+    loopback addresses are served then: anything else raises ConfigurationError.
     """
 
     config: RouterConfig = field(default_factory=RouterConfig)
@@ -35,6 +35,12 @@ class DaemonOptions:
     port: int = 4114
     ready_file: Path | None = None
     api_key: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.api_key is None and not is_loopback(self.host):
+            raise ConfigurationError(
+                f"--host {self.host} opens the port to others: set a key with --key-env.", param="host"
+            )
 
 
 def daemon_app(router: Router, api_key: str | None = None) -> FastAPI:
@@ -66,19 +72,22 @@ def daemon_app(router: Router, api_key: str | None = None) -> FastAPI:
 def _check_caller(request: Request, api_key: str | None) -> None:
     """Raises PermissionDeniedError for a web page of another site, AuthenticationError for a wrong key."""
     origin = request.headers.get("origin")
-    if origin is not None and not is_loopback(urlsplit(origin).hostname or ""):
+    if origin is not None and not _is_local_page(origin):
         raise PermissionDeniedError(f"Web pages of {origin} may not use this machine's models.")
     sent = request.headers.get("authorization", "").removeprefix("Bearer ")
     if api_key is not None and not hmac.compare_digest(sent.encode(), api_key.encode()):
         raise AuthenticationError("The API key is missing or wrong: send it as Authorization: Bearer KEY.")
 
 
+def _is_local_page(origin: str) -> bool:
+    try:
+        return is_loopback(urlsplit(origin).hostname or "")
+    except ValueError:
+        return False
+
+
 def run_daemon(options: DaemonOptions, *, on_ready: Callable[[str], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. Raises PortInUseError or ConfigurationError before any model is loaded."""
-    if options.api_key is None and not is_loopback(options.host):
-        raise ConfigurationError(
-            f"--host {options.host} opens the port to others: set a key with --key-env.", param="host"
-        )
+    """Serve until SIGTERM or SIGINT. Raises PortInUseError before any model is loaded."""
     sock = bind_socket(options.host, options.port)
     app = daemon_app(Router(options.config), options.api_key)
     serve(app, host=options.host, sock=sock, ready_file=options.ready_file, on_ready=on_ready)

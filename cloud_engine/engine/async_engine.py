@@ -145,6 +145,9 @@ class AsyncEngine:
             self.engine.add_request(request)
         except UpdraftError as error:  # this request's own fault; the others go on
             self._call_soon(self._put, request.request_id, error)
+        except Exception as error:  # noqa: BLE001 - told to who asked, and the engine lives on
+            _log.exception("A request could not be taken in.")
+            self._call_soon(self._put, request.request_id, _failure_of(error, "ask differently"))
 
     def _call_soon(self, callback: Callable[..., None], *arguments: object) -> None:
         if self._loop is not None and not self._loop.is_closed():

@@ -121,16 +121,19 @@ class NodeRegistry:
 
     def choose(self, model: str, tried: Collection[Node]) -> Node | None:
         """The least loaded node that is in, has `model` and is not in `tried`; ties in turn. None: no such node."""
+        usable = self._usable(model, tried)
+        if not usable:
+            return None
         self._turn += 1
-        order = self.nodes[self._turn % len(self.nodes) :] + self.nodes[: self._turn % len(self.nodes)]
-        return min(self._usable(order, model, tried), key=lambda node: node.in_flight, default=None)
+        first = self._turn % len(usable)
+        return min(usable[first:] + usable[:first], key=lambda node: node.in_flight)
 
     def has_another(self, model: str, tried: Collection[Node]) -> bool:
         """Whether `choose` would find a node."""
-        return bool(self._usable(self.nodes, model, tried))
+        return bool(self._usable(model, tried))
 
-    def _usable(self, nodes: Sequence[Node], model: str, tried: Collection[Node]) -> list[Node]:
-        return [node for node in nodes if node.healthy and node not in tried and model in node.models]
+    def _usable(self, model: str, tried: Collection[Node]) -> list[Node]:
+        return [node for node in self.nodes if node.healthy and node not in tried and model in node.models]
 
     def refusal(self, model: str) -> OverloadedError | ModelNotFoundError:
         """Why there is no node for `model`."""

@@ -55,3 +55,14 @@ def test_a_busy_port_is_refused(updraft, command: list[str]) -> None:
     assert done.returncode == 2
     assert str(port) in done.stderr
     assert "in use" in done.stderr
+
+
+def test_a_key_file_of_another_form_is_left_as_it_is(updraft, tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    file.write_text('{"a": "' + "0" * 64 + '"}')
+    before = file.read_text()
+    done = updraft("gateway-key", "b", "--keys", str(file))
+    assert done.returncode > 0
+    assert file.read_text() == before
+    file.write_text("")
+    assert updraft("gateway-key", "b", "--keys", str(file)).returncode == 0

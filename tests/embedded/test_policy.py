@@ -1,4 +1,4 @@
-"""The packaged pair and policy keep their promises, measured here on 2,000 fresh held-out tasks."""
+"""The packaged pair and policy keep their promises, measured here on another draw of 2,000 held-out tasks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def policy() -> Policy:
 
 @pytest.fixture(scope="module")
 def outcomes() -> list[Outcome]:
-    """Both models on questions that neither the policy nor its report has seen."""
+    """Both models on questions that no training has seen; small kinds make a sixth of them the report's as well."""
     tasks = make_tasks("test", 2000, seed=11)
     return collect(tasks, pocket.pocket_small_gguf(), pocket.pocket_large_folder(), "test")
 

@@ -44,6 +44,12 @@ def test_success_is_remembered_and_failure_is_not(tiny, tmp_path, monkeypatch):
         ensure_usable_build(tiny.gguf)
 
 
+def test_a_state_folder_that_cannot_be_written_stops_nothing(tiny, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path / "file" / "home"))
+    ensure_usable_build(tiny.gguf)
+
+
 @pytest.mark.parametrize(
     ("code", "status", "detail"),
     [

@@ -63,7 +63,12 @@ def test_a_daemon_serves_any_openai_client_and_leaves_gracefully(
         assert http.post("/v1/embeddings", json={}).json()["error"]["type"] == "invalid_request_error"
         assert http.get("/health").json() == {"status": "ok"}
         question = {"model": "cloud", "messages": USER}
-        for origin, status in (("https://evil.example", 403), ("null", 403), ("http://localhost:3000", 200)):
+        for origin, status in (
+            ("https://evil.example", 403),
+            ("null", 403),
+            ("http://[", 403),
+            ("http://localhost:3000", 200),
+        ):
             answer = http.post("/v1/chat/completions", json=question, headers={"origin": origin})
             assert answer.status_code == status, origin
         cloud.mode = "drip"
@@ -95,5 +100,5 @@ def test_a_key_is_asked_for_where_one_is_set(cloud: FakeCloud) -> None:
 
 def test_other_machines_need_a_key() -> None:
     with pytest.raises(ConfigurationError, match="--key-env"):
-        run_daemon(DaemonOptions(host="0.0.0.0"))
+        DaemonOptions(host="0.0.0.0")
     assert "secret" not in repr(DaemonOptions(api_key="secret"))

@@ -173,3 +173,23 @@ def test_close_ends_requests_in_flight(make_engine):
         await engine.close()
 
     asyncio.run(main())
+
+
+def test_a_bug_in_taking_a_request_in_costs_that_request_alone(make_engine, monkeypatch):
+    engine = make_engine()
+    add = engine.add_request
+
+    def broken(request: GenerationRequest) -> None:
+        if request.request_id == "poison":
+            raise ValueError("a bug")
+        add(request)
+
+    monkeypatch.setattr(engine, "add_request", broken)
+
+    async def scenario(served: AsyncEngine) -> None:
+        with pytest.raises(EngineError, match="ValueError: a bug"):
+            await collect(served, endless("poison"))
+        assert served.healthy
+        assert len(await collect(served, endless("good"))) == 190
+
+    with_engine(engine, scenario)
