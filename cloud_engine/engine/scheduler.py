@@ -91,6 +91,7 @@ class Scheduler:
         """The next step: running requests first, then new ones, then drafts with whatever budget is left."""
         if self._config.policy == "priority":
             self._yield_to_priority()
+        self._admit_ahead()
         preemptions = self.num_preemptions
         batch = self._continue_running()
         if self.num_preemptions == preemptions:
@@ -141,6 +142,21 @@ class Scheduler:
                 return
             self._preempt_last()
 
+    def _admit_ahead(self) -> None:
+        """Let in who comes before some running request, so that these do not use up the step's budget first."""
+        while self.waiting and self.running and self.waiting[0].order < self.running[-1].order and self._admit_first():
+            pass
+
+    def _admit_first(self) -> bool:
+        """Make the first of the waiting requests a running one, if there is a place and there are blocks for it."""
+        if len(self.running) == self._config.max_batch_size or not self._cache.admit(self.waiting[0]):
+            return False
+        state = self.waiting.pop(0)
+        insort(self.running, state, key=_order)
+        if state.num_preemptions == 0:
+            state.num_cached_tokens = state.num_computed_tokens
+        return True
+
     def _preempt_last(self) -> RequestState:
         """Send the last of the running requests back to its place in the queue, its blocks to the pool."""
         victim = self.running.pop()
@@ -152,13 +168,10 @@ class Scheduler:
 
     def _admit_waiting(self, batch: list[ScheduledRequest]) -> None:
         budget = self._config.token_budget - sum(item.num_tokens for item in batch)
-        while self.waiting and budget > 0 and len(self.running) < self._config.max_batch_size:
+        while self.waiting and budget > 0:
             state = self.waiting[0]
-            if not self._cache.admit(state):
+            if not self._admit_first():
                 break
-            insort(self.running, self.waiting.pop(0), key=_order)
-            if state.num_preemptions == 0:
-                state.num_cached_tokens = state.num_computed_tokens
             num_tokens = min(len(state.token_ids) - state.num_computed_tokens, budget)
             batch.append(ScheduledRequest(state, state.num_computed_tokens, num_tokens))
             budget -= num_tokens
