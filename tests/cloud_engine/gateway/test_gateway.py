@@ -139,10 +139,8 @@ def test_bad_requests_and_rows(gateway: Running) -> None:
     assert [row["status"] for row in gateway.rows()] == [status for _, status, _ in cases] + [200]
 
 
-def test_node_killed_before_the_first_byte(spawn_gateway: Any, spawn_fake_node: Any) -> None:
-    """Both nodes get the poisoned request once the first died; a harmless one that was in flight moves over."""
-    nodes = [spawn_fake_node("--delay", "0.05") for _ in range(2)]
-    gateway = spawn_gateway(*nodes)
+def asked_by_four(gateway: Running) -> tuple[list[threading.Thread], list[str]]:
+    """Four running requests, and where their answers will be."""
     answers: list[str] = []
 
     def ask() -> None:
@@ -152,6 +150,14 @@ def test_node_killed_before_the_first_byte(spawn_gateway: Any, spawn_fake_node: 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
         thread.start()
+    return threads, answers
+
+
+def test_node_killed_before_the_first_byte(spawn_gateway: Any, spawn_fake_node: Any) -> None:
+    """Both nodes get the poisoned request once the first died; a harmless one that was in flight moves over."""
+    nodes = [spawn_fake_node("--delay", "0.05") for _ in range(2)]
+    gateway = spawn_gateway(*nodes)
+    threads, answers = asked_by_four(gateway)
     wait_for(lambda: all(running(node.url) == 2 for node in nodes))  # least loaded: two each
     nodes[0].popen.kill()
     killed = time.monotonic()
@@ -168,15 +174,7 @@ def test_node_killed_before_the_first_byte(spawn_gateway: Any, spawn_fake_node: 
 def test_what_a_hanging_node_has_not_answered_goes_to_another(spawn_gateway: Any, spawn_fake_node: Any) -> None:
     nodes = [spawn_fake_node("--delay", "0.05") for _ in range(2)]
     gateway = spawn_gateway(*nodes)
-    answers: list[str] = []
-
-    def ask() -> None:
-        with gateway.client() as client:
-            answers.append(str(client.chat.completions.create(model="echo", messages=say("x" * 40)).choices[0]))
-
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
+    threads, answers = asked_by_four(gateway)
     wait_for(lambda: all(running(node.url) == 2 for node in nodes))
     nodes[0].popen.send_signal(signal.SIGSTOP)
     stopped = time.monotonic()
