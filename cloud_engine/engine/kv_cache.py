@@ -33,9 +33,9 @@ class KVCacheManager:
         On success `num_computed_tokens` covers the cached prefix. The last known token is always computed anew: its
         logits are needed.
         """
-        if not self.can_admit(state):
-            return False
         cached = self._cached_prefix(state)
+        if not self._has_room(state, cached):
+            return False
         missing = self.blocks_for(len(state.token_ids)) - len(cached)
         for block in cached:
             self.pool.share(block)
@@ -46,7 +46,9 @@ class KVCacheManager:
 
     def can_admit(self, state: RequestState) -> bool:
         """Whether `admit` would succeed now."""
-        cached = self._cached_prefix(state)
+        return self._has_room(state, self._cached_prefix(state))
+
+    def _has_room(self, state: RequestState, cached: list[int]) -> bool:
         missing = self.blocks_for(len(state.token_ids)) - len(cached)
         revived = sum(self.pool.references(block) == 0 for block in cached)
         return missing + revived <= self.pool.num_free

@@ -59,6 +59,14 @@ def test_gguf_and_safetensors_give_the_same_log_probabilities(tmp_path: Path, fi
     assert file_type == "F16" or of_anything < 1e-3
 
 
+@pytest.mark.xfail(strict=True, reason="0.014: llama.cpp rounds what goes into F16 matrices, torch does not")
+def test_an_f16_file_gives_the_log_probabilities_of_plain_torch(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="needs the [train] extra")
+    write_gguf(pocket.pocket_small_folder(), tmp_path / "small.gguf", "F16")
+    of_prompts, _ = distances(tmp_path / "small.gguf", half_inputs=False, seed=0)
+    assert of_prompts < 1e-2
+
+
 def test_sizes_stay_within_budget() -> None:
     files = [f for f in pocket.WEIGHTS.rglob("*") if f.is_file()]
     assert sum(f.stat().st_size for f in files) < 40e6
