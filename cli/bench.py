@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -45,6 +45,45 @@ def cascade(
     measured = measure(config, pocket_questions(tasks, seed), None, concurrency)
     settings = {"tasks": tasks, "concurrency": concurrency, "seed": seed, "quality": config.quality}
     show(Report.of({"bench": "cascade", **settings}, measured), json_path)
+
+
+@app.command()
+def engine(
+    shape: Annotated[
+        str, typer.Option(help="pocket, or random weights of a real shape: qwen2.5-0.5b, qwen3-0.6b.")
+    ] = "pocket",
+    requests: Annotated[int, typer.Option(min=1, help="Queued requests; at most 32 of them run.")] = 256,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="CSV with ContextTokens and GeneratedTokens to draw lengths from. [built-in mix]"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Which requests are drawn.")] = 0,
+    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Of weights and KV cache.")] = "bfloat16",
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch. [all cores]")] = None,
+    peers: Annotated[bool, typer.Option(help="Also transformers on the same requests.")] = True,
+    json_path: options.Json = None,
+) -> None:
+    """Throughput, decoding, prefix cache and scheduler of the cloud engine, beside transformers on the same requests.
+
+    \b
+    Examples
+      updraft bench engine
+      updraft bench engine --shape qwen2.5-0.5b --requests 64 --json out/engine.json
+    """
+    import tempfile
+
+    from ..bench.engine import Setting, measure
+    from ..bench.report import Report
+    from ..bench.shapes import model_folder
+    from ..bench.workload import Workload
+
+    most_prompt = 384 if shape == "pocket" else 512  # with 128 tokens of output, what its context holds
+    workload = Workload(requests, most_prompt=most_prompt, seed=seed, trace=trace)
+    with tempfile.TemporaryDirectory(prefix="updraft-bench-") as workplace:
+        setting = Setting(model_folder(shape, Path(workplace)), dtype, workload, threads, peers)
+        figures = measure(setting, lambda line: typer.secho(line, dim=True, err=True))
+    config = {"shape": shape, "requests": requests, "trace": trace and trace.name, "seed": seed, "dtype": dtype}
+    show(Report.of({"bench": "engine", **config}, figures), json_path)
 
 
 def show(report: Report, path: Path | None) -> None:

@@ -192,7 +192,8 @@ def _param_of(message: str) -> str | None:
 
 
 def _check_shared(request: ChatRequest | CompletionRequest) -> None:
-    _refuse_unless(request.n in (None, 1), "n")
+    if request.n is not None and request.n < 1:
+        raise InvalidRequestError(f"n must be at least 1, got {request.n}.", param="n", code="invalid_value")
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError("stream_options needs stream=true.", param="stream_options", code="invalid_value")
     if request.updraft is not None and request.updraft.quality is not None and not 0 < request.updraft.quality <= 1:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..protocol.errors import InvalidRequestError
+from ..protocol.errors import InvalidRequestError, UnsupportedFeatureError
 from ..protocol.requests import ChatRequest, Message, UpdraftOptions, parse_chat
 from ..protocol.wire import WireRequest
 from .config import RouterConfig
@@ -118,7 +118,10 @@ def _options(raw: Any) -> UpdraftOptions:
 def _for_the_device(body: dict[str, Any]) -> tuple[ChatRequest | None, InvalidRequestError | None]:
     """The request as our own engine takes it, or why it cannot; raises what is wrong for any engine."""
     try:
-        return parse_chat(msgspec.json.encode(body)), None
+        request = parse_chat(msgspec.json.encode(body))
+        if request.n is not None and request.n > 1:
+            return None, UnsupportedFeatureError("n: this device gives one answer.", param="n")
+        return request, None
     except InvalidRequestError as error:
         if error.code == "unsupported_parameter" or _may_be_understood_elsewhere(body, error):
             return None, error

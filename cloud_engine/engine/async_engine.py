@@ -72,7 +72,7 @@ class AsyncEngine:
             self._fail_all()
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenOutput]:
-        """Outputs of one request, the last with its finish reason. Closing the iterator aborts the request.
+        """Outputs of one request, the last of each answer with a finish reason. Closing the iterator aborts it.
 
         Raises what `Engine.add_request` raises, EngineError if the engine fails, OverloadedError if it is closed.
         """
@@ -82,18 +82,18 @@ class AsyncEngine:
             raise InvalidRequestError(f"Request id {request.request_id!r} is in use.", param="request_id")
         events = self._events[request.request_id] = asyncio.Queue[_Event]()
         self._commands.put(_Add(request))
-        ended = False
+        unfinished = request.n
         try:
-            while not ended:
+            while unfinished:
                 event = await events.get()
                 if isinstance(event, UpdraftError):
-                    ended = True
+                    unfinished = 0
                     raise event
-                ended = event.finish_reason is not None
+                unfinished -= event.finish_reason is not None
                 yield event
         finally:
             del self._events[request.request_id]
-            if not ended:
+            if unfinished:
                 self._commands.put(_Abort(request.request_id))
 
     def stats(self) -> EngineStats:

@@ -49,7 +49,7 @@ class Engine:
         self._draft = DraftModel(draft, model, num_blocks, config.block_size) if draft is not None else None
         self._num_blocks = num_blocks
         self._cache, self._scheduler = self._fresh_schedule()
-        self._requests: dict[str, RequestState] = {}
+        self._requests: dict[str, list[RequestState]] = {}  # the answers of each that are not finished
         self._seeds = random.Random(config.seed)
         self._counters = EngineStats()
 
@@ -87,23 +87,25 @@ class Engine:
             max_tokens=params.max_tokens or self.context_length - len(request.prompt_ids),
             temperature=self.default_temperature if params.temperature is None else params.temperature,
             seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
+            unforked=request.n - 1,
             end_ids=params.end_ids(self._eos_ids),
             token_ids=list(request.prompt_ids),
             prediction=PredictionCursor(request.draft_ids[: self.context_length]),  # the answer is no longer than that
         )
         self._scheduler.add(state)
-        self._requests[request.request_id] = state
+        self._requests[request.request_id] = [state]
 
     def abort(self, request_id: str) -> None:
         """Drop a request and free its blocks; one that is not here (any more) is no error."""
-        state = self._requests.pop(request_id, None)
-        if state is not None:
+        states = self._requests.pop(request_id, [])
+        for state in states:
             self._scheduler.remove(state)
-            self._counters.aborted_requests += 1
+        self._counters.aborted_requests += bool(states)
 
     def step(self) -> list[TokenOutput]:
         """Move every scheduled request on by one step and return the tokens that came out."""
         batch = self._scheduler.schedule()
+        self._copy_blocks(self._cache.take_copies())
         if self._draft:
             self._draft.propose(batch, self._sampling_row)
         logits = self._runner.run([_chunk(item) for item in batch])
@@ -155,6 +157,12 @@ class Engine:
         if draft and (min(draft) < 0 or max(draft) >= self._vocab_size):
             raise InvalidRequestError(f"Token ids must be between 0 and {self._vocab_size - 1}.", param="prediction")
         request.params.check_vocabulary(self._vocab_size)
+        if not 1 <= request.n <= self.config.max_batch_size:
+            raise InvalidRequestError(
+                f"n must be between 1 and {self.config.max_batch_size}, got {request.n}.",
+                param="n",
+                code="invalid_value",
+            )
         if request.priority and self.config.policy != "priority":
             raise InvalidRequestError(
                 f"This server schedules {self.config.policy}: leave priority out, or start it with --policy priority.",
@@ -189,11 +197,39 @@ class Engine:
             rows = slice(row, row + item.num_samples)
             row = rows.stop
             if item.is_caught_up:
+                outputs += self._branch_off(item, logits[rows]) if item.state.unforked else []
                 outputs.append(self._accept(item, tokens[rows], logits[rows]))
             else:
                 item.state.num_computed_tokens += item.num_tokens
                 self._cache.register(item.state)
         return outputs
+
+    def _branch_off(self, item: ScheduledRequest, logits: Tensor) -> list[TokenOutput]:
+        """The other answers of a request begin where its prompt has just been computed, each with its own seed."""
+        parent = item.state
+        outputs: list[TokenOutput] = []
+        for index in range(1, parent.unforked + 1):
+            child = replace(
+                parent,
+                index=index,
+                unforked=0,
+                seed=parent.seed + index,
+                token_ids=list(parent.token_ids),
+                prediction=PredictionCursor(parent.request.draft_ids[: self.context_length]),
+                num_computed_tokens=item.start + item.num_tokens,
+            )
+            child.num_draft_computed_tokens = min(child.num_draft_computed_tokens, child.num_computed_tokens)
+            self._scheduler.fork(parent, child)
+            self._requests[parent.request_id].append(child)
+            first = replace(item, state=child, draft_ids=[], num_model_drafts=0)
+            outputs.append(self._accept(first, sample(logits[:1], [self._sampling_row(first, 0)]), logits[:1]))
+        return outputs
+
+    def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        if copies:
+            self._runner.copy_blocks(copies)
+            if self._draft:
+                self._draft.copy_blocks(copies)
 
     def _accept(self, item: ScheduledRequest, sampled: list[int], logits: Tensor) -> TokenOutput:
         """Take over what the target confirmed of the draft, and the one token after it that is the target's own."""
@@ -215,8 +251,10 @@ class Engine:
         if finish_reason is None:
             self._cache.register(state)
             self._cache.trim(state)
-            return TokenOutput(state.request_id, new, logprobs)
-        return self._finish(state, TokenOutput(state.request_id, new, logprobs, finish_reason, state.stats()))
+            return TokenOutput(state.request_id, new, logprobs, index=state.index)
+        return self._finish(
+            state, TokenOutput(state.request_id, new, logprobs, finish_reason, state.stats(), state.index)
+        )
 
     def _until_end(self, tokens: list[int], state: RequestState) -> tuple[list[int], FinishReason | None]:
         """`tokens` up to the end of the answer, if it ends in them."""
@@ -229,7 +267,9 @@ class Engine:
     def _finish(self, state: RequestState, output: TokenOutput) -> TokenOutput:
         self._cache.register(state)
         self._scheduler.remove(state)
-        del self._requests[state.request_id]
+        self._requests[state.request_id].remove(state)
+        if not self._requests[state.request_id]:
+            del self._requests[state.request_id]
         stats, counters = state.stats(), self._counters
         counters.finished_requests += 1
         counters.prompt_tokens += stats.prompt_tokens

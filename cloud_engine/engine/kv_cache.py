@@ -23,6 +23,7 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks)
         self._prefix_caching = prefix_caching
         self._has_draft = has_draft
+        self._copies: dict[int, int] = {}  # block -> the block whose content it is to get
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -54,12 +55,36 @@ class KVCacheManager:
         return missing + revived <= self.pool.num_free
 
     def grow(self, state: RequestState, num_tokens: int) -> bool:
-        """Extend the block table to hold `num_tokens`, or change nothing and say False."""
+        """Extend the block table to hold `num_tokens`, or change nothing and say False.
+
+        A block that is about to be written but is shared with a fork is replaced by a copy first.
+        """
         missing = self.blocks_for(num_tokens) - len(state.block_table)
-        if missing > self.pool.num_free:
+        shared = self._shared_tail(state)
+        if max(missing, 0) + (shared is not None) > self.pool.num_free:
             return False
+        if shared is not None:
+            source = state.block_table[shared]
+            state.block_table[shared] = self.pool.allocate()
+            self._copies[state.block_table[shared]] = source
+            self.pool.release(source)
         state.block_table.extend(self.pool.allocate() for _ in range(missing))
         return True
+
+    def fork(self, parent: RequestState, child: RequestState) -> None:
+        """Give `child` the blocks of what it has in common with `parent`, its computed tokens; nothing is copied."""
+        blocks = parent.block_table[: self.blocks_for(child.num_computed_tokens)]
+        for block in blocks:
+            self.pool.share(block)
+        child.block_table = list(blocks)
+        child.block_hashes = parent.block_hashes[: child.num_computed_tokens // self.block_size]
+        child.num_registered_blocks = min(parent.num_registered_blocks, len(child.block_hashes))
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """(source, target) blocks to copy before the next pass; all sources are to be read before any is written."""
+        copies = [(source, target) for target, source in self._copies.items()]
+        self._copies.clear()
+        return copies
 
     def trim(self, state: RequestState) -> None:
         """Give back blocks beyond the known tokens, left over from refuted drafts."""
@@ -82,10 +107,18 @@ class KVCacheManager:
     def free(self, state: RequestState) -> None:
         """Give everything back. Deep blocks first, so that a prefix outlives its continuations in the cache."""
         for block in reversed(state.block_table):
+            self._copies.pop(block, None)
             self.pool.release(block)
         state.block_table = []
         state.num_registered_blocks = 0
         state.num_computed_tokens = state.num_draft_computed_tokens = 0
+
+    def _shared_tail(self, state: RequestState) -> int | None:
+        """Where in its block table the request is going to write next, if that block is not its own."""
+        index = state.num_computed_tokens // self.block_size
+        if index < len(state.block_table) and self.pool.references(state.block_table[index]) > 1:
+            return index
+        return None
 
     def _cached_prefix(self, state: RequestState) -> list[int]:
         if not self._prefix_caching:

@@ -16,7 +16,8 @@ FinishReason = Literal["stop", "length"]
 class GenerationRequest:
     """Tokens in, tokens out.
 
-    `draft_ids` are the tokens of the request's `prediction`, to be verified as a draft. `priority`: lower goes first
+    `draft_ids` are the tokens of the request's `prediction`, to be verified as a draft. `n`: answers wanted; the prompt
+    is computed once, and the answers share its blocks until they write to them. `priority`: lower goes first
     (policy "priority"). `cache_salt`: only requests with the same one share cached prefixes, so that nobody can learn
     from timings what others have asked.
     """
@@ -25,6 +26,7 @@ class GenerationRequest:
     prompt_ids: list[int]
     params: SamplingParams = field(default_factory=SamplingParams)
     draft_ids: list[int] = field(default_factory=list[int])
+    n: int = 1
     priority: int = 0
     cache_salt: str = ""
 
@@ -57,9 +59,10 @@ class RequestStats:
 
 @dataclass(frozen=True, slots=True)
 class TokenOutput:
-    """New tokens of one request after one step. The end-of-sequence token is not among them.
+    """New tokens of one answer after one step. The end-of-sequence token is not among them.
 
-    `logprobs` has one entry per token if the request asked for any. `stats` comes with `finish_reason`.
+    `index`: which of the request's `n` answers. `logprobs` has one entry per token if the request asked for any.
+    `stats` comes with `finish_reason`.
     """
 
     request_id: str
@@ -67,6 +70,7 @@ class TokenOutput:
     logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
     finish_reason: FinishReason | None = None
     stats: RequestStats | None = None
+    index: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +80,8 @@ class RequestState:
     `token_ids` are the known tokens (prompt, then generated). The first `num_computed_tokens` of them have their keys
     and values in the blocks of `block_table`; the draft model's are there for the first `num_draft_computed_tokens`.
     Every step brings these counts closer to the number of known tokens, and that is all there is to scheduling.
-    `order` is the request's place among all others, lowest first; the scheduler sets it once.
+    `order` is the request's place among all others, lowest first; the scheduler sets it once. `index` says which of the
+    request's answers this is, and `unforked` how many more are to branch off behind the prompt.
     """
 
     request: GenerationRequest
@@ -88,6 +93,8 @@ class RequestState:
     prediction: PredictionCursor
     arrived: float = field(default_factory=time.monotonic)
     order: float = 0.0
+    index: int = 0
+    unforked: int = 0
     block_table: list[int] = field(default_factory=list[int])
     block_hashes: list[bytes] = field(default_factory=list[bytes])
     num_computed_tokens: int = 0

@@ -53,6 +53,11 @@ class Runner:
         hidden = self.model(torch.tensor(token_ids, device=device), torch.tensor(positions, device=device), attention)
         return self.model.logits(hidden if len(wanted) == len(token_ids) else hidden[wanted])
 
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, (source, target) each, in all layers; all sources are read before a target is written."""
+        sources, targets = (torch.tensor(blocks, device=self._cache.device) for blocks in zip(*copies, strict=True))
+        self._cache[:, :, targets] = self._cache[:, :, sources]
+
     def _slots(self, block_table: Sequence[int], start: int, end: int) -> list[int]:
         size = self._block_size
         return [block_table[position // size] * size + position % size for position in range(start, end)]

@@ -107,6 +107,13 @@ class Scheduler:
         else:
             self.waiting.remove(state)
 
+    def fork(self, parent: RequestState, child: RequestState) -> None:
+        """Let `child` run beside `parent`, whose blocks it shares; `_admit_waiting` has kept a place for it."""
+        child.order = parent.order
+        parent.unforked -= 1
+        self._cache.fork(parent, child)
+        insort(self.running, child, key=_order)
+
     def requests(self) -> list[RequestState]:
         return list(chain(self.running, self.waiting))
 
@@ -138,7 +145,7 @@ class Scheduler:
             head, last = self.waiting[0], self.running[-1]
             if head.request.priority >= last.request.priority or head.order >= last.order:
                 return
-            if len(self.running) < self._config.max_batch_size and self._cache.can_admit(head):
+            if self._has_place(head) and self._cache.can_admit(head):
                 return
             self._preempt_last()
 
@@ -149,7 +156,7 @@ class Scheduler:
 
     def _admit_first(self) -> bool:
         """Make the first of the waiting requests a running one, if there is a place and there are blocks for it."""
-        if len(self.running) == self._config.max_batch_size or not self._cache.admit(self.waiting[0]):
+        if not self._has_place(self.waiting[0]) or not self._cache.admit(self.waiting[0]):
             return False
         state = self.waiting.pop(0)
         insort(self.running, state, key=_order)
@@ -175,6 +182,10 @@ class Scheduler:
             num_tokens = min(len(state.token_ids) - state.num_computed_tokens, budget)
             batch.append(ScheduledRequest(state, state.num_computed_tokens, num_tokens))
             budget -= num_tokens
+
+    def _has_place(self, state: RequestState) -> bool:
+        """Whether the batch has rows for it and for all that is still to branch off from it and from the running."""
+        return sum(1 + running.unforked for running in self.running) + 1 + state.unforked <= self._config.max_batch_size
 
     def _grant_drafts(self, batch: list[ScheduledRequest]) -> None:
         """Drafts use budget and blocks nobody else wants: they never delay or preempt a request."""

@@ -30,6 +30,9 @@ class DraftModel:
             )
         self._runner = Runner(draft, num_blocks, block_size)
 
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        self._runner.copy_blocks(copies)
+
     def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> None:
         """Fill in `draft_ids` where the scheduler granted model drafts.
 

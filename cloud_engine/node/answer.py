@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from ...protocol.responses import FinishReason, Usage
 from ...text.detokenize import IncrementalDetokenizer, StopMatcher
@@ -38,24 +40,49 @@ class ScoredToken:
 
 @dataclass(slots=True)
 class Piece:
-    """What one engine step added. `scores`: of the tokens whose text is out now. `usage` comes with `finish_reason`."""
+    """What one engine step added to one of the answers, the `index`-th.
+
+    `scores`: of the tokens whose text is out now. `usage` comes with `finish_reason`, of this answer alone.
+    """
 
     text: str = ""
     scores: list[ScoredToken] = field(default_factory=list[ScoredToken])
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+    index: int = 0
 
 
 async def pieces(engine: TokenSource, tokenizer: Tokenizer, request: GenerationRequest) -> AsyncGenerator[Piece]:
-    """The answer to `request`. Closing the iterator, or a stop string, aborts the engine's work on it."""
-    answer = _Answer(tokenizer, request)
+    """The answers to `request`. Closing the iterator, or a stop string in each, aborts the engine's work on them."""
+    open_answers = {index: _Answer(tokenizer, request) for index in range(request.n)}
     async with aclosing(engine.generate(request)) as outputs:
         async for output in outputs:
-            piece = answer.push(output)
+            if output.index not in open_answers:
+                continue  # a stop string has ended it, and others go on
+            piece = open_answers[output.index].push(output)
+            piece.index = output.index
             if piece.text or piece.scores or piece.finish_reason:
                 yield piece
             if piece.finish_reason:
-                return
+                del open_answers[output.index]
+                if not open_answers:
+                    return
+
+
+def total_usage(pieces: Iterable[Piece]) -> Usage:
+    """Of all the answers to a request: the prompt counts once."""
+    usages = [piece.usage for piece in pieces if piece.usage is not None]
+    total = msgspec.structs.replace(usages[0])
+    details = total.completion_tokens_details = msgspec.structs.replace(total.completion_tokens_details)
+    for usage in usages[1:]:
+        total.completion_tokens += usage.completion_tokens
+        total.total_tokens += usage.completion_tokens
+        for name in details.__struct_fields__:
+            more = getattr(usage.completion_tokens_details, name)
+            if isinstance(more, int):
+                ours = getattr(details, name)
+                setattr(details, name, more + (ours if isinstance(ours, int) else 0))
+    return total
 
 
 class _Answer:

@@ -27,7 +27,7 @@ from ...protocol.responses import ModelCard, ModelList
 from ...protocol.wire import WireResponse
 from ...text.tokenizer import Tokenizer
 from ..engine.request import GenerationRequest
-from .answer import Piece, TokenSource, pieces
+from .answer import Piece, TokenSource, pieces, total_usage
 from .formats import AnswerFormat, ChatFormat, TextFormat, joined
 from .latency import Latencies
 from .tokens import DetokenizeResponse, TokenizeResponse, encode, parse_detokenize, parse_tokenize
@@ -168,6 +168,7 @@ class _Node:
             prompt,
             request.sampling(),
             draft,
+            n=1 if request.n is None else request.n,
             priority=request.priority or 0,
             cache_salt=json.dumps([tenant, request.cache_salt or ""]),
         )
@@ -178,7 +179,7 @@ class _Node:
         generation: GenerationRequest,
         make_format: type[ChatFormat | TextFormat],
     ) -> _Job:
-        shape = make_format(self._tokenizer, self._model_id, generation.params.logprobs is not None)
+        shape = make_format(self._tokenizer, self._model_id, generation.params.logprobs is not None, generation.n)
         usage = request.stream_options is not None and request.stream_options.include_usage
         return _Job(generation, shape, request.stream, usage)
 
@@ -211,12 +212,13 @@ async def _events(job: _Job, first: Piece, rest: AsyncGenerator[Piece]) -> Async
     try:
         for chunk in job.format.opening():
             yield sse.event(chunk)
-        piece = first
-        yield sse.event(job.format.chunk(piece))
+        yield sse.event(job.format.chunk(first))
+        ends = [first]
         async for piece in rest:
             yield sse.event(job.format.chunk(piece))
-        if job.include_usage and piece.usage is not None:
-            yield sse.event(job.format.usage_chunk(piece.usage))
+            ends += [piece] if piece.finish_reason else []
+        if job.include_usage:
+            yield sse.event(job.format.usage_chunk(total_usage(ends)))
         yield sse.DONE
     except UpdraftError as error:
         yield sse.event(error.to_body())

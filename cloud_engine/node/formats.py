@@ -26,20 +26,27 @@ from ...protocol.responses import (
     Usage,
 )
 from ...text.tokenizer import Tokenizer
-from .answer import Piece, ScoredToken
+from .answer import Piece, ScoredToken, total_usage
 
 
 class AnswerFormat(Protocol):
     def opening(self) -> list[msgspec.Struct]: ...
     def chunk(self, piece: Piece) -> msgspec.Struct: ...
     def usage_chunk(self, usage: Usage) -> msgspec.Struct: ...
-    def whole(self, answer: Piece) -> msgspec.Struct: ...
+    def whole(self, answers: Sequence[Piece]) -> msgspec.Struct: ...
 
 
-def joined(pieces: Sequence[Piece]) -> Piece:
-    """All pieces of an answer as one."""
-    scores = [score for piece in pieces for score in piece.scores]
-    return Piece("".join(piece.text for piece in pieces), scores, pieces[-1].finish_reason, pieces[-1].usage)
+def joined(pieces: Sequence[Piece]) -> list[Piece]:
+    """The pieces of each answer as one, in the order of the answers."""
+    of_answer: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        of_answer.setdefault(piece.index, []).append(piece)
+    return [_as_one(of_answer[index]) for index in sorted(of_answer)]
+
+
+def _as_one(pieces: Sequence[Piece]) -> Piece:
+    scores, last = [score for piece in pieces for score in piece.scores], pieces[-1]
+    return Piece("".join(piece.text for piece in pieces), scores, last.finish_reason, last.usage, last.index)
 
 
 @dataclass(slots=True)
@@ -47,23 +54,30 @@ class ChatFormat:
     tokenizer: Tokenizer
     model: str
     logprobs: bool
+    n: int = 1
     id: str = field(default_factory=lambda: new_id("chatcmpl"))
     created: int = field(default_factory=lambda: int(time.time()))
 
     def opening(self) -> list[msgspec.Struct]:
-        return [self._chunk([ChunkChoice(Delta(content="", role="assistant"))])]
+        role = Delta(content="", role="assistant")
+        return [self._chunk([ChunkChoice(role, index=index)]) for index in range(self.n)]
 
     def chunk(self, piece: Piece) -> msgspec.Struct:
         delta = Delta(content=piece.text) if piece.text else Delta()
-        return self._chunk([ChunkChoice(delta, piece.finish_reason, logprobs=self._scores(piece))])
+        return self._chunk([ChunkChoice(delta, piece.finish_reason, piece.index, self._scores(piece))])
 
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:
         return self._chunk([], usage)
 
-    def whole(self, answer: Piece) -> msgspec.Struct:
-        assert answer.finish_reason and answer.usage
-        choice = ChatChoice(AssistantMessage(answer.text), answer.finish_reason, logprobs=self._scores(answer))
-        return ChatCompletion(id=self.id, model=self.model, created=self.created, choices=[choice], usage=answer.usage)
+    def whole(self, answers: Sequence[Piece]) -> msgspec.Struct:
+        choices = [
+            ChatChoice(AssistantMessage(answer.text), answer.finish_reason, answer.index, self._scores(answer))
+            for answer in answers
+            if answer.finish_reason is not None
+        ]
+        return ChatCompletion(
+            id=self.id, model=self.model, created=self.created, choices=choices, usage=total_usage(answers)
+        )
 
     def _chunk(self, choices: list[ChunkChoice], usage: Usage | None = None) -> ChatCompletionChunk:
         chunk = ChatCompletionChunk(id=self.id, model=self.model, created=self.created, choices=choices)
@@ -82,23 +96,23 @@ class TextFormat:
     tokenizer: Tokenizer
     model: str
     logprobs: bool
+    n: int = 1
     id: str = field(default_factory=lambda: new_id("cmpl"))
     created: int = field(default_factory=lambda: int(time.time()))
-    _offset: int = 0
+    _offsets: dict[int, int] = field(default_factory=dict[int, int])
 
     def opening(self) -> list[msgspec.Struct]:
         return []
 
     def chunk(self, piece: Piece) -> msgspec.Struct:
-        return self._completion([TextChoice(piece.text, piece.finish_reason, logprobs=self._scores(piece))])
+        return self._completion([TextChoice(piece.text, piece.finish_reason, piece.index, self._scores(piece))])
 
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:
         return self._completion([], usage)
 
-    def whole(self, answer: Piece) -> msgspec.Struct:
-        return self._completion(
-            [TextChoice(answer.text, answer.finish_reason, logprobs=self._scores(answer))], answer.usage
-        )
+    def whole(self, answers: Sequence[Piece]) -> msgspec.Struct:
+        choices = [TextChoice(a.text, a.finish_reason, a.index, self._scores(a)) for a in answers]
+        return self._completion(choices, total_usage(answers))
 
     def _completion(self, choices: list[TextChoice], usage: Usage | None = None) -> TextCompletion:
         completion = TextCompletion(id=self.id, model=self.model, created=self.created, choices=choices)
@@ -112,8 +126,8 @@ class TextFormat:
         scores = [_token_logprob(self.tokenizer, scored) for scored in piece.scores]
         offsets: list[int] = []
         for score in scores:
-            offsets.append(self._offset)
-            self._offset += len(score.token)
+            offsets.append(self._offsets.setdefault(piece.index, 0))
+            self._offsets[piece.index] += len(score.token)
         return TextLogprobs(
             tokens=[score.token for score in scores],
             token_logprobs=[score.logprob for score in scores],

@@ -106,12 +106,12 @@ def run() -> Callable[[Engine, Sequence[GenerationRequest]], list[Result]]:
     """Add all requests, step to the end, check that nothing leaked."""
 
     def run_all(engine: Engine, requests: Sequence[GenerationRequest]) -> list[Result]:
-        results = {request.request_id: Result() for request in requests}
+        results = {(request.request_id, index): Result() for request in requests for index in range(request.n)}
         for request in requests:
             engine.add_request(request)
         while engine.has_work:
             for output in engine.step():
-                results[output.request_id].extend(output)
+                results[output.request_id, output.index].extend(output)
         assert engine.stats().kv_blocks_used == 0
         return list(results.values())
 
@@ -123,11 +123,16 @@ def ask() -> Callable[..., list[GenerationRequest]]:
     """Requests for prompts, greedy unless told otherwise."""
 
     def build(
-        prompts: Sequence[list[int]], *, max_tokens: int = 24, drafts: Sequence[list[int]] = (), **params: Any
+        prompts: Sequence[list[int]],
+        *,
+        max_tokens: int = 24,
+        drafts: Sequence[list[int]] = (),
+        n: int = 1,
+        **params: Any,
     ) -> list[GenerationRequest]:
         sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, **params})
         return [
-            GenerationRequest(f"r{i}", prompt, sampling, drafts[i] if drafts else [])
+            GenerationRequest(f"r{i}", prompt, sampling, drafts[i] if drafts else [], n=n)
             for i, prompt in enumerate(prompts)
         ]
 

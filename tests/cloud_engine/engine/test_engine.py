@@ -270,3 +270,49 @@ def test_what_ends_an_answer(make_engine, run, ask) -> None:
     late = answer(min_tokens=first + 1)
     assert len(late.token_ids) > first
     assert ending not in late.token_ids[: first + 1]
+
+
+@pytest.mark.parametrize("options", [{}, {"block_size": 64}, {"num_blocks": 30, "max_batch_size": 6}], ids=str)
+@pytest.mark.parametrize("with_draft", [False, True])
+def test_n_answers_are_those_of_n_requests_with_seeds_in_a_row(
+    make_engine, draft, make_prompts, run, ask, options, with_draft
+) -> None:
+    prompts = make_prompts(7)
+    sampling = {"temperature": 1.0, "top_p": 0.95, "max_tokens": 20}
+    expected = [
+        run(make_engine(), ask([prompt], seed=100 + index, **sampling))[0].token_ids
+        for prompt in prompts
+        for index in range(3)
+    ]
+    engine = make_engine(draft=draft if with_draft else None, **options)
+    together = run(engine, ask(prompts, seed=100, n=3, **sampling))
+    assert [result.token_ids for result in together] == expected
+
+
+def test_answers_of_one_request_share_the_blocks_of_its_prompt(make_engine, ask) -> None:
+    engine = make_engine(max_batch_size=8)
+    (request,) = ask([list(range(40))], n=8, temperature=1.0, seed=1, max_tokens=2)
+    engine.add_request(request)
+    engine.step()
+    assert engine.stats().running == 8
+    assert engine.stats().kv_blocks_used == 3, "two full blocks and a started one, for all eight"
+    engine.step()
+    assert engine.stats().kv_blocks_used == 0
+
+
+def test_aborting_drops_all_answers(make_engine, ask) -> None:
+    engine = make_engine(max_batch_size=8)
+    (request,) = ask([list(range(40))], n=5, max_tokens=50, temperature=1.0, seed=1)
+    engine.add_request(request)
+    for _ in range(4):
+        engine.step()
+    engine.abort(request.request_id)
+    assert not engine.has_work
+    assert engine.stats().kv_blocks_used == 0
+    assert engine.stats().aborted_requests == 1
+
+
+@pytest.mark.parametrize("n", [0, 9])
+def test_more_answers_than_places_are_refused(make_engine, ask, n) -> None:
+    with pytest.raises(InvalidRequestError, match="between 1 and 8"):
+        make_engine(max_batch_size=8).add_request(ask([[1]], n=n)[0])

@@ -61,13 +61,17 @@ class Simulation(RuleBasedStateMachine):
         priority=st.integers(-1, 2),
         salt=st.sampled_from(["", "a"]),
         pause=st.sampled_from([0.1, 1.0, 15.0]),
+        answers=st.sampled_from([1, 1, 2, 4]),
     )
-    def add(self, prompt: list[int], output: int, predicted: bool, priority: int, salt: str, pause: float) -> None:
+    def add(
+        self, prompt: list[int], output: int, predicted: bool, priority: int, salt: str, pause: float, answers: int
+    ) -> None:
         self.names += 1
         self.now += pause
         draft = [0, 1, 0, 1, 1, 0] if predicted else None
         state = make_state(str(self.names), prompt, output, draft, priority=priority, cache_salt=salt)
         state.arrived = self.now
+        state.unforked = answers - 1
         assert self.scheduler.fits(len(prompt) + output)
         full = len(self.scheduler.waiting) >= WAITING
         try:
@@ -79,14 +83,19 @@ class Simulation(RuleBasedStateMachine):
     @precondition(lambda self: self.scheduler.requests())
     @rule()
     def step(self) -> None:
-        oldest = min(self.scheduler.requests(), key=lambda state: (state.order, int(state.request_id)))
+        before = {state: (len(state.token_ids), state.num_computed_tokens) for state in self.scheduler.requests()}
+        oldest = min(before, key=lambda state: (state.order, int(state.request_id)))
         batch = self.scheduler.schedule()
-        assert self.policy != "fcfs" or oldest is self.scheduler.running[0]
-        first = self.scheduler.running[0]
-        known, computed = len(first.token_ids), first.num_computed_tokens
+        copies = self.cache.take_copies()
+        contents = [[self.memory.get(source * BLOCK + i) for i in range(BLOCK)] for source, _ in copies]
+        for (source, target), content in zip(copies, contents, strict=True):
+            self.salts[target] = self.salts[source]
+            self.memory |= {target * BLOCK + i: token for i, token in enumerate(content) if token is not None}
         assert sum(item.num_tokens + len(item.draft_ids) + item.num_model_drafts for item in batch) <= BUDGET
-        assert len({item.state.request_id for item in batch}) == len(batch) == len(self.scheduler.running) <= BATCH
+        assert len({id(item.state) for item in batch}) == len(batch) == len(self.scheduler.running) <= BATCH
         assert all(item.num_tokens >= 1 for item in batch)
+        first = self.scheduler.running[0].request_id
+        assert self.policy != "fcfs" or first == oldest.request_id
         assert self.scheduler.running == sorted(self.scheduler.running, key=lambda state: state.order)
         for item in batch:
             item.draft_ids = item.draft_ids or [self.random.randrange(2) for _ in range(item.num_model_drafts)]
@@ -94,7 +103,9 @@ class Simulation(RuleBasedStateMachine):
         for item in batch:
             self.check_reads(item)
             self.advance(item)
-        assert (len(first.token_ids), first.num_computed_tokens) > (known, computed), "the first always moves"
+        group = [state for state in before if state.request_id == first]
+        moved = [(len(state.token_ids), state.num_computed_tokens) > before[state] for state in group]
+        assert any(moved), "the first always moves"
 
     def write(self, item: ScheduledRequest) -> None:
         known = item.state.token_ids[item.start : item.start + item.num_tokens]
@@ -117,6 +128,8 @@ class Simulation(RuleBasedStateMachine):
             state.num_computed_tokens += item.num_tokens
             self.cache.register(state)
             return
+        for _ in range(state.unforked):
+            self.branch_off(state)
         accepted = self.random.randint(0, len(item.draft_ids))
         state.num_computed_tokens = len(state.token_ids) + accepted
         new = [*item.draft_ids[:accepted], self.random.randrange(2)]
@@ -128,6 +141,16 @@ class Simulation(RuleBasedStateMachine):
         else:
             assert state.num_remaining_tokens > 0
             self.cache.trim(state)
+
+    def branch_off(self, parent: RequestState) -> None:
+        self.names += 1
+        child = make_state(str(self.names), parent.request.prompt_ids, parent.max_tokens)
+        child.request = parent.request
+        child.num_computed_tokens = len(parent.token_ids)
+        self.scheduler.fork(parent, child)
+        child.token_ids = [*parent.token_ids, self.random.randrange(2)]
+        if child.num_remaining_tokens == 0:
+            self.scheduler.remove(child)
 
     @precondition(lambda self: self.scheduler.requests())
     @rule(data=st.data())

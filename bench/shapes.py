@@ -1,0 +1,69 @@
+"""Models to measure: the packaged one, or random weights in the shape of a real one, so that nothing is downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..protocol.errors import ConfigurationError
+
+#: Hugging Face configurations of real models.
+SHAPES: Mapping[str, dict[str, Any]] = {
+    "qwen2.5-0.5b": {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "max_position_embeddings": 32768,
+        "rope_theta": 1000000.0,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-0.6b": {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1000000.0,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+def model_folder(shape: str, workplace: Path) -> Path:
+    """A folder with the model of that name: `pocket`, or one of `SHAPES` with random bf16 weights under `workplace`.
+
+    Raises ConfigurationError for an unknown name.
+    """
+    if shape == "pocket":
+        from ..embedded import pocket
+
+        return pocket.pocket_large_folder()
+    if shape not in SHAPES:
+        raise ConfigurationError(f"There is no shape {shape!r}; there are: pocket, {', '.join(SHAPES)}.", param="shape")
+    folder = workplace / shape
+    if not (folder / "model.safetensors").exists():
+        _write_random(SHAPES[shape], folder)
+    return folder
+
+
+def _write_random(config: dict[str, Any], folder: Path) -> None:
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    kind = transformers.AutoConfig.for_model(**config)
+    model = transformers.AutoModelForCausalLM.from_config(kind, dtype=torch.bfloat16)
+    model.save_pretrained(folder)

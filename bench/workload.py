@@ -1,0 +1,56 @@
+"""The same set of requests for every engine: lengths of real conversations, tokens without meaning."""
+
+from __future__ import annotations
+
+import csv
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..protocol.errors import ConfigurationError
+
+#: (prompt, output) tokens: a mix with the quartiles of public conversation traces, for machines without one.
+_BUILT_IN = ((374, 44), (396, 109), (91, 16), (1036, 241), (23, 309), (928, 172), (257, 94), (1131, 8), (612, 212))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request: prompt token ids, and exactly how many tokens are to be generated."""
+
+    prompt: list[int]
+    output: int
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What to draw: `count` requests, lengths capped, from `trace` (CSV with ContextTokens and GeneratedTokens)."""
+
+    count: int = 256
+    most_prompt: int = 512
+    most_output: int = 128
+    seed: int = 0
+    trace: Path | None = None
+
+
+def draw(workload: Workload, vocab_size: int) -> list[Asked]:
+    """The requests of a workload. Raises ConfigurationError for a trace that is none."""
+    rng = random.Random(workload.seed)
+    lengths = _lengths(workload.trace) if workload.trace else list(_BUILT_IN)
+    return [
+        Asked(
+            [rng.randrange(vocab_size) for _ in range(max(1, min(prompt, workload.most_prompt)))],
+            max(1, min(output, workload.most_output)),
+        )
+        for prompt, output in (rng.choice(lengths) for _ in range(workload.count))
+    ]
+
+
+def _lengths(trace: Path) -> list[tuple[int, int]]:
+    try:
+        with trace.open(newline="", encoding="utf-8-sig") as file:
+            rows = [(int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in csv.DictReader(file)]
+    except (OSError, KeyError, ValueError) as error:
+        raise ConfigurationError(f"{trace} is no trace with ContextTokens and GeneratedTokens: {error}") from error
+    if not rows:
+        raise ConfigurationError(f"{trace} holds no requests.")
+    return rows
