@@ -18,7 +18,8 @@ class EngineConfig:
     model's whole context, within 1 GiB. `max_batch_size`: requests per step. `token_budget`: tokens per step, drafts
     included. `policy`: who goes first, see `scheduler.order_of`. `max_waiting`: queued requests before OverloadedError.
     `num_draft_tokens`: tokens the draft model proposes per step. `seed`: where requests without a seed of their own get
-    theirs from. `num_threads`: torch threads, None for torch's default.
+    theirs from. `num_threads`: torch threads, None for torch's default. `batch_invariant`: the same tokens, to the last
+    bit of their log-probabilities, whatever else is in the batch and however a prompt is cut (on a CPU, at some cost).
     """
 
     block_size: int = 16
@@ -33,6 +34,7 @@ class EngineConfig:
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
     num_threads: int | None = None
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_batch_size", "max_waiting", "num_draft_tokens"):

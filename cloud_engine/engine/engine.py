@@ -45,7 +45,7 @@ class Engine:
         self._tokenizer = served.tokenizer
         self._vocab_size = model.config.vocab_size
         self._eos_ids = served.eos_ids
-        self._runner = Runner(model, num_blocks, config.block_size)
+        self._runner = Runner(model, num_blocks, config.block_size, batch_invariant=config.batch_invariant)
         self._draft = DraftModel(draft, model, num_blocks, config.block_size) if draft is not None else None
         self._num_blocks = num_blocks
         self._cache, self._scheduler = self._fresh_schedule()

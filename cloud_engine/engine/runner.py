@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...kernels.packed_linear import least_rows, pack_linears
 from ...kernels.paged_attention import PagedAttention, QuerySpan
 from ..models.decoder import Decoder
 
@@ -23,15 +24,21 @@ class Chunk:
 
 
 class Runner:
-    """A model with its paged KV cache: (layers, 2, num_blocks, block_size, kv_heads, head_dim)."""
+    """A model with its paged KV cache: (layers, num_blocks, block_size, 2 * kv_heads, head_dim), keys then values.
 
-    def __init__(self, model: Decoder, num_blocks: int, block_size: int) -> None:
+    The model's weights are rearranged for the CPU in place (`pack_linears`).
+    """
+
+    def __init__(self, model: Decoder, num_blocks: int, block_size: int, *, batch_invariant: bool = False) -> None:
+        pack_linears(model, batch_invariant=batch_invariant)
         self.model = model
         self._block_size = block_size
+        self._batch_invariant = batch_invariant
+        self._least_rows = least_rows(model)
         self._shared = model.config.num_heads // model.config.num_kv_heads
         weight = model.embed_tokens.weight
         config = model.config
-        shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        shape = (config.num_layers, num_blocks, block_size, 2 * config.num_kv_heads, config.head_dim)
         self._cache = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
 
     @torch.inference_mode()
@@ -49,14 +56,25 @@ class Runner:
             slots.extend(self._slots(chunk.block_table, chunk.start, end))
             wanted.extend(range(len(token_ids) - chunk.num_logits, len(token_ids)))
         spans = [QuerySpan(chunk.start, len(chunk.token_ids), chunk.block_table) for chunk in chunks]
-        attention = PagedAttention(self._cache, spans, torch.tensor(slots, device=device), self._shared)
-        hidden = self.model(torch.tensor(token_ids, device=device), torch.tensor(positions, device=device), attention)
-        return self.model.logits(hidden if len(wanted) == len(token_ids) else hidden[wanted])
+        attention = PagedAttention(
+            self._cache,
+            spans,
+            torch.tensor(slots, device=device),
+            shared=self._shared,
+            batch_invariant=self._batch_invariant,
+        )
+        padding = [0] * (self._least_rows - len(token_ids))
+        hidden = self.model(
+            torch.tensor(token_ids + padding, device=device),
+            torch.tensor(positions + padding, device=device),
+            attention,
+        )
+        return self.model.logits(hidden if len(wanted) == len(hidden) else hidden[wanted])
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, target) each, in all layers; all sources are read before a target is written."""
         sources, targets = (torch.tensor(blocks, device=self._cache.device) for blocks in zip(*copies, strict=True))
-        self._cache[:, :, targets] = self._cache[:, :, sources]
+        self._cache[:, targets] = self._cache[:, sources]
 
     def _slots(self, block_table: Sequence[int], start: int, end: int) -> list[int]:
         size = self._block_size

@@ -20,10 +20,11 @@ class Attention(Protocol):
     The interface behind which CPU and GPU implementations live: the models never see blocks or batches.
     """
 
-    def attend(self, layer: LayerAttention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(self, layer: LayerAttention, query: Tensor, key_value: Tensor) -> Tensor:
         """Store this pass's keys and values, then attend causally over each row's whole sequence.
 
-        `query` (tokens, heads, head_dim); `key`, `value` (tokens, kv_heads, head_dim). Returns the query's shape.
+        `query` (tokens, heads, head_dim); `key_value` (tokens, 2 * kv_heads, head_dim), the keys first. Returns the
+        query's shape.
         """
         ...
 
@@ -37,16 +38,19 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, hidden: Tensor) -> Tensor:
-        normed = functional.rms_norm(hidden.float(), (hidden.shape[-1],), eps=self.eps)
-        return normed.to(hidden.dtype) * self.weight
+        return self.normed(hidden).to(hidden.dtype) * self.weight
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """`hidden` (..., size) over its root mean square, float32; half the operations of torch's own on a CPU."""
+        length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True, dtype=torch.float32)
+        return hidden * (length * length).mul_(1 / hidden.shape[-1]).add_(self.eps).rsqrt_()
 
 
 class UnitOffsetRMSNorm(RMSNorm):
     """Gemma's: weights are stored less one, and the product is taken in float32."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        normed = functional.rms_norm(hidden.float(), (hidden.shape[-1],), eps=self.eps)
-        return (normed * (1.0 + self.weight.float())).to(hidden.dtype)
+        return (self.normed(hidden) * (1.0 + self.weight.float())).to(hidden.dtype)
 
 
 def norm(config: ModelConfig, size: int) -> RMSNorm:
@@ -70,12 +74,13 @@ class GroupedQueryAttention(nn.Module):
 
     def forward(self, hidden: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
         projected = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
-        query_key, value = projected.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
+        query, key_value = projected.split((self.heads, 2 * self.kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
-            query, key = query_key.split((self.heads, self.kv_heads), dim=1)
-            query_key = torch.cat((self.q_norm(query), self.k_norm(key)), dim=1)
-        query, key = rotary(query_key).split((self.heads, self.kv_heads), dim=1)
-        mixed = attention.attend(self.layer, query, key, value)
+            query.copy_(self.q_norm(query))
+            key = key_value[:, : self.kv_heads]
+            key.copy_(self.k_norm(key))
+        rotary.rotate_(projected[:, : self.heads + self.kv_heads])
+        mixed = attention.attend(self.layer, query, key_value)
         return self.o_proj(mixed.reshape(hidden.shape[0], -1))
 
 
@@ -90,7 +95,7 @@ class GatedMLP(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         gate, up = self.gate_up_proj(hidden).chunk(2, dim=-1)
-        return self.down_proj(self.activation(gate) * up)
+        return self.down_proj(self.activation(gate).mul_(up))
 
 
 def soft_capped(values: Tensor, cap: float) -> Tensor:

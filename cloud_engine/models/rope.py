@@ -68,13 +68,11 @@ class Rotary:
         self._cos = (torch.cat((angles, angles), dim=-1).cos() * config.magnitude).to(dtype)[:, None, :]
         self._sin = (torch.cat((-angles, angles), dim=-1).sin() * config.magnitude).to(dtype)[:, None, :]
 
-    def __call__(self, heads: Tensor) -> Tensor:
-        """Rotate `heads` (tokens, heads, head_dim) by each row's position; dimensions beyond the rotary ones pass."""
-        width = 2 * self._half
-        if heads.shape[-1] == width:
-            return heads * self._cos + heads.roll(self._half, dims=-1) * self._sin
-        rotated, passed = heads[..., :width], heads[..., width:]
-        return torch.cat((rotated * self._cos + rotated.roll(self._half, dims=-1) * self._sin, passed), dim=-1)
+    def rotate_(self, heads: Tensor) -> None:
+        """Rotate `heads` (tokens, heads, head_dim) in place by each row's position, in the first rotary dimensions."""
+        rotated = heads[..., : 2 * self._half]
+        partners = rotated.roll(self._half, dims=-1)
+        rotated.mul_(self._cos).addcmul_(partners, self._sin)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,8 +74,8 @@ def target() -> Decoder:
 
 
 @pytest.fixture(scope="session")
-def draft(target: Decoder) -> Decoder:
-    return perturbed(target, 0.1)
+def draft() -> Decoder:
+    return perturbed(random_llama(0), 0.1)
 
 
 @pytest.fixture(scope="session")
