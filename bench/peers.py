@@ -49,12 +49,9 @@ def continuous_batching(model: Any, requests: Sequence[Asked], num_blocks: int, 
 
     config = ContinuousBatchingConfig(num_blocks=num_blocks, max_batch_tokens=max_batch_tokens)
     generation = transformers.GenerationConfig(max_new_tokens=1, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    with (
-        torch.inference_mode(),
-        model.continuous_batching_context_manager(
-            generation_config=generation, continuous_batching_config=config, block=True, timeout=60
-        ) as manager,
-    ):
+    with model.continuous_batching_context_manager(
+        generation_config=generation, continuous_batching_config=config, block=True, timeout=60
+    ) as manager:
         _run(manager, requests[:4])
         started = time.perf_counter()
         _run(manager, requests)
