@@ -6,7 +6,7 @@ Nothing is ever unpickled.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -112,20 +112,29 @@ def last_words(error: BaseException) -> Down:
     return Down(failure)
 
 
+class _Error(msgspec.Struct, frozen=True):
+    kind: str
+    message: str
+    param: str | None
+    code: str | None
+
+
 def _plain(value: object) -> object:
-    """Errors travel as the nearest class of `protocol.errors` and what those are made of."""
+    """An error travels as the nearest class of `protocol.errors` and what those are made of."""
     if not isinstance(value, UpdraftError):
         raise NotImplementedError(f"{type(value).__name__} is not for the wire between face and core.")
     kind = next(kind for kind in type(value).__mro__ if kind.__module__ == errors.__name__)
-    return {"kind": kind.__name__, "message": value.message, "param": value.param, "code": value.code}
+    return _Error(kind.__name__, value.message, value.param, value.code)
 
 
 def _rebuilt(kind: type, value: Any) -> UpdraftError:
     if kind is not UpdraftError:
         raise NotImplementedError(f"{kind.__name__} is not for the wire between face and core.")
-    fields = msgspec.convert(value, dict[str, str | None])
-    error_kind = cast("type[UpdraftError]", getattr(errors, fields["kind"] or ""))
-    return error_kind(fields["message"] or "", param=fields["param"], code=fields["code"])
+    fields = msgspec.convert(value, _Error)
+    error = getattr(errors, fields.kind, None)
+    if not (isinstance(error, type) and issubclass(error, UpdraftError)):
+        raise ValueError(f"{fields.kind!r} is no error of ours")
+    return error(fields.message, param=fields.param, code=fields.code)
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
