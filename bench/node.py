@@ -37,8 +37,8 @@ def measure(setting: Setting, say: Say) -> dict[str, float]:
     say(f"bare: {figures['bare.tokens_per_s']:,.0f} tokens/s")
     served: dict[str, list[tuple[float, float]]] = {"thread": [], "process": []}
     for _ in range(3):  # in turns, so that a busy minute of the machine is everybody's
-        for kind, measured in served.items():
-            measured += _served(setting, kind)
+        for kind in served:
+            served[kind] += _served(setting, kind)
     for kind, measured in served.items():
         speeds, waits = zip(*measured, strict=True)
         figures[f"{kind}.tokens_per_s"] = statistics.median(speeds)
