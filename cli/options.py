@@ -99,7 +99,7 @@ def key_from(variable: str, option: str) -> str:
 def with_cloud(config: RouterConfig, say: Callable[[str], None], *, nodes: int = 1) -> Iterator[RouterConfig]:
     """The configuration to run with: the packaged cloud is started for the packaged local model, if none was named.
 
-    It is stopped when the block ends. Without torch or pyzmq there is no engine to start: then the local model is alone.
+    It is stopped when the block ends. Without torch or pyzmq no engine can be started: then the local model is alone.
     """
     if config.cloud_url is not None or config.offline or config.local != "pocket":
         yield config

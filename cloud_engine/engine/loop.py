@@ -71,8 +71,9 @@ class EngineLoop:
             if self._failures == FAILURES_TO_GIVE_UP:
                 raise
             _log.exception("A step of the engine failed; its requests are lost, the engine starts afresh.")
-            self._report(Failed(self._engine.reset(), _failure_of(error, "ask again")))
+            lost = self._engine.reset()
             self._report(Stepped([], self._engine.stats()))
+            self._report(Failed(lost, _failure_of(error, "ask again")))
         else:
             self._failures = 0
             self._report(Stepped(outputs, self._engine.stats()))
