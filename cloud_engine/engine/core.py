@@ -5,7 +5,6 @@ It holds nothing that must be saved, so its life is simple: it ends when its fac
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
 import select
@@ -43,7 +42,6 @@ _log = logging.getLogger("updraft.engine")
 def main(folder: Path) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for the whole service, which the face ends in order
         signal.signal(number, signal.SIG_IGN)
-    faulthandler.enable()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     threading.Thread(target=_show_life, args=(folder,), name="updraft-pulse", daemon=True).start()
     with zmq.Context() as context, context.socket(zmq.PULL) as commands, context.socket(zmq.PUSH) as reports:

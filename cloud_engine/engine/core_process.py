@@ -27,6 +27,7 @@ HUNG_S = 10.0
 _POLL_MS = 100
 _STOP_S = 2.0
 _LAST_LINES = 3
+_MOST_SAID = 500  # characters
 
 
 class CoreProcess:
@@ -122,5 +123,6 @@ class CoreProcess:
         if code == -signal.SIGKILL:
             return "its process was killed by SIGKILL, as the system does when memory runs out"
         self._echo.join(_POLL_MS / 1000)  # its last lines may still be on their way
+        said = " / ".join(filter(None, self._printed))[:_MOST_SAID]
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"left with code {code}"
-        return " / ".join([f"its process {how}", *filter(None, self._printed)])
+        return f"its process {how}" + (f" and said: {said}" if said else "")

@@ -13,7 +13,7 @@ from typing import Self
 from ...protocol.errors import EngineDownError, EngineError, UpdraftError
 from .client import EngineClient
 from .core_process import CoreProcess
-from .messages import Command, Down, Load, Loading, Ready
+from .messages import Command, Down, Load, Loading, Ready, last_words
 from .stats import EngineStats
 
 RESTART_PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0)
@@ -78,25 +78,33 @@ class EngineProcess(EngineClient):
     # The watching thread.
 
     def _run(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:
+            _log.exception("The core can no longer be watched.")
+            self._call_soon(self._refuse, _failure_of(last_words(error).error, restarting=False))
+        self._core.close()
+
+    def _watch(self) -> None:
+        """Serve with one core after the other, until there is to be no other."""
         crashes = 0
         while True:
             error = self._follow()
             if self._closing.is_set():
-                break
+                return
             stable = self._ready_at is not None and time.monotonic() - self._ready_at > STABLE_S
             crashes = 1 if stable else crashes + 1
             restarting = self._restart and crashes <= len(RESTART_PAUSES_S)
-            failure = _failure_of(error, restarting)
+            failure = _failure_of(error, restarting=restarting)
             _log.error("%s", failure.message)
             self._call_soon(self._refuse, failure)
             self._core.close()
             if not restarting or self._closing.wait(RESTART_PAUSES_S[crashes - 1]):
-                break
+                return
             self._core, self._ready_at = CoreProcess(self._load), None
             self._restarts += 1
             if self._closing.is_set():  # whoever set it may have stopped the old one
-                break
-        self._core.close()
+                return
 
     def _follow(self) -> UpdraftError:
         """Pass on what the core reports, and return why it ended."""
@@ -114,7 +122,7 @@ class EngineProcess(EngineClient):
         raise EngineError("The core reported no end.")
 
 
-def _failure_of(error: UpdraftError, restarting: bool) -> EngineDownError:
+def _failure_of(error: UpdraftError, *, restarting: bool) -> EngineDownError:
     cause = error.message.rstrip(".")
     if restarting:
         return EngineDownError(f"The engine is restarting: {cause}. Try again in a moment.", code="engine_restarting")

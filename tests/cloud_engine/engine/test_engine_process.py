@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tiny_model import write_model
-from updraft.cloud_engine.engine import core_process, engine_process
+from updraft.cloud_engine.engine import core_process, engine_process, messages
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.engine_process import EngineProcess
@@ -156,6 +156,18 @@ def test_a_core_that_dies_while_loading_says_so(folder: Path) -> None:
         assert time.monotonic() - started < 1
 
 
+def test_the_last_words_of_a_core_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho 'first light' >&2\necho 'what(): out of paper'\nexit 3\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(core_process.sys, "executable", str(program))
+    with (
+        EngineProcess(Load("anything", None, CONFIG)) as engine,
+        pytest.raises(EngineError, match=r"left with code 3 and said: first light / what\(\): out of paper$"),
+    ):
+        engine.wait_ready()
+
+
 def test_what_cannot_be_loaded_is_the_error_it_was(tmp_path: Path) -> None:
     with (
         EngineProcess(Load(str(tmp_path), None, CONFIG)) as engine,
@@ -168,6 +180,18 @@ def test_what_cannot_be_loaded_is_the_error_it_was(tmp_path: Path) -> None:
     ):
         engine.wait_ready()
     assert caught.value.param == "device"
+
+
+def test_a_core_that_talks_nonsense_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(engine: EngineProcess, core: psutil.Process) -> None:
+        running = asyncio.create_task(outputs(engine, request("running")))
+        await until(lambda: engine.stats().running == 1)
+        monkeypatch.setattr(core_process, "decode_report", lambda data: messages.decode_report(data[1:]))
+        with pytest.raises(EngineDownError, match="Error: "):
+            await running
+        await until(lambda: not core.is_running())
+
+    serve(folder, scenario)
 
 
 def test_closing_ends_what_is_in_flight(folder: Path) -> None:
