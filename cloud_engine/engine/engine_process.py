@@ -80,7 +80,7 @@ class EngineProcess(EngineClient):
     def _run(self) -> None:
         try:
             self._watch()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - unwatched, the engine is lost, and everyone must hear of it
             _log.exception("The core can no longer be watched.")
             self._call_soon(self._refuse, _failure_of(last_words(error).error, restarting=False))
         self._core.close()
