@@ -86,6 +86,28 @@ def engine(
     show(Report.of({"bench": "engine", **config}, figures), json_path)
 
 
+@app.command()
+def node(
+    streams: Annotated[int, typer.Option(min=1, help="Answers streamed at once.")] = 16,
+    tokens: Annotated[int, typer.Option(min=2, max=256, help="Length of each.")] = 200,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
+    json_path: options.Json = None,
+) -> None:
+    """What HTTP costs the engine: tokens per second without a server, in a thread of the server, in its own process.
+
+    \b
+    Example
+      updraft bench node --streams 16
+    """
+    from ..bench.node import Setting, measure
+    from ..bench.report import Report
+    from ..embedded import pocket
+
+    setting = Setting(pocket.pocket_large_folder(), streams, tokens, threads=threads)
+    figures = measure(setting, lambda line: typer.secho(line, dim=True, err=True))
+    show(Report.of({"bench": "node", "streams": streams, "tokens": tokens, "threads": threads}, figures), json_path)
+
+
 def show(report: Report, path: Path | None) -> None:
     """Print a report as a table, and write it if asked."""
     from rich.console import Console

@@ -24,7 +24,7 @@ PROBE_TIMEOUT_S = 180.0
 PACKAGES = {
     "core": ("openai", "httpx", "fastapi", "uvicorn", "msgspec", "tokenizers"),
     "edge": ("llama-cpp-python", "onnxruntime", "huggingface-hub"),
-    "cloud": ("torch", "safetensors"),
+    "cloud": ("torch", "safetensors", "pyzmq"),
 }
 
 

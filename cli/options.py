@@ -99,12 +99,12 @@ def key_from(variable: str, option: str) -> str:
 def with_cloud(config: RouterConfig, say: Callable[[str], None], *, nodes: int = 1) -> Iterator[RouterConfig]:
     """The configuration to run with: the packaged cloud is started for the packaged local model, if none was named.
 
-    It is stopped when the block ends. Without torch there is no engine to start: then the local model is alone.
+    It is stopped when the block ends. Without torch or pyzmq no engine can be started: then the local model is alone.
     """
     if config.cloud_url is not None or config.offline or config.local != "pocket":
         yield config
         return
-    if importlib.util.find_spec("torch") is None:
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("zmq") is None:
         say("Local answers only: no cloud was named, and the packaged one needs pip install 'updraft-llm[cloud]'.")
         yield config
         return

@@ -83,6 +83,10 @@ def node(
     ] = "fcfs",
     num_draft_tokens: Annotated[int, typer.Option(min=0, help="Tokens drafted per step and request.")] = 4,
     device: Annotated[str, typer.Option(envvar="UPDRAFT_DEVICE", help="cpu or cuda.")] = "cpu",
+    restart: Annotated[bool, typer.Option("--restart", help="Start the engine anew when its process dies.")] = False,
+    drain_seconds: Annotated[
+        float, typer.Option(min=0, help="Seconds that requests in flight get to finish on SIGTERM or Ctrl-C.")
+    ] = 10.0,
     ready_file: ReadyFile = None,
     exit_with_parent: WithParent = False,
 ) -> None:
@@ -111,6 +115,8 @@ def node(
             policy=policy,
             num_draft_tokens=num_draft_tokens,
             device=device,
+            restart=restart,
+            drain_seconds=drain_seconds,
             ready_file=ready_file,
             exit_with_parent=exit_with_parent,
         )

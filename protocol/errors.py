@@ -137,6 +137,17 @@ class EngineError(UpdraftError):
     default_code = "engine_failed"
 
 
+class EngineDownError(EngineError):
+    """The engine has died, or is being restarted: another node may take the request, or this one later."""
+
+    status = 503
+    default_code = "engine_down"
+    retryable = True
+
+    def headers(self) -> dict[str, str]:
+        return {**super().headers(), "retry-after": "1"}
+
+
 class ModelLoadError(UpdraftError):
     """A model file or folder is missing, damaged, or of an unsupported kind."""
 

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import string
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -55,11 +55,15 @@ def create_app(title: str, *, max_body_bytes: int = 8 * 2**20, lifespan: Callabl
 
 
 class Traffic:
-    """What is going on in an app. While `draining`, new requests are sent away and those in flight go on."""
+    """What is going on in an app. While `draining`, new requests are sent away and those in flight go on.
+
+    `at_deadline` gives those that are still there at its end an error of the app's own.
+    """
 
     def __init__(self) -> None:
         self.in_flight = 0
         self.draining = False
+        self.at_deadline: Callable[[], Awaitable[None]] | None = None
 
 
 def request_id(scope: Scope) -> str:
@@ -167,7 +171,8 @@ class _Shell:
             return
         exchange = _Exchange(scope, receive, send, self._max_body_bytes)
         if self._traffic.draining:
-            await exchange.fail(OverloadedError("This server is shutting down: try again, another may take it."))
+            refusal = "This server is draining to shut down: try again, another may take it."
+            await exchange.fail(OverloadedError(refusal, code="draining"))
             return
         self._traffic.in_flight += 1
         try:

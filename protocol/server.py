@@ -7,6 +7,7 @@ import contextlib
 import errno
 import ipaddress
 import logging
+import math
 import os
 import signal
 import socket
@@ -23,8 +24,9 @@ from .errors import ConfigurationError, PortInUseError, UpdraftError
 from .http import Traffic
 
 DRAIN_S = 10.0
-"""Seconds that requests in flight get to finish after SIGTERM or SIGINT."""
+"""Seconds that requests in flight get to finish after SIGTERM or SIGINT, where nothing else is said."""
 
+_LEAVE_S = 5.0  # from the end of the drain to that of the process
 _PARENT_POLL_S = 0.5
 
 
@@ -36,13 +38,18 @@ def serve(  # noqa: PLR0913
     sock: socket.socket | None = None,
     ready_file: Path | None = None,
     on_ready: Callable[[str], None] | None = None,
+    drain_s: float = DRAIN_S,
 ) -> None:
     """Serve `app`, made by `create_app`, until SIGTERM or SIGINT; then finish what is in flight and return.
+
+    What is not finished `drain_s` seconds later is ended by the app's `Traffic.at_deadline`, or else cut off.
 
     Once connections are accepted, prints `ready http://HOST:PORT`, writes that URL to `ready_file` and calls
     `on_ready` with it. `sock`: a socket from `bind_socket`, for callers who have heavy work to do in between.
     Raises PortInUseError or ConfigurationError.
     """
+    if not (drain_s >= 0 and math.isfinite(drain_s)):
+        raise ConfigurationError(f"drain_seconds must be a number of at least 0, got {drain_s}.", param="drain_seconds")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     sock = sock or bind_socket(host, port)
 
@@ -59,7 +66,7 @@ def serve(  # noqa: PLR0913
         app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=1, backlog=1024
     )
     try:
-        _Server(config, app.state.traffic, announce).run(sockets=[sock])
+        _Server(config, app.state.traffic, announce, drain_s).run(sockets=[sock])
     except OSError as error:
         if error.errno == errno.EADDRINUSE:  # bound by both, but the other was first to listen
             raise _port_in_use(*sock.getsockname()[:2]) from error
@@ -103,7 +110,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
     return sock
 
 
-def exit_with_parent() -> None:
+def exit_with_parent(drain_s: float = DRAIN_S) -> None:
     """From now on, stop this process when its parent is gone, however that died: SIGTERM, and after the drain SIGKILL.
 
     Polls, because Linux' PR_SET_PDEATHSIG follows the parent's *thread*, which may end long before its process.
@@ -114,7 +121,7 @@ def exit_with_parent() -> None:
         while os.getppid() == parent:
             time.sleep(_PARENT_POLL_S)
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(DRAIN_S)
+        time.sleep(drain_s + _LEAVE_S)
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="updraft-parent-watch", daemon=True).start()
@@ -133,8 +140,9 @@ def run_main(run: Callable[[], None]) -> int:
 class _Server(uvicorn.Server):
     """uvicorn with a readiness announcement and a drain that answers new requests with 503 while it lasts."""
 
-    def __init__(self, config: uvicorn.Config, traffic: Traffic, announce: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, traffic: Traffic, announce: Callable[[], None], drain_s: float) -> None:
         super().__init__(config)
+        self._drain_s = drain_s
         self._traffic = traffic
         self._announce = announce
 
@@ -145,9 +153,11 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._traffic.draining = True
-        deadline = time.monotonic() + DRAIN_S
+        deadline = time.monotonic() + self._drain_s
         while self._traffic.in_flight and time.monotonic() < deadline and not self.force_exit:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
+        if self._traffic.in_flight and self._traffic.at_deadline is not None:
+            await self._traffic.at_deadline()
         await super().shutdown(sockets)
 
     @contextlib.contextmanager

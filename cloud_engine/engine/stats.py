@@ -9,8 +9,9 @@ from dataclasses import dataclass
 class EngineStats:
     """Gauges of this moment, and counters. Counters (from `steps` on) only ever grow.
 
-    `kv_slots_wasted`: token slots in allocated blocks that hold nothing yet. `prefix_hit_tokens` of
-    `prefix_query_tokens` prompt tokens were found in the cache.
+    `kv_slots_wasted`: token slots in allocated blocks that hold nothing yet. `seconds_since_step`: how long ago an
+    engine that has work last reported, else 0. `prefix_hit_tokens` of `prefix_query_tokens` prompt tokens were found in
+    the cache. `restarts`: of the engine's process; the other counters begin anew with each.
     """
 
     running: int = 0
@@ -18,6 +19,7 @@ class EngineStats:
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
     kv_slots_wasted: int = 0
+    seconds_since_step: float = 0.0
     steps: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
@@ -30,3 +32,4 @@ class EngineStats:
     rejected_prediction_tokens: int = 0
     draft_proposed: int = 0
     draft_accepted: int = 0
+    restarts: int = 0

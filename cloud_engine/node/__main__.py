@@ -29,6 +29,8 @@ def _options() -> NodeOptions:
     add("--policy", choices=("fcfs", "priority", "shortest-prefill"), help="who goes first")
     add("--num-draft-tokens", type=int, help="tokens drafted per step")
     add("--device", help="cpu or cuda")
+    add("--restart", action="store_true", help="start the engine anew when its process dies")
+    add("--drain-seconds", type=float, help="what requests in flight get to finish on SIGTERM")
     add("--ready-file", type=Path, help="file to write the URL to once requests are accepted")
     add("--exit-with-parent", action="store_true", help="stop when the process that started this one is gone")
     return NodeOptions(**vars(parser.parse_args()))

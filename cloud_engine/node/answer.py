@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from ...protocol.errors import UpdraftError
 from ...protocol.responses import FinishReason, Usage
 from ...text.detokenize import IncrementalDetokenizer, StopMatcher
 from ...text.tokenizer import Tokenizer
@@ -19,13 +20,10 @@ if TYPE_CHECKING:
 
 
 class TokenSource(Protocol):
-    """What a node needs of an engine: `AsyncEngine`'s face."""
+    """What a node needs of an engine: the face of `EngineClient`."""
 
     @property
-    def healthy(self) -> bool: ...
-
-    error: str | None
-
+    def failure(self) -> UpdraftError | None: ...
     async def start(self) -> None: ...
     async def close(self) -> None: ...
     def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenOutput]: ...

@@ -15,12 +15,11 @@ from starlette.responses import PlainTextResponse, Response
 from ...protocol import prometheus, sse
 from ...protocol.errors import (
     ContextLengthError,
-    EngineError,
     ModelNotFoundError,
     UnsupportedFeatureError,
     UpdraftError,
 )
-from ...protocol.http import TENANT_HEADER, create_app, read_body, send, send_json, while_connected
+from ...protocol.http import TENANT_HEADER, create_app, error_response, read_body, send, send_json, while_connected
 from ...protocol.ids import new_id
 from ...protocol.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from ...protocol.responses import ModelCard, ModelList
@@ -33,7 +32,9 @@ from .latency import Latencies
 from .tokens import DetokenizeResponse, TokenizeResponse, encode, parse_detokenize, parse_tokenize
 
 _LONG_BODY = 2**16
-_GAUGES = frozenset({"running", "waiting", "kv_blocks_used", "kv_blocks_total", "kv_slots_wasted"})
+_GAUGES = frozenset(
+    {"running", "waiting", "kv_blocks_used", "kv_blocks_total", "kv_slots_wasted", "seconds_since_step"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ def create_node_app(served: Served) -> FastAPI:
             await served.engine.close()
 
     app = create_app("Updraft node", lifespan=lifespan)
+    app.state.traffic.at_deadline = served.engine.close
     node = _Node(served)
     app.add_route("/v1/chat/completions", node.chat, methods=["POST"])
     app.add_route("/v1/completions", node.complete, methods=["POST"])
@@ -117,15 +119,16 @@ class _Node:
         return send_json(ModelCard(id=self._model_id))
 
     async def health(self, _request: Request) -> Response:
-        if self._engine.healthy:
-            return send_json({"status": "ok", "model": self._model_id})
-        error = EngineError(f"The engine is down: {self._engine.error or 'it is not running'}. Restart this node.")
-        return send_json(error.to_body(), 503, error.headers())
+        if failure := self._engine.failure:
+            return error_response(failure)
+        return send_json({"status": "ok", "model": self._model_id})
 
     async def metrics(self, _request: Request) -> Response:
         stats = self._engine.stats()
         metrics = [_metric(field.name, getattr(stats, field.name)) for field in fields(stats)]
-        metrics.append(prometheus.Metric("updraft_engine_healthy", "gauge", "1 while serving", self._engine.healthy))
+        metrics.append(
+            prometheus.Metric("updraft_engine_healthy", "gauge", "1 while serving", self._engine.failure is None)
+        )
         text = prometheus.render([*metrics, *self._latencies.histograms])
         return PlainTextResponse(text, media_type=prometheus.CONTENT_TYPE)
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...protocol.errors import ConfigurationError, MissingDependencyError
-from ...protocol.server import bind_socket, exit_with_parent, serve
+from ...protocol.errors import MissingDependencyError
+from ...protocol.server import DRAIN_S, bind_socket, exit_with_parent, serve
 
 if TYPE_CHECKING:
     from ..engine.config import Policy
-    from .app import Served
+    from ..engine.messages import Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,8 @@ class NodeOptions:
     """`model` and `draft` are names as `models.hub.find_model` takes them.
 
     `draft` is a smaller model of the same vocabulary for speculative decoding. `threads` None: torch's default.
-    `num_blocks` None sizes the KV cache for a full batch. `exit_with_parent`: stop when the starting process is gone.
+    `num_blocks` None sizes the KV cache for a full batch. `restart`: replace an engine that dies. `drain_seconds`: what
+    requests in flight get to finish on SIGTERM. `exit_with_parent`: stop when the starting process is gone.
     """
 
     model: str
@@ -33,37 +35,41 @@ class NodeOptions:
     policy: Policy = "fcfs"
     num_draft_tokens: int = 4
     device: str = "cpu"
+    restart: bool = False
+    drain_seconds: float = DRAIN_S
     ready_file: Path | None = None
     exit_with_parent: bool = False
 
 
 def run_node(options: NodeOptions) -> None:
-    """Serve until SIGTERM or SIGINT. Raises PortInUseError (before loading), ModelLoadError, ConfigurationError."""
-    from .app import create_node_app
+    """Serve until SIGTERM or SIGINT. Raises PortInUseError (before loading), ModelLoadError, ConfigurationError.
 
-    if options.exit_with_parent:
-        exit_with_parent()
-    with bind_socket(options.host, options.port) as sock:
-        app = create_node_app(_load(options))
-        serve(app, sock=sock, ready_file=options.ready_file)
-
-
-def _load(options: NodeOptions) -> Served:
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingDependencyError('A node needs torch: pip install "updraft-llm[cloud]"') from error
-    from ..engine.async_engine import AsyncEngine
-    from ..engine.config import EngineConfig
-    from ..engine.engine import Engine
+    The engine runs in a process of its own; this one never loads torch.
+    """
+    if find_spec("zmq") is None:
+        raise MissingDependencyError('A node needs pyzmq: pip install "updraft-llm[cloud]"')
+    from ...text.tokenizer import Tokenizer
+    from ..engine.engine_process import EngineProcess
     from ..models.hub import find_model
     from ..models.progress import loading_bar
-    from .app import Served
+    from .app import Served, create_node_app
 
-    if options.device.partition(":")[0] not in ("cpu", "cuda"):
-        raise ConfigurationError(f"device must be cpu or cuda, got {options.device!r}.", param="device")
-    if options.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigurationError("device: torch sees no CUDA device here. Use --device cpu.", param="device")
+    if options.exit_with_parent:
+        exit_with_parent(options.drain_seconds)
+    with bind_socket(options.host, options.port) as sock:
+        folder = find_model(options.model)
+        with EngineProcess(_load(folder, options), restart=options.restart) as engine:
+            with loading_bar() as progress:
+                ready = engine.wait_ready(progress)
+            app = create_node_app(Served(engine, Tokenizer.from_folder(folder), ready.model_id, ready.context_length))
+            serve(app, sock=sock, ready_file=options.ready_file, drain_s=options.drain_seconds)
+
+
+def _load(folder: Path, options: NodeOptions) -> Load:
+    from ..engine.config import EngineConfig
+    from ..engine.messages import Load
+    from ..models.hub import find_model
+
     config = EngineConfig(
         max_batch_size=options.max_batch_size,
         token_budget=options.token_budget,
@@ -73,7 +79,4 @@ def _load(options: NodeOptions) -> Served:
         device=options.device,
         num_threads=options.threads,
     )
-    draft = find_model(options.draft) if options.draft else None
-    with loading_bar() as progress:
-        engine = Engine.from_folder(find_model(options.model), draft=draft, config=config, progress=progress)
-    return Served(AsyncEngine(engine), engine.tokenizer, engine.model_id, engine.context_length)
+    return Load(str(folder), str(find_model(options.draft)) if options.draft else None, config)

@@ -18,7 +18,7 @@ import tokenizers
 from updraft.cloud_engine.engine.request import GenerationRequest, RequestStats, TokenLogprob, TokenOutput
 from updraft.cloud_engine.engine.stats import EngineStats
 from updraft.cloud_engine.node.app import Served, create_node_app
-from updraft.protocol.errors import ContextLengthError, EngineError
+from updraft.protocol.errors import ContextLengthError, EngineDownError, EngineError
 from updraft.protocol.server import exit_with_parent, serve
 from updraft.text.chat import ChatTemplate
 from updraft.text.tokenizer import Tokenizer
@@ -52,8 +52,8 @@ class FakeEngine:
         self._stats = EngineStats()
 
     @property
-    def healthy(self) -> bool:
-        return self.error is None
+    def failure(self) -> EngineDownError | None:
+        return EngineDownError(self.error) if self.error else None
 
     async def start(self) -> None: ...
 
@@ -63,8 +63,8 @@ class FakeEngine:
         return self._stats
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenOutput]:
-        if self.error:
-            raise EngineError(self.error)
+        if self.failure:
+            raise self.failure
         if len(request.prompt_ids) > CONTEXT:
             raise ContextLengthError(f"The prompt has {len(request.prompt_ids)} tokens.", param="messages")
         prompt = self._tokenizer.decode(request.prompt_ids)

@@ -33,6 +33,7 @@ CLOUD_FLOORS = {"models": 1, "engine": 2, "node": 3, "gateway": 0}
 MOST_LINES = 600
 HEAVY = {
     "gateway": ("updraft.cloud_engine.gateway", {"torch", "llama_cpp", "transformers", "sklearn"}),
+    "node": ("updraft.cloud_engine.node", {"torch", "llama_cpp", "transformers", "sklearn", "numpy"}),
     "sdk": ("updraft.sdk", {"torch", "llama_cpp", "transformers", "sklearn"}),
     "router": ("updraft.router", {"torch", "llama_cpp", "transformers", "sklearn"}),
     "cli": ("updraft.cli.main", {"torch", "llama_cpp", "transformers", "sklearn", "onnxruntime", "openai", "numpy"}),

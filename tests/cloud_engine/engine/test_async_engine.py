@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from updraft.cloud_engine.engine.async_engine import FAILURES_TO_GIVE_UP, AsyncEngine
+from updraft.cloud_engine.engine.async_engine import AsyncEngine
 from updraft.cloud_engine.engine.engine import Engine
+from updraft.cloud_engine.engine.loop import FAILURES_TO_GIVE_UP
 from updraft.cloud_engine.engine.request import GenerationRequest
 from updraft.protocol.errors import ContextLengthError, EngineError, InvalidRequestError, OverloadedError
 from updraft.protocol.sampling import SamplingParams
@@ -21,7 +22,7 @@ def with_engine(engine: Engine, scenario: Callable[[AsyncEngine], Awaitable[None
             await asyncio.wait_for(scenario(served), 60)
         finally:
             await served.close()
-        assert not served.healthy
+        assert served.failure is not None
 
     asyncio.run(main())
 
@@ -45,7 +46,7 @@ def test_concurrent_requests_get_their_own_answers(make_engine, make_prompts, as
     expected = [result.token_ids for result in run(make_engine(), requests)]
 
     async def scenario(engine: AsyncEngine) -> None:
-        assert engine.healthy
+        assert engine.failure is None
         assert await asyncio.gather(*(collect(engine, request) for request in requests)) == expected
         assert engine.stats().finished_requests == 12
 
@@ -85,7 +86,7 @@ def test_a_bad_request_fails_alone(make_engine):
         with pytest.raises(InvalidRequestError):
             await collect(engine, GenerationRequest("empty", []))
         assert len(await good) == 190
-        assert engine.healthy
+        assert engine.failure is None
 
     with_engine(make_engine(), scenario)
 
@@ -139,7 +140,7 @@ def test_a_failed_step_loses_its_requests_and_nothing_else(make_engine, ask, run
 
     async def scenario(served: AsyncEngine) -> None:
         await ask_four(served)
-        assert served.healthy
+        assert served.failure is None
         assert served.stats().kv_blocks_used == 0
         assert await asyncio.gather(*(collect(served, request) for request in requests)) == expected
 
@@ -150,8 +151,9 @@ def test_an_engine_that_keeps_failing_is_down(make_engine):
     async def scenario(served: AsyncEngine) -> None:
         for _ in range(FAILURES_TO_GIVE_UP):
             await ask_four(served)
-        assert not served.healthy
-        assert served.error == "RuntimeError: the memory is on fire"
+        assert served.failure is not None
+        assert "(RuntimeError: the memory is on fire)" in served.failure.message
+        assert served.failure.status == 503
         with pytest.raises(EngineError, match="on fire"):
             await collect(served, endless("later"))
 
@@ -189,7 +191,7 @@ def test_a_bug_in_taking_a_request_in_costs_that_request_alone(make_engine, monk
     async def scenario(served: AsyncEngine) -> None:
         with pytest.raises(EngineError, match="ValueError: a bug"):
             await collect(served, endless("poison"))
-        assert served.healthy
+        assert served.failure is None
         assert len(await collect(served, endless("good"))) == 190
 
     with_engine(engine, scenario)

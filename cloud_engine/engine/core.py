@@ -1,0 +1,104 @@
+"""The engine core's process, `python -m ...core FOLDER`: load an engine and run it, over two sockets in FOLDER.
+
+It holds nothing that must be saved, so its life is simple: it ends when its face says so, or is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import zmq
+
+from ...protocol.errors import ConfigurationError, MissingDependencyError, UpdraftError
+from .core_process import COMMANDS, PULSE_S, REPORTS
+from .messages import (
+    Alive,
+    Command,
+    Load,
+    Loading,
+    Ready,
+    Report,
+    decode_command,
+    encode_report,
+    last_words,
+)
+
+if TYPE_CHECKING:
+    from ..models.loader import Progress
+    from .engine import Engine
+
+_LINGER_MS = 1000
+_log = logging.getLogger("updraft.engine")
+
+
+def main(folder: Path) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the whole service, which the face ends in order
+        signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    threading.Thread(target=_show_life, args=(folder,), name="updraft-pulse", daemon=True).start()
+    with zmq.Context() as context, context.socket(zmq.PULL) as commands, context.socket(zmq.PUSH) as reports:
+        commands.bind(f"ipc://{folder / COMMANDS}")
+        reports.sndhwm = 0  # a step never waits for the face
+        reports.linger = _LINGER_MS
+        reports.connect(f"ipc://{folder / REPORTS}")
+
+        def next_command(wait: bool) -> Command | None:
+            return decode_command(commands.recv()) if wait or commands.poll(0) else None
+
+        def report(what: Report) -> None:
+            reports.send(encode_report(what))
+
+        try:
+            from .loop import EngineLoop
+
+            load = next_command(True)
+            assert isinstance(load, Load), "the first command says what to load"
+            engine = _engine(load, lambda done, total: report(Loading(done, total)))
+            report(Ready(engine.model_id, engine.context_length))
+            EngineLoop(engine, next_command, report).run()
+        except BaseException as error:  # noqa: BLE001 - whatever it was, the face tells everyone who waits
+            if not isinstance(error, UpdraftError):
+                _log.exception("The engine core failed.")
+            report(last_words(error))
+
+
+def _engine(load: Load, progress: Progress) -> Engine:
+    """Raises what `Engine.from_folder` raises, MissingDependencyError and ConfigurationError."""
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingDependencyError('A node needs torch: pip install "updraft-llm[cloud]"') from error
+    from .engine import Engine
+
+    device = load.config.device
+    if device.partition(":")[0] not in ("cpu", "cuda"):
+        raise ConfigurationError(f"device must be cpu or cuda, got {device!r}.", param="device")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigurationError("device: torch sees no CUDA device here. Use --device cpu.", param="device")
+    draft = Path(load.draft) if load.draft is not None else None
+    return Engine.from_folder(Path(load.folder), draft=draft, config=load.config, progress=progress)
+
+
+def _show_life(folder: Path) -> None:
+    """Tell the face again and again that this process is alive, and end it with the face.
+
+    Our standard input is a pipe that only the face holds: its end means that the face is gone, however it went.
+    """
+    with zmq.Context() as context, context.socket(zmq.PUSH) as reports:
+        reports.connect(f"ipc://{folder / REPORTS}")
+        while not select.select([sys.stdin.fileno()], [], [], PULSE_S)[0]:
+            reports.send(encode_report(Alive()))
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

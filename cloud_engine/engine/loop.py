@@ -1,0 +1,85 @@
+"""The engine's loop: what was asked is done between steps, and everything that comes of it is reported."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from ...protocol.errors import EngineError, UpdraftError
+from .engine import Engine
+from .messages import Abort, Add, Close, Command, Failed, Report, Stepped
+
+FAILURES_TO_GIVE_UP = 3
+_log = logging.getLogger("updraft.engine")
+
+
+class EngineLoop:
+    """Runs `engine` by the commands that `next_command` brings, until it is told to close.
+
+    `next_command(wait)` returns the next command; without `wait`, None if there is none yet. A failing step takes
+    everything in flight with it: these requests get an EngineError with the cause, and the engine starts afresh.
+    """
+
+    def __init__(
+        self, engine: Engine, next_command: Callable[[bool], Command | None], report: Callable[[Report], None]
+    ) -> None:
+        self._engine = engine
+        self._next_command = next_command
+        self._report = report
+        self._failures = 0  # steps in a row
+
+    def run(self) -> None:
+        """Returns when told to close. Raises what the step raised after which `FAILURES_TO_GIVE_UP` have failed."""
+        self._report(Stepped([], self._engine.stats()))
+        while self._obey_commands():
+            self._step()
+
+    def _obey_commands(self) -> bool:
+        """Carry out what was asked since the last step, and wait until there is work. False: close."""
+        while True:
+            obeyed = 0
+            while command := self._next_command(not (self._engine.has_work or obeyed)):
+                if isinstance(command, Close):
+                    return False
+                self._obey(command)
+                obeyed += 1
+            if obeyed:
+                self._report(Stepped([], self._engine.stats()))
+            if self._engine.has_work:
+                return True
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Add(request):
+                try:
+                    self._engine.add_request(request)
+                except UpdraftError as error:  # this request's own fault; the others go on
+                    self._report(Failed([request.request_id], error))
+                except Exception as error:  # noqa: BLE001 - told to who asked, and the engine lives on
+                    _log.exception("A request could not be taken in.")
+                    self._report(Failed([request.request_id], _failure_of(error, "ask differently")))
+            case Abort(request_id):
+                self._engine.abort(request_id)
+            case _:
+                raise TypeError(f"A running engine takes no {type(command).__name__}.")
+
+    def _step(self) -> None:
+        try:
+            outputs = self._engine.step()
+        except Exception as error:
+            self._failures += 1
+            if self._failures == FAILURES_TO_GIVE_UP:
+                raise
+            _log.exception("A step of the engine failed; its requests are lost, the engine starts afresh.")
+            lost = self._engine.reset()
+            self._report(Stepped([], self._engine.stats()))
+            self._report(Failed(lost, _failure_of(error, "ask again")))
+        else:
+            self._failures = 0
+            self._report(Stepped(outputs, self._engine.stats()))
+
+
+def _failure_of(cause: BaseException, advice: str) -> EngineError:
+    failure = EngineError(f"The engine failed ({type(cause).__name__}: {cause}): {advice}.")
+    failure.__cause__ = cause
+    return failure

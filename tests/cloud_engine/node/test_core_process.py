@@ -1,0 +1,215 @@
+"""The node's two processes as users meet them: what each loads, and what happens when one dies or a client leaves."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from tiny_model import write_model
+
+CONTEXT = 8192
+ENDLESS = {"prompt": "Once", "max_tokens": 8000, "temperature": 0}
+
+
+@dataclass
+class Node:
+    url: str
+    face: subprocess.Popen[str]
+
+    @property
+    def core(self) -> psutil.Process:
+        (core,) = psutil.Process(self.face.pid).children()
+        return core
+
+    def post(self, **body: Any) -> httpx.Response:
+        return httpx.post(f"{self.url}/v1/completions", json={"model": "tiny", **body}, timeout=60)
+
+    def stream(self, **body: Any) -> AbstractContextManager[httpx.Response]:
+        body = {"model": "tiny", "stream": True, **body}
+        return httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=60)
+
+    def metric(self, name: str) -> float:
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith(f"updraft_engine_{name} "))
+
+    def health(self) -> httpx.Response:
+        return httpx.get(f"{self.url}/health")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "tiny", 0, context=CONTEXT)
+
+
+Start = Callable[..., AbstractContextManager[Node]]
+
+
+@pytest.fixture(scope="module")
+def started(folder: Path, spawned: Any) -> Start:
+    @contextmanager
+    def start(*flags: str) -> Iterator[Node]:
+        command = ("-m", "updraft.cloud_engine.node", "--model", str(folder), "--threads", "1")
+        with spawned(*command, "--exit-with-parent", *flags) as process:
+            yield Node(process.url, process.popen)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def node(started: Start) -> Iterator[Node]:
+    """Serves one request at a time, by 16 tokens a step."""
+    with started("--max-batch-size", "1", "--token-budget", "16") as node:
+        yield node
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> float:
+    """Seconds until `condition` held."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < timeout_s
+        time.sleep(0.002)
+    return time.monotonic() - started
+
+
+def libraries(process: psutil.Process) -> set[str]:
+    return {Path(mapped.path).name for mapped in process.memory_maps()}
+
+
+def test_only_the_core_loads_torch(node: Node) -> None:
+    assert node.post(prompt="Hello", max_tokens=4).status_code == 200
+    loaded = [any("torch" in name for name in libraries(psutil.Process(pid))) for pid in (node.face.pid, node.core.pid)]
+    assert loaded == [False, True]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_while_decoding_frees_the_engine(node: Node, stream: bool) -> None:
+    with leaving_client(node, {**ENDLESS, "stream": stream}):
+        wait_for(lambda: node.metric("running") == 1)
+        tokens = node.metric("generated_tokens_total")
+        wait_for(lambda: node.metric("generated_tokens_total") > tokens + 10)
+    assert wait_for(lambda: node.metric("running") == 0) < 0.25
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_during_its_prompt_frees_the_engine(node: Node, stream: bool) -> None:
+    tokens = node.metric("generated_tokens_total")
+    prompt = f"{time.monotonic()}" * 500  # nothing of it is cached
+    with leaving_client(node, {**ENDLESS, "prompt": prompt[:8000], "max_tokens": 10, "stream": stream}):
+        wait_for(lambda: node.metric("kv_blocks_used") >= 20)
+        assert node.metric("running") == 1
+    assert wait_for(lambda: node.metric("running") == 0) < 0.25
+    assert node.metric("generated_tokens_total") == tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_the_queue_is_forgotten(node: Node, stream: bool) -> None:
+    with leaving_client(node, {**ENDLESS, "stream": True}):
+        wait_for(lambda: node.metric("running") == 1)
+        with leaving_client(node, {**ENDLESS, "stream": stream}):
+            wait_for(lambda: node.metric("waiting") == 1)
+        assert wait_for(lambda: node.metric("waiting") == 0) < 0.25
+        assert node.metric("running") == 1
+    wait_for(lambda: node.metric("running") == 0)
+
+
+@contextmanager
+def leaving_client(node: Node, body: dict[str, Any]) -> Iterator[None]:
+    """A client that has sent its request, and closes its connection at the end of the block."""
+    host, port = node.url.removeprefix("http://").split(":")
+    data = json.dumps({"model": "tiny", **body}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(head.encode() + data)
+        yield
+
+
+def test_a_killed_core_is_told_to_everyone(started: Start) -> None:
+    with (
+        started("--max-batch-size", "2") as node,
+        concurrent.futures.ThreadPoolExecutor() as pool,
+        node.stream(**ENDLESS) as first,
+        node.stream(**ENDLESS) as second,
+    ):
+        whole, queued = (pool.submit(node.post, **ENDLESS, n=n) for n in (1, 2))
+        wait_for(lambda: node.metric("waiting") == 2)
+        node.core.kill()
+        assert wait_for(lambda: node.health().status_code == 503) < 1
+        error = node.health().json()["error"]
+        assert (error["type"], error["code"]) == ("engine_error", "engine_down")
+        assert "SIGKILL" in error["message"]
+        for response in (first, second):
+            assert response.status_code == 200
+            last = [line for line in response.iter_lines() if line][-1]
+            assert json.loads(last.removeprefix("data: "))["error"] == error
+        for response in (whole.result(), queued.result(), node.post(**ENDLESS)):
+            assert response.status_code == 503
+            assert response.headers["retry-after"] == "1"
+            assert response.json()["error"] == error
+        assert node.metric("healthy") == node.metric("running") == 0
+        node.face.send_signal(signal.SIGTERM)
+        assert node.face.wait(10) == 0
+
+
+def test_a_restarted_core_serves_again(started: Start) -> None:
+    with started("--restart") as node:
+        before = node.post(prompt="Hello", max_tokens=10, temperature=0).json()["choices"]
+        node.core.kill()
+        assert wait_for(lambda: node.health().status_code == 503) < 1
+        assert node.health().json()["error"]["code"] == "engine_restarting"
+        refused = node.post(**ENDLESS)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_restarting")
+        wait_for(lambda: node.health().status_code == 200)
+        assert node.post(prompt="Hello", max_tokens=10, temperature=0).json()["choices"] == before
+        assert node.metric("restarts_total") == 1
+
+
+def test_a_core_does_not_outlive_its_face(started: Start) -> None:
+    with started() as node, node.stream(**ENDLESS):
+        core = node.core
+        sockets = Path(core.cmdline()[-1])
+        assert sockets.stat().st_mode & 0o777 == 0o700
+        node.face.kill()
+        wait_for(lambda: not core.is_running() or core.status() == psutil.STATUS_ZOMBIE, 3)
+        assert not sockets.exists()
+
+
+def test_sigterm_lets_requests_finish(started: Start) -> None:
+    with started() as node, httpx.Client(base_url=node.url) as client:
+        core = node.core
+        with node.stream(**{**ENDLESS, "max_tokens": 1500}) as response:
+            lines = response.iter_lines()
+            next(lines)
+            node.face.send_signal(signal.SIGTERM)
+            wait_for(lambda: client.get("/health").status_code == 503)
+            refused = client.post("/v1/completions", json={"model": "tiny", **ENDLESS})
+            for answer in (refused, client.get("/health")):
+                assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
+                assert answer.headers["retry-after"] == "1"
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert node.face.wait(10) == 0
+        assert not core.is_running()
+
+
+def test_what_the_drain_s_deadline_finds_gets_a_typed_error(started: Start) -> None:
+    with started("--drain-seconds", "0.3") as node, concurrent.futures.ThreadPoolExecutor() as pool:
+        with node.stream(**ENDLESS) as response:
+            whole = pool.submit(node.post, **ENDLESS)
+            wait_for(lambda: node.metric("running") == 2)
+            node.face.send_signal(signal.SIGTERM)
+            last = [line for line in response.iter_lines() if line][-1]
+            assert json.loads(last.removeprefix("data: "))["error"]["type"] == "overloaded_error"
+        assert whole.result().status_code == 503
+        assert whole.result().json()["error"]["type"] == "overloaded_error"
+        assert node.face.wait(5) == 0
