@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from ...text.tokenizer import Tokenizer
 from ..models.decoder import Decoder
 from ..models.loader import Progress
 from .config import EngineConfig
-from .kv_cache import KVCacheManager
+from .kv_cache import KVCacheManager, Window
 from .prediction import PredictionCursor
 from .request import FinishReason, GenerationRequest, RequestState, TokenLogprob, TokenOutput
 from .runner import Chunk, Runner, block_bytes
@@ -48,6 +49,7 @@ class Engine:
         self._runner = Runner(model, num_blocks, config.block_size)
         self._draft = DraftModel(draft, model, num_blocks, config.block_size) if draft is not None else None
         self._num_blocks = num_blocks
+        self._window = _window([model, draft] if draft is not None else [model], config)
         self._cache, self._scheduler = self._fresh_schedule()
         self._requests: dict[str, list[RequestState]] = {}  # the answers of each that are not finished
         self._seeds = random.Random(config.seed)
@@ -128,21 +130,24 @@ class Engine:
     def stats(self) -> EngineStats:
         running = self._scheduler.running
         pool = self._cache.pool
-        allocated = sum(len(state.block_table) for state in running) * self.config.block_size
         return replace(
             self._counters,
             running=len(running),
             waiting=len(self._scheduler.waiting),
             kv_blocks_used=pool.num_used,
             kv_blocks_total=pool.num_blocks,
-            kv_slots_wasted=allocated - sum(state.num_computed_tokens for state in running),
+            kv_slots_wasted=self._cache.num_wasted_slots(running),
             preemptions=self._scheduler.num_preemptions,
         )
 
     def _fresh_schedule(self) -> tuple[KVCacheManager, Scheduler]:
         config, has_draft = self.config, self._draft is not None
         cache = KVCacheManager(
-            self._num_blocks, config.block_size, prefix_caching=config.prefix_caching, has_draft=has_draft
+            self._num_blocks,
+            config.block_size,
+            prefix_caching=config.prefix_caching,
+            has_draft=has_draft,
+            window=self._window,
         )
         return cache, Scheduler(config, cache, num_draft_tokens=config.num_draft_tokens if has_draft else 0)
 
@@ -293,6 +298,13 @@ def _agreement(draft_ids: list[int], sampled: list[int]) -> int:
         if token != sampled[index]:
             return index
     return len(draft_ids)
+
+
+def _window(models: Sequence[Decoder], config: EngineConfig) -> Window | None:
+    """Of all models that share the block tables; None if one of them looks back to the start."""
+    reaches = [model.config.reach for model in models]
+    known = [reach for reach in reaches if reach is not None]
+    return Window(max(known), config.token_budget) if len(known) == len(reaches) else None
 
 
 def _default_num_blocks(model: Decoder, config: EngineConfig) -> int:

@@ -78,7 +78,7 @@ class Scheduler:
 
     def fits(self, num_tokens: int) -> bool:
         """Whether a request of this many tokens, prompt and output together, can ever be served by the pool."""
-        return self._cache.blocks_for(num_tokens) <= self._cache.pool.num_blocks
+        return self._cache.most_blocks_for(num_tokens) <= self._cache.pool.num_blocks
 
     def add(self, state: RequestState) -> None:
         """Queue a request. Raises OverloadedError when the queue is full."""
@@ -89,6 +89,8 @@ class Scheduler:
 
     def schedule(self) -> list[ScheduledRequest]:
         """The next step: running requests first, then new ones, then drafts with whatever budget is left."""
+        for state in self.running:
+            self._cache.release_out_of_reach(state)
         if self._config.policy == "priority":
             self._yield_to_priority()
         self._admit_ahead()
@@ -123,18 +125,18 @@ class Scheduler:
         index = 0
         while index < len(self.running):
             state = self.running[index]
-            if not self._make_room(state):
-                break  # it gave itself up, and it was the last
             behind = self.running[index + 1 :]
             num_tokens = min(len(state.token_ids) - state.num_computed_tokens, budget - len(behind))
+            if not self._make_room(state, num_tokens):
+                break  # it gave itself up, and it was the last
             batch.append(ScheduledRequest(state, state.num_computed_tokens, num_tokens))
             budget -= num_tokens
             index += 1
         return batch
 
-    def _make_room(self, state: RequestState) -> bool:
-        """Blocks for all known tokens, at the cost of later arrivals. False: the request itself had to go."""
-        while not self._cache.grow(state, len(state.token_ids)):
+    def _make_room(self, state: RequestState, num_tokens: int) -> bool:
+        """Blocks for the next `num_tokens`, at the cost of later arrivals. False: the request itself had to go."""
+        while not self._cache.grow(state, state.num_computed_tokens + num_tokens):
             if self._preempt_last() is state:
                 return False
         return True

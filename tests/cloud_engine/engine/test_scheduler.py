@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from updraft.cloud_engine.engine.block_pool import BlockPool
 from updraft.cloud_engine.engine.config import EngineConfig, Policy
-from updraft.cloud_engine.engine.kv_cache import KVCacheManager
+from updraft.cloud_engine.engine.kv_cache import NO_BLOCK, KVCacheManager, Window
 from updraft.cloud_engine.engine.prediction import PredictionCursor
 from updraft.cloud_engine.engine.request import GenerationRequest, RequestState
 from updraft.cloud_engine.engine.scheduler import ScheduledRequest, Scheduler
@@ -35,10 +35,12 @@ class Simulation(RuleBasedStateMachine):
     """An engine without a model. `memory` stands for the KV tensors: which token was last written into each slot."""
 
     policy: Policy = "fcfs"
+    window: Window | None = None
+    num_blocks = BLOCKS
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = KVCacheManager(BLOCKS, BLOCK)
+        self.cache = KVCacheManager(self.num_blocks, BLOCK, window=self.window)
         config = EngineConfig(
             block_size=BLOCK,
             max_batch_size=BATCH,
@@ -117,7 +119,10 @@ class Simulation(RuleBasedStateMachine):
 
     def check_reads(self, item: ScheduledRequest) -> None:
         state = item.state
+        oldest = max(0, item.start - self.window.num_tokens + 1) if self.window else 0
         for position, token in enumerate(state.token_ids[: item.start + item.num_tokens]):
+            if position < oldest:
+                continue
             slot = state.block_table[position // BLOCK] * BLOCK + position % BLOCK
             assert self.memory[slot] == token, "a request reads what is not its own"
             assert self.salts[slot // BLOCK] == state.request.cache_salt, "a tenant reads another's block"
@@ -160,12 +165,14 @@ class Simulation(RuleBasedStateMachine):
     @invariant()
     def every_block_is_accounted_for(self) -> None:
         pool = self.cache.pool
-        held = Counter(block for state in self.scheduler.running for block in state.block_table)
-        assert all(pool.references(block) == held[block] for block in range(BLOCKS))
+        running = self.scheduler.running
+        held = Counter(block for state in running for block in state.block_table if block != NO_BLOCK)
+        assert all(pool.references(block) == held[block] for block in range(self.num_blocks))
         assert pool.num_used == len(held)
         assert not any(state.block_table for state in self.scheduler.waiting)
         for state in self.scheduler.running:
-            assert len(set(state.block_table)) == len(state.block_table)
+            blocks = [block for block in state.block_table if block != NO_BLOCK]
+            assert len(set(blocks)) == len(blocks) <= self.cache.most_blocks_for(len(state.token_ids))
             needed, most = (self.cache.blocks_for(n) for n in (state.num_computed_tokens, len(state.token_ids)))
             assert needed <= len(state.block_table) <= most
 
@@ -186,12 +193,20 @@ class ShortestPrefillSimulation(Simulation):
     policy: Policy = "shortest-prefill"
 
 
+class WindowSimulation(Simulation):
+    """Requests of up to 36 tokens in a pool for 28: only the blocks in reach are ever held."""
+
+    window = Window(6, BUDGET)
+    num_blocks = 7
+
+
 SETTINGS = settings(max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
-for simulation in (Simulation, PrioritySimulation, ShortestPrefillSimulation):
+for simulation in (Simulation, PrioritySimulation, ShortestPrefillSimulation, WindowSimulation):
     simulation.TestCase.settings = SETTINGS
 TestSimulation = Simulation.TestCase
 TestPrioritySimulation = PrioritySimulation.TestCase
 TestShortestPrefillSimulation = ShortestPrefillSimulation.TestCase
+TestWindowSimulation = WindowSimulation.TestCase
 
 
 def test_the_pool_reuses_the_least_recently_released_block_and_forgets_its_content() -> None:
@@ -214,6 +229,36 @@ def test_the_pool_refuses_a_double_release() -> None:
     pool.release(block)
     with pytest.raises(ValueError, match="released more often"):
         pool.release(block)
+
+
+def test_a_block_that_a_fork_filled_and_left_is_not_found_once_it_is_written_again() -> None:
+    cache = KVCacheManager(4, BLOCK)
+    parent, child = make_state("parent", [1, 1], 9), make_state("child", [1, 1], 9)
+    assert cache.admit(parent)
+    parent.num_computed_tokens = child.num_computed_tokens = 2
+    cache.fork(parent, child)
+    parent.token_ids += [0, 0, 0]  # two accepted drafts fill the block that both have
+    parent.num_computed_tokens = 4
+    cache.register(parent)
+    cache.free(parent)
+    child.token_ids += [1]
+    assert cache.grow(child, 3)
+    late = make_state("late", [1, 1, 0, 0, 1], 9)
+    assert cache.admit(late)
+    assert late.num_computed_tokens == 0
+
+
+def test_shared_slots_are_wasted_once() -> None:
+    cache = KVCacheManager(9, BLOCK)
+    parent, child = make_state("parent", [1] * 6, 9), make_state("child", [1] * 6, 9)
+    assert cache.admit(parent)
+    assert cache.num_wasted_slots([parent]) == 8
+    parent.num_computed_tokens = child.num_computed_tokens = 6
+    cache.fork(parent, child)
+    assert cache.num_wasted_slots([parent, child]) == 2
+    parent.token_ids += [0]
+    assert cache.grow(parent, 7)
+    assert cache.num_wasted_slots([parent, child]) == 4
 
 
 def test_decodes_go_on_while_a_long_prompt_is_prefilled() -> None:
