@@ -164,7 +164,8 @@ class KVCacheManager:
         full = self._num_settled(state) // self.block_size
         self._hash_up_to(state, full)
         for index in range(state.num_registered_blocks, full):
-            self.pool.register(state.block_table[index], state.block_hashes[index])
+            if state.block_table[index] != NO_BLOCK:
+                self.pool.register(state.block_table[index], state.block_hashes[index])
         state.num_registered_blocks = max(full, state.num_registered_blocks)
 
     def free(self, state: RequestState) -> None:
@@ -191,7 +192,7 @@ class KVCacheManager:
         """The blocks of the longest cached prefix: of those that the next query can see, all must be there."""
         if not self._prefix_caching:
             return []
-        end = (len(state.token_ids) - 1) // self.block_size
+        end = state.num_skippable_tokens // self.block_size
         self._hash_up_to(state, end)
         found = [self.pool.lookup(content_hash) for content_hash in state.block_hashes[:end]]
         blocks: list[int] = []  # from `index` to `end`

@@ -10,18 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from updraft.cloud_engine.engine.beam_search import BeamSearch
 from updraft.cloud_engine.engine.block_pool import BlockPool
 from updraft.cloud_engine.engine.config import EngineConfig, Policy
 from updraft.cloud_engine.engine.kv_cache import NO_BLOCK, KVCacheManager, Window
 from updraft.cloud_engine.engine.prediction import PredictionCursor
-from updraft.cloud_engine.engine.request import GenerationRequest, RequestState
+from updraft.cloud_engine.engine.request import BeamParams, GenerationRequest, RequestState
 from updraft.cloud_engine.engine.scheduler import ScheduledRequest, Scheduler
 from updraft.protocol.errors import ConfigurationError, OverloadedError
 
 BLOCK, BLOCKS, BUDGET, BATCH, WAITING = 4, 10, 12, 4, 5
+BEAM_VOCABULARY = 8
 
 
 def make_state(
@@ -52,7 +55,9 @@ class Simulation(RuleBasedStateMachine):
         self.scheduler = Scheduler(config, self.cache, num_draft_tokens=3)
         self.memory: dict[int, int] = {}
         self.salts: dict[int, str] = {}
+        self.searches: dict[str, BeamSearch] = {}
         self.random = random.Random(0)
+        self.logits = torch.Generator().manual_seed(0)
         self.names = 0
         self.now = 0.0
 
@@ -82,6 +87,17 @@ class Simulation(RuleBasedStateMachine):
         except OverloadedError:
             assert full
 
+    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9), output=st.integers(1, 8), width=st.integers(2, 3))
+    def add_beams(self, prompt: list[int], output: int, width: int) -> None:
+        if not self.scheduler.fits(len(prompt) + output, width) or len(self.scheduler.waiting) >= WAITING:
+            return
+        self.names += 1
+        self.now += 0.1
+        state = make_state(str(self.names), prompt, output, beam=BeamParams(width))
+        state.arrived, state.unforked, state.end_ids = self.now, width - 1, frozenset([BEAM_VOCABULARY - 1])
+        self.scheduler.add(state)
+        self.searches[state.request_id] = BeamSearch(state, BeamParams(width), self.scheduler, self.cache)
+
     @precondition(lambda self: self.scheduler.requests())
     @rule()
     def step(self) -> None:
@@ -104,10 +120,15 @@ class Simulation(RuleBasedStateMachine):
             self.write(item)
         for item in batch:
             self.check_reads(item)
-            self.advance(item)
+        for item in batch:
+            if item.state.request_id not in self.searches:
+                self.advance(item)
+        for request_id in {item.state.request_id for item in batch} & set(self.searches):
+            self.advance_beams(request_id, [item for item in batch if item.state.request_id == request_id])
         group = [state for state in before if state.request_id == first]
         moved = [(len(state.token_ids), state.num_computed_tokens) > before[state] for state in group]
-        assert any(moved), "the first always moves"
+        gone = not any(state.request_id == first for state in self.scheduler.requests())
+        assert gone or any(moved), "the first always moves"
 
     def write(self, item: ScheduledRequest) -> None:
         known = item.state.token_ids[item.start : item.start + item.num_tokens]
@@ -147,6 +168,15 @@ class Simulation(RuleBasedStateMachine):
             assert state.num_remaining_tokens > 0
             self.cache.trim(state)
 
+    def advance_beams(self, request_id: str, items: list[ScheduledRequest]) -> None:
+        search = self.searches[request_id]
+        assert {item.state for item in items} == set(search.states), "beams run together"
+        rows = [torch.randn((item.num_samples, BEAM_VOCABULARY), generator=self.logits) for item in items]
+        if search.advance(list(zip(items, rows, strict=True))):
+            for state in search.states:
+                self.scheduler.remove(state)
+            del self.searches[request_id]
+
     def branch_off(self, parent: RequestState) -> None:
         self.names += 1
         child = make_state(str(self.names), parent.request.prompt_ids, parent.max_tokens)
@@ -160,7 +190,10 @@ class Simulation(RuleBasedStateMachine):
     @precondition(lambda self: self.scheduler.requests())
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
-        self.scheduler.remove(data.draw(st.sampled_from(self.scheduler.requests())))
+        state = data.draw(st.sampled_from(self.scheduler.requests()))
+        search = self.searches.pop(state.request_id, None)
+        for dropped in search.states if search else [state]:
+            self.scheduler.remove(dropped)
 
     @invariant()
     def every_block_is_accounted_for(self) -> None:
