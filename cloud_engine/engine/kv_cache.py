@@ -67,8 +67,9 @@ class KVCacheManager:
     def admit(self, state: RequestState) -> bool:
         """Give a request blocks for its known tokens, cached ones first, or nothing at all.
 
-        For all of them, or for the first chunk of them where there is a window. On success `num_computed_tokens` covers
-        the cached prefix. The last known token is always computed anew: its logits are needed.
+        For all of them, or for the first chunk of them where there is a window; there must be room for what they will
+        hold at most. On success `num_computed_tokens` covers the cached prefix. The last known token is always computed
+        anew: its logits are needed.
         """
         cached = self._cached_prefix(state)
         if not self._has_room(state, cached):
@@ -86,8 +87,10 @@ class KVCacheManager:
         return self._has_room(state, self._cached_prefix(state))
 
     def _has_room(self, state: RequestState, cached: list[int]) -> bool:
-        missing = self._blocks_to_start(state, cached) - len(cached)
-        revived = sum(self.pool.references(block) == 0 for block in _held(cached))
+        held = list(_held(cached))
+        to_start = self._blocks_to_start(state, cached) - len(cached)
+        missing = max(to_start, self.most_blocks_for(len(state.token_ids)) - len(held))
+        revived = sum(self.pool.references(block) == 0 for block in held)
         return missing + revived <= self.pool.num_free
 
     def _blocks_to_start(self, state: RequestState, cached: list[int]) -> int:

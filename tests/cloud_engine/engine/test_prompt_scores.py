@@ -72,7 +72,7 @@ def test_scores_are_those_of_transformers(reference, make_scoring, ask, run, con
 
 
 def test_a_preempted_request_scores_every_token_once(reference, make_scoring, ask) -> None:
-    engine = make_scoring(token_budget=16, block_size=4, num_blocks=28, policy="priority")
+    engine = make_scoring(token_budget=16, block_size=4, num_blocks=12, policy="priority")
     request = replace(ask([PROMPTS[5]], prompt_logprobs=0)[0], priority=5)
     urgent = replace(ask([PROMPTS[4]], max_tokens=20)[0], request_id="urgent")
     scores: list[Any] = []
