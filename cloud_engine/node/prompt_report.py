@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ...protocol.responses import ChatCompletion, PromptToken, TextChoice, TextCompletion, TextLogprobs, Usage
+from ...text.detokenize import IncrementalDetokenizer
 from ...text.tokenizer import Tokenizer
 from .answer import Piece
 from .formats import AnswerFormat
@@ -112,10 +113,11 @@ class PromptReport:
             logprobs.append(score.logprob)
             top = {self._text_of(other): logprob for other, logprob in score.top}
             top_logprobs.append({**top, self._text_of(token_id): score.logprob})
+        detokenizer = IncrementalDetokenizer(self.tokenizer.token_bytes)
         offsets, offset = list[int](), 0
-        for token_id, token in zip(token_ids, tokens, strict=True):
+        for token_id in token_ids:  # special tokens are no text, and a character may be of several tokens
             offsets.append(offset)
-            offset += len(token) if self.tokenizer.token_bytes(token_id) else 0  # special tokens are no text
+            offset += len(detokenizer.push(token_id))
         return TextLogprobs(tokens=tokens, token_logprobs=logprobs, top_logprobs=top_logprobs, text_offset=offsets)
 
     def _text_of(self, token_id: int) -> str:
