@@ -39,11 +39,12 @@ class Simulation(RuleBasedStateMachine):
 
     policy: Policy = "fcfs"
     window: Window | None = None
+    has_draft = False
     num_blocks = BLOCKS
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = KVCacheManager(self.num_blocks, BLOCK, window=self.window)
+        self.cache = KVCacheManager(self.num_blocks, BLOCK, window=self.window, has_draft=self.has_draft)
         config = EngineConfig(
             block_size=BLOCK,
             max_batch_size=BATCH,
@@ -116,6 +117,7 @@ class Simulation(RuleBasedStateMachine):
         assert self.policy != "fcfs" or first == oldest.request_id
         assert self.scheduler.running == sorted(self.scheduler.running, key=lambda state: state.order)
         for item in batch:
+            self.follow_with_draft(item)
             item.draft_ids = item.draft_ids or [self.random.randrange(2) for _ in range(item.num_model_drafts)]
             self.write(item)
         for item in batch:
@@ -129,6 +131,15 @@ class Simulation(RuleBasedStateMachine):
         moved = [(len(state.token_ids), state.num_computed_tokens) > before[state] for state in group]
         gone = not any(state.request_id == first for state in self.scheduler.requests())
         assert gone or any(moved), "the first always moves"
+
+    def follow_with_draft(self, item: ScheduledRequest) -> None:
+        """The draft model computes what it has not seen, over the same blocks, behind the target by a prediction."""
+        state = item.state
+        if self.has_draft and self.window:
+            first = max(0, state.num_draft_computed_tokens - self.window.num_tokens + 1) // BLOCK
+            end = self.cache.blocks_for(item.start + item.num_tokens)
+            assert NO_BLOCK not in state.block_table[first:end], "the draft model's window is gone"
+        state.num_draft_computed_tokens = item.start + item.num_tokens
 
     def write(self, item: ScheduledRequest) -> None:
         known = item.state.token_ids[item.start : item.start + item.num_tokens]
@@ -158,6 +169,7 @@ class Simulation(RuleBasedStateMachine):
             self.branch_off(state)
         accepted = self.random.randint(0, len(item.draft_ids))
         state.num_computed_tokens = len(state.token_ids) + accepted
+        state.num_draft_computed_tokens = min(state.num_draft_computed_tokens, state.num_computed_tokens)
         new = [*item.draft_ids[:accepted], self.random.randrange(2)]
         state.token_ids.extend(new)
         state.prediction.advance(state.token_ids, len(new), len(item.draft_ids))
@@ -181,7 +193,7 @@ class Simulation(RuleBasedStateMachine):
         self.names += 1
         child = make_state(str(self.names), parent.request.prompt_ids, parent.max_tokens)
         child.request = parent.request
-        child.num_computed_tokens = len(parent.token_ids)
+        child.num_computed_tokens = child.num_draft_computed_tokens = len(parent.token_ids)
         self.scheduler.fork(parent, child)
         child.token_ids = [*parent.token_ids, self.random.randrange(2)]
         if child.num_remaining_tokens == 0:
@@ -233,13 +245,19 @@ class WindowSimulation(Simulation):
     num_blocks = 7
 
 
+class DraftWindowSimulation(WindowSimulation):
+    has_draft = True
+    num_blocks = 9
+
+
 SETTINGS = settings(max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
-for simulation in (Simulation, PrioritySimulation, ShortestPrefillSimulation, WindowSimulation):
+for simulation in (Simulation, PrioritySimulation, ShortestPrefillSimulation, WindowSimulation, DraftWindowSimulation):
     simulation.TestCase.settings = SETTINGS
 TestSimulation = Simulation.TestCase
 TestPrioritySimulation = PrioritySimulation.TestCase
 TestShortestPrefillSimulation = ShortestPrefillSimulation.TestCase
 TestWindowSimulation = WindowSimulation.TestCase
+TestDraftWindowSimulation = DraftWindowSimulation.TestCase
 
 
 def test_the_pool_reuses_the_least_recently_released_block_and_forgets_its_content() -> None:

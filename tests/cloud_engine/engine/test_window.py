@@ -112,6 +112,14 @@ def test_what_cannot_fit_is_refused(make_windowed, ask) -> None:
         make_windowed(num_blocks=3, token_budget=32).add_request(ask([random_tokens(90)])[0])
 
 
+def test_a_draft_model_without_a_window_keeps_all_blocks(make_windowed, draft, ask) -> None:
+    engine = make_windowed(draft)
+    engine.add_request(ask([random_tokens(130)])[0])
+    engine.step()
+    engine.step()
+    assert engine.stats().kv_blocks_used == 9
+
+
 def test_one_layer_that_sees_everything_keeps_all_blocks(tmp_path, ask) -> None:
     reference = reference_model(
         "Gemma3",
