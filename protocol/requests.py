@@ -6,6 +6,7 @@ value that changes nothing; anything else is an `UnsupportedFeatureError` naming
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -64,7 +65,12 @@ class UpdraftOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`priority` (lower goes first) and `cache_salt` (who shares cached prefixes) are for the cloud alone."""
+    """What both kinds of requests may ask.
+
+    For the cloud alone: `priority` (lower goes first), `cache_salt` (who shares cached prefixes), `prompt_logprobs`
+    (alternatives per token of the prompt), `best_of` (answers to choose `n` from), and `use_beam_search`, with as many
+    beams as `best_of` or `n` says, ranked by log-probability / length ** `length_penalty`.
+    """
 
     model: str
     stream: bool = False
@@ -82,6 +88,10 @@ class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     n: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool = False
+    length_penalty: float | None = None
+    prompt_logprobs: int | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
@@ -89,6 +99,15 @@ class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     updraft: UpdraftOptions | None = None
+
+    @property
+    def num_answers(self) -> int:
+        return 1 if self.n is None else self.n
+
+    @property
+    def num_candidates(self) -> int:
+        """Answers or beams to choose the answers from."""
+        return self.num_answers if self.best_of is None else self.best_of
 
 
 class ChatRequest(_Shared, kw_only=True):
@@ -127,11 +146,13 @@ class CompletionRequest(_Shared, kw_only=True):
     prompt: str
     logprobs: int | None = None
     echo: bool = False
-    best_of: int | None = None
     suffix: str | None = None
 
     def sampling(self) -> SamplingParams:
-        return _sampling(self, self.max_tokens if self.max_tokens is not None else 16, self.logprobs)
+        params = _sampling(self, self.max_tokens if self.max_tokens is not None else 16, self.logprobs)
+        if not self.echo or self.logprobs is None:
+            return params
+        return replace(params, prompt_logprobs=max(self.logprobs, self.prompt_logprobs or 0))
 
 
 R = TypeVar("R")
@@ -163,8 +184,6 @@ def parse_chat(body: bytes) -> ChatRequest:
 def parse_completion(body: bytes) -> CompletionRequest:
     """Decode and check a text completion request. Raises InvalidRequestError or UnsupportedFeatureError."""
     request = decode(body, CompletionRequest)
-    _refuse_unless(request.best_of in (None, 1), "best_of")
-    _refuse_unless(not request.echo, "echo")
     _refuse(request, "suffix")
     _check_shared(request)
     return request
@@ -194,11 +213,28 @@ def _param_of(message: str) -> str | None:
 def _check_shared(request: ChatRequest | CompletionRequest) -> None:
     if request.n is not None and request.n < 1:
         raise InvalidRequestError(f"n must be at least 1, got {request.n}.", param="n", code="invalid_value")
+    _check_candidates(request)
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError("stream_options needs stream=true.", param="stream_options", code="invalid_value")
     if request.updraft is not None and request.updraft.quality is not None and not 0 < request.updraft.quality <= 1:
         raise InvalidRequestError("updraft.quality must be above 0 and at most 1.", param="updraft.quality")
     request.sampling()
+
+
+def _check_candidates(request: ChatRequest | CompletionRequest) -> None:
+    """What is known only at the end cannot be streamed, and what has no effect is not asked for."""
+    chosen = request.num_candidates > request.num_answers
+    faults = [
+        ("best_of", request.num_candidates < request.num_answers, "it must be at least n"),
+        ("best_of", chosen and request.stream, "answers are chosen at their end: leave out stream or best_of"),
+        ("use_beam_search", request.use_beam_search and request.stream, "beams cannot be streamed: leave out stream"),
+        ("prompt_logprobs", request.prompt_logprobs is not None and request.stream, "they cannot be streamed"),
+        ("length_penalty", request.length_penalty is not None and not request.use_beam_search, "it is for beam search"),
+        ("length_penalty", not -10 <= (request.length_penalty or 0.0) <= 10, "it must be between -10 and 10"),
+    ]
+    for param, wrong, why in faults:
+        if wrong:
+            raise InvalidRequestError(f"{param}: {why}.", param=param, code="invalid_value")
 
 
 def _refuse(request: msgspec.Struct, *fields: str) -> None:
@@ -230,6 +266,7 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int | None, 
         seed=request.seed,
         stop=() if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
         logprobs=logprobs,
+        prompt_logprobs=request.prompt_logprobs,
     )
 
 

@@ -112,6 +112,14 @@ class AssistantMessage(msgspec.Struct):
     refusal: None = None
 
 
+class PromptToken(msgspec.Struct):
+    """A token that stands, or could have stood, at a place of the prompt (vLLM's shape). `rank`: 1 is the likeliest."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
 class ChatChoice(msgspec.Struct):
     message: AssistantMessage
     finish_reason: FinishReason
@@ -126,6 +134,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     usage: Usage
     created: int = msgspec.field(default_factory=lambda: int(time.time()))
     object: Literal["chat.completion"] = "chat.completion"
+    prompt_logprobs: list[dict[str, PromptToken] | None] | UnsetType = UNSET
     updraft: UpdraftInfo | UnsetType = UNSET
 
 
@@ -155,8 +164,8 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
 
 class TextLogprobs(msgspec.Struct, kw_only=True):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -165,6 +174,7 @@ class TextChoice(msgspec.Struct):
     finish_reason: FinishReason | None = None
     index: int = 0
     logprobs: TextLogprobs | None = None
+    prompt_logprobs: list[dict[str, PromptToken] | None] | UnsetType = UNSET
 
 
 class TextCompletion(msgspec.Struct, kw_only=True):

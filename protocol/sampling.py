@@ -22,7 +22,8 @@ class SamplingParams:
     the temperature. Before all of that logits are changed: `repetition_penalty` (1 is off) divides positive and
     multiplies negative logits of tokens in prompt or answer (Keskar et al. 2019), `frequency_penalty` and
     `presence_penalty` are OpenAI's, over the answer alone, `logit_bias` is added. `logprobs` is how many alternatives
-    to report per token (0: only the chosen token; None: nothing), always from the raw distribution, before any of this.
+    to report per token (0: only the chosen token; None: nothing), always from the raw distribution, before any of this,
+    and `prompt_logprobs` the same for the tokens of the prompt.
 
     `max_tokens` None fills the context window. `stop_token_ids` end the answer like the model's own end, which
     `ignore_eos` takes away. Before `min_tokens` nothing ends it: not these tokens, no stop string.
@@ -44,6 +45,7 @@ class SamplingParams:
     min_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _check(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "at least 1", self.max_tokens)
@@ -72,6 +74,8 @@ class SamplingParams:
             self.min_tokens,
         )
         _check(self.logprobs is None or 0 <= self.logprobs <= 20, "top_logprobs", "between 0 and 20", self.logprobs)
+        asked = self.prompt_logprobs
+        _check(asked is None or 0 <= asked <= 20, "prompt_logprobs", "between 0 and 20", asked)
         _check(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "a 64-bit integer", self.seed)
 
     @property
@@ -79,6 +83,11 @@ class SamplingParams:
         """Whether logits may be changed at all: `logit_edits` needs the answer only then."""
         penalised = self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
         return penalised or bool(self.logit_bias) or self.min_tokens > 0
+
+    @property
+    def truncates(self) -> bool:
+        """Whether unlikely tokens are cut off before one is drawn."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0 or self.typical_p < 1
 
     def end_ids(self, eos_ids: Iterable[int]) -> frozenset[int]:
         """The tokens that end an answer of this request, given the model's own."""

@@ -119,13 +119,25 @@ def _for_the_device(body: dict[str, Any]) -> tuple[ChatRequest | None, InvalidRe
     """The request as our own engine takes it, or why it cannot; raises what is wrong for any engine."""
     try:
         request = parse_chat(msgspec.json.encode(body))
-        if request.n is not None and request.n > 1:
-            return None, UnsupportedFeatureError("n: this device gives one answer.", param="n")
-        return request, None
+        beyond = _beyond_the_device(request)
+        return (request, None) if beyond is None else (None, beyond)
     except InvalidRequestError as error:
         if error.code == "unsupported_parameter" or _may_be_understood_elsewhere(body, error):
             return None, error
         raise
+
+
+def _beyond_the_device(request: ChatRequest) -> UnsupportedFeatureError | None:
+    """What our cloud can do and the engine on the device cannot."""
+    if request.num_answers > 1:
+        return UnsupportedFeatureError("n: this device gives one answer.", param="n")
+    if request.num_candidates > 1:
+        return UnsupportedFeatureError("best_of: this device makes one answer.", param="best_of")
+    if request.use_beam_search:
+        return UnsupportedFeatureError("use_beam_search: this device has no beams.", param="use_beam_search")
+    if request.prompt_logprobs is not None:
+        return UnsupportedFeatureError("prompt_logprobs: this device has none.", param="prompt_logprobs")
+    return None
 
 
 def _may_be_understood_elsewhere(body: dict[str, Any], error: InvalidRequestError) -> bool:

@@ -33,10 +33,7 @@ class BlockPool:
     def allocate(self) -> int:
         """A block for exclusive use. The caller checks `num_free` first; an empty pool raises KeyError."""
         block, _ = self._free.popitem(last=False)
-        evicted = self._hash_of[block]
-        if evicted is not None:
-            del self._cached[evicted]
-            self._hash_of[block] = None
+        self.forget(block)
         self._references[block] = 1
         return block
 
@@ -61,6 +58,13 @@ class BlockPool:
         if content_hash not in self._cached:
             self._cached[content_hash] = block
             self._hash_of[block] = content_hash
+
+    def forget(self, block: int) -> None:
+        """Let nobody find a block any more, because its content changes."""
+        content_hash = self._hash_of[block]
+        if content_hash is not None:
+            del self._cached[content_hash]
+            self._hash_of[block] = None
 
     def lookup(self, content_hash: bytes) -> int | None:
         return self._cached.get(content_hash)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +16,12 @@ from ...protocol.sampling import logit_edits
 from ...text.tokenizer import Tokenizer
 from ..models.decoder import Decoder
 from ..models.loader import Progress
+from .beam_search import BeamSearch, check_beams
 from .config import EngineConfig
-from .kv_cache import KVCacheManager
+from .kv_cache import KVCacheManager, Window
 from .prediction import PredictionCursor
-from .request import FinishReason, GenerationRequest, RequestState, TokenLogprob, TokenOutput
+from .prompt_scores import score_prompts
+from .request import FinishReason, GenerationRequest, RequestState, RequestStats, TokenLogprob, TokenOutput
 from .runner import Chunk, Runner, block_bytes
 from .sampler import SamplingRow, log_probabilities, sample
 from .scheduler import ScheduledRequest, Scheduler
@@ -48,8 +51,10 @@ class Engine:
         self._runner = Runner(model, num_blocks, config.block_size, batch_invariant=config.batch_invariant)
         self._draft = DraftModel(draft, model, num_blocks, config.block_size) if draft is not None else None
         self._num_blocks = num_blocks
+        self._window = _window([model, draft] if draft is not None else [model], config)
         self._cache, self._scheduler = self._fresh_schedule()
         self._requests: dict[str, list[RequestState]] = {}  # the answers of each that are not finished
+        self._searches: dict[str, BeamSearch] = {}
         self._seeds = random.Random(config.seed)
         self._counters = EngineStats()
 
@@ -87,16 +92,19 @@ class Engine:
             max_tokens=params.max_tokens or self.context_length - len(request.prompt_ids),
             temperature=self.default_temperature if params.temperature is None else params.temperature,
             seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
-            unforked=request.n - 1,
+            unforked=request.num_branches - 1,
             end_ids=params.end_ids(self._eos_ids),
             token_ids=list(request.prompt_ids),
             prediction=PredictionCursor(request.draft_ids[: self.context_length]),  # the answer is no longer than that
         )
         self._scheduler.add(state)
         self._requests[request.request_id] = [state]
+        if request.beam is not None:
+            self._searches[request.request_id] = BeamSearch(state, request.beam, self._scheduler, self._cache)
 
     def abort(self, request_id: str) -> None:
         """Drop a request and free its blocks; one that is not here (any more) is no error."""
+        self._searches.pop(request_id, None)
         states = self._requests.pop(request_id, [])
         for state in states:
             self._scheduler.remove(state)
@@ -108,7 +116,7 @@ class Engine:
         self._copy_blocks(self._cache.take_copies())
         if self._draft:
             self._draft.propose(batch, self._sampling_row)
-        logits = self._runner.run([_chunk(item) for item in batch])
+        logits = score_prompts(batch, self._runner.run([_chunk(item) for item in batch]))
         tokens = sample(logits, [self._sampling_row(item, i) for item in batch for i in range(item.num_samples)])
         return self._advance(batch, logits, tokens)
 
@@ -119,6 +127,7 @@ class Engine:
         """
         lost = list(self._requests)
         self._requests.clear()
+        self._searches.clear()
         preemptions = self._scheduler.num_preemptions
         self._cache, self._scheduler = self._fresh_schedule()
         self._scheduler.num_preemptions = preemptions
@@ -128,21 +137,24 @@ class Engine:
     def stats(self) -> EngineStats:
         running = self._scheduler.running
         pool = self._cache.pool
-        allocated = sum(len(state.block_table) for state in running) * self.config.block_size
         return replace(
             self._counters,
             running=len(running),
             waiting=len(self._scheduler.waiting),
             kv_blocks_used=pool.num_used,
             kv_blocks_total=pool.num_blocks,
-            kv_slots_wasted=allocated - sum(state.num_computed_tokens for state in running),
+            kv_slots_wasted=self._cache.num_wasted_slots(running),
             preemptions=self._scheduler.num_preemptions,
         )
 
     def _fresh_schedule(self) -> tuple[KVCacheManager, Scheduler]:
         config, has_draft = self.config, self._draft is not None
         cache = KVCacheManager(
-            self._num_blocks, config.block_size, prefix_caching=config.prefix_caching, has_draft=has_draft
+            self._num_blocks,
+            config.block_size,
+            prefix_caching=config.prefix_caching,
+            has_draft=has_draft,
+            window=self._window,
         )
         return cache, Scheduler(config, cache, num_draft_tokens=config.num_draft_tokens if has_draft else 0)
 
@@ -157,12 +169,15 @@ class Engine:
         if draft and (min(draft) < 0 or max(draft) >= self._vocab_size):
             raise InvalidRequestError(f"Token ids must be between 0 and {self._vocab_size - 1}.", param="prediction")
         request.params.check_vocabulary(self._vocab_size)
-        if not 1 <= request.n <= self.config.max_batch_size:
+        if not 1 <= request.n <= request.num_branches <= self.config.max_batch_size:
             raise InvalidRequestError(
-                f"n must be between 1 and {self.config.max_batch_size}, got {request.n}.",
+                f"n, best_of and the number of beams must be between 1 and {self.config.max_batch_size}, and there are "
+                f"no more answers than beams; got {request.n} answers of {request.num_branches}.",
                 param="n",
                 code="invalid_value",
             )
+        if request.beam:
+            check_beams(request, len(request.params.end_ids(self._eos_ids)), self._vocab_size)
         if request.priority and self.config.policy != "priority":
             raise InvalidRequestError(
                 f"This server schedules {self.config.policy}: leave priority out, or start it with --policy priority.",
@@ -175,10 +190,11 @@ class Engine:
                 f"{request.params.max_tokens or 1} are to be generated. Shorten the prompt or lower max_tokens.",
                 param="messages",
             )
-        if not self._scheduler.fits(total if request.params.max_tokens else self.context_length):
+        longest = total if request.params.max_tokens else self.context_length
+        if not self._scheduler.fits(longest, request.beam.width if request.beam else 1):
             raise ContextLengthError(
                 f"The request needs more KV cache than the server has ({self._cache.pool.num_blocks} blocks of "
-                f"{self.config.block_size} tokens). Shorten the prompt or set a lower max_tokens.",
+                f"{self.config.block_size} tokens). Shorten the prompt, set a lower max_tokens or use fewer beams.",
                 param="messages",
             )
 
@@ -192,16 +208,42 @@ class Engine:
     def _advance(self, batch: list[ScheduledRequest], logits: Tensor, tokens: list[int]) -> list[TokenOutput]:
         self._counters.steps += 1
         outputs: list[TokenOutput] = []
+        beams: dict[str, list[tuple[ScheduledRequest, Tensor]]] = {}
         row = 0
         for item in batch:
             rows = slice(row, row + item.num_samples)
             row = rows.stop
-            if item.is_caught_up:
-                outputs += self._branch_off(item, logits[rows]) if item.state.unforked else []
-                outputs.append(self._accept(item, tokens[rows], logits[rows]))
+            if item.state.request.beam:
+                beams.setdefault(item.state.request_id, []).append((item, logits[rows]))
+            elif item.is_caught_up:
+                branches = self._branch_off(item, logits[rows]) if item.state.unforked else []
+                outputs += [self._accept(item, tokens[rows], logits[rows]), *branches]
             else:
                 item.state.num_computed_tokens += item.num_tokens
                 self._cache.register(item.state)
+        for request_id, items in beams.items():
+            outputs += self._advance_beams(request_id, items)
+        return outputs
+
+    def _advance_beams(self, request_id: str, items: list[tuple[ScheduledRequest, Tensor]]) -> list[TokenOutput]:
+        """All answers of a beam search come out together, when it is over."""
+        search = self._searches[request_id]
+        best = search.advance(items)
+        states = self._requests[request_id] = search.states
+        if not best:
+            return []
+        outputs: list[TokenOutput] = []
+        for index, answer in enumerate(best[: states[0].request.n]):
+            stats = replace(states[0].stats(), completion_tokens=len(answer.token_ids))
+            self._count(stats)
+            self._counters.generated_tokens += len(answer.token_ids)
+            scores = states[0].prompt_logprobs if index == 0 else []
+            outputs.append(
+                TokenOutput(request_id, answer.token_ids, answer.logprobs, answer.finish_reason, stats, index, scores)
+            )
+        for state in states:
+            self._scheduler.remove(state)
+        del self._requests[request_id], self._searches[request_id]
         return outputs
 
     def _branch_off(self, item: ScheduledRequest, logits: Tensor) -> list[TokenOutput]:
@@ -234,6 +276,7 @@ class Engine:
     def _accept(self, item: ScheduledRequest, sampled: list[int], logits: Tensor) -> TokenOutput:
         """Take over what the target confirmed of the draft, and the one token after it that is the target's own."""
         state = item.state
+        is_first = state.num_generated_tokens == 0 and state.index == 0
         num_accepted = _agreement(item.draft_ids, sampled)
         new, finish_reason = self._until_end(sampled[: num_accepted + 1], state)
         if item.num_model_drafts:
@@ -248,13 +291,15 @@ class Engine:
         if state.request.params.logprobs is not None and new:
             logprobs = log_probabilities(logits[: len(new)], new, state.request.params.logprobs)
         self._counters.generated_tokens += len(new)
-        if finish_reason is None:
+        stats = state.stats() if finish_reason else None
+        scores = state.prompt_logprobs if is_first else []
+        output = TokenOutput(state.request_id, new, logprobs, finish_reason, stats, state.index, scores)
+        if stats is not None:
+            self._finish(state, stats)
+        else:
             self._cache.register(state)
             self._cache.trim(state)
-            return TokenOutput(state.request_id, new, logprobs, index=state.index)
-        return self._finish(
-            state, TokenOutput(state.request_id, new, logprobs, finish_reason, state.stats(), state.index)
-        )
+        return output
 
     def _until_end(self, tokens: list[int], state: RequestState) -> tuple[list[int], FinishReason | None]:
         """`tokens` up to the end of the answer, if it ends in them."""
@@ -264,13 +309,16 @@ class Engine:
                 return tokens[:index], "stop"
         return tokens, "length" if len(tokens) == state.num_remaining_tokens else None
 
-    def _finish(self, state: RequestState, output: TokenOutput) -> TokenOutput:
+    def _finish(self, state: RequestState, stats: RequestStats) -> None:
         self._cache.register(state)
         self._scheduler.remove(state)
         self._requests[state.request_id].remove(state)
         if not self._requests[state.request_id]:
             del self._requests[state.request_id]
-        stats, counters = state.stats(), self._counters
+        self._count(stats)
+
+    def _count(self, stats: RequestStats) -> None:
+        counters = self._counters
         counters.finished_requests += 1
         counters.prompt_tokens += stats.prompt_tokens
         counters.prefix_query_tokens += stats.prompt_tokens
@@ -279,12 +327,11 @@ class Engine:
         counters.rejected_prediction_tokens += stats.rejected_prediction_tokens
         counters.draft_proposed += stats.draft_proposed
         counters.draft_accepted += stats.draft_accepted
-        return output
 
 
 def _chunk(item: ScheduledRequest) -> Chunk:
     known = item.state.token_ids[item.start : item.start + item.num_tokens]
-    return Chunk(known + item.draft_ids, item.start, item.state.block_table, item.num_samples)
+    return Chunk(known + item.draft_ids, item.start, item.state.block_table, item.num_prompt_scores + item.num_samples)
 
 
 def _agreement(draft_ids: list[int], sampled: list[int]) -> int:
@@ -293,6 +340,13 @@ def _agreement(draft_ids: list[int], sampled: list[int]) -> int:
         if token != sampled[index]:
             return index
     return len(draft_ids)
+
+
+def _window(models: Sequence[Decoder], config: EngineConfig) -> Window | None:
+    """Of all models that share the block tables; None if one of them looks back to the start."""
+    reaches = [model.config.reach for model in models]
+    known = [reach for reach in reaches if reach is not None]
+    return Window(max(known), config.token_budget) if len(known) == len(reaches) else None
 
 
 def _default_num_blocks(model: Decoder, config: EngineConfig) -> int:

@@ -4,9 +4,25 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from .block_pool import BlockPool
 from .request import RequestState
+
+#: Stands in a block table where the block behind every window was, so that the others keep their places.
+NO_BLOCK = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How far back a model looks that has a sliding window in every layer.
+
+    `num_tokens`: the widest window, the query's own token included. `max_chunk`: the most tokens that a step computes.
+    """
+
+    num_tokens: int
+    max_chunk: int
 
 
 class KVCacheManager:
@@ -14,31 +30,52 @@ class KVCacheManager:
 
     Full blocks are hashed in a chain (parent hash + tokens), so equal hashes mean equal prefixes and a prefix found in
     the pool need not be computed again. The chain begins with the request's salt.
+
+    Under a `window` a request gives back the blocks that none of its queries will see again, and takes blocks chunk by
+    chunk instead of all at the start: however long it is, it never holds more than window and chunk need. One layer
+    without a window is enough for all blocks to be needed to the end, because all layers share one block table.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, prefix_caching: bool = True, has_draft: bool = False
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        prefix_caching: bool = True,
+        has_draft: bool = False,
+        window: Window | None = None,
     ) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self._prefix_caching = prefix_caching
         self._has_draft = has_draft
+        self._window = window
         self._copies: dict[int, int] = {}  # block -> the block whose content it is to get
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def admit(self, state: RequestState) -> bool:
-        """Give a request blocks for all its known tokens, cached ones first, or nothing at all.
+    def most_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that a request which grows to this many tokens ever holds at once."""
+        blocks = self.blocks_for(num_tokens)
+        if self._window is None:
+            return blocks
+        chunks = 2 if self._has_draft else 1  # the draft model can be a whole prediction behind
+        in_reach = self._window.num_tokens - 1 + chunks * self._window.max_chunk
+        return min(blocks, self.blocks_for(in_reach) + 1)  # one more, as the window may begin inside a block
 
-        On success `num_computed_tokens` covers the cached prefix. The last known token is always computed anew: its
-        logits are needed.
+    def admit(self, state: RequestState) -> bool:
+        """Give a request blocks for its known tokens, cached ones first, or nothing at all.
+
+        For all of them, or for the first chunk of them where there is a window; there must be room for what they will
+        hold at most. On success `num_computed_tokens` covers the cached prefix. The last known token is always computed
+        anew: its logits are needed.
         """
         cached = self._cached_prefix(state)
         if not self._has_room(state, cached):
             return False
-        missing = self.blocks_for(len(state.token_ids)) - len(cached)
-        for block in cached:
+        missing = self._blocks_to_start(state, cached) - len(cached)
+        for block in _held(cached):
             self.pool.share(block)
         state.block_table = cached + [self.pool.allocate() for _ in range(missing)]
         state.num_registered_blocks = len(cached)
@@ -50,31 +87,44 @@ class KVCacheManager:
         return self._has_room(state, self._cached_prefix(state))
 
     def _has_room(self, state: RequestState, cached: list[int]) -> bool:
-        missing = self.blocks_for(len(state.token_ids)) - len(cached)
-        revived = sum(self.pool.references(block) == 0 for block in cached)
+        held = list(_held(cached))
+        to_start = self._blocks_to_start(state, cached) - len(cached)
+        missing = max(to_start, self.most_blocks_for(len(state.token_ids)) - len(held))
+        revived = sum(self.pool.references(block) == 0 for block in held)
         return missing + revived <= self.pool.num_free
+
+    def _blocks_to_start(self, state: RequestState, cached: list[int]) -> int:
+        known = len(state.token_ids)
+        if self._window is None:
+            return self.blocks_for(known)
+        return self.blocks_for(min(known, len(cached) * self.block_size + self._window.max_chunk))
 
     def grow(self, state: RequestState, num_tokens: int) -> bool:
         """Extend the block table to hold `num_tokens`, or change nothing and say False.
 
-        A block that is about to be written but is shared with a fork is replaced by a copy first.
+        A block that is about to be written but is shared with a fork is replaced by a copy first. One that a fork has
+        filled and left is no longer found by what the fork wrote.
         """
         missing = self.blocks_for(num_tokens) - len(state.block_table)
-        shared = self._shared_tail(state)
-        if max(missing, 0) + (shared is not None) > self.pool.num_free:
+        tail = state.num_computed_tokens // self.block_size
+        written = tail < len(state.block_table)
+        shared = written and self.pool.references(state.block_table[tail]) > 1
+        if max(missing, 0) + shared > self.pool.num_free:
             return False
-        if shared is not None:
-            source = state.block_table[shared]
-            state.block_table[shared] = self.pool.allocate()
-            self._copies[state.block_table[shared]] = source
+        if shared:
+            source = state.block_table[tail]
+            state.block_table[tail] = self.pool.allocate()
+            self._copies[state.block_table[tail]] = source
             self.pool.release(source)
+        elif written:
+            self.pool.forget(state.block_table[tail])
         state.block_table.extend(self.pool.allocate() for _ in range(missing))
         return True
 
     def fork(self, parent: RequestState, child: RequestState) -> None:
         """Give `child` the blocks of what it has in common with `parent`, its computed tokens; nothing is copied."""
         blocks = parent.block_table[: self.blocks_for(child.num_computed_tokens)]
-        for block in blocks:
+        for block in _held(blocks):
             self.pool.share(block)
         child.block_table = list(blocks)
         child.block_hashes = parent.block_hashes[: child.num_computed_tokens // self.block_size]
@@ -91,47 +141,73 @@ class KVCacheManager:
         for _ in range(len(state.block_table) - self.blocks_for(len(state.token_ids))):
             self.pool.release(state.block_table.pop())
 
+    def release_out_of_reach(self, state: RequestState) -> None:
+        """Give back blocks that lie wholly behind the window of the next query. Those registered stay findable."""
+        index = self._oldest_in_reach(self._num_settled(state)) - 1
+        while index >= 0 and state.block_table[index] != NO_BLOCK:
+            self.pool.release(state.block_table[index])
+            state.block_table[index] = NO_BLOCK
+            index -= 1
+
+    def num_wasted_slots(self, states: Iterable[RequestState]) -> int:
+        """Token slots in the blocks of `states` that hold nothing yet; those of a shared block count once."""
+        empty: dict[int, int] = {}
+        for state in states:
+            first = state.num_computed_tokens // self.block_size
+            filled = state.num_computed_tokens % self.block_size
+            for block in state.block_table[first:]:
+                empty[block] = min(empty.get(block, self.block_size), self.block_size - filled)
+                filled = 0
+        return sum(empty.values())
+
     def register(self, state: RequestState) -> None:
         """Make blocks that became full findable for later requests; with a draft model both halves must be there."""
         if not self._prefix_caching:
             return
-        computed = state.num_computed_tokens
-        if self._has_draft:
-            computed = min(computed, state.num_draft_computed_tokens)
-        full = computed // self.block_size
+        full = self._num_settled(state) // self.block_size
         self._hash_up_to(state, full)
         for index in range(state.num_registered_blocks, full):
-            self.pool.register(state.block_table[index], state.block_hashes[index])
+            if state.block_table[index] != NO_BLOCK:
+                self.pool.register(state.block_table[index], state.block_hashes[index])
         state.num_registered_blocks = max(full, state.num_registered_blocks)
 
     def free(self, state: RequestState) -> None:
         """Give everything back. Deep blocks first, so that a prefix outlives its continuations in the cache."""
-        for block in reversed(state.block_table):
+        for block in _held(reversed(state.block_table)):
             self._copies.pop(block, None)
             self.pool.release(block)
         state.block_table = []
         state.num_registered_blocks = 0
         state.num_computed_tokens = state.num_draft_computed_tokens = 0
 
-    def _shared_tail(self, state: RequestState) -> int | None:
-        """Where in its block table the request is going to write next, if that block is not its own."""
-        index = state.num_computed_tokens // self.block_size
-        if index < len(state.block_table) and self.pool.references(state.block_table[index]) > 1:
-            return index
-        return None
+    def _num_settled(self, state: RequestState) -> int:
+        """Tokens whose keys and values are there for good, of both models if there are two."""
+        computed = state.num_computed_tokens
+        return min(computed, state.num_draft_computed_tokens) if self._has_draft else computed
+
+    def _oldest_in_reach(self, position: int) -> int:
+        """The index in a block table of the first block that a query at `position`, or any later one, can see."""
+        if self._window is None:
+            return 0
+        return max(0, position - self._window.num_tokens + 1) // self.block_size
 
     def _cached_prefix(self, state: RequestState) -> list[int]:
+        """The blocks of the longest cached prefix: of those that the next query can see, all must be there."""
         if not self._prefix_caching:
             return []
-        full = (len(state.token_ids) - 1) // self.block_size
-        self._hash_up_to(state, full)
-        blocks: list[int] = []
-        for content_hash in state.block_hashes[:full]:
-            block = self.pool.lookup(content_hash)
+        end = state.num_skippable_tokens // self.block_size
+        self._hash_up_to(state, end)
+        found = [self.pool.lookup(content_hash) for content_hash in state.block_hashes[:end]]
+        blocks: list[int] = []  # from `index` to `end`
+        index = end
+        while index > self._oldest_in_reach(end * self.block_size):
+            index -= 1
+            block = found[index]
             if block is None:
-                break
-            blocks.append(block)
-        return blocks
+                end, blocks = index, []
+            else:
+                blocks.append(block)
+        return [NO_BLOCK] * index + blocks[::-1]
 
     def _hash_up_to(self, state: RequestState, num_blocks: int) -> None:
         size = self.block_size
@@ -139,3 +215,7 @@ class KVCacheManager:
             parent = state.block_hashes[-1] if state.block_hashes else state.request.cache_salt.encode()
             tokens = array("q", state.token_ids[index * size : (index + 1) * size])
             state.block_hashes.append(hashlib.blake2b(parent + tokens.tobytes(), digest_size=16).digest())
+
+
+def _held(blocks: Iterable[int]) -> Iterable[int]:
+    return (block for block in blocks if block != NO_BLOCK)

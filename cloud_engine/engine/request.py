@@ -13,11 +13,20 @@ FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
+class BeamParams:
+    """Beam search instead of sampling, with `width` beams: see `beam_search` for the rest."""
+
+    width: int
+    length_penalty: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """Tokens in, tokens out.
 
     `draft_ids` are the tokens of the request's `prediction`, to be verified as a draft. `n`: answers wanted; the prompt
-    is computed once, and the answers share its blocks until they write to them. `priority`: lower goes first
+    is computed once, and the answers share its blocks until they write to them. With a `beam` they are the `n` best of
+    its search, which goes without drafts, and come out at its end. `priority`: lower goes first
     (policy "priority"). `cache_salt`: only requests with the same one share cached prefixes, so that nobody can learn
     from timings what others have asked.
     """
@@ -29,6 +38,12 @@ class GenerationRequest:
     n: int = 1
     priority: int = 0
     cache_salt: str = ""
+    beam: BeamParams | None = None
+
+    @property
+    def num_branches(self) -> int:
+        """Answers in the making at the same time."""
+        return self.n if self.beam is None else self.beam.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +52,13 @@ class TokenLogprob:
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprob(TokenLogprob):
+    """The same of a token of the prompt. `rank`: 1 for the most likely of the vocabulary at its place."""
+
+    rank: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +84,8 @@ class TokenOutput:
     """New tokens of one answer after one step. The end-of-sequence token is not among them.
 
     `index`: which of the request's `n` answers. `logprobs` has one entry per token if the request asked for any.
-    `stats` comes with `finish_reason`.
+    `stats` comes with `finish_reason`. `prompt_logprobs`, if asked for, come with the first output of the first answer:
+    one entry per prompt token but the first, of which there is nothing to say.
     """
 
     request_id: str
@@ -71,6 +94,7 @@ class TokenOutput:
     finish_reason: FinishReason | None = None
     stats: RequestStats | None = None
     index: int = 0
+    prompt_logprobs: list[PromptLogprob] = field(default_factory=list[PromptLogprob])
 
 
 @dataclass(slots=True, eq=False)
@@ -95,6 +119,7 @@ class RequestState:
     order: float = 0.0
     index: int = 0
     unforked: int = 0
+    prompt_logprobs: list[PromptLogprob] = field(default_factory=list[PromptLogprob])
     block_table: list[int] = field(default_factory=list[int])
     block_hashes: list[bytes] = field(default_factory=list[bytes])
     num_computed_tokens: int = 0
@@ -122,6 +147,13 @@ class RequestState:
     def num_remaining_tokens(self) -> int:
         """Tokens this request may still generate."""
         return self.max_tokens - self.num_generated_tokens
+
+    @property
+    def num_skippable_tokens(self) -> int:
+        """Known tokens that a cached prefix may spare: not the last, nor one whose logits tell of the prompt."""
+        scored, to_score = len(self.prompt_logprobs), self.num_prompt_tokens - 1
+        wanted = self.request.params.prompt_logprobs is not None
+        return scored if wanted and scored < to_score else len(self.token_ids) - 1
 
     def stats(self) -> RequestStats:
         accepted = self.prediction.num_accepted

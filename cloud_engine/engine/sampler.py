@@ -33,11 +33,6 @@ class SamplingRow:
     params: SamplingParams
     edits: LogitEdits | None = None
 
-    @property
-    def truncates(self) -> bool:
-        params = self.params
-        return params.top_k > 0 or params.top_p < 1 or params.min_p > 0 or params.typical_p < 1
-
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     """One token per row of `logits` (rows, vocab) float32, which stay as they are. Rows at temperature 0 are argmax."""
@@ -81,7 +76,7 @@ def _edited(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     temperatures = torch.tensor([row.temperature for row in rows], dtype=torch.float64, device=logits.device)
     scaled = logits.double() / temperatures[:, None]
-    truncated = [index for index, row in enumerate(rows) if row.truncates]
+    truncated = [index for index, row in enumerate(rows) if row.params.truncates]
     if truncated:
         scaled[truncated] = _truncate(scaled[truncated], [rows[index] for index in truncated])
     return (scaled + _gumbel(rows, logits.shape[-1], logits.device)).argmax(dim=-1)

@@ -42,6 +42,15 @@ class ScheduledRequest:
         """Rows to sample: one behind the last known token and one behind each draft token."""
         return 1 + len(self.draft_ids) if self.is_caught_up else 0
 
+    @property
+    def num_prompt_scores(self) -> int:
+        """Rows before those to sample whose logits tell how likely the next token of the prompt was."""
+        state = self.state
+        if state.request.params.prompt_logprobs is None:
+            return 0
+        first = max(self.start, len(state.prompt_logprobs))
+        return max(0, min(self.start + self.num_tokens, state.num_prompt_tokens - 1) - first)
+
 
 #: What a level of priority, and a token of a prompt, are worth in seconds of waiting.
 PRIORITY_S, PREFILL_TOKEN_S = 10.0, 0.01
@@ -65,7 +74,7 @@ class Scheduler:
 
     Cannot deadlock: only requests that fit the pool alone are let in (`fits`), running requests take blocks in their
     order, and one that lacks a block takes it from the last, in the last resort itself. So the first request always
-    moves.
+    moves. Beams of one request run or wait together, so that none holds blocks while it waits for another.
     """
 
     def __init__(self, config: EngineConfig, cache: KVCacheManager, *, num_draft_tokens: int = 0) -> None:
@@ -76,9 +85,12 @@ class Scheduler:
         self.running: list[RequestState] = []
         self.num_preemptions = 0
 
-    def fits(self, num_tokens: int) -> bool:
-        """Whether a request of this many tokens, prompt and output together, can ever be served by the pool."""
-        return self._cache.blocks_for(num_tokens) <= self._cache.pool.num_blocks
+    def fits(self, num_tokens: int, num_beams: int = 1) -> bool:
+        """Whether a request of this many tokens, prompt and output together, can ever be served by the pool.
+
+        Beams go on together or not at all, and after a preemption they may share nothing: each needs its own blocks.
+        """
+        return num_beams * self._cache.most_blocks_for(num_tokens) <= self._cache.pool.num_blocks
 
     def add(self, state: RequestState) -> None:
         """Queue a request. Raises OverloadedError when the queue is full."""
@@ -89,6 +101,8 @@ class Scheduler:
 
     def schedule(self) -> list[ScheduledRequest]:
         """The next step: running requests first, then new ones, then drafts with whatever budget is left."""
+        for state in self.running:
+            self._cache.release_out_of_reach(state)
         if self._config.policy == "priority":
             self._yield_to_priority()
         self._admit_ahead()
@@ -108,9 +122,12 @@ class Scheduler:
             self.waiting.remove(state)
 
     def fork(self, parent: RequestState, child: RequestState) -> None:
-        """Let `child` run beside `parent`, whose blocks it shares; `_admit_waiting` has kept a place for it."""
+        """Let `child` run beside `parent`, whose blocks it shares.
+
+        `_admit` has kept a place for it, or the caller removes another beam for it.
+        """
         child.order = parent.order
-        parent.unforked -= 1
+        parent.unforked = max(0, parent.unforked - 1)
         self._cache.fork(parent, child)
         insort(self.running, child, key=_order)
 
@@ -123,19 +140,19 @@ class Scheduler:
         index = 0
         while index < len(self.running):
             state = self.running[index]
-            if not self._make_room(state):
-                break  # it gave itself up, and it was the last
             behind = self.running[index + 1 :]
             num_tokens = min(len(state.token_ids) - state.num_computed_tokens, budget - len(behind))
+            if not self._make_room(state, num_tokens):
+                break  # it gave itself up, and it was the last, or one of the last beams
             batch.append(ScheduledRequest(state, state.num_computed_tokens, num_tokens))
             budget -= num_tokens
             index += 1
-        return batch
+        return [item for item in batch if item.state.block_table]  # others went with a beam behind them
 
-    def _make_room(self, state: RequestState) -> bool:
-        """Blocks for all known tokens, at the cost of later arrivals. False: the request itself had to go."""
-        while not self._cache.grow(state, len(state.token_ids)):
-            if self._preempt_last() is state:
+    def _make_room(self, state: RequestState, num_tokens: int) -> bool:
+        """Blocks for the next `num_tokens`, at the cost of later arrivals. False: the request itself had to go."""
+        while not self._cache.grow(state, state.num_computed_tokens + num_tokens):
+            if state in self._preempt_last():
                 return False
         return True
 
@@ -145,54 +162,68 @@ class Scheduler:
             head, last = self.waiting[0], self.running[-1]
             if head.request.priority >= last.request.priority or head.order >= last.order:
                 return
-            if self._has_place(head) and self._cache.can_admit(head):
+            if self._has_place(self._first_waiting()) and self._cache.can_admit(head):
                 return
             self._preempt_last()
 
     def _admit_ahead(self) -> None:
         """Let in who comes before some running request, so that these do not use up the step's budget first."""
-        while self.waiting and self.running and self.waiting[0].order < self.running[-1].order and self._admit_first():
-            pass
+        while self.waiting and self.running and self.waiting[0].order < self.running[-1].order:
+            if not self._admit(self._first_waiting()):
+                return
 
-    def _admit_first(self) -> bool:
+    def _first_waiting(self) -> list[RequestState]:
+        """The first of the waiting requests, with all its beams."""
+        return _beams_of(self.waiting[0], self.waiting)
+
+    def _admit(self, states: list[RequestState]) -> bool:
         """Make the first of the waiting requests a running one, if there is a place and there are blocks for it."""
-        if not self._has_place(self.waiting[0]) or not self._cache.admit(self.waiting[0]):
+        if not self._has_place(states):
             return False
-        state = self.waiting.pop(0)
-        insort(self.running, state, key=_order)
-        if state.num_preemptions == 0:
-            state.num_cached_tokens = state.num_computed_tokens
+        for index, state in enumerate(states):
+            if not self._cache.admit(state):
+                for admitted in states[:index]:
+                    self._cache.free(admitted)
+                return False
+        for state in states:
+            self.waiting.remove(state)
+            insort(self.running, state, key=_order)
+            if state.num_preemptions == 0:
+                state.num_cached_tokens = state.num_computed_tokens
         return True
 
-    def _preempt_last(self) -> RequestState:
+    def _preempt_last(self) -> list[RequestState]:
         """Send the last of the running requests back to its place in the queue, its blocks to the pool."""
-        victim = self.running.pop()
-        self._cache.free(victim)
-        victim.num_preemptions += 1
+        victims = _beams_of(self.running[-1], self.running)
+        for victim in reversed(victims):
+            self.running.remove(victim)
+            self._cache.free(victim)
+            victim.num_preemptions += 1
+            insort_left(self.waiting, victim, key=_order)
         self.num_preemptions += 1
-        insort_left(self.waiting, victim, key=_order)
-        return victim
+        return victims
 
     def _admit_waiting(self, batch: list[ScheduledRequest]) -> None:
         budget = self._config.token_budget - sum(item.num_tokens for item in batch)
         while self.waiting and budget > 0:
-            state = self.waiting[0]
-            if not self._admit_first():
+            states = self._first_waiting()
+            if len(states) > budget or not self._admit(states):
                 break
-            num_tokens = min(len(state.token_ids) - state.num_computed_tokens, budget)
-            batch.append(ScheduledRequest(state, state.num_computed_tokens, num_tokens))
-            budget -= num_tokens
+            for behind, state in zip(reversed(range(len(states))), states, strict=True):
+                num_tokens = min(len(state.token_ids) - state.num_computed_tokens, budget - behind)
+                batch.append(ScheduledRequest(state, state.num_computed_tokens, num_tokens))
+                budget -= num_tokens
 
-    def _has_place(self, state: RequestState) -> bool:
-        """Whether the batch has rows for it and for all that is still to branch off from it and from the running."""
-        return sum(1 + running.unforked for running in self.running) + 1 + state.unforked <= self._config.max_batch_size
+    def _has_place(self, states: list[RequestState]) -> bool:
+        """Whether the batch has rows for them, and for all that is still to branch off from them and the running."""
+        return sum(1 + state.unforked for state in chain(self.running, states)) <= self._config.max_batch_size
 
     def _grant_drafts(self, batch: list[ScheduledRequest]) -> None:
         """Drafts use budget and blocks nobody else wants: they never delay or preempt a request."""
         budget = self._config.token_budget - sum(item.num_tokens for item in batch)
         for item in batch:
             limit = min(budget, item.state.num_remaining_tokens - 1)
-            if limit <= 0 or not item.is_caught_up:
+            if limit <= 0 or not item.is_caught_up or item.state.request.beam:
                 continue
             predicted = item.state.prediction.propose(limit)
             wanted = len(predicted) or min(self._num_draft_tokens, limit)
@@ -201,6 +232,11 @@ class Scheduler:
             item.draft_ids = predicted
             item.num_model_drafts = 0 if predicted else wanted
             budget -= wanted
+
+
+def _beams_of(state: RequestState, among: list[RequestState]) -> list[RequestState]:
+    """All beams of this one's request; itself alone where there is no beam search."""
+    return [other for other in among if other.request is state.request] if state.request.beam else [state]
 
 
 def _order(state: RequestState) -> float:

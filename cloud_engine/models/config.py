@@ -51,6 +51,12 @@ class ModelConfig:
         window = self.windows[layer] if self.windows else None
         return None if window is None or window >= self.context_length else window
 
+    @property
+    def reach(self) -> int | None:
+        """How many tokens back any layer looks, the token itself included; None if one looks back to the start."""
+        windows = [self.window(layer) for layer in range(self.num_layers)]
+        return None if None in windows else max(window for window in windows if window is not None)
+
 
 def default_temperature(folder: Path) -> float:
     """The temperature the model's authors recommend (`generation_config.json`); 0 where they do not sample."""

@@ -15,7 +15,7 @@ from ...text.detokenize import IncrementalDetokenizer, StopMatcher
 from ...text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from ..engine.request import GenerationRequest, RequestStats, TokenLogprob, TokenOutput
+    from ..engine.request import GenerationRequest, PromptLogprob, RequestStats, TokenLogprob, TokenOutput
     from ..engine.stats import EngineStats
 
 
@@ -41,6 +41,7 @@ class Piece:
     """What one engine step added to one of the answers, the `index`-th.
 
     `scores`: of the tokens whose text is out now. `usage` comes with `finish_reason`, of this answer alone.
+    `prompt_scores`, if asked for, come with the first piece of a prompt's first answer.
     """
 
     text: str = ""
@@ -48,6 +49,7 @@ class Piece:
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     index: int = 0
+    prompt_scores: list[PromptLogprob] = field(default_factory=list["PromptLogprob"])
 
 
 async def pieces(engine: TokenSource, tokenizer: Tokenizer, request: GenerationRequest) -> AsyncGenerator[Piece]:
@@ -59,7 +61,8 @@ async def pieces(engine: TokenSource, tokenizer: Tokenizer, request: GenerationR
                 continue  # a stop string has ended it, and others go on
             piece = open_answers[output.index].push(output)
             piece.index = output.index
-            if piece.text or piece.scores or piece.finish_reason:
+            piece.prompt_scores = output.prompt_logprobs
+            if piece.text or piece.scores or piece.finish_reason or piece.prompt_scores:
                 yield piece
             if piece.finish_reason:
                 del open_answers[output.index]

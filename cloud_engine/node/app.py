@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -25,10 +25,12 @@ from ...protocol.requests import ChatRequest, CompletionRequest, parse_chat, par
 from ...protocol.responses import ModelCard, ModelList
 from ...protocol.wire import WireResponse
 from ...text.tokenizer import Tokenizer
-from ..engine.request import GenerationRequest
+from ..engine.request import BeamParams, GenerationRequest
 from .answer import Piece, TokenSource, pieces, total_usage
+from .best_of import BestOf
 from .formats import AnswerFormat, ChatFormat, TextFormat, joined
 from .latency import Latencies
+from .prompt_report import PromptReport, ReportedPrompt
 from .tokens import DetokenizeResponse, TokenizeResponse, encode, parse_detokenize, parse_tokenize
 
 _LONG_BODY = 2**16
@@ -155,23 +157,31 @@ class _Node:
         prediction = request.prediction.text if request.prediction else ""
         self._check_size("prediction", prediction)
         draft = self._tokenizer.encode(prediction)
-        return self._job(request, self._generation(request, prompt, tenant, draft), ChatFormat)
+        return self._job(request, self._generation(request, prompt, tenant, draft), ChatFormat, None)
 
     def _completion_job(self, body: bytes, tenant: str) -> _Job:
         request = parse_completion(body)
         self._check(request, request.prompt)
         prompt = self._tokenizer.encode_prompt(request.prompt)
-        return self._job(request, self._generation(request, prompt, tenant, []), TextFormat)
+        echo = request.prompt if request.echo else None
+        return self._job(request, self._generation(request, prompt, tenant, []), TextFormat, echo)
 
     def _generation(
         self, request: ChatRequest | CompletionRequest, prompt: list[int], tenant: str, draft: list[int]
     ) -> GenerationRequest:
+        params, beam = request.sampling(), None
+        if request.use_beam_search:
+            penalty = 1.0 if request.length_penalty is None else request.length_penalty
+            beam = BeamParams(request.num_candidates, penalty)
+        elif request.num_candidates > request.num_answers:
+            params = replace(params, logprobs=params.logprobs or 0)  # to choose by
         return GenerationRequest(
             new_id("gen"),
             prompt,
-            request.sampling(),
+            params,
             draft,
-            n=1 if request.n is None else request.n,
+            n=request.num_answers if beam else request.num_candidates,
+            beam=beam,
             priority=request.priority or 0,
             cache_salt=json.dumps([tenant, request.cache_salt or ""]),
         )
@@ -181,8 +191,15 @@ class _Node:
         request: ChatRequest | CompletionRequest,
         generation: GenerationRequest,
         make_format: type[ChatFormat | TextFormat],
+        echo: str | None,
     ) -> _Job:
-        shape = make_format(self._tokenizer, self._model_id, generation.params.logprobs is not None, generation.n)
+        params, n = request.sampling(), request.num_answers
+        shape: AnswerFormat = make_format(self._tokenizer, self._model_id, params.logprobs is not None, n)
+        if params.prompt_logprobs is not None or echo is not None:
+            prompts = [ReportedPrompt(generation.prompt_ids, echo)]
+            shape = PromptReport(shape, self._tokenizer, prompts, n, request.prompt_logprobs)
+        if generation.n > n:
+            shape = BestOf(shape, n, generation.n)
         usage = request.stream_options is not None and request.stream_options.include_usage
         return _Job(generation, shape, request.stream, usage)
 

@@ -46,7 +46,8 @@ def joined(pieces: Sequence[Piece]) -> list[Piece]:
 
 def _as_one(pieces: Sequence[Piece]) -> Piece:
     scores, last = [score for piece in pieces for score in piece.scores], pieces[-1]
-    return Piece("".join(piece.text for piece in pieces), scores, last.finish_reason, last.usage, last.index)
+    text, of_prompt = "".join(piece.text for piece in pieces), [s for piece in pieces for s in piece.prompt_scores]
+    return Piece(text, scores, last.finish_reason, last.usage, last.index, of_prompt)
 
 
 @dataclass(slots=True)

@@ -64,6 +64,9 @@ def test_private_requests_stay_and_the_option_does_not_travel(bench: Any, cloud:
     "fields",
     [
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
+        {"best_of": 2},
+        {"use_beam_search": True},
+        {"prompt_logprobs": 0},
         {"response_format": {"type": "json_object"}},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
         {"verbosity": "low"},

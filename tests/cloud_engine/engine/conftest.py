@@ -10,7 +10,13 @@ import pytest
 import torch
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.request import GenerationRequest, RequestStats, TokenLogprob, TokenOutput
+from updraft.cloud_engine.engine.request import (
+    GenerationRequest,
+    PromptLogprob,
+    RequestStats,
+    TokenLogprob,
+    TokenOutput,
+)
 from updraft.cloud_engine.engine.served_model import ServedModel
 from updraft.cloud_engine.models.config import ModelConfig
 from updraft.cloud_engine.models.decoder import Decoder
@@ -26,12 +32,14 @@ VOCABULARY = 97
 class Result:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprob] = field(default_factory=list)
     finish_reason: str | None = None
     stats: RequestStats | None = None
 
     def extend(self, output: TokenOutput) -> None:
         self.token_ids += output.token_ids
         self.logprobs += output.logprobs
+        self.prompt_logprobs += output.prompt_logprobs
         self.finish_reason, self.stats = output.finish_reason, output.stats
 
 

@@ -10,18 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from updraft.cloud_engine.engine.beam_search import BeamSearch
 from updraft.cloud_engine.engine.block_pool import BlockPool
 from updraft.cloud_engine.engine.config import EngineConfig, Policy
-from updraft.cloud_engine.engine.kv_cache import KVCacheManager
+from updraft.cloud_engine.engine.kv_cache import NO_BLOCK, KVCacheManager, Window
 from updraft.cloud_engine.engine.prediction import PredictionCursor
-from updraft.cloud_engine.engine.request import GenerationRequest, RequestState
+from updraft.cloud_engine.engine.request import BeamParams, GenerationRequest, RequestState
 from updraft.cloud_engine.engine.scheduler import ScheduledRequest, Scheduler
 from updraft.protocol.errors import ConfigurationError, OverloadedError
 
 BLOCK, BLOCKS, BUDGET, BATCH, WAITING = 4, 10, 12, 4, 5
+BEAM_VOCABULARY = 8
 
 
 def make_state(
@@ -35,10 +38,13 @@ class Simulation(RuleBasedStateMachine):
     """An engine without a model. `memory` stands for the KV tensors: which token was last written into each slot."""
 
     policy: Policy = "fcfs"
+    window: Window | None = None
+    has_draft = False
+    num_blocks = BLOCKS
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = KVCacheManager(BLOCKS, BLOCK)
+        self.cache = KVCacheManager(self.num_blocks, BLOCK, window=self.window, has_draft=self.has_draft)
         config = EngineConfig(
             block_size=BLOCK,
             max_batch_size=BATCH,
@@ -50,7 +56,9 @@ class Simulation(RuleBasedStateMachine):
         self.scheduler = Scheduler(config, self.cache, num_draft_tokens=3)
         self.memory: dict[int, int] = {}
         self.salts: dict[int, str] = {}
+        self.searches: dict[str, BeamSearch] = {}
         self.random = random.Random(0)
+        self.logits = torch.Generator().manual_seed(0)
         self.names = 0
         self.now = 0.0
 
@@ -80,6 +88,17 @@ class Simulation(RuleBasedStateMachine):
         except OverloadedError:
             assert full
 
+    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9), output=st.integers(1, 8), width=st.integers(2, 3))
+    def add_beams(self, prompt: list[int], output: int, width: int) -> None:
+        if not self.scheduler.fits(len(prompt) + output, width) or len(self.scheduler.waiting) >= WAITING:
+            return
+        self.names += 1
+        self.now += 0.1
+        state = make_state(str(self.names), prompt, output, beam=BeamParams(width))
+        state.arrived, state.unforked, state.end_ids = self.now, width - 1, frozenset([BEAM_VOCABULARY - 1])
+        self.scheduler.add(state)
+        self.searches[state.request_id] = BeamSearch(state, BeamParams(width), self.scheduler, self.cache)
+
     @precondition(lambda self: self.scheduler.requests())
     @rule()
     def step(self) -> None:
@@ -98,14 +117,29 @@ class Simulation(RuleBasedStateMachine):
         assert self.policy != "fcfs" or first == oldest.request_id
         assert self.scheduler.running == sorted(self.scheduler.running, key=lambda state: state.order)
         for item in batch:
+            self.follow_with_draft(item)
             item.draft_ids = item.draft_ids or [self.random.randrange(2) for _ in range(item.num_model_drafts)]
             self.write(item)
         for item in batch:
             self.check_reads(item)
-            self.advance(item)
+        for item in batch:
+            if item.state.request_id not in self.searches:
+                self.advance(item)
+        for request_id in {item.state.request_id for item in batch} & set(self.searches):
+            self.advance_beams(request_id, [item for item in batch if item.state.request_id == request_id])
         group = [state for state in before if state.request_id == first]
         moved = [(len(state.token_ids), state.num_computed_tokens) > before[state] for state in group]
-        assert any(moved), "the first always moves"
+        gone = not any(state.request_id == first for state in self.scheduler.requests())
+        assert gone or any(moved), "the first always moves"
+
+    def follow_with_draft(self, item: ScheduledRequest) -> None:
+        """The draft model computes what it has not seen, over the same blocks, behind the target by a prediction."""
+        state = item.state
+        if self.has_draft and self.window:
+            first = max(0, state.num_draft_computed_tokens - self.window.num_tokens + 1) // BLOCK
+            end = self.cache.blocks_for(item.start + item.num_tokens)
+            assert NO_BLOCK not in state.block_table[first:end], "the draft model's window is gone"
+        state.num_draft_computed_tokens = item.start + item.num_tokens
 
     def write(self, item: ScheduledRequest) -> None:
         known = item.state.token_ids[item.start : item.start + item.num_tokens]
@@ -117,7 +151,10 @@ class Simulation(RuleBasedStateMachine):
 
     def check_reads(self, item: ScheduledRequest) -> None:
         state = item.state
+        oldest = max(0, item.start - self.window.num_tokens + 1) if self.window else 0
         for position, token in enumerate(state.token_ids[: item.start + item.num_tokens]):
+            if position < oldest:
+                continue
             slot = state.block_table[position // BLOCK] * BLOCK + position % BLOCK
             assert self.memory[slot] == token, "a request reads what is not its own"
             assert self.salts[slot // BLOCK] == state.request.cache_salt, "a tenant reads another's block"
@@ -132,6 +169,7 @@ class Simulation(RuleBasedStateMachine):
             self.branch_off(state)
         accepted = self.random.randint(0, len(item.draft_ids))
         state.num_computed_tokens = len(state.token_ids) + accepted
+        state.num_draft_computed_tokens = min(state.num_draft_computed_tokens, state.num_computed_tokens)
         new = [*item.draft_ids[:accepted], self.random.randrange(2)]
         state.token_ids.extend(new)
         state.prediction.advance(state.token_ids, len(new), len(item.draft_ids))
@@ -142,11 +180,20 @@ class Simulation(RuleBasedStateMachine):
             assert state.num_remaining_tokens > 0
             self.cache.trim(state)
 
+    def advance_beams(self, request_id: str, items: list[ScheduledRequest]) -> None:
+        search = self.searches[request_id]
+        assert {item.state for item in items} == set(search.states), "beams run together"
+        rows = [torch.randn((item.num_samples, BEAM_VOCABULARY), generator=self.logits) for item in items]
+        if search.advance(list(zip(items, rows, strict=True))):
+            for state in search.states:
+                self.scheduler.remove(state)
+            del self.searches[request_id]
+
     def branch_off(self, parent: RequestState) -> None:
         self.names += 1
         child = make_state(str(self.names), parent.request.prompt_ids, parent.max_tokens)
         child.request = parent.request
-        child.num_computed_tokens = len(parent.token_ids)
+        child.num_computed_tokens = child.num_draft_computed_tokens = len(parent.token_ids)
         self.scheduler.fork(parent, child)
         child.token_ids = [*parent.token_ids, self.random.randrange(2)]
         if child.num_remaining_tokens == 0:
@@ -155,17 +202,22 @@ class Simulation(RuleBasedStateMachine):
     @precondition(lambda self: self.scheduler.requests())
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
-        self.scheduler.remove(data.draw(st.sampled_from(self.scheduler.requests())))
+        state = data.draw(st.sampled_from(self.scheduler.requests()))
+        search = self.searches.pop(state.request_id, None)
+        for dropped in search.states if search else [state]:
+            self.scheduler.remove(dropped)
 
     @invariant()
     def every_block_is_accounted_for(self) -> None:
         pool = self.cache.pool
-        held = Counter(block for state in self.scheduler.running for block in state.block_table)
-        assert all(pool.references(block) == held[block] for block in range(BLOCKS))
+        running = self.scheduler.running
+        held = Counter(block for state in running for block in state.block_table if block != NO_BLOCK)
+        assert all(pool.references(block) == held[block] for block in range(self.num_blocks))
         assert pool.num_used == len(held)
         assert not any(state.block_table for state in self.scheduler.waiting)
         for state in self.scheduler.running:
-            assert len(set(state.block_table)) == len(state.block_table)
+            blocks = [block for block in state.block_table if block != NO_BLOCK]
+            assert len(set(blocks)) == len(blocks) <= self.cache.most_blocks_for(len(state.token_ids))
             needed, most = (self.cache.blocks_for(n) for n in (state.num_computed_tokens, len(state.token_ids)))
             assert needed <= len(state.block_table) <= most
 
@@ -186,12 +238,26 @@ class ShortestPrefillSimulation(Simulation):
     policy: Policy = "shortest-prefill"
 
 
+class WindowSimulation(Simulation):
+    """Requests of up to 36 tokens in a pool for 28: only the blocks in reach are ever held."""
+
+    window = Window(6, BUDGET)
+    num_blocks = 7
+
+
+class DraftWindowSimulation(WindowSimulation):
+    has_draft = True
+    num_blocks = 9
+
+
 SETTINGS = settings(max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
-for simulation in (Simulation, PrioritySimulation, ShortestPrefillSimulation):
+for simulation in (Simulation, PrioritySimulation, ShortestPrefillSimulation, WindowSimulation, DraftWindowSimulation):
     simulation.TestCase.settings = SETTINGS
 TestSimulation = Simulation.TestCase
 TestPrioritySimulation = PrioritySimulation.TestCase
 TestShortestPrefillSimulation = ShortestPrefillSimulation.TestCase
+TestWindowSimulation = WindowSimulation.TestCase
+TestDraftWindowSimulation = DraftWindowSimulation.TestCase
 
 
 def test_the_pool_reuses_the_least_recently_released_block_and_forgets_its_content() -> None:
@@ -214,6 +280,36 @@ def test_the_pool_refuses_a_double_release() -> None:
     pool.release(block)
     with pytest.raises(ValueError, match="released more often"):
         pool.release(block)
+
+
+def test_a_block_that_a_fork_filled_and_left_is_not_found_once_it_is_written_again() -> None:
+    cache = KVCacheManager(4, BLOCK)
+    parent, child = make_state("parent", [1, 1], 9), make_state("child", [1, 1], 9)
+    assert cache.admit(parent)
+    parent.num_computed_tokens = child.num_computed_tokens = 2
+    cache.fork(parent, child)
+    parent.token_ids += [0, 0, 0]  # two accepted drafts fill the block that both have
+    parent.num_computed_tokens = 4
+    cache.register(parent)
+    cache.free(parent)
+    child.token_ids += [1]
+    assert cache.grow(child, 3)
+    late = make_state("late", [1, 1, 0, 0, 1], 9)
+    assert cache.admit(late)
+    assert late.num_computed_tokens == 0
+
+
+def test_shared_slots_are_wasted_once() -> None:
+    cache = KVCacheManager(9, BLOCK)
+    parent, child = make_state("parent", [1] * 6, 9), make_state("child", [1] * 6, 9)
+    assert cache.admit(parent)
+    assert cache.num_wasted_slots([parent]) == 8
+    parent.num_computed_tokens = child.num_computed_tokens = 6
+    cache.fork(parent, child)
+    assert cache.num_wasted_slots([parent, child]) == 2
+    parent.token_ids += [0]
+    assert cache.grow(parent, 7)
+    assert cache.num_wasted_slots([parent, child]) == 4
 
 
 def test_decodes_go_on_while_a_long_prompt_is_prefilled() -> None:
