@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from itertools import takewhile
 
 from .block_pool import BlockPool
 from .request import RequestState
@@ -16,13 +17,11 @@ class KVCacheManager:
     the pool need not be computed again. The chain begins with the request's salt.
     """
 
-    def __init__(
-        self, num_blocks: int, block_size: int, *, prefix_caching: bool = True, has_draft: bool = False
-    ) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool = True) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self._prefix_caching = prefix_caching
-        self._has_draft = has_draft
+        self._drafted: set[int] = set()  # registered blocks whose draft half is there, too
         self._copies: dict[int, int] = {}  # block -> the block whose content it is to get
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -40,9 +39,11 @@ class KVCacheManager:
         missing = self.blocks_for(len(state.token_ids)) - len(cached)
         for block in cached:
             self.pool.share(block)
-        state.block_table = cached + [self.pool.allocate() for _ in range(missing)]
+        state.block_table = cached + [self._allocate() for _ in range(missing)]
         state.num_registered_blocks = len(cached)
-        state.num_computed_tokens = state.num_draft_computed_tokens = len(cached) * self.block_size
+        state.num_computed_tokens = len(cached) * self.block_size
+        state.num_drafted_blocks = sum(1 for _ in takewhile(self._drafted.__contains__, cached))
+        state.num_draft_computed_tokens = state.num_drafted_blocks * self.block_size
         return True
 
     def can_admit(self, state: RequestState) -> bool:
@@ -65,10 +66,10 @@ class KVCacheManager:
             return False
         if shared is not None:
             source = state.block_table[shared]
-            state.block_table[shared] = self.pool.allocate()
+            state.block_table[shared] = self._allocate()
             self._copies[state.block_table[shared]] = source
             self.pool.release(source)
-        state.block_table.extend(self.pool.allocate() for _ in range(missing))
+        state.block_table.extend(self._allocate() for _ in range(missing))
         return True
 
     def fork(self, parent: RequestState, child: RequestState) -> None:
@@ -79,6 +80,7 @@ class KVCacheManager:
         child.block_table = list(blocks)
         child.block_hashes = parent.block_hashes[: child.num_computed_tokens // self.block_size]
         child.num_registered_blocks = min(parent.num_registered_blocks, len(child.block_hashes))
+        child.num_drafted_blocks = min(parent.num_drafted_blocks, len(child.block_hashes))
 
     def take_copies(self) -> list[tuple[int, int]]:
         """(source, target) blocks to copy before the next pass; all sources are to be read before any is written."""
@@ -92,17 +94,17 @@ class KVCacheManager:
             self.pool.release(state.block_table.pop())
 
     def register(self, state: RequestState) -> None:
-        """Make blocks that became full findable for later requests; with a draft model both halves must be there."""
+        """Make blocks that became full findable for later requests, and remember which the draft model filled, too."""
         if not self._prefix_caching:
             return
-        computed = state.num_computed_tokens
-        if self._has_draft:
-            computed = min(computed, state.num_draft_computed_tokens)
-        full = computed // self.block_size
+        full = state.num_computed_tokens // self.block_size
         self._hash_up_to(state, full)
         for index in range(state.num_registered_blocks, full):
             self.pool.register(state.block_table[index], state.block_hashes[index])
         state.num_registered_blocks = max(full, state.num_registered_blocks)
+        drafted = min(full, state.num_draft_computed_tokens // self.block_size)
+        self._drafted.update(state.block_table[state.num_drafted_blocks : drafted])
+        state.num_drafted_blocks = max(drafted, state.num_drafted_blocks)
 
     def free(self, state: RequestState) -> None:
         """Give everything back. Deep blocks first, so that a prefix outlives its continuations in the cache."""
@@ -110,8 +112,13 @@ class KVCacheManager:
             self._copies.pop(block, None)
             self.pool.release(block)
         state.block_table = []
-        state.num_registered_blocks = 0
+        state.num_registered_blocks = state.num_drafted_blocks = 0
         state.num_computed_tokens = state.num_draft_computed_tokens = 0
+
+    def _allocate(self) -> int:
+        block = self.pool.allocate()
+        self._drafted.discard(block)
+        return block
 
     def _shared_tail(self, state: RequestState) -> int | None:
         """Where in its block table the request is going to write next, if that block is not its own."""

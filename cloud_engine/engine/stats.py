@@ -10,7 +10,8 @@ class EngineStats:
     """Gauges of this moment, and counters. Counters (from `steps` on) only ever grow.
 
     `kv_slots_wasted`: token slots in allocated blocks that hold nothing yet. `prefix_hit_tokens` of
-    `prefix_query_tokens` prompt tokens were found in the cache.
+    `prefix_query_tokens` prompt tokens were found in the cache. `speculative_steps` verified drafts of any kind;
+    `draft_*` count what the draft model proposed, `ngram_*` what was looked up in the request's own text.
     """
 
     running: int = 0
@@ -28,5 +29,13 @@ class EngineStats:
     prefix_hit_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
+    speculative_steps: int = 0
     draft_proposed: int = 0
     draft_accepted: int = 0
+    ngram_proposed: int = 0
+    ngram_accepted: int = 0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Share of the draft model's tokens that were accepted; 0 where it has proposed none."""
+        return self.draft_accepted / self.draft_proposed if self.draft_proposed else 0.0

@@ -11,7 +11,7 @@ import torch
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.request import GenerationRequest, RequestStats, TokenLogprob, TokenOutput
-from updraft.cloud_engine.engine.served_model import ServedModel
+from updraft.cloud_engine.engine.served_model import DraftWeights, ServedModel
 from updraft.cloud_engine.models.config import ModelConfig
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.rope import RotaryConfig
@@ -81,7 +81,11 @@ def draft(target: Decoder) -> Decoder:
 @pytest.fixture(scope="session")
 def make_engine(target: Decoder) -> Callable[..., Engine]:
     def make(*, draft: Decoder | None = None, eos: Sequence[int] = (), **config: Any) -> Engine:
-        return Engine(ServedModel(target, eos_ids=frozenset(eos)), EngineConfig(**config), draft=draft)
+        return Engine(
+            ServedModel(target, eos_ids=frozenset(eos)),
+            EngineConfig(**config),
+            draft=DraftWeights(draft) if draft else None,
+        )
 
     return make
 
