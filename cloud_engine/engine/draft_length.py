@@ -116,7 +116,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
     def observe(self, step: StepReport) -> None:
         self._costs.observe(step)
         self._since_trial_s += step.step_s
-        self._longest = max(self._longest, step.draft_tokens // step.sequences)
+        self._longest = max(self._longest, -(-step.draft_tokens // step.sequences))
         self._rest = max(0, self._rest - 1)
         self.rests = self._rest > 0
 
