@@ -108,7 +108,6 @@ class AdaptiveDraftLength(DraftLengthPolicy):
     def __init__(self, most: int) -> None:
         super().__init__(most)
         self._costs = StepCosts()
-        self._longest = 1  # drafts so far; new ones are at most twice that, as nobody knows what they cost
         self._rest = 0  # steps still to go without asking again
         self._since_trial_s = 0.0
         self.drafts = False
@@ -116,7 +115,6 @@ class AdaptiveDraftLength(DraftLengthPolicy):
     def observe(self, step: StepReport) -> None:
         self._costs.observe(step)
         self._since_trial_s += step.step_s
-        self._longest = max(self._longest, -(-step.draft_tokens // step.sequences))
         self._rest = max(0, self._rest - 1)
         self.rests = self._rest > 0
 
@@ -153,7 +151,8 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         live: Sequence[int] = range(len(candidates))
         tokens, draft_s, drafted = plain.tokens, 0.0, 0
         best, best_length, upfront_s = plain, 0, 0.0
-        for length in range(1, min(self._most, 2 * self._longest) + 1):
+        most = min(self._most, 2 * costs.longest(sequences))  # nobody knows what much longer ones cost
+        for length in range(1, most + 1):
             live = [
                 i for i in live if candidates[i].limit >= length and chances[i] > (token_s + joining_s[i]) * best.rate
             ]

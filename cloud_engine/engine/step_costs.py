@@ -78,8 +78,9 @@ class StepCosts:
         """What verifying `draft_tokens` adds to a step of `plain_s`.
 
         Measured as a share of that step, by batch size and by draft tokens each, so that it carries over to batches of
-        similar size. In between it is interpolated, and beyond the longest measured drafts taken to stay the same:
-        that may be too good to be true, but then one try tells.
+        similar size. In between it is interpolated. Longer drafts than were measured are expected to go on as the
+        measured ones rise, or half as steeply as proportion would have it where there is but one length: if that is
+        too good to be true, a try tells.
         """
         measured = self._shares(sequences)
         each = draft_tokens / sequences
@@ -88,16 +89,23 @@ class StepCosts:
         share = measured[below].median if below else 0.0
         if above is not None:
             share += (measured[above].median - share) * (each - below) / (above - below)
+        elif below:
+            share += (each - below) * (self._rise(measured) if len(measured) > 1 else share / below / 2)
         return share * plain_s
 
     def another_token_s(self, sequences: int, plain_s: float) -> float:
         """What one more draft token adds where others are verified anyway."""
         measured = self._shares(sequences)
-        if len(measured) < 2:
-            return 0.0
+        return self._rise(measured) * plain_s / sequences if len(measured) > 1 else 0.0
+
+    def _rise(self, measured: dict[int, Recent]) -> float:
+        """Of the share, with every further token for each sequence."""
         least, most = min(measured), max(measured)
-        rise = measured[most].median - measured[least].median
-        return max(0.0, rise) * plain_s / (most - least) / sequences
+        return max(0.0, measured[most].median - measured[least].median) / (most - least)
+
+    def longest(self, sequences: int) -> int:
+        """The longest drafts, in tokens each, of which it is known what verifying them adds; at least 1."""
+        return max(self._shares(sequences), default=1)
 
     def pass_s(self, drafting: int) -> float:
         """A pass of the draft model over this many sequences."""

@@ -20,7 +20,7 @@ Pair = tuple[int, int]
 
 
 def distribution(model: Decoder, tokens: list[int], params: SamplingParams) -> np.ndarray:
-    """Softmax at the temperature, cut to top-k, renormalised, cut to the smallest set of at least top-p, renormalised."""
+    """Softmax at the temperature, cut to top-k, renormalised, cut to at least top-p, renormalised."""
     logits = Runner(model, 1, 16).run([Chunk(tokens, 0, [0], 1)])[0].double().numpy()
     scaled = logits / params.temperature
     order = np.argsort(-scaled)[: params.top_k or VOCABULARY]
