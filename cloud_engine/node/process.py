@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 class NodeOptions:
     """`model` and `draft` are names as `models.hub.find_model` takes them.
 
-    `draft` is a smaller model of the same vocabulary for speculative decoding. `threads` None: torch's default.
-    `num_blocks` None sizes the KV cache for a full batch. `exit_with_parent`: stop when the starting process is gone.
+    `draft` is a smaller model of the same vocabulary for speculative decoding; `ngram`: draft from the text itself,
+    too. `threads` None: torch's default. `num_blocks` None sizes the KV cache for a full batch. `exit_with_parent`:
+    stop when the starting process is gone.
     """
 
     model: str
@@ -31,7 +32,8 @@ class NodeOptions:
     token_budget: int = 512
     num_blocks: int | None = None
     policy: Policy = "fcfs"
-    num_draft_tokens: int = 4
+    num_draft_tokens: int = 8
+    ngram: bool = False
     device: str = "cpu"
     ready_file: Path | None = None
     exit_with_parent: bool = False
@@ -70,6 +72,7 @@ def _load(options: NodeOptions) -> Served:
         num_blocks=options.num_blocks,
         policy=options.policy,
         num_draft_tokens=options.num_draft_tokens,
+        ngram=options.ngram,
         device=options.device,
         num_threads=options.threads,
     )

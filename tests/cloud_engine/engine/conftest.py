@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from updraft.cloud_engine.engine.config import EngineConfig
+from updraft.cloud_engine.engine.drafter import Drafter
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.request import GenerationRequest, RequestStats, TokenLogprob, TokenOutput
 from updraft.cloud_engine.engine.served_model import DraftWeights, ServedModel
@@ -85,11 +86,14 @@ def draft(target: Decoder) -> Decoder:
 
 @pytest.fixture(scope="session")
 def make_engine(target: Decoder) -> Callable[..., Engine]:
-    def make(*, draft: Decoder | None = None, eos: Sequence[int] = (), **config: Any) -> Engine:
+    def make(
+        *, draft: Decoder | None = None, drafters: Sequence[Drafter] = (), eos: Sequence[int] = (), **config: Any
+    ) -> Engine:
         return Engine(
             ServedModel(target, eos_ids=frozenset(eos)),
             EngineConfig(**config),
             draft=DraftWeights(draft) if draft else None,
+            drafters=drafters,
         )
 
     return make

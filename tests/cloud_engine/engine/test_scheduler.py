@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from updraft.cloud_engine.engine.block_pool import BlockPool
 from updraft.cloud_engine.engine.config import EngineConfig, Policy
+from updraft.cloud_engine.engine.drafter import CatchUp, Drafter
 from updraft.cloud_engine.engine.kv_cache import KVCacheManager
 from updraft.cloud_engine.engine.prediction import PredictionCursor
 from updraft.cloud_engine.engine.request import GenerationRequest, RequestState
 from updraft.cloud_engine.engine.scheduler import ScheduledRequest, Scheduler
+from updraft.cloud_engine.engine.speculation import Speculator
 from updraft.protocol.errors import ConfigurationError, OverloadedError
 
 BLOCK, BLOCKS, BUDGET, BATCH, WAITING = 4, 10, 12, 4, 5
@@ -29,6 +32,18 @@ def make_state(
 ) -> RequestState:
     request = GenerationRequest(name, prompt, draft_ids=draft or [], **options)
     return RequestState(request, max_tokens, 0.0, 0, frozenset(), list(prompt), PredictionCursor(draft or []))
+
+
+class Always(Drafter):
+    """Offers whatever is asked for."""
+
+    name = "always"
+
+    def offer(self, state: RequestState, limit: int) -> int:
+        return limit
+
+    def propose(self, batch: Sequence[ScheduledRequest], row_of: Any) -> CatchUp:
+        raise AssertionError("the simulation makes up the drafts")
 
 
 class Simulation(RuleBasedStateMachine):
@@ -45,9 +60,10 @@ class Simulation(RuleBasedStateMachine):
             token_budget=BUDGET,
             max_waiting=WAITING,
             num_draft_tokens=3,
+            draft_length="fixed",
             policy=self.policy,
         )
-        self.scheduler = Scheduler(config, self.cache, num_draft_tokens=3)
+        self.scheduler = Scheduler(config, self.cache, Speculator([Always()], config))
         self.memory: dict[int, int] = {}
         self.salts: dict[int, str] = {}
         self.random = random.Random(0)
@@ -91,14 +107,14 @@ class Simulation(RuleBasedStateMachine):
         for (source, target), content in zip(copies, contents, strict=True):
             self.salts[target] = self.salts[source]
             self.memory |= {target * BLOCK + i: token for i, token in enumerate(content) if token is not None}
-        assert sum(item.num_tokens + len(item.draft_ids) + item.num_model_drafts for item in batch) <= BUDGET
+        assert sum(item.num_tokens + len(item.draft_ids) + item.num_drafts for item in batch) <= BUDGET
         assert len({id(item.state) for item in batch}) == len(batch) == len(self.scheduler.running) <= BATCH
         assert all(item.num_tokens >= 1 for item in batch)
         first = self.scheduler.running[0].request_id
         assert self.policy != "fcfs" or first == oldest.request_id
         assert self.scheduler.running == sorted(self.scheduler.running, key=lambda state: state.order)
         for item in batch:
-            item.draft_ids = item.draft_ids or [self.random.randrange(2) for _ in range(item.num_model_drafts)]
+            item.draft_ids = item.draft_ids or [self.random.randrange(2) for _ in range(item.num_drafts)]
             self.write(item)
         for item in batch:
             self.check_reads(item)
@@ -312,11 +328,12 @@ def test_an_unknown_policy_is_refused() -> None:
 
 def test_drafts_take_only_what_is_left_over() -> None:
     cache = KVCacheManager(3, BLOCK)
-    scheduler = Scheduler(EngineConfig(block_size=BLOCK, max_batch_size=2, token_budget=64), cache, num_draft_tokens=4)
+    config = EngineConfig(block_size=BLOCK, max_batch_size=2, token_budget=64, num_draft_tokens=4, draft_length="fixed")
+    scheduler = Scheduler(config, cache, Speculator([Always()], config))
     scheduler.add(make_state("a", [1] * 4, 9))
     scheduler.add(make_state("b", [2] * 3, 9))
     first, second = scheduler.schedule()
-    assert (first.num_model_drafts, second.num_model_drafts) == (4, 0)  # the third block is gone
+    assert (first.num_drafts, second.num_drafts) == (4, 0)  # the third block is gone
     assert scheduler.num_preemptions == 0
 
 
