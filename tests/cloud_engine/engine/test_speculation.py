@@ -162,7 +162,7 @@ DRAFTERS = {
 
 @pytest.fixture(scope="module")
 def composed(make_engine, make_prompts, ask, run):
-    """Everything at once, without drafts: penalties, log-probabilities, several answers, sampling, repetitive prompts."""
+    """Everything at once, without drafts: penalties, log-probabilities, several answers, sampling, repetition."""
     prompts = [prompt * 3 for prompt in make_prompts(8, seed=4) if len(prompt) < 25]
     penalties = {"repetition_penalty": 0.8, "presence_penalty": -0.5, "logprobs": 2}
     options = {"temperature": 0.6, "seed": 5, "top_p": 0.9, "n": 2, "max_tokens": 16, **penalties}
@@ -256,7 +256,7 @@ def test_a_draft_padded_differently_drafts(rows, plain, draft, make_engine, ask,
     prompts, expected = plain
     padded = resized(draft, rows)
     drafter = DraftModel(padded, vocab_size=97, num_blocks=192, config=EngineConfig())
-    engine = make_engine(num_blocks=192, draft_length="fixed", drafters=[drafter])
+    engine = make_engine(num_blocks=192, num_draft_tokens=2, draft_length="fixed", drafters=[drafter])
     sampled = {"temperature": 0.8, "seed": 3, "top_p": 0.9, "logit_bias": ((96, 2.0),), "max_tokens": LENGTH}
     assert [r.token_ids for r in run(engine, ask(prompts, max_tokens=LENGTH))] == [e.token_ids for e in expected]
     without = run(make_engine(), ask(prompts[:8], **sampled))
