@@ -81,7 +81,12 @@ def node(
         Literal["fcfs", "priority", "shortest-prefill"],
         typer.Option(help="Who goes first: by arrival, by the requests' priority field, or short prompts."),
     ] = "fcfs",
-    num_draft_tokens: Annotated[int, typer.Option(min=0, help="Tokens drafted per step and request.")] = 4,
+    num_draft_tokens: Annotated[
+        int, typer.Option(min=1, help="Most tokens drafted per step and request; how many pays is measured.")
+    ] = 8,
+    ngram: Annotated[
+        bool, typer.Option("--ngram", help="Also draft by looking up repetitions in prompt and answer.")
+    ] = False,
     device: Annotated[str, typer.Option(envvar="UPDRAFT_DEVICE", help="cpu or cuda.")] = "cpu",
     restart: Annotated[bool, typer.Option("--restart", help="Start the engine anew when its process dies.")] = False,
     drain_seconds: Annotated[
@@ -92,7 +97,8 @@ def node(
 ) -> None:
     """Serve one large model: an engine behind an OpenAI port, with /health and /metrics.
 
-    With --draft a smaller model proposes tokens that the large one verifies; greedy answers stay the same.
+    With --draft a smaller model proposes tokens that the large one verifies; answers stay the same. How many it
+    proposes follows from what is measured, so that it is never much slower than without.
 
     \b
     Examples
@@ -114,6 +120,7 @@ def node(
             num_blocks=num_blocks,
             policy=policy,
             num_draft_tokens=num_draft_tokens,
+            ngram=ngram,
             device=device,
             restart=restart,
             drain_seconds=drain_seconds,

@@ -85,6 +85,10 @@ class Tokenizer:
         runs = encoding_runs(segments, self._special)
         return [token_id for run in runs for token_id in self.encode(run.text, allow_special=run.is_control)]
 
+    def vocabulary(self) -> dict[str, int]:
+        """Every token, as the tokenizer writes it, and its id."""
+        return self._plain_mode.get_vocab(with_added_tokens=True)
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; bytes that are not UTF-8 become U+FFFD."""
         return b"".join(self.token_bytes(token_id, skip_special=skip_special) for token_id in ids).decode(

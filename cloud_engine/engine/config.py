@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from ...protocol.errors import ConfigurationError
 
 Policy = Literal["fcfs", "priority", "shortest-prefill"]
+DraftLength = Literal["adaptive", "fixed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +18,11 @@ class EngineConfig:
     `block_size`: tokens per KV block. `num_blocks`: blocks in the pool; None gives every sequence of a full batch the
     model's whole context, within 1 GiB. `max_batch_size`: requests per step. `token_budget`: tokens per step, drafts
     included. `policy`: who goes first, see `scheduler.order_of`. `max_waiting`: queued requests before OverloadedError.
-    `num_draft_tokens`: tokens the draft model proposes per step. `seed`: where requests without a seed of their own get
-    theirs from. `num_threads`: torch threads, None for torch's default. `batch_invariant`: the same tokens, to the last
-    bit of their log-probabilities, whatever else is in the batch and however a prompt is cut (on a CPU, at some cost).
+    `num_draft_tokens`: most tokens drafted per request and step. `draft_length`: how many of these, as pays by what is
+    measured or always all. `ngram`: also draft by looking up what followed the same tokens before. `seed`: where
+    requests without a seed of their own get theirs from. `num_threads`: torch threads, None for torch's default.
+    `batch_invariant`: the same tokens, to the last bit of their log-probabilities, whatever else is in the batch and
+    however a prompt is cut (on a CPU, at some cost).
     """
 
     block_size: int = 16
@@ -28,7 +31,9 @@ class EngineConfig:
     token_budget: int = 512
     policy: Policy = "fcfs"
     max_waiting: int = 256
-    num_draft_tokens: int = 4
+    num_draft_tokens: int = 8
+    draft_length: DraftLength = "adaptive"
+    ngram: bool = False
     prefix_caching: bool = True
     seed: int = 0
     device: str = "cpu"
@@ -40,10 +45,11 @@ class EngineConfig:
         for name in ("block_size", "max_batch_size", "max_waiting", "num_draft_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1, got {getattr(self, name)}.", param=name)
-        if self.policy not in get_args(Policy):
-            raise ConfigurationError(
-                f"policy must be {' or '.join(get_args(Policy))}, got {self.policy!r}.", param="policy"
-            )
+        for name, choices in (("policy", get_args(Policy)), ("draft_length", get_args(DraftLength))):
+            if getattr(self, name) not in choices:
+                raise ConfigurationError(
+                    f"{name} must be {' or '.join(choices)}, got {getattr(self, name)!r}.", param=name
+                )
         if self.token_budget < self.max_batch_size:
             raise ConfigurationError(
                 f"token_budget ({self.token_budget}) must be at least max_batch_size ({self.max_batch_size}), "

@@ -18,16 +18,20 @@ from ..models.decoder import Decoder
 from ..models.loader import Progress
 from .beam_search import BeamSearch, check_beams
 from .config import EngineConfig
+from .draft_model import DraftModel
+from .drafter import Drafter
 from .kv_cache import KVCacheManager, Window
+from .ngram import NgramDrafter
 from .prediction import PredictionCursor
 from .prompt_scores import score_prompts
 from .request import FinishReason, GenerationRequest, RequestState, RequestStats, TokenLogprob, TokenOutput
 from .runner import Chunk, Runner, block_bytes
 from .sampler import SamplingRow, log_probabilities, sample
 from .scheduler import ScheduledRequest, Scheduler
-from .served_model import ServedModel, load_weights
-from .speculation import DraftModel
+from .served_model import DraftWeights, ServedModel
+from .speculation import Speculator
 from .stats import EngineStats
+from .vocabulary import check_same_vocabulary
 
 _DEFAULT_CACHE_BYTES = 2**30
 
@@ -35,8 +39,18 @@ _DEFAULT_CACHE_BYTES = 2**30
 class Engine:
     """One model serving many requests, `step` by `step`. Not thread-safe: see `AsyncEngine`."""
 
-    def __init__(self, served: ServedModel, config: EngineConfig, *, draft: Decoder | None = None) -> None:
-        """Raises ConfigurationError if `draft` does not share the model's vocabulary."""
+    def __init__(
+        self,
+        served: ServedModel,
+        config: EngineConfig,
+        *,
+        draft: DraftWeights | None = None,
+        drafters: Sequence[Drafter] = (),
+    ) -> None:
+        """`drafters`: further ones, beside those of the configuration.
+
+        Raises ConfigurationError if `draft` does not share the model's vocabulary.
+        """
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         model = served.weights
@@ -49,9 +63,12 @@ class Engine:
         self._vocab_size = model.config.vocab_size
         self._eos_ids = served.eos_ids
         self._runner = Runner(model, num_blocks, config.block_size, batch_invariant=config.batch_invariant)
-        self._draft = DraftModel(draft, model, num_blocks, config.block_size) if draft is not None else None
         self._num_blocks = num_blocks
-        self._window = _window([model, draft] if draft is not None else [model], config)
+        self._window = _window([model, draft.weights] if draft is not None else [model], config)
+        own: list[Drafter] = [NgramDrafter()] if config.ngram else []
+        if draft is not None:
+            own.append(self._draft_model(served, draft))
+        self._speculator = Speculator([*own, *drafters], config)
         self._cache, self._scheduler = self._fresh_schedule()
         self._requests: dict[str, list[RequestState]] = {}  # the answers of each that are not finished
         self._searches: dict[str, BeamSearch] = {}
@@ -67,7 +84,7 @@ class Engine:
         The model is called what the folder is called. Raises ModelLoadError.
         """
         served = ServedModel.from_folder(folder, config, progress)
-        return cls(served, config, draft=load_weights(draft, config) if draft else None)
+        return cls(served, config, draft=DraftWeights.from_path(draft, config) if draft else None)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -112,13 +129,15 @@ class Engine:
 
     def step(self) -> list[TokenOutput]:
         """Move every scheduled request on by one step and return the tokens that came out."""
+        started = time.perf_counter()
         batch = self._scheduler.schedule()
         self._copy_blocks(self._cache.take_copies())
-        if self._draft:
-            self._draft.propose(batch, self._sampling_row)
+        self._speculator.propose(batch, self._sampling_row)
         logits = score_prompts(batch, self._runner.run([_chunk(item) for item in batch]))
         tokens = sample(logits, [self._sampling_row(item, i) for item in batch for i in range(item.num_samples)])
-        return self._advance(batch, logits, tokens)
+        outputs = self._advance(batch, logits, tokens)
+        self._speculator.observe(batch, time.perf_counter() - started)
+        return outputs
 
     def reset(self) -> list[str]:
         """Forget all requests and all that is cached, and return the ids of these requests.
@@ -145,18 +164,21 @@ class Engine:
             kv_blocks_total=pool.num_blocks,
             kv_slots_wasted=self._cache.num_wasted_slots(running),
             preemptions=self._scheduler.num_preemptions,
+            **self._speculator.counters(),
         )
 
+    def _draft_model(self, served: ServedModel, draft: DraftWeights) -> DraftModel:
+        weights, target = draft.weights, served.weights.config.vocab_size
+        vocabulary = None if served.tokenizer is None else served.tokenizer.vocabulary()
+        check_same_vocabulary(target, weights.config.vocab_size, vocabulary, draft.vocabulary)
+        return DraftModel(weights, vocab_size=target, num_blocks=self._num_blocks, config=self.config)
+
     def _fresh_schedule(self) -> tuple[KVCacheManager, Scheduler]:
-        config, has_draft = self.config, self._draft is not None
+        config = self.config
         cache = KVCacheManager(
-            self._num_blocks,
-            config.block_size,
-            prefix_caching=config.prefix_caching,
-            has_draft=has_draft,
-            window=self._window,
+            self._num_blocks, config.block_size, prefix_caching=config.prefix_caching, window=self._window
         )
-        return cache, Scheduler(config, cache, num_draft_tokens=config.num_draft_tokens if has_draft else 0)
+        return cache, Scheduler(config, cache, self._speculator)
 
     def _check(self, request: GenerationRequest) -> None:
         prompt, draft = request.prompt_ids, request.draft_ids
@@ -263,15 +285,14 @@ class Engine:
             child.num_draft_computed_tokens = min(child.num_draft_computed_tokens, child.num_computed_tokens)
             self._scheduler.fork(parent, child)
             self._requests[parent.request_id].append(child)
-            first = replace(item, state=child, draft_ids=[], num_model_drafts=0)
+            first = replace(item, state=child, draft_ids=[], drafter=None, num_drafts=0)
             outputs.append(self._accept(first, sample(logits[:1], [self._sampling_row(first, 0)]), logits[:1]))
         return outputs
 
     def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         if copies:
             self._runner.copy_blocks(copies)
-            if self._draft:
-                self._draft.copy_blocks(copies)
+            self._speculator.copy_blocks(copies)
 
     def _accept(self, item: ScheduledRequest, sampled: list[int], logits: Tensor) -> TokenOutput:
         """Take over what the target confirmed of the draft, and the one token after it that is the target's own."""
@@ -279,9 +300,7 @@ class Engine:
         is_first = state.num_generated_tokens == 0 and state.index == 0
         num_accepted = _agreement(item.draft_ids, sampled)
         new, finish_reason = self._until_end(sampled[: num_accepted + 1], state)
-        if item.num_model_drafts:
-            state.draft_proposed += len(item.draft_ids)
-            state.draft_accepted += min(num_accepted, len(new))
+        self._speculator.record(item, min(num_accepted, len(new)))
         state.first_token_at = state.first_token_at or time.monotonic()
         state.num_computed_tokens = len(state.token_ids) + num_accepted
         state.num_draft_computed_tokens = min(state.num_draft_computed_tokens, state.num_computed_tokens)
@@ -325,8 +344,6 @@ class Engine:
         counters.prefix_hit_tokens += stats.cached_tokens
         counters.accepted_prediction_tokens += stats.accepted_prediction_tokens
         counters.rejected_prediction_tokens += stats.rejected_prediction_tokens
-        counters.draft_proposed += stats.draft_proposed
-        counters.draft_accepted += stats.draft_accepted
 
 
 def _chunk(item: ScheduledRequest) -> Chunk:

@@ -6,6 +6,7 @@ import hashlib
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from .block_pool import BlockPool
 from .request import RequestState
@@ -37,19 +38,13 @@ class KVCacheManager:
     """
 
     def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        *,
-        prefix_caching: bool = True,
-        has_draft: bool = False,
-        window: Window | None = None,
+        self, num_blocks: int, block_size: int, *, prefix_caching: bool = True, window: Window | None = None
     ) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self._prefix_caching = prefix_caching
-        self._has_draft = has_draft
         self._window = window
+        self._drafted: set[int] = set()  # registered blocks whose draft half is there, too
         self._copies: dict[int, int] = {}  # block -> the block whose content it is to get
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -60,8 +55,7 @@ class KVCacheManager:
         blocks = self.blocks_for(num_tokens)
         if self._window is None:
             return blocks
-        chunks = 2 if self._has_draft else 1  # the draft model can be a whole prediction behind
-        in_reach = self._window.num_tokens - 1 + chunks * self._window.max_chunk
+        in_reach = self._window.num_tokens - 1 + self._window.max_chunk
         return min(blocks, self.blocks_for(in_reach) + 1)  # one more, as the window may begin inside a block
 
     def admit(self, state: RequestState) -> bool:
@@ -77,9 +71,11 @@ class KVCacheManager:
         missing = self._blocks_to_start(state, cached) - len(cached)
         for block in _held(cached):
             self.pool.share(block)
-        state.block_table = cached + [self.pool.allocate() for _ in range(missing)]
+        state.block_table = cached + [self._allocate() for _ in range(missing)]
         state.num_registered_blocks = len(cached)
-        state.num_computed_tokens = state.num_draft_computed_tokens = len(cached) * self.block_size
+        state.num_computed_tokens = len(cached) * self.block_size
+        state.num_drafted_blocks = sum(1 for _ in takewhile(lambda b: b == NO_BLOCK or b in self._drafted, cached))
+        state.num_draft_computed_tokens = state.num_drafted_blocks * self.block_size
         return True
 
     def can_admit(self, state: RequestState) -> bool:
@@ -113,12 +109,12 @@ class KVCacheManager:
             return False
         if shared:
             source = state.block_table[tail]
-            state.block_table[tail] = self.pool.allocate()
+            state.block_table[tail] = self._allocate()
             self._copies[state.block_table[tail]] = source
             self.pool.release(source)
         elif written:
             self.pool.forget(state.block_table[tail])
-        state.block_table.extend(self.pool.allocate() for _ in range(missing))
+        state.block_table.extend(self._allocate() for _ in range(missing))
         return True
 
     def fork(self, parent: RequestState, child: RequestState) -> None:
@@ -129,6 +125,7 @@ class KVCacheManager:
         child.block_table = list(blocks)
         child.block_hashes = parent.block_hashes[: child.num_computed_tokens // self.block_size]
         child.num_registered_blocks = min(parent.num_registered_blocks, len(child.block_hashes))
+        child.num_drafted_blocks = min(parent.num_drafted_blocks, len(child.block_hashes))
 
     def take_copies(self) -> list[tuple[int, int]]:
         """(source, target) blocks to copy before the next pass; all sources are to be read before any is written."""
@@ -143,7 +140,7 @@ class KVCacheManager:
 
     def release_out_of_reach(self, state: RequestState) -> None:
         """Give back blocks that lie wholly behind the window of the next query. Those registered stay findable."""
-        index = self._oldest_in_reach(self._num_settled(state)) - 1
+        index = self._oldest_in_reach(state.num_computed_tokens) - 1
         while index >= 0 and state.block_table[index] != NO_BLOCK:
             self.pool.release(state.block_table[index])
             state.block_table[index] = NO_BLOCK
@@ -161,15 +158,18 @@ class KVCacheManager:
         return sum(empty.values())
 
     def register(self, state: RequestState) -> None:
-        """Make blocks that became full findable for later requests; with a draft model both halves must be there."""
+        """Make blocks that became full findable for later requests, and remember which the draft model filled, too."""
         if not self._prefix_caching:
             return
-        full = self._num_settled(state) // self.block_size
+        full = state.num_computed_tokens // self.block_size
         self._hash_up_to(state, full)
         for index in range(state.num_registered_blocks, full):
             if state.block_table[index] != NO_BLOCK:
                 self.pool.register(state.block_table[index], state.block_hashes[index])
         state.num_registered_blocks = max(full, state.num_registered_blocks)
+        drafted = min(full, state.num_draft_computed_tokens // self.block_size)
+        self._drafted.update(_held(state.block_table[state.num_drafted_blocks : drafted]))
+        state.num_drafted_blocks = max(drafted, state.num_drafted_blocks)
 
     def free(self, state: RequestState) -> None:
         """Give everything back. Deep blocks first, so that a prefix outlives its continuations in the cache."""
@@ -177,19 +177,19 @@ class KVCacheManager:
             self._copies.pop(block, None)
             self.pool.release(block)
         state.block_table = []
-        state.num_registered_blocks = 0
+        state.num_registered_blocks = state.num_drafted_blocks = 0
         state.num_computed_tokens = state.num_draft_computed_tokens = 0
-
-    def _num_settled(self, state: RequestState) -> int:
-        """Tokens whose keys and values are there for good, of both models if there are two."""
-        computed = state.num_computed_tokens
-        return min(computed, state.num_draft_computed_tokens) if self._has_draft else computed
 
     def _oldest_in_reach(self, position: int) -> int:
         """The index in a block table of the first block that a query at `position`, or any later one, can see."""
         if self._window is None:
             return 0
         return max(0, position - self._window.num_tokens + 1) // self.block_size
+
+    def _allocate(self) -> int:
+        block = self.pool.allocate()
+        self._drafted.discard(block)
+        return block
 
     def _cached_prefix(self, state: RequestState) -> list[int]:
         """The blocks of the longest cached prefix: of those that the next query can see, all must be there."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ...protocol.sampling import SamplingParams
+from .draft_length import Acceptance
+from .ngram_index import NgramIndex
 from .prediction import PredictionCursor
 
 FinishReason = Literal["stop", "length"]
@@ -63,7 +65,7 @@ class PromptLogprob(TokenLogprob):
 
 @dataclass(frozen=True, slots=True)
 class RequestStats:
-    """What a finished request cost. Prediction counts are about `draft_ids`, draft counts about the draft model.
+    """What a finished request cost. Prediction counts are about `draft_ids`, draft counts about the drafters.
 
     `rejected_prediction_tokens` holds those that were refuted and those that were never reached. `ttft_s`: seconds from
     arrival to the first token.
@@ -98,6 +100,16 @@ class TokenOutput:
 
 
 @dataclass(slots=True, eq=False)
+class DraftRecord:
+    """What drafting for one answer has come to: tokens proposed and accepted, and by drafter how likely they are."""
+
+    proposed: int = 0
+    accepted: int = 0
+    acceptance: dict[str, Acceptance] = field(default_factory=dict[str, Acceptance])
+    ngrams: NgramIndex = field(default_factory=NgramIndex)
+
+
+@dataclass(slots=True, eq=False)
 class RequestState:
     """A request inside the engine.
 
@@ -105,7 +117,8 @@ class RequestState:
     and values in the blocks of `block_table`; the draft model's are there for the first `num_draft_computed_tokens`.
     Every step brings these counts closer to the number of known tokens, and that is all there is to scheduling.
     `order` is the request's place among all others, lowest first; the scheduler sets it once. `index` says which of the
-    request's answers this is, and `unforked` how many more are to branch off behind the prompt.
+    request's answers this is, and `unforked` how many more are to branch off behind the prompt; each of these has its
+    own `drafts`.
     """
 
     request: GenerationRequest
@@ -125,10 +138,10 @@ class RequestState:
     num_computed_tokens: int = 0
     num_draft_computed_tokens: int = 0
     num_registered_blocks: int = 0
+    num_drafted_blocks: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
-    draft_proposed: int = 0
-    draft_accepted: int = 0
+    drafts: DraftRecord = field(init=False, default_factory=DraftRecord)
     first_token_at: float | None = None
 
     @property
@@ -163,7 +176,7 @@ class RequestState:
             completion_tokens=self.num_generated_tokens,
             accepted_prediction_tokens=accepted,
             rejected_prediction_tokens=len(self.request.draft_ids) - accepted,
-            draft_proposed=self.draft_proposed,
-            draft_accepted=self.draft_accepted,
+            draft_proposed=self.drafts.proposed,
+            draft_accepted=self.drafts.accepted,
             ttft_s=(self.first_token_at or time.monotonic()) - self.arrived,
         )

@@ -15,22 +15,25 @@ from itertools import chain
 
 from ...protocol.errors import OverloadedError
 from .config import EngineConfig, Policy
+from .drafter import Drafter
 from .kv_cache import KVCacheManager
 from .request import RequestState
+from .speculation import Speculator
 
 
 @dataclass(slots=True)
 class ScheduledRequest:
     """One request's share of a step: known tokens from `start`, then `draft_ids` to verify.
 
-    `num_model_drafts` of them are still to be proposed by the draft model.
+    `drafter` is to propose `num_drafts` of them; where it is None they come from the request's prediction.
     """
 
     state: RequestState
     start: int
     num_tokens: int
     draft_ids: list[int] = field(default_factory=list[int])
-    num_model_drafts: int = 0
+    drafter: Drafter | None = None
+    num_drafts: int = 0
 
     @property
     def is_caught_up(self) -> bool:
@@ -77,10 +80,10 @@ class Scheduler:
     moves. Beams of one request run or wait together, so that none holds blocks while it waits for another.
     """
 
-    def __init__(self, config: EngineConfig, cache: KVCacheManager, *, num_draft_tokens: int = 0) -> None:
+    def __init__(self, config: EngineConfig, cache: KVCacheManager, speculator: Speculator | None = None) -> None:
         self._config = config
         self._cache = cache
-        self._num_draft_tokens = num_draft_tokens
+        self._speculator = speculator or Speculator([], config)
         self.waiting: list[RequestState] = []
         self.running: list[RequestState] = []
         self.num_preemptions = 0
@@ -110,7 +113,9 @@ class Scheduler:
         batch = self._continue_running()
         if self.num_preemptions == preemptions:
             self._admit_waiting(batch)
-        self._grant_drafts(batch)
+        # Drafts use budget and blocks nobody else wants: they never delay or preempt a request.
+        spare = self._config.token_budget - sum(item.num_tokens for item in batch)
+        self._speculator.grant(batch, spare, self._cache.grow)
         return batch
 
     def remove(self, state: RequestState) -> None:
@@ -217,21 +222,6 @@ class Scheduler:
     def _has_place(self, states: list[RequestState]) -> bool:
         """Whether the batch has rows for them, and for all that is still to branch off from them and the running."""
         return sum(1 + state.unforked for state in chain(self.running, states)) <= self._config.max_batch_size
-
-    def _grant_drafts(self, batch: list[ScheduledRequest]) -> None:
-        """Drafts use budget and blocks nobody else wants: they never delay or preempt a request."""
-        budget = self._config.token_budget - sum(item.num_tokens for item in batch)
-        for item in batch:
-            limit = min(budget, item.state.num_remaining_tokens - 1)
-            if limit <= 0 or not item.is_caught_up or item.state.request.beam:
-                continue
-            predicted = item.state.prediction.propose(limit)
-            wanted = len(predicted) or min(self._num_draft_tokens, limit)
-            if wanted == 0 or not self._cache.grow(item.state, len(item.state.token_ids) + wanted):
-                continue
-            item.draft_ids = predicted
-            item.num_model_drafts = 0 if predicted else wanted
-            budget -= wanted
 
 
 def _beams_of(state: RequestState, among: list[RequestState]) -> list[RequestState]:

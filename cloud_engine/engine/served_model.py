@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from ...protocol.errors import ConfigurationError, ModelLoadError
 from ...text.tokenizer import Tokenizer
 from ..models.config import default_temperature
 from ..models.decoder import Decoder
+from ..models.gguf_file import gguf_vocabulary
 from ..models.hub import name_of
 from ..models.loader import Progress, load_model
 from .config import EngineConfig
@@ -43,6 +45,23 @@ class ServedModel:
                 f"{weights.config.vocab_size}: these files do not belong together."
             )
         return cls(weights, name_of(folder), tokenizer, tokenizer.eos_ids, default_temperature(folder))
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWeights:
+    """A draft model; `vocabulary` maps its tokens to their ids, None where its files do not tell."""
+
+    weights: Decoder
+    vocabulary: Mapping[str, int] | None = None
+
+    @classmethod
+    def from_path(cls, path: Path, config: EngineConfig) -> DraftWeights:
+        """A Hugging Face style folder or a GGUF file. Raises ModelLoadError."""
+        weights = load_weights(path, config)
+        if path.suffix == ".gguf":
+            return cls(weights, gguf_vocabulary(path))
+        has_tokenizer = (path / "tokenizer.json").exists()
+        return cls(weights, Tokenizer.from_folder(path).vocabulary() if has_tokenizer else None)
 
 
 def load_weights(path: Path, config: EngineConfig, progress: Progress | None = None) -> Decoder:

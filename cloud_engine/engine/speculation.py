@@ -1,64 +1,144 @@
-"""The draft model: a small model that guesses the next tokens, so that the large one can check them in one pass.
+"""Speculation: who drafts for whom, and how much. The answers do not depend on it, only their speed does.
 
-Leviathan et al. 2023, in the form that needs no rejection sampling: see `sampler` on why a draft token is accepted if
-and only if it is the token the target samples at that position. To hit it often, the draft samples with the target's
-parameters and the target's noise.
+A request's prediction goes first, whole: it was sent to be verified. Where there is none, or it is lost, the other
+drafters take over, as far as `draft_length` finds that it pays.
+
+No torch here: drafters that need it bring it along.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from ...protocol.errors import ConfigurationError
-from ..models.decoder import Decoder
-from .runner import Chunk, Runner
-from .sampler import SamplingRow, sample
-from .scheduler import ScheduledRequest
+from .draft_length import Acceptance, AdaptiveDraftLength, Candidate, DraftLengthPolicy
+from .drafter import CatchUp, Drafter
+from .step_costs import StepReport
 
-RowOf = Callable[[ScheduledRequest, int], SamplingRow]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .config import EngineConfig
+    from .drafter import RowOf
+    from .request import RequestState
+    from .scheduler import ScheduledRequest
+
+    Grow = Callable[[RequestState, int], bool]
 
 
-class DraftModel:
-    """Proposes the tokens that the scheduler granted. Its KV cache uses the target's block tables."""
+class DrafterRecord:
+    """What one drafter proposed, what of it the target accepted, and how likely that is by now."""
 
-    def __init__(self, draft: Decoder, target: Decoder, num_blocks: int, block_size: int) -> None:
-        if draft.config.vocab_size != target.config.vocab_size:
-            raise ConfigurationError(
-                f"The draft model has a vocabulary of {draft.config.vocab_size}, the target of "
-                f"{target.config.vocab_size}: a draft model must share the target's tokenizer.",
-                param="draft",
-            )
-        self._runner = Runner(draft, num_blocks, block_size)
+    def __init__(self) -> None:
+        self.proposed = self.accepted = 0
+        self.acceptance = Acceptance.of_drafter()
 
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        self._runner.copy_blocks(copies)
+
+class Speculator:
+    """Grants drafts to requests, has them made, and learns from what comes of it."""
+
+    def __init__(self, drafters: Sequence[Drafter], config: EngineConfig) -> None:
+        self._drafters = tuple(drafters)
+        self._most = config.num_draft_tokens
+        lengths = AdaptiveDraftLength if config.draft_length == "adaptive" else DraftLengthPolicy
+        self._policy = lengths(self._most)
+        self._catch_up, self._draft_s = CatchUp(), 0.0
+        self._records = {drafter.name: DrafterRecord() for drafter in drafters}
+        self._speculative_steps = 0
+
+    def counters(self) -> dict[str, int]:
+        """By their names in `EngineStats`."""
+        named = {"speculative_steps": self._speculative_steps}
+        for name, record in self._records.items():
+            named |= {f"{name}_proposed": record.proposed, f"{name}_accepted": record.accepted}
+        return named
+
+    def grant(self, batch: Sequence[ScheduledRequest], budget: int, grow: Grow) -> None:
+        """Give drafts at most `budget` tokens of the step. `grow` gets a request blocks, or says there are none."""
+        asking: list[ScheduledRequest] = []
+        for item in batch:
+            limit = min(budget, item.state.num_remaining_tokens - 1)
+            if limit <= 0 or not item.is_caught_up or item.state.request.beam:
+                continue
+            predicted = item.state.prediction.propose(limit)
+            if not predicted:
+                asking.append(item)
+            elif grow(item.state, len(item.state.token_ids) + len(predicted)):
+                item.draft_ids = predicted
+                budget -= len(predicted)
+        if self._drafters and asking and not self._policy.rests:
+            self._grant_drafters(asking, len(batch), budget, grow)
 
     def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> None:
-        """Fill in `draft_ids` where the scheduler granted model drafts.
+        """Have the granted drafts made."""
+        started = time.perf_counter()
+        self._catch_up = CatchUp()
+        asked = {item.drafter for item in batch}
+        keeps_up = self._policy.drafts and not all(item.is_caught_up for item in batch)
+        for drafter in self._drafters:
+            if drafter in asked or (keeps_up and drafter.takes_passes):
+                catch_up = drafter.propose(batch, row_of)
+                self._catch_up = catch_up if drafter.takes_passes else self._catch_up
+        self._draft_s = time.perf_counter() - started
 
-        The first pass also takes every request of the step along through its known tokens, so that the cached blocks
-        of both models stay equally far.
-        """
-        drafting = [item for item in batch if item.num_model_drafts]
-        logits = self._runner.run([_catch_up(item) for item in batch])
-        for item in batch:
-            item.state.num_draft_computed_tokens = item.start + item.num_tokens
-        while drafting:
-            tokens = sample(logits, [row_of(item, len(item.draft_ids)) for item in drafting])
-            for item, token in zip(drafting, tokens, strict=True):
-                item.draft_ids.append(token)
-            drafting = [item for item in drafting if len(item.draft_ids) < item.num_model_drafts]
-            if drafting:
-                logits = self._runner.run([_extend(item) for item in drafting])
+    def record(self, item: ScheduledRequest, accepted: int) -> None:
+        """The target has accepted so many of the request's drafts."""
+        if item.drafter is None or not item.draft_ids:
+            return
+        name, proposed = item.drafter.name, len(item.draft_ids)
+        record, drafts = self._records[name], item.state.drafts
+        record.proposed += proposed
+        record.accepted += accepted
+        record.acceptance.add(accepted, proposed)
+        drafts.acceptance.setdefault(name, Acceptance()).add(accepted, proposed)
+        drafts.proposed += proposed
+        drafts.accepted += accepted
 
+    def observe(self, batch: Sequence[ScheduledRequest], step_s: float) -> None:
+        """Learn from a finished step, which took `step_s` in all."""
+        self._speculative_steps += any(item.draft_ids for item in batch)
+        if not self._drafters or not batch or any(item.draft_ids and item.drafter is None for item in batch):
+            return  # nothing to decide, or a prediction was verified: not a step as others are
+        modelled = [len(item.draft_ids) for item in batch if item.drafter is not None and item.drafter.takes_passes]
+        self._policy.observe(
+            StepReport(
+                sequences=len(batch),
+                step_s=step_s,
+                prefill_tokens=sum(item.num_tokens - 1 for item in batch),
+                draft_tokens=sum(len(item.draft_ids) for item in batch),
+                drafting=sum(length > 0 for length in modelled),
+                passes=max(modelled, default=0),
+                lag=self._catch_up.tokens,
+                draft_s=self._draft_s,
+                first_pass_s=self._catch_up.seconds,
+            )
+        )
 
-def _catch_up(item: ScheduledRequest) -> Chunk:
-    state, end = item.state, item.start + item.num_tokens
-    start = state.num_draft_computed_tokens
-    return Chunk(state.token_ids[start:end], start, state.block_table, 1 if item.num_model_drafts else 0)
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        for drafter in self._drafters:
+            drafter.copy_blocks(copies)
 
+    def _grant_drafters(self, asking: list[ScheduledRequest], sequences: int, budget: int, grow: Grow) -> None:
+        offers = [(item, *offer) for item in asking if (offer := self._best_offer(item.state, budget)) is not None]
+        lengths = self._policy.plan([candidate for _, _, candidate in offers], sequences)
+        for (item, drafter, _), length in zip(offers, lengths, strict=True):
+            granted = min(length, budget)
+            if granted and grow(item.state, len(item.state.token_ids) + granted):
+                item.drafter, item.num_drafts = drafter, granted
+                budget -= granted
 
-def _extend(item: ScheduledRequest) -> Chunk:
-    position = len(item.state.token_ids) + len(item.draft_ids) - 1
-    item.state.num_draft_computed_tokens = position + 1
-    return Chunk(item.draft_ids[-1:], position, item.state.block_table, 1)
+    def _best_offer(self, state: RequestState, budget: int) -> tuple[Drafter, Candidate] | None:
+        """The drafter that is likeliest to be right; of equals the one that is asked for nothing."""
+        remaining = state.num_remaining_tokens
+        best: tuple[Drafter, Candidate] | None = None
+        for drafter in self._drafters:
+            limit = drafter.offer(state, min(self._most, budget, remaining - 1))
+            if limit == 0:
+                continue
+            prior = self._records[drafter.name].acceptance.estimate()
+            known = state.drafts.acceptance.get(drafter.name)
+            chance = prior if known is None else known.estimate(prior)
+            if best is None or chance > best[1].acceptance:
+                best = drafter, Candidate(chance, limit, drafter.takes_passes, drafter.lag(state), remaining)
+        return best

@@ -11,7 +11,9 @@ class EngineStats:
 
     `kv_slots_wasted`: token slots in allocated blocks that hold nothing yet. `seconds_since_step`: how long ago an
     engine that has work last reported, else 0. `prefix_hit_tokens` of `prefix_query_tokens` prompt tokens were found in
-    the cache. `restarts`: of the engine's process; the other counters begin anew with each.
+    the cache. `speculative_steps` verified drafts of any kind; `draft_*` count what the draft model proposed, `ngram_*`
+    what was looked up in the request's own text. `restarts`: of the engine's process; the other counters begin anew
+    with each.
     """
 
     running: int = 0
@@ -30,6 +32,14 @@ class EngineStats:
     prefix_hit_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
+    speculative_steps: int = 0
     draft_proposed: int = 0
     draft_accepted: int = 0
+    ngram_proposed: int = 0
+    ngram_accepted: int = 0
     restarts: int = 0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Share of the draft model's tokens that were accepted; 0 where it has proposed none."""
+        return self.draft_accepted / self.draft_proposed if self.draft_proposed else 0.0

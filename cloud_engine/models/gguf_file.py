@@ -166,6 +166,14 @@ class GgufFile:
         return [float(number) for number in tensor.data]
 
 
+def gguf_vocabulary(path: Path) -> dict[str, int] | None:
+    """The tokens of a GGUF file that could be loaded, with their ids; None if it has none."""
+    import gguf
+
+    field = gguf.GGUFReader(path).fields.get("tokenizer.ggml.tokens")
+    return None if field is None else {str(token): token_id for token_id, token in enumerate(field.contents())}
+
+
 def _enum_of(names: Mapping[Any, str], name: str) -> Any:
     return next(member for member, theirs in names.items() if theirs == name)
 

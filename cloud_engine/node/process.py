@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 class NodeOptions:
     """`model` and `draft` are names as `models.hub.find_model` takes them.
 
-    `draft` is a smaller model of the same vocabulary for speculative decoding. `threads` None: torch's default.
-    `num_blocks` None sizes the KV cache for a full batch. `restart`: replace an engine that dies. `drain_seconds`: what
-    requests in flight get to finish on SIGTERM. `exit_with_parent`: stop when the starting process is gone.
+    `draft` is a smaller model of the same vocabulary for speculative decoding; `ngram`: draft from the text itself,
+    too. `threads` None: torch's default. `num_blocks` None sizes the KV cache for a full batch. `restart`: replace an
+    engine that dies. `drain_seconds`: what requests in flight get to finish on SIGTERM. `exit_with_parent`: stop when
+    the starting process is gone.
     """
 
     model: str
@@ -33,7 +34,8 @@ class NodeOptions:
     token_budget: int = 512
     num_blocks: int | None = None
     policy: Policy = "fcfs"
-    num_draft_tokens: int = 4
+    num_draft_tokens: int = 8
+    ngram: bool = False
     device: str = "cpu"
     restart: bool = False
     drain_seconds: float = DRAIN_S
@@ -76,6 +78,7 @@ def _load(folder: Path, options: NodeOptions) -> Load:
         num_blocks=options.num_blocks,
         policy=options.policy,
         num_draft_tokens=options.num_draft_tokens,
+        ngram=options.ngram,
         device=options.device,
         num_threads=options.threads,
     )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from updraft.cloud_engine.engine.config import EngineConfig
+from updraft.cloud_engine.engine.drafter import Drafter
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.request import (
     GenerationRequest,
@@ -17,7 +18,7 @@ from updraft.cloud_engine.engine.request import (
     TokenLogprob,
     TokenOutput,
 )
-from updraft.cloud_engine.engine.served_model import ServedModel
+from updraft.cloud_engine.engine.served_model import DraftWeights, ServedModel
 from updraft.cloud_engine.models.config import ModelConfig
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.rope import RotaryConfig
@@ -43,21 +44,21 @@ class Result:
         self.finish_reason, self.stats = output.finish_reason, output.stats
 
 
-def random_llama(seed: int) -> Decoder:
+def random_llama(seed: int, *, vocabulary: int = VOCABULARY, context: int = 192) -> Decoder:
     torch.manual_seed(seed)
     model = Decoder(
         ModelConfig(
             architecture="LlamaForCausalLM",
-            vocab_size=VOCABULARY,
+            vocab_size=vocabulary,
             hidden_size=48,
             intermediate_size=64,
             num_layers=2,
             num_heads=4,
             num_kv_heads=2,
             head_dim=12,
-            context_length=192,
+            context_length=context,
             rms_norm_eps=1e-5,
-            rotary=RotaryConfig.from_parameters({}, rotary_dim=12, context_length=192),
+            rotary=RotaryConfig.from_parameters({}, rotary_dim=12, context_length=context),
             tie_word_embeddings=False,
         )
     )
@@ -77,8 +78,19 @@ def perturbed(model: Decoder, amount: float) -> Decoder:
 
 
 @pytest.fixture(scope="session")
+def random_model() -> Callable[..., Decoder]:
+    return random_llama
+
+
+@pytest.fixture(scope="session")
 def target() -> Decoder:
     return random_llama(0)
+
+
+@pytest.fixture
+def fresh_draft() -> Decoder:
+    """One whose weights no engine has rearranged."""
+    return perturbed(random_llama(0), 0.1)
 
 
 @pytest.fixture(scope="session")
@@ -88,8 +100,15 @@ def draft() -> Decoder:
 
 @pytest.fixture(scope="session")
 def make_engine(target: Decoder) -> Callable[..., Engine]:
-    def make(*, draft: Decoder | None = None, eos: Sequence[int] = (), **config: Any) -> Engine:
-        return Engine(ServedModel(target, eos_ids=frozenset(eos)), EngineConfig(**config), draft=draft)
+    def make(
+        *, draft: Decoder | None = None, drafters: Sequence[Drafter] = (), eos: Sequence[int] = (), **config: Any
+    ) -> Engine:
+        return Engine(
+            ServedModel(target, eos_ids=frozenset(eos)),
+            EngineConfig(**config),
+            draft=DraftWeights(draft) if draft else None,
+            drafters=drafters,
+        )
 
     return make
 

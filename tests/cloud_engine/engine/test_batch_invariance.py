@@ -11,7 +11,7 @@ from torch import nn
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.request import GenerationRequest
-from updraft.cloud_engine.engine.served_model import ServedModel
+from updraft.cloud_engine.engine.served_model import DraftWeights, ServedModel
 from updraft.cloud_engine.models.config import ModelConfig
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.rope import RotaryConfig
@@ -49,7 +49,8 @@ def wide_model(dtype: torch.dtype, window: int | None = None) -> Decoder:
 
 
 def invariant_engine(model: Decoder, *, draft: Decoder | None = None, **options: Any) -> Engine:
-    return Engine(ServedModel(model), EngineConfig(batch_invariant=True, **options), draft=draft)
+    config = EngineConfig(batch_invariant=True, **options)
+    return Engine(ServedModel(model), config, draft=DraftWeights(draft) if draft else None)
 
 
 def requests(prompts: Sequence[Sequence[int]]) -> list[GenerationRequest]:

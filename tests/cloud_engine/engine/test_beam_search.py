@@ -13,7 +13,7 @@ import transformers
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.request import BeamParams, GenerationRequest, TokenOutput
-from updraft.cloud_engine.engine.served_model import ServedModel
+from updraft.cloud_engine.engine.served_model import DraftWeights, ServedModel
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.loader import load_model
 from updraft.embedded import pocket
@@ -38,7 +38,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Decoder]:
 @pytest.fixture(scope="module")
 def make_beams(pair: tuple[Any, Decoder]) -> Callable[..., Engine]:
     def make(draft: Decoder | None = None, **config: Any) -> Engine:
-        return Engine(ServedModel(pair[1], eos_ids=frozenset([END])), EngineConfig(**config), draft=draft)
+        served = ServedModel(pair[1], eos_ids=frozenset([END]))
+        return Engine(served, EngineConfig(**config), draft=DraftWeights(draft) if draft else None)
 
     return make
 

@@ -12,7 +12,9 @@ import transformers
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.request import GenerationRequest
+from updraft.embedded import pocket
 from updraft.protocol.errors import ConfigurationError, ModelLoadError
+from updraft.protocol.requests import Message
 from updraft.protocol.sampling import SamplingParams
 
 
@@ -44,7 +46,7 @@ def test_target_draft_tokenizer_and_defaults_come_from_the_folders(tmp_path: Pat
     large, small = write_folder(tmp_path / "large", layers=2), write_folder(tmp_path / "small", layers=1)
     texts: list[list[int]] = []
     for draft in (None, small):
-        engine = Engine.from_folder(large, draft=draft, config=EngineConfig())
+        engine = Engine.from_folder(large, draft=draft, config=EngineConfig(draft_length="fixed"))
         assert (engine.model_id, engine.context_length, engine.default_temperature) == ("large", 64, 0.0)
         assert engine.tokenizer.eos_ids == {257}
         prompt = engine.tokenizer.encode("hello")
@@ -56,6 +58,52 @@ def test_target_draft_tokenizer_and_defaults_come_from_the_folders(tmp_path: Pat
         assert (engine.stats().draft_proposed > 0) == (draft is not None)
         texts.append(tokens)
     assert texts[0] == texts[1]
+
+
+def test_a_draft_may_be_padded_differently_but_not_speak_another_language(tmp_path: Path) -> None:
+    large, small = (
+        write_folder(tmp_path / "large", layers=2),
+        write_folder(tmp_path / "small", layers=1, vocabulary=320),
+    )
+    assert Engine.from_folder(large, draft=small, config=EngineConfig())
+    definition = json.loads((small / "tokenizer.json").read_text())
+    words = definition["model"]["vocab"]
+    words["A"], words["B"] = words["B"], words["A"]
+    (small / "tokenizer.json").write_text(json.dumps(definition))
+    with pytest.raises(ConfigurationError, match=r"2 of 258 tokens differ.*share the target's tokenizer"):
+        Engine.from_folder(large, draft=small, config=EngineConfig())
+    (small / "tokenizer.json").unlink()
+    with pytest.raises(ConfigurationError, match="vocabulary of 320, the target of 258"):
+        Engine.from_folder(large, draft=small, config=EngineConfig())
+
+
+def test_a_prediction_of_a_foreign_model_is_text_and_verified_all_the_same(tmp_path: Path) -> None:
+    """Its own tokens do not matter: the text is tokenized anew."""
+    engine = Engine.from_folder(write_folder(tmp_path / "large", layers=2), config=EngineConfig(num_threads=1))
+    params = SamplingParams(max_tokens=12, logit_bias=tuple((token, -100.0) for token in range(94, 258)))
+
+    def answer(predicted: list[int]) -> tuple[list[int], int]:
+        engine.add_request(GenerationRequest("a", engine.tokenizer.encode("hello"), params, predicted))
+        tokens: list[int] = []
+        while True:
+            (output,) = engine.step()
+            tokens += output.token_ids
+            if output.stats is not None:
+                return tokens, output.stats.accepted_prediction_tokens
+
+    tokens, _ = answer([])
+    text = engine.tokenizer.decode(tokens)
+    assert answer(engine.tokenizer.encode(text)) == (tokens, 12)
+
+
+def test_a_gguf_file_drafts_for_a_folder_of_the_same_tokenizer() -> None:
+    config = EngineConfig(draft_length="fixed")
+    engine = Engine.from_folder(pocket.pocket_large_folder(), draft=pocket.pocket_small_gguf(), config=config)
+    prompt = engine.tokenizer.encode_chat([Message(role="user", content="What is 347 + 586?")])
+    engine.add_request(GenerationRequest("a", prompt, SamplingParams(max_tokens=40)))
+    while engine.has_work:
+        engine.step()
+    assert engine.stats().draft_accepted > 0
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:

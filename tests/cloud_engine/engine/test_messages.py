@@ -13,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from updraft.cloud_engine.engine import messages
 from updraft.cloud_engine.engine.config import EngineConfig
-from updraft.cloud_engine.engine.request import GenerationRequest, RequestStats, TokenLogprob, TokenOutput
+from updraft.cloud_engine.engine.request import (
+    BeamParams,
+    GenerationRequest,
+    PromptLogprob,
+    RequestStats,
+    TokenLogprob,
+    TokenOutput,
+)
 from updraft.cloud_engine.engine.stats import EngineStats
 from updraft.protocol import errors
 from updraft.protocol.errors import ContextLengthError, InvalidRequestError, UpdraftError
@@ -54,6 +61,7 @@ PARAMS = build(
     stop_token_ids=TOKENS.map(tuple),
     min_tokens=st.integers(0, 100),
     logprobs=st.none() | st.integers(0, 20),
+    prompt_logprobs=st.none() | st.integers(0, 20),
 )
 REQUESTS = build(
     GenerationRequest,
@@ -64,8 +72,10 @@ REQUESTS = build(
     n=COUNTS,
     priority=st.integers(-(2**63), 2**63 - 1),
     cache_salt=TEXT,
+    beam=st.none() | st.builds(BeamParams, COUNTS, FLOATS),
 )
-SCORES = st.lists(st.builds(TokenLogprob, FLOATS, st.lists(st.tuples(COUNTS, FLOATS), max_size=3).map(tuple)))
+TOP = st.lists(st.tuples(COUNTS, FLOATS), max_size=3).map(tuple)
+SCORES = st.lists(st.builds(TokenLogprob, FLOATS, TOP))
 STATS = build(RequestStats, **{field.name: COUNTS for field in dataclasses.fields(RequestStats) if field.type == "int"})
 OUTPUTS = build(
     TokenOutput,
@@ -75,6 +85,7 @@ OUTPUTS = build(
     finish_reason=st.sampled_from([None, "stop", "length"]),
     stats=st.none() | STATS,
     index=COUNTS,
+    prompt_logprobs=st.lists(st.builds(PromptLogprob, FLOATS, TOP, COUNTS)),
 )
 ENGINE_STATS = build(
     EngineStats, **{field.name: COUNTS for field in dataclasses.fields(EngineStats) if field.type == "int"}

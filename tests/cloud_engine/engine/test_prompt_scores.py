@@ -12,7 +12,7 @@ import pytest
 import torch
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.served_model import ServedModel
+from updraft.cloud_engine.engine.served_model import DraftWeights, ServedModel
 from updraft.cloud_engine.models.loader import load_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
@@ -33,7 +33,8 @@ def make_scoring(reference: Any, tmp_path_factory: pytest.TempPathFactory) -> Ca
     model = load_model(folder)
 
     def make(*, with_draft: bool = False, **config: Any) -> Engine:
-        return Engine(ServedModel(model), EngineConfig(**config), draft=model if with_draft else None)
+        draft = DraftWeights(model) if with_draft else None
+        return Engine(ServedModel(model), EngineConfig(**config), draft=draft)
 
     return make
 

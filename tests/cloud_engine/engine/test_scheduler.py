@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from updraft.cloud_engine.engine.beam_search import BeamSearch
 from updraft.cloud_engine.engine.block_pool import BlockPool
 from updraft.cloud_engine.engine.config import EngineConfig, Policy
+from updraft.cloud_engine.engine.drafter import CatchUp, Drafter
 from updraft.cloud_engine.engine.kv_cache import NO_BLOCK, KVCacheManager, Window
 from updraft.cloud_engine.engine.prediction import PredictionCursor
 from updraft.cloud_engine.engine.request import BeamParams, GenerationRequest, RequestState
 from updraft.cloud_engine.engine.scheduler import ScheduledRequest, Scheduler
+from updraft.cloud_engine.engine.speculation import Speculator
 from updraft.protocol.errors import ConfigurationError, OverloadedError
 
 BLOCK, BLOCKS, BUDGET, BATCH, WAITING = 4, 10, 12, 4, 5
@@ -34,26 +37,38 @@ def make_state(
     return RequestState(request, max_tokens, 0.0, 0, frozenset(), list(prompt), PredictionCursor(draft or []))
 
 
+class Always(Drafter):
+    """Offers whatever is asked for."""
+
+    name = "always"
+
+    def offer(self, state: RequestState, limit: int) -> int:
+        return limit
+
+    def propose(self, batch: Sequence[ScheduledRequest], row_of: Any) -> CatchUp:
+        raise AssertionError("the simulation makes up the drafts")
+
+
 class Simulation(RuleBasedStateMachine):
     """An engine without a model. `memory` stands for the KV tensors: which token was last written into each slot."""
 
     policy: Policy = "fcfs"
     window: Window | None = None
-    has_draft = False
     num_blocks = BLOCKS
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = KVCacheManager(self.num_blocks, BLOCK, window=self.window, has_draft=self.has_draft)
+        self.cache = KVCacheManager(self.num_blocks, BLOCK, window=self.window)
         config = EngineConfig(
             block_size=BLOCK,
             max_batch_size=BATCH,
             token_budget=BUDGET,
             max_waiting=WAITING,
             num_draft_tokens=3,
+            draft_length="fixed",
             policy=self.policy,
         )
-        self.scheduler = Scheduler(config, self.cache, num_draft_tokens=3)
+        self.scheduler = Scheduler(config, self.cache, Speculator([Always()], config))
         self.memory: dict[int, int] = {}
         self.salts: dict[int, str] = {}
         self.searches: dict[str, BeamSearch] = {}
@@ -110,15 +125,14 @@ class Simulation(RuleBasedStateMachine):
         for (source, target), content in zip(copies, contents, strict=True):
             self.salts[target] = self.salts[source]
             self.memory |= {target * BLOCK + i: token for i, token in enumerate(content) if token is not None}
-        assert sum(item.num_tokens + len(item.draft_ids) + item.num_model_drafts for item in batch) <= BUDGET
+        assert sum(item.num_tokens + len(item.draft_ids) + item.num_drafts for item in batch) <= BUDGET
         assert len({id(item.state) for item in batch}) == len(batch) == len(self.scheduler.running) <= BATCH
         assert all(item.num_tokens >= 1 for item in batch)
         first = self.scheduler.running[0].request_id
         assert self.policy != "fcfs" or first == oldest.request_id
         assert self.scheduler.running == sorted(self.scheduler.running, key=lambda state: state.order)
         for item in batch:
-            self.follow_with_draft(item)
-            item.draft_ids = item.draft_ids or [self.random.randrange(2) for _ in range(item.num_model_drafts)]
+            item.draft_ids = item.draft_ids or [self.random.randrange(2) for _ in range(item.num_drafts)]
             self.write(item)
         for item in batch:
             self.check_reads(item)
@@ -131,15 +145,6 @@ class Simulation(RuleBasedStateMachine):
         moved = [(len(state.token_ids), state.num_computed_tokens) > before[state] for state in group]
         gone = not any(state.request_id == first for state in self.scheduler.requests())
         assert gone or any(moved), "the first always moves"
-
-    def follow_with_draft(self, item: ScheduledRequest) -> None:
-        """The draft model computes what it has not seen, over the same blocks, behind the target by a prediction."""
-        state = item.state
-        if self.has_draft and self.window:
-            first = max(0, state.num_draft_computed_tokens - self.window.num_tokens + 1) // BLOCK
-            end = self.cache.blocks_for(item.start + item.num_tokens)
-            assert NO_BLOCK not in state.block_table[first:end], "the draft model's window is gone"
-        state.num_draft_computed_tokens = item.start + item.num_tokens
 
     def write(self, item: ScheduledRequest) -> None:
         known = item.state.token_ids[item.start : item.start + item.num_tokens]
@@ -169,7 +174,6 @@ class Simulation(RuleBasedStateMachine):
             self.branch_off(state)
         accepted = self.random.randint(0, len(item.draft_ids))
         state.num_computed_tokens = len(state.token_ids) + accepted
-        state.num_draft_computed_tokens = min(state.num_draft_computed_tokens, state.num_computed_tokens)
         new = [*item.draft_ids[:accepted], self.random.randrange(2)]
         state.token_ids.extend(new)
         state.prediction.advance(state.token_ids, len(new), len(item.draft_ids))
@@ -193,7 +197,7 @@ class Simulation(RuleBasedStateMachine):
         self.names += 1
         child = make_state(str(self.names), parent.request.prompt_ids, parent.max_tokens)
         child.request = parent.request
-        child.num_computed_tokens = child.num_draft_computed_tokens = len(parent.token_ids)
+        child.num_computed_tokens = len(parent.token_ids)
         self.scheduler.fork(parent, child)
         child.token_ids = [*parent.token_ids, self.random.randrange(2)]
         if child.num_remaining_tokens == 0:
@@ -245,19 +249,13 @@ class WindowSimulation(Simulation):
     num_blocks = 7
 
 
-class DraftWindowSimulation(WindowSimulation):
-    has_draft = True
-    num_blocks = 9
-
-
 SETTINGS = settings(max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
-for simulation in (Simulation, PrioritySimulation, ShortestPrefillSimulation, WindowSimulation, DraftWindowSimulation):
+for simulation in (Simulation, PrioritySimulation, ShortestPrefillSimulation, WindowSimulation):
     simulation.TestCase.settings = SETTINGS
 TestSimulation = Simulation.TestCase
 TestPrioritySimulation = PrioritySimulation.TestCase
 TestShortestPrefillSimulation = ShortestPrefillSimulation.TestCase
 TestWindowSimulation = WindowSimulation.TestCase
-TestDraftWindowSimulation = DraftWindowSimulation.TestCase
 
 
 def test_the_pool_reuses_the_least_recently_released_block_and_forgets_its_content() -> None:
@@ -408,11 +406,12 @@ def test_an_unknown_policy_is_refused() -> None:
 
 def test_drafts_take_only_what_is_left_over() -> None:
     cache = KVCacheManager(3, BLOCK)
-    scheduler = Scheduler(EngineConfig(block_size=BLOCK, max_batch_size=2, token_budget=64), cache, num_draft_tokens=4)
+    config = EngineConfig(block_size=BLOCK, max_batch_size=2, token_budget=64, num_draft_tokens=4, draft_length="fixed")
+    scheduler = Scheduler(config, cache, Speculator([Always()], config))
     scheduler.add(make_state("a", [1] * 4, 9))
     scheduler.add(make_state("b", [2] * 3, 9))
     first, second = scheduler.schedule()
-    assert (first.num_model_drafts, second.num_model_drafts) == (4, 0)  # the third block is gone
+    assert (first.num_drafts, second.num_drafts) == (4, 0)  # the third block is gone
     assert scheduler.num_preemptions == 0
 
 

@@ -6,7 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from updraft.cloud_engine.engine.config import EngineConfig
+from updraft.cloud_engine.engine.draft_length import DraftLengthPolicy
+from updraft.cloud_engine.engine.draft_model import DraftModel
 from updraft.cloud_engine.engine.prediction import PredictionCursor
+from updraft.cloud_engine.engine.vocabulary import check_same_vocabulary
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.protocol.errors import ConfigurationError
 
@@ -44,7 +48,7 @@ def predictions(kind: str, answers: list[list[int]]) -> list[list[int]]:
 @pytest.mark.parametrize("batch_size", [1, 4, 16])
 def test_a_draft_model_changes_no_token(batch_size, plain, make_engine, ask, run, draft):
     prompts, expected = plain
-    engine = make_engine(draft=draft, max_batch_size=batch_size)
+    engine = make_engine(draft=draft, max_batch_size=batch_size, draft_length="fixed")
     results = run(engine, ask(prompts, max_tokens=LENGTH))
     assert [r.token_ids for r in results] == [e.token_ids for e in expected]
     stats = engine.stats()
@@ -57,7 +61,7 @@ def test_a_draft_model_changes_no_token(batch_size, plain, make_engine, ask, run
 def test_a_prediction_changes_no_token(kind, batch_size, plain, make_engine, ask, run, draft):
     prompts, expected = plain[0][:16], plain[1][:16]
     drafts = predictions(kind, [e.token_ids for e in expected])
-    engine = make_engine(draft=draft if batch_size == 4 else None, max_batch_size=batch_size)
+    engine = make_engine(draft=draft if batch_size == 4 else None, max_batch_size=batch_size, draft_length="fixed")
     results = run(engine, ask(prompts, max_tokens=LENGTH, drafts=drafts))
     assert [r.token_ids for r in results] == [e.token_ids for e in expected]
     for result, proposed in zip(results, drafts, strict=True):
@@ -95,7 +99,7 @@ def test_sampled_output_is_the_same_with_any_draft(params, plain, make_engine, a
     answers = [e.token_ids for e in expected]
     spoilt = [answer[:10] + [0] * 9 for answer in answers]
     for drafts in ([], answers, spoilt):
-        engine = make_engine(draft=draft)
+        engine = make_engine(draft=draft, draft_length="fixed")
         results = run(engine, ask(prompts, drafts=drafts, **ask_sampled))
         assert [r.token_ids for r in results] == answers
         for result, reference in zip(results, expected, strict=True):
@@ -112,8 +116,8 @@ def test_sampled_output_is_the_same_with_any_draft(params, plain, make_engine, a
 @pytest.mark.parametrize("config", [{"num_blocks": 8}, {"token_budget": 20}, {"block_size": 4}], ids=str)
 def test_speculation_with_preemption_chunking_and_prefix_hits(config, plain, make_engine, ask, run, draft):
     prompts, expected = plain[0][:16], [e.token_ids for e in plain[1][:16]]
-    engine = make_engine(draft=draft, **config)
-    for _ in range(2):  # the second round finds prefixes, whose draft half must be there too
+    engine = make_engine(draft=draft, draft_length="fixed", **config)
+    for _ in range(2):  # the second round finds prefixes
         results = run(engine, ask(prompts, max_tokens=LENGTH, drafts=predictions("one substitution", expected)))
         assert [r.token_ids for r in results] == expected
     stats = engine.stats()
@@ -122,7 +126,7 @@ def test_speculation_with_preemption_chunking_and_prefix_hits(config, plain, mak
 
 def test_a_draft_as_good_as_the_target_is_always_accepted(plain, target, make_engine, ask, run):
     prompts, expected = plain
-    engine = make_engine(draft=target, num_draft_tokens=5)
+    engine = make_engine(draft=target, num_draft_tokens=5, draft_length="fixed")
     for _ in range(2):  # also where the prompt comes from the prefix cache
         results = run(engine, ask(prompts[:16], max_tokens=LENGTH))
         assert [r.token_ids for r in results] == [e.token_ids for e in expected[:16]]
@@ -142,9 +146,133 @@ def test_end_of_sequence_inside_an_accepted_draft(plain, make_engine, ask, run, 
     assert result.stats.accepted_prediction_tokens == cut
 
 
+COMPANY = {
+    "preempted": {"num_blocks": 10, "max_batch_size": 6},
+    "chunked": {"token_budget": 20},
+    "blocks of 4": {"block_size": 4},
+    "uncached": {"prefix_caching": False},
+}
+DRAFTERS = {
+    "draft": {"draft_length": "fixed"},
+    "ngram": {"draft_length": "fixed", "ngram": True},
+    "both": {"ngram": True, "draft_length": "fixed", "num_draft_tokens": 3},
+    "adaptive": {"ngram": True},
+}
+
+
+@pytest.fixture(scope="module")
+def composed(make_engine, make_prompts, ask, run):
+    """Everything at once, without drafts: penalties, log-probabilities, several answers, sampling, repetition."""
+    prompts = [prompt * 3 for prompt in make_prompts(8, seed=4) if len(prompt) < 25]
+    penalties = {"repetition_penalty": 0.8, "presence_penalty": -0.5, "logprobs": 2}
+    options = {"temperature": 0.6, "seed": 5, "top_p": 0.9, "n": 2, "max_tokens": 16, **penalties}
+    return prompts, options, run(make_engine(max_batch_size=2), ask(prompts, **options))
+
+
+@pytest.mark.parametrize("company", COMPANY)
+@pytest.mark.parametrize("drafters", DRAFTERS)
+def test_every_drafter_composes_with_everything(drafters, company, composed, make_engine, ask, run, draft):
+    prompts, options, expected = composed
+    engine = make_engine(draft=None if drafters == "ngram" else draft, **DRAFTERS[drafters], **COMPANY[company])
+    for _ in range(2):  # the second time from the prefix cache
+        results = run(engine, ask(prompts, **options))
+        assert [r.token_ids for r in results] == [e.token_ids for e in expected]
+        for result, reference in zip(results, expected, strict=True):
+            for mine, theirs in zip(result.logprobs, reference.logprobs, strict=True):
+                assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+                assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
+    stats = engine.stats()
+    assert stats.preemptions > 0 or company != "preempted"
+    if drafters != "adaptive":
+        assert stats.speculative_steps > 0
+        assert (stats.draft_accepted > 0) == (drafters != "ngram")
+        assert (stats.ngram_proposed > 0) == (drafters != "draft")
+
+
+def test_a_draft_that_pauses_catches_up(plain, target, make_engine, ask, run):
+    """It computed nothing of what was answered without it, and is right from its first token on."""
+    prompts, expected = plain
+    engine = make_engine(draft=target, num_draft_tokens=5, draft_length="fixed", token_budget=40)
+    speculator = engine._speculator
+    policy, speculator._policy = speculator._policy, Paused()
+    for request in ask(prompts[8:9], max_tokens=LENGTH):  # 70 tokens of prompt: more than a step's budget
+        engine.add_request(request)
+    tokens = [token for _ in range(6) for output in engine.step() for token in output.token_ids]
+    assert engine.stats().draft_proposed == 0
+    speculator._policy = policy
+    while engine.has_work:
+        tokens += [token for output in engine.step() for token in output.token_ids]
+    assert tokens == expected[8].token_ids
+    assert engine.stats().draft_accepted == engine.stats().draft_proposed > 0
+
+
+class Paused(DraftLengthPolicy):
+    drafts, rests = False, True
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+def test_a_cached_prefix_without_its_draft_half_is_still_a_hit(plain, target, make_engine, ask, run):
+    prompts, expected = plain
+    engine = make_engine(draft=target, num_draft_tokens=5, draft_length="fixed")
+    policy, engine._speculator._policy = engine._speculator._policy, Paused()
+    run(engine, ask(prompts[8:9], max_tokens=LENGTH))
+    engine._speculator._policy = policy
+    (result,) = run(engine, ask(prompts[8:9], max_tokens=LENGTH))
+    assert (result.token_ids, result.stats.cached_tokens) == (expected[8].token_ids, 64)
+    assert result.stats.draft_accepted == result.stats.draft_proposed > 0
+
+
 def test_a_draft_of_another_vocabulary_is_refused(target, make_engine):
     with pytest.raises(ConfigurationError, match="share the target's tokenizer"):
         make_engine(draft=Decoder(replace(target.config, vocab_size=98)))
+
+
+WORDS = {"a": 0, "b": 1, "c": 2}
+
+
+@pytest.mark.parametrize(
+    ("rows", "draft", "reason"),
+    [
+        (2, {"a": 0, "b": 1}, "'c'"),
+        (4, {"a": 0, "c": 1, "b": 2}, r"2 of 3 tokens differ: 1 is 'c' there, 'b' in the target"),
+        (5, None, "vocabulary of 5, the target of 4"),
+    ],
+)
+def test_why_a_vocabulary_is_refused(rows, draft, reason):
+    with pytest.raises(ConfigurationError, match=reason):
+        check_same_vocabulary(4, rows, WORDS, draft)
+
+
+@pytest.mark.parametrize(("rows", "draft"), [(3, WORDS), (64, {**WORDS, "d": 3}), (4, None)])
+def test_padding_is_no_difference(rows, draft):
+    check_same_vocabulary(4, rows, WORDS, draft)
+
+
+@pytest.mark.parametrize("rows", [91, 120])
+def test_a_draft_padded_differently_drafts(rows, plain, fresh_draft, make_engine, ask, run):
+    """The last rows of a head are no tokens: fewer or more of them change nothing."""
+    prompts, expected = plain
+    padded = resized(fresh_draft, rows)
+    drafter = DraftModel(padded, vocab_size=97, num_blocks=192, config=EngineConfig())
+    engine = make_engine(num_blocks=192, num_draft_tokens=2, draft_length="fixed", drafters=[drafter])
+    sampled = {"temperature": 0.8, "seed": 3, "top_p": 0.9, "logit_bias": ((96, 2.0),), "max_tokens": LENGTH}
+    assert [r.token_ids for r in run(engine, ask(prompts, max_tokens=LENGTH))] == [e.token_ids for e in expected]
+    without = run(make_engine(), ask(prompts[:8], **sampled))
+    assert [r.token_ids for r in run(engine, ask(prompts[:8], **sampled))] == [w.token_ids for w in without]
+    assert engine.stats().acceptance_rate > 0.1
+
+
+def resized(model: Decoder, rows: int) -> Decoder:
+    """The same model with a head of as many rows; new ones are zero."""
+    twin = Decoder(replace(model.config, vocab_size=rows)).requires_grad_(False).eval()
+    state = model.state_dict()
+    for name in ("embed_tokens.weight", "lm_head.weight"):
+        kept = state[name][:rows]
+        state[name] = torch.cat((kept, torch.zeros(rows - len(kept), kept.shape[1])))
+    twin.load_state_dict(state)
+    return twin
 
 
 def test_the_cursor_is_cautious_after_a_miss_and_counts_each_token_once() -> None:

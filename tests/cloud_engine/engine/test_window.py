@@ -11,7 +11,7 @@ import pytest
 import torch
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.served_model import ServedModel
+from updraft.cloud_engine.engine.served_model import DraftWeights, ServedModel
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.loader import load_model
 from updraft.protocol.errors import ContextLengthError
@@ -51,7 +51,7 @@ def prompts() -> list[list[int]]:
 @pytest.fixture(scope="module")
 def make_windowed(pair: tuple[Any, Decoder]) -> Callable[..., Engine]:
     def make(draft: Decoder | None = None, **config: Any) -> Engine:
-        return Engine(ServedModel(pair[1]), EngineConfig(**config), draft=draft)
+        return Engine(ServedModel(pair[1]), EngineConfig(**config), draft=DraftWeights(draft) if draft else None)
 
     return make
 

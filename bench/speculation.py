@@ -1,0 +1,199 @@
+"""What speculation gains and costs: the pocket pair under load, and an oracle draft on a model of real shape."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..cloud_engine.engine.config import EngineConfig
+from ..cloud_engine.engine.draft_model import DraftModel
+from ..cloud_engine.engine.drafter import CatchUp
+from ..cloud_engine.engine.engine import Engine
+from ..cloud_engine.engine.request import GenerationRequest, RequestState
+from ..cloud_engine.engine.served_model import ServedModel
+from ..cloud_engine.models.decoder import Decoder
+from ..cloud_engine.models.loader import load_model
+from ..embedded import pocket
+from ..embedded.tasks import make_tasks
+from ..protocol.requests import Message
+from ..protocol.sampling import SamplingParams
+from .shapes import model_folder
+
+if TYPE_CHECKING:
+    from ..cloud_engine.engine.drafter import RowOf
+    from ..cloud_engine.engine.scheduler import ScheduledRequest
+
+LOADS = (1, 4, 16, 64)
+ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
+_BLOCK_S, _BLOCKS = 0.3, 14
+_PROMPT, _OUTPUT = 32, 64
+_ANSWER = 7  # random weights are undecided, and rounding would tip them: a bias makes one token certain
+Say = Callable[[str], None]
+
+
+def measure(workplace: Path, say: Say, shape: str = "qwen2.5-0.5b") -> dict[str, float]:
+    """All figures of this page. Random weights in `shape` are written under `workplace`, about 1 GB."""
+    figures = pocket_figures(say)
+    target = load_model(model_folder(shape, workplace), dtype=torch.bfloat16)
+    return {**figures, **oracle_figures(target, say)}
+
+
+def pocket_figures(say: Say, loads: Sequence[int] = LOADS) -> dict[str, float]:
+    """The pocket pair on its tasks, greedy, as many requests at a time as `loads` say, with and without its draft.
+
+    Both run in turns, in short blocks, and what counts is the median of their ratios, so that whatever else the machine
+    does cancels out. `spec_on_over_off_*`: tokens per second with the draft over without. `spec_step_share`: of the
+    steps, those that verified drafts. The first block of each, in which it learns, is not counted.
+    """
+    figures: dict[str, float] = {}
+    stats: list[tuple[int, int, int, int]] = []
+    for load in loads:
+        off, on = (_Stream(_pocket_engine(load, with_draft=with_draft), load) for with_draft in (False, True))
+        ratios, speeds = _in_turns(off, on)
+        figures[f"spec_on_over_off_{load}"] = statistics.median(ratios)
+        figures[f"spec_on_tokens_per_s_{load}"] = speeds
+        found = on.engine.stats()
+        stats.append((found.speculative_steps, found.steps, found.draft_accepted, found.draft_proposed))
+        say(
+            f"speculation at {load}: {statistics.median(ratios):.3f}x, {speeds:,.0f} tokens/s, "
+            f"{found.speculative_steps / found.steps:.0%} of steps, {found.acceptance_rate:.0%} accepted"
+        )
+        figures[f"spec_step_share_{load}"] = found.speculative_steps / found.steps
+    steps, all_steps, accepted, proposed = (sum(column) for column in zip(*stats, strict=True))
+    return {
+        **figures,
+        "spec_on_over_off_min": min(figures[f"spec_on_over_off_{load}"] for load in loads),
+        "spec_step_share": steps / all_steps,
+        "spec_acceptance": accepted / max(1, proposed),
+    }
+
+
+def oracle_figures(target: Decoder, say: Say, acceptances: Sequence[float] = ACCEPTANCES) -> dict[str, float]:
+    """Speed with an oracle draft over without, one request at a time, by the oracle's acceptance."""
+    config = EngineConfig(max_batch_size=1, num_blocks=32, prefix_caching=False)
+    plain = Engine(ServedModel(target), config)
+    prompt = [token % target.config.vocab_size for token in range(1, _PROMPT + 1)]
+    answer = _timed(plain, prompt)[0]
+    figures: dict[str, float] = {}
+    for acceptance in acceptances:
+        oracle = OracleDrafter(target, config, answer, acceptance)
+        engine = Engine(ServedModel(target), config, drafters=[oracle])
+        _timed(engine, prompt)  # finds its lengths
+        ratios: list[float] = []
+        for _ in range(2):
+            ratios.append(_timed(plain, prompt)[1] / _timed(engine, prompt)[1])
+        name = f"spec_oracle{round(acceptance * 10):02d}_speedup"
+        figures[name] = statistics.mean(ratios)
+        found = engine.stats()
+        say(
+            f"oracle draft at {acceptance}: {figures[name]:.2f}x, {found.acceptance_rate:.0%} of proposed accepted, "
+            f"{found.draft_proposed / max(1, found.speculative_steps):.1f} proposed a step"
+        )
+    return figures
+
+
+class OracleDrafter(DraftModel):
+    """Knows the answer, and says each of its tokens right with probability `acceptance`.
+
+    It takes the time of a real draft model: a random one of the pocket size runs, and what it says is replaced.
+    """
+
+    def __init__(self, target: Decoder, config: EngineConfig, answer: Sequence[int], acceptance: float) -> None:
+        rows, blocks = target.config.vocab_size, config.num_blocks
+        assert blocks is not None, "the drafter's cache has as many blocks as the engine's"
+        super().__init__(_pocket_sized(target), vocab_size=rows, num_blocks=blocks, config=config)
+        self._answer = list(answer)
+        self._acceptance = acceptance
+        self._random = random.Random(0)
+
+    def offer(self, state: RequestState, limit: int) -> int:
+        return min(limit, len(self._answer) - state.num_generated_tokens)
+
+    def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> CatchUp:
+        catch_up = super().propose(batch, row_of)
+        for item in batch:
+            if item.drafter is self:
+                start = item.state.num_generated_tokens
+                right = self._answer[start : start + len(item.draft_ids)]
+                item.draft_ids = [self._spoilt(token) for token in right]
+        return catch_up
+
+    def _spoilt(self, token: int) -> int:
+        return token if self._random.random() < self._acceptance else (token + 1) % self._rows
+
+
+class _Stream:
+    """An engine that always has `load` requests, tasks of the pocket suite, in the same order for every engine."""
+
+    def __init__(self, engine: Engine, load: int) -> None:
+        self.engine = engine
+        self._load = load
+        self._numbers = itertools.count()
+        tasks = make_tasks("test", 400)
+        self._prompts = [engine.tokenizer.encode_chat([Message(role="user", content=t.prompt)]) for t in tasks]
+        self._in_flight = 0
+
+    def run(self, seconds: float) -> float:
+        """Tokens per second over about so many seconds; what is unfinished then goes on in the next block."""
+        tokens, started = 0, time.perf_counter()
+        while time.perf_counter() - started < seconds:
+            while self._in_flight < self._load:
+                self._add(next(self._numbers))
+            for output in self.engine.step():
+                tokens += len(output.token_ids)
+                self._in_flight -= output.finish_reason is not None
+        return tokens / (time.perf_counter() - started)
+
+    def _add(self, number: int) -> None:
+        prompt = self._prompts[number % len(self._prompts)]
+        params = SamplingParams(temperature=0.0, max_tokens=128)
+        self.engine.add_request(GenerationRequest(str(number), prompt, params))
+        self._in_flight += 1
+
+
+def _in_turns(off: _Stream, on: _Stream) -> tuple[list[float], float]:
+    """The ratio of each pair of blocks, and the median speed of `on`."""
+    off.run(_BLOCK_S)
+    on.run(2 * _BLOCK_S)
+    pairs: list[tuple[float, float]] = []
+    for block in range(_BLOCKS):
+        first, second = (off, on) if block % 2 else (on, off)
+        speeds = {id(stream): stream.run(_BLOCK_S) for stream in (first, second)}
+        pairs.append((speeds[id(off)], speeds[id(on)]))
+    return [with_drafts / without for without, with_drafts in pairs], statistics.median(speed for _, speed in pairs)
+
+
+def _pocket_engine(load: int, *, with_draft: bool) -> Engine:
+    config = EngineConfig(max_batch_size=load, token_budget=2048, prefix_caching=False, max_waiting=2 * load)
+    draft = pocket.pocket_small_folder() if with_draft else None
+    return Engine.from_folder(pocket.pocket_large_folder(), draft=draft, config=config)
+
+
+def _timed(engine: Engine, prompt: list[int]) -> tuple[list[int], float]:
+    """The greedy answer to a prompt, and the seconds from its first token to its last."""
+    params = SamplingParams(temperature=0.0, max_tokens=_OUTPUT, ignore_eos=True, logit_bias=((_ANSWER, 100.0),))
+    engine.add_request(GenerationRequest("asked", prompt, params))
+    tokens = [token for output in engine.step() for token in output.token_ids]
+    started = time.perf_counter()
+    while engine.has_work:
+        tokens += [token for output in engine.step() for token in output.token_ids]
+    return tokens, time.perf_counter() - started
+
+
+def _pocket_sized(target: Decoder) -> Decoder:
+    """Random weights in the shape of `pocket-small`, with the target's vocabulary and context."""
+    shape = load_model(pocket.pocket_small_folder()).config
+    config = replace(shape, vocab_size=target.config.vocab_size, context_length=target.config.context_length)
+    torch.manual_seed(0)
+    model = Decoder(config).to(target.embed_tokens.weight.dtype).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.02) if parameter.dim() > 1 else torch.nn.init.ones_(parameter)
+    return model

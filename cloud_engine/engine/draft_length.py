@@ -1,0 +1,177 @@
+"""How many tokens to draft for each request: as many as make the batch fastest by what was measured, often none.
+
+Drafts that are refuted cost verification and drafting, and what that costs depends on model, machine and load. So the
+policy knows no constants of either: it estimates how likely each request's drafts are accepted, takes the costs from
+`StepCosts`, and picks the lengths with the most expected tokens per second. Now and then it tries what it holds for
+the worse, within a small share of the time, so that it finds out when that has changed.
+
+No torch here: the whole policy can be tested on made-up costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from .step_costs import StepCosts, StepReport
+
+_PRIOR = 0.7  # acceptance of a drafter of which nothing is known
+_PRIOR_WEIGHT = 8.0  # tested tokens that a prior counts as
+_REQUEST_HORIZON, _DRAFTER_HORIZON = 64, 512  # tested tokens after which a result is all but forgotten
+_TRIAL_SHARE = 0.005  # of the time may go into trying what looks worse
+_REST_STEPS = 8  # steps for which a decision against drafts stands
+_PAYBACK_TOKENS = 64  # a request that may go on for longer is taken to go on for this long
+_LEAST_GAIN = 1.02  # drafts must promise this much: below, the estimates themselves are not exact enough
+
+
+class Acceptance:
+    """The share of tested draft tokens that the target accepted; old ones fade. Behind a refuted one none is tested."""
+
+    __slots__ = ("_accepted", "_horizon", "_tested")
+
+    def __init__(self, horizon: int = _REQUEST_HORIZON) -> None:
+        self._horizon = horizon
+        self._accepted = self._tested = 0.0
+
+    def add(self, accepted: int, proposed: int) -> None:
+        tested = min(accepted + 1, proposed)
+        fade = max(0.0, 1 - tested / self._horizon)
+        self._accepted = self._accepted * fade + accepted
+        self._tested = self._tested * fade + tested
+
+    def estimate(self, prior: float = _PRIOR) -> float:
+        return (self._accepted + _PRIOR_WEIGHT * prior) / (self._tested + _PRIOR_WEIGHT)
+
+    @classmethod
+    def of_drafter(cls) -> Acceptance:
+        """Over all requests: the prior of a new one."""
+        return cls(_DRAFTER_HORIZON)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A request that could be drafted for, at most `limit` tokens, each accepted with `acceptance` if those before are.
+
+    `takes_passes`: each token takes a pass of a draft model, which has to catch up on `lag` tokens first. `remaining`:
+    tokens the request may still generate.
+    """
+
+    acceptance: float
+    limit: int
+    takes_passes: bool = False
+    lag: int = 0
+    remaining: int = _PAYBACK_TOKENS
+
+    @property
+    def payback_tokens(self) -> int:
+        """Over how many tokens to come catching up has to pay."""
+        return max(1, min(self.remaining, _PAYBACK_TOKENS))
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """`tokens` expected from a step of `seconds`, which need `upfront_s` once, before the first such step."""
+
+    lengths: list[int]
+    tokens: float
+    seconds: float
+    upfront_s: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+class DraftLengthPolicy:
+    """As many drafts as can be had, at most `most` for each request, whatever they cost."""
+
+    #: Whether there are drafts at present, so that a draft model should not fall behind.
+    drafts = True
+    #: Whether a decision not to draft still stands: then there is nothing to plan.
+    rests = False
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+
+    def plan(self, candidates: Sequence[Candidate], sequences: int) -> list[int]:
+        """Draft lengths, one for each candidate, in a step over as many `sequences`."""
+        del sequences
+        return [min(self._most, candidate.limit) for candidate in candidates]
+
+    def observe(self, step: StepReport) -> None:
+        """Learn from a step. To be called once for every step, which may have had drafts or not."""
+
+
+class AdaptiveDraftLength(DraftLengthPolicy):
+    """The lengths with the most expected tokens per second. Deterministic, given what it is told."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        self._costs = StepCosts()
+        self._rest = 0  # steps still to go without asking again
+        self._since_trial_s = 0.0
+        self.drafts = False
+
+    def observe(self, step: StepReport) -> None:
+        self._costs.observe(step)
+        self._since_trial_s += step.step_s
+        self._rest = max(0, self._rest - 1)
+        self.rests = self._rest > 0
+
+    def plan(self, candidates: Sequence[Candidate], sequences: int) -> list[int]:
+        none = [0] * len(candidates)
+        plain_s = self._costs.plain_s(sequences)
+        if plain_s is None:
+            return none  # and the step will tell what one without drafts costs
+        plain = _Plan(none, sequences, plain_s)
+        drafts = self._best_drafts(candidates, sequences, plain)
+        if drafts is None:
+            return none
+        best, other = (drafts, plain) if drafts.rate > _LEAST_GAIN * plain.rate else (plain, drafts)
+        lost_s = other.upfront_s + other.seconds - other.tokens / best.rate
+        if lost_s <= _TRIAL_SHARE * self._since_trial_s:
+            self._since_trial_s = 0.0
+            return other.lengths
+        if best is plain:
+            self._rest = _REST_STEPS
+            self.rests = True
+        self.drafts = best is not plain
+        return best.lengths
+
+    def _best_drafts(self, candidates: Sequence[Candidate], sequences: int, plain: _Plan) -> _Plan | None:
+        """Column by column: who is worth a first token, a second one, and so on; and where it is best to stop.
+
+        A token is worth it if the chance that it is accepted outweighs what it takes of everybody's time.
+        """
+        costs = self._costs
+        chances = [candidate.acceptance for candidate in candidates]
+        joining_s = [costs.catch_up_s(candidate.lag) / candidate.payback_tokens for candidate in candidates]
+        token_s = costs.another_token_s(sequences, plain.seconds)
+        lengths = [0] * len(candidates)
+        live: Sequence[int] = range(len(candidates))
+        tokens, draft_s, drafted = plain.tokens, 0.0, 0
+        best, best_length, upfront_s = plain, 0, 0.0
+        most = min(self._most, 2 * costs.longest(sequences))  # nobody knows what much longer ones cost
+        for length in range(1, most + 1):
+            live = [
+                i for i in live if candidates[i].limit >= length and chances[i] > (token_s + joining_s[i]) * best.rate
+            ]
+            if not live:
+                break
+            if length == 1:
+                draft_s = sum(joining_s[i] for i in live)
+                upfront_s = sum(costs.catch_up_s(candidates[i].lag) for i in live)
+                joining_s = [0.0] * len(candidates)
+            passing = sum(candidates[i].takes_passes for i in live)
+            draft_s += costs.pass_s(passing) if passing else 0.0
+            drafted += len(live)
+            for i in live:
+                tokens += chances[i]
+                chances[i] *= candidates[i].acceptance
+                lengths[i] = length
+            seconds = plain.seconds + costs.verify_s(sequences, drafted, plain.seconds) + draft_s
+            if best_length == 0 or tokens / seconds > best.rate:
+                best, best_length = _Plan([], tokens, seconds, upfront_s), length
+        if best_length == 0:
+            return None
+        return replace(best, lengths=[min(length, best_length) for length in lengths])

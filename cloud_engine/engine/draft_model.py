@@ -1,0 +1,122 @@
+"""The draft model: a small model that guesses the next tokens, so that the large one can check them in one pass.
+
+Leviathan et al. 2023, in the form that needs no rejection sampling: see `sampler` on why a draft token is accepted if
+and only if it is the token the target samples at that position. To hit it often, the draft samples with the target's
+parameters and the target's noise.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+from torch.nn import functional
+
+from ..models.decoder import Decoder
+from .config import EngineConfig
+from .drafter import CatchUp, Drafter
+from .kv_cache import NO_BLOCK
+from .runner import Chunk, Runner
+from .sampler import sample
+
+if TYPE_CHECKING:
+    from .drafter import RowOf
+    from .request import RequestState
+    from .scheduler import ScheduledRequest
+
+
+class DraftModel(Drafter):
+    """Its KV cache uses the target's block tables. It computes a request only when it is to draft for it."""
+
+    name = "draft"
+    takes_passes = True
+
+    def __init__(self, draft: Decoder, *, vocab_size: int, num_blocks: int, config: EngineConfig) -> None:
+        """`vocab_size` is the target's: rows of its head, which may be padded differently from the draft's."""
+        self._runner = Runner(draft, num_blocks, config.block_size)
+        self._most_tokens = config.token_budget
+        self._block_size, self._reach = config.block_size, draft.config.reach
+        self._rows = draft.config.vocab_size
+        self._missing_rows = vocab_size - self._rows
+
+    def offer(self, state: RequestState, limit: int) -> int:
+        return limit if self._can_follow(state) else 0
+
+    def lag(self, state: RequestState) -> int:
+        return len(state.token_ids) - state.num_draft_computed_tokens
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        self._runner.copy_blocks(copies)
+
+    def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> CatchUp:
+        """The first pass also catches up on what the target has computed without drafts: prompts, and pauses.
+
+        It takes prompts that are still being computed along, so that they need not be caught up on later. A request
+        that is too far behind for one pass catches up over several, and has no drafts until then.
+        """
+        started = time.perf_counter()
+        drafting, chunks = self._first_pass(batch)
+        if not chunks:
+            return CatchUp()
+        logits = self._run(chunks)
+        catch_up = CatchUp(sum(len(chunk.token_ids) for chunk in chunks), time.perf_counter() - started)
+        while drafting:
+            tokens = sample(logits, [row_of(item, len(item.draft_ids)) for item in drafting])
+            for item, token in zip(drafting, tokens, strict=True):
+                item.draft_ids.append(token)
+            drafting = [item for item in drafting if len(item.draft_ids) < item.num_drafts]
+            if drafting:
+                logits = self._run([self._extend(item) for item in drafting])
+        return catch_up
+
+    def _first_pass(self, batch: Sequence[ScheduledRequest]) -> tuple[list[ScheduledRequest], list[Chunk]]:
+        """Who can draft after it, and what to compute: drafting requests first, then prompts, as far as it goes."""
+        drafting: list[ScheduledRequest] = []
+        chunks: list[Chunk] = []
+        left = self._most_tokens
+        taking_part = [
+            item
+            for item in batch
+            if item.drafter is self or (_is_prompt_of_more(item) and self._can_follow(item.state))
+        ]
+        for item in sorted(taking_part, key=lambda item: item.drafter is not self):
+            state, end = item.state, item.start + item.num_tokens
+            start = state.num_draft_computed_tokens
+            stop = min(end, start + left)
+            if stop <= start:
+                continue
+            drafts = item.drafter is self and stop == end
+            drafting += [item] if drafts else []
+            chunks.append(self._chunk(state.token_ids[start:stop], start, state, int(drafts)))
+            state.num_draft_computed_tokens = stop
+            left -= stop - start
+        return drafting, chunks
+
+    def _can_follow(self, state: RequestState) -> bool:
+        """Whether the blocks that its next query sees are still there; behind a sliding window they may be gone."""
+        if self._reach is None:
+            return True
+        oldest = max(0, state.num_draft_computed_tokens - self._reach + 1) // self._block_size
+        return oldest >= len(state.block_table) or state.block_table[oldest] != NO_BLOCK
+
+    def _extend(self, item: ScheduledRequest) -> Chunk:
+        position = len(item.state.token_ids) + len(item.draft_ids) - 1
+        item.state.num_draft_computed_tokens = position + 1
+        return self._chunk(item.draft_ids[-1:], position, item.state, 1)
+
+    def _chunk(self, token_ids: list[int], start: int, state: RequestState, num_logits: int) -> Chunk:
+        if self._missing_rows > 0:  # ids that no text produces, but the target's head has a row for
+            token_ids = [min(token_id, self._rows - 1) for token_id in token_ids]
+        return Chunk(token_ids, start, state.block_table, num_logits)
+
+    def _run(self, chunks: list[Chunk]) -> Tensor:
+        """Logits as wide as the target's, which sampling parameters and masks are made for."""
+        logits = self._runner.run(chunks)
+        return functional.pad(logits, (0, self._missing_rows), value=-float("inf")) if self._missing_rows else logits
+
+
+def _is_prompt_of_more(item: ScheduledRequest) -> bool:
+    """Whether the item is part of a prompt behind which there will be something to draft."""
+    return not item.is_caught_up and item.state.num_remaining_tokens > 1

@@ -1,0 +1,164 @@
+"""What a step costs, learned from the steps themselves.
+
+No torch here, and no clock: whoever measures reports, so the same steps always give the same estimates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+_REMEMBERED = 5  # measurements behind an estimate
+_SHORT_LAG = 16  # tokens to catch up on per sequence that make a pass of the draft model no slower
+_NEAR = 0.25  # a batch this much larger or smaller tells something about one that was not measured
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step as it was measured.
+
+    `sequences` were in it, each with one token, and `prefill_tokens` more known ones. `draft_tokens` were verified. A
+    draft model proposed them in `passes` over `drafting` sequences, which took `draft_s` of the step's `step_s`
+    seconds, `first_pass_s` of them for the first pass, in which it also caught up on `lag` tokens.
+    """
+
+    sequences: int
+    step_s: float
+    prefill_tokens: int = 0
+    draft_tokens: int = 0
+    drafting: int = 0
+    passes: int = 0
+    lag: int = 0
+    draft_s: float = 0.0
+    first_pass_s: float = 0.0
+
+
+class Recent:
+    """The (lower) median of the last few measurements: a step that was held up by something else does not count.
+
+    So one measurement alone says nothing yet: `is_sure` from the second on.
+    """
+
+    __slots__ = ("_values", "median")
+
+    def __init__(self) -> None:
+        self._values: deque[float] = deque(maxlen=_REMEMBERED)
+        self.median = 0.0
+
+    def add(self, value: float) -> None:
+        self._values.append(value)
+        self.median = sorted(self._values)[(len(self._values) - 1) // 2]
+
+    @property
+    def is_sure(self) -> bool:
+        return len(self._values) > 1
+
+
+class StepCosts:
+    """Seconds of a step without drafts, of verifying drafts, and of making them; nothing is known until reported."""
+
+    def __init__(self) -> None:
+        self._plain: dict[int, Recent] = {}  # sequences -> seconds without drafts
+        self._verify: dict[int, dict[int, Recent]] = {}  # class of batch size -> tokens each -> see `verify_s`
+        self._pass: dict[int, Recent] = {}  # drafting sequences -> seconds of a pass of the draft model
+        self._prefill, self._catch_up = Recent(), Recent()  # seconds per token
+
+    def plain_s(self, sequences: int) -> float | None:
+        """A step without drafts; None where no batch of about this size has been measured."""
+        exact = self._plain.get(sequences)
+        if exact is not None and exact.is_sure:
+            return exact.median
+        nearest = min(self._plain, key=lambda measured: abs(measured - sequences), default=0)
+        if abs(nearest - sequences) > _NEAR * sequences:
+            return None
+        return self._plain[nearest].median * math.sqrt(sequences / nearest)
+
+    def verify_s(self, sequences: int, draft_tokens: int, plain_s: float) -> float:
+        """What verifying `draft_tokens` adds to a step of `plain_s`.
+
+        Measured as a share of that step, by batch size and by draft tokens each, so that it carries over to batches of
+        similar size. In between it is interpolated. Longer drafts than were measured are expected to go on as the
+        measured ones rise, or half as steeply as proportion would have it where there is but one length: if that is
+        too good to be true, a try tells.
+        """
+        measured = self._shares(sequences)
+        each = draft_tokens / sequences
+        below = max((length for length in measured if length <= each), default=0)
+        above = min((length for length in measured if length > each), default=None)
+        share = measured[below].median if below else 0.0
+        if above is not None:
+            share += (measured[above].median - share) * (each - below) / (above - below)
+        elif below:
+            share += (each - below) * (self._rise(measured) if len(measured) > 1 else share / below / 2)
+        return share * plain_s
+
+    def another_token_s(self, sequences: int, plain_s: float) -> float:
+        """What one more draft token adds where others are verified anyway."""
+        measured = self._shares(sequences)
+        return self._rise(measured) * plain_s / sequences if len(measured) > 1 else 0.0
+
+    def _rise(self, measured: dict[int, Recent]) -> float:
+        """Of the share, with every further token for each sequence."""
+        least, most = min(measured), max(measured)
+        return max(0.0, measured[most].median - measured[least].median) / (most - least)
+
+    def longest(self, sequences: int) -> int:
+        """The longest drafts, in tokens each, of which it is known what verifying them adds; at least 1."""
+        return max(self._shares(sequences), default=1)
+
+    def pass_s(self, drafting: int) -> float:
+        """A pass of the draft model over this many sequences."""
+        if drafting in self._pass:
+            return self._pass[drafting].median
+        nearest = min(self._pass, key=lambda measured: abs(measured - drafting), default=None)
+        return 0.0 if nearest is None else self._pass[nearest].median
+
+    def catch_up_s(self, lag: int) -> float:
+        """What the draft model needs for `lag` tokens that the target has computed and it has not."""
+        return self._catch_up.median * lag
+
+    def observe(self, step: StepReport) -> None:
+        self._observe_draft(step)
+        sequences, target_s = step.sequences, step.step_s - step.draft_s
+        prefill_s = self._prefill_s(step, target_s)
+        if prefill_s > target_s / 2:
+            return  # says little about the rest
+        target_s -= prefill_s
+        if step.draft_tokens == 0:
+            self._plain.setdefault(sequences, Recent()).add(target_s)
+            return
+        plain_s = self.plain_s(sequences)
+        if plain_s is not None and 2 * step.draft_tokens >= sequences:  # fewer drown in noise
+            shares = self._verify.setdefault(sequences.bit_length(), {})
+            each = max(1, round(step.draft_tokens / sequences))
+            shares.setdefault(each, Recent()).add(max(0.0, target_s / plain_s - 1))
+
+    def _observe_draft(self, step: StepReport) -> None:
+        more = step.passes - 1
+        if more > 0:
+            self._pass.setdefault(step.drafting, Recent()).add((step.draft_s - step.first_pass_s) / more)
+        elif step.passes and step.lag <= _SHORT_LAG * step.drafting:
+            self._pass.setdefault(step.drafting, Recent()).add(step.first_pass_s)
+        if step.lag > _SHORT_LAG * step.drafting:
+            self._catch_up.add(max(0.0, step.first_pass_s - self.pass_s(step.drafting)) / step.lag)
+
+    def _prefill_s(self, step: StepReport, target_s: float) -> float:
+        """The part of `target_s` that went into prompts, which also teaches what a token of a prompt costs."""
+        if step.prefill_tokens == 0:
+            return 0.0
+        if step.prefill_tokens >= step.sequences:
+            plain_s = self.plain_s(step.sequences)
+            if plain_s is None:
+                tokens = step.sequences + step.prefill_tokens + step.draft_tokens
+                self._prefill.add(target_s / tokens)
+            else:
+                rest_s = plain_s + self.verify_s(step.sequences, step.draft_tokens, plain_s)
+                self._prefill.add(max(0.0, target_s - rest_s) / step.prefill_tokens)
+        return self._prefill.median * step.prefill_tokens
+
+    def _shares(self, sequences: int) -> dict[int, Recent]:
+        """By draft tokens each, of the batches that are closest in size."""
+        size = sequences.bit_length()
+        measured = self._verify[min(self._verify, key=lambda known: abs(known - size))] if self._verify else {}
+        return {each: shares for each, shares in measured.items() if shares.is_sure}

@@ -1,0 +1,182 @@
+"""The draft-length policy on made-up machines: never much slower than without drafts, and near the best length."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from updraft.cloud_engine.engine.draft_length import (
+    Acceptance,
+    AdaptiveDraftLength,
+    Candidate,
+    DraftLengthPolicy,
+)
+from updraft.cloud_engine.engine.step_costs import Recent, StepReport
+
+MOST = 8
+CATCH_UP_S = 1e-5  # per token
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Seconds of a plain step: `start_s` + `sequence_s` for each sequence; of verification: `verify_s` per draft token,
+    and `jump_s` once; of a draft pass: `pass_s`, and 2 % more for each sequence in it."""
+
+    start_s: float
+    sequence_s: float
+    verify_s: float
+    pass_s: float
+    jump_s: float = 0.0
+
+    def step(self, sequences: int, lengths: list[int], lag: int) -> tuple[float, float, float]:
+        """(target, draft, of that the first pass) in seconds, without noise."""
+        target_s = self.start_s + self.sequence_s * sequences
+        if not any(lengths):
+            return target_s, 0.0, 0.0
+        one_s = self.pass_s * (1 + 0.02 * sum(length > 0 for length in lengths))
+        first_s = one_s + CATCH_UP_S * lag
+        return target_s + self.jump_s + self.verify_s * sum(lengths), first_s + one_s * (max(lengths) - 1), first_s
+
+
+#: Memory-bound, one whose first extra token is dear, one bound by its own overhead, and one bound by arithmetic.
+MACHINES = {
+    "memory": Machine(0.05, 0.0002, 0.001, 0.001),
+    "jump": Machine(0.025, 0.001, 0.001, 0.001, jump_s=0.025),
+    "small": Machine(0.001, 0.00013, 0.00008, 0.0008, jump_s=0.0002),
+    "arithmetic": Machine(0.0, 0.001, 0.001, 0.0005),
+}
+
+
+@dataclass
+class Asker:
+    acceptance: float
+    left: int
+    lag: int = 30
+    seen: Acceptance = field(default_factory=Acceptance)
+
+
+class Run:
+    """`sequences` requests of about 40 tokens each, always as many.
+
+    The policy sees noise of 5 % and some steps that are held up; what is compared are the true seconds.
+    """
+
+    def __init__(self, machine: Machine, sequences: int, acceptance: float, policy: DraftLengthPolicy, steps: int):
+        self._random = random.Random(1)
+        self._acceptance = acceptance
+        self._all = Acceptance.of_drafter()
+        self.drafted = self.tokens = 0
+        self.seconds = 0.0
+        askers = [self._asker() for _ in range(sequences)]
+        for _ in range(steps):
+            lengths = [0] * sequences if policy.rests else policy.plan([self._candidate(a) for a in askers], sequences)
+            policy.observe(self._step(machine, askers, lengths))
+            askers = [asker if asker.left > 0 else self._asker() for asker in askers]
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+    def _asker(self) -> Asker:
+        return Asker(self._acceptance, self._random.randint(1, 80))
+
+    def _candidate(self, asker: Asker) -> Candidate:
+        chance = asker.seen.estimate(self._all.estimate())
+        return Candidate(chance, min(MOST, asker.left - 1), True, asker.lag, asker.left)
+
+    def _step(self, machine: Machine, askers: list[Asker], lengths: list[int]) -> StepReport:
+        lag = sum(asker.lag for asker, length in zip(askers, lengths, strict=True) if length)
+        target_s, draft_s, first_s = machine.step(len(askers), lengths, lag)
+        self.seconds += target_s + draft_s
+        target_s *= self._random.lognormvariate(0, 0.05) * (3 if self._random.random() < 0.01 else 1)
+        for asker, length in zip(askers, lengths, strict=True):
+            self._verify(asker, length)
+        self.drafted += any(lengths)
+        drafting = sum(length > 0 for length in lengths)
+        passes = max(lengths)
+        return StepReport(
+            len(askers), target_s + draft_s, 0, sum(lengths), drafting, passes, lag, draft_s, first_pass_s=first_s
+        )
+
+    def _verify(self, asker: Asker, length: int) -> None:
+        accepted = 0
+        while accepted < length and self._random.random() < asker.acceptance:
+            accepted += 1
+        if length:
+            asker.seen.add(accepted, length)
+            self._all.add(accepted, length)
+        asker.lag = 1 if length else asker.lag + 1
+        asker.left -= accepted + 1
+        self.tokens += accepted + 1
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.6, 0.8, 0.95, 1.0])
+@pytest.mark.parametrize("sequences", [1, 4, 16, 64])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_never_slower_than_without_and_near_the_best_length(machine: str, sequences: int, acceptance: float) -> None:
+    costs = MACHINES[machine]
+    steps = 20_000 // (sequences + 7)
+    adaptive = Run(costs, sequences, acceptance, AdaptiveDraftLength(MOST), steps).rate
+    fixed = [Run(costs, sequences, acceptance, DraftLengthPolicy(most), 150).rate for most in range(MOST + 1)]
+    assert adaptive >= 0.98 * fixed[0]
+    assert adaptive >= 0.85 * max(fixed)
+
+
+def test_it_recovers_when_drafts_become_good() -> None:
+    policy = AdaptiveDraftLength(MOST)
+    poor = Run(MACHINES["memory"], 4, 0.0, policy, 1000)
+    good = Run(MACHINES["memory"], 4, 0.98, policy, 1000)
+    assert poor.drafted < 100
+    assert good.drafted > 600
+
+
+def test_requests_get_lengths_of_their_own() -> None:
+    policy = AdaptiveDraftLength(MOST)
+    mixed = [Candidate(0.95, MOST), Candidate(0.3, MOST), Candidate(0.95, 2), Candidate(0.0, MOST)]
+    for lengths in ([0] * 4, [0] * 4, [1] * 4, [1] * 4, [8] * 4, [8] * 4):
+        policy.observe(StepReport(4, 0.01 + 0.0005 * sum(lengths), 0, sum(lengths)))
+    steady, poor, short, none = policy.plan(mixed, 4)
+    assert steady > poor
+    assert (short, none) == (2, 0)
+
+
+def test_who_has_little_left_need_not_catch_up() -> None:
+    """A draft model as slow at reading as the target is at writing: not worth a long prompt for a few tokens."""
+    policy = AdaptiveDraftLength(MOST)
+    for _ in range(3):
+        policy.observe(StepReport(1, 0.01))
+        policy.observe(StepReport(1, 0.0125, 0, 2, 1, 2, 1, 0.002, 0.001))
+        policy.observe(StepReport(1, 0.3, 0, 2, 1, 2, 400, 0.29, 0.289))
+    for _ in range(20):  # well behind the trials that are due
+        policy.plan([Candidate(0.9, 8, True, 1, 8)], 1)
+        policy.observe(StepReport(1, 0.01))
+    assert policy.plan([Candidate(0.9, 8, True, 400, 8)], 1) == [0]
+    assert policy.plan([Candidate(0.9, 8, True, 1, 8)], 1) > [0]
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4)), max_size=60))
+def test_acceptance_is_a_share(results: list[tuple[int, int]]) -> None:
+    acceptance = Acceptance()
+    assert acceptance.estimate(0.4) == pytest.approx(0.4)
+    for accepted, proposed in results:
+        acceptance.add(min(accepted, proposed), proposed)
+        assert 0.0 <= acceptance.estimate() <= 1.0
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_acceptance_finds_the_share(share: float) -> None:
+    acceptance, rng = Acceptance.of_drafter(), random.Random(0)
+    for _ in range(600):
+        acceptance.add(next((i for i in range(4) if rng.random() >= share), 4), 4)
+    assert acceptance.estimate() == pytest.approx(share, abs=0.06)
+
+
+def test_one_step_that_was_held_up_does_not_count() -> None:
+    recent = Recent()
+    for seconds in (0.9, 0.1, 0.1, 0.8, 0.1):
+        recent.add(seconds)
+        assert recent.median == 0.1 or not recent.is_sure
+    assert recent.median == 0.1
