@@ -21,7 +21,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Tokenizer:
-    """Thread-safe. `eos_ids`: tokens that end an answer; `vocab_size`: highest id plus one."""
+    """Thread-safe. `eos_ids`: tokens that end an answer; `special_ids`: control tokens; `vocab_size`: highest id + 1."""
 
     def __init__(self, definition: str, *, eos_ids: Iterable[int], chat_template: ChatTemplate | None = None) -> None:
         """`definition` is the text of a tokenizer.json. Raises ModelLoadError if it cannot be used."""
@@ -36,8 +36,8 @@ class Tokenizer:
         self._plain_mode.encode_special_tokens = True
         self._token_bytes = _byte_decoder(json.loads(definition).get("decoder"))
         added = self._plain_mode.get_added_tokens_decoder()
-        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._special = special_pattern(added[token_id].content for token_id in self._special_ids)
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._special = special_pattern(added[token_id].content for token_id in self.special_ids)
         self.vocab_size = max(self._plain_mode.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.eos_ids = frozenset(eos_ids)
         self.chat_template = chat_template
@@ -85,6 +85,11 @@ class Tokenizer:
         runs = encoding_runs(segments, self._special)
         return [token_id for run in runs for token_id in self.encode(run.text, allow_special=run.is_control)]
 
+    def special_id(self, text: str) -> int | None:
+        """The id of the special token written `text`; None if that is no special token here."""
+        token_id = self._plain_mode.token_to_id(text)
+        return token_id if token_id in self.special_ids else None
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; bytes that are not UTF-8 become U+FFFD."""
         return b"".join(self.token_bytes(token_id, skip_special=skip_special) for token_id in ids).decode(
@@ -93,7 +98,7 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes:
         """The bytes `token_id` stands for: empty for special tokens (unless asked for) and for unused ids."""
-        if skip_special and token_id in self._special_ids:
+        if skip_special and token_id in self.special_ids:
             return b""
         token = self._plain_mode.id_to_token(token_id)
         return b"" if token is None else self._token_bytes(token)

@@ -78,6 +78,8 @@ class AsyncEngine:
         """
         if not self.healthy:
             raise self._failure()
+        if request.constraint is not None:
+            await asyncio.to_thread(self.engine.prepare, request)  # dear at times, and no step is to wait for it
         if request.request_id in self._events:
             raise InvalidRequestError(f"Request id {request.request_id!r} is in use.", param="request_id")
         events = self._events[request.request_id] = asyncio.Queue[_Event]()

@@ -12,10 +12,13 @@ from torch import Tensor
 
 from ...protocol.errors import ConfigurationError, ContextLengthError, InvalidRequestError
 from ...protocol.sampling import logit_edits
+from ...protocol.structured import Constraint
+from ...text.grammar import GrammarCompiler, Vocabulary, end_ids
 from ...text.tokenizer import Tokenizer
 from ..models.decoder import Decoder
 from ..models.loader import Progress
 from .config import EngineConfig
+from .grammar import GrammarState
 from .kv_cache import KVCacheManager
 from .prediction import PredictionCursor
 from .request import FinishReason, GenerationRequest, RequestState, TokenLogprob, TokenOutput
@@ -45,6 +48,7 @@ class Engine:
         self._tokenizer = served.tokenizer
         self._vocab_size = model.config.vocab_size
         self._eos_ids = served.eos_ids
+        self._grammars = _grammars(served)
         self._runner = Runner(model, num_blocks, config.block_size)
         self._draft = DraftModel(draft, model, num_blocks, config.block_size) if draft is not None else None
         self._num_blocks = num_blocks
@@ -74,10 +78,18 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._requests)
 
+    def prepare(self, request: GenerationRequest) -> None:
+        """Compile the request's constraint, if it has one; raises InvalidRequestError if it cannot be used.
+
+        May be called from another thread, ahead of `add_request`, so that no step waits for it.
+        """
+        if request.constraint is not None:
+            self._grammar(request, request.constraint)
+
     def add_request(self, request: GenerationRequest) -> None:
         """Queue a request.
 
-        Raises InvalidRequestError (empty prompt, unknown token ids, id in use), ContextLengthError (prompt and output
+        Raises InvalidRequestError (empty prompt, unknown token ids, id in use, unusable constraint), ContextLengthError (prompt and output
         do not fit the context or the KV cache; nothing is truncated) or OverloadedError (queue full).
         """
         self._check(request)
@@ -91,6 +103,7 @@ class Engine:
             end_ids=params.end_ids(self._eos_ids),
             token_ids=list(request.prompt_ids),
             prediction=PredictionCursor(request.draft_ids[: self.context_length]),  # the answer is no longer than that
+            grammar=None if request.constraint is None else self._grammar(request, request.constraint),
         )
         self._scheduler.add(state)
         self._requests[request.request_id] = [state]
@@ -105,6 +118,7 @@ class Engine:
     def step(self) -> list[TokenOutput]:
         """Move every scheduled request on by one step and return the tokens that came out."""
         batch = self._scheduler.schedule()
+        _cut_predictions(batch)
         self._copy_blocks(self._cache.take_copies())
         if self._draft:
             self._draft.propose(batch, self._sampling_row)
@@ -182,12 +196,24 @@ class Engine:
                 param="messages",
             )
 
+    def _grammar(self, request: GenerationRequest, constraint: Constraint) -> GrammarState:
+        if self._grammars is None or self._tokenizer is None:
+            raise ConfigurationError("This engine was built from a bare model: without a tokenizer it has no grammars.")
+        endless = request.params.ignore_eos or not self._eos_ids
+        ends = end_ids(self._eos_ids, self._tokenizer.vocab_size)
+        grammar = GrammarState(self._grammars.compile(constraint), self._vocab_size, ends, endless=endless)
+        if grammar.error or grammar.complete:
+            why = grammar.error or "it allows no answer but an empty one."
+            raise InvalidRequestError(f"{constraint.param}: {why}", param=constraint.param, code="invalid_grammar")
+        return grammar
+
     def _sampling_row(self, item: ScheduledRequest, index: int) -> SamplingRow:
         """How to sample the `index`-th new token of a scheduled request, after as many of its drafts."""
         state, request = item.state, item.state.request
         answer = state.token_ids[state.num_prompt_tokens :] + item.draft_ids[:index] if request.params.edits else []
         edits = logit_edits(request.params, request.prompt_ids, answer, state.end_ids)
-        return SamplingRow(state.temperature, state.seed, len(state.token_ids) + index, request.params, edits)
+        mask = None if state.grammar is None else state.grammar.mask(item.draft_ids[:index])
+        return SamplingRow(state.temperature, state.seed, len(state.token_ids) + index, request.params, edits, mask)
 
     def _advance(self, batch: list[ScheduledRequest], logits: Tensor, tokens: list[int]) -> list[TokenOutput]:
         self._counters.steps += 1
@@ -216,6 +242,7 @@ class Engine:
                 seed=parent.seed + index,
                 token_ids=list(parent.token_ids),
                 prediction=PredictionCursor(parent.request.draft_ids[: self.context_length]),
+                grammar=parent.grammar and parent.grammar.fork(),
                 num_computed_tokens=item.start + item.num_tokens,
             )
             child.num_draft_computed_tokens = min(child.num_draft_computed_tokens, child.num_computed_tokens)
@@ -236,6 +263,9 @@ class Engine:
         state = item.state
         num_accepted = _agreement(item.draft_ids, sampled)
         new, finish_reason = self._until_end(sampled[: num_accepted + 1], state)
+        if state.grammar is not None:
+            new = new[: state.grammar.advance(new)]
+            finish_reason = "error" if state.grammar.error else "stop" if state.grammar.complete else finish_reason
         if item.num_model_drafts:
             state.draft_proposed += len(item.draft_ids)
             state.draft_accepted += min(num_accepted, len(new))
@@ -252,8 +282,9 @@ class Engine:
             self._cache.register(state)
             self._cache.trim(state)
             return TokenOutput(state.request_id, new, logprobs, index=state.index)
+        error = state.grammar.error if state.grammar is not None else None
         return self._finish(
-            state, TokenOutput(state.request_id, new, logprobs, finish_reason, state.stats(), state.index)
+            state, TokenOutput(state.request_id, new, logprobs, finish_reason, state.stats(), state.index, error)
         )
 
     def _until_end(self, tokens: list[int], state: RequestState) -> tuple[list[int], FinishReason | None]:
@@ -285,6 +316,18 @@ class Engine:
 def _chunk(item: ScheduledRequest) -> Chunk:
     known = item.state.token_ids[item.start : item.start + item.num_tokens]
     return Chunk(known + item.draft_ids, item.start, item.state.block_table, item.num_samples)
+
+
+def _grammars(served: ServedModel) -> GrammarCompiler | None:
+    tokenizer = served.tokenizer
+    return tokenizer and GrammarCompiler(lambda: Vocabulary.of(tokenizer, served.eos_ids), tokenizer.encode)
+
+
+def _cut_predictions(batch: list[ScheduledRequest]) -> None:
+    """Verify no more of a prediction than its request's grammar allows."""
+    for item in batch:
+        if item.draft_ids and item.state.grammar is not None:
+            del item.draft_ids[item.state.grammar.num_allowed(item.draft_ids) :]
 
 
 def _agreement(draft_ids: list[int], sampled: list[int]) -> int:

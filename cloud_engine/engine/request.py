@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ...protocol.sampling import SamplingParams
+from ...protocol.structured import Constraint
+from .grammar import GrammarState
 from .prediction import PredictionCursor
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,7 @@ class GenerationRequest:
     `draft_ids` are the tokens of the request's `prediction`, to be verified as a draft. `n`: answers wanted; the prompt
     is computed once, and the answers share its blocks until they write to them. `priority`: lower goes first
     (policy "priority"). `cache_salt`: only requests with the same one share cached prefixes, so that nobody can learn
-    from timings what others have asked.
+    from timings what others have asked. `constraint`: what every answer must look like.
     """
 
     request_id: str
@@ -29,6 +31,7 @@ class GenerationRequest:
     n: int = 1
     priority: int = 0
     cache_salt: str = ""
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class TokenOutput:
     """New tokens of one answer after one step. The end-of-sequence token is not among them.
 
     `index`: which of the request's `n` answers. `logprobs` has one entry per token if the request asked for any.
-    `stats` comes with `finish_reason`.
+    `stats` comes with `finish_reason`, and `error`, saying why this answer could not go on, with the reason "error".
     """
 
     request_id: str
@@ -71,6 +74,7 @@ class TokenOutput:
     finish_reason: FinishReason | None = None
     stats: RequestStats | None = None
     index: int = 0
+    error: str | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +85,8 @@ class RequestState:
     and values in the blocks of `block_table`; the draft model's are there for the first `num_draft_computed_tokens`.
     Every step brings these counts closer to the number of known tokens, and that is all there is to scheduling.
     `order` is the request's place among all others, lowest first; the scheduler sets it once. `index` says which of the
-    request's answers this is, and `unforked` how many more are to branch off behind the prompt.
+    request's answers this is, and `unforked` how many more are to branch off behind the prompt. `grammar`: where the
+    answer stands in the request's constraint, if it has one.
     """
 
     request: GenerationRequest
@@ -95,6 +100,7 @@ class RequestState:
     order: float = 0.0
     index: int = 0
     unforked: int = 0
+    grammar: GrammarState | None = None
     block_table: list[int] = field(default_factory=list[int])
     block_hashes: list[bytes] = field(default_factory=list[bytes])
     num_computed_tokens: int = 0
