@@ -83,6 +83,10 @@ def node(
     ] = "fcfs",
     num_draft_tokens: Annotated[int, typer.Option(min=0, help="Tokens drafted per step and request.")] = 4,
     device: Annotated[str, typer.Option(envvar="UPDRAFT_DEVICE", help="cpu or cuda.")] = "cpu",
+    tool_parser: Annotated[
+        Literal["auto", "hermes", "llama3", "mistral", "mistral-args"],
+        typer.Option(help="How the model writes tool calls; auto asks its chat template."),
+    ] = "auto",
     ready_file: ReadyFile = None,
     exit_with_parent: WithParent = False,
 ) -> None:
@@ -111,6 +115,7 @@ def node(
             policy=policy,
             num_draft_tokens=num_draft_tokens,
             device=device,
+            tool_parser=tool_parser,
             ready_file=ready_file,
             exit_with_parent=exit_with_parent,
         )

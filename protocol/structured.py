@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -12,6 +13,7 @@ from .errors import InvalidRequestError
 
 MAX_CONSTRAINT_CHARS = 2**17
 MAX_TOOLS = 128
+MAX_DEPTH = 64
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -127,6 +129,8 @@ def check_tools(tools: list[Tool] | None, choice: ToolChoice | None, parallel: b
         return
     if not 1 <= len(tools) <= MAX_TOOLS:
         raise _invalid("tools", f"give 1 to {MAX_TOOLS} tools, got {len(tools)}.")
+    if any(depth_of(tool.function.parameters) > MAX_DEPTH for tool in tools):
+        raise _invalid("tools", f"parameters are nested deeper than {MAX_DEPTH} levels.")
     names = [tool.function.name for tool in tools]
     for name in names:
         if not _TOOL_NAME.fullmatch(name):
@@ -137,7 +141,24 @@ def check_tools(tools: list[Tool] | None, choice: ToolChoice | None, parallel: b
         raise _invalid("tool_choice", f"there is no function {choice.function.name!r} among the tools.")
 
 
+def depth_of(value: Any) -> int:
+    """How many lists and objects of decoded JSON are inside one another."""
+    depth, level = 0, _children([value])
+    while level:
+        depth += 1
+        level = [child for item in level for child in _children(item)]
+    return depth
+
+
+def _children(value: Any) -> list[Any]:
+    """The lists and objects directly in a list or an object."""
+    items = cast("Iterable[Any]", value.values() if isinstance(value, dict) else value)
+    return [item for item in items if isinstance(item, list | dict)]
+
+
 def _schema_text(schema: dict[str, Any], param: str) -> str:
+    if depth_of(schema) > MAX_DEPTH:
+        raise _invalid(param, f"the schema is nested deeper than {MAX_DEPTH} levels.")
     return _checked(msgspec.json.encode(schema).decode(), param)
 
 

@@ -119,13 +119,26 @@ def _for_the_device(body: dict[str, Any]) -> tuple[ChatRequest | None, InvalidRe
     """The request as our own engine takes it, or why it cannot; raises what is wrong for any engine."""
     try:
         request = parse_chat(msgspec.json.encode(body))
-        if request.n is not None and request.n > 1:
-            return None, UnsupportedFeatureError("n: this device gives one answer.", param="n")
-        return request, None
+        beyond = _beyond_the_device(request)
+        return (request, None) if beyond is None else (None, beyond)
     except InvalidRequestError as error:
         if error.code == "unsupported_parameter" or _may_be_understood_elsewhere(body, error):
             return None, error
         raise
+
+
+def _beyond_the_device(request: ChatRequest) -> UnsupportedFeatureError | None:
+    """What our cloud can do and the engine on the device cannot."""
+    if request.n is not None and request.n > 1:
+        return UnsupportedFeatureError("n: this device gives one answer.", param="n")
+    if request.tools is not None:
+        return UnsupportedFeatureError("tools: the model on this device calls none.", param="tools")
+    if any(message.role == "tool" or message.tool_calls is not None for message in request.messages):
+        return UnsupportedFeatureError("messages: the model on this device knows no tool calls.", param="messages")
+    if request.constraint() is not None:
+        param = "response_format" if request.structured_outputs is None else "structured_outputs"
+        return UnsupportedFeatureError(f"{param}: this device answers in free text.", param=param)
+    return None
 
 
 def _may_be_understood_elsewhere(body: dict[str, Any], error: InvalidRequestError) -> bool:
@@ -136,6 +149,8 @@ def _may_be_understood_elsewhere(body: dict[str, Any], error: InvalidRequestErro
     about = error.param or ""
     if about.startswith("messages"):
         return any(_is_beyond_text(message) for message in messages)
+    if about.startswith(("tools[", "tool_choice", "response_format")) and error.code == "invalid_value":
+        return True  # other kinds of tools and formats
     return "unknown field" in error.message
 
 

@@ -57,7 +57,7 @@ class GrammarCompiler:
     """
 
     def __init__(self, vocabulary: Callable[[], Vocabulary], encode: Encode | None = None) -> None:
-        """`vocabulary` is read with the first constraint: a large one takes a second, and many servers never need it."""
+        """`vocabulary` is read with the first constraint: a large one takes a second, and not every server needs it."""
         self._lock = threading.Lock()
         self._vocabulary = vocabulary
         self._encode = encode

@@ -15,13 +15,14 @@ import tokenizers
 
 from ..protocol.errors import ModelLoadError
 from ..protocol.requests import Message
+from ..protocol.structured import Tool
 from .chat import ChatTemplate, encoding_runs, special_pattern
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Tokenizer:
-    """Thread-safe. `eos_ids`: tokens that end an answer; `special_ids`: control tokens; `vocab_size`: highest id + 1."""
+    """Thread-safe. `eos_ids`: tokens that end an answer; `special_ids`: control tokens; `vocab_size`: last id plus 1."""
 
     def __init__(self, definition: str, *, eos_ids: Iterable[int], chat_template: ChatTemplate | None = None) -> None:
         """`definition` is the text of a tokenizer.json. Raises ModelLoadError if it cannot be used."""
@@ -71,7 +72,12 @@ class Tokenizer:
         return self._plain_mode.encode(text, add_special_tokens=True).ids
 
     def encode_chat(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, continue_final_message: bool = False
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> list[int]:
         """Token ids of the rendered chat; special tokens come from the template only, never from a message.
 
@@ -80,7 +86,10 @@ class Tokenizer:
         if self.chat_template is None:
             raise ModelLoadError("This model has no chat template: use text completions, or add chat_template.jinja.")
         segments = self.chat_template.segments(
-            messages, add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
         )
         runs = encoding_runs(segments, self._special)
         return [token_id for run in runs for token_id in self.encode(run.text, allow_special=run.is_control)]

@@ -89,8 +89,8 @@ class Engine:
     def add_request(self, request: GenerationRequest) -> None:
         """Queue a request.
 
-        Raises InvalidRequestError (empty prompt, unknown token ids, id in use, unusable constraint), ContextLengthError (prompt and output
-        do not fit the context or the KV cache; nothing is truncated) or OverloadedError (queue full).
+        Raises InvalidRequestError (empty prompt, unknown token ids, id in use, unusable constraint), ContextLengthError
+        (prompt and output do not fit the context or the KV cache; nothing is truncated) or OverloadedError (queue full).
         """
         self._check(request)
         params = request.params

@@ -25,7 +25,7 @@ class GrammarState:
     def __init__(
         self, matcher: llguidance.LLMatcher, vocab_size: int, eos_ids: Sequence[int], *, endless: bool
     ) -> None:
-        """`vocab_size` is the model's, which may be larger than the tokenizer's; `endless`: no end while more may follow."""
+        """`vocab_size` is the model's, at least the tokenizer's; `endless`: no end while more may follow."""
         self.complete = False
         self.error: str | None = None
         self._matcher = matcher

@@ -29,6 +29,7 @@ def _options() -> NodeOptions:
     add("--policy", choices=("fcfs", "priority", "shortest-prefill"), help="who goes first")
     add("--num-draft-tokens", type=int, help="tokens drafted per step")
     add("--device", help="cpu or cuda")
+    add("--tool-parser", help="how the model writes tool calls: auto, hermes, llama3, mistral or mistral-args")
     add("--ready-file", type=Path, help="file to write the URL to once requests are accepted")
     add("--exit-with-parent", action="store_true", help="stop when the process that started this one is gone")
     return NodeOptions(**vars(parser.parse_args()))

@@ -8,12 +8,12 @@ child process, under limits of the operating system, can do it; only then does t
 from __future__ import annotations
 
 import asyncio
-import math
 import resource
 import signal
 import struct
 import sys
 from collections import OrderedDict
+from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
@@ -134,8 +134,7 @@ def _next(stream: BinaryIO) -> bytes:
 
 def _address_space() -> int:
     """Bytes this process has mapped."""
-    with open("/proc/self/statm", encoding="ascii") as statm:
-        return int(statm.read().split()[0]) * resource.getpagesize()
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
 
 
 if __name__ == "__main__":

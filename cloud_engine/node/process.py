@@ -19,7 +19,8 @@ class NodeOptions:
     """`model` and `draft` are names as `models.hub.find_model` takes them.
 
     `draft` is a smaller model of the same vocabulary for speculative decoding. `threads` None: torch's default.
-    `num_blocks` None sizes the KV cache for a full batch. `exit_with_parent`: stop when the starting process is gone.
+    `num_blocks` None sizes the KV cache for a full batch. `tool_parser`: a `ToolFormat`'s name, or "auto".
+    `exit_with_parent`: stop when the starting process is gone.
     """
 
     model: str
@@ -33,6 +34,7 @@ class NodeOptions:
     policy: Policy = "fcfs"
     num_draft_tokens: int = 4
     device: str = "cpu"
+    tool_parser: str = "auto"
     ready_file: Path | None = None
     exit_with_parent: bool = False
 
@@ -76,4 +78,4 @@ def _load(options: NodeOptions) -> Served:
     draft = find_model(options.draft) if options.draft else None
     with loading_bar() as progress:
         engine = Engine.from_folder(find_model(options.model), draft=draft, config=config, progress=progress)
-    return Served(AsyncEngine(engine), engine.tokenizer, engine.model_id, engine.context_length)
+    return Served(AsyncEngine(engine), engine.tokenizer, engine.model_id, engine.context_length, options.tool_parser)
