@@ -22,7 +22,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Tokenizer:
-    """Thread-safe. `eos_ids`: tokens that end an answer; `special_ids`: control tokens; `vocab_size`: last id plus 1."""
+    """Thread-safe. `eos_ids`: tokens that end an answer; `vocab_size`: highest id plus one; `special_ids`: controls."""
 
     def __init__(self, definition: str, *, eos_ids: Iterable[int], chat_template: ChatTemplate | None = None) -> None:
         """`definition` is the text of a tokenizer.json. Raises ModelLoadError if it cannot be used."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import string
 from collections.abc import Sequence
@@ -55,9 +54,11 @@ class ToolFormat:
         template = "" if tokenizer.chat_template is None else tokenizer.chat_template.source
         if "[TOOL_CALLS]" in template:
             name = "mistral-args" if "[ARGS]" in template else "mistral"
-        elif re.search(r"<tool_call>(\\n|\s)*\{", template):
+        elif "<function=" in template:
+            return None  # arguments in tags
+        elif "<tool_call>" in template and '"arguments": ' in template:
             name = "hermes"
-        elif '"parameters": ' in template and "ipython" in template and "<function=" not in template:
+        elif "ipython" in template and '"parameters": ' in template:
             name = "llama3"
         else:
             return None

@@ -35,21 +35,21 @@ class Result:
         self.finish_reason, self.stats = output.finish_reason, output.stats
 
 
-def random_llama(seed: int) -> Decoder:
+def random_llama(seed: int, *, vocab_size: int = VOCABULARY, context_length: int = 192) -> Decoder:
     torch.manual_seed(seed)
     model = Decoder(
         ModelConfig(
             architecture="LlamaForCausalLM",
-            vocab_size=VOCABULARY,
+            vocab_size=vocab_size,
             hidden_size=48,
             intermediate_size=64,
             num_layers=2,
             num_heads=4,
             num_kv_heads=2,
             head_dim=12,
-            context_length=192,
+            context_length=context_length,
             rms_norm_eps=1e-5,
-            rotary=RotaryConfig.from_parameters({}, rotary_dim=12, context_length=192),
+            rotary=RotaryConfig.from_parameters({}, rotary_dim=12, context_length=context_length),
             tie_word_embeddings=False,
         )
     )
@@ -66,6 +66,11 @@ def perturbed(model: Decoder, amount: float) -> Decoder:
     for parameter in twin.parameters():
         parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=amount * float(parameter.std()))
     return twin
+
+
+@pytest.fixture(scope="session")
+def make_llama() -> Callable[..., Decoder]:
+    return random_llama
 
 
 @pytest.fixture(scope="session")
