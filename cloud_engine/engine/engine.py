@@ -90,7 +90,7 @@ class Engine:
         """Queue a request.
 
         Raises InvalidRequestError (empty prompt, unknown token ids, id in use, unusable constraint), ContextLengthError
-        (prompt and output do not fit the context or the KV cache; nothing is truncated) or OverloadedError (queue full).
+        (prompt and output do not fit context or KV cache; nothing is truncated) or OverloadedError (queue full).
         """
         self._check(request)
         params = request.params

@@ -43,7 +43,7 @@ def accepts(compiler: GrammarCompiler, tokenizer: Tokenizer, kind: str, source: 
             "json_schema",
             {"type": "object"},
             ['{"a": [1, {"b": null}]}', '{\n  "a": 1\n}'],
-            ["[1]", '{"a" : 1'] + ["{   }"],
+            ["[1]", '{"a" : 1', "{   }"],
         ),
         ("json_schema", {"type": "integer", "minimum": 3}, ["3", "12"], ["2", "3.5", '"3"']),
         ("regex", "[a-c]{2}|x+", ["ab", "xxx"], ["a", "abc", ""]),
