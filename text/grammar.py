@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import llguidance
+import numpy as np
 
 from ..protocol.errors import InvalidRequestError
 from ..protocol.structured import Constraint
@@ -33,6 +34,7 @@ JSON_OPTIONS: JsonCompileOptions = {
 }
 Encode = Callable[[str], list[int]]
 _MAX_LEXER_STATES = 20_000  # about 2 kB each
+_TRIAL_TOKENS = 8
 _MAX_KEPT = 64  # compiled grammars
 
 
@@ -85,10 +87,9 @@ class GrammarCompiler:
             self._tokenizer = _trie(self._vocabulary(), self._encode)
         limits = llguidance.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
         matcher = llguidance.LLMatcher(self._tokenizer, grammar_of(constraint), log_level=0, limits=limits)
-        if not matcher.is_error() and not matcher.is_stopped():
-            matcher.compute_bitmask()  # some limits are only met here
-        if matcher.is_error():
-            raise _refused(constraint, _first_line(matcher.get_error()))
+        error = matcher.get_error() or _error_on_trial(matcher.deep_copy())
+        if error:
+            raise _refused(constraint, _first_line(error))
         if matcher.is_stopped():
             raise _refused(constraint, "no answer but an empty one, or none at all, could match.")
         return matcher
@@ -145,6 +146,18 @@ class _Wrapper:
         if b"".join(self.tokens[token_id] for token_id in ids) == raw:
             return ids
         return [self._byte_ids[byte] for byte in raw if byte in self._byte_ids]  # SentencePiece puts a blank in front
+
+
+def _error_on_trial(matcher: llguidance.LLMatcher) -> str:
+    """What goes wrong within a few tokens: some limits are met only in use. Empty if nothing does."""
+    for _ in range(_TRIAL_TOKENS):
+        if matcher.is_stopped():
+            break
+        mask = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+        if not mask.any():
+            break
+        matcher.consume_token(int(mask.argmax()))
+    return matcher.get_error()
 
 
 def _first_line(message: str) -> str:

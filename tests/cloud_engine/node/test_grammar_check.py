@@ -42,10 +42,8 @@ def regex(pattern: str) -> Constraint:
 
 def branches(depth: int) -> dict[str, Any]:
     """4 ** depth combinations."""
-    choices = [
-        [{"type": "object", "properties": {f"k{i}_{j}": {"type": "integer"}}} for j in range(4)] for i in range(depth)
-    ]
-    return {"allOf": [{"anyOf": choice} for choice in choices]}
+    names = [[f"k{i}_{j}" for j in range(4)] for i in range(depth)]
+    return {"allOf": [{"anyOf": [{"type": "object", "properties": {name: {}}} for name in four]} for four in names]}
 
 
 def deep(depth: int) -> dict[str, Any]:
@@ -63,7 +61,7 @@ HOSTILE = {
     "combinations": schema(branches(7)),
     "thousands of optional fields": schema({"type": "object", "properties": {f"p{i}": {} for i in range(5000)}}),
     "recursion that never ends": schema({"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"}),
-    "deeper than its parser": schema(deep(90)),
+    "deeper than its parser": schema(deep(200)),
     "counted repetitions": regex("(?:a?){5000}a{5000}"),
     "a tower of brackets": regex("(" * 5000 + "a" + ")" * 5000),
     "a tower in Lark": Constraint("lark", "start: " + "(" * 3000 + '"a"' + ")" * 3000, "structured_outputs"),

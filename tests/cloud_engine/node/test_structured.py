@@ -33,6 +33,7 @@ CITY = {
     "required": ["city"],
     "additionalProperties": False,
 }
+UNKNOWN_TYPE = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "elephant"}}}
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "get_weather", "description": "Weather now", "parameters": CITY}},
     {"type": "function", "function": {"name": "now"}},
@@ -187,8 +188,7 @@ def test_a_node_without_a_format_says_so(fake_node: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "says"),
     [
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "elephant"}}}},)
-        + ("response_format", "elephant"),
+        ({"response_format": UNKNOWN_TYPE}, "response_format", "elephant"),
         ({"extra_body": {"structured_outputs": {"regex": "(a"}}}, "structured_outputs", "regex"),
         (
             {"extra_body": {"structured_outputs": {"json": {"multipleOf": 1234567, "type": "integer"}}}},
