@@ -14,12 +14,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import llguidance
 import numpy as np
 
-from ..protocol.errors import InvalidRequestError
+from ..protocol.errors import InvalidRequestError, MissingDependencyError
 from ..protocol.structured import Constraint
 from .tokenizer import Tokenizer
+
+try:
+    import llguidance
+except ImportError as error:
+    raise MissingDependencyError('Structured output needs llguidance: pip install "updraft-llm[cloud]"') from error
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

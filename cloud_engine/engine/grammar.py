@@ -7,10 +7,13 @@ under the same masks as the target, and a draft is accepted by the same rule as 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import llguidance
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import llguidance
 
 Mask = npt.NDArray[np.int32]  # one bit per token id, 32 to a word, lowest bit first: may this token come next?
 
