@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 SETUP  := $(PYTHON) cli/bootstrap.py --venv $(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo chat test check bench train-small train-large train-policy train clean
+.PHONY: help install demo chat test soak check bench train-small train-large train-policy train clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ chat:  ## talk to the pocket pair and see which tier answers
 
 test: check  ## everything CI runs: lint, formatting, types, tests (ARGS go to pytest)
 	@$(BIN)/python -m pytest $(ARGS)
+
+soak: install  ## the long tests that `make test` leaves out
+	@$(BIN)/python -m pytest -m soak --timeout 3600 $(ARGS)
 
 check: install  ## ruff, formatting and pyright
 	@$(BIN)/ruff check .

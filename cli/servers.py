@@ -92,6 +92,10 @@ def node(
     drain_seconds: Annotated[
         float, typer.Option(min=0, help="Seconds that requests in flight get to finish on SIGTERM or Ctrl-C.")
     ] = 10.0,
+    tool_parser: Annotated[
+        Literal["auto", "hermes", "llama3", "mistral", "mistral-args"],
+        typer.Option(help="How the model writes tool calls; auto asks its chat template."),
+    ] = "auto",
     ready_file: ReadyFile = None,
     exit_with_parent: WithParent = False,
 ) -> None:
@@ -124,6 +128,7 @@ def node(
             device=device,
             restart=restart,
             drain_seconds=drain_seconds,
+            tool_parser=tool_parser,
             ready_file=ready_file,
             exit_with_parent=exit_with_parent,
         )

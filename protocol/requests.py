@@ -7,12 +7,23 @@ value that changes nothing; anything else is an `UnsupportedFeatureError` naming
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
 from .errors import InvalidRequestError, UnsupportedFeatureError
 from .sampling import SamplingParams
+from .structured import (
+    Constraint,
+    ResponseFormat,
+    StructuredOutputs,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    check_tools,
+    format_constraint,
+    outputs_constraint,
+)
 
 
 class TextPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -21,15 +32,23 @@ class TextPart(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True):
-    """One turn. `content` may be a string or a list of text parts; other part types are refused."""
+    """One turn. `content` may be a string or a list of text parts; other part types are refused.
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    An assistant that called tools may have said nothing else (`content` None); the role "tool" carries what a call
+    with `tool_call_id` gave. `refusal` is there because clients send our own messages back.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: None = None
 
     @property
     def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        content = self.content or ""
+        return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 class Prediction(msgspec.Struct, forbid_unknown_fields=True):
@@ -46,10 +65,6 @@ class Prediction(msgspec.Struct, forbid_unknown_fields=True):
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool = False
     include_obfuscation: bool = False
-
-
-class ResponseFormat(msgspec.Struct):
-    type: str
 
 
 class UpdraftOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -98,6 +113,7 @@ class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     user: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    structured_outputs: StructuredOutputs | None = None
     updraft: UpdraftOptions | None = None
 
     @property
@@ -121,8 +137,8 @@ class ChatRequest(_Shared, kw_only=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     response_format: ResponseFormat | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
     metadata: dict[str, str] | None = None
@@ -139,6 +155,17 @@ class ChatRequest(_Shared, kw_only=True):
         limit = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
         return _sampling(self, limit, wanted)
 
+    def constraint(self) -> Constraint | None:
+        """What the answer must look like, tools aside. Raises InvalidRequestError."""
+        wanted = None if self.response_format is None else format_constraint(self.response_format)
+        if self.structured_outputs is None:
+            return wanted
+        if wanted is not None:
+            raise InvalidRequestError(
+                "response_format and structured_outputs exclude each other: leave one out.", param="structured_outputs"
+            )
+        return outputs_constraint(self.structured_outputs)
+
 
 class CompletionRequest(_Shared, kw_only=True):
     """`POST /v1/completions`: raw text in, raw text out, no chat template. One prompt per request."""
@@ -153,6 +180,10 @@ class CompletionRequest(_Shared, kw_only=True):
         if not self.echo or self.logprobs is None:
             return params
         return replace(params, prompt_logprobs=max(self.logprobs, self.prompt_logprobs or 0))
+
+    def constraint(self) -> Constraint | None:
+        """What the answer must look like. Raises InvalidRequestError."""
+        return None if self.structured_outputs is None else outputs_constraint(self.structured_outputs)
 
 
 R = TypeVar("R")
@@ -174,8 +205,13 @@ def parse_chat(body: bytes) -> ChatRequest:
                 "continue_final_message and add_generation_prompt exclude each other: set add_generation_prompt=false.",
                 param="continue_final_message",
             )
-    _refuse(request, "tools", "tool_choice", "parallel_tool_calls")
-    _refuse_unless(request.response_format is None or request.response_format.type == "text", "response_format")
+    _check_turns(request.messages)
+    check_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
+    if request.tools and request.tool_choice != "none" and request.constraint() is not None:
+        raise UnsupportedFeatureError(
+            "tools and a format for the answer exclude each other here: leave one out, or set tool_choice to none.",
+            param="tools",
+        )
     _refuse_unless(request.modalities in (None, ["text"]), "modalities")
     _check_shared(request)
     return request
@@ -219,6 +255,21 @@ def _check_shared(request: ChatRequest | CompletionRequest) -> None:
     if request.updraft is not None and request.updraft.quality is not None and not 0 < request.updraft.quality <= 1:
         raise InvalidRequestError("updraft.quality must be above 0 and at most 1.", param="updraft.quality")
     request.sampling()
+    request.constraint()
+
+
+def _check_turns(messages: list[Message]) -> None:
+    for index, message in enumerate(messages):
+        calls = message.tool_calls is not None
+        if calls and message.role != "assistant":
+            fault = "only the assistant calls tools: leave tool_calls out."
+        elif (message.tool_call_id is None) == (message.role == "tool"):
+            fault = 'tool_call_id goes with the role "tool", and only with that.'
+        elif message.content is None and not calls:
+            fault = "content is missing."
+        else:
+            continue
+        raise InvalidRequestError(f"messages[{index}]: {fault}", param=f"messages[{index}]", code="invalid_value")
 
 
 def _check_candidates(request: ChatRequest | CompletionRequest) -> None:

@@ -11,7 +11,9 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-FinishReason = Literal["stop", "length"]
+from .structured import ToolCall
+
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class PromptTokensDetails(msgspec.Struct, kw_only=True):
@@ -107,9 +109,12 @@ class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
 
 
 class AssistantMessage(msgspec.Struct):
-    content: str
+    """`content` is None where the model only called tools."""
+
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class PromptToken(msgspec.Struct):
@@ -138,9 +143,24 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     updraft: UpdraftInfo | UnsetType = UNSET
 
 
+class FunctionDelta(msgspec.Struct, omit_defaults=True):
+    arguments: str = ""
+    name: str | None = None
+
+
+class ToolCallDelta(msgspec.Struct):
+    """More of the `index`-th call: id, type and name come first and once, then pieces of the arguments."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class Delta(msgspec.Struct, omit_defaults=True):
     content: str | None = None
     role: Literal["assistant"] | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChunkChoice(msgspec.Struct):

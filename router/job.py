@@ -137,6 +137,13 @@ def _beyond_the_device(request: ChatRequest) -> UnsupportedFeatureError | None:
         return UnsupportedFeatureError("use_beam_search: this device has no beams.", param="use_beam_search")
     if request.prompt_logprobs is not None:
         return UnsupportedFeatureError("prompt_logprobs: this device has none.", param="prompt_logprobs")
+    if request.tools is not None:
+        return UnsupportedFeatureError("tools: the model on this device calls none.", param="tools")
+    if any(message.role == "tool" or message.tool_calls is not None for message in request.messages):
+        return UnsupportedFeatureError("messages: the model on this device knows no tool calls.", param="messages")
+    if request.constraint() is not None:
+        param = "response_format" if request.structured_outputs is None else "structured_outputs"
+        return UnsupportedFeatureError(f"{param}: this device answers in free text.", param=param)
     return None
 
 
@@ -148,6 +155,8 @@ def _may_be_understood_elsewhere(body: dict[str, Any], error: InvalidRequestErro
     about = error.param or ""
     if about.startswith("messages"):
         return any(_is_beyond_text(message) for message in messages)
+    if about.startswith(("tools[", "tool_choice", "response_format")) and error.code == "invalid_value":
+        return True  # other kinds of tools and formats
     return "unknown field" in error.message
 
 

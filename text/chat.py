@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn
@@ -31,6 +31,9 @@ import jinja2.sandbox
 
 from ..protocol.errors import InvalidRequestError, ModelLoadError
 from ..protocol.requests import Message
+from ..protocol.structured import Tool
+from . import tool_turns
+from .tool_turns import Change
 
 _FIRST_STAND_IN = 0xF0000
 _STAND_INS = re.compile("[\U000f0000-\U0010fffd]+")
@@ -65,28 +68,38 @@ class ChatTemplate:
             raise ModelLoadError(f"The model's chat template is not valid Jinja: {error}.") from error
 
     def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, continue_final_message: bool = False
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> str:
         """The prompt text. With `continue_final_message` it ends exactly where the last message's content ends.
 
         Raises InvalidRequestError where the template refuses the messages (wrong roles, wrong order).
         """
         if not continue_final_message:
-            return self._render(messages, lambda text: text, add_generation_prompt)
-        return self._render_open(messages, lambda text: text)
+            return self._render(messages, tools, lambda text: text, add_generation_prompt)
+        return self._render_open(messages, tools, lambda text: text)
 
     def segments(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, continue_final_message: bool = False
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> list[Segment]:
         """The prompt text cut by origin; neighbours differ in `is_control`. Raises as `render` does."""
 
-        def rendered(change: Callable[[str], str]) -> str:
+        def rendered(change: Change) -> str:
             if continue_final_message:
-                return self._render_open(messages, change)
-            return self._render(messages, change, add_generation_prompt)
+                return self._render_open(messages, tools, change)
+            return self._render(messages, tools, change, add_generation_prompt)
 
         truth = rendered(lambda text: text)
-        stand_in = _StandIn(messages)
+        stand_in = _StandIn(messages, tools)
         opaque = ""
         for change in (stand_in.whole, stand_in.inside):  # `inside` leaves outer whitespace for templates that trim
             opaque = rendered(change)
@@ -98,7 +111,7 @@ class ChatTemplate:
                 return [Segment(truth, True)]
         return _cut(opaque, stand_in)
 
-    def _render_open(self, messages: Sequence[Message], change: Callable[[str], str]) -> str:
+    def _render_open(self, messages: Sequence[Message], tools: Sequence[Tool], change: Change) -> str:
         if not messages or messages[-1].role != "assistant":
             raise InvalidRequestError(
                 "continue_final_message needs the last message to be from the assistant.",
@@ -109,7 +122,7 @@ class ChatTemplate:
         def change_but_mark(text: str) -> str:
             return change(text[:-1]) + _END_MARK if text.endswith(_END_MARK) else change(text)
 
-        text, found, _ = self._render([*messages[:-1], last], change_but_mark, False).rpartition(_END_MARK)
+        text, found, _ = self._render([*messages[:-1], last], tools, change_but_mark, False).rpartition(_END_MARK)
         if not found:
             raise InvalidRequestError(
                 "This model's chat template does not keep the last message, so it cannot be continued.",
@@ -117,12 +130,14 @@ class ChatTemplate:
             )
         return text
 
-    def _render(self, messages: Sequence[Message], change: Callable[[str], str], add_generation_prompt: bool) -> str:
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[Tool], change: Change, add_generation_prompt: bool
+    ) -> str:
         try:
             return self._template.render(
                 messages=[_as_dict(message, change) for message in messages],
                 add_generation_prompt=add_generation_prompt,
-                tools=None,
+                tools=[tool_turns.tool_as_dict(tool, change) for tool in tools] or None,
                 documents=None,
                 **self._tokens,
             )
@@ -130,7 +145,7 @@ class ChatTemplate:
             raise InvalidRequestError(
                 f"The model's chat template refused the messages: {error}", param="messages"
             ) from error
-        except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
             raise InvalidRequestError(
                 f"The model's chat template failed on these messages: {error!r}", param="messages"
             ) from error
@@ -172,8 +187,9 @@ def encoding_runs(segments: Sequence[Segment], special: re.Pattern[str] | None) 
 class _StandIn:
     """A one-to-one map from the characters of the messages' user strings to private code points, and back."""
 
-    def __init__(self, messages: Sequence[Message]) -> None:
-        alphabet = sorted(set().union(*(set(message.text) | set(message.name or "") for message in messages)))
+    def __init__(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
+        texts = [text for message in messages for text in (message.text, message.name or "")]
+        alphabet = sorted(set().union(*texts, *tool_turns.texts(messages, tools)))
         if len(alphabet) > _MAX_ALPHABET:
             raise InvalidRequestError(
                 f"The messages use {len(alphabet)} different characters; at most {_MAX_ALPHABET} are supported.",
@@ -216,9 +232,11 @@ def _merge(segments: Sequence[Segment]) -> list[Segment]:
     return merged
 
 
-def _as_dict(message: Message, change: Callable[[str], str]) -> dict[str, str]:
-    fields = {"role": str(message.role), "content": change(message.text)}
-    return fields if message.name is None else {**fields, "name": change(message.name)}
+def _as_dict(message: Message, change: Change) -> dict[str, Any]:
+    fields: dict[str, Any] = {"role": str(message.role), "content": change(message.text)}
+    if message.name is not None:
+        fields["name"] = change(message.name)
+    return {**fields, **tool_turns.fields(message, change)}
 
 
 class _GenerationTag(jinja2.ext.Extension):

@@ -15,13 +15,14 @@ import tokenizers
 
 from ..protocol.errors import ModelLoadError
 from ..protocol.requests import Message
+from ..protocol.structured import Tool
 from .chat import ChatTemplate, encoding_runs, special_pattern
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Tokenizer:
-    """Thread-safe. `eos_ids`: tokens that end an answer; `vocab_size`: highest id plus one."""
+    """Thread-safe. `eos_ids`: tokens that end an answer; `vocab_size`: highest id plus one; `special_ids`: controls."""
 
     def __init__(self, definition: str, *, eos_ids: Iterable[int], chat_template: ChatTemplate | None = None) -> None:
         """`definition` is the text of a tokenizer.json. Raises ModelLoadError if it cannot be used."""
@@ -36,8 +37,8 @@ class Tokenizer:
         self._plain_mode.encode_special_tokens = True
         self._token_bytes = _byte_decoder(json.loads(definition).get("decoder"))
         added = self._plain_mode.get_added_tokens_decoder()
-        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._special = special_pattern(added[token_id].content for token_id in self._special_ids)
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._special = special_pattern(added[token_id].content for token_id in self.special_ids)
         self.vocab_size = max(self._plain_mode.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.eos_ids = frozenset(eos_ids)
         self.chat_template = chat_template
@@ -71,7 +72,12 @@ class Tokenizer:
         return self._plain_mode.encode(text, add_special_tokens=True).ids
 
     def encode_chat(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, continue_final_message: bool = False
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> list[int]:
         """Token ids of the rendered chat; special tokens come from the template only, never from a message.
 
@@ -80,7 +86,10 @@ class Tokenizer:
         if self.chat_template is None:
             raise ModelLoadError("This model has no chat template: use text completions, or add chat_template.jinja.")
         segments = self.chat_template.segments(
-            messages, add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
         )
         runs = encoding_runs(segments, self._special)
         return [token_id for run in runs for token_id in self.encode(run.text, allow_special=run.is_control)]
@@ -88,6 +97,11 @@ class Tokenizer:
     def vocabulary(self) -> dict[str, int]:
         """Every token, as the tokenizer writes it, and its id."""
         return self._plain_mode.get_vocab(with_added_tokens=True)
+
+    def special_id(self, text: str) -> int | None:
+        """The id of the special token written `text`; None if that is no special token here."""
+        token_id = self._plain_mode.token_to_id(text)
+        return token_id if token_id in self.special_ids else None
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; bytes that are not UTF-8 become U+FFFD."""
@@ -97,7 +111,7 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes:
         """The bytes `token_id` stands for: empty for special tokens (unless asked for) and for unused ids."""
-        if skip_special and token_id in self._special_ids:
+        if skip_special and token_id in self.special_ids:
             return b""
         token = self._plain_mode.id_to_token(token_id)
         return b"" if token is None else self._token_bytes(token)

@@ -9,9 +9,10 @@ from .client import EngineClient
 from .engine import Engine
 from .loop import EngineLoop
 from .messages import Close, Command, Report, last_words
+from .wires import Wires
 
 
-class AsyncEngine(EngineClient):
+class AsyncEngine(EngineClient, Wires):
     """Owns an Engine."""
 
     def __init__(self, engine: Engine) -> None:
@@ -27,18 +28,21 @@ class AsyncEngine(EngineClient):
 
     def _run(self) -> None:
         try:
-            EngineLoop(self.engine, self._next_command, self._report).run()
+            EngineLoop(self.engine, self).run()
         except BaseException as error:  # noqa: BLE001 - whatever it was, everyone waiting must hear of it
             cause = last_words(error).error
             failure = EngineDownError(f"The engine is down ({cause.message}): restart the node.")
             failure.__cause__ = error
             self._call_soon(self._refuse, failure)
 
-    def _next_command(self, wait: bool) -> Command | None:
+    def next_command(self, wait: bool) -> Command | None:
         try:
             return self._commands.get(block=wait)
         except queue.Empty:
             return None
 
-    def _report(self, report: Report) -> None:
-        self._call_soon(self._receive, report)
+    def report(self, what: Report) -> None:
+        self._call_soon(self._receive, what)
+
+    def send_back(self, command: Command) -> None:
+        self._commands.put(command)

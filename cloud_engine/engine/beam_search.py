@@ -29,10 +29,10 @@ def check_beams(request: GenerationRequest, num_ends: int, vocab_size: int) -> N
     params = request.params
     if request.num_branches + num_ends > vocab_size:
         raise InvalidRequestError("More beams than the vocabulary has tokens to begin with.", param="n")
-    if params.temperature or params.truncates or params.edits:
+    if params.temperature or params.truncates or params.edits or request.constraint is not None:
         raise InvalidRequestError(
             "Beam search follows the model's own probabilities: set temperature=0 and leave out top_p, top_k, min_p, "
-            "typical_p, penalties, logit_bias and min_tokens.",
+            "typical_p, penalties, logit_bias, min_tokens and constraints of the output.",
             param="use_beam_search",
             code="invalid_value",
         )

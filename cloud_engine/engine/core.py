@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import zmq
 
@@ -27,9 +27,11 @@ from .messages import (
     Ready,
     Report,
     decode_command,
+    encode_command,
     encode_report,
     last_words,
 )
+from .wires import Wires
 
 if TYPE_CHECKING:
     from ..models.loader import Progress
@@ -39,35 +41,57 @@ _LINGER_MS = 1000
 _log = logging.getLogger("updraft.engine")
 
 
+class _Sockets(Wires):
+    """The core's end of its sockets in `folder`."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> None:
+        self._context = context
+        self._address = f"ipc://{folder / COMMANDS}"
+        self._commands = context.socket(zmq.PULL)
+        self._commands.bind(self._address)
+        self._reports = context.socket(zmq.PUSH)
+        self._reports.sndhwm = 0  # a step never waits for the face
+        self._reports.linger = _LINGER_MS
+        self._reports.connect(f"ipc://{folder / REPORTS}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._commands.close()
+        self._reports.close()
+
+    def next_command(self, wait: bool) -> Command | None:
+        return decode_command(self._commands.recv()) if wait or self._commands.poll(0) else None
+
+    def report(self, what: Report) -> None:
+        self._reports.send(encode_report(what))
+
+    def send_back(self, command: Command) -> None:
+        with self._context.socket(zmq.PUSH) as back:  # sockets belong to one thread each
+            back.linger = _LINGER_MS
+            back.connect(self._address)
+            back.send(encode_command(command))
+
+
 def main(folder: Path) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for the whole service, which the face ends in order
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     threading.Thread(target=_show_life, args=(folder,), name="updraft-pulse", daemon=True).start()
-    with zmq.Context() as context, context.socket(zmq.PULL) as commands, context.socket(zmq.PUSH) as reports:
-        commands.bind(f"ipc://{folder / COMMANDS}")
-        reports.sndhwm = 0  # a step never waits for the face
-        reports.linger = _LINGER_MS
-        reports.connect(f"ipc://{folder / REPORTS}")
-
-        def next_command(wait: bool) -> Command | None:
-            return decode_command(commands.recv()) if wait or commands.poll(0) else None
-
-        def report(what: Report) -> None:
-            reports.send(encode_report(what))
-
+    with zmq.Context() as context, _Sockets(context, folder) as wires:
         try:
             from .loop import EngineLoop
 
-            load = next_command(True)
+            load = wires.next_command(True)
             assert isinstance(load, Load), "the first command says what to load"
-            engine = _engine(load, lambda done, total: report(Loading(done, total)))
-            report(Ready(engine.model_id, engine.context_length))
-            EngineLoop(engine, next_command, report).run()
+            engine = _engine(load, lambda done, total: wires.report(Loading(done, total)))
+            wires.report(Ready(engine.model_id, engine.context_length))
+            EngineLoop(engine, wires).run()
         except BaseException as error:  # noqa: BLE001 - whatever it was, the face tells everyone who waits
             if not isinstance(error, UpdraftError):
                 _log.exception("The engine core failed.")
-            report(last_words(error))
+            wires.report(last_words(error))
 
 
 def _engine(load: Load, progress: Progress) -> Engine:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from ...protocol.errors import ConfigurationError, ContextLengthError, InvalidRequestError
 from ...protocol.sampling import logit_edits
+from ...protocol.structured import Constraint
+from ...text.grammar import GrammarCompiler, Vocabulary, end_ids
 from ...text.tokenizer import Tokenizer
 from ..models.decoder import Decoder
 from ..models.loader import Progress
@@ -20,6 +22,7 @@ from .beam_search import BeamSearch, check_beams
 from .config import EngineConfig
 from .draft_model import DraftModel
 from .drafter import Drafter
+from .grammar import GrammarState
 from .kv_cache import KVCacheManager, Window
 from .ngram import NgramDrafter
 from .prediction import PredictionCursor
@@ -62,6 +65,7 @@ class Engine:
         self._tokenizer = served.tokenizer
         self._vocab_size = model.config.vocab_size
         self._eos_ids = served.eos_ids
+        self._grammars = _grammars(served)
         self._runner = Runner(model, num_blocks, config.block_size, batch_invariant=config.batch_invariant)
         self._num_blocks = num_blocks
         self._window = _window([model, draft.weights] if draft is not None else [model], config)
@@ -96,11 +100,19 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._requests)
 
+    def prepare(self, request: GenerationRequest) -> None:
+        """Compile the request's constraint, if it has one; raises InvalidRequestError if it cannot be used.
+
+        May be called from another thread, ahead of `add_request`, so that no step waits for it.
+        """
+        if request.constraint is not None:
+            self._grammar(request, request.constraint)
+
     def add_request(self, request: GenerationRequest) -> None:
         """Queue a request.
 
-        Raises InvalidRequestError (empty prompt, unknown token ids, id in use), ContextLengthError (prompt and output
-        do not fit the context or the KV cache; nothing is truncated) or OverloadedError (queue full).
+        Raises InvalidRequestError (empty prompt, unknown token ids, id in use, unusable constraint), ContextLengthError
+        (prompt and output do not fit context or KV cache; nothing is truncated) or OverloadedError (queue full).
         """
         self._check(request)
         params = request.params
@@ -113,6 +125,7 @@ class Engine:
             end_ids=params.end_ids(self._eos_ids),
             token_ids=list(request.prompt_ids),
             prediction=PredictionCursor(request.draft_ids[: self.context_length]),  # the answer is no longer than that
+            grammar=None if request.constraint is None else self._grammar(request, request.constraint),
         )
         self._scheduler.add(state)
         self._requests[request.request_id] = [state]
@@ -133,6 +146,7 @@ class Engine:
         batch = self._scheduler.schedule()
         self._copy_blocks(self._cache.take_copies())
         self._speculator.propose(batch, self._sampling_row)
+        _cut_drafts(batch)
         logits = score_prompts(batch, self._runner.run([_chunk(item) for item in batch]))
         tokens = sample(logits, [self._sampling_row(item, i) for item in batch for i in range(item.num_samples)])
         outputs = self._advance(batch, logits, tokens)
@@ -220,12 +234,24 @@ class Engine:
                 param="messages",
             )
 
+    def _grammar(self, request: GenerationRequest, constraint: Constraint) -> GrammarState:
+        if self._grammars is None or self._tokenizer is None:
+            raise ConfigurationError("This engine was built from a bare model: without a tokenizer it has no grammars.")
+        endless = request.params.ignore_eos or not self._eos_ids
+        ends = end_ids(self._eos_ids, self._tokenizer.vocab_size)
+        grammar = GrammarState(self._grammars.compile(constraint), self._vocab_size, ends, endless=endless)
+        if grammar.error or grammar.complete:
+            why = grammar.error or "it allows no answer but an empty one."
+            raise InvalidRequestError(f"{constraint.param}: {why}", param=constraint.param, code="invalid_grammar")
+        return grammar
+
     def _sampling_row(self, item: ScheduledRequest, index: int) -> SamplingRow:
         """How to sample the `index`-th new token of a scheduled request, after as many of its drafts."""
         state, request = item.state, item.state.request
         answer = state.token_ids[state.num_prompt_tokens :] + item.draft_ids[:index] if request.params.edits else []
         edits = logit_edits(request.params, request.prompt_ids, answer, state.end_ids)
-        return SamplingRow(state.temperature, state.seed, len(state.token_ids) + index, request.params, edits)
+        mask = None if state.grammar is None else state.grammar.mask(item.draft_ids[:index])
+        return SamplingRow(state.temperature, state.seed, len(state.token_ids) + index, request.params, edits, mask)
 
     def _advance(self, batch: list[ScheduledRequest], logits: Tensor, tokens: list[int]) -> list[TokenOutput]:
         self._counters.steps += 1
@@ -280,6 +306,7 @@ class Engine:
                 seed=parent.seed + index,
                 token_ids=list(parent.token_ids),
                 prediction=PredictionCursor(parent.request.draft_ids[: self.context_length]),
+                grammar=parent.grammar and parent.grammar.fork(),
                 num_computed_tokens=item.start + item.num_tokens,
             )
             child.num_draft_computed_tokens = min(child.num_draft_computed_tokens, child.num_computed_tokens)
@@ -300,6 +327,9 @@ class Engine:
         is_first = state.num_generated_tokens == 0 and state.index == 0
         num_accepted = _agreement(item.draft_ids, sampled)
         new, finish_reason = self._until_end(sampled[: num_accepted + 1], state)
+        if state.grammar is not None:
+            new = new[: state.grammar.advance(new)]
+            finish_reason = "error" if state.grammar.error else "stop" if state.grammar.complete else finish_reason
         self._speculator.record(item, min(num_accepted, len(new)))
         state.first_token_at = state.first_token_at or time.monotonic()
         state.num_computed_tokens = len(state.token_ids) + num_accepted
@@ -312,7 +342,8 @@ class Engine:
         self._counters.generated_tokens += len(new)
         stats = state.stats() if finish_reason else None
         scores = state.prompt_logprobs if is_first else []
-        output = TokenOutput(state.request_id, new, logprobs, finish_reason, stats, state.index, scores)
+        error = state.grammar.error if state.grammar is not None else None
+        output = TokenOutput(state.request_id, new, logprobs, finish_reason, stats, state.index, scores, error)
         if stats is not None:
             self._finish(state, stats)
         else:
@@ -349,6 +380,18 @@ class Engine:
 def _chunk(item: ScheduledRequest) -> Chunk:
     known = item.state.token_ids[item.start : item.start + item.num_tokens]
     return Chunk(known + item.draft_ids, item.start, item.state.block_table, item.num_prompt_scores + item.num_samples)
+
+
+def _grammars(served: ServedModel) -> GrammarCompiler | None:
+    tokenizer = served.tokenizer
+    return tokenizer and GrammarCompiler(lambda: Vocabulary.of(tokenizer, served.eos_ids), tokenizer.encode)
+
+
+def _cut_drafts(batch: list[ScheduledRequest]) -> None:
+    """Verify no more of a draft than its request's grammar allows."""
+    for item in batch:
+        if item.draft_ids and item.state.grammar is not None:
+            del item.draft_ids[item.state.grammar.num_allowed(item.draft_ids) :]
 
 
 def _agreement(draft_ids: list[int], sampled: list[int]) -> int:

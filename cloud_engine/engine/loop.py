@@ -3,42 +3,48 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from ...protocol.errors import EngineError, UpdraftError
 from .engine import Engine
-from .messages import Abort, Add, Close, Command, Failed, Report, Stepped
+from .messages import Abort, Add, Close, Command, Failed, Prepared, Stepped
+from .request import GenerationRequest
+from .wires import Wires
 
 FAILURES_TO_GIVE_UP = 3
 _log = logging.getLogger("updraft.engine")
 
 
 class EngineLoop:
-    """Runs `engine` by the commands that `next_command` brings, until it is told to close.
+    """Runs `engine` by the commands that `wires` bring, until it is told to close.
 
-    `next_command(wait)` returns the next command; without `wait`, None if there is none yet. A failing step takes
-    everything in flight with it: these requests get an EngineError with the cause, and the engine starts afresh.
+    Constraints are compiled in a thread, as that may take longer than a step. A failing step takes everything in flight
+    with it: these requests get an EngineError with the cause, and the engine starts afresh.
     """
 
-    def __init__(
-        self, engine: Engine, next_command: Callable[[bool], Command | None], report: Callable[[Report], None]
-    ) -> None:
+    def __init__(self, engine: Engine, wires: Wires) -> None:
         self._engine = engine
-        self._next_command = next_command
-        self._report = report
+        self._wires = wires
+        self._report = wires.report
         self._failures = 0  # steps in a row
+        self._compiler = ThreadPoolExecutor(1, "updraft-grammar")
+        self._preparing: dict[str, GenerationRequest] = {}
 
     def run(self) -> None:
         """Returns when told to close. Raises what the step raised after which `FAILURES_TO_GIVE_UP` have failed."""
         self._report(Stepped([], self._engine.stats()))
-        while self._obey_commands():
-            self._step()
+        try:
+            while self._obey_commands():
+                self._step()
+        finally:
+            self._compiler.shutdown(wait=False, cancel_futures=True)
 
     def _obey_commands(self) -> bool:
         """Carry out what was asked since the last step, and wait until there is work. False: close."""
         while True:
             obeyed = 0
-            while command := self._next_command(not (self._engine.has_work or obeyed)):
+            while command := self._wires.next_command(not (self._engine.has_work or obeyed)):
                 if isinstance(command, Close):
                     return False
                 self._obey(command)
@@ -50,18 +56,34 @@ class EngineLoop:
 
     def _obey(self, command: Command) -> None:
         match command:
+            case Add(request) if request.constraint is None:
+                self._add(request)
             case Add(request):
-                try:
-                    self._engine.add_request(request)
-                except UpdraftError as error:  # this request's own fault; the others go on
-                    self._report(Failed([request.request_id], error))
-                except Exception as error:  # noqa: BLE001 - told to who asked, and the engine lives on
-                    _log.exception("A request could not be taken in.")
-                    self._report(Failed([request.request_id], _failure_of(error, "ask differently")))
+                self._preparing[request.request_id] = request
+                self._compiler.submit(self._prepare, request)
+            case Prepared(request_id):
+                if request_id in self._preparing:  # else it was aborted meanwhile
+                    self._add(self._preparing.pop(request_id))
             case Abort(request_id):
+                self._preparing.pop(request_id, None)
                 self._engine.abort(request_id)
             case _:
                 raise TypeError(f"A running engine takes no {type(command).__name__}.")
+
+    def _add(self, request: GenerationRequest) -> None:
+        try:
+            self._engine.add_request(request)
+        except UpdraftError as error:  # this request's own fault; the others go on
+            self._report(Failed([request.request_id], error))
+        except Exception as error:  # noqa: BLE001 - told to who asked, and the engine lives on
+            _log.exception("A request could not be taken in.")
+            self._report(Failed([request.request_id], _failure_of(error, "ask differently")))
+
+    def _prepare(self, request: GenerationRequest) -> None:
+        """In the compiler's thread. A constraint that fails here fails again, and is reported, when it is added."""
+        with suppress(Exception):
+            self._engine.prepare(request)
+        self._wires.send_back(Prepared(request.request_id))
 
     def _step(self) -> None:
         try:

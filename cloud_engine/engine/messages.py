@@ -35,11 +35,17 @@ class Abort(msgspec.Struct, tag=True, frozen=True):
     request_id: str
 
 
+class Prepared(msgspec.Struct, tag=True, frozen=True):
+    """From a thread of the engine to its loop: the constraint of this request is compiled."""
+
+    request_id: str
+
+
 class Close(msgspec.Struct, tag=True, frozen=True):
     """End after the current step."""
 
 
-Command = Load | Add | Abort | Close
+Command = Load | Add | Abort | Prepared | Close
 
 
 class Loading(msgspec.Struct, tag=True, frozen=True):

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ...protocol.sampling import SamplingParams
+from ...protocol.structured import Constraint
 from .draft_length import Acceptance
 from .ngram_index import NgramIndex
 from .prediction import PredictionCursor
 
-FinishReason = Literal["stop", "length"]
+if TYPE_CHECKING:
+    from .grammar import GrammarState
+
+FinishReason = Literal["stop", "length", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class GenerationRequest:
     is computed once, and the answers share its blocks until they write to them. With a `beam` they are the `n` best of
     its search, which goes without drafts, and come out at its end. `priority`: lower goes first
     (policy "priority"). `cache_salt`: only requests with the same one share cached prefixes, so that nobody can learn
-    from timings what others have asked.
+    from timings what others have asked. `constraint`: what every answer must look like.
     """
 
     request_id: str
@@ -41,6 +45,7 @@ class GenerationRequest:
     priority: int = 0
     cache_salt: str = ""
     beam: BeamParams | None = None
+    constraint: Constraint | None = None
 
     @property
     def num_branches(self) -> int:
@@ -86,8 +91,9 @@ class TokenOutput:
     """New tokens of one answer after one step. The end-of-sequence token is not among them.
 
     `index`: which of the request's `n` answers. `logprobs` has one entry per token if the request asked for any.
-    `stats` comes with `finish_reason`. `prompt_logprobs`, if asked for, come with the first output of the first answer:
-    one entry per prompt token but the first, of which there is nothing to say.
+    `stats` comes with `finish_reason`, and `error`, saying why this answer could not go on, with the reason "error".
+    `prompt_logprobs`, if asked for, come with the first output of the first answer: one entry per prompt token but the
+    first, of which there is nothing to say.
     """
 
     request_id: str
@@ -97,6 +103,7 @@ class TokenOutput:
     stats: RequestStats | None = None
     index: int = 0
     prompt_logprobs: list[PromptLogprob] = field(default_factory=list[PromptLogprob])
+    error: str | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -118,7 +125,7 @@ class RequestState:
     Every step brings these counts closer to the number of known tokens, and that is all there is to scheduling.
     `order` is the request's place among all others, lowest first; the scheduler sets it once. `index` says which of the
     request's answers this is, and `unforked` how many more are to branch off behind the prompt; each of these has its
-    own `drafts`.
+    own `drafts`. `grammar`: where the answer stands in the request's constraint, if it has one.
     """
 
     request: GenerationRequest
@@ -133,6 +140,7 @@ class RequestState:
     index: int = 0
     unforked: int = 0
     prompt_logprobs: list[PromptLogprob] = field(default_factory=list[PromptLogprob])
+    grammar: GrammarState | None = None
     block_table: list[int] = field(default_factory=list[int])
     block_hashes: list[bytes] = field(default_factory=list[bytes])
     num_computed_tokens: int = 0

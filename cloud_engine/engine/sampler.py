@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...protocol.sampling import LEAST_TEMPERATURE, LogitEdits, SamplingParams
+from .grammar import Mask
 from .request import TokenLogprob
 
 _WORD = 2**64
@@ -25,17 +27,23 @@ _WORD = 2**64
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """How to sample one row of logits. `position` is the index in the sequence of the token to be sampled."""
+    """How to sample one row of logits. `position` is the index in the sequence of the token to be sampled.
+
+    `mask`: the tokens that a grammar allows; None for all.
+    """
 
     temperature: float
     seed: int
     position: int
     params: SamplingParams
     edits: LogitEdits | None = None
+    mask: Mask | None = None
 
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     """One token per row of `logits` (rows, vocab) float32, which stay as they are. Rows at temperature 0 are argmax."""
+    if any(row.mask is not None for row in rows):
+        logits = _masked(logits, rows)
     if any(row.edits for row in rows):
         logits = _edited(logits, rows)
     chosen = logits.argmax(dim=-1)
@@ -56,6 +64,17 @@ def log_probabilities(logits: Tensor, chosen: Sequence[int], num_top: int) -> li
         TokenLogprob(logprob, tuple(zip(row_ids, row_values, strict=True)))
         for logprob, row_ids, row_values in zip(picked, ids, values, strict=True)
     ]
+
+
+def _masked(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """A copy with every token at -inf that a row's mask does not allow."""
+    masked = [index for index, row in enumerate(rows) if row.mask is not None]
+    words = torch.from_numpy(np.stack([row.mask for row in rows if row.mask is not None])).to(logits.device)
+    bits = (words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=logits.device)) & 1
+    allowed = bits.flatten(1)[:, : logits.shape[-1]].bool()
+    logits = logits.clone()
+    logits[masked] = logits[masked].masked_fill(~allowed, -torch.inf)
+    return logits
 
 
 def _edited(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:

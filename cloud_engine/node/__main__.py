@@ -32,6 +32,7 @@ def _options() -> NodeOptions:
     add("--device", help="cpu or cuda")
     add("--restart", action="store_true", help="start the engine anew when its process dies")
     add("--drain-seconds", type=float, help="what requests in flight get to finish on SIGTERM")
+    add("--tool-parser", help="how the model writes tool calls: auto, hermes, llama3, mistral or mistral-args")
     add("--ready-file", type=Path, help="file to write the URL to once requests are accepted")
     add("--exit-with-parent", action="store_true", help="stop when the process that started this one is gone")
     return NodeOptions(**vars(parser.parse_args()))

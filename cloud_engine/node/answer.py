@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from ...protocol.errors import UpdraftError
+from ...protocol.errors import InvalidRequestError, UpdraftError
 from ...protocol.responses import FinishReason, Usage
 from ...text.detokenize import IncrementalDetokenizer, StopMatcher
 from ...text.tokenizer import Tokenizer
@@ -52,13 +52,27 @@ class Piece:
     prompt_scores: list[PromptLogprob] = field(default_factory=list["PromptLogprob"])
 
 
-async def pieces(engine: TokenSource, tokenizer: Tokenizer, request: GenerationRequest) -> AsyncGenerator[Piece]:
-    """The answers to `request`. Closing the iterator, or a stop string in each, aborts the engine's work on them."""
-    open_answers = {index: _Answer(tokenizer, request) for index in range(request.n)}
+async def pieces(
+    engine: TokenSource, tokenizer: Tokenizer, request: GenerationRequest, marks: Mapping[int, str] | None = None
+) -> AsyncGenerator[Piece]:
+    """The answers to `request`. Closing the iterator, or a stop string in each, aborts the engine's work on them.
+
+    `marks`: special tokens that are to be part of the text, as what. Raises InvalidRequestError for a constraint that
+    no answer could keep to.
+    """
+    shown = {token_id: text.encode() for token_id, text in (marks or {}).items()}
+
+    def token_bytes(token_id: int) -> bytes:
+        return shown[token_id] if token_id in shown else tokenizer.token_bytes(token_id)
+
+    open_answers = {index: _Answer(token_bytes, request) for index in range(request.n)}
     async with aclosing(engine.generate(request)) as outputs:
         async for output in outputs:
             if output.index not in open_answers:
                 continue  # a stop string has ended it, and others go on
+            if output.error is not None:
+                param = request.constraint and request.constraint.param
+                raise InvalidRequestError(f"{param}: {output.error}", param=param, code="grammar_failed")
             piece = open_answers[output.index].push(output)
             piece.index = output.index
             piece.prompt_scores = output.prompt_logprobs
@@ -87,9 +101,9 @@ def total_usage(pieces: Iterable[Piece]) -> Usage:
 
 
 class _Answer:
-    def __init__(self, tokenizer: Tokenizer, request: GenerationRequest) -> None:
+    def __init__(self, token_bytes: Callable[[int], bytes], request: GenerationRequest) -> None:
         self._request = request
-        self._detokenizer = IncrementalDetokenizer(tokenizer.token_bytes)
+        self._detokenizer = IncrementalDetokenizer(token_bytes)
         self._stop = StopMatcher(request.params.stop)
         self._token_ids: list[int] = []
         self._held_scores: list[tuple[int, ScoredToken]] = []  # (where the token's text starts, its score)
@@ -111,7 +125,8 @@ class _Answer:
             return self._finished(piece, "stop", output.stats)
         piece.text += self._stop.flush()
         self._emitted = self._decoded + 1  # all is out, also tokens without any text
-        return self._finished(piece, output.finish_reason, output.stats)
+        reason = "length" if output.finish_reason == "length" else "stop"  # an error has been raised before
+        return self._finished(piece, reason, output.stats)
 
     def _emit(self, text: str, piece: Piece) -> bool:
         """Add to `piece` what is safe to show. True: a stop string was met."""

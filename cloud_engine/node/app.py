@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields, replace
 
@@ -23,12 +23,16 @@ from ...protocol.http import TENANT_HEADER, create_app, error_response, read_bod
 from ...protocol.ids import new_id
 from ...protocol.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from ...protocol.responses import ModelCard, ModelList
+from ...protocol.structured import Tool
 from ...protocol.wire import WireResponse
+from ...text import tool_turns
 from ...text.tokenizer import Tokenizer
+from ...text.tool_formats import ToolFormat
 from ..engine.request import BeamParams, GenerationRequest
 from .answer import Piece, TokenSource, pieces, total_usage
 from .best_of import BestOf
 from .formats import AnswerFormat, ChatFormat, TextFormat, joined
+from .grammar_check import GrammarCheck
 from .latency import Latencies
 from .prompt_report import PromptReport, ReportedPrompt
 from .tokens import DetokenizeResponse, TokenizeResponse, encode, parse_detokenize, parse_tokenize
@@ -41,22 +45,25 @@ _GAUGES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """`context_length`: tokens of prompt and answer together."""
+    """`context_length`: tokens of prompt and answer together. `tool_parser`: how the model writes tool calls, a
+    `ToolFormat`'s name; "auto" asks the chat template."""
 
     engine: TokenSource
     tokenizer: Tokenizer
     model_id: str
     context_length: int
+    tool_parser: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A checked request: what to generate, and how to show it."""
+    """A checked request: what to generate, and how to show it. `marks`: special tokens that are part of the text."""
 
     generation: GenerationRequest
     format: AnswerFormat
     stream: bool
     include_usage: bool
+    marks: Mapping[int, str]
 
 
 def create_node_app(served: Served) -> FastAPI:
@@ -69,6 +76,7 @@ def create_node_app(served: Served) -> FastAPI:
             yield
         finally:
             await served.engine.close()
+            await node.close()
 
     app = create_app("Updraft node", lifespan=lifespan)
     app.state.traffic.at_deadline = served.engine.close
@@ -91,8 +99,16 @@ class _Node:
         self._model_id = served.model_id
         self._context_length = served.context_length
         self._latencies = Latencies()
+        self._grammars = GrammarCheck(served.tokenizer)
+        auto = served.tool_parser == "auto"
+        self._tool_format = (
+            ToolFormat.detected(served.tokenizer) if auto else ToolFormat.named(served.tool_parser, served.tokenizer)
+        )
         longest = max(len(self._tokenizer.token_bytes(token_id)) for token_id in range(self._tokenizer.vocab_size))
         self._max_prompt_bytes = longest * served.context_length
+
+    async def close(self) -> None:
+        await self._grammars.close()
 
     async def chat(self, request: Request) -> Response:
         return await self._answer(request, self._chat_job)
@@ -139,7 +155,9 @@ class _Node:
         body, tenant = await read_body(request), request.headers.get(TENANT_HEADER.decode(), "")
         async with while_connected(request.receive):
             job = await asyncio.to_thread(make_job, body, tenant) if len(body) > _LONG_BODY else make_job(body, tenant)
-            answer = self._latencies.watch(pieces(self._engine, self._tokenizer, job.generation))
+            if job.generation.constraint is not None:
+                await self._grammars.check(job.generation.constraint)
+            answer = self._latencies.watch(pieces(self._engine, self._tokenizer, job.generation, job.marks))
             first = await anext(answer)
             if not job.stream:
                 rest = [piece async for piece in answer]
@@ -148,23 +166,43 @@ class _Node:
 
     def _chat_job(self, body: bytes, tenant: str) -> _Job:
         request = parse_chat(body)
-        self._check(request, *(message.text for message in request.messages))
+        tools, form = self._tools(request)
+        texts = tool_turns.texts(request.messages, tools)
+        self._check(request, *(message.text for message in request.messages), *texts)
         prompt = self._tokenizer.encode_chat(
             request.messages,
+            tools=tools,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
         )
         prediction = request.prediction.text if request.prediction else ""
         self._check_size("prediction", prediction)
-        draft = self._tokenizer.encode(prediction)
-        return self._job(request, self._generation(request, prompt, tenant, draft), ChatFormat, None)
+        generation = self._generation(request, prompt, tenant, self._tokenizer.encode(prediction))
+        if form is None:
+            return self._job(request, generation, ChatFormat(*self._shape(request)))
+        constraint = form.constraint(tools, request.tool_choice, parallel=request.parallel_tool_calls is not False)
+        generation = replace(generation, constraint=constraint)
+        return self._job(request, generation, ChatFormat(*self._shape(request), form), marks=form.marks)
+
+    def _tools(self, request: ChatRequest) -> tuple[list[Tool], ToolFormat | None]:
+        """The tools that the model may call, and in which format."""
+        if request.tools is None or request.tool_choice == "none":
+            return [], None
+        if self._tool_format is None:
+            raise UnsupportedFeatureError(
+                "tools: this model's chat template shows no format for tool calls that is known here. Leave tools out, "
+                "or start the node with --tool-parser.",
+                param="tools",
+            )
+        return request.tools, self._tool_format
 
     def _completion_job(self, body: bytes, tenant: str) -> _Job:
         request = parse_completion(body)
         self._check(request, request.prompt)
         prompt = self._tokenizer.encode_prompt(request.prompt)
         echo = request.prompt if request.echo else None
-        return self._job(request, self._generation(request, prompt, tenant, []), TextFormat, echo)
+        generation = self._generation(request, prompt, tenant, [])
+        return self._job(request, generation, TextFormat(*self._shape(request)), echo=echo)
 
     def _generation(
         self, request: ChatRequest | CompletionRequest, prompt: list[int], tenant: str, draft: list[int]
@@ -184,24 +222,29 @@ class _Node:
             beam=beam,
             priority=request.priority or 0,
             cache_salt=json.dumps([tenant, request.cache_salt or ""]),
+            constraint=request.constraint(),
         )
+
+    def _shape(self, request: ChatRequest | CompletionRequest) -> tuple[Tokenizer, str, bool, int]:
+        return self._tokenizer, self._model_id, request.sampling().logprobs is not None, request.num_answers
 
     def _job(
         self,
         request: ChatRequest | CompletionRequest,
         generation: GenerationRequest,
-        make_format: type[ChatFormat | TextFormat],
-        echo: str | None,
+        shape: AnswerFormat,
+        *,
+        marks: Mapping[int, str] | None = None,
+        echo: str | None = None,
     ) -> _Job:
         params, n = request.sampling(), request.num_answers
-        shape: AnswerFormat = make_format(self._tokenizer, self._model_id, params.logprobs is not None, n)
         if params.prompt_logprobs is not None or echo is not None:
             prompts = [ReportedPrompt(generation.prompt_ids, echo)]
             shape = PromptReport(shape, self._tokenizer, prompts, n, request.prompt_logprobs)
         if generation.n > n:
             shape = BestOf(shape, n, generation.n)
         usage = request.stream_options is not None and request.stream_options.include_usage
-        return _Job(generation, shape, request.stream, usage)
+        return _Job(generation, shape, request.stream, usage, marks or {})
 
     def _check(self, request: ChatRequest | CompletionRequest, *texts: str) -> None:
         self._check_model(request.model)

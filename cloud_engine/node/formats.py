@@ -26,7 +26,9 @@ from ...protocol.responses import (
     Usage,
 )
 from ...text.tokenizer import Tokenizer
+from ...text.tool_formats import ToolFormat
 from .answer import Piece, ScoredToken, total_usage
+from .tool_stream import ToolCallStream
 
 
 class AnswerFormat(Protocol):
@@ -56,26 +58,32 @@ class ChatFormat:
     model: str
     logprobs: bool
     n: int = 1
+    tools: ToolFormat | None = None
     id: str = field(default_factory=lambda: new_id("chatcmpl"))
     created: int = field(default_factory=lambda: int(time.time()))
+    _calls: dict[int, ToolCallStream] = field(default_factory=dict[int, ToolCallStream])
 
     def opening(self) -> list[msgspec.Struct]:
         role = Delta(content="", role="assistant")
         return [self._chunk([ChunkChoice(role, index=index)]) for index in range(self.n)]
 
     def chunk(self, piece: Piece) -> msgspec.Struct:
-        delta = Delta(content=piece.text) if piece.text else Delta()
-        return self._chunk([ChunkChoice(delta, piece.finish_reason, piece.index, self._scores(piece))])
+        delta, reason = Delta(content=piece.text or None), piece.finish_reason
+        if self.tools is not None:
+            delta, reason = self._calls.setdefault(piece.index, ToolCallStream(self.tools)).read(piece)
+        return self._chunk([ChunkChoice(delta, reason, piece.index, self._scores(piece))])
 
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:
         return self._chunk([], usage)
 
     def whole(self, answers: Sequence[Piece]) -> msgspec.Struct:
-        choices = [
-            ChatChoice(AssistantMessage(answer.text), answer.finish_reason, answer.index, self._scores(answer))
-            for answer in answers
-            if answer.finish_reason is not None
-        ]
+        choices: list[ChatChoice] = []
+        for answer in answers:
+            message, reason = AssistantMessage(answer.text), answer.finish_reason
+            if self.tools is not None:
+                message, reason = ToolCallStream(self.tools).whole(answer)
+            if reason is not None:
+                choices.append(ChatChoice(message, reason, answer.index, self._scores(answer)))
         return ChatCompletion(
             id=self.id, model=self.model, created=self.created, choices=choices, usage=total_usage(answers)
         )

@@ -21,8 +21,8 @@ class NodeOptions:
 
     `draft` is a smaller model of the same vocabulary for speculative decoding; `ngram`: draft from the text itself,
     too. `threads` None: torch's default. `num_blocks` None sizes the KV cache for a full batch. `restart`: replace an
-    engine that dies. `drain_seconds`: what requests in flight get to finish on SIGTERM. `exit_with_parent`: stop when
-    the starting process is gone.
+    engine that dies. `drain_seconds`: what requests in flight get to finish on SIGTERM. `tool_parser`: a `ToolFormat`'s
+    name, or "auto". `exit_with_parent`: stop when the starting process is gone.
     """
 
     model: str
@@ -39,6 +39,7 @@ class NodeOptions:
     device: str = "cpu"
     restart: bool = False
     drain_seconds: float = DRAIN_S
+    tool_parser: str = "auto"
     ready_file: Path | None = None
     exit_with_parent: bool = False
 
@@ -63,7 +64,9 @@ def run_node(options: NodeOptions) -> None:
         with EngineProcess(_load(folder, options), restart=options.restart) as engine:
             with loading_bar() as progress:
                 ready = engine.wait_ready(progress)
-            app = create_node_app(Served(engine, Tokenizer.from_folder(folder), ready.model_id, ready.context_length))
+            tokenizer = Tokenizer.from_folder(folder)
+            served = Served(engine, tokenizer, ready.model_id, ready.context_length, options.tool_parser)
+            app = create_node_app(served)
             serve(app, sock=sock, ready_file=options.ready_file, drain_s=options.drain_seconds)
 
 

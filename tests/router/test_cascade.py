@@ -67,7 +67,20 @@ def test_private_requests_stay_and_the_option_does_not_travel(bench: Any, cloud:
         {"best_of": 2},
         {"use_beam_search": True},
         {"prompt_logprobs": 0},
+        {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
         {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"regex": "[0-9]+"}},
+        {
+            "messages": [
+                {"role": "user", "content": "Hi"},
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+                },
+                {"role": "tool", "tool_call_id": "1", "content": "12"},
+            ]
+        },
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
         {"verbosity": "low"},
     ],

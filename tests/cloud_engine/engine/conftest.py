@@ -44,21 +44,21 @@ class Result:
         self.finish_reason, self.stats = output.finish_reason, output.stats
 
 
-def random_llama(seed: int, *, vocabulary: int = VOCABULARY, context: int = 192) -> Decoder:
+def random_llama(seed: int, *, vocab_size: int = VOCABULARY, context_length: int = 192) -> Decoder:
     torch.manual_seed(seed)
     model = Decoder(
         ModelConfig(
             architecture="LlamaForCausalLM",
-            vocab_size=vocabulary,
+            vocab_size=vocab_size,
             hidden_size=48,
             intermediate_size=64,
             num_layers=2,
             num_heads=4,
             num_kv_heads=2,
             head_dim=12,
-            context_length=context,
+            context_length=context_length,
             rms_norm_eps=1e-5,
-            rotary=RotaryConfig.from_parameters({}, rotary_dim=12, context_length=context),
+            rotary=RotaryConfig.from_parameters({}, rotary_dim=12, context_length=context_length),
             tie_word_embeddings=False,
         )
     )
@@ -78,7 +78,7 @@ def perturbed(model: Decoder, amount: float) -> Decoder:
 
 
 @pytest.fixture(scope="session")
-def random_model() -> Callable[..., Decoder]:
+def make_llama() -> Callable[..., Decoder]:
     return random_llama
 
 

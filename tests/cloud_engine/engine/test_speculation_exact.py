@@ -55,9 +55,11 @@ def p_value(counts: Counter[Pair], expected: dict[Pair, float]) -> float:
 
 
 @pytest.fixture(scope="module")
-def models(random_model) -> tuple[Decoder, Decoder]:
+def models(make_llama) -> tuple[Decoder, Decoder]:
     """A target and a draft that is quite another model."""
-    return random_model(0, vocabulary=VOCABULARY, context=16), random_model(7, vocabulary=VOCABULARY, context=16)
+    return make_llama(0, vocab_size=VOCABULARY, context_length=16), make_llama(
+        7, vocab_size=VOCABULARY, context_length=16
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])

@@ -1,0 +1,141 @@
+"""Grammars of strangers are tried out in a process of their own, which may be killed.
+
+Compiling a grammar can take any time and memory: `{"type": "integer", "multipleOf": 1234567}` takes half a gigabyte.
+llguidance's own limits do not cover all of it and its compiler cannot be interrupted. So a node sees first whether a
+child process, under limits of the operating system, can do it; only then does the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import signal
+import struct
+import sys
+from collections import OrderedDict
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from ...protocol.errors import InvalidRequestError
+from ...protocol.structured import Constraint
+from ...text.grammar import GrammarCompiler, Vocabulary
+from ...text.tokenizer import Tokenizer
+
+CPU_SECONDS = 1.0
+MEMORY_BYTES = 512 * 2**20  # beyond what the process has before it sees a grammar
+_WALL_SECONDS = 30.0  # a machine may be busy; CPU time is what counts
+_MAX_KNOWN = 1024
+_LENGTH = struct.Struct("!I")
+
+
+class _Reply(msgspec.Struct):
+    """`refusal`: why the constraint cannot be used; None if it can."""
+
+    refusal: str | None = None
+    code: str | None = None
+
+
+class GrammarCheck:
+    """Says whether a constraint can be used, at a bounded cost. For one event loop; `close` ends the child process."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._lock = asyncio.Lock()  # one constraint at a time: a flood of bad ones costs one core
+        self._child: asyncio.subprocess.Process | None = None
+        self._good: OrderedDict[Constraint, None] = OrderedDict()
+
+    async def check(self, constraint: Constraint) -> None:
+        """Raises InvalidRequestError for a constraint that is wrong, or too dear to compile."""
+        async with self._lock:
+            if constraint not in self._good:
+                reply = await self._ask(constraint)
+                if reply.refusal is not None:
+                    raise InvalidRequestError(reply.refusal, param=constraint.param, code=reply.code)
+            self._good[constraint] = None
+            self._good.move_to_end(constraint)
+            if len(self._good) > _MAX_KNOWN:
+                self._good.popitem(last=False)
+
+    async def close(self) -> None:
+        child, self._child = self._child, None
+        if child is not None and child.returncode is None:
+            child.kill()
+        if child is not None:
+            await child.wait()
+
+    async def _ask(self, constraint: Constraint) -> _Reply:
+        try:
+            child = self._child = self._child or await self._start()
+            assert child.stdin is not None and child.stdout is not None
+            child.stdin.write(_frame(constraint))
+            return msgspec.msgpack.decode(await asyncio.wait_for(_read(child.stdout), _WALL_SECONDS), type=_Reply)
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+            await self.close()  # killed by its limits, or to be
+            why = f"compiling it takes more than {CPU_SECONDS:g} s or {MEMORY_BYTES // 2**20} MB: simplify it."
+            return _Reply(f"{constraint.param}: {why}", "grammar_too_complex")
+        except BaseException:  # the caller left: the next one must not get this one's reply
+            await self.close()
+            raise
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", __name__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        assert child.stdin is not None
+        child.stdin.write(_frame(await asyncio.to_thread(Vocabulary.of, self._tokenizer, self._tokenizer.eos_ids)))
+        return child
+
+
+def _frame(message: object) -> bytes:
+    raw = msgspec.msgpack.encode(message)
+    return _LENGTH.pack(len(raw)) + raw
+
+
+async def _read(stream: asyncio.StreamReader) -> bytes:
+    (length,) = _LENGTH.unpack(await stream.readexactly(_LENGTH.size))
+    return await stream.readexactly(length)
+
+
+# The child process.
+
+
+def main() -> None:
+    """Read the vocabulary, then answer constraint after constraint until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the node's to handle; its end is the end of the input
+    vocabulary = msgspec.msgpack.decode(_next(sys.stdin.buffer), type=Vocabulary)
+    compiler = GrammarCompiler(lambda: vocabulary)
+    compiler.compile(Constraint("regex", "a", "the first"))  # builds the trie
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (_address_space() + MEMORY_BYTES, hard))
+    while frame := _next(sys.stdin.buffer):
+        constraint = msgspec.msgpack.decode(frame, type=Constraint)
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # SIGPROF ends the process
+        reply = _try(compiler, constraint)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sys.stdout.buffer.write(_frame(reply))
+        sys.stdout.buffer.flush()
+
+
+def _try(compiler: GrammarCompiler, constraint: Constraint) -> _Reply:
+    try:
+        compiler.compile(constraint)
+    except InvalidRequestError as error:
+        return _Reply(error.message, error.code)
+    return _Reply()
+
+
+def _next(stream: BinaryIO) -> bytes:
+    """The next frame; empty at the end of the input."""
+    header = stream.read(_LENGTH.size)
+    return stream.read(*_LENGTH.unpack(header)) if header else b""
+
+
+def _address_space() -> int:
+    """Bytes this process has mapped."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    main()

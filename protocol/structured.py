@@ -1,0 +1,172 @@
+"""What an answer must look like: `response_format`, `structured_outputs` and `tools`, as clients write them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import msgspec
+
+from .errors import InvalidRequestError
+
+MAX_CONSTRAINT_CHARS = 2**17
+MAX_TOOLS = 128
+MAX_DEPTH = 64
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A language that the answer must belong to. Text only, so that it can travel between processes and be a key.
+
+    `source`: a JSON schema, a regular expression, a JSON list of choices, or a Lark grammar. `param`: the field of the
+    request it came from, for errors.
+    """
+
+    kind: Literal["json_schema", "regex", "choice", "lark"]
+    source: str
+    param: str
+
+
+class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
+    """`strict` is for other servers: here the answer always keeps to the schema."""
+
+    name: str
+    schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
+    """vLLM's field: one of a JSON schema, a regular expression, a list of answers, a Lark grammar."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
+class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """`parameters` is a JSON schema; without one the function takes none."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+
+
+class NamedTool(msgspec.Struct, forbid_unknown_fields=True):
+    function: FunctionName
+    type: Literal["function"] = "function"
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
+    """`arguments` are JSON as text, exactly as a model wrote them."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+def format_constraint(wanted: ResponseFormat) -> Constraint | None:
+    """None for plain text. Raises InvalidRequestError."""
+    if (wanted.type == "json_schema") != (wanted.json_schema is not None):
+        raise _invalid("response_format", 'json_schema goes with type "json_schema", and only with that.')
+    if wanted.json_schema is not None:
+        return Constraint("json_schema", _schema_text(wanted.json_schema.schema, "response_format"), "response_format")
+    return None if wanted.type == "text" else Constraint("json_schema", '{"type":"object"}', "response_format")
+
+
+def outputs_constraint(wanted: StructuredOutputs) -> Constraint:
+    """Raises InvalidRequestError unless exactly one kind of constraint is given."""
+    param = "structured_outputs"
+    given = [name for name in wanted.__struct_fields__ if getattr(wanted, name) is not None]
+    if len(given) != 1:
+        raise _invalid(param, f"give exactly one of {', '.join(wanted.__struct_fields__)}, got {given or 'none'}.")
+    if wanted.json is not None:
+        schema = wanted.json if isinstance(wanted.json, str) else _schema_text(wanted.json, param)
+        return Constraint("json_schema", _checked(schema, param), param)
+    if wanted.choice is not None:
+        if not wanted.choice or not all(wanted.choice):
+            raise _invalid(param, "choice must be a list of non-empty answers.")
+        return Constraint("choice", _checked(msgspec.json.encode(wanted.choice).decode(), param), param)
+    if wanted.regex is not None:
+        return Constraint("regex", _checked(wanted.regex, param), param)
+    return Constraint("lark", _checked(wanted.grammar or "", param), param)
+
+
+def check_tools(tools: list[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> None:
+    """Raises InvalidRequestError for tools, or a choice among them, that cannot be meant."""
+    if tools is None:
+        if choice is not None and choice != "none":
+            raise _invalid("tool_choice", "there are no tools to choose from: give tools, or leave it out.")
+        if parallel is not None:
+            raise _invalid("parallel_tool_calls", "there are no tools to call: give tools, or leave it out.")
+        return
+    if not 1 <= len(tools) <= MAX_TOOLS:
+        raise _invalid("tools", f"give 1 to {MAX_TOOLS} tools, got {len(tools)}.")
+    if any(depth_of(tool.function.parameters) > MAX_DEPTH for tool in tools):
+        raise _invalid("tools", f"parameters are nested deeper than {MAX_DEPTH} levels.")
+    names = [tool.function.name for tool in tools]
+    for name in names:
+        if not _TOOL_NAME.fullmatch(name):
+            raise _invalid("tools", f"a function's name is 1 to 64 letters, digits, '_', '-' or '.', got {name!r}.")
+    if len(set(names)) < len(names):
+        raise _invalid("tools", "two functions have the same name.")
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        raise _invalid("tool_choice", f"there is no function {choice.function.name!r} among the tools.")
+
+
+def depth_of(value: Any) -> int:
+    """How many lists and objects of decoded JSON are inside one another."""
+    depth, level = 0, _children([value])
+    while level:
+        depth += 1
+        level = [child for item in level for child in _children(item)]
+    return depth
+
+
+def _children(value: Any) -> list[Any]:
+    """The lists and objects directly in a list or an object."""
+    items = cast("Iterable[Any]", value.values() if isinstance(value, dict) else value)
+    return [item for item in items if isinstance(item, list | dict)]
+
+
+def _schema_text(schema: dict[str, Any], param: str) -> str:
+    if depth_of(schema) > MAX_DEPTH:
+        raise _invalid(param, f"the schema is nested deeper than {MAX_DEPTH} levels.")
+    return _checked(msgspec.json.encode(schema).decode(), param)
+
+
+def _checked(source: str, param: str) -> str:
+    if len(source) > MAX_CONSTRAINT_CHARS:
+        raise _invalid(param, f"{len(source)} characters; at most {MAX_CONSTRAINT_CHARS} are supported.")
+    return source
+
+
+def _invalid(param: str, message: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{param}: {message}", param=param, code="invalid_value")

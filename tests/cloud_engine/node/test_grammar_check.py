@@ -1,0 +1,139 @@
+"""Constraints of strangers: the hostile ones are refused in bounded time and memory, and the next one is served."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from updraft.cloud_engine.node.grammar_check import GrammarCheck
+from updraft.protocol.errors import InvalidRequestError
+from updraft.protocol.requests import parse_chat
+from updraft.protocol.structured import Constraint
+from updraft.text.tokenizer import Tokenizer
+
+POCKET = Path(__file__).resolve().parents[3] / "embedded" / "weights" / "pocket-large"
+
+
+def checking(test: Callable[[GrammarCheck], Awaitable[None]]) -> None:
+    async def run() -> None:
+        check = GrammarCheck(Tokenizer.from_folder(POCKET))
+        try:
+            await test(check)
+        finally:
+            await check.close()
+        assert not psutil.Process().children()
+
+    asyncio.run(run())
+
+
+def schema(value: Any) -> Constraint:
+    return Constraint("json_schema", json.dumps(value), "response_format")
+
+
+def regex(pattern: str) -> Constraint:
+    return Constraint("regex", pattern, "structured_outputs")
+
+
+def branches(depth: int) -> dict[str, Any]:
+    """4 ** depth combinations."""
+    names = [[f"k{i}_{j}" for j in range(4)] for i in range(depth)]
+    return {"allOf": [{"anyOf": [{"type": "object", "properties": {name: {}}} for name in four]} for four in names]}
+
+
+def deep(depth: int) -> dict[str, Any]:
+    value: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        value = {"type": "array", "items": value}
+    return value
+
+
+HOSTILE = {
+    "half a gigabyte of states": schema({"type": "integer", "multipleOf": 1234567}),
+    "a product of moduli": schema(
+        {"allOf": [{"type": "integer", "multipleOf": p} for p in (7, 11, 13, 17, 19, 23, 29)]}
+    ),
+    "combinations": schema(branches(7)),
+    "thousands of optional fields": schema({"type": "object", "properties": {f"p{i}": {} for i in range(5000)}}),
+    "recursion that never ends": schema({"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"}),
+    "deeper than its parser": schema(deep(200)),
+    "counted repetitions": regex("(?:a?){5000}a{5000}"),
+    "a tower of brackets": regex("(" * 5000 + "a" + ")" * 5000),
+    "a tower in Lark": Constraint("lark", "start: " + "(" * 3000 + '"a"' + ")" * 3000, "structured_outputs"),
+    "a million of it": Constraint("lark", 'start: "a"{1000000}', "structured_outputs"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_constraints_are_refused_in_bounded_time(name: str) -> None:
+    async def test(check: GrammarCheck) -> None:
+        await check.check(schema({"type": "object"}))  # the child has started
+        cpu, started = time.process_time(), time.perf_counter()
+        with pytest.raises(InvalidRequestError) as caught:
+            await check.check(HOSTILE[name])
+        assert caught.value.param == HOSTILE[name].param
+        assert caught.value.code in ("invalid_grammar", "grammar_too_complex")
+        assert time.process_time() - cpu < 0.5  # this process hardly noticed
+        assert time.perf_counter() - started < 15  # 1 s of CPU time, on a machine that may be busy
+        await check.check(schema({"type": "integer"}))
+
+    checking(test)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(a|b)*a(a|b){25}", "(x+x+)+y", "((a{1,99}){1,99}){1,99}", ".*x.{300}", "(.{1,500}x){1,500}"]
+)
+def test_patterns_that_ruin_other_engines_are_none_here(pattern: str) -> None:
+    """The automata are built as far as an answer goes."""
+    checking(lambda check: check.check(regex(pattern)))
+
+
+def test_a_flood_does_not_stall_the_event_loop() -> None:
+    async def test(check: GrammarCheck) -> None:
+        longest = 0.0
+
+        async def tick() -> None:
+            nonlocal longest
+            while True:
+                before = time.perf_counter()
+                await asyncio.sleep(0.01)
+                longest = max(longest, time.perf_counter() - before)
+
+        ticking = asyncio.create_task(tick())
+        flood = [check.check(HOSTILE["half a gigabyte of states"]), check.check(HOSTILE["combinations"])]
+        refused = await asyncio.gather(*flood, check.check(schema({})), return_exceptions=True)
+        ticking.cancel()
+        assert [type(one) for one in refused] == [InvalidRequestError, InvalidRequestError, type(None)]
+        assert longest < 0.5
+
+    checking(test)
+
+
+def test_who_leaves_takes_no_one_elses_answer_along() -> None:
+    async def test(check: GrammarCheck) -> None:
+        left = asyncio.create_task(check.check(HOSTILE["half a gigabyte of states"]))
+        await asyncio.sleep(0.6)
+        left.cancel()
+        await check.check(schema({"type": "string"}))
+        with pytest.raises(InvalidRequestError, match="elephant"):
+            await check.check(schema({"type": "elephant"}))
+
+    checking(test)
+
+
+def test_sizes_are_checked_before_anything_is_compiled() -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    for field in (
+        {"structured_outputs": {"regex": "a" * 2**18}},
+        {"structured_outputs": {"choice": ["a" * 50_000] * 4}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": deep(70)}}},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": deep(70)}}]},
+    ):
+        with pytest.raises(InvalidRequestError) as caught:
+            parse_chat(json.dumps({**body, **field}).encode())
+        assert caught.value.param == next(iter(field))

@@ -1,0 +1,71 @@
+"""What of tools, formats and tool turns is refused at the door, with which param."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from updraft.protocol.errors import InvalidRequestError
+from updraft.protocol.requests import parse_chat, parse_completion
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+
+
+def chat(**fields: Any) -> bytes:
+    return json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "text", "json_schema": SCHEMA["json_schema"]}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": ["a", ""]}}, "structured_outputs"),
+        ({"structured_outputs": {"regexp": "a"}}, "structured_outputs"),
+        ({"guided_json": {}}, "guided_json"),
+        ({"response_format": SCHEMA, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"response_format": SCHEMA, "tools": [TOOL]}, "tools"),
+        ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools"),
+        ({"tools": [TOOL] * 129}, "tools"),
+        ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        ({"messages": [{"role": "user"}]}, "messages[0]"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages[0]"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "y"}]}, "messages[0]"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_chat(chat(**fields))
+    assert caught.value.param == param
+
+
+def test_taken() -> None:
+    turns = [
+        {"role": "assistant", "content": None, "refusal": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "12"}]},
+    ]
+    request = parse_chat(chat(messages=turns, tools=[TOOL], tool_choice="auto", parallel_tool_calls=False))
+    assert [message.text for message in request.messages] == ["", "12"]
+    assert parse_chat(chat(tool_choice="none", response_format={"type": "text"})).constraint() is None
+    wanted = parse_chat(chat(tools=[TOOL], tool_choice="none", response_format=SCHEMA)).constraint()
+    assert wanted is not None and wanted.source == '{"type":"object"}'
+    completion = parse_completion(
+        json.dumps({"model": "m", "prompt": "x", "structured_outputs": {"regex": "a"}}).encode()
+    )
+    assert completion.constraint() is not None

@@ -1,0 +1,292 @@
+"""Tool calls in the text of an answer: found, told apart from the rest, and handed on while they are being written.
+
+However the text is cut into pushes, the results join to the same. What looks like a call and is none stays text; the
+arguments of a call are handed on as the model wrote them, valid JSON or not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+_NAME = re.compile(r"\s*([A-Za-z0-9_.-]{1,64})\s*(?:\[ARGS\]\s*)?(?=\{)")
+_MAYBE_NAME = re.compile(r"\s*[A-Za-z0-9_.-]{0,64}\s*(?:\[|\[A|\[AR|\[ARG|\[ARGS|\[ARGS\]\s*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSyntax:
+    """How a family of models writes calls.
+
+    `opener` comes before a call or a list of calls, `closer` after a call. `bare`: an answer may also begin with a call
+    that has no opener, and further ones follow behind semicolons. `lists`: behind the opener comes a JSON list of
+    calls, or the name of a function and then its arguments.
+    """
+
+    opener: str
+    closer: str = ""
+    bare: bool = False
+    lists: bool = False
+
+
+@dataclass(slots=True)
+class CallDelta:
+    """More of the `index`-th call: `name` comes once and first, `arguments` piece by piece."""
+
+    index: int
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Parsed:
+    content: str = ""
+    calls: list[CallDelta] = field(default_factory=list[CallDelta])
+
+
+class ToolCallParser:
+    """Reads one answer: `push` its text as it comes, `flush` at its end."""
+
+    def __init__(self, syntax: ToolSyntax) -> None:
+        self._syntax = syntax
+        self._state: Callable[[], bool] = self._at_start if syntax.bare else self._in_text
+        self._buffer = ""
+        self._opening = ""  # the opener of what is being read, and the blanks before it
+        self._in_list = False
+        self._call = _CallReader()
+        self._num_calls = 0
+        self._parsed = Parsed()
+
+    def push(self, text: str) -> Parsed:
+        self._buffer += text
+        while self._state():
+            pass
+        return self._taken()
+
+    def flush(self) -> Parsed:
+        """What is left at the end of the answer."""
+        if self._state == self._in_call:
+            self._end_call(whole=False)
+        elif self._state == self._after_call:
+            cut_off = self._syntax.closer.startswith(self._buffer.strip())  # also where nothing is left
+            self._parsed.content += self._opening + ("" if cut_off else self._buffer)
+        else:
+            self._parsed.content += self._opening + self._buffer
+        self._buffer = self._opening = ""
+        return self._taken()
+
+    def _taken(self) -> Parsed:
+        parsed, self._parsed = self._parsed, Parsed()
+        return parsed
+
+    # The states. Each takes what it can from the buffer; False: it waits for more text.
+
+    def _at_start(self) -> bool:
+        rest = self._buffer.lstrip()
+        if not rest:
+            return False
+        if rest.startswith("{"):
+            return self._begin_call(rest)
+        self._state = self._in_text
+        return True
+
+    def _in_text(self) -> bool:
+        opener = self._syntax.opener
+        start = self._buffer.find(opener)
+        found = start >= 0
+        if not found:
+            start = len(self._buffer) - _overlap(self._buffer, opener)
+        before = self._buffer[:start].rstrip()
+        self._parsed.content += before
+        if found:
+            end = start + len(opener)
+            self._opening, self._buffer, self._state = self._buffer[len(before) : end], self._buffer[end:], self._opened
+        else:
+            self._buffer = self._buffer[len(before) :]
+        return found
+
+    def _opened(self) -> bool:
+        rest = self._buffer.lstrip()
+        if not rest:
+            return False
+        if rest.startswith("{"):
+            return self._begin_call(rest)
+        if self._syntax.lists and rest.startswith("["):
+            self._drop(len(self._buffer) - len(rest) + 1)
+            self._in_list, self._state = True, self._after_call
+            return True
+        if self._syntax.lists:
+            named = _NAME.match(self._buffer)
+            if named:
+                self._begin_call(self._buffer[named.end() :], named[1])
+                return True
+            if _MAYBE_NAME.fullmatch(self._buffer):
+                return False
+        return self._back_to_text(self._opening)
+
+    def _in_call(self) -> bool:
+        used = self._call.read(self._buffer)
+        self._buffer = self._buffer[used:]
+        self._hand_on()
+        if not self._call.ended:
+            return False
+        self._end_call(whole=True)
+        return True
+
+    def _after_call(self) -> bool:
+        rest = self._buffer.lstrip()
+        if not rest:
+            return False
+        glue = (",", "]") if self._in_list else (";",) if self._syntax.bare else ()
+        for mark in (*glue, self._syntax.closer):
+            if mark and rest.startswith(mark):
+                self._in_list = self._in_list and mark != "]"
+                before = self._opening
+                self._drop(len(self._buffer) - len(rest) + len(mark))
+                self._opening = before and self._opening  # behind a call nothing comes back
+                return True
+        if rest.startswith("{") and (self._in_list or self._syntax.bare):
+            return self._begin_call(rest)
+        marks = [mark for mark in (self._syntax.opener, self._syntax.closer) if mark]
+        if any(mark.startswith(rest) and mark != rest for mark in marks):
+            return False
+        return self._back_to_text(self._opening)
+
+    def _drop(self, length: int) -> None:
+        """Pass over the next characters, which come back if what they open turns out to be no call."""
+        self._opening += self._buffer[:length]
+        self._buffer = self._buffer[length:]
+
+    def _begin_call(self, rest: str, name: str = "") -> bool:
+        self._call = _CallReader(name)
+        self._drop(len(self._buffer) - len(rest))
+        self._state = self._in_call
+        return True
+
+    def _hand_on(self) -> None:
+        """The name as soon as it is known, then the arguments."""
+        call = self._call
+        if call.name and not call.announced:
+            call.announced = True
+            self._parsed.calls.append(CallDelta(self._num_calls, call.name))
+        if call.announced and call.arguments:
+            self._parsed.calls.append(CallDelta(self._num_calls, arguments=call.arguments))
+            call.arguments = ""
+
+    def _end_call(self, *, whole: bool) -> None:
+        call = self._call
+        if not call.announced:
+            self._back_to_text(self._opening + call.raw)
+            return
+        call.finish(whole=whole)
+        self._hand_on()
+        self._num_calls += 1
+        self._opening, self._state = "", self._after_call
+
+    def _back_to_text(self, text: str) -> bool:
+        self._parsed.content += text
+        self._opening, self._in_list, self._state = "", False, self._in_text
+        return True
+
+
+class _CallReader:
+    """One JSON object `{"name": ..., "arguments": ...}`, read as it comes; with a `name`, one that is all arguments.
+
+    `arguments` holds what was read of them and not yet taken. `raw` is everything read.
+    """
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.announced = False
+        self.arguments = ""
+        self.ended = False
+        self.raw = ""
+        self._only_arguments = bool(name)
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+        self._key: str | None = None
+        self._member = ""  # what was read of a key or a value, and is not in `arguments`
+        self._begun = False
+        self._quoted = False
+        self._any_arguments = False
+
+    def read(self, text: str) -> int:
+        """Read up to the end of the object; how many characters that were."""
+        for index, char in enumerate(text):
+            self._read(char)
+            if self.ended:
+                self.raw += text[: index + 1]
+                return index + 1
+        self.raw += text
+        return len(text)
+
+    def finish(self, *, whole: bool) -> None:
+        """The call is over. Arguments that are a JSON string are meant to be what it holds."""
+        if not self._any_arguments:
+            self.arguments = "{}" if whole else self._member if self._is_arguments else ""
+
+    def _read(self, char: str) -> None:
+        structural = not self._in_string
+        if self._in_string:
+            self._in_string = self._escaped or char != '"'
+            self._escaped = char == "\\" and not self._escaped
+        elif char == '"':
+            self._in_string = True
+        elif char in "{[":
+            self._depth += 1
+        elif char in "}]":
+            self._depth -= 1
+            self.ended = self._depth == 0
+        at_top = structural and self._depth == 1
+        if self._only_arguments:
+            self._take(char)
+        elif self.ended or (at_top and char == ","):
+            self._end_member()
+        elif at_top and char == ":" and self._key is None:
+            self._key, self._member, self._begun = _string(self._member), "", False
+        elif not (at_top and char == "{"):
+            self._add(char)
+
+    def _add(self, char: str) -> None:
+        if not self._begun:
+            if char.isspace():
+                return
+            self._begun, self._quoted = True, char == '"'
+        self._member += char
+        if self._is_arguments and not self._quoted and (self._depth > 1 or not char.isspace()):
+            self._take(self._member)
+            self._member = ""
+
+    def _take(self, text: str) -> None:
+        self.arguments += text
+        self._any_arguments = True
+
+    @property
+    def _is_arguments(self) -> bool:
+        return self._key in ("arguments", "parameters")
+
+    def _end_member(self) -> None:
+        if self._key == "name":
+            self.name = self.name or _string(self._member)
+        elif self._is_arguments and self._quoted:
+            self._take(_string(self._member) or self._member)
+        self._key, self._member, self._begun = None, "", False
+
+
+def _string(text: str) -> str:
+    """What a JSON string holds; empty for anything else."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return ""
+    return value if isinstance(value, str) else ""
+
+
+def _overlap(text: str, mark: str) -> int:
+    """Length of the longest end of `text` with which `mark` begins, short of all of it."""
+    for length in range(min(len(mark) - 1, len(text)), 0, -1):
+        if mark.startswith(text[-length:]):
+            return length
+    return 0
