@@ -137,6 +137,13 @@ class EngineError(UpdraftError):
     default_code = "engine_failed"
 
 
+class EngineRestartedError(EngineError):
+    """A step failed and took this request with it. The engine has begun afresh: the same request may succeed."""
+
+    default_code = "engine_restarted"
+    retryable = True
+
+
 class ModelLoadError(UpdraftError):
     """A model file or folder is missing, damaged, or of an unsupported kind."""
 

@@ -9,7 +9,13 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
-from ...protocol.errors import EngineError, InvalidRequestError, OverloadedError, UpdraftError
+from ...protocol.errors import (
+    EngineError,
+    EngineRestartedError,
+    InvalidRequestError,
+    OverloadedError,
+    UpdraftError,
+)
 from .engine import Engine
 from .request import GenerationRequest, TokenOutput
 from .stats import EngineStats
@@ -37,9 +43,9 @@ class _Close:
 class AsyncEngine:
     """Owns an Engine. `generate` may be called by any number of tasks of the loop that called `start`.
 
-    A failing step takes everything in flight with it: each request gets an EngineError with the cause, and the engine
-    starts afresh. After `FAILURES_TO_GIVE_UP` steps in a row have failed, `healthy` turns False, `error` says why, and
-    later requests are refused at once.
+    A failing step takes everything in flight with it: each request gets an EngineRestartedError with the cause, and
+    the engine starts afresh. After `FAILURES_TO_GIVE_UP` steps in a row have failed, `healthy` turns False, `error`
+    says why, and later requests are refused at once.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -121,7 +127,7 @@ class AsyncEngine:
             _log.exception("A step of the engine failed; its requests are lost, the engine starts afresh.")
             lost = self.engine.reset()
             self._stats = self.engine.stats()
-            self._call_soon(self._fail, lost, _failure_of(error, "ask again"))
+            self._call_soon(self._fail, lost, _failure_of(error, "ask again", EngineRestartedError))
         else:
             self._failures = 0
             self._stats = self.engine.stats()
@@ -176,7 +182,7 @@ class AsyncEngine:
         return _failure_of(self._cause, "restart the node")
 
 
-def _failure_of(cause: BaseException, advice: str) -> EngineError:
-    failure = EngineError(f"The engine failed ({type(cause).__name__}: {cause}): {advice}.")
+def _failure_of(cause: BaseException, advice: str, kind: type[EngineError] = EngineError) -> EngineError:
+    failure = kind(f"The engine failed ({type(cause).__name__}: {cause}): {advice}.")
     failure.__cause__ = cause
     return failure

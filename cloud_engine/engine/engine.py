@@ -17,6 +17,7 @@ from ..models.decoder import Decoder
 from ..models.loader import Progress
 from .config import EngineConfig
 from .kv_cache import KVCacheManager
+from .pooling import MeanPool
 from .prediction import PredictionCursor
 from .request import FinishReason, GenerationRequest, RequestState, TokenLogprob, TokenOutput
 from .runner import Chunk, Runner, block_bytes
@@ -84,13 +85,14 @@ class Engine:
         params = request.params
         state = RequestState(
             request=request,
-            max_tokens=params.max_tokens or self.context_length - len(request.prompt_ids),
+            max_tokens=0 if request.embed else params.max_tokens or self.context_length - len(request.prompt_ids),
             temperature=self.default_temperature if params.temperature is None else params.temperature,
             seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
             unforked=request.n - 1,
             end_ids=params.end_ids(self._eos_ids),
             token_ids=list(request.prompt_ids),
             prediction=PredictionCursor(request.draft_ids[: self.context_length]),  # the answer is no longer than that
+            pool=MeanPool() if request.embed else None,
         )
         self._scheduler.add(state)
         self._requests[request.request_id] = [state]
@@ -104,13 +106,17 @@ class Engine:
 
     def step(self) -> list[TokenOutput]:
         """Move every scheduled request on by one step and return the tokens that came out."""
+        started = time.perf_counter()
         batch = self._scheduler.schedule()
         self._copy_blocks(self._cache.take_copies())
-        if self._draft:
-            self._draft.propose(batch, self._sampling_row)
+        answered = [item for item in batch if item.state.pool is None]
+        if self._draft and answered:
+            self._draft.propose(answered, self._sampling_row)
         logits = self._runner.run([_chunk(item) for item in batch])
         tokens = sample(logits, [self._sampling_row(item, i) for item in batch for i in range(item.num_samples)])
-        return self._advance(batch, logits, tokens)
+        outputs = self._advance(batch, logits, tokens)
+        self._counters.step_seconds.observe(time.perf_counter() - started)
+        return outputs
 
     def reset(self) -> list[str]:
         """Forget all requests and all that is cached, and return the ids of these requests.
@@ -119,9 +125,9 @@ class Engine:
         """
         lost = list(self._requests)
         self._requests.clear()
-        preemptions = self._scheduler.num_preemptions
+        old = self._scheduler
         self._cache, self._scheduler = self._fresh_schedule()
-        self._scheduler.num_preemptions = preemptions
+        self._scheduler.num_preemptions, self._scheduler.queue_seconds = old.num_preemptions, old.queue_seconds
         self._counters.aborted_requests += len(lost)
         return lost
 
@@ -135,8 +141,11 @@ class Engine:
             waiting=len(self._scheduler.waiting),
             kv_blocks_used=pool.num_used,
             kv_blocks_total=pool.num_blocks,
+            kv_slots_allocated=allocated,
             kv_slots_wasted=allocated - sum(state.num_computed_tokens for state in running),
             preemptions=self._scheduler.num_preemptions,
+            queue_seconds=self._scheduler.queue_seconds.copy(),
+            step_seconds=self._counters.step_seconds.copy(),
         )
 
     def _fresh_schedule(self) -> tuple[KVCacheManager, Scheduler]:
@@ -163,23 +172,27 @@ class Engine:
                 param="n",
                 code="invalid_value",
             )
+        if request.embed and request.n != 1:
+            raise InvalidRequestError("A prompt has one embedding: leave n out.", param="n", code="invalid_value")
         if request.priority and self.config.policy != "priority":
             raise InvalidRequestError(
                 f"This server schedules {self.config.policy}: leave priority out, or start it with --policy priority.",
                 param="priority",
             )
-        total = len(prompt) + (request.params.max_tokens or 1)
+        new = 0 if request.embed else request.params.max_tokens or 1
+        total = len(prompt) + new
         if total > self.context_length:
             raise ContextLengthError(
                 f"This model's context holds {self.context_length} tokens; the prompt has {len(prompt)} and "
-                f"{request.params.max_tokens or 1} are to be generated. Shorten the prompt or lower max_tokens.",
-                param="messages",
+                f"{new} are to be generated. Shorten the prompt{' or lower max_tokens' if new else ''}.",
+                param="prompt",
             )
-        if not self._scheduler.fits(total if request.params.max_tokens else self.context_length):
+        open_ended = new and not request.params.max_tokens
+        if not self._scheduler.fits(self.context_length if open_ended else total):
             raise ContextLengthError(
                 f"The request needs more KV cache than the server has ({self._cache.pool.num_blocks} blocks of "
                 f"{self.config.block_size} tokens). Shorten the prompt or set a lower max_tokens.",
-                param="messages",
+                param="prompt",
             )
 
     def _sampling_row(self, item: ScheduledRequest, index: int) -> SamplingRow:
@@ -196,13 +209,26 @@ class Engine:
         for item in batch:
             rows = slice(row, row + item.num_samples)
             row = rows.stop
-            if item.is_caught_up:
+            if item.num_samples:
                 outputs += self._branch_off(item, logits[rows]) if item.state.unforked else []
                 outputs.append(self._accept(item, tokens[rows], logits[rows]))
             else:
-                item.state.num_computed_tokens += item.num_tokens
-                self._cache.register(item.state)
+                outputs += self._catch_up(item)
         return outputs
+
+    def _catch_up(self, item: ScheduledRequest) -> list[TokenOutput]:
+        """A step that samples nothing has no output, unless it is the last one of an embedding."""
+        state = item.state
+        state.num_computed_tokens += item.num_tokens
+        self._cache.register(state)
+        if state.pool is None or not item.is_caught_up:
+            return []
+        vector = state.pool.vector()
+        return [
+            self._finish(
+                state, TokenOutput(state.request_id, [], finish_reason="stop", stats=state.stats(), embedding=vector)
+            )
+        ]
 
     def _branch_off(self, item: ScheduledRequest, logits: Tensor) -> list[TokenOutput]:
         """The other answers of a request begin where its prompt has just been computed, each with its own seed."""
@@ -251,9 +277,13 @@ class Engine:
         if finish_reason is None:
             self._cache.register(state)
             self._cache.trim(state)
-            return TokenOutput(state.request_id, new, logprobs, index=state.index)
+            return TokenOutput(
+                state.request_id, new, logprobs, index=state.index, cached_tokens=state.num_cached_tokens
+            )
+        stats = state.stats()
         return self._finish(
-            state, TokenOutput(state.request_id, new, logprobs, finish_reason, state.stats(), state.index)
+            state,
+            TokenOutput(state.request_id, new, logprobs, finish_reason, stats, state.index, state.num_cached_tokens),
         )
 
     def _until_end(self, tokens: list[int], state: RequestState) -> tuple[list[int], FinishReason | None]:
@@ -273,7 +303,7 @@ class Engine:
         stats, counters = state.stats(), self._counters
         counters.finished_requests += 1
         counters.prompt_tokens += stats.prompt_tokens
-        counters.prefix_query_tokens += stats.prompt_tokens
+        counters.prefix_query_tokens += stats.prompt_tokens if state.request.uses_prefix_cache else 0
         counters.prefix_hit_tokens += stats.cached_tokens
         counters.accepted_prediction_tokens += stats.accepted_prediction_tokens
         counters.rejected_prediction_tokens += stats.rejected_prediction_tokens
@@ -284,7 +314,7 @@ class Engine:
 
 def _chunk(item: ScheduledRequest) -> Chunk:
     known = item.state.token_ids[item.start : item.start + item.num_tokens]
-    return Chunk(known + item.draft_ids, item.start, item.state.block_table, item.num_samples)
+    return Chunk(known + item.draft_ids, item.start, item.state.block_table, item.num_samples, item.state.pool)
 
 
 def _agreement(draft_ids: list[int], sampled: list[int]) -> int:

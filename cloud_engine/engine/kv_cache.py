@@ -93,7 +93,7 @@ class KVCacheManager:
 
     def register(self, state: RequestState) -> None:
         """Make blocks that became full findable for later requests; with a draft model both halves must be there."""
-        if not self._prefix_caching:
+        if not (self._prefix_caching and state.request.uses_prefix_cache):
             return
         computed = state.num_computed_tokens
         if self._has_draft:
@@ -121,7 +121,7 @@ class KVCacheManager:
         return None
 
     def _cached_prefix(self, state: RequestState) -> list[int]:
-        if not self._prefix_caching:
+        if not (self._prefix_caching and state.request.uses_prefix_cache):
             return []
         full = (len(state.token_ids) - 1) // self.block_size
         self._hash_up_to(state, full)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ...protocol.sampling import SamplingParams
 from .prediction import PredictionCursor
+
+if TYPE_CHECKING:
+    from .pooling import MeanPool
 
 FinishReason = Literal["stop", "length"]
 
@@ -19,7 +22,7 @@ class GenerationRequest:
     `draft_ids` are the tokens of the request's `prediction`, to be verified as a draft. `n`: answers wanted; the prompt
     is computed once, and the answers share its blocks until they write to them. `priority`: lower goes first
     (policy "priority"). `cache_salt`: only requests with the same one share cached prefixes, so that nobody can learn
-    from timings what others have asked.
+    from timings what others have asked. `embed`: generate nothing, the prompt's embedding is wanted.
     """
 
     request_id: str
@@ -29,6 +32,12 @@ class GenerationRequest:
     n: int = 1
     priority: int = 0
     cache_salt: str = ""
+    embed: bool = False
+
+    @property
+    def uses_prefix_cache(self) -> bool:
+        """An embedding needs the hidden states of every token, and the cache has none."""
+        return not self.embed
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +71,8 @@ class TokenOutput:
     """New tokens of one answer after one step. The end-of-sequence token is not among them.
 
     `index`: which of the request's `n` answers. `logprobs` has one entry per token if the request asked for any.
-    `stats` comes with `finish_reason`.
+    `cached_tokens`: of the prompt, found in the cache. `stats` comes with `finish_reason`, and so does `embedding`
+    (hidden_size,) if one was asked for.
     """
 
     request_id: str
@@ -71,6 +81,8 @@ class TokenOutput:
     finish_reason: FinishReason | None = None
     stats: RequestStats | None = None
     index: int = 0
+    cached_tokens: int = 0
+    embedding: list[float] = field(default_factory=list[float])
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +93,8 @@ class RequestState:
     and values in the blocks of `block_table`; the draft model's are there for the first `num_draft_computed_tokens`.
     Every step brings these counts closer to the number of known tokens, and that is all there is to scheduling.
     `order` is the request's place among all others, lowest first; the scheduler sets it once. `index` says which of the
-    request's answers this is, and `unforked` how many more are to branch off behind the prompt.
+    request's answers this is, and `unforked` how many more are to branch off behind the prompt. `pool` gathers the
+    embedding, where one is wanted.
     """
 
     request: GenerationRequest
@@ -91,6 +104,7 @@ class RequestState:
     end_ids: frozenset[int]
     token_ids: list[int]
     prediction: PredictionCursor
+    pool: MeanPool | None = None
     arrived: float = field(default_factory=time.monotonic)
     order: float = 0.0
     index: int = 0

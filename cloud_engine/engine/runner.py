@@ -10,16 +10,21 @@ from torch import Tensor
 
 from ...kernels.paged_attention import PagedAttention, QuerySpan
 from ..models.decoder import Decoder
+from .pooling import MeanPool
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive tokens of one sequence, the first at position `start`. Logits are wanted of the last `num_logits`."""
+    """Consecutive tokens of one sequence, the first at position `start`. Logits are wanted of the last `num_logits`.
+
+    `pool` takes in the hidden states of all of them.
+    """
 
     token_ids: Sequence[int]
     start: int
     block_table: Sequence[int]
     num_logits: int
+    pool: MeanPool | None = None
 
 
 class Runner:
@@ -51,6 +56,7 @@ class Runner:
         spans = [QuerySpan(chunk.start, len(chunk.token_ids), chunk.block_table) for chunk in chunks]
         attention = PagedAttention(self._cache, spans, torch.tensor(slots, device=device), self._shared)
         hidden = self.model(torch.tensor(token_ids, device=device), torch.tensor(positions, device=device), attention)
+        _pool(chunks, hidden)
         return self.model.logits(hidden if len(wanted) == len(token_ids) else hidden[wanted])
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
@@ -61,6 +67,14 @@ class Runner:
     def _slots(self, block_table: Sequence[int], start: int, end: int) -> list[int]:
         size = self._block_size
         return [block_table[position // size] * size + position % size for position in range(start, end)]
+
+
+def _pool(chunks: Sequence[Chunk], hidden: Tensor) -> None:
+    row = 0
+    for chunk in chunks:
+        if chunk.pool is not None:
+            chunk.pool.add(hidden[row : row + len(chunk.token_ids)], chunk.start)
+        row += len(chunk.token_ids)
 
 
 def block_bytes(model: Decoder, block_size: int) -> int:

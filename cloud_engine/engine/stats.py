@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from ...protocol.prometheus import Distribution
+
+QUEUE_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 @dataclass(slots=True)
 class EngineStats:
     """Gauges of this moment, and counters. Counters (from `steps` on) only ever grow.
 
-    `kv_slots_wasted`: token slots in allocated blocks that hold nothing yet. `prefix_hit_tokens` of
-    `prefix_query_tokens` prompt tokens were found in the cache.
+    `kv_slots_allocated`: token slots in the blocks of running requests, of which `kv_slots_wasted` hold nothing yet.
+    `prefix_hit_tokens` of `prefix_query_tokens` prompt tokens were found in the cache. `queue_seconds`: from arrival to
+    the first step, `step_seconds`: how long a step takes.
     """
 
     running: int = 0
     waiting: int = 0
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
+    kv_slots_allocated: int = 0
     kv_slots_wasted: int = 0
     steps: int = 0
     prompt_tokens: int = 0
@@ -30,3 +37,5 @@ class EngineStats:
     rejected_prediction_tokens: int = 0
     draft_proposed: int = 0
     draft_accepted: int = 0
+    queue_seconds: Distribution = field(default_factory=lambda: Distribution(QUEUE_SECONDS))
+    step_seconds: Distribution = field(default_factory=lambda: Distribution(STEP_SECONDS))
