@@ -11,7 +11,10 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from .errors import InvalidRequestError, UnsupportedFeatureError
+from .prompts import Prompt, WirePrompts, prompts_of
 from .sampling import SamplingParams
+
+MAX_PROMPTS = 128  # of one completion request
 
 
 class TextPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -122,13 +125,18 @@ class ChatRequest(_Shared, kw_only=True):
 
 
 class CompletionRequest(_Shared, kw_only=True):
-    """`POST /v1/completions`: raw text in, raw text out, no chat template. One prompt per request."""
+    """`POST /v1/completions`: raw text or tokens in, raw text out, no chat template."""
 
-    prompt: str
+    prompt: WirePrompts
     logprobs: int | None = None
     echo: bool = False
     best_of: int | None = None
     suffix: str | None = None
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """Raises InvalidRequestError."""
+        return prompts_of(self.prompt, "prompt", at_most=MAX_PROMPTS)
 
     def sampling(self) -> SamplingParams:
         return _sampling(self, self.max_tokens if self.max_tokens is not None else 16, self.logprobs)
@@ -166,6 +174,7 @@ def parse_completion(body: bytes) -> CompletionRequest:
     _refuse_unless(request.best_of in (None, 1), "best_of")
     _refuse_unless(not request.echo, "echo")
     _refuse(request, "suffix")
+    prompts_of(request.prompt, "prompt", at_most=MAX_PROMPTS)
     _check_shared(request)
     return request
 

@@ -1,5 +1,8 @@
 """Embeddings: the hidden states of a whole prompt, gathered chunk by chunk into one vector."""
 
+# torch leaves `Tensor.tolist` untyped
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import torch

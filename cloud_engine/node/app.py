@@ -4,36 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields
+import time
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
 
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from ...protocol import prometheus, sse
+from ...protocol.embeddings import EmbeddingRequest, embedding_list, parse_embedding
 from ...protocol.errors import (
     ContextLengthError,
     EngineError,
+    InvalidRequestError,
     ModelNotFoundError,
     UnsupportedFeatureError,
     UpdraftError,
 )
 from ...protocol.http import TENANT_HEADER, create_app, read_body, send, send_json, while_connected
 from ...protocol.ids import new_id
+from ...protocol.prompts import Prompt
 from ...protocol.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from ...protocol.responses import ModelCard, ModelList
 from ...protocol.wire import WireResponse
 from ...text.tokenizer import Tokenizer
 from ..engine.request import GenerationRequest
 from .answer import Piece, TokenSource, pieces, total_usage
+from .embeddings import embed
+from .fan_out import fan_out
 from .formats import AnswerFormat, ChatFormat, TextFormat, joined
 from .latency import Latencies
-from .tokens import DetokenizeResponse, TokenizeResponse, encode, parse_detokenize, parse_tokenize
+from .metrics import node_metrics
+from .tokens import DetokenizeResponse, parse_detokenize, parse_tokenize, tokenized
 
 _LONG_BODY = 2**16
-_GAUGES = frozenset({"running", "waiting", "kv_blocks_used", "kv_blocks_total", "kv_slots_wasted"})
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +56,16 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A checked request: what to generate, and how to show it."""
+    """A checked request: what to generate, for each of its prompts, and how to show it.
 
-    generation: GenerationRequest
+    `prompt_field`: what clients call the prompt.
+    """
+
+    generations: list[GenerationRequest]
     format: AnswerFormat
     stream: bool
     include_usage: bool
+    prompt_field: str
 
 
 def create_node_app(served: Served) -> FastAPI:
@@ -71,6 +83,7 @@ def create_node_app(served: Served) -> FastAPI:
     node = _Node(served)
     app.add_route("/v1/chat/completions", node.chat, methods=["POST"])
     app.add_route("/v1/completions", node.complete, methods=["POST"])
+    app.add_route("/v1/embeddings", node.embed, methods=["POST"])
     app.add_route("/tokenize", node.tokenize, methods=["POST"])
     app.add_route("/detokenize", node.detokenize, methods=["POST"])
     app.add_route("/v1/models", node.models, methods=["GET"])
@@ -86,6 +99,7 @@ class _Node:
         self._tokenizer = served.tokenizer
         self._model_id = served.model_id
         self._context_length = served.context_length
+        self._card = ModelCard(id=served.model_id, created=int(time.time()), max_model_len=served.context_length)
         self._latencies = Latencies()
         longest = max(len(self._tokenizer.token_bytes(token_id)) for token_id in range(self._tokenizer.vocab_size))
         self._max_prompt_bytes = longest * served.context_length
@@ -96,12 +110,20 @@ class _Node:
     async def complete(self, request: Request) -> Response:
         return await self._answer(request, self._completion_job)
 
+    async def embed(self, request: Request) -> Response:
+        body = await read_body(request)
+        async with while_connected(request.receive):
+            asked = parse_embedding(body)
+            inputs = await _off_the_loop_if_long(body, lambda: self._inputs(asked))
+            with _naming_the_prompt("input"):
+                vectors = await embed(self._engine, inputs)
+        return send_json(embedding_list(asked, vectors, sum(map(len, inputs))))
+
     async def tokenize(self, request: Request) -> Response:
         asked = parse_tokenize(await read_body(request))
         if asked.model is not None:
             self._check_model(asked.model)
-        tokens = await asyncio.to_thread(encode, self._tokenizer, asked)
-        return send_json(TokenizeResponse(len(tokens), self._context_length, tokens))
+        return send_json(await asyncio.to_thread(tokenized, self._tokenizer, asked, self._context_length))
 
     async def detokenize(self, request: Request) -> Response:
         asked = parse_detokenize(await read_body(request), self._tokenizer.vocab_size)
@@ -110,11 +132,11 @@ class _Node:
         return send_json(DetokenizeResponse(self._tokenizer.decode(asked.tokens, skip_special=False)))
 
     async def models(self, _request: Request) -> Response:
-        return send_json(ModelList([ModelCard(id=self._model_id)]))
+        return send_json(ModelList([self._card]))
 
     async def model(self, request: Request) -> Response:
         self._check_model(request.path_params["model"])
-        return send_json(ModelCard(id=self._model_id))
+        return send_json(self._card)
 
     async def health(self, _request: Request) -> Response:
         if self._engine.healthy:
@@ -123,23 +145,32 @@ class _Node:
         return send_json(error.to_body(), 503, error.headers())
 
     async def metrics(self, _request: Request) -> Response:
-        stats = self._engine.stats()
-        metrics = [_metric(field.name, getattr(stats, field.name)) for field in fields(stats)]
-        metrics.append(prometheus.Metric("updraft_engine_healthy", "gauge", "1 while serving", self._engine.healthy))
-        text = prometheus.render([*metrics, *self._latencies.histograms])
-        return PlainTextResponse(text, media_type=prometheus.CONTENT_TYPE)
+        metrics = node_metrics(self._engine.stats(), self._latencies, healthy=self._engine.healthy)
+        return PlainTextResponse(prometheus.render(metrics), media_type=prometheus.CONTENT_TYPE)
 
     async def _answer(self, request: Request, make_job: Callable[[bytes, str], _Job]) -> Response:
         """Whatever fails before the first token is an HTTP error; a client that leaves aborts the work."""
         body, tenant = await read_body(request), request.headers.get(TENANT_HEADER.decode(), "")
         async with while_connected(request.receive):
-            job = await asyncio.to_thread(make_job, body, tenant) if len(body) > _LONG_BODY else make_job(body, tenant)
-            answer = self._latencies.watch(pieces(self._engine, self._tokenizer, job.generation))
-            first = await anext(answer)
+            job = await _off_the_loop_if_long(body, lambda: make_job(body, tenant))
+            answer = self._pieces(job)
+            with _naming_the_prompt(job.prompt_field):
+                first = await anext(answer)
             if not job.stream:
                 rest = [piece async for piece in answer]
                 return send_json(job.format.whole(joined([first, *rest])))
         return send(WireResponse(200, sse.HEADERS, _events(job, first, answer)), request)
+
+    async def _pieces(self, job: _Job) -> AsyncGenerator[Piece]:
+        """The answers to all prompts of a job, numbered through."""
+        one_by_one = [
+            self._latencies.watch(pieces(self._engine, self._tokenizer, generation)) for generation in job.generations
+        ]
+        async with aclosing(fan_out(one_by_one)) as answers:
+            async for number, piece in answers:
+                piece.prompt = number
+                piece.index += number * job.generations[number].n
+                yield piece
 
     def _chat_job(self, body: bytes, tenant: str) -> _Job:
         request = parse_chat(body)
@@ -152,13 +183,22 @@ class _Node:
         prediction = request.prediction.text if request.prediction else ""
         self._check_size("prediction", prediction)
         draft = self._tokenizer.encode(prediction)
-        return self._job(request, self._generation(request, prompt, tenant, draft), ChatFormat)
+        return self._job(request, [self._generation(request, prompt, tenant, draft)], ChatFormat)
 
     def _completion_job(self, body: bytes, tenant: str) -> _Job:
         request = parse_completion(body)
-        self._check(request, request.prompt)
-        prompt = self._tokenizer.encode_prompt(request.prompt)
-        return self._job(request, self._generation(request, prompt, tenant, []), TextFormat)
+        self._check(request)
+        prompts = self._token_ids(request.prompts, "prompt")
+        return self._job(request, [self._generation(request, prompt, tenant, []) for prompt in prompts], TextFormat)
+
+    def _inputs(self, request: EmbeddingRequest) -> list[list[int]]:
+        self._check_model(request.model)
+        return self._token_ids(request.inputs, "input")
+
+    def _token_ids(self, prompts: list[Prompt], param: str) -> list[list[int]]:
+        for prompt in prompts:
+            self._check_size(param, prompt if isinstance(prompt, str) else "")
+        return [self._tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
     def _generation(
         self, request: ChatRequest | CompletionRequest, prompt: list[int], tenant: str, draft: list[int]
@@ -176,12 +216,14 @@ class _Node:
     def _job(
         self,
         request: ChatRequest | CompletionRequest,
-        generation: GenerationRequest,
+        generations: list[GenerationRequest],
         make_format: type[ChatFormat | TextFormat],
     ) -> _Job:
-        shape = make_format(self._tokenizer, self._model_id, generation.params.logprobs is not None, generation.n)
+        one = generations[0]
         usage = request.stream_options is not None and request.stream_options.include_usage
-        return _Job(generation, shape, request.stream, usage)
+        shape = make_format(self._tokenizer, self._model_id, one.params.logprobs is not None, one.n, usage)
+        prompt_field = "messages" if isinstance(request, ChatRequest) else "prompt"
+        return _Job(generations, shape, request.stream, usage, prompt_field)
 
     def _check(self, request: ChatRequest | CompletionRequest, *texts: str) -> None:
         self._check_model(request.model)
@@ -226,8 +268,15 @@ async def _events(job: _Job, first: Piece, rest: AsyncGenerator[Piece]) -> Async
         await rest.aclose()
 
 
-def _metric(name: str, value: float) -> prometheus.Metric:
-    text = name.replace("_", " ")
-    if name in _GAUGES:
-        return prometheus.Metric(f"updraft_engine_{name}", "gauge", f"{text}, now", value)
-    return prometheus.Metric(f"updraft_engine_{name}_total", "counter", f"{text}, since the start", value)
+async def _off_the_loop_if_long(body: bytes, work: Callable[[], T]) -> T:
+    return await asyncio.to_thread(work) if len(body) > _LONG_BODY else work()
+
+
+@contextmanager
+def _naming_the_prompt(field: str) -> Generator[None]:
+    """What the engine says about the prompt is said about the field that clients have it in."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        error.param = field if error.param == "prompt" else error.param
+        raise
