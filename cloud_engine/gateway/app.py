@@ -1,4 +1,4 @@
-"""The gateway's routes: the two relayed ones, and small ones around them."""
+"""The gateway's routes: the relayed ones, and small ones around them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def create_gateway_app(relay: Relay) -> FastAPI:
 
     app = create_app("Updraft gateway", lifespan=lifespan)
     routes = _Routes(relay)
-    for path in ("/v1/chat/completions", "/v1/completions"):
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
         app.router.routes.append(Route(path, relay, methods=["POST"]))
     app.add_route("/v1/models", routes.models, methods=["GET"])
     app.add_route("/v1/models/{model:path}", routes.model, methods=["GET"])
@@ -100,7 +100,7 @@ class _Routes:
         return PlainTextResponse(prometheus.render(metrics), media_type=prometheus.CONTENT_TYPE)
 
     async def nodes(self, request: Request) -> Response:
-        self._check_key(request)
+        self._keys.check_admin(_authorization(request))
         shown = [
             {
                 "url": node.url,
@@ -114,8 +114,12 @@ class _Routes:
         return send_json({"nodes": shown})
 
     async def usage(self, request: Request) -> Response:
-        self._check_key(request)
+        self._keys.check_admin(_authorization(request))
         return send_json({"usage": await asyncio.to_thread(self._meter.totals)})
 
     def _check_key(self, request: Request) -> None:
-        self._keys.name_of(request.headers.get("authorization", ""))
+        self._keys.name_of(_authorization(request))
+
+
+def _authorization(request: Request) -> str:
+    return request.headers.get("authorization", "")

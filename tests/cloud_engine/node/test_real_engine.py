@@ -3,61 +3,14 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
-import tokenizers
-import torch
-import transformers
-from updraft.embedded.export import write_hf_folder
+from tiny_model import CONTEXT
 from updraft.text.tokenizer import Tokenizer
-
-torch.set_num_threads(1)
-CONTEXT = 256
-
-
-def write_model(folder: Path, seed: int) -> Path:
-    """A random Llama that ends its answers by length only, over one token per byte."""
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    library = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = tokenizers.decoders.ByteLevel()
-    library.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    config = transformers.LlamaConfig(
-        vocab_size=library.get_vocab_size(),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True,
-        architectures=["LlamaForCausalLM"],
-    )
-    torch.manual_seed(seed)
-    state = transformers.LlamaForCausalLM(config).state_dict()
-    weights = {name: torch.randn_like(value) * 0.2 for name, value in state.items() if name != "lm_head.weight"}
-    write_hf_folder(folder, config.to_dict(), weights, library)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny", 0)
-
-
-@pytest.fixture(scope="module")
-def nodes(folder: Path, tmp_path_factory: pytest.TempPathFactory, spawned: Any) -> Iterator[list[str]]:
-    """One without and one with a draft model."""
-    draft = write_model(tmp_path_factory.mktemp("models") / "draft", 1)
-    start = ("-m", "updraft.cloud_engine.node", "--model", str(folder), "--threads", "1", "--exit-with-parent")
-    with ExitStack() as stack:
-        yield [stack.enter_context(spawned(*start, *extra)).url for extra in ((), ("--draft", str(draft)))]
 
 
 def ask(url: str, text: str, **options: Any) -> Any:

@@ -1,0 +1,37 @@
+"""A random Llama small enough to be served in a test, as the folder that users name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tokenizers
+import torch
+import transformers
+from updraft.embedded.export import write_hf_folder
+
+CONTEXT = 256
+
+
+def write_model(folder: Path, seed: int) -> Path:
+    """A random Llama that ends its answers by length only, over one token per byte."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = tokenizers.decoders.ByteLevel()
+    library.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    config = transformers.LlamaConfig(
+        vocab_size=library.get_vocab_size(),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        architectures=["LlamaForCausalLM"],
+    )
+    torch.manual_seed(seed)
+    state = transformers.LlamaForCausalLM(config).state_dict()
+    weights = {name: torch.randn_like(value) * 0.2 for name, value in state.items() if name != "lm_head.weight"}
+    write_hf_folder(folder, config.to_dict(), weights, library)
+    return folder
