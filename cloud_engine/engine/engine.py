@@ -162,9 +162,9 @@ class Engine:
         if not prompt:
             raise InvalidRequestError("The prompt has no tokens.", param="prompt", code="invalid_value")
         if min(prompt) < 0 or max(prompt) >= self._vocab_size:
-            raise InvalidRequestError(f"Token ids must be between 0 and {self._vocab_size - 1}.", param="prompt")
+            raise self._unknown_token("prompt")
         if draft and (min(draft) < 0 or max(draft) >= self._vocab_size):
-            raise InvalidRequestError(f"Token ids must be between 0 and {self._vocab_size - 1}.", param="prediction")
+            raise self._unknown_token("prediction")
         request.params.check_vocabulary(self._vocab_size)
         if not 1 <= request.n <= self.config.max_batch_size:
             raise InvalidRequestError(
@@ -194,6 +194,11 @@ class Engine:
                 f"{self.config.block_size} tokens). Shorten the prompt or set a lower max_tokens.",
                 param="prompt",
             )
+
+    def _unknown_token(self, param: str) -> InvalidRequestError:
+        return InvalidRequestError(
+            f"Token ids must be between 0 and {self._vocab_size - 1}.", param=param, code="invalid_value"
+        )
 
     def _sampling_row(self, item: ScheduledRequest, index: int) -> SamplingRow:
         """How to sample the `index`-th new token of a scheduled request, after as many of its drafts."""

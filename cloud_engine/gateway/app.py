@@ -15,6 +15,7 @@ from ...protocol import prometheus
 from ...protocol.errors import ModelNotFoundError, OverloadedError
 from ...protocol.http import create_app, error_response, send_json
 from ...protocol.responses import ModelCard, ModelList
+from .metrics import gateway_metrics
 from .relay import Relay
 
 
@@ -69,34 +70,7 @@ class _Routes:
         return send_json({"status": "ok", "nodes": len(self._registry.nodes), "healthy_nodes": healthy})
 
     async def metrics(self, _request: Request) -> Response:
-        nodes, counters = self._registry.nodes, self._counters
-        metrics = [
-            prometheus.Metric(
-                "updraft_gateway_requests_total",
-                "counter",
-                "requests by final status",
-                samples={(("status", str(status)),): count for status, count in sorted(counters.by_status.items())},
-            ),
-            prometheus.Metric(
-                "updraft_gateway_node_up",
-                "gauge",
-                "1 if the node takes requests",
-                samples={(("node", node.url),): node.healthy for node in nodes},
-            ),
-            prometheus.Metric(
-                "updraft_gateway_node_in_flight",
-                "gauge",
-                "requests on the node now",
-                samples={(("node", node.url),): node.in_flight for node in nodes},
-            ),
-            prometheus.Metric("updraft_gateway_retries_total", "counter", "fail-overs", counters.retries),
-            prometheus.Metric(
-                "updraft_gateway_prompt_tokens_total", "counter", "prompt tokens", counters.prompt_tokens
-            ),
-            prometheus.Metric(
-                "updraft_gateway_completion_tokens_total", "counter", "completion tokens", counters.completion_tokens
-            ),
-        ]
+        metrics = gateway_metrics(self._registry.nodes, self._counters)
         return PlainTextResponse(prometheus.render(metrics), media_type=prometheus.CONTENT_TYPE)
 
     async def nodes(self, request: Request) -> Response:

@@ -10,7 +10,6 @@ _GAUGES = {
     "running": "requests in the batch, now",
     "waiting": "requests in the queue, now",
     "kv_blocks_used": "blocks of the KV cache that requests hold, now",
-    "kv_blocks_total": "blocks of the KV cache",
     "kv_slots_allocated": "token slots in the blocks of running requests, now",
     "kv_slots_wasted": "of these, slots that hold nothing yet",
 }
@@ -33,6 +32,7 @@ _COUNTERS = {
 def node_metrics(stats: EngineStats, latencies: Latencies, *, healthy: bool) -> list[Metric | Histogram]:
     return [
         Metric("updraft_engine_healthy", "gauge", "1 while serving", healthy),
+        Metric("updraft_engine_kv_blocks", "gauge", "blocks of the KV cache", stats.kv_blocks_total),
         *(Metric(f"updraft_engine_{name}", "gauge", text, getattr(stats, name)) for name, text in _GAUGES.items()),
         *(
             Metric(f"updraft_engine_{name}_total", "counter", text, getattr(stats, name))

@@ -9,7 +9,13 @@ import pytest
 from updraft.cloud_engine.engine.async_engine import FAILURES_TO_GIVE_UP, AsyncEngine
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.request import GenerationRequest
-from updraft.protocol.errors import ContextLengthError, EngineError, InvalidRequestError, OverloadedError
+from updraft.protocol.errors import (
+    ContextLengthError,
+    EngineError,
+    EngineRestartedError,
+    InvalidRequestError,
+    OverloadedError,
+)
 from updraft.protocol.sampling import SamplingParams
 
 
@@ -124,11 +130,12 @@ def failing_at(engine: Engine, *bad_steps: int) -> Engine:
     return engine
 
 
-async def ask_four(served: AsyncEngine) -> None:
-    """Two running and two waiting, and all of them hear of the failure."""
+async def ask_four(served: AsyncEngine, failure: type[EngineError] = EngineError) -> None:
+    """Two running and two waiting, and all of them hear of the failure, and whether to ask again."""
     requests = (collect(served, endless(str(i))) for i in range(4))
     for result in await asyncio.gather(*requests, return_exceptions=True):
-        assert isinstance(result, EngineError)
+        assert isinstance(result, failure)
+        assert result.headers()["x-should-retry"] == ("true" if "ask again" in result.message else "false")
         assert "RuntimeError: the memory is on fire" in result.message
         assert isinstance(result.__cause__, RuntimeError)
 
@@ -138,7 +145,7 @@ def test_a_failed_step_loses_its_requests_and_nothing_else(make_engine, ask, run
     expected = [result.token_ids for result in run(make_engine(), requests)]
 
     async def scenario(served: AsyncEngine) -> None:
-        await ask_four(served)
+        await ask_four(served, EngineRestartedError)
         assert served.healthy
         assert served.stats().kv_blocks_used == 0
         assert await asyncio.gather(*(collect(served, request) for request in requests)) == expected
