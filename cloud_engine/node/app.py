@@ -161,16 +161,10 @@ class _Node:
                 return send_json(job.format.whole(joined([first, *rest])))
         return send(WireResponse(200, sse.HEADERS, _events(job, first, answer)), request)
 
-    async def _pieces(self, job: _Job) -> AsyncGenerator[Piece]:
-        """The answers to all prompts of a job, numbered through."""
-        one_by_one = [
-            self._latencies.watch(pieces(self._engine, self._tokenizer, generation)) for generation in job.generations
-        ]
-        async with aclosing(fan_out(one_by_one)) as answers:
-            async for number, piece in answers:
-                piece.prompt = number
-                piece.index += number * job.generations[number].n
-                yield piece
+    def _pieces(self, job: _Job) -> AsyncGenerator[Piece]:
+        """The answers to all prompts of a job."""
+        of_each = [self._latencies.watch(pieces(self._engine, self._tokenizer, asked)) for asked in job.generations]
+        return of_each[0] if len(of_each) == 1 else _numbered_through(of_each, job.generations[0].n)
 
     def _chat_job(self, body: bytes, tenant: str) -> _Job:
         request = parse_chat(body)
@@ -247,6 +241,15 @@ class _Node:
             raise ModelNotFoundError(
                 f"The model {model!r} does not exist here; this server has {self._model_id!r}.", param="model"
             )
+
+
+async def _numbered_through(of_each: list[AsyncGenerator[Piece]], n: int) -> AsyncGenerator[Piece]:
+    """The answers to several prompts, `n` to each: those to the second come after those to the first, and so on."""
+    async with aclosing(fan_out(of_each)) as answers:
+        async for number, piece in answers:
+            piece.prompt = number
+            piece.index += number * n
+            yield piece
 
 
 async def _events(job: _Job, first: Piece, rest: AsyncGenerator[Piece]) -> AsyncGenerator[bytes]:
