@@ -30,6 +30,10 @@ class BlockPool:
     def references(self, block: int) -> int:
         return self._references[block]
 
+    def is_registered(self, block: int) -> bool:
+        """Whether `lookup` may hand it out, so that its content must stay."""
+        return self._hash_of[block] is not None
+
     def allocate(self) -> int:
         """A block for exclusive use. The caller checks `num_free` first; an empty pool raises KeyError."""
         block, _ = self._free.popitem(last=False)

@@ -114,11 +114,15 @@ class KVCacheManager:
         state.num_computed_tokens = state.num_draft_computed_tokens = 0
 
     def _shared_tail(self, state: RequestState) -> int | None:
-        """Where in its block table the request is going to write next, if that block is not its own."""
+        """Where in its block table the request is going to write next, if that block is not its own to change.
+
+        A fork may be the last holder of a block that its parent has filled and registered: that is to be kept as well.
+        """
         index = state.num_computed_tokens // self.block_size
-        if index < len(state.block_table) and self.pool.references(state.block_table[index]) > 1:
-            return index
-        return None
+        if index >= len(state.block_table):
+            return None
+        block = state.block_table[index]
+        return index if self.pool.references(block) > 1 or self.pool.is_registered(block) else None
 
     def _cached_prefix(self, state: RequestState) -> list[int]:
         if not (self._prefix_caching and state.request.uses_prefix_cache):

@@ -327,3 +327,20 @@ def test_scheduling_needs_no_torch() -> None:
     )
     root = Path(__file__).parents[3]
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(root / ".typing")}, timeout=60)
+
+
+def test_a_fork_does_not_write_into_what_its_parent_has_registered() -> None:
+    """The parent's drafts filled their common block in the step of the fork, and the parent is gone."""
+    cache = KVCacheManager(4, BLOCK)
+    parent, child = make_state("parent", [1], 8), make_state("child", [1], 8)
+    assert cache.admit(parent)
+    child.num_computed_tokens = 1
+    cache.fork(parent, child)
+    parent.token_ids, parent.num_computed_tokens = [1, 0, 1, 0], 4
+    cache.register(parent)
+    [block] = parent.block_table
+    cache.free(parent)
+    child.token_ids = [1, 1]
+    assert cache.grow(child, 2)
+    assert cache.take_copies() == [(block, child.block_table[0])]
+    assert child.block_table != [block]
