@@ -187,17 +187,19 @@ def gateway(
 def gateway_key(
     name: Annotated[str, typer.Argument(help="Whose key it is: letters, digits, dots, dashes, underscores.")],
     keys: Annotated[Path, typer.Option(help="Key file to add it to; made if there is none.")],
+    admin: Annotated[bool, typer.Option("--admin", help="It may also see all nodes and everybody's usage.")] = False,
 ) -> None:
     """Make an API key for the gateway: the key is printed once, its hash is added to the file.
 
     \b
-    Example
+    Examples
       updraft gateway-key team-a --keys keys.txt
+      updraft gateway-key operator --admin --keys keys.txt
     """
     from ..cloud_engine.gateway.keys import KeyStore, new_key
     from ..protocol.errors import ConfigurationError
 
-    key, line = new_key(name)
+    key, line = new_key(name, admin=admin)
     written = keys.read_text(encoding="utf-8") if keys.exists() else ""
     if written.lstrip().startswith("{"):
         raise ConfigurationError(f"{keys} is JSON, which this command does not extend: use a file of lines.")

@@ -148,6 +148,13 @@ class EngineDownError(EngineError):
         return {**super().headers(), "retry-after": "1"}
 
 
+class EngineRestartedError(EngineError):
+    """A step failed and took this request with it. The engine has begun afresh: the same request may succeed."""
+
+    default_code = "engine_restarted"
+    retryable = True
+
+
 class ModelLoadError(UpdraftError):
     """A model file or folder is missing, damaged, or of an unsupported kind."""
 

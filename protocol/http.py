@@ -176,7 +176,6 @@ class _Shell:
             return
         self._traffic.in_flight += 1
         try:
-            exchange.check_announced_length()
             await self._app(scope, exchange.receive, exchange.send)
         except RequestCancelledError:
             _log.info("%s: the client went away", exchange.request_id)
@@ -207,12 +206,10 @@ class _Exchange:
         self._started = False
         self._complete = False
 
-    def check_announced_length(self) -> None:
-        """Raises RequestTooLargeError."""
+    async def receive(self) -> Message:
+        """Raises RequestTooLargeError as soon as a route wants a body that is, or is announced to be, too large."""
         if self._announced.isdigit() and int(self._announced) > self._max_body_bytes:
             raise self._too_large()
-
-    async def receive(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.disconnect" and self._complete:
             await asyncio.Event().wait()  # an answered client may leave: that cancels nobody's last steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
@@ -34,24 +34,43 @@ class Metric:
         return lines
 
 
-class Histogram:
-    """How often an observed value was at most each of `bounds` (ascending), with the sum and count of all."""
+@dataclass(slots=True)
+class Distribution:
+    """How many observed values were above the bound before and at most each of `bounds` (ascending), and their sum.
 
-    def __init__(self, name: str, help: str, bounds: Sequence[float]) -> None:  # noqa: A002 - the format's word
-        self._name, self._help, self._bounds = name, help, tuple(bounds)
-        self._counts = [0] * (len(self._bounds) + 1)
-        self._sum = 0.0
+    `counts` has one entry more than `bounds`, for what was above them all.
+    """
+
+    bounds: tuple[float, ...]
+    counts: list[int] = field(default_factory=list[int])
+    sum: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = self.counts or [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def copy(self) -> Distribution:
+        """One that stays as it is while this one goes on."""
+        return Distribution(self.bounds, list(self.counts), self.sum)
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """A distribution as a metric: buckets count what is at most their bound."""
+
+    name: str
+    help: str
+    values: Distribution
 
     def lines(self) -> list[str]:
-        lines = [f"# HELP {self._name} {self._help}", f"# TYPE {self._name} histogram"]
-        for bound, below in zip((*self._bounds, inf), accumulate(self._counts), strict=True):
+        lines = [f"# HELP {self.name} {self.help}", f"# TYPE {self.name} histogram"]
+        for bound, below in zip((*self.values.bounds, inf), accumulate(self.values.counts), strict=True):
             label = "+Inf" if bound == inf else f"{bound:.15g}"
-            lines.append(f'{self._name}_bucket{{le="{label}"}} {below}')
-        return [*lines, f"{self._name}_sum {self._sum:.15g}", f"{self._name}_count {sum(self._counts)}"]
+            lines.append(f'{self.name}_bucket{{le="{label}"}} {below}')
+        return [*lines, f"{self.name}_sum {self.values.sum:.15g}", f"{self.name}_count {sum(self.values.counts)}"]
 
 
 def render(metrics: Iterable[Metric | Histogram]) -> str:

@@ -12,6 +12,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from .errors import InvalidRequestError, UnsupportedFeatureError
+from .prompts import Prompt, WirePrompts, prompts_of
 from .sampling import SamplingParams
 from .structured import (
     Constraint,
@@ -24,6 +25,8 @@ from .structured import (
     format_constraint,
     outputs_constraint,
 )
+
+MAX_PROMPTS = 128  # of one completion request
 
 
 class TextPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -168,12 +171,17 @@ class ChatRequest(_Shared, kw_only=True):
 
 
 class CompletionRequest(_Shared, kw_only=True):
-    """`POST /v1/completions`: raw text in, raw text out, no chat template. One prompt per request."""
+    """`POST /v1/completions`: raw text or tokens in, raw text out, no chat template."""
 
-    prompt: str
+    prompt: WirePrompts
     logprobs: int | None = None
     echo: bool = False
     suffix: str | None = None
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """Raises InvalidRequestError."""
+        return prompts_of(self.prompt, "prompt", at_most=MAX_PROMPTS)
 
     def sampling(self) -> SamplingParams:
         params = _sampling(self, self.max_tokens if self.max_tokens is not None else 16, self.logprobs)
@@ -221,6 +229,7 @@ def parse_completion(body: bytes) -> CompletionRequest:
     """Decode and check a text completion request. Raises InvalidRequestError or UnsupportedFeatureError."""
     request = decode(body, CompletionRequest)
     _refuse(request, "suffix")
+    prompts_of(request.prompt, "prompt", at_most=MAX_PROMPTS)
     _check_shared(request)
     return request
 

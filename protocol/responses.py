@@ -209,10 +209,13 @@ class TextCompletion(msgspec.Struct, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
+    """`max_model_len` (ours and vLLM's): tokens of prompt and answer together."""
+
     id: str
     object: Literal["model"] = "model"
     created: int = 0
     owned_by: str = "updraft"
+    max_model_len: int | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct):

@@ -47,7 +47,7 @@ def local_completion(answer: LocalAnswer, cascade: Cascade) -> WireResponse:
 
 
 def cloud_completion(completion: dict[str, Any], record: Record) -> WireResponse:
-    """The server's own object, unknown fields and all, plus ours."""
+    """The server's own object (a completion or embeddings), unknown fields and all, plus ours."""
     return WireResponse.json({**completion, "updraft": record.info()}, headers=headers(record))
 
 
@@ -96,10 +96,14 @@ def _text(raw: bytes) -> str:
 
 
 class ChunkWriter:
-    """The chunks of one stream: the same id, model and time on each."""
+    """The chunks of one stream: the same id, model and time on each.
 
-    def __init__(self, record: Record, model: str) -> None:
+    Where usage was asked for, the chunks that have none say so.
+    """
+
+    def __init__(self, record: Record, model: str, *, include_usage: bool = False) -> None:
         self._record = record
+        self._no_usage = None if include_usage else UNSET
         self._model = model
         self._created = int(time.time())
 
@@ -120,7 +124,7 @@ class ChunkWriter:
         return {**event, "id": self._record.request_id, "model": self._model, "created": self._created}
 
     def _chunk(self, choices: list[ChunkChoice], **more: Any) -> bytes:
-        usage = more.get("usage", UNSET)
+        usage = more.get("usage", self._no_usage)
         updraft = more.get("updraft", UNSET)
         return sse.event(
             ChatCompletionChunk(

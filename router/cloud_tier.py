@@ -47,18 +47,26 @@ class HttpCloudTier:
         self._idle_timeout_s = config.cloud_timeout_s
 
     async def complete(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        return _completion(await self._whole(path, body, timeout_s))
+
+    async def embed(self, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        answer = _table(await self._whole("embeddings", body, timeout_s))
+        if not tables(answer.get("data")):
+            raise _nonsense("its answer holds no embeddings")
+        return answer
+
+    async def _whole(self, path: str, body: dict[str, Any], timeout_s: float) -> bytes:
         try:
             async with asyncio.timeout(timeout_s):
                 response = await self._post(path, body)
                 try:
-                    raw = await _read(response)
+                    return await _read(response)
                 finally:
                     await response.aclose()
         except TimeoutError as error:
             raise _timed_out(timeout_s) from error
         except httpx.HTTPError as error:
             raise _unreachable(error) from error
-        return _completion(raw)
 
     async def open(self, path: str, body: dict[str, Any], *, timeout_s: float) -> HttpCloudStream:
         try:
@@ -187,13 +195,17 @@ async def _read(response: httpx.Response) -> bytes:
     return bytes(raw)
 
 
-def _completion(raw: bytes) -> dict[str, Any]:
+def _table(raw: bytes) -> dict[str, Any]:
     try:
-        body = table(msgspec.json.decode(raw))
+        return table(msgspec.json.decode(raw)) or {}
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _nonsense("its answer is not JSON") from error
-    choices = None if body is None else tables(body.get("choices"))
-    if body is None or not choices or not all(_is_choice(choice) for choice in choices):
+
+
+def _completion(raw: bytes) -> dict[str, Any]:
+    body = _table(raw)
+    choices = tables(body.get("choices"))
+    if not choices or not all(_is_choice(choice) for choice in choices):
         raise _nonsense("its answer is not a completion")
     return body
 

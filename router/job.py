@@ -69,7 +69,7 @@ def read_model(body: bytes) -> tuple[dict[str, Any], str]:
 def read_job(request: WireRequest, body: dict[str, Any], wanted: Wanted, config: RouterConfig) -> Job:
     """Check a request. Raises InvalidRequestError if no tier could make sense of it."""
     started = time.monotonic()
-    options = _options(body.pop("updraft", None))
+    options = take_options(body)
     if options.private and wanted == "cloud":
         raise InvalidRequestError(
             "updraft.private keeps a request on this device, model='cloud' sends it away: choose one.",
@@ -98,7 +98,9 @@ def continued(messages: Sequence[Message], text: str, *, continues: bool) -> lis
     return [*messages, Message(role="assistant", content=text)]
 
 
-def _options(raw: Any) -> UpdraftOptions:
+def take_options(body: dict[str, Any]) -> UpdraftOptions:
+    """Our own options, which are taken out of `body`: no cloud knows them. Raises InvalidRequestError."""
+    raw = body.pop("updraft", None)
     if raw is None:
         return UpdraftOptions()
     try:

@@ -23,6 +23,7 @@ from ..protocol.wire import WireRequest, WireResponse
 from . import answer, streams
 from .cascade import Cascade, CloudReply, CloudStreamReply, LocalReply, Reply, Tiers
 from .config import RouterConfig
+from .embeddings import embed
 from .job import Wanted, read_job, read_model
 from .ledger import Ledger
 from .loading import load_tiers
@@ -93,6 +94,10 @@ class Router:
             if path == "/v1/completions":
                 raise UnsupportedFeatureError("The router serves chat: send this to /v1/chat/completions.")
             return await self._chat(request)
+        if path == "/v1/embeddings":
+            _only(request, "POST")
+            await self.start()
+            return await self._embed(request)
         if path == "/v1/models" or path.startswith("/v1/models/"):
             _only(request, "GET")
             await self.start()
@@ -127,6 +132,25 @@ class Router:
         record.route = None
         await cascade.aclose()
         return self._refuse(record, failure)
+
+    async def _embed(self, request: WireRequest) -> WireResponse:
+        record = Record(self.config.prices)
+        try:
+            body, record.model = read_model(request.body)
+            async with asyncio.timeout(request.timeout_s):
+                vectors = await embed(body, self._wanted(record.model), self._running(), self.config, record)
+        except asyncio.CancelledError:
+            self._write(record, 499)
+            raise
+        except TimeoutError:
+            return self._refuse(record, RequestTimeoutError(f"No answer within {request.timeout_s} s."))
+        except (UpdraftError, CloudFailure) as error:
+            return self._refuse(record, error)
+        except Exception:
+            log.exception("request %s failed", record.request_id)
+            return self._refuse(record, _bug())
+        self._write(record, 200)
+        return answer.cloud_completion(vectors, record)
 
     def _respond(self, cascade: Cascade, reply: Reply) -> WireResponse:
         record = cascade.record

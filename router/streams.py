@@ -31,7 +31,7 @@ class StreamError(Exception):
 
 async def replay(cascade: Cascade, answer: LocalAnswer) -> AsyncGenerator[bytes]:
     """A complete local answer, token by token."""
-    chunks = ChunkWriter(cascade.record, cascade.local.model_id)
+    chunks = ChunkWriter(cascade.record, cascade.local.model_id, include_usage=cascade.job.include_usage)
     yield chunks.role()
     writer = _LocalText(cascade, chunks)
     for token in answer.tokens:
@@ -52,7 +52,7 @@ async def relay(cascade: Cascade, stream: CloudStream) -> AsyncGenerator[bytes]:
 
 async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
     """A local answer as it is written. If it collapses on the way, the cloud continues the streamed text."""
-    chunks = ChunkWriter(cascade.record, cascade.local.model_id)
+    chunks = ChunkWriter(cascade.record, cascade.local.model_id, include_usage=cascade.job.include_usage)
     writer = _LocalText(cascade, chunks)
     yield chunks.role()
     collapsed = False

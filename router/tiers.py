@@ -138,7 +138,7 @@ class CloudStream(Protocol):
 
 
 class CloudTier(Protocol):
-    """An OpenAI-compatible endpoint. Bodies are decoded requests; both methods raise CloudFailure, nothing else.
+    """An OpenAI-compatible endpoint. Bodies are decoded requests; all methods raise CloudFailure, nothing else.
 
     `takes_prediction` turns false once the server has refused the `prediction` field.
     """
@@ -152,6 +152,10 @@ class CloudTier(Protocol):
 
     async def open(self, path: str, body: dict[str, Any], *, timeout_s: float) -> CloudStream:
         """A stream whose first piece of content has arrived."""
+        ...
+
+    async def embed(self, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        """The answer to a request for embeddings, checked to be one."""
         ...
 
     async def aclose(self) -> None: ...

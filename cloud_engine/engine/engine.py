@@ -25,6 +25,7 @@ from .drafter import Drafter
 from .grammar import GrammarState
 from .kv_cache import KVCacheManager, Window
 from .ngram import NgramDrafter
+from .pooling import MeanPool
 from .prediction import PredictionCursor
 from .prompt_scores import score_prompts
 from .request import FinishReason, GenerationRequest, RequestState, RequestStats, TokenLogprob, TokenOutput
@@ -118,7 +119,7 @@ class Engine:
         params = request.params
         state = RequestState(
             request=request,
-            max_tokens=params.max_tokens or self.context_length - len(request.prompt_ids),
+            max_tokens=0 if request.embed else params.max_tokens or self.context_length - len(request.prompt_ids),
             temperature=self.default_temperature if params.temperature is None else params.temperature,
             seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
             unforked=request.num_branches - 1,
@@ -126,6 +127,7 @@ class Engine:
             token_ids=list(request.prompt_ids),
             prediction=PredictionCursor(request.draft_ids[: self.context_length]),  # the answer is no longer than that
             grammar=None if request.constraint is None else self._grammar(request, request.constraint),
+            pool=MeanPool() if request.embed else None,
         )
         self._scheduler.add(state)
         self._requests[request.request_id] = [state]
@@ -145,12 +147,14 @@ class Engine:
         started = time.perf_counter()
         batch = self._scheduler.schedule()
         self._copy_blocks(self._cache.take_copies())
-        self._speculator.propose(batch, self._sampling_row)
+        self._speculator.propose([item for item in batch if item.state.pool is None], self._sampling_row)
         _cut_drafts(batch)
         logits = score_prompts(batch, self._runner.run([_chunk(item) for item in batch]))
         tokens = sample(logits, [self._sampling_row(item, i) for item in batch for i in range(item.num_samples)])
         outputs = self._advance(batch, logits, tokens)
-        self._speculator.observe(batch, time.perf_counter() - started)
+        step_s = time.perf_counter() - started
+        self._speculator.observe(batch, step_s)
+        self._counters.step_seconds.observe(step_s)
         return outputs
 
     def reset(self) -> list[str]:
@@ -161,9 +165,9 @@ class Engine:
         lost = list(self._requests)
         self._requests.clear()
         self._searches.clear()
-        preemptions = self._scheduler.num_preemptions
+        old = self._scheduler
         self._cache, self._scheduler = self._fresh_schedule()
-        self._scheduler.num_preemptions = preemptions
+        self._scheduler.num_preemptions, self._scheduler.queue_seconds = old.num_preemptions, old.queue_seconds
         self._counters.aborted_requests += len(lost)
         return lost
 
@@ -176,8 +180,11 @@ class Engine:
             waiting=len(self._scheduler.waiting),
             kv_blocks_used=pool.num_used,
             kv_blocks_total=pool.num_blocks,
+            kv_slots_allocated=pool.num_used * self.config.block_size,
             kv_slots_wasted=self._cache.num_wasted_slots(running),
             preemptions=self._scheduler.num_preemptions,
+            queue_seconds=self._scheduler.queue_seconds.copy(),
+            step_seconds=self._counters.step_seconds.copy(),
             **self._speculator.counters(),
         )
 
@@ -201,9 +208,9 @@ class Engine:
         if not prompt:
             raise InvalidRequestError("The prompt has no tokens.", param="prompt", code="invalid_value")
         if min(prompt) < 0 or max(prompt) >= self._vocab_size:
-            raise InvalidRequestError(f"Token ids must be between 0 and {self._vocab_size - 1}.", param="prompt")
+            raise self._unknown_token("prompt")
         if draft and (min(draft) < 0 or max(draft) >= self._vocab_size):
-            raise InvalidRequestError(f"Token ids must be between 0 and {self._vocab_size - 1}.", param="prediction")
+            raise self._unknown_token("prediction")
         request.params.check_vocabulary(self._vocab_size)
         if not 1 <= request.n <= request.num_branches <= self.config.max_batch_size:
             raise InvalidRequestError(
@@ -214,24 +221,27 @@ class Engine:
             )
         if request.beam:
             check_beams(request, len(request.params.end_ids(self._eos_ids)), self._vocab_size)
+        if request.embed and request.n != 1:
+            raise InvalidRequestError("A prompt has one embedding: leave n out.", param="n", code="invalid_value")
         if request.priority and self.config.policy != "priority":
             raise InvalidRequestError(
                 f"This server schedules {self.config.policy}: leave priority out, or start it with --policy priority.",
                 param="priority",
             )
-        total = len(prompt) + (request.params.max_tokens or 1)
+        new = 0 if request.embed else request.params.max_tokens or 1
+        total = len(prompt) + new
         if total > self.context_length:
             raise ContextLengthError(
                 f"This model's context holds {self.context_length} tokens; the prompt has {len(prompt)} and "
-                f"{request.params.max_tokens or 1} are to be generated. Shorten the prompt or lower max_tokens.",
-                param="messages",
+                f"{new} are to be generated. Shorten the prompt{' or lower max_tokens' if new else ''}.",
+                param="prompt",
             )
-        longest = total if request.params.max_tokens else self.context_length
+        longest = self.context_length if new and not request.params.max_tokens else total
         if not self._scheduler.fits(longest, request.beam.width if request.beam else 1):
             raise ContextLengthError(
                 f"The request needs more KV cache than the server has ({self._cache.pool.num_blocks} blocks of "
                 f"{self.config.block_size} tokens). Shorten the prompt, set a lower max_tokens or use fewer beams.",
-                param="messages",
+                param="prompt",
             )
 
     def _grammar(self, request: GenerationRequest, constraint: Constraint) -> GrammarState:
@@ -244,6 +254,11 @@ class Engine:
             why = grammar.error or "it allows no answer but an empty one."
             raise InvalidRequestError(f"{constraint.param}: {why}", param=constraint.param, code="invalid_grammar")
         return grammar
+
+    def _unknown_token(self, param: str) -> InvalidRequestError:
+        return InvalidRequestError(
+            f"Token ids must be between 0 and {self._vocab_size - 1}.", param=param, code="invalid_value"
+        )
 
     def _sampling_row(self, item: ScheduledRequest, index: int) -> SamplingRow:
         """How to sample the `index`-th new token of a scheduled request, after as many of its drafts."""
@@ -263,12 +278,11 @@ class Engine:
             row = rows.stop
             if item.state.request.beam:
                 beams.setdefault(item.state.request_id, []).append((item, logits[rows]))
-            elif item.is_caught_up:
+            elif item.num_samples:
                 branches = self._branch_off(item, logits[rows]) if item.state.unforked else []
                 outputs += [self._accept(item, tokens[rows], logits[rows]), *branches]
             else:
-                item.state.num_computed_tokens += item.num_tokens
-                self._cache.register(item.state)
+                outputs += self._catch_up(item)
         for request_id, items in beams.items():
             outputs += self._advance_beams(request_id, items)
         return outputs
@@ -283,16 +297,36 @@ class Engine:
         outputs: list[TokenOutput] = []
         for index, answer in enumerate(best[: states[0].request.n]):
             stats = replace(states[0].stats(), completion_tokens=len(answer.token_ids))
-            self._count(stats)
+            self._count(states[0].request, stats)
             self._counters.generated_tokens += len(answer.token_ids)
             scores = states[0].prompt_logprobs if index == 0 else []
             outputs.append(
-                TokenOutput(request_id, answer.token_ids, answer.logprobs, answer.finish_reason, stats, index, scores)
+                TokenOutput(
+                    request_id,
+                    answer.token_ids,
+                    answer.logprobs,
+                    answer.finish_reason,
+                    stats,
+                    index,
+                    scores,
+                    cached_tokens=stats.cached_tokens,
+                )
             )
         for state in states:
             self._scheduler.remove(state)
         del self._requests[request_id], self._searches[request_id]
         return outputs
+
+    def _catch_up(self, item: ScheduledRequest) -> list[TokenOutput]:
+        """A step that samples nothing has no output, unless it is the last one of an embedding."""
+        state = item.state
+        state.num_computed_tokens += item.num_tokens
+        self._cache.register(state)
+        if state.pool is None or not item.is_caught_up:
+            return []
+        stats = state.stats()
+        self._finish(state, stats)
+        return [TokenOutput(state.request_id, [], finish_reason="stop", stats=stats, embedding=state.pool.vector())]
 
     def _branch_off(self, item: ScheduledRequest, logits: Tensor) -> list[TokenOutput]:
         """The other answers of a request begin where its prompt has just been computed, each with its own seed."""
@@ -343,7 +377,8 @@ class Engine:
         stats = state.stats() if finish_reason else None
         scores = state.prompt_logprobs if is_first else []
         error = state.grammar.error if state.grammar is not None else None
-        output = TokenOutput(state.request_id, new, logprobs, finish_reason, stats, state.index, scores, error)
+        cached = state.num_cached_tokens
+        output = TokenOutput(state.request_id, new, logprobs, finish_reason, stats, state.index, scores, error, cached)
         if stats is not None:
             self._finish(state, stats)
         else:
@@ -365,13 +400,13 @@ class Engine:
         self._requests[state.request_id].remove(state)
         if not self._requests[state.request_id]:
             del self._requests[state.request_id]
-        self._count(stats)
+        self._count(state.request, stats)
 
-    def _count(self, stats: RequestStats) -> None:
+    def _count(self, request: GenerationRequest, stats: RequestStats) -> None:
         counters = self._counters
         counters.finished_requests += 1
         counters.prompt_tokens += stats.prompt_tokens
-        counters.prefix_query_tokens += stats.prompt_tokens
+        counters.prefix_query_tokens += stats.prompt_tokens if request.uses_prefix_cache else 0
         counters.prefix_hit_tokens += stats.cached_tokens
         counters.accepted_prediction_tokens += stats.accepted_prediction_tokens
         counters.rejected_prediction_tokens += stats.rejected_prediction_tokens
@@ -379,7 +414,13 @@ class Engine:
 
 def _chunk(item: ScheduledRequest) -> Chunk:
     known = item.state.token_ids[item.start : item.start + item.num_tokens]
-    return Chunk(known + item.draft_ids, item.start, item.state.block_table, item.num_prompt_scores + item.num_samples)
+    return Chunk(
+        known + item.draft_ids,
+        item.start,
+        item.state.block_table,
+        item.num_prompt_scores + item.num_samples,
+        item.state.pool,
+    )
 
 
 def _grammars(served: ServedModel) -> GrammarCompiler | None:

@@ -6,7 +6,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from ...protocol.errors import EngineError, UpdraftError
+from ...protocol.errors import EngineError, EngineRestartedError, UpdraftError
 from .engine import Engine
 from .messages import Abort, Add, Close, Command, Failed, Prepared, Stepped
 from .request import GenerationRequest
@@ -20,7 +20,7 @@ class EngineLoop:
     """Runs `engine` by the commands that `wires` bring, until it is told to close.
 
     Constraints are compiled in a thread, as that may take longer than a step. A failing step takes everything in flight
-    with it: these requests get an EngineError with the cause, and the engine starts afresh.
+    with it: these requests get an EngineRestartedError with the cause, and the engine starts afresh.
     """
 
     def __init__(self, engine: Engine, wires: Wires) -> None:
@@ -95,13 +95,13 @@ class EngineLoop:
             _log.exception("A step of the engine failed; its requests are lost, the engine starts afresh.")
             lost = self._engine.reset()
             self._report(Stepped([], self._engine.stats()))
-            self._report(Failed(lost, _failure_of(error, "ask again")))
+            self._report(Failed(lost, _failure_of(error, "ask again", EngineRestartedError)))
         else:
             self._failures = 0
             self._report(Stepped(outputs, self._engine.stats()))
 
 
-def _failure_of(cause: BaseException, advice: str) -> EngineError:
-    failure = EngineError(f"The engine failed ({type(cause).__name__}: {cause}): {advice}.")
+def _failure_of(cause: BaseException, advice: str, kind: type[EngineError] = EngineError) -> EngineError:
+    failure = kind(f"The engine failed ({type(cause).__name__}: {cause}): {advice}.")
     failure.__cause__ = cause
     return failure

@@ -14,6 +14,7 @@ from .prediction import PredictionCursor
 
 if TYPE_CHECKING:
     from .grammar import GrammarState
+    from .pooling import MeanPool
 
 FinishReason = Literal["stop", "length", "error"]
 
@@ -34,7 +35,8 @@ class GenerationRequest:
     is computed once, and the answers share its blocks until they write to them. With a `beam` they are the `n` best of
     its search, which goes without drafts, and come out at its end. `priority`: lower goes first
     (policy "priority"). `cache_salt`: only requests with the same one share cached prefixes, so that nobody can learn
-    from timings what others have asked. `constraint`: what every answer must look like.
+    from timings what others have asked. `constraint`: what every answer must look like. `embed`: generate nothing, the
+    prompt's embedding is wanted.
     """
 
     request_id: str
@@ -46,11 +48,17 @@ class GenerationRequest:
     cache_salt: str = ""
     beam: BeamParams | None = None
     constraint: Constraint | None = None
+    embed: bool = False
 
     @property
     def num_branches(self) -> int:
         """Answers in the making at the same time."""
         return self.n if self.beam is None else self.beam.width
+
+    @property
+    def uses_prefix_cache(self) -> bool:
+        """An embedding needs the hidden states of every token, and the cache has none."""
+        return not self.embed
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +101,8 @@ class TokenOutput:
     `index`: which of the request's `n` answers. `logprobs` has one entry per token if the request asked for any.
     `stats` comes with `finish_reason`, and `error`, saying why this answer could not go on, with the reason "error".
     `prompt_logprobs`, if asked for, come with the first output of the first answer: one entry per prompt token but the
-    first, of which there is nothing to say.
+    first, of which there is nothing to say. `cached_tokens`: of the prompt, found in the cache. `embedding`
+    (hidden_size,) comes with `finish_reason`, if one was asked for.
     """
 
     request_id: str
@@ -104,6 +113,8 @@ class TokenOutput:
     index: int = 0
     prompt_logprobs: list[PromptLogprob] = field(default_factory=list[PromptLogprob])
     error: str | None = None
+    cached_tokens: int = 0
+    embedding: list[float] = field(default_factory=list[float])
 
 
 @dataclass(slots=True, eq=False)
@@ -125,7 +136,8 @@ class RequestState:
     Every step brings these counts closer to the number of known tokens, and that is all there is to scheduling.
     `order` is the request's place among all others, lowest first; the scheduler sets it once. `index` says which of the
     request's answers this is, and `unforked` how many more are to branch off behind the prompt; each of these has its
-    own `drafts`. `grammar`: where the answer stands in the request's constraint, if it has one.
+    own `drafts`. `grammar`: where the answer stands in the request's constraint, if it has one. `pool` gathers the
+    embedding, where one is wanted.
     """
 
     request: GenerationRequest
@@ -135,6 +147,7 @@ class RequestState:
     end_ids: frozenset[int]
     token_ids: list[int]
     prediction: PredictionCursor
+    pool: MeanPool | None = None
     arrived: float = field(default_factory=time.monotonic)
     order: float = 0.0
     index: int = 0
@@ -172,6 +185,8 @@ class RequestState:
     @property
     def num_skippable_tokens(self) -> int:
         """Known tokens that a cached prefix may spare: not the last, nor one whose logits tell of the prompt."""
+        if not self.request.uses_prefix_cache:
+            return 0
         scored, to_score = len(self.prompt_logprobs), self.num_prompt_tokens - 1
         wanted = self.request.params.prompt_logprobs is not None
         return scored if wanted and scored < to_score else len(self.token_ids) - 1

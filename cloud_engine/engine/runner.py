@@ -11,16 +11,21 @@ from torch import Tensor
 from ...kernels.packed_linear import least_rows, pack_linears
 from ...kernels.paged_attention import PagedAttention, QuerySpan
 from ..models.decoder import Decoder
+from .pooling import MeanPool
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive tokens of one sequence, the first at position `start`. Logits are wanted of the last `num_logits`."""
+    """Consecutive tokens of one sequence, the first at position `start`. Logits are wanted of the last `num_logits`.
+
+    `pool` takes in the hidden states of all of them.
+    """
 
     token_ids: Sequence[int]
     start: int
     block_table: Sequence[int]
     num_logits: int
+    pool: MeanPool | None = None
 
 
 class Runner:
@@ -69,6 +74,7 @@ class Runner:
             torch.tensor(positions + padding, device=device),
             attention,
         )
+        _pool(chunks, hidden)
         return self.model.logits(hidden if len(wanted) == len(hidden) else hidden[wanted])
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
@@ -79,6 +85,14 @@ class Runner:
     def _slots(self, block_table: Sequence[int], start: int, end: int) -> list[int]:
         size = self._block_size
         return [block_table[position // size] * size + position % size for position in range(start, end)]
+
+
+def _pool(chunks: Sequence[Chunk], hidden: Tensor) -> None:
+    row = 0
+    for chunk in chunks:
+        if chunk.pool is not None:
+            chunk.pool.add(hidden[row : row + len(chunk.token_ids)], chunk.start)
+        row += len(chunk.token_ids)
 
 
 def block_bytes(model: Decoder, block_size: int) -> int:

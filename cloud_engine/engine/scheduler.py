@@ -9,16 +9,19 @@ No torch here: the whole policy can be tested on integers.
 
 from __future__ import annotations
 
+import time
 from bisect import insort, insort_left
 from dataclasses import dataclass, field
 from itertools import chain
 
 from ...protocol.errors import OverloadedError
+from ...protocol.prometheus import Distribution
 from .config import EngineConfig, Policy
 from .drafter import Drafter
 from .kv_cache import KVCacheManager
 from .request import RequestState
 from .speculation import Speculator
+from .stats import QUEUE_SECONDS
 
 
 @dataclass(slots=True)
@@ -42,8 +45,8 @@ class ScheduledRequest:
 
     @property
     def num_samples(self) -> int:
-        """Rows to sample: one behind the last known token and one behind each draft token."""
-        return 1 + len(self.draft_ids) if self.is_caught_up else 0
+        """Rows to sample: one behind the last known token and one behind each draft token; none for an embedding."""
+        return 1 + len(self.draft_ids) if self.is_caught_up and not self.state.request.embed else 0
 
     @property
     def num_prompt_scores(self) -> int:
@@ -87,6 +90,7 @@ class Scheduler:
         self.waiting: list[RequestState] = []
         self.running: list[RequestState] = []
         self.num_preemptions = 0
+        self.queue_seconds = Distribution(QUEUE_SECONDS)  # from arrival to the first step
 
     def fits(self, num_tokens: int, num_beams: int = 1) -> bool:
         """Whether a request of this many tokens, prompt and output together, can ever be served by the pool.
@@ -195,6 +199,7 @@ class Scheduler:
             insort(self.running, state, key=_order)
             if state.num_preemptions == 0:
                 state.num_cached_tokens = state.num_computed_tokens
+                self.queue_seconds.observe(time.monotonic() - state.arrived)
         return True
 
     def _preempt_last(self) -> list[RequestState]:

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from ...protocol.prometheus import Distribution
+
+QUEUE_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 @dataclass(slots=True)
 class EngineStats:
     """Gauges of this moment, and counters. Counters (from `steps` on) only ever grow.
 
-    `kv_slots_wasted`: token slots in allocated blocks that hold nothing yet. `seconds_since_step`: how long ago an
-    engine that has work last reported, else 0. `prefix_hit_tokens` of `prefix_query_tokens` prompt tokens were found in
-    the cache. `speculative_steps` verified drafts of any kind; `draft_*` count what the draft model proposed, `ngram_*`
-    what was looked up in the request's own text. `restarts`: of the engine's process; the other counters begin anew
-    with each.
+    `kv_slots_allocated`: token slots in blocks that are in use, of which `kv_slots_wasted` hold nothing yet.
+    `seconds_since_step`: how long ago an engine that has work last reported, else 0. `prefix_hit_tokens` of
+    `prefix_query_tokens` prompt tokens were found in the cache. `speculative_steps` verified drafts of any kind;
+    `draft_*` count what the draft model proposed, `ngram_*` what was looked up in the request's own text. `restarts`:
+    of the engine's process; the other counters begin anew with each. `queue_seconds`: from arrival to the first step,
+    `step_seconds`: how long a step takes.
     """
 
     running: int = 0
     waiting: int = 0
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
+    kv_slots_allocated: int = 0
     kv_slots_wasted: int = 0
     seconds_since_step: float = 0.0
     steps: int = 0
@@ -38,6 +45,8 @@ class EngineStats:
     ngram_proposed: int = 0
     ngram_accepted: int = 0
     restarts: int = 0
+    queue_seconds: Distribution = field(default_factory=lambda: Distribution(QUEUE_SECONDS))
+    step_seconds: Distribution = field(default_factory=lambda: Distribution(STEP_SECONDS))
 
     @property
     def acceptance_rate(self) -> float:

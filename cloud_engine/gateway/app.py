@@ -1,4 +1,4 @@
-"""The gateway's routes: the two relayed ones, and small ones around them."""
+"""The gateway's routes: the relayed ones, and small ones around them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ...protocol import prometheus
 from ...protocol.errors import ModelNotFoundError, OverloadedError
 from ...protocol.http import create_app, error_response, send_json
 from ...protocol.responses import ModelCard, ModelList
+from .metrics import gateway_metrics
 from .relay import Relay
 
 
@@ -33,7 +34,7 @@ def create_gateway_app(relay: Relay) -> FastAPI:
 
     app = create_app("Updraft gateway", lifespan=lifespan)
     routes = _Routes(relay)
-    for path in ("/v1/chat/completions", "/v1/completions"):
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
         app.router.routes.append(Route(path, relay, methods=["POST"]))
     app.add_route("/v1/models", routes.models, methods=["GET"])
     app.add_route("/v1/models/{model:path}", routes.model, methods=["GET"])
@@ -69,38 +70,11 @@ class _Routes:
         return send_json({"status": "ok", "nodes": len(self._registry.nodes), "healthy_nodes": healthy})
 
     async def metrics(self, _request: Request) -> Response:
-        nodes, counters = self._registry.nodes, self._counters
-        metrics = [
-            prometheus.Metric(
-                "updraft_gateway_requests_total",
-                "counter",
-                "requests by final status",
-                samples={(("status", str(status)),): count for status, count in sorted(counters.by_status.items())},
-            ),
-            prometheus.Metric(
-                "updraft_gateway_node_up",
-                "gauge",
-                "1 if the node takes requests",
-                samples={(("node", node.url),): node.healthy for node in nodes},
-            ),
-            prometheus.Metric(
-                "updraft_gateway_node_in_flight",
-                "gauge",
-                "requests on the node now",
-                samples={(("node", node.url),): node.in_flight for node in nodes},
-            ),
-            prometheus.Metric("updraft_gateway_retries_total", "counter", "fail-overs", counters.retries),
-            prometheus.Metric(
-                "updraft_gateway_prompt_tokens_total", "counter", "prompt tokens", counters.prompt_tokens
-            ),
-            prometheus.Metric(
-                "updraft_gateway_completion_tokens_total", "counter", "completion tokens", counters.completion_tokens
-            ),
-        ]
+        metrics = gateway_metrics(self._registry.nodes, self._counters)
         return PlainTextResponse(prometheus.render(metrics), media_type=prometheus.CONTENT_TYPE)
 
     async def nodes(self, request: Request) -> Response:
-        self._check_key(request)
+        self._keys.check_admin(_authorization(request))
         shown = [
             {
                 "url": node.url,
@@ -114,8 +88,12 @@ class _Routes:
         return send_json({"nodes": shown})
 
     async def usage(self, request: Request) -> Response:
-        self._check_key(request)
+        self._keys.check_admin(_authorization(request))
         return send_json({"usage": await asyncio.to_thread(self._meter.totals)})
 
     def _check_key(self, request: Request) -> None:
-        self._keys.name_of(request.headers.get("authorization", ""))
+        self._keys.name_of(_authorization(request))
+
+
+def _authorization(request: Request) -> str:
+    return request.headers.get("authorization", "")

@@ -60,4 +60,4 @@ def _keys(options: GatewayOptions) -> KeyStore:
         raise ConfigurationError("Give --keys FILE, or --no-auth to let everybody on this machine in.", param="keys")
     if not is_loopback(options.host):
         raise ConfigurationError(f"--no-auth is for loopback only, not for --host {options.host}.", param="no_auth")
-    return KeyStore({})
+    return KeyStore(())

@@ -32,6 +32,7 @@ from .metering import Meter, UsageRow
 from .nodes import Node, NodeRegistry
 from .upstream import Upstream, UpstreamFailure, body_of
 
+_NO_USAGE = b',"usage":null'  # on every chunk but the last, where usage was asked for; quotes in texts are escaped
 _TRY_ELSEWHERE = frozenset({500, 502, 503, 504})
 _RELAYED_HEADERS = frozenset(
     {b"content-type", b"retry-after", b"x-should-retry", b"cache-control", b"x-accel-buffering"}
@@ -85,7 +86,11 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """`POST /v1/chat/completions` and `/v1/completions`. `timeout_s` bounds the whole."""
+    """`POST /v1/chat/completions`, `/v1/completions` and `/v1/embeddings`. `timeout_s` bounds the whole.
+
+    Every request that comes here leaves a usage row, refused ones too. One that is sent away because the gateway is
+    shutting down does not come here: it is asked again elsewhere, and counted there.
+    """
 
     registry: NodeRegistry
     upstream: Upstream
@@ -181,7 +186,8 @@ class Relay:
             async for event in events:
                 if ended:
                     continue  # reading to the end keeps the connection usable
-                if b'"usage"' in event and _read_usage(event[5:], call.row) and call.hide_usage:
+                may_have_usage = b'"usage"' in event and _NO_USAGE not in event
+                if may_have_usage and _read_usage(event[5:], call.row) and call.hide_usage:
                     continue
                 if not call.answered:
                     await _start(call, response, None)
@@ -189,7 +195,7 @@ class Relay:
                     call.row.status = UpstreamError.status
                     ended = True
                 ended = ended or event.startswith(b"data: [DONE]")
-                await _emit(call, event, more=not ended)
+                await _emit(call, event.replace(_NO_USAGE, b"") if call.hide_usage else event, more=not ended)
         if not ended:
             raise UpstreamFailure("the stream ended without [DONE]")
 

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-import msgspec
+from msgspec import UNSET
 
 from ...protocol.errors import InvalidRequestError, UpdraftError
 from ...protocol.responses import FinishReason, Usage
@@ -38,7 +38,7 @@ class ScoredToken:
 
 @dataclass(slots=True)
 class Piece:
-    """What one engine step added to one of the answers, the `index`-th.
+    """What one engine step added to one of the answers, the `index`-th, to the `prompt`-th of the request's prompts.
 
     `scores`: of the tokens whose text is out now. `usage` comes with `finish_reason`, of this answer alone.
     `prompt_scores`, if asked for, come with the first piece of a prompt's first answer.
@@ -50,6 +50,7 @@ class Piece:
     usage: Usage | None = None
     index: int = 0
     prompt_scores: list[PromptLogprob] = field(default_factory=list["PromptLogprob"])
+    prompt: int = 0
 
 
 async def pieces(
@@ -85,18 +86,19 @@ async def pieces(
 
 
 def total_usage(pieces: Iterable[Piece]) -> Usage:
-    """Of all the answers to a request: the prompt counts once."""
-    usages = [piece.usage for piece in pieces if piece.usage is not None]
-    total = msgspec.structs.replace(usages[0])
-    details = total.completion_tokens_details = msgspec.structs.replace(total.completion_tokens_details)
-    for usage in usages[1:]:
-        total.completion_tokens += usage.completion_tokens
-        total.total_tokens += usage.completion_tokens
-        for name in details.__struct_fields__:
-            more = getattr(usage.completion_tokens_details, name)
-            if isinstance(more, int):
-                ours = getattr(details, name)
-                setattr(details, name, more + (ours if isinstance(ours, int) else 0))
+    """Of all the answers to a request: each prompt counts once."""
+    ends = [(piece.prompt, piece.usage) for piece in pieces if piece.usage is not None]
+    prompts = dict(ends).values()
+    total = Usage.of(
+        sum(usage.prompt_tokens for usage in prompts),
+        sum(usage.completion_tokens for _, usage in ends),
+        cached=sum(usage.prompt_tokens_details.cached_tokens for usage in prompts),
+    )
+    details = total.completion_tokens_details
+    for name in details.__struct_fields__:
+        counts = [getattr(usage.completion_tokens_details, name) for _, usage in ends]
+        known = [count for count in counts if count is not UNSET]
+        setattr(details, name, sum(known) if known else UNSET)
     return total
 
 
@@ -107,11 +109,13 @@ class _Answer:
         self._stop = StopMatcher(request.params.stop)
         self._token_ids: list[int] = []
         self._held_scores: list[tuple[int, ScoredToken]] = []  # (where the token's text starts, its score)
+        self._cached_tokens = 0
         self._decoded = 0  # characters
         self._emitted = 0
 
     def push(self, output: TokenOutput) -> Piece:
         piece = Piece()
+        self._cached_tokens = output.cached_tokens
         for index, token_id in enumerate(output.token_ids):
             if output.logprobs:
                 self._held_scores.append((self._decoded, ScoredToken(token_id, output.logprobs[index])))
@@ -156,7 +160,11 @@ class _Answer:
             (i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(draft), len(self._token_ids))
         )
         return Usage.of(
-            len(self._request.prompt_ids), len(self._token_ids), accepted=accepted, rejected=len(draft) - accepted
+            len(self._request.prompt_ids),
+            len(self._token_ids),
+            cached=self._cached_tokens,
+            accepted=accepted,
+            rejected=len(draft) - accepted,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import msgspec
@@ -32,6 +32,8 @@ from .tool_stream import ToolCallStream
 
 
 class AnswerFormat(Protocol):
+    """`include_usage`: a stream ends with a chunk that has the usage, and the others say that they have none."""
+
     def opening(self) -> list[msgspec.Struct]: ...
     def chunk(self, piece: Piece) -> msgspec.Struct: ...
     def usage_chunk(self, usage: Usage) -> msgspec.Struct: ...
@@ -47,9 +49,9 @@ def joined(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _as_one(pieces: Sequence[Piece]) -> Piece:
-    scores, last = [score for piece in pieces for score in piece.scores], pieces[-1]
-    text, of_prompt = "".join(piece.text for piece in pieces), [s for piece in pieces for s in piece.prompt_scores]
-    return Piece(text, scores, last.finish_reason, last.usage, last.index, of_prompt)
+    text, scores = "".join(piece.text for piece in pieces), [score for piece in pieces for score in piece.scores]
+    of_prompt = [score for piece in pieces for score in piece.prompt_scores]
+    return replace(pieces[-1], text=text, scores=scores, prompt_scores=of_prompt)
 
 
 @dataclass(slots=True)
@@ -58,6 +60,7 @@ class ChatFormat:
     model: str
     logprobs: bool
     n: int = 1
+    include_usage: bool = False
     tools: ToolFormat | None = None
     id: str = field(default_factory=lambda: new_id("chatcmpl"))
     created: int = field(default_factory=lambda: int(time.time()))
@@ -90,7 +93,7 @@ class ChatFormat:
 
     def _chunk(self, choices: list[ChunkChoice], usage: Usage | None = None) -> ChatCompletionChunk:
         chunk = ChatCompletionChunk(id=self.id, model=self.model, created=self.created, choices=choices)
-        if usage is not None:
+        if self.include_usage:
             chunk.usage = usage
         return chunk
 
@@ -106,6 +109,7 @@ class TextFormat:
     model: str
     logprobs: bool
     n: int = 1
+    include_usage: bool = False
     id: str = field(default_factory=lambda: new_id("cmpl"))
     created: int = field(default_factory=lambda: int(time.time()))
     _offsets: dict[int, int] = field(default_factory=dict[int, int])
@@ -125,7 +129,7 @@ class TextFormat:
 
     def _completion(self, choices: list[TextChoice], usage: Usage | None = None) -> TextCompletion:
         completion = TextCompletion(id=self.id, model=self.model, created=self.created, choices=choices)
-        if usage is not None:
+        if usage is not None or self.include_usage:
             completion.usage = usage
         return completion
 
@@ -140,9 +144,14 @@ class TextFormat:
         return TextLogprobs(
             tokens=[score.token for score in scores],
             token_logprobs=[score.logprob for score in scores],
-            top_logprobs=[{top.token: top.logprob for top in score.top_logprobs} for score in scores],
+            top_logprobs=[_alternatives(score) for score in scores],
             text_offset=offsets,
         )
+
+
+def _alternatives(score: TokenLogprob) -> dict[str, float]:
+    """The most likely tokens, and in any case the one that was chosen."""
+    return {**{top.token: top.logprob for top in score.top_logprobs}, score.token: score.logprob}
 
 
 def _token_logprob(tokenizer: Tokenizer, scored: ScoredToken) -> TokenLogprob:

@@ -10,7 +10,7 @@ from ...text.tokenizer import Tokenizer
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`prompt` or `messages`, not both. `add_special_tokens` is about prompts, the other two about messages."""
+    """`prompt` or `messages`, not both. `add_special_tokens` is about prompts, the next two are about messages."""
 
     model: str | None = None
     prompt: str | None = None
@@ -18,12 +18,14 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    return_token_strs: bool = False
 
 
 class TokenizeResponse(msgspec.Struct):
     count: int
     max_model_len: int
     tokens: list[int]
+    token_strs: list[str] | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -51,7 +53,14 @@ def parse_detokenize(body: bytes, vocab_size: int) -> DetokenizeRequest:
     return request
 
 
-def encode(tokenizer: Tokenizer, request: TokenizeRequest) -> list[int]:
+def tokenized(tokenizer: Tokenizer, request: TokenizeRequest, context_length: int) -> TokenizeResponse:
+    """The answer to `request`. A token that is part of a character is shown with U+FFFD."""
+    tokens = _encode(tokenizer, request)
+    texts = [tokenizer.decode([token], skip_special=False) for token in tokens] if request.return_token_strs else None
+    return TokenizeResponse(len(tokens), context_length, tokens, texts)
+
+
+def _encode(tokenizer: Tokenizer, request: TokenizeRequest) -> list[int]:
     if request.messages is not None:
         return tokenizer.encode_chat(
             request.messages,

@@ -7,13 +7,18 @@ from pathlib import Path
 
 import pytest
 from updraft.cloud_engine.gateway.keys import KeyStore
+from updraft.protocol.errors import PermissionDeniedError
 
 
 def test_a_key_is_printed_once_and_only_its_hash_is_kept(updraft, tmp_path: Path) -> None:
     file = tmp_path / "keys"
     first, second = (updraft("gateway-key", name, "--keys", str(file)) for name in ("team-a", "team-b"))
+    third = updraft("gateway-key", "operator", "--admin", "--keys", str(file))
     store = KeyStore.load(file)
-    for done, name in ((first, "team-a"), (second, "team-b")):
+    store.check_admin(f"Bearer {third.stdout.strip()}")
+    with pytest.raises(PermissionDeniedError, match="--admin"):
+        store.check_admin(f"Bearer {first.stdout.strip()}")
+    for done, name in ((first, "team-a"), (second, "team-b"), (third, "operator")):
         assert done.returncode == 0
         assert store.name_of(f"Bearer {done.stdout.strip()}") == name
         assert done.stdout.strip() not in file.read_text()

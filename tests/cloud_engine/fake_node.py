@@ -1,6 +1,7 @@
 """A node process with a scripted engine instead of a model: the real HTTP face, starting in a second.
 
-It answers with the prompt's last user words, a token per `--delay` seconds. Words in the prompt make it misbehave:
+It answers with the prompt's last user words, a token per `--delay` seconds; its embedding of a text is the number of
+tokens in it. Words in the prompt make it misbehave:
 `die-first` and `die-middle` kill the process before and after the first token, `break-middle` fails the engine.
 """
 
@@ -65,6 +66,12 @@ class FakeEngine:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenOutput]:
         if self.failure:
             raise self.failure
+        if request.embed:
+            stats = RequestStats(len(request.prompt_ids), 0, 0, 0, 0, 0, 0, 0.1)
+            yield TokenOutput(
+                request.request_id, [], finish_reason="stop", stats=stats, embedding=[float(len(request.prompt_ids))]
+            )
+            return
         if len(request.prompt_ids) > CONTEXT:
             raise ContextLengthError(f"The prompt has {len(request.prompt_ids)} tokens.", param="messages")
         prompt = self._tokenizer.decode(request.prompt_ids)

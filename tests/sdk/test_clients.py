@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,68 @@ def test_a_completion_with_its_reason(client: updraft.OpenAI) -> None:
     assert completion.model_extra is not None
     assert completion.model_extra["updraft"]["route"] == "local"
     assert completion._request_id == completion.id
+
+
+def test_embeddings_are_the_clouds(client: updraft.OpenAI, config: RouterConfig, cloud: FakeCloud) -> None:
+    for model in ("auto", "cloud"):
+        found = client.embeddings.create(model=model, input=["a", "four"])
+        assert [item.embedding for item in found.data] == [[1.0], [4.0]]
+        assert found.usage.prompt_tokens == 11
+        assert found.model_extra and found.model_extra["updraft"]["reason"] == "embeddings come from the cloud"
+    assert [request["model"] for request in cloud.requests] == ["pocket-large"] * 2
+    assert config.ledger is not None
+    rows = Ledger(config.ledger).rows()
+    assert [(row.route, row.status, row.local_tokens, row.cost_usd > 0) for row in rows] == [
+        ("cloud", 200, 0, True)
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "extra", "mode", "status", "message"),
+    [
+        ("local", {}, "healthy", 400, "This device has no embeddings"),
+        ("auto", {"updraft": {"private": True}}, "healthy", 400, "updraft.private keeps"),
+        ("auto", {"updraft": {"odd": 1}}, "healthy", 400, "known: quality"),
+        ("gpt-9", {}, "healthy", 404, "does not exist"),
+        ("auto", {}, "400", 400, "cloud error 400"),
+        ("auto", {}, "garbage", 502, "holds no embeddings"),
+    ],
+)
+def test_embeddings_that_cannot_be(
+    client: updraft.OpenAI,
+    config: RouterConfig,
+    cloud: FakeCloud,
+    model: str,
+    extra: dict[str, Any],
+    mode: str,
+    status: int,
+    message: str,
+) -> None:
+    cloud.mode = mode
+    with pytest.raises(openai.APIStatusError, match=message) as caught:
+        client.with_options(max_retries=0).embeddings.create(model=model, input=["a"], extra_body=extra)
+    assert caught.value.status_code == status
+    assert config.ledger is not None
+    assert [row.status for row in Ledger(config.ledger).rows()] == [status]
+
+
+@pytest.mark.parametrize("change", [{"offline": True}, {"cloud_url": None}])
+def test_embeddings_without_a_cloud(config: RouterConfig, change: dict[str, Any]) -> None:
+    with updraft.OpenAI(config=replace(config, **change)) as client, pytest.raises(openai.BadRequestError) as caught:
+        client.embeddings.create(model="auto", input=["a"])
+    assert caught.value.code == ("offline" if "offline" in change else "cloud_not_configured")
+
+
+def test_usage_that_was_asked_for_is_null_until_the_end(client: updraft.OpenAI) -> None:
+    for model in ("local", "auto"):
+        raw = client.chat.completions.with_raw_response.create(
+            model=model, messages=USER, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk.to_dict() for chunk in raw.parse()]
+        assert all(chunk["usage"] is None for chunk in chunks[:-1])
+        assert chunks[-1]["usage"]["completion_tokens"] == 6
+    plain = client.chat.completions.create(model="local", messages=USER, stream=True)
+    assert all("usage" not in chunk.to_dict() for chunk in plain)
 
 
 def test_options_of_ours_travel_as_extra_body(client: updraft.OpenAI, cloud: FakeCloud, gates: ScriptedGates) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import re
 import socket
+import struct
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -192,6 +194,22 @@ class FakeCloud:
             }
         )
 
+    async def embed(self, request: Request) -> Response:
+        """A vector of each text's length, as OpenAI sends it."""
+        body = await request.json()
+        self.requests.append(body)
+        if self.mode == "garbage":
+            return JSONResponse({"object": "list"})
+        if self.mode == "400":
+            return JSONResponse(_error("cloud error 400"), 400)
+        vectors = [struct.pack("<f", len(text)) for text in body["input"]]
+        data = [
+            {"object": "embedding", "index": index, "embedding": base64.b64encode(vector).decode()}
+            for index, vector in enumerate(vectors)
+        ]
+        usage = {"prompt_tokens": 11, "total_tokens": 11}
+        return JSONResponse({"object": "list", "model": body["model"], "data": data, "usage": usage})
+
     async def _events(self, text: str, usage: Any, mode: str, request: Request) -> AsyncIterator[bytes]:
         if mode == "cut-before":
             yield _chunk({"role": "assistant", "content": ""})
@@ -249,7 +267,11 @@ def running_cloud() -> Iterator[FakeCloud]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     cloud = FakeCloud(f"http://127.0.0.1:{listener.getsockname()[1]}")
-    app = Starlette(routes=[Route("/v1/chat/completions", cloud.chat, methods=["POST"])])
+    routes = [
+        Route("/v1/chat/completions", cloud.chat, methods=["POST"]),
+        Route("/v1/embeddings", cloud.embed, methods=["POST"]),
+    ]
+    app = Starlette(routes=routes)
     config = uvicorn.Config(app, log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

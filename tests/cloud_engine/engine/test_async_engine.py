@@ -10,7 +10,13 @@ from updraft.cloud_engine.engine.async_engine import AsyncEngine
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.loop import FAILURES_TO_GIVE_UP
 from updraft.cloud_engine.engine.request import GenerationRequest
-from updraft.protocol.errors import ContextLengthError, EngineError, InvalidRequestError, OverloadedError
+from updraft.protocol.errors import (
+    ContextLengthError,
+    EngineError,
+    EngineRestartedError,
+    InvalidRequestError,
+    OverloadedError,
+)
 from updraft.protocol.sampling import SamplingParams
 
 
@@ -125,11 +131,12 @@ def failing_at(engine: Engine, *bad_steps: int) -> Engine:
     return engine
 
 
-async def ask_four(served: AsyncEngine) -> None:
-    """Two running and two waiting, and all of them hear of the failure."""
+async def ask_four(served: AsyncEngine, failure: type[EngineError] = EngineError) -> None:
+    """Two running and two waiting, and all of them hear of the failure, and whether to ask again."""
     requests = (collect(served, endless(str(i))) for i in range(4))
     for result in await asyncio.gather(*requests, return_exceptions=True):
-        assert isinstance(result, EngineError)
+        assert isinstance(result, failure)
+        assert result.headers()["x-should-retry"] == "true", "here afresh, or on another node"
         assert "RuntimeError: the memory is on fire" in result.message
         assert isinstance(result.__cause__, RuntimeError)
 
@@ -139,7 +146,7 @@ def test_a_failed_step_loses_its_requests_and_nothing_else(make_engine, ask, run
     expected = [result.token_ids for result in run(make_engine(), requests)]
 
     async def scenario(served: AsyncEngine) -> None:
-        await ask_four(served)
+        await ask_four(served, EngineRestartedError)
         assert served.failure is None
         assert served.stats().kv_blocks_used == 0
         assert await asyncio.gather(*(collect(served, request) for request in requests)) == expected

@@ -24,6 +24,7 @@ from updraft.cloud_engine.engine.request import (
 from updraft.cloud_engine.engine.stats import EngineStats
 from updraft.protocol import errors
 from updraft.protocol.errors import ContextLengthError, InvalidRequestError, UpdraftError
+from updraft.protocol.prometheus import Distribution
 from updraft.protocol.sampling import SamplingParams
 
 ERRORS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, UpdraftError)]
@@ -82,13 +83,19 @@ OUTPUTS = build(
     request_id=TEXT,
     token_ids=TOKENS,
     logprobs=SCORES,
-    finish_reason=st.sampled_from([None, "stop", "length"]),
+    finish_reason=st.sampled_from([None, "stop", "length", "error"]),
     stats=st.none() | STATS,
     index=COUNTS,
     prompt_logprobs=st.lists(st.builds(PromptLogprob, FLOATS, TOP, COUNTS)),
+    cached_tokens=COUNTS,
+    embedding=st.lists(FLOATS, max_size=3),
 )
+SECONDS = st.builds(Distribution, st.just((0.1, 1.0)), st.lists(COUNTS, min_size=3, max_size=3), FLOATS)
 ENGINE_STATS = build(
-    EngineStats, **{field.name: COUNTS for field in dataclasses.fields(EngineStats) if field.type == "int"}
+    EngineStats,
+    queue_seconds=SECONDS,
+    step_seconds=SECONDS,
+    **{field.name: COUNTS for field in dataclasses.fields(EngineStats) if field.type == "int"},
 )
 
 

@@ -28,6 +28,7 @@ def say(text: str) -> list[Any]:
 class Running:
     url: str
     key: str
+    admin_key: str
     db: Path
     process: Any
 
@@ -37,7 +38,7 @@ class Running:
 
     def rows(self) -> list[dict[str, Any]]:
         """Everything metered; asking for the totals writes out what is pending."""
-        httpx.get(f"{self.url}/admin/usage", headers=self.headers, timeout=60).raise_for_status()
+        self.admin("usage")
         with closing(sqlite3.connect(self.db)) as connection:
             connection.row_factory = sqlite3.Row
             return [dict(row) for row in connection.execute("SELECT * FROM usage ORDER BY id")]
@@ -47,19 +48,23 @@ class Running:
         return {"authorization": f"Bearer {self.key}"}
 
     def healthy(self) -> int:
-        nodes = httpx.get(f"{self.url}/admin/nodes", headers=self.headers).json()["nodes"]
-        return sum(node["healthy"] for node in nodes)
+        return sum(node["healthy"] for node in self.admin("nodes"))
+
+    def admin(self, what: str) -> list[dict[str, Any]]:
+        headers = {"authorization": f"Bearer {self.admin_key}"}
+        return httpx.get(f"{self.url}/admin/{what}", headers=headers, timeout=60).raise_for_status().json()[what]
 
 
 @pytest.fixture
 def spawn_gateway(spawn: Any, tmp_path: Path) -> Callable[..., Running]:
     def start(*nodes: Any) -> Running:
         key, line = new_key("tester")
+        admin_key, admin_line = new_key("operator", admin=True)
         keys, db = tmp_path / "keys", tmp_path / "usage.sqlite"
-        keys.write_text(f"# who may\n{line}\n")
+        keys.write_text(f"# who may\n{line}\n{admin_line}\n")
         urls = [word for node in nodes for word in ("--node", node.url)]
         process = spawn(*GATEWAY, *urls, "--keys", str(keys), "--db", str(db), "--exit-with-parent")
-        return Running(process.url, key, db, process.popen)
+        return Running(process.url, key, admin_key, db, process.popen)
 
     return start
 
@@ -99,7 +104,7 @@ def test_answers_and_meters(gateway: Running) -> None:
         assert row["prompt_tokens"] > 0
         assert row["bytes"] > 50
         assert 0 < row["ttft_ms"] <= row["latency_ms"]
-    usage = httpx.get(f"{gateway.url}/admin/usage", headers=gateway.headers).json()["usage"]
+    usage = gateway.admin("usage")
     assert usage[0]["requests"] == 4
     assert usage[0]["completion_tokens"] == 15
 
@@ -111,6 +116,9 @@ def test_keys(gateway: Running) -> None:
             response = httpx.request(method, f"{gateway.url}{path}", headers=headers)
             assert response.status_code == 401
             assert response.json()["error"]["code"] == "invalid_api_key"
+    for path in ("nodes", "usage"):
+        response = httpx.get(f"{gateway.url}/admin/{path}", headers=gateway.headers)
+        assert (response.status_code, response.json()["error"]["code"]) == (403, "permission_denied")
     assert gateway.key not in gateway.db.with_name("keys").read_text()
     assert [row["status"] for row in gateway.rows()] == [401] * 3
 
@@ -136,7 +144,31 @@ def test_bad_requests_and_rows(gateway: Running) -> None:
         assert client.get("/nowhere").json()["error"]["code"] == "not_found"
         assert client.post("/v1/chat/completions", content=b"x" * 9_000_000).status_code == 413
         assert client.post("/v1/chat/completions", json=good).status_code == 200
-    assert [row["status"] for row in gateway.rows()] == [status for _, status, _ in cases] + [200]
+    rows = gateway.rows()
+    assert [row["status"] for row in rows] == [status for _, status, _ in cases] + [413, 200]
+    assert {row["key_name"] for row in rows} == {"tester"}
+
+
+def test_embeddings_are_relayed_and_metered(gateway: Running) -> None:
+    with gateway.client() as client:
+        found = client.embeddings.create(model="echo", input=["abc", "de"])
+        assert [item.embedding for item in found.data] == [[3.0], [2.0]]
+        with pytest.raises(openai.BadRequestError):
+            client.embeddings.create(model="echo", input="")
+    shown = [(row["status"], row["prompt_tokens"], row["completion_tokens"]) for row in gateway.rows()]
+    assert shown == [(200, 5, 0), (400, 0, 0)]
+
+
+def test_usage_is_on_the_wire_only_where_it_was_asked_for(gateway: Running) -> None:
+    request: dict[str, Any] = {"model": "echo", "messages": say('"usage":null'), "stream": True}
+    with httpx.Client(base_url=gateway.url, headers=gateway.headers, timeout=120) as client:
+        plain = client.post("/v1/chat/completions", json=request).text
+        asked = client.post("/v1/chat/completions", json={**request, "stream_options": {"include_usage": True}}).text
+    assert '"usage"' not in plain
+    assert plain.endswith("data: [DONE]\n\n")
+    assert asked.count('"usage":null') == plain.count("data: ") - 1
+    assert asked.count('"usage":{') == 1
+    assert [row["completion_tokens"] for row in gateway.rows()] == [len('"usage":null')] * 2
 
 
 def asked_by_four(gateway: Running) -> tuple[list[threading.Thread], list[str]]:

@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Iterator
-from contextlib import ExitStack
+import re
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
-import torch
-from tiny_model import CONTEXT, write_model
+from tiny_model import CONTEXT
 from updraft.text.tokenizer import Tokenizer
-
-torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny", 0)
-
-
-@pytest.fixture(scope="module")
-def nodes(folder: Path, tmp_path_factory: pytest.TempPathFactory, spawned: Any) -> Iterator[list[str]]:
-    """One without and one with a draft model."""
-    draft = write_model(tmp_path_factory.mktemp("models") / "draft", 1)
-    start = ("-m", "updraft.cloud_engine.node", "--model", str(folder), "--threads", "1", "--exit-with-parent")
-    with ExitStack() as stack:
-        yield [stack.enter_context(spawned(*start, *extra)).url for extra in ((), ("--draft", str(draft)))]
 
 
 def ask(url: str, text: str, **options: Any) -> Any:
@@ -53,7 +35,8 @@ def test_streams_equal_whole_answers_with_and_without_drafts(nodes: list[str], f
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
         assert set(pool.map(stream, nodes * 2)) == {text}
-    assert ask(nodes[1], "Hello").usage.completion_tokens_details.draft_proposed > 0
+    proposed = re.search(r"^updraft_engine_draft_proposed_total (\d+)", httpx.get(f"{nodes[1]}/metrics").text, re.M)
+    assert proposed is not None and int(proposed[1]) > 0
 
 
 def test_own_answer_as_prediction_is_accepted(nodes: list[str], folder: Path) -> None:

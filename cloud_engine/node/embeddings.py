@@ -1,0 +1,24 @@
+"""`/v1/embeddings`: each input is a request of its own to the engine, which pools its hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import aclosing
+
+from ...protocol.ids import new_id
+from ..engine.request import GenerationRequest
+from .answer import TokenSource
+from .fan_out import fan_out
+
+
+async def embed(engine: TokenSource, inputs: Sequence[list[int]]) -> list[list[float]]:
+    """One vector (hidden_size,) per input, in their order. Cancelling it aborts the engine's work.
+
+    Raises what `TokenSource.generate` raises; one bad input takes the others along.
+    """
+    vectors: dict[int, list[float]] = {}
+    requests = [GenerationRequest(new_id("emb"), tokens, embed=True) for tokens in inputs]
+    async with aclosing(fan_out([engine.generate(request) for request in requests])) as outputs:
+        async for number, output in outputs:
+            vectors[number] = output.embedding
+    return [vectors[number] for number in range(len(inputs))]

@@ -1,0 +1,79 @@
+"""`POST /v1/embeddings` on the wire: OpenAI's request and response."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from base64 import b64encode
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from .errors import UnsupportedFeatureError
+from .prompts import Prompt, WirePrompts, prompts_of
+from .requests import decode
+
+MAX_INPUTS = 2048
+
+
+class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`dimensions` is refused: cutting a vector short is for models that were trained for it."""
+
+    model: str
+    input: WirePrompts
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    user: str | None = None
+
+    @property
+    def inputs(self) -> list[Prompt]:
+        """Raises InvalidRequestError."""
+        return prompts_of(self.input, "input", at_most=MAX_INPUTS)
+
+
+class Embedding(msgspec.Struct, kw_only=True):
+    """`embedding`: numbers, or in base64 their little-endian float32 bytes."""
+
+    index: int
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingUsage(msgspec.Struct, kw_only=True):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct, kw_only=True):
+    model: str
+    data: list[Embedding]
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
+def parse_embedding(body: bytes) -> EmbeddingRequest:
+    """Raises InvalidRequestError or UnsupportedFeatureError."""
+    request = decode(body, EmbeddingRequest)
+    if request.dimensions is not None:
+        raise UnsupportedFeatureError(
+            "dimensions is not supported by this server: its vectors have one size. Leave it out.", param="dimensions"
+        )
+    return request
+
+
+def embedding_list(request: EmbeddingRequest, vectors: Sequence[Sequence[float]], num_tokens: int) -> EmbeddingList:
+    """The response that holds `vectors`, in the order of the inputs."""
+    shown = _base64 if request.encoding_format == "base64" else list[float]
+    return EmbeddingList(
+        model=request.model,
+        data=[Embedding(index=index, embedding=shown(vector)) for index, vector in enumerate(vectors)],
+        usage=EmbeddingUsage(prompt_tokens=num_tokens, total_tokens=num_tokens),
+    )
+
+
+def _base64(vector: Sequence[float]) -> str:
+    numbers = array("f", vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return b64encode(numbers.tobytes()).decode()

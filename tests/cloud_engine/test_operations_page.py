@@ -1,0 +1,80 @@
+"""docs/operations.md says what the servers have: every route and every metric, and none that is not there."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exposition import parse
+from fastapi import FastAPI
+from starlette.routing import Route
+from updraft.cloud_engine.engine.stats import EngineStats
+from updraft.cloud_engine.gateway.app import create_gateway_app
+from updraft.cloud_engine.gateway.keys import KeyStore
+from updraft.cloud_engine.gateway.metering import Meter
+from updraft.cloud_engine.gateway.metrics import gateway_metrics
+from updraft.cloud_engine.gateway.nodes import NodeRegistry
+from updraft.cloud_engine.gateway.relay import Counters, Relay
+from updraft.cloud_engine.gateway.upstream import Upstream
+from updraft.cloud_engine.node.app import Served, create_node_app
+from updraft.cloud_engine.node.latency import Latencies
+from updraft.cloud_engine.node.metrics import node_metrics
+from updraft.protocol.prometheus import render
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fake_node import CONTEXT, FakeEngine, byte_tokenizer
+
+PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+_ROW = re.compile(r"^\| `(?P<name>[^`]+)` \| (?P<kind>\w+) \| (?P<text>[^|]*?) \|", re.MULTILINE)
+
+
+def rows(server: str) -> list[tuple[str, str, str]]:
+    """The tables of one server's section that begin with a name in backticks and one word."""
+    section = next(part for part in re.split(r"^## ", PAGE, flags=re.MULTILINE) if part.startswith(server))
+    return [(match["name"], match["kind"], match["text"]) for match in _ROW.finditer(section)]
+
+
+def documented_routes(server: str) -> set[tuple[str, str]]:
+    return {(name, kind) for name, kind, _ in rows(server) if name.startswith("/")}
+
+
+def routes_of(app: FastAPI) -> set[tuple[str, str]]:
+    """(path, method); HEAD comes with GET."""
+    found = [route for route in app.routes if isinstance(route, Route)]
+    return {
+        (route.path.replace(":path", ""), method) for route in found for method in (route.methods or set()) - {"HEAD"}
+    }
+
+
+def test_the_nodes_routes() -> None:
+    tokenizer = byte_tokenizer()
+    app = create_node_app(Served(FakeEngine(tokenizer, 0), tokenizer, "echo", CONTEXT))
+    assert documented_routes("Node") == routes_of(app)
+
+
+@pytest.fixture
+def registry() -> NodeRegistry:
+    return NodeRegistry(["http://127.0.0.1:1"], Upstream(None))
+
+
+def test_the_gateways_routes(registry: NodeRegistry, tmp_path: Path) -> None:
+    meter = Meter(tmp_path / "usage.sqlite")
+    relay = Relay(registry, Upstream(None), KeyStore(()), meter, Counters(), 1.0)
+    assert documented_routes("Gateway") == routes_of(create_gateway_app(relay))
+    meter.close()
+
+
+def families(metrics: list[Any]) -> set[tuple[str, str, str]]:
+    return {(family.name, family.kind, family.help) for family in parse(render(metrics)).values()}
+
+
+def documented_metrics(server: str) -> set[tuple[str, str, str]]:
+    return {row for row in rows(server) if row[0].startswith("updraft_")}
+
+
+def test_metrics(registry: NodeRegistry) -> None:
+    assert documented_metrics("Node") == families(node_metrics(EngineStats(), Latencies(), healthy=True))
+    assert documented_metrics("Gateway") == families(gateway_metrics(registry.nodes, Counters()))
