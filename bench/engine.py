@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +21,14 @@ from ..cloud_engine.models.decoder import Decoder
 from ..cloud_engine.models.loader import load_model
 from ..protocol.sampling import SamplingParams
 from . import peers
+from .ceilings import MatrixProducts, matmul_flops, memory_bandwidth
+from .scheduling import kv_waste, scheduler_microseconds, step_rows
+from .speculation import oracle_figures, pocket_figures
 from .workload import Asked, Workload, draw
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _RUNNING = 32
+_BUDGET = 512
 #: (blocks of 256 tokens, tokens per step) that transformers' continuous batching is tried with; the best one counts.
 CB_SETTINGS = ((64, 512), (128, 1024), (128, 2048))
 Say = Callable[[str], None]
@@ -29,123 +36,149 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What to measure. `peers`: also transformers, which takes most of the time."""
+    """What to measure. `peers`: also transformers; `speculation`: also drafts. Both take most of the time."""
 
     folder: Path
     dtype: str = "bfloat16"
     workload: Workload = field(default_factory=Workload)
     threads: int | None = None
     peers: bool = True
+    speculation: bool = True
 
 
 def measure(setting: Setting, say: Say) -> dict[str, float]:
     """Flat figures by name; `vs_*` are our tokens per second over theirs."""
     if setting.threads is not None:
         torch.set_num_threads(setting.threads)
-    dtype = _DTYPES[setting.dtype]
-    model = load_model(setting.folder, dtype=dtype)
+    figures = {"seconds_to_first_token": seconds_to_first_token(setting)}
+    say(f"first token {figures['seconds_to_first_token']:.1f} s after the start of a process")
+    model = load_model(setting.folder, dtype=DTYPES[setting.dtype])
     requests = draw(setting.workload, model.config.vocab_size)
     tokens = sum(asked.output for asked in requests)
     say(f"{len(requests)} requests, {sum(len(a.prompt) for a in requests):,} tokens in, {tokens:,} out")
-    seconds = throughput(model, requests)
-    figures: dict[str, float] = {"tokens_per_s": tokens / seconds, "output_tokens": tokens}
-    say(f"ours: {tokens / seconds:,.0f} tokens/s")
-    figures |= decode_figures(model)
+    products = MatrixProducts(model)  # before the engine rearranges the weights
+    ours_s = throughput(model, requests)
+    ceiling_s = products.seconds(step_rows(requests, engine_config(len(requests))))
+    figures |= {"tokens_per_s": tokens / ours_s, "output_tokens": tokens, "matmul_ceiling_share": ceiling_s / ours_s}
+    say(f"ours: {tokens / ours_s:,.0f} tokens/s, {ceiling_s / ours_s:.0%} of what its matrix products alone allow")
+    figures |= decode_figures(model, products.weight_bytes)
     say(f"decode: {figures['decode_tokens_per_s']:.1f} tokens/s alone, {figures['batch8_over_batch1']:.2f}x with eight")
+    figures |= prefill_figures(model, products)
+    say(f"prefill: {figures['prefill_tokens_per_s']:,.0f} tokens/s")
     figures |= prefix_figures(model)
     say(f"prefix cache: {figures['prefix_warm_over_cold_ttft']:.3f} of the time to a first token when warm")
-    figures |= scheduler_figures()
+    figures |= {"scheduler_us_256": scheduler_microseconds(), "kv_waste": kv_waste(setting.workload)}
     say(f"scheduler: {figures['scheduler_us_256']:.0f} us a step at 256 sequences")
-    del model
+    if setting.speculation:
+        figures |= pocket_figures(say) if setting.folder.name.startswith("pocket") else oracle_figures(model, say)
+    del model, products
     if setting.peers:
-        figures |= _peer_figures(setting, requests, seconds, say)
+        figures |= _peer_figures(setting, requests, ours_s, say)
     return figures
 
 
 def throughput(model: Decoder, requests: Sequence[Asked]) -> float:
     """Seconds for all requests, at most 32 running."""
-    engine = engine_for(model, max_batch_size=_RUNNING, token_budget=512, max_waiting=len(requests))
+    engine = Engine(ServedModel(model), engine_config(len(requests)))
     started = time.perf_counter()
     _serve(engine, requests)
     return time.perf_counter() - started
 
 
-def decode_figures(model: Decoder, tokens: int = 48) -> dict[str, float]:
-    """Decoding alone and by eight, after short prompts; and the share of memory bandwidth that decoding alone uses."""
-    speeds: dict[int, float] = {}
-    for batch in (1, 8):
-        engine = engine_for(model, max_batch_size=8, prefix_caching=False)
-        asked = [Asked([number + 1] * 16, tokens) for number in range(batch)]
-        _add(engine, asked)
-        engine.step()  # the prompts
-        started = time.perf_counter()
-        while engine.has_work:
-            engine.step()
-        speeds[batch] = batch * (tokens - 1) / (time.perf_counter() - started)
-    read = sum(p.nbytes for p in model.parameters())
-    if not model.config.tie_word_embeddings:
-        read -= model.embed_tokens.weight.nbytes  # one row of it is read
-    bandwidth = memory_bandwidth()
+def decode_figures(model: Decoder, weight_bytes: int, tokens: int = 24, rounds: int = 5) -> dict[str, float]:
+    """Decoding alone and by eight, after short prompts; and the share of memory bandwidth that decoding alone uses.
+
+    Medians of `rounds`, with the bandwidth measured before and after each of them.
+    """
+    alone: list[float] = []
+    eight: list[float] = []
+    shares: list[float] = []
+    for _ in range(rounds):
+        before = memory_bandwidth()
+        alone.append(_decode_speed(model, 1, tokens))
+        shares.append(alone[-1] * weight_bytes / statistics.mean((before, memory_bandwidth())))
+        eight.append(_decode_speed(model, 8, tokens) / alone[-1])
     return {
-        "decode_tokens_per_s": speeds[1],
-        "batch8_over_batch1": speeds[8] / speeds[1],
-        "memory_gb_per_s": bandwidth / 1e9,
-        "decode_bandwidth_share": speeds[1] * read / bandwidth,
+        "decode_tokens_per_s": statistics.median(alone),
+        "batch8_over_batch1": statistics.median(eight),
+        "decode_bandwidth_share": statistics.median(shares),
+        "memory_gb_per_s": memory_bandwidth() / 1e9,
     }
 
 
-def memory_bandwidth(size: int = 2**28) -> float:
-    """Bytes per second that a sum over float32 reads, the best of five."""
-    data = torch.ones(size // 4)
-    best = 0.0
-    for _ in range(5):
+def prefill_figures(model: Decoder, products: MatrixProducts, length: int = 448) -> dict[str, float]:
+    """Prompts of `length` tokens one after the other, and the share of the measured matmul peak that they reach."""
+    speeds: list[float] = []
+    for number in range(3):
         started = time.perf_counter()
-        data.sum()
-        best = max(best, size / (time.perf_counter() - started))
-    return best
+        _serve(_engine(model, prefix_caching=False), [Asked([number + 1] * length, 1)])
+        speeds.append(length / (time.perf_counter() - started))
+    speed = statistics.median(speeds)
+    flops = speed * products.flops_per_token
+    return {
+        "prefill_tokens_per_s": speed,
+        "prefill_matmul_share": flops / matmul_flops(model.embed_tokens.weight.dtype),
+    }
 
 
-def prefix_figures(model: Decoder) -> dict[str, float]:
-    """Time to the first token of a long prompt whose prefix is cached, over the time when it is not."""
+def prefix_figures(model: Decoder, pairs: int = 7) -> dict[str, float]:
+    """Time to the first token of a long prompt when its prefix is cached over the time when it is not; and what
+    looking for a prefix costs where there is none: seconds with the cache over seconds without, less one."""
     length = min(4096, model.config.context_length - 32)
     shared = [token % model.config.vocab_size for token in range(length)]
-    blocks = 2 * (model.config.context_length if length < 4096 else 4352) // 16
-    engine = engine_for(model, max_batch_size=2, token_budget=512, num_blocks=blocks)
-    times: list[float] = []
-    for _ in range(3):
-        started = time.perf_counter()
-        _serve(engine, [Asked([*shared, 7], 1)])
-        times.append(time.perf_counter() - started)
-    return {"prefix_warm_over_cold_ttft": min(times[1:]) / times[0]}
+    engine = _engine(model, num_blocks=2 * length // 16 + 8)
+    times = [_seconds(engine, [Asked([*shared, 7], 1)]) for _ in range(4)]
+    ratios: list[float] = []
+    for pair in range(pairs):
+        base = pair * 1000
+        asked = [
+            Asked([(base + number * 7 + i) % model.config.vocab_size for i in range(256)], 4) for number in range(4)
+        ]
+        seconds = {caching: _seconds(_engine(model, prefix_caching=caching), asked) for caching in (False, True)}
+        ratios.append(seconds[True] / seconds[False])
+    return {
+        "prefix_warm_over_cold_ttft": statistics.median(times[1:]) / times[0],
+        "prefix_tokens": length,
+        "prefix_cost_zero_hits": statistics.median(ratios) - 1,
+    }
 
 
-def scheduler_figures(sequences: int = 256, steps: int = 200) -> dict[str, float]:
-    """Microseconds of scheduling alone per step, every sequence decoding."""
-    from ..cloud_engine.engine.kv_cache import KVCacheManager
-    from ..cloud_engine.engine.prediction import PredictionCursor
-    from ..cloud_engine.engine.request import RequestState
-    from ..cloud_engine.engine.scheduler import Scheduler
-
-    config = EngineConfig(max_batch_size=sequences, token_budget=8192, max_waiting=sequences)
-    cache = KVCacheManager(sequences * 64, config.block_size)
-    scheduler = Scheduler(config, cache)
-    for number in range(sequences):
-        prompt = [number % 97 + 1] * 32
-        request = GenerationRequest(str(number), prompt, SamplingParams(max_tokens=steps + 8))
-        scheduler.add(RequestState(request, steps + 8, 0.0, 0, frozenset(), list(prompt), PredictionCursor([])))
-    spent = 0.0
-    for step in range(steps):
-        started = time.perf_counter()
-        batch = scheduler.schedule()
-        spent += time.perf_counter() - started if step else 0.0
-        for item in batch:
-            item.state.num_computed_tokens += item.num_tokens
-            item.state.token_ids.append(step % 89)
-    return {"scheduler_us_256": 1e6 * spent / (steps - 1)}
+def seconds_to_first_token(setting: Setting) -> float:
+    """From the start of a fresh process to its first token."""
+    command = [sys.executable, "-m", "updraft.bench.first_token", str(setting.folder), setting.dtype]
+    started = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        seconds = time.perf_counter() - started
+    if line.strip() != "first token":
+        raise RuntimeError(f"{' '.join(command)} ended without a token")
+    return seconds
 
 
-def engine_for(model: Decoder, **options: Any) -> Engine:
-    return Engine(ServedModel(model), EngineConfig(**options))
+def engine_config(requests: int) -> EngineConfig:
+    """The engine of the throughput figures."""
+    return EngineConfig(max_batch_size=_RUNNING, token_budget=_BUDGET, max_waiting=requests)
+
+
+def _engine(model: Decoder, **options: Any) -> Engine:
+    return Engine(ServedModel(model), EngineConfig(max_batch_size=8, token_budget=_BUDGET, **options))
+
+
+def _decode_speed(model: Decoder, batch: int, tokens: int) -> float:
+    engine = _engine(model, prefix_caching=False)
+    _add(engine, [Asked([number + 1] * 16, tokens) for number in range(batch)])
+    engine.step()  # the prompts
+    started = time.perf_counter()
+    while engine.has_work:
+        engine.step()
+    return batch * (tokens - 1) / (time.perf_counter() - started)
+
+
+def _seconds(engine: Engine, requests: Sequence[Asked]) -> float:
+    started = time.perf_counter()
+    _serve(engine, requests)
+    return time.perf_counter() - started
 
 
 def _serve(engine: Engine, requests: Sequence[Asked]) -> None:
@@ -161,7 +194,7 @@ def _add(engine: Engine, requests: Sequence[Asked]) -> None:
 
 
 def _peer_figures(setting: Setting, requests: Sequence[Asked], ours_s: float, say: Say) -> dict[str, float]:
-    model = peers.load(setting.folder, _DTYPES[setting.dtype])
+    model = peers.load(setting.folder, DTYPES[setting.dtype])
     static_s = peers.static_batches(model, requests, _RUNNING)
     say(f"transformers, static batches of {_RUNNING}: {static_s / ours_s:.2f}x our time")
     figures = {"vs_transformers_static": static_s / ours_s}

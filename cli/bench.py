@@ -61,6 +61,7 @@ def engine(
     dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Of weights and KV cache.")] = "bfloat16",
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch. [all cores]")] = None,
     peers: Annotated[bool, typer.Option(help="Also transformers on the same requests.")] = True,
+    speculation: Annotated[bool, typer.Option(help="Also drafts: of pocket-small, or of an oracle.")] = True,
     json_path: options.Json = None,
 ) -> None:
     """Throughput, decoding, prefix cache and scheduler of the cloud engine, beside transformers on the same requests.
@@ -80,7 +81,7 @@ def engine(
     most_prompt = 384 if shape == "pocket" else 512  # with 128 tokens of output, what its context holds
     workload = Workload(requests, most_prompt=most_prompt, seed=seed, trace=trace)
     with tempfile.TemporaryDirectory(prefix="updraft-bench-") as workplace:
-        setting = Setting(model_folder(shape, Path(workplace)), dtype, workload, threads, peers)
+        setting = Setting(model_folder(shape, Path(workplace)), dtype, workload, threads, peers, speculation)
         figures = measure(setting, lambda line: typer.secho(line, dim=True, err=True))
     config = {"shape": shape, "requests": requests, "trace": trace and trace.name, "seed": seed, "dtype": dtype}
     show(Report.of({"bench": "engine", **config}, figures), json_path)

@@ -88,6 +88,14 @@ def node(
         bool, typer.Option("--ngram", help="Also draft by looking up repetitions in prompt and answer.")
     ] = False,
     device: Annotated[str, typer.Option(envvar="UPDRAFT_DEVICE", help="cpu or cuda.")] = "cpu",
+    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Of weights and KV cache.")] = "float32",
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens per block of the KV cache.")] = 16,
+    batch_invariant: Annotated[
+        bool,
+        typer.Option(
+            "--batch-invariant", help="The same tokens to the last bit, whatever else is in the batch; slower."
+        ),
+    ] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Start the engine anew when its process dies.")] = False,
     drain_seconds: Annotated[
         float, typer.Option(min=0, help="Seconds that requests in flight get to finish on SIGTERM or Ctrl-C.")
@@ -126,6 +134,9 @@ def node(
             num_draft_tokens=num_draft_tokens,
             ngram=ngram,
             device=device,
+            dtype=dtype,
+            block_size=block_size,
+            batch_invariant=batch_invariant,
             restart=restart,
             drain_seconds=drain_seconds,
             tool_parser=tool_parser,

@@ -60,7 +60,7 @@ def pack_linears(model: nn.Module, *, batch_invariant: bool = False) -> None:
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear) and _can_pack(child.weight):
+            if isinstance(child, nn.Linear) and can_pack(child.weight):
                 setattr(parent, name, PackedLinear(child, batch_invariant=batch_invariant))
     if batch_invariant:
         _check_invariance(model)
@@ -71,7 +71,7 @@ def least_rows(model: nn.Module) -> int:
     return _LEAST_ROWS if any(isinstance(module, PackedLinear) for module in model.modules()) else 1
 
 
-def _can_pack(weight: Tensor) -> bool:
+def can_pack(weight: Tensor) -> bool:
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     return weight.dtype == torch.float32 or (

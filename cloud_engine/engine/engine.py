@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -146,16 +147,21 @@ class Engine:
         """Move every scheduled request on by one step and return the tokens that came out."""
         started = time.perf_counter()
         batch = self._scheduler.schedule()
-        self._copy_blocks(self._cache.take_copies())
-        self._speculator.propose([item for item in batch if item.state.pool is None], self._sampling_row)
-        _cut_drafts(batch)
-        logits = score_prompts(batch, self._runner.run([_chunk(item) for item in batch]))
-        tokens = sample(logits, [self._sampling_row(item, i) for item in batch for i in range(item.num_samples)])
+        logits, tokens = self._compute(batch)
         outputs = self._advance(batch, logits, tokens)
         step_s = time.perf_counter() - started
         self._speculator.observe(batch, step_s)
         self._counters.step_seconds.observe(step_s)
         return outputs
+
+    def _compute(self, batch: list[ScheduledRequest]) -> tuple[Tensor, list[int]]:
+        """All that tensors are needed for: draft, run, sample. Logits (samples, vocab) and a token for each row."""
+        self._copy_blocks(self._cache.take_copies())
+        self._speculator.propose([item for item in batch if item.state.pool is None], self._sampling_row)
+        _cut_drafts(batch)
+        logits = score_prompts(batch, self._runner.run([_chunk(item) for item in batch]))
+        rows = [self._sampling_row(item, i) for item in batch for i in range(item.num_samples)]
+        return logits, sample(logits, rows)
 
     def reset(self) -> list[str]:
         """Forget all requests and all that is cached, and return the ids of these requests.
@@ -274,6 +280,11 @@ class Engine:
         beams: dict[str, list[tuple[ScheduledRequest, Tensor]]] = {}
         row = 0
         for item in batch:
+            state = item.state
+            if state.is_plain and not item.draft_ids and (output := self._append(state, tokens, row)):
+                outputs.append(output)
+                row += 1
+                continue
             rows = slice(row, row + item.num_samples)
             row = rows.stop
             if item.state.request.beam:
@@ -346,7 +357,7 @@ class Engine:
             child.num_draft_computed_tokens = min(child.num_draft_computed_tokens, child.num_computed_tokens)
             self._scheduler.fork(parent, child)
             self._requests[parent.request_id].append(child)
-            first = replace(item, state=child, draft_ids=[], drafter=None, num_drafts=0)
+            first = msgspec.structs.replace(item, state=child, draft_ids=[], drafter=None, num_drafts=0)
             outputs.append(self._accept(first, sample(logits[:1], [self._sampling_row(first, 0)]), logits[:1]))
         return outputs
 
@@ -354,6 +365,21 @@ class Engine:
         if copies:
             self._runner.copy_blocks(copies)
             self._speculator.copy_blocks(copies)
+
+    def _append(self, state: RequestState, tokens: list[int], row: int) -> TokenOutput | None:
+        """What `_accept` does for most requests in most steps. None: this one ends, or is behind."""
+        known = len(state.token_ids)
+        if state.num_computed_tokens + 1 != known or known + 1 == len(state.request.prompt_ids) + state.max_tokens:
+            return None
+        token = tokens[row]
+        if token in state.end_ids:
+            return None
+        state.num_computed_tokens = known
+        state.token_ids.append(token)
+        if known % self.config.block_size == 0:
+            self._cache.register(state)
+        self._counters.generated_tokens += 1
+        return TokenOutput(state.request.request_id, [token], index=state.index, cached_tokens=state.num_cached_tokens)
 
     def _accept(self, item: ScheduledRequest, sampled: list[int], logits: Tensor) -> TokenOutput:
         """Take over what the target confirmed of the draft, and the one token after it that is the target's own."""
@@ -384,6 +410,9 @@ class Engine:
         else:
             self._cache.register(state)
             self._cache.trim(state)
+            state.is_plain = (
+                state.grammar is None and state.request.params.logprobs is None and not state.request.draft_ids
+            )
         return output
 
     def _until_end(self, tokens: list[int], state: RequestState) -> tuple[list[int], FinishReason | None]:

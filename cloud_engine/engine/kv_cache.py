@@ -74,6 +74,7 @@ class KVCacheManager:
         state.block_table = cached + [self._allocate() for _ in range(missing)]
         state.num_registered_blocks = len(cached)
         state.num_computed_tokens = len(cached) * self.block_size
+        state.num_own_slots = len(state.block_table) * self.block_size
         state.num_drafted_blocks = sum(1 for _ in takewhile(lambda b: b == NO_BLOCK or b in self._drafted, cached))
         state.num_draft_computed_tokens = state.num_drafted_blocks * self.block_size
         return True
@@ -101,6 +102,8 @@ class KVCacheManager:
         A block that is about to be written but is shared with a fork is replaced by a copy first. One that a fork has
         filled and left is no longer found by what the fork wrote.
         """
+        if num_tokens <= state.num_own_slots:
+            return True
         missing = self.blocks_for(num_tokens) - len(state.block_table)
         tail = state.num_computed_tokens // self.block_size
         written = tail < len(state.block_table)
@@ -115,6 +118,7 @@ class KVCacheManager:
         elif written:
             self.pool.forget(state.block_table[tail])
         state.block_table.extend(self._allocate() for _ in range(missing))
+        state.num_own_slots = len(state.block_table) * self.block_size
         return True
 
     def fork(self, parent: RequestState, child: RequestState) -> None:
@@ -123,6 +127,7 @@ class KVCacheManager:
         for block in _held(blocks):
             self.pool.share(block)
         child.block_table = list(blocks)
+        parent.num_own_slots = child.num_own_slots = 0
         child.block_hashes = parent.block_hashes[: child.num_computed_tokens // self.block_size]
         child.num_registered_blocks = min(parent.num_registered_blocks, len(child.block_hashes))
         child.num_drafted_blocks = min(parent.num_drafted_blocks, len(child.block_hashes))
@@ -137,9 +142,15 @@ class KVCacheManager:
         """Give back blocks beyond the known tokens, left over from refuted drafts."""
         for _ in range(len(state.block_table) - self.blocks_for(len(state.token_ids))):
             self.pool.release(state.block_table.pop())
+            state.num_own_slots = min(state.num_own_slots, len(state.block_table) * self.block_size)
 
-    def release_out_of_reach(self, state: RequestState) -> None:
+    def release_out_of_reach(self, states: Iterable[RequestState]) -> None:
         """Give back blocks that lie wholly behind the window of the next query. Those registered stay findable."""
+        if self._window is not None:
+            for state in states:
+                self._release_out_of_reach(state)
+
+    def _release_out_of_reach(self, state: RequestState) -> None:
         index = self._oldest_in_reach(state.num_computed_tokens) - 1
         while index >= 0 and state.block_table[index] != NO_BLOCK:
             self.pool.release(state.block_table[index])
@@ -177,7 +188,7 @@ class KVCacheManager:
             self._copies.pop(block, None)
             self.pool.release(block)
         state.block_table = []
-        state.num_registered_blocks = state.num_drafted_blocks = 0
+        state.num_registered_blocks = state.num_drafted_blocks = state.num_own_slots = 0
         state.num_computed_tokens = state.num_draft_computed_tokens = 0
 
     def _oldest_in_reach(self, position: int) -> int:

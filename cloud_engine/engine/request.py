@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from ...protocol.sampling import SamplingParams
 from ...protocol.structured import Constraint
 from .draft_length import Acceptance
@@ -94,8 +96,7 @@ class RequestStats:
     ttft_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class TokenOutput:
+class TokenOutput(msgspec.Struct, frozen=True):
     """New tokens of one answer after one step. The end-of-sequence token is not among them.
 
     `index`: which of the request's `n` answers. `logprobs` has one entry per token if the request asked for any.
@@ -107,14 +108,14 @@ class TokenOutput:
 
     request_id: str
     token_ids: list[int]
-    logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+    logprobs: list[TokenLogprob] = []
     finish_reason: FinishReason | None = None
     stats: RequestStats | None = None
     index: int = 0
-    prompt_logprobs: list[PromptLogprob] = field(default_factory=list[PromptLogprob])
+    prompt_logprobs: list[PromptLogprob] = []
     error: str | None = None
     cached_tokens: int = 0
-    embedding: list[float] = field(default_factory=list[float])
+    embedding: list[float] = []
 
 
 @dataclass(slots=True, eq=False)
@@ -133,6 +134,8 @@ class RequestState:
 
     `token_ids` are the known tokens (prompt, then generated). The first `num_computed_tokens` of them have their keys
     and values in the blocks of `block_table`; the draft model's are there for the first `num_draft_computed_tokens`.
+    Up to `num_own_slots` tokens fit into these blocks without any of them being shared where it is to be written next.
+    `is_plain`: a step without drafts brings it one token, and nothing is to be done about that but to append it.
     Every step brings these counts closer to the number of known tokens, and that is all there is to scheduling.
     `order` is the request's place among all others, lowest first; the scheduler sets it once. `index` says which of the
     request's answers this is, and `unforked` how many more are to branch off behind the prompt; each of these has its
@@ -157,6 +160,8 @@ class RequestState:
     block_table: list[int] = field(default_factory=list[int])
     block_hashes: list[bytes] = field(default_factory=list[bytes])
     num_computed_tokens: int = 0
+    num_own_slots: int = 0
+    is_plain: bool = False
     num_draft_computed_tokens: int = 0
     num_registered_blocks: int = 0
     num_drafted_blocks: int = 0

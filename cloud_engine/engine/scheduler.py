@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import time
 from bisect import insort, insort_left
-from dataclasses import dataclass, field
 from itertools import chain
+
+import msgspec
 
 from ...protocol.errors import OverloadedError
 from ...protocol.prometheus import Distribution
@@ -24,8 +25,7 @@ from .speculation import Speculator
 from .stats import QUEUE_SECONDS
 
 
-@dataclass(slots=True)
-class ScheduledRequest:
+class ScheduledRequest(msgspec.Struct, eq=False):
     """One request's share of a step: known tokens from `start`, then `draft_ids` to verify.
 
     `drafter` is to propose `num_drafts` of them; where it is None they come from the request's prediction.
@@ -34,7 +34,7 @@ class ScheduledRequest:
     state: RequestState
     start: int
     num_tokens: int
-    draft_ids: list[int] = field(default_factory=list[int])
+    draft_ids: list[int] = []
     drafter: Drafter | None = None
     num_drafts: int = 0
 
@@ -108,8 +108,7 @@ class Scheduler:
 
     def schedule(self) -> list[ScheduledRequest]:
         """The next step: running requests first, then new ones, then drafts with whatever budget is left."""
-        for state in self.running:
-            self._cache.release_out_of_reach(state)
+        self._cache.release_out_of_reach(self.running)
         if self._config.policy == "priority":
             self._yield_to_priority()
         self._admit_ahead()
@@ -145,17 +144,20 @@ class Scheduler:
 
     def _continue_running(self) -> list[ScheduledRequest]:
         batch: list[ScheduledRequest] = []
-        budget = self._config.token_budget
+        budget, preemptions = self._config.token_budget, self.num_preemptions
         index = 0
         while index < len(self.running):
             state = self.running[index]
-            behind = self.running[index + 1 :]
-            num_tokens = min(len(state.token_ids) - state.num_computed_tokens, budget - len(behind))
-            if not self._make_room(state, num_tokens):
+            start = state.num_computed_tokens
+            behind = len(self.running) - index - 1
+            num_tokens = min(len(state.token_ids) - start, budget - behind)
+            if start + num_tokens > state.num_own_slots and not self._make_room(state, num_tokens):
                 break  # it gave itself up, and it was the last, or one of the last beams
-            batch.append(ScheduledRequest(state, state.num_computed_tokens, num_tokens))
+            batch.append(ScheduledRequest(state, start, num_tokens))
             budget -= num_tokens
             index += 1
+        if self.num_preemptions == preemptions:
+            return batch
         return [item for item in batch if item.state.block_table]  # others went with a beam behind them
 
     def _make_room(self, state: RequestState, num_tokens: int) -> bool:

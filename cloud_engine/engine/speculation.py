@@ -57,7 +57,10 @@ class Speculator:
     def grant(self, batch: Sequence[ScheduledRequest], budget: int, grow: Grow) -> None:
         """Give drafts at most `budget` tokens of the step. `grow` gets a request blocks, or says there are none."""
         asking: list[ScheduledRequest] = []
+        drafting = self._drafters and not self._policy.rests
         for item in batch:
+            if not drafting and not item.state.request.draft_ids:
+                continue
             limit = min(budget, item.state.num_remaining_tokens - 1)
             if limit <= 0 or not item.is_caught_up or item.state.request.beam:
                 continue

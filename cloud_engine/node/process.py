@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ...protocol.errors import MissingDependencyError
 from ...protocol.server import DRAIN_S, bind_socket, exit_with_parent, serve
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 class NodeOptions:
     """`model` and `draft` are names as `models.hub.find_model` takes them.
 
-    `draft` is a smaller model of the same vocabulary for speculative decoding; `ngram`: draft from the text itself,
-    too. `threads` None: torch's default. `num_blocks` None sizes the KV cache for a full batch. `restart`: replace an
-    engine that dies. `drain_seconds`: what requests in flight get to finish on SIGTERM. `tool_parser`: a `ToolFormat`'s
-    name, or "auto". `exit_with_parent`: stop when the starting process is gone.
+    `dtype`, `block_size`, `batch_invariant`: see `EngineConfig`. `draft` is a smaller model of the same vocabulary for
+    speculative decoding; `ngram`: draft from the text itself, too. `threads` None: torch's default. `num_blocks` None
+    sizes the KV cache for a full batch. `restart`: replace an engine that dies. `drain_seconds`: what requests in
+    flight get to finish on SIGTERM. `tool_parser`: a `ToolFormat`'s name, or "auto". `exit_with_parent`: stop when the
+    starting process is gone.
     """
 
     model: str
@@ -37,6 +38,9 @@ class NodeOptions:
     num_draft_tokens: int = 8
     ngram: bool = False
     device: str = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    block_size: int = 16
+    batch_invariant: bool = False
     restart: bool = False
     drain_seconds: float = DRAIN_S
     tool_parser: str = "auto"
@@ -83,6 +87,9 @@ def _load(folder: Path, options: NodeOptions) -> Load:
         num_draft_tokens=options.num_draft_tokens,
         ngram=options.ngram,
         device=options.device,
+        dtype=options.dtype,
+        block_size=options.block_size,
+        batch_invariant=options.batch_invariant,
         num_threads=options.threads,
     )
     return Load(str(folder), str(find_model(options.draft)) if options.draft else None, config)

@@ -35,9 +35,8 @@ COUNTS = st.integers(0, 2**63 - 1)
 
 
 def build(kind: type, **known: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Objects of a dataclass. Fields that are not named get values by their type, so new ones are tried as well."""
-    hints = get_type_hints(kind)
-    unknown = {field.name: st.from_type(hints[field.name]) for field in dataclasses.fields(kind)}
+    """Objects of a dataclass or struct; fields that are not named get values by their type, so new ones are tried."""
+    unknown = {name: st.from_type(hint) for name, hint in get_type_hints(kind).items()}
     return st.builds(kind, **{**unknown, **known})
 
 
@@ -93,6 +92,7 @@ OUTPUTS = build(
 SECONDS = st.builds(Distribution, st.just((0.1, 1.0)), st.lists(COUNTS, min_size=3, max_size=3), FLOATS)
 ENGINE_STATS = build(
     EngineStats,
+    seconds_since_step=FLOATS,
     queue_seconds=SECONDS,
     step_seconds=SECONDS,
     **{field.name: COUNTS for field in dataclasses.fields(EngineStats) if field.type == "int"},

@@ -1,0 +1,26 @@
+"""`python -m updraft.bench.first_token FOLDER DTYPE`: a fresh process on its way to a first token, for its duration."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def main(folder: Path, dtype: str) -> None:
+    from ..cloud_engine.engine.config import EngineConfig
+    from ..cloud_engine.engine.engine import Engine
+    from ..cloud_engine.engine.request import GenerationRequest
+    from ..cloud_engine.engine.served_model import ServedModel
+    from ..cloud_engine.models.loader import load_model
+    from ..protocol.sampling import SamplingParams
+    from .engine import DTYPES
+
+    engine = Engine(ServedModel(load_model(folder, dtype=DTYPES[dtype])), EngineConfig())
+    engine.add_request(GenerationRequest("first", list(range(1, 17)), SamplingParams(max_tokens=1, ignore_eos=True)))
+    assert engine.step()[0].token_ids
+    sys.stdout.write("first token\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,120 @@
+"""Figures that need no model: what scheduling costs, what it schedules, and what its blocks waste."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..cloud_engine.engine.config import EngineConfig
+from ..cloud_engine.engine.engine import Engine
+from ..cloud_engine.engine.kv_cache import KVCacheManager
+from ..cloud_engine.engine.prediction import PredictionCursor
+from ..cloud_engine.engine.request import GenerationRequest, RequestState
+from ..cloud_engine.engine.scheduler import ScheduledRequest, Scheduler
+from ..cloud_engine.engine.served_model import ServedModel
+from ..cloud_engine.models.config import ModelConfig
+from ..cloud_engine.models.decoder import Decoder
+from ..cloud_engine.models.rope import RotaryConfig
+from ..protocol.sampling import SamplingParams
+from .workload import Asked, Workload, draw
+
+_VOCABULARY = 32
+
+
+def scheduler_microseconds(sequences: int = 256, steps: int = 200) -> float:
+    """Per step of a real engine in which every sequence decodes: all but what tensors are needed for."""
+    config = EngineConfig(max_batch_size=sequences, token_budget=8192, max_waiting=sequences, num_blocks=sequences * 20)
+    engine = _Unmodelled(ServedModel(_smallest_model()), config)
+    for number in range(sequences):
+        params = SamplingParams(temperature=0.0, max_tokens=steps + 40, ignore_eos=True)
+        engine.add_request(GenerationRequest(str(number), [number % _VOCABULARY] * 32, params))
+    for _ in range(8):
+        engine.step()
+    engine.computed_s, started = 0.0, time.perf_counter()
+    for _ in range(steps):
+        engine.step()
+    return 1e6 * (time.perf_counter() - started - engine.computed_s) / steps
+
+
+class _Unmodelled(Engine):
+    """An engine whose model says nothing but the last token of its vocabulary, at once."""
+
+    computed_s = 0.0
+
+    def _compute(self, batch: list[ScheduledRequest]) -> tuple[Tensor, list[int]]:
+        started = time.perf_counter()
+        samples = sum(item.num_samples for item in batch)
+        logits = torch.zeros(samples, _VOCABULARY)
+        self.computed_s += time.perf_counter() - started
+        return logits, [_VOCABULARY - 1] * samples
+
+
+def step_rows(requests: Sequence[Asked], config: EngineConfig) -> list[tuple[int, int]]:
+    """For every step that the requests take: tokens computed and tokens sampled."""
+    steps: list[tuple[int, int]] = []
+
+    def note(_scheduler: Scheduler, _cache: KVCacheManager, batch: list[ScheduledRequest]) -> None:
+        steps.append((sum(item.num_tokens for item in batch), sum(item.num_samples for item in batch)))
+
+    _play(requests, config, note)
+    return steps
+
+
+def kv_waste(workload: Workload, running: int = 64) -> float:
+    """Share of the token slots in used blocks that hold nothing, over all steps, at the workload's real lengths."""
+    requests = draw(Workload(512, most_prompt=8192, most_output=2048, seed=workload.seed, trace=workload.trace), 32)
+    wasted = used = 0
+
+    def note(scheduler: Scheduler, cache: KVCacheManager, _batch: list[ScheduledRequest]) -> None:
+        nonlocal wasted, used
+        wasted += cache.num_wasted_slots(scheduler.running)
+        used += cache.pool.num_used * cache.block_size
+
+    config = EngineConfig(max_batch_size=running, token_budget=2048, max_waiting=len(requests), num_blocks=2**16)
+    _play(requests, config, note)
+    return wasted / used
+
+
+def _play(requests: Sequence[Asked], config: EngineConfig, note: Any) -> None:
+    """Schedule the requests to their end; `note(scheduler, cache, batch)` sees every step when it is done."""
+    blocks = config.num_blocks or sum((len(asked.prompt) + asked.output) // config.block_size + 1 for asked in requests)
+    cache = KVCacheManager(blocks, config.block_size, prefix_caching=False)
+    scheduler = Scheduler(config, cache)
+    for number, asked in enumerate(requests):
+        request = GenerationRequest(str(number), asked.prompt, SamplingParams(max_tokens=asked.output))
+        scheduler.add(
+            RequestState(request, asked.output, 0.0, 0, frozenset(), list(asked.prompt), PredictionCursor([]))
+        )
+    while scheduler.running or scheduler.waiting:
+        batch = scheduler.schedule()
+        for item in batch:
+            item.state.num_computed_tokens += item.num_tokens
+        note(scheduler, cache, batch)
+        for item in batch:
+            if item.state.num_computed_tokens == len(item.state.token_ids):
+                item.state.token_ids.append(0)
+                if item.state.num_remaining_tokens == 0:
+                    scheduler.remove(item.state)
+
+
+def _smallest_model() -> Decoder:
+    rotary = RotaryConfig.from_parameters({}, rotary_dim=4, context_length=4096)
+    config = ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=_VOCABULARY,
+        hidden_size=4,
+        intermediate_size=4,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=4,
+        context_length=4096,
+        rms_norm_eps=1e-5,
+        rotary=rotary,
+        tie_word_embeddings=True,
+    )
+    return Decoder(config).eval().requires_grad_(False)
