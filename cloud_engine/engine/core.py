@@ -5,6 +5,7 @@ It holds nothing that must be saved, so its life is simple: it ends when its fac
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import select
@@ -86,6 +87,8 @@ def main(folder: Path) -> None:
             load = wires.next_command(True)
             assert isinstance(load, Load), "the first command says what to load"
             engine = _engine(load, lambda done, total: wires.report(Loading(done, total)))
+            gc.collect()
+            gc.freeze()  # what is loaded stays: no step is held up by looking through it for garbage
             wires.report(Ready(engine.model_id, engine.context_length))
             EngineLoop(engine, wires).run()
         except BaseException as error:  # noqa: BLE001 - whatever it was, the face tells everyone who waits

@@ -10,6 +10,7 @@ No torch here: the whole policy can be tested on made-up costs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,8 @@ _PRIOR = 0.7  # acceptance of a drafter of which nothing is known
 _PRIOR_WEIGHT = 8.0  # tested tokens that a prior counts as
 _REQUEST_HORIZON, _DRAFTER_HORIZON = 64, 512  # tested tokens after which a result is all but forgotten
 _TRIAL_SHARE = 0.005  # of the time may go into trying what looks worse
+_FIRST_TRIALS, _FIRST_TRIAL_SHARE = 4, 0.3  # while a batch of about its size was tried less often
+_FIRST_TRIAL_BATCH = 32  # sequences; in larger batches a wrong draft costs most and gains least
 _REST_STEPS = 8  # steps for which a decision against drafts stands
 _PAYBACK_TOKENS = 64  # a request that may go on for longer is taken to go on for this long
 _LEAST_GAIN = 1.02  # drafts must promise this much: below, the estimates themselves are not exact enough
@@ -110,6 +113,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         self._costs = StepCosts()
         self._rest = 0  # steps still to go without asking again
         self._since_trial_s = 0.0
+        self._trials: Counter[int] = Counter()  # class of batch size -> of what looked worse
         self.drafts = False
 
     def observe(self, step: StepReport) -> None:
@@ -129,8 +133,12 @@ class AdaptiveDraftLength(DraftLengthPolicy):
             return none
         best, other = (drafts, plain) if drafts.rate > _LEAST_GAIN * plain.rate else (plain, drafts)
         lost_s = other.upfront_s + other.seconds - other.tokens / best.rate
-        if lost_s <= _TRIAL_SHARE * self._since_trial_s:
+        size = sequences.bit_length()
+        is_new = self._trials[size] < _FIRST_TRIALS and sequences <= _FIRST_TRIAL_BATCH
+        share = _FIRST_TRIAL_SHARE if is_new else _TRIAL_SHARE
+        if lost_s <= share * self._since_trial_s:
             self._since_trial_s = 0.0
+            self._trials[size] += 1
             return other.lengths
         if best is plain:
             self._rest = _REST_STEPS

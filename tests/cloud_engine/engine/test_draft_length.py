@@ -138,6 +138,7 @@ def test_requests_get_lengths_of_their_own() -> None:
     mixed = [Candidate(0.95, MOST), Candidate(0.3, MOST), Candidate(0.95, 2), Candidate(0.0, MOST)]
     for lengths in ([0] * 4, [0] * 4, [1] * 4, [1] * 4, [8] * 4, [8] * 4):
         policy.observe(StepReport(4, 0.01 + 0.0005 * sum(lengths), 0, sum(lengths)))
+    policy.plan(mixed, 4)  # a trial may be due
     steady, poor, short, none = policy.plan(mixed, 4)
     assert steady > poor
     assert (short, none) == (2, 0)
