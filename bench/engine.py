@@ -19,6 +19,7 @@ from ..cloud_engine.engine.request import GenerationRequest
 from ..cloud_engine.engine.served_model import ServedModel
 from ..cloud_engine.models.decoder import Decoder
 from ..cloud_engine.models.loader import load_model
+from ..kernels.host_memory import keep_freed_memory
 from ..protocol.sampling import SamplingParams
 from . import peers
 from .ceilings import MatrixProducts, matmul_flops, memory_bandwidth
@@ -48,6 +49,7 @@ class Setting:
 
 def measure(setting: Setting, say: Say) -> dict[str, float]:
     """Flat figures by name; `vs_*` are our tokens per second over theirs."""
+    keep_freed_memory()  # as the engine's process does; the peers profit, too
     if setting.threads is not None:
         torch.set_num_threads(setting.threads)
     figures = {"seconds_to_first_token": seconds_to_first_token(setting)}

@@ -12,9 +12,11 @@ def main(folder: Path, dtype: str) -> None:
     from ..cloud_engine.engine.request import GenerationRequest
     from ..cloud_engine.engine.served_model import ServedModel
     from ..cloud_engine.models.loader import load_model
+    from ..kernels.host_memory import keep_freed_memory
     from ..protocol.sampling import SamplingParams
     from .engine import DTYPES
 
+    keep_freed_memory()
     engine = Engine(ServedModel(load_model(folder, dtype=DTYPES[dtype])), EngineConfig())
     engine.add_request(GenerationRequest("first", list(range(1, 17)), SamplingParams(max_tokens=1, ignore_eos=True)))
     assert engine.step()[0].token_ids

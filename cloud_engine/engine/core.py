@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 import zmq
 
+from ...kernels.host_memory import keep_freed_memory
 from ...protocol.errors import ConfigurationError, MissingDependencyError, UpdraftError
 from .core_process import COMMANDS, PULSE_S, REPORTS
 from .messages import (
@@ -105,6 +106,7 @@ def _engine(load: Load, progress: Progress) -> Engine:
         raise MissingDependencyError('A node needs torch: pip install "updraft-llm[cloud]"') from error
     from .engine import Engine
 
+    keep_freed_memory()
     device = load.config.device
     if device.partition(":")[0] not in ("cpu", "cuda"):
         raise ConfigurationError(f"device must be cpu or cuda, got {device!r}.", param="device")

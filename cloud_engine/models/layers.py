@@ -38,12 +38,16 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.normed(hidden).to(hidden.dtype) * self.weight
+        return self.normed(hidden).to(hidden.dtype).mul_(self.weight)
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """`hidden` (..., size) over its root mean square, float32; half the operations of torch's own on a CPU."""
-        length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True, dtype=torch.float32)
-        return hidden * (length * length).mul_(1 / hidden.shape[-1]).add_(self.eps).rsqrt_()
+        """`hidden` (..., size) over its root mean square, a new tensor in float32.
+
+        Fewer operations and temporaries than torch's own on a CPU.
+        """
+        wide = hidden.to(torch.float32, copy=True)
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        return wide.mul_((length * length).mul_(1 / hidden.shape[-1]).add_(self.eps).rsqrt_())
 
 
 class UnitOffsetRMSNorm(RMSNorm):
