@@ -29,7 +29,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.shape = tuple(linear.weight.shape)
         self.dtype = linear.weight.dtype
-        self.batch_invariant = batch_invariant
+        self.is_invariant = batch_invariant or linear.in_features <= _INVARIANT_LENGTH
         length = _INVARIANT_LENGTH if batch_invariant else linear.in_features
         self._pieces = [_packed(piece.contiguous()) for piece in linear.weight.detach().split(length, dim=1)]
         self._length = length
@@ -60,6 +60,11 @@ def pack_linears(model: nn.Module, *, batch_invariant: bool = False) -> None:
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
+            if isinstance(child, PackedLinear) and batch_invariant and not child.is_invariant:
+                raise ConfigurationError(
+                    "batch_invariant: this model has been packed without it for another engine. Load it once more.",
+                    param="batch_invariant",
+                )
             if isinstance(child, nn.Linear) and can_pack(child.weight):
                 setattr(parent, name, PackedLinear(child, batch_invariant=batch_invariant))
     if batch_invariant:

@@ -281,7 +281,8 @@ class Engine:
         row = 0
         for item in batch:
             state = item.state
-            if state.is_plain and not item.draft_ids and (output := self._append(state, tokens, row)):
+            is_plain = state.is_plain and not (item.draft_ids or item.num_drafts)
+            if is_plain and (output := self._append(state, tokens, row)):
                 outputs.append(output)
                 row += 1
                 continue

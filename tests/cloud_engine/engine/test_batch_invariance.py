@@ -98,7 +98,7 @@ class Leaky(PackedLinear):
 
 def test_a_layer_whose_rows_depend_on_their_number_is_refused_at_start() -> None:
     model = wide_model(torch.float32)
-    model.layers[0].mlp.down_proj = Leaky(nn.Linear(WIDE, 64).requires_grad_(False))  # type: ignore[union-attr]
+    model.layers[0].mlp.down_proj = Leaky(nn.Linear(WIDE, 64).requires_grad_(False), batch_invariant=True)  # type: ignore[union-attr]
     with pytest.raises(ConfigurationError, match="batch_invariant cannot be had here"):
         invariant_engine(model)
 
@@ -107,3 +107,10 @@ def test_long_sums_in_pieces_are_the_same_sums() -> None:
     plain = nn.Linear(8 * WIDE, 64).requires_grad_(False)
     rows = torch.randn(40, 8 * WIDE)
     torch.testing.assert_close(PackedLinear(plain, batch_invariant=True)(rows), plain(rows), rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_that_was_packed_without_it_is_refused() -> None:
+    model = wide_model(torch.float32)
+    Engine(ServedModel(model), EngineConfig())
+    with pytest.raises(ConfigurationError, match="Load it once more"):
+        invariant_engine(model)
