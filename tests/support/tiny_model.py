@@ -12,15 +12,15 @@ from updraft.embedded.export import write_hf_folder
 CONTEXT = 256
 
 
-def write_model(folder: Path, seed: int, *, context: int = CONTEXT) -> Path:
-    """A random Llama that ends its answers by length only, over one token per byte."""
+def write_model(folder: Path, seed: int, *, context: int = CONTEXT, padding: int = 0) -> Path:
+    """A random Llama that ends its answers by length only, over one token per byte; `padding`: rows without one."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     library = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = tokenizers.decoders.ByteLevel()
     library.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     config = transformers.LlamaConfig(
-        vocab_size=library.get_vocab_size(),
+        vocab_size=library.get_vocab_size() + padding,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,

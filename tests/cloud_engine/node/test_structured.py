@@ -12,10 +12,8 @@ import httpx
 import openai
 import pydantic
 import pytest
-import tokenizers
 import torch
-import transformers
-from updraft.embedded.export import write_hf_folder
+from tiny_model import write_model
 
 torch.set_num_threads(1)
 TEMPLATE = """{% if tools %}<|im_start|>system
@@ -43,27 +41,7 @@ TOOLS: list[Any] = [
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory, spawned: Any) -> Iterator[str]:
     """A random Llama over one token per byte, whose template knows tools; its vocabulary is padded."""
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    library = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = tokenizers.decoders.ByteLevel()
-    library.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    config = transformers.LlamaConfig(
-        vocab_size=library.get_vocab_size() + 29,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        architectures=["LlamaForCausalLM"],
-    )
-    torch.manual_seed(0)
-    state = transformers.LlamaForCausalLM(config).state_dict()
-    weights = {name: torch.randn_like(value) * 0.2 for name, value in state.items() if name != "lm_head.weight"}
-    write_hf_folder(folder, config.to_dict(), weights, library)
+    folder = write_model(tmp_path_factory.mktemp("models") / "tiny", 0, context=2048, padding=29)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     node = ("-m", "updraft.cloud_engine.node", "--model", str(folder), "--threads", "1", "--exit-with-parent")
     with spawned(*node) as process:
