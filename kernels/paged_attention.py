@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-_SHORT_QUERY = 16  # rows up to this long (decode, draft verification) share one padded call
-
-
-@dataclass(frozen=True, slots=True)
-class QuerySpan:
-    """The rows of one sequence in a ragged batch: positions `start` to `start + length - 1`."""
-
-    start: int
-    length: int
-    block_table: Sequence[int]
+from .attention_plan import AttentionGroup, CacheShape, QuerySpan, plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +24,12 @@ class LayerAttention:
     window: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionGroup:
-    """Sequences computed in one padded call.
-
-    `rows` (sequences * queries,) int64: row of each query in the ragged batch, padding repeats the sequence's first.
-    `blocks` (sequences * blocks,) int64: the blocks in reach, padded with block 0. `mask` (sequences, 1,
-    shared * queries, keys) float: 0 where a query may look, -inf elsewhere; `shared` query heads read the same KV head.
-    `kept` int64: which entries of `rows` are no padding; None if all are.
-    """
-
-    sequences: int
-    queries: int
-    rows: Tensor
-    blocks: Tensor
-    mask: Tensor
-    kept: Tensor | None
-
-
 class PagedAttention:
-    """One forward pass's attention over `cache` (layers, blocks, block_size, 2 * kv_heads, head_dim), keys then values.
+    """One forward pass's attention over `cache` (layers, blocks, 2 * kv_heads, block_size, head_dim), keys then values.
 
     `spans` are the sequences in the order of their rows; `slot_mapping` (rows,) int64 says where each row's key and
     value go: block * block_size + offset. `shared` query heads read the same KV head. `batch_invariant`: what a row
-    gets does not depend, to the last bit, on what else is computed with it (see `_aligned`).
+    gets does not depend, to the last bit, on what else is computed with it.
     """
 
     def __init__(
@@ -70,7 +43,8 @@ class PagedAttention:
     ) -> None:
         self._cache = cache
         self._spans = spans
-        self._slots = slot_mapping
+        self._num_rows = len(slot_mapping)
+        self._places = _places(slot_mapping, cache)
         self._shared = shared
         self._batch_invariant = batch_invariant
         self._groups_of: dict[int | None, list[AttentionGroup]] = {}
@@ -80,16 +54,16 @@ class PagedAttention:
 
         Rows behind those of the spans are padding: nothing is stored of them, and they get zeros.
         """
-        cache = self._cache[layer.index]
-        num_rows = len(self._slots)
-        cache.view(-1, *cache.shape[2:]).index_copy_(0, self._slots, key_value[:num_rows])
+        cache, num_rows = self._cache[layer.index], self._num_rows
+        head_dim = cache.shape[-1]
+        cache.view(-1, head_dim).index_copy_(0, self._places, key_value[:num_rows].reshape(-1, head_dim))
         groups = self._groups(layer.window)
-        if len(groups) == 1 and groups[0].kept is None:  # a pure decode batch: nothing to rearrange
-            mixed = _attend_group(groups[0], layer.scale, query[:num_rows], cache)
+        if len(groups) == 1 and groups[0].kept is None:  # one sequence, or decodes that share a call
+            mixed = self._attend_group(groups[0], layer.scale, query[:num_rows], cache)
             return functional.pad(mixed, (0, 0, 0, 0, 0, len(query) - num_rows))
         out = torch.zeros_like(query)
         for group in groups:
-            mixed = _attend_group(group, layer.scale, query.index_select(0, group.rows), cache)
+            mixed = self._attend_group(group, layer.scale, query.index_select(0, group.rows), cache)
             rows = group.rows
             if group.kept is not None:
                 mixed, rows = mixed.index_select(0, group.kept), rows.index_select(0, group.kept)
@@ -99,120 +73,61 @@ class PagedAttention:
     def _groups(self, window: int | None) -> list[AttentionGroup]:
         """The plan of all layers with this window, made when the first of them asks."""
         if window not in self._groups_of:
-            self._groups_of[window] = self._plan(window)
+            shape = CacheShape(self._cache.shape[3], self._cache.shape[2] // 2)
+            groups = plan(self._spans, shape, window, batch_invariant=self._batch_invariant)
+            self._groups_of[window] = [self._placed(group) for group in groups]
         return self._groups_of[window]
 
-    def _plan(self, window: int | None) -> list[AttentionGroup]:
-        block_size = self._cache.shape[2]
-        reaches: list[_Reach] = []
-        row = 0
-        for span in self._spans:
-            pieces = _aligned(span, block_size) if self._batch_invariant else [span]
-            for piece in pieces:
-                reaches.append(_reach(row, piece, window, block_size))
-                row += piece.length
-        grouped = _by_blocks(reaches) if self._batch_invariant else _by_length(reaches)
-        queries = block_size if self._batch_invariant else None
-        return [self._build(members, window, queries) for members in grouped]
+    def _is_fused(self, group: AttentionGroup) -> bool:
+        return self._batch_invariant or not group.is_short
 
-    def _build(self, members: list[_Reach], window: int | None, queries: int | None) -> AttentionGroup:
-        """One padded call. With `queries` each query has its place by its position, else the first one is first."""
-        device, block_size = self._cache.device, self._cache.shape[2]
-        lead = torch.tensor([member.span.start % queries if queries else 0 for member in members])[:, None]
-        queries = queries or max(member.span.length for member in members)
-        num_blocks = max(member.end - member.first for member in members)
-        first_row = torch.tensor([member.row for member in members])[:, None]
-        starts = torch.tensor([member.span.start for member in members])[:, None]
-        lengths = torch.tensor([member.span.length for member in members])[:, None]
-        first_key = torch.tensor([member.first * block_size for member in members])[:, None, None]
-        offsets = torch.arange(queries) - lead
-        real = (offsets >= 0) & (offsets < lengths)
-        offsets = offsets * real  # padding repeats the first query
-        positions = (starts + offsets)[:, :, None]
-        keys = first_key + torch.arange(num_blocks * block_size)
-        hidden = keys > positions
-        if window is not None:
-            hidden |= keys <= positions - window
-        tables = [_padded(member.span.block_table[member.first : member.end], num_blocks) for member in members]
-        mask = torch.zeros(hidden.shape, dtype=self._cache.dtype).masked_fill(hidden, -torch.inf)
-        kept = None if bool(real.all()) else real.flatten().nonzero().flatten().to(device)
-        return AttentionGroup(
-            sequences=len(members),
-            queries=queries,
-            rows=(first_row + offsets).flatten().to(device),
-            blocks=torch.tensor(tables).flatten().to(device),
-            mask=mask[:, None].repeat(1, 1, self._shared, 1).to(device),
-            kept=kept,
+    def _placed(self, group: AttentionGroup) -> AttentionGroup:
+        """On the device, and with the mask as torch's fused kernel wants it where that is used."""
+        device, mask = self._cache.device, group.mask
+        if self._is_fused(group):
+            mask = mask.to(self._cache.dtype).repeat(1, 1, self._shared, 1)
+        return replace(
+            group,
+            rows=group.rows.to(device),
+            pages=group.pages.to(device),
+            mask=mask.to(device),
+            kept=None if group.kept is None else group.kept.to(device),
         )
 
+    def _attend_group(self, group: AttentionGroup, scale: float, query: Tensor, cache: Tensor) -> Tensor:
+        """`query` (sequences * queries, heads, head_dim) attends over its blocks; same shape out.
 
-@dataclass(frozen=True, slots=True)
-class _Reach:
-    """A span whose first row is `row`, and the blocks its queries can see: `first` to `end - 1` of its table."""
+        Query heads that share a KV head are folded into the query dimension, so keys are never repeated.
+        """
+        heads, head_dim = query.shape[1:]
+        split = (group.sequences, group.queries, heads // self._shared, self._shared, head_dim)
+        folded = query.view(split).permute(0, 2, 3, 1, 4).reshape(group.sequences, split[2], -1, head_dim)
+        seen = cache.view(-1, *cache.shape[2:]).index_select(0, group.pages)
+        keys, values = seen.view(2, group.sequences, split[2], -1, head_dim)
+        if self._is_fused(group):
+            mixed = functional.scaled_dot_product_attention(folded, keys, values, attn_mask=group.mask, scale=scale)
+        else:
+            mixed = _attend_short(folded.float().mul_(scale), keys, values, group.mask)
+        unfolded = mixed.view(group.sequences, split[2], self._shared, group.queries, head_dim)
+        return unfolded.permute(0, 3, 1, 2, 4).reshape(-1, heads, head_dim)
 
-    row: int
-    span: QuerySpan
-    first: int
-    end: int
 
+def _attend_short(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """Few queries for many keys. (sequences, kv_heads, queries or keys, head_dim); `query` is float32, and scaled.
 
-def _reach(row: int, span: QuerySpan, window: int | None, block_size: int) -> _Reach:
-    oldest = 0 if window is None else max(0, span.start - window + 1)
-    return _Reach(row, span, oldest // block_size, -(-(span.start + span.length) // block_size))
-
-
-def _aligned(span: QuerySpan, block_size: int) -> list[QuerySpan]:
-    """A span cut at block borders.
-
-    Each piece is computed with its queries where they stand in their block and with the keys up to the end of that
-    block: the same matrix products for a position, whether it comes alone or in a chunk of any size.
+    Two products over the whole batch, with scores in float32: torch's fused kernel multiplies one tiny matrix for every
+    sequence and head, which takes half as long again.
     """
-    end = span.start + span.length
-    starts = [span.start, *range(span.start - span.start % block_size + block_size, end, block_size)]
-    return [
-        QuerySpan(start, stop - start, span.block_table) for start, stop in zip(starts, [*starts[1:], end], strict=True)
-    ]
+    sequences, kv_heads, num_queries, _ = query.shape
+    scores = torch.bmm(query.flatten(0, 1), keys.flatten(0, 1).float().transpose(1, 2))
+    scores.view(sequences, -1, *mask.shape[2:]).add_(mask)
+    weights = scores.softmax(dim=-1).to(values.dtype)
+    return torch.bmm(weights, values.flatten(0, 1)).view(sequences, kv_heads, num_queries, -1)
 
 
-def _by_blocks(reaches: list[_Reach]) -> list[list[_Reach]]:
-    """Groups without padded keys: equally many blocks each."""
-    grouped: dict[int, list[_Reach]] = {}
-    for reach in reaches:
-        grouped.setdefault(reach.end - reach.first, []).append(reach)
-    return list(grouped.values())
-
-
-def _by_length(reaches: list[_Reach]) -> list[list[_Reach]]:
-    """Short queries of similar key length share a group; every long one (a prefill chunk) is its own.
-
-    Similar: the same power of two of blocks, so that padding at most doubles the keys read.
-    """
-    grouped: dict[int, list[_Reach]] = {}
-    for index, reach in enumerate(reaches):
-        size = (reach.end - reach.first).bit_length() if reach.span.length <= _SHORT_QUERY else -1 - index
-        grouped.setdefault(size, []).append(reach)
-    return list(grouped.values())
-
-
-def _padded(blocks: Sequence[int], length: int) -> list[int]:
-    return [*blocks, *[0] * (length - len(blocks))]
-
-
-def _attend_group(group: AttentionGroup, scale: float, query: Tensor, cache: Tensor) -> Tensor:
-    """`query` (sequences * queries, heads, head_dim) attends over its blocks; same shape out.
-
-    Query heads that share a KV head are folded into the query dimension, so keys are never repeated.
-    """
-    kv_heads, head_dim = cache.shape[2] // 2, cache.shape[3]
-    heads = query.shape[1]
-    folded = query.view(group.sequences, group.queries, kv_heads, heads // kv_heads, head_dim).permute(0, 2, 3, 1, 4)
-    seen = cache.index_select(0, group.blocks).view(group.sequences, -1, 2 * kv_heads, head_dim).transpose(1, 2)
-    mixed = functional.scaled_dot_product_attention(
-        folded.reshape(group.sequences, kv_heads, -1, head_dim),
-        seen[:, :kv_heads],
-        seen[:, kv_heads:],
-        attn_mask=group.mask,
-        scale=scale,
-    )
-    unfolded = mixed.view(group.sequences, kv_heads, heads // kv_heads, group.queries, head_dim).permute(0, 3, 1, 2, 4)
-    return unfolded.reshape(-1, heads, head_dim)
+def _places(slot_mapping: Tensor, cache: Tensor) -> Tensor:
+    """Where each row's keys and values go, head by head, in (blocks * 2 * kv_heads * block_size, head_dim)."""
+    _, _, parts, block_size, _ = cache.shape
+    blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
+    heads = torch.arange(0, parts * block_size, block_size, device=cache.device)
+    return ((blocks * (parts * block_size) + offsets)[:, None] + heads).flatten()

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...kernels.attention_plan import QuerySpan
 from ...kernels.packed_linear import least_rows, pack_linears
-from ...kernels.paged_attention import PagedAttention, QuerySpan
+from ...kernels.paged_attention import PagedAttention
 from ..models.decoder import Decoder
 from .pooling import MeanPool
 
@@ -29,7 +30,7 @@ class Chunk:
 
 
 class Runner:
-    """A model with its paged KV cache: (layers, num_blocks, block_size, 2 * kv_heads, head_dim), keys then values.
+    """A model with its paged KV cache: (layers, num_blocks, 2 * kv_heads, block_size, head_dim), keys then values.
 
     The model's weights are rearranged for the CPU in place (`pack_linears`).
     """
@@ -43,7 +44,7 @@ class Runner:
         self._shared = model.config.num_heads // model.config.num_kv_heads
         weight = model.embed_tokens.weight
         config = model.config
-        shape = (config.num_layers, num_blocks, block_size, 2 * config.num_kv_heads, config.head_dim)
+        shape = (config.num_layers, num_blocks, 2 * config.num_kv_heads, block_size, config.head_dim)
         self._cache = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
 
     @torch.inference_mode()
