@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from ...kernels.attention_plan import QuerySpan
+from ...kernels.native_attention import NativeAttention, can_attend
 from ...kernels.packed_linear import least_rows, pack_linears
 from ...kernels.paged_attention import PagedAttention
 from ..models.decoder import Decoder
+from ..models.layers import Attention
 from .pooling import MeanPool
 
 
@@ -46,6 +48,7 @@ class Runner:
         config = model.config
         shape = (config.num_layers, num_blocks, 2 * config.num_kv_heads, block_size, config.head_dim)
         self._cache = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
+        self._not_native = can_attend(self._cache)
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
@@ -62,13 +65,7 @@ class Runner:
             slots.extend(self._slots(chunk.block_table, chunk.start, end))
             wanted.extend(range(len(token_ids) - chunk.num_logits, len(token_ids)))
         spans = [QuerySpan(chunk.start, len(chunk.token_ids), chunk.block_table) for chunk in chunks]
-        attention = PagedAttention(
-            self._cache,
-            spans,
-            torch.tensor(slots, device=device),
-            shared=self._shared,
-            batch_invariant=self._batch_invariant,
-        )
+        attention = self._attention(spans, torch.tensor(slots, device=device))
         padding = [0] * (self._least_rows - len(token_ids))
         hidden = self.model(
             torch.tensor(token_ids + padding, device=device),
@@ -77,6 +74,11 @@ class Runner:
         )
         _pool(chunks, hidden)
         return self.model.logits(hidden if len(wanted) == len(hidden) else hidden[wanted])
+
+    def _attention(self, spans: Sequence[QuerySpan], slots: Tensor) -> Attention:
+        if self._not_native is None:
+            return NativeAttention(self._cache, spans, slots, shared=self._shared)
+        return PagedAttention(self._cache, spans, slots, shared=self._shared, batch_invariant=self._batch_invariant)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, target) each, in all layers; all sources are read before a target is written."""

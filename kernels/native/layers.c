@@ -1,0 +1,143 @@
+/* What lies between the matrix products of a layer, in one pass each: norms, gated activations, and what happens to
+   heads before attention. */
+
+#include <math.h>
+
+#include "vectors.h"
+
+#define PARALLEL_FROM 32768 /* elements: fewer are done before a second thread has begun */
+#define MOST_DIM 256
+
+/* Rows of `hidden` and `residual` lie `stride` and `residual_stride` elements apart, those of `out` are dense.
+   `residual`, where there is one, becomes the sum with `hidden`, which is then normed. */
+typedef struct {
+    const void *hidden;
+    void *residual;
+    const void *weight;
+    void *out;
+    int64_t rows, size, stride, residual_stride, unit_offset, num_threads, is_bf16;
+    double eps;
+} NormCall;
+
+INLINE void norm_row(const NormCall *call, int64_t row, const int is_bf16) {
+    const int64_t from = row * call->stride, kept = row * call->residual_stride, to = row * call->size;
+    vec squares = {0};
+    for (int64_t i = 0; i < call->size; i += LANES) {
+        vec values = load(call->hidden, from + i, is_bf16);
+        if (call->residual) {
+            values = rounded(values + load(call->residual, kept + i, is_bf16), is_bf16);
+            store(call->residual, kept + i, values, is_bf16);
+        }
+        squares += values * values;
+    }
+    const vec scale = all(1.0f / sqrtf(sum_of(squares) / (float)call->size + (float)call->eps));
+    for (int64_t i = 0; i < call->size; i += LANES) {
+        vec values = call->residual ? load(call->residual, kept + i, is_bf16) : load(call->hidden, from + i, is_bf16);
+        vec weight = load(call->weight, i, is_bf16);
+        if (call->unit_offset) store(call->out, to + i, values * scale * (weight + all(1)), is_bf16);
+        else store(call->out, to + i, rounded(values * scale, is_bf16) * weight, is_bf16);
+    }
+}
+
+void rms_norm(const NormCall *call) {
+#pragma omp parallel for num_threads(call->num_threads) if (call->rows * call->size > PARALLEL_FROM)
+    for (int64_t row = 0; row < call->rows; row++)
+        if (call->is_bf16) norm_row(call, row, 1);
+        else norm_row(call, row, 0);
+}
+
+/* `gate_up`: rows `stride` elements apart, `size` of the gate and `size` of what it gates. `out`: dense rows of `size`. */
+typedef struct {
+    const void *gate_up;
+    void *out;
+    int64_t rows, size, stride, is_gelu, num_threads, is_bf16;
+} GateCall;
+
+INLINE vec exp_of(vec x) { return exp2_of(x * all(1.44269504f)); }
+
+INLINE vec silu(vec x) { return x / (all(1) + exp_of(-x)); }
+
+/* The approximation by a hyperbolic tangent: x * sigmoid(2u) equals x / 2 * (1 + tanh(u)). */
+INLINE vec gelu_tanh(vec x) {
+    vec u = all(0.7978845608f) * (x + all(0.044715f) * x * x * x);
+    return x / (all(1) + exp_of(all(-2) * u));
+}
+
+INLINE void gate_row(const GateCall *call, int64_t row, const int is_bf16) {
+    const int64_t gate = row * call->stride, up = gate + call->size, to = row * call->size;
+    for (int64_t i = 0; i < call->size; i += LANES) {
+        vec x = load(call->gate_up, gate + i, is_bf16);
+        vec open = rounded(call->is_gelu ? gelu_tanh(x) : silu(x), is_bf16);
+        store(call->out, to + i, open * load(call->gate_up, up + i, is_bf16), is_bf16);
+    }
+}
+
+void gated(const GateCall *call) {
+#pragma omp parallel for num_threads(call->num_threads) if (call->rows * call->size > PARALLEL_FROM)
+    for (int64_t row = 0; row < call->rows; row++)
+        if (call->is_bf16) gate_row(call, row, 1);
+        else gate_row(call, row, 0);
+}
+
+/* `projected`: rows `stride` elements apart, each the heads of queries, keys and values. Queries are normed and rotated
+   where they are; keys, too, on their way to the cache (blocks, 2 * kv_heads, block_size, head_dim), values as they are.
+   `slots`: block * block_size + offset. `cosine`, `sine`: (rows, pairs) float. Norm weights may be null. */
+typedef struct {
+    void *projected;
+    void *cache;
+    const int64_t *slots;
+    const float *cosine;
+    const float *sine;
+    const void *query_norm;
+    const void *key_norm;
+    int64_t rows, stride, heads, kv_heads, block_size, head_dim, pairs, unit_offset, num_threads, is_bf16;
+    double eps;
+} HeadsCall;
+
+INLINE void norm_head(float *head, const void *weight, const HeadsCall *call, const int is_bf16) {
+    const int64_t dim = call->head_dim;
+    vec squares = {0};
+    for (int64_t i = 0; i < dim; i += LANES) squares += load(head, i, 0) * load(head, i, 0);
+    const vec scale = all(1.0f / sqrtf(sum_of(squares) / (float)dim + (float)call->eps));
+    for (int64_t i = 0; i < dim; i += LANES) {
+        vec factor = load(weight, i, is_bf16) + all(call->unit_offset ? 1 : 0);
+        store(head, i, load(head, i, 0) * scale * factor, 0);
+    }
+}
+
+INLINE void rotate_head(float *head, const HeadsCall *call, int64_t row) {
+    const float *cosine = call->cosine + row * call->pairs, *sine = call->sine + row * call->pairs;
+    for (int64_t i = 0; i < call->pairs; i++) {
+        float a = head[i], b = head[i + call->pairs];
+        head[i] = a * cosine[i] - b * sine[i];
+        head[i + call->pairs] = b * cosine[i] + a * sine[i];
+    }
+}
+
+INLINE void write_row(const HeadsCall *call, int64_t row, const int is_bf16) {
+    const int64_t dim = call->head_dim, block = call->slots[row] / call->block_size;
+    const int64_t offset = call->slots[row] % call->block_size, rotated = call->heads + call->kv_heads;
+    for (int64_t head = 0; head < rotated + call->kv_heads; head++) {
+        const int64_t from = row * call->stride + head * dim, part = head - call->heads;
+        const int64_t to = ((block * 2 * call->kv_heads + part) * call->block_size + offset) * dim;
+        float wide[MOST_DIM];
+        for (int64_t i = 0; i < dim; i += LANES) store(wide, i, load(call->projected, from + i, is_bf16), 0);
+        if (head < rotated) {
+            const void *norm = part < 0 ? call->query_norm : call->key_norm;
+            if (norm) norm_head(wide, norm, call, is_bf16);
+            rotate_head(wide, call, row);
+        }
+        for (int64_t i = 0; i < dim; i += LANES) {
+            if (part < 0) store(call->projected, from + i, load(wide, i, 0), is_bf16);
+            else store(call->cache, to + i, load(wide, i, 0), is_bf16);
+        }
+    }
+}
+
+void write_heads(const HeadsCall *call) {
+    const int64_t elements = call->rows * call->stride;
+#pragma omp parallel for num_threads(call->num_threads) if (elements > PARALLEL_FROM)
+    for (int64_t row = 0; row < call->rows; row++)
+        if (call->is_bf16) write_row(call, row, 1);
+        else write_row(call, row, 0);
+}

@@ -1,0 +1,102 @@
+"""Builds and loads the kernels in `kernels/native/`: C, compiled once by the machine's own compiler, for its processor.
+
+Where there is no compiler, or it fails, the plain torch implementations run: `load` says why.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from ..protocol.settings import state_folder
+
+_SOURCES = Path(__file__).parent / "native"
+_COMPILE_S = 120
+_LOG = logging.getLogger(__name__)
+
+
+class NativeBuildError(Exception):
+    """The kernels cannot be compiled or loaded on this machine."""
+
+
+@functools.cache
+def load() -> ctypes.CDLL | None:
+    """The library, built if it is not there yet; None where that fails, which is logged once."""
+    try:
+        return ctypes.CDLL(str(_library()))
+    except (NativeBuildError, OSError) as error:
+        _LOG.warning("No native CPU kernels, plain torch is used instead: %s", error)
+        return None
+
+
+def build(compiler: list[str], target: Path) -> None:
+    """Compile all sources into the shared library `target`. Raises NativeBuildError.
+
+    OpenMP is not linked: torch has loaded its own, and two of them would fight over the processors.
+    """
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        objects: list[str] = []
+        for source in sorted(_SOURCES.glob("*.c")):
+            objects.append(str(Path(folder) / f"{source.stem}.o"))
+            _run([*compiler, *_flags(), "-c", str(source), "-o", objects[-1]])
+        library = Path(folder) / target.name
+        _run([*compiler, "-shared", *objects, "-lm", "-o", str(library)])
+        library.replace(target)  # whole or not at all, for others that start now
+
+
+def _library() -> Path:
+    compiler = _compiler()
+    folder = state_folder() / "native"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    target = folder / f"kernels-{_digest(compiler)}.so"
+    if not target.exists():
+        build(compiler, target)
+    return target
+
+
+def _flags() -> list[str]:
+    flags = ["-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
+    if platform.machine() in ("x86_64", "AMD64"):
+        return [*flags, "-march=native", "-mprefer-vector-width=512"]
+    return [*flags, "-mcpu=native"]
+
+
+def _compiler() -> list[str]:
+    """`CC`, else the compiler that Python was built with, else the usual names."""
+    for candidate in (os.environ.get("CC"), sysconfig.get_config_var("CC"), "cc", "gcc", "clang"):
+        words = shlex.split(candidate or "")
+        if words and (found := shutil.which(words[0])):
+            return [found]
+    raise NativeBuildError("there is no C compiler (set CC, or install gcc or clang).")
+
+
+def _digest(compiler: list[str]) -> str:
+    """Of everything that the library depends on; the processor too, for a home folder may be shared by machines."""
+    parts = [*compiler, *_flags(), _processor()]
+    parts += [source.read_text() for source in sorted(_SOURCES.iterdir()) if source.suffix in (".c", ".h")]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _processor() -> str:
+    description = Path("/proc/cpuinfo")
+    lines = description.read_text().splitlines() if description.exists() else [platform.processor()]
+    return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NativeBuildError(f"{command[0]}: {error}") from error
+    if done.returncode:
+        raise NativeBuildError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
