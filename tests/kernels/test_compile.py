@@ -1,0 +1,28 @@
+"""Every kernel compiles for sm_80 and sm_90 without a GPU, spills nothing and fits in shared memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from kernel_compiler import compile_in_child, specs_in
+
+pytest.importorskip("triton")
+FILES = sorted((Path(__file__).parent / "specs").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_compiles_and_fits(path: Path) -> None:
+    specs = {spec.name: spec for spec in specs_in(path)}
+    rows = compile_in_child(path)
+    assert {row.spec for row in rows} == set(specs)
+    for row in rows:
+        spec = specs[row.spec]
+        assert row.spilled == 0, row
+        assert row.registers <= spec.max_registers, row
+        assert row.shared <= spec.max_shared[row.architecture], row
+
+
+def test_every_kernel_is_specified() -> None:
+    kernels = Path(__file__).resolve().parents[2] / "kernels"
+    assert {path.stem for path in FILES} == {path.stem.removesuffix("_triton") for path in kernels.glob("*_triton.py")}
