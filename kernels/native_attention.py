@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..protocol.errors import ConfigurationError
 from .attention_plan import QuerySpan
+from .kv_write import HeadNorms, Rotation, check_kv_write
 from .native_library import load
 from .paged_attention import LayerAttention
 
@@ -36,15 +38,22 @@ class _AttentionCall(ctypes.Structure):
     )
 
 
-class _StoreCall(ctypes.Structure):
-    """`StoreCall` of native/attention.c, field for field."""
+class _HeadsCall(ctypes.Structure):
+    """`HeadsCall` of native/layers.c, field for field."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("key_value", "cache", "slots")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("projected", "cache", "slots", "cosine", "sine", "query_norm", "key_norm")
+        ),
         *(
             (name, ctypes.c_int64)
-            for name in ("stride", "rows", "parts", "block_size", "bytes", "element_bytes", "num_threads")
+            for name in (
+                *("rows", "stride", "heads", "kv_heads", "block_size", "head_dim", "pairs", "unit_offset"),
+                *("num_threads", "is_bf16"),
+            )
         ),
+        ("eps", ctypes.c_double),
     )
 
 
@@ -66,60 +75,64 @@ class NativeAttention:
     A row's result depends, to the last bit, on its own sequence alone.
     """
 
-    def __init__(self, cache: Tensor, spans: Sequence[QuerySpan], slot_mapping: Tensor, *, shared: int) -> None:
+    def __init__(self, cache: Tensor, spans: Sequence[QuerySpan], slots: Tensor, *, shared: int) -> None:
         library = load()
         assert library is not None, "ask can_attend first"
         self._library = library
         self._cache = cache
-        self._slots = slot_mapping
+        self._slots = slots
+        self._num_rows = sum(span.length for span in spans)
         self._sequences, self._tables = _sequences(spans)
         _, _, parts, block_size, head_dim = cache.shape
-        threads = torch.get_num_threads()
+        self._heads = shared * parts // 2
+        same = {
+            "heads": self._heads,
+            "kv_heads": parts // 2,
+            "block_size": block_size,
+            "head_dim": head_dim,
+            "num_threads": torch.get_num_threads(),
+            "is_bf16": cache.dtype == torch.bfloat16,
+        }
+        self._write = _HeadsCall(slots=slots.data_ptr(), rows=len(slots), **same)
         self._attend = _AttentionCall(
             sequences=self._sequences.ctypes.data,
             tables=self._tables.ctypes.data,
             num_sequences=len(spans),
             most_queries=max(span.length for span in spans),
-            heads=shared * parts // 2,
-            kv_heads=parts // 2,
-            block_size=block_size,
-            head_dim=head_dim,
-            num_threads=threads,
-            is_bf16=cache.dtype == torch.bfloat16,
-        )
-        self._store = _StoreCall(
-            slots=slot_mapping.data_ptr(),
-            rows=len(slot_mapping),
-            parts=parts,
-            block_size=block_size,
-            bytes=head_dim * cache.element_size(),
-            element_bytes=cache.element_size(),
-            num_threads=threads,
+            **same,
         )
 
-    def attend(self, layer: LayerAttention, query: Tensor, key_value: Tensor) -> Tensor:
-        """Store `key_value` (rows, 2 * kv_heads, head_dim), attend causally with `query` (rows, heads, head_dim).
+    def attend(
+        self, layer: LayerAttention, projected: Tensor, rotation: Rotation, norms: HeadNorms | None = None
+    ) -> Tensor:
+        """Norm, rotate and store what `projected` (rows, heads + 2 * kv_heads, head_dim) has, then attend causally.
 
-        Rows behind those of the spans are padding: nothing is stored of them, and they get zeros.
+        Returns (rows, heads, head_dim). Rows behind those of the spans are padding: they get zeros.
         """
-        out = query.new_empty(query.shape)
-        out[len(self._slots) :] = 0
-        store, attend = self._store, self._attend
-        store.cache = attend.cache = self._cache[layer.index].data_ptr()
-        store.key_value, store.stride = _rows(key_value)
-        attend.query, attend.query_stride = _rows(query)
+        self._check(projected, rotation)
+        cache = self._cache[layer.index].data_ptr()
+        write, attend = self._write, self._attend
+        write.cache, write.projected, write.stride = cache, projected.data_ptr(), projected.stride(0)
+        write.cosine, write.sine = rotation.cosine.data_ptr(), rotation.sine.data_ptr()
+        write.pairs = rotation.pairs
+        if norms is not None:
+            write.query_norm, write.key_norm = norms.query.data_ptr(), norms.key.data_ptr()
+            write.eps, write.unit_offset = norms.eps, norms.unit_offset
+        self._library.write_heads(ctypes.byref(write))
+        out = projected.new_empty((len(projected), self._heads, projected.shape[2]))
+        out[self._num_rows :] = 0
+        attend.cache, attend.query, attend.query_stride = cache, projected.data_ptr(), projected.stride(0)
         attend.out, attend.window, attend.scale = out.data_ptr(), layer.window or 0, layer.scale
-        self._library.store_key_values(ctypes.byref(store))
         if self._library.paged_attention(ctypes.byref(attend)):
             raise RuntimeError(f"the C kernel does not take a cache of {tuple(self._cache.shape)}")
         return out
 
-
-def _rows(heads: Tensor) -> tuple[int, int]:
-    """Address and distance of the rows of (rows, heads, head_dim), whose heads lie one behind the other."""
-    if heads.stride()[1:] != (heads.shape[2], 1):
-        raise ValueError(f"heads must be contiguous within a row, got strides {heads.stride()}")
-    return heads.data_ptr(), heads.stride(0)
+    def _check(self, projected: Tensor, rotation: Rotation) -> None:
+        """C would read and write past the end of what does not fit."""
+        check_kv_write(projected, self._cache[0], self._slots, rotation)
+        for angles in (rotation.cosine, rotation.sine):
+            if angles.dtype != torch.float32 or not angles.is_contiguous():
+                raise ConfigurationError("Attention: cosines and sines must be contiguous and float32.")
 
 
 def _sequences(spans: Sequence[QuerySpan]) -> tuple[np.ndarray, np.ndarray]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .attention_plan import AttentionGroup, CacheShape, QuerySpan, plan
+from .kv_write import HeadNorms, HeadRule, Rotation, write_kv_reference_
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,8 @@ class LayerAttention:
 class PagedAttention:
     """One forward pass's attention over `cache` (layers, blocks, 2 * kv_heads, block_size, head_dim), keys then values.
 
-    `spans` are the sequences in the order of their rows; `slot_mapping` (rows,) int64 says where each row's key and
-    value go: block * block_size + offset. `shared` query heads read the same KV head. `batch_invariant`: what a row
+    `spans` are the sequences in the order of their rows; `slots` (rows,) int64 says where each row's key and value go:
+    block * block_size + offset, negative for rows of padding. `shared` query heads read the same KV head. `batch_invariant`: what a row
     gets does not depend, to the last bit, on what else is computed with it.
     """
 
@@ -36,30 +37,32 @@ class PagedAttention:
         self,
         cache: Tensor,
         spans: Sequence[QuerySpan],
-        slot_mapping: Tensor,
+        slots: Tensor,
         *,
         shared: int,
         batch_invariant: bool = False,
     ) -> None:
         self._cache = cache
         self._spans = spans
-        self._num_rows = len(slot_mapping)
-        self._places = _places(slot_mapping, cache)
+        self._num_rows = sum(span.length for span in spans)
+        self._slots = slots
         self._shared = shared
         self._batch_invariant = batch_invariant
         self._groups_of: dict[int | None, list[AttentionGroup]] = {}
 
-    def attend(self, layer: LayerAttention, query: Tensor, key_value: Tensor) -> Tensor:
-        """Store `key_value` (rows, 2 * kv_heads, head_dim), attend causally with `query` (rows, heads, head_dim).
+    def attend(
+        self, layer: LayerAttention, projected: Tensor, rotation: Rotation, norms: HeadNorms | None = None
+    ) -> Tensor:
+        """Norm, rotate and store what `projected` (rows, heads + 2 * kv_heads, head_dim) has, then attend causally.
 
-        Rows behind those of the spans are padding: nothing is stored of them, and they get zeros.
+        Returns (rows, heads, head_dim). Rows behind those of the spans are padding: they get zeros.
         """
         cache, num_rows = self._cache[layer.index], self._num_rows
-        head_dim = cache.shape[-1]
-        cache.view(-1, head_dim).index_copy_(0, self._places, key_value[:num_rows].reshape(-1, head_dim))
+        write_kv_reference_(projected, cache, self._slots, HeadRule(norms), rotation)
+        query = projected[:, : -cache.shape[1]]
         groups = self._groups(layer.window)
         if len(groups) == 1 and groups[0].kept is None:  # one sequence, or decodes that share a call
-            mixed = self._attend_group(groups[0], layer.scale, query[:num_rows], cache)
+            mixed = self._attend_group(groups[0], layer.scale, query[:num_rows].contiguous(), cache)
             return functional.pad(mixed, (0, 0, 0, 0, 0, len(query) - num_rows))
         out = torch.zeros_like(query)
         for group in groups:
@@ -123,11 +126,3 @@ def _attend_short(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> 
     scores.view(sequences, -1, *mask.shape[2:]).add_(mask)
     weights = scores.softmax(dim=-1).to(values.dtype)
     return torch.bmm(weights, values.flatten(0, 1)).view(sequences, kv_heads, num_queries, -1)
-
-
-def _places(slot_mapping: Tensor, cache: Tensor) -> Tensor:
-    """Where each row's keys and values go, head by head, in (blocks * 2 * kv_heads * block_size, head_dim)."""
-    _, _, parts, block_size, _ = cache.shape
-    blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
-    heads = torch.arange(0, parts * block_size, block_size, device=cache.device)
-    return ((blocks * (parts * block_size) + offsets)[:, None] + heads).flatten()

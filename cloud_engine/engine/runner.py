@@ -65,8 +65,8 @@ class Runner:
             slots.extend(self._slots(chunk.block_table, chunk.start, end))
             wanted.extend(range(len(token_ids) - chunk.num_logits, len(token_ids)))
         spans = [QuerySpan(chunk.start, len(chunk.token_ids), chunk.block_table) for chunk in chunks]
-        attention = self._attention(spans, torch.tensor(slots, device=device))
         padding = [0] * (self._least_rows - len(token_ids))
+        attention = self._attention(spans, torch.tensor(slots + [-1] * len(padding), device=device))
         hidden = self.model(
             torch.tensor(token_ids + padding, device=device),
             torch.tensor(positions + padding, device=device),

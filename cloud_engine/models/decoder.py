@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ...kernels.kv_write import Rotation
 from .config import ModelConfig
 from .layers import Attention, GatedMLP, GroupedQueryAttention, norm, soft_capped
-from .rope import Rotary
+from .rope import rotation
 
 
 class DecoderLayer(nn.Module):
@@ -23,9 +24,11 @@ class DecoderLayer(nn.Module):
         self.mlp = GatedMLP(config)
         self.mlp_out_norm = norm(config, size) if config.sandwich_norms else nn.Identity()
 
-    def forward(self, hidden: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
-        hidden = hidden + self.attention_out_norm(self.attention(self.input_norm(hidden), rotary, attention))
-        return hidden + self.mlp_out_norm(self.mlp(self.mlp_norm(hidden)))
+    def forward(self, update: Tensor | None, residual: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
+        """Add `update`, what the layer before has computed, to `residual` in place; return this layer's own."""
+        normed = self.input_norm(residual) if update is None else self.input_norm.add(update, residual)
+        update = self.attention_out_norm(self.attention(normed, rotation, attention))
+        return self.mlp_out_norm(self.mlp(self.mlp_norm.add(update, residual)))
 
 
 class Decoder(nn.Module):
@@ -46,13 +49,14 @@ class Decoder(nn.Module):
         hidden = self.embed_tokens(token_ids)
         if self.config.embedding_scale != 1:
             hidden = hidden * torch.tensor(self.config.embedding_scale, dtype=hidden.dtype, device=hidden.device)
-        rotary = Rotary(positions, self.config.rotary, hidden.dtype)
+        plain = rotation(positions, self.config.rotary)
         sliding = self.config.sliding_rotary
-        sliding_rotary = rotary if sliding is None else Rotary(positions, sliding, hidden.dtype)
+        sliding_rotation = plain if sliding is None else rotation(positions, sliding)
+        update: Tensor | None = None
         for index, layer in enumerate(self.layers):
             is_sliding = bool(self.config.windows) and self.config.windows[index] is not None
-            hidden = layer(hidden, sliding_rotary if is_sliding else rotary, attention)
-        return self.norm(hidden)
+            update = layer(update, hidden, sliding_rotation if is_sliding else plain, attention)
+        return self.norm(hidden) if update is None else self.norm.add(update, hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(rows, hidden_size) to (rows, vocab_size) float32."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from ...kernels.gated import Activation, gated
+from ...kernels.kv_write import HeadNorms, Rotation
 from ...kernels.paged_attention import LayerAttention
+from ...kernels.rms_norm import Norm, add_rms_norm, rms_norm
 from .config import ModelConfig
-from .rope import Rotary
 
 
 class Attention(Protocol):
@@ -20,11 +20,13 @@ class Attention(Protocol):
     The interface behind which CPU and GPU implementations live: the models never see blocks or batches.
     """
 
-    def attend(self, layer: LayerAttention, query: Tensor, key_value: Tensor) -> Tensor:
+    def attend(
+        self, layer: LayerAttention, projected: Tensor, rotation: Rotation, norms: HeadNorms | None = None
+    ) -> Tensor:
         """Store this pass's keys and values, then attend causally over each row's whole sequence.
 
-        `query` (tokens, heads, head_dim); `key_value` (tokens, 2 * kv_heads, head_dim), the keys first. Returns the
-        query's shape.
+        `projected` (tokens, heads + 2 * kv_heads, head_dim): queries, keys and values, which are normed and rotated
+        here, and may be overwritten. Returns (tokens, heads, head_dim).
         """
         ...
 
@@ -32,34 +34,27 @@ class Attention(Protocol):
 class RMSNorm(nn.Module):
     """Zhang & Sennrich 2019, computed in float32 as Llama does."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, *, unit_offset: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
         self.eps = eps
+        self.unit_offset = unit_offset  # Gemma's: weights are stored less one, and the product is taken in float32
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.normed(hidden).to(hidden.dtype).mul_(self.weight)
+        """A new tensor: `hidden` (rows, size), normed."""
+        return rms_norm(hidden, self._norm())
 
-    def normed(self, hidden: Tensor) -> Tensor:
-        """`hidden` (..., size) over its root mean square, a new tensor in float32.
+    def add(self, update: Tensor, residual: Tensor) -> Tensor:
+        """Add `update` to `residual` in place, and return the norm of the sum."""
+        return add_rms_norm(update, residual, self._norm())
 
-        Fewer operations and temporaries than torch's own on a CPU.
-        """
-        wide = hidden.to(torch.float32, copy=True)
-        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        return wide.mul_((length * length).mul_(1 / hidden.shape[-1]).add_(self.eps).rsqrt_())
-
-
-class UnitOffsetRMSNorm(RMSNorm):
-    """Gemma's: weights are stored less one, and the product is taken in float32."""
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return (self.normed(hidden) * (1.0 + self.weight.float())).to(hidden.dtype)
+    def _norm(self) -> Norm:
+        return Norm(self.weight, self.eps, self.unit_offset)
 
 
 def norm(config: ModelConfig, size: int) -> RMSNorm:
     """The norm of a model's family over the last dimension, which has `size` elements."""
-    return (UnitOffsetRMSNorm if config.unit_offset_norms else RMSNorm)(size, config.rms_norm_eps)
+    return RMSNorm(size, config.rms_norm_eps, unit_offset=config.unit_offset_norms)
 
 
 class GroupedQueryAttention(nn.Module):
@@ -76,16 +71,15 @@ class GroupedQueryAttention(nn.Module):
         scale = self.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
         self.layer = LayerAttention(index, scale, config.window(index))
 
-    def forward(self, hidden: Tensor, rotary: Rotary, attention: Attention) -> Tensor:
+    def forward(self, hidden: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
         projected = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
-        query, key_value = projected.split((self.heads, 2 * self.kv_heads), dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            query.copy_(self.q_norm(query))
-            key = key_value[:, : self.kv_heads]
-            key.copy_(self.k_norm(key))
-        rotary.rotate_(projected[:, : self.heads + self.kv_heads])
-        mixed = attention.attend(self.layer, query, key_value)
-        return self.o_proj(mixed.reshape(hidden.shape[0], -1))
+        mixed = attention.attend(self.layer, projected, rotation, self._norms())
+        return self.o_proj(mixed.view(hidden.shape[0], -1))
+
+    def _norms(self) -> HeadNorms | None:
+        if self.q_norm is None or self.k_norm is None:
+            return None
+        return HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, self.q_norm.unit_offset)
 
 
 class GatedMLP(nn.Module):
@@ -95,20 +89,12 @@ class GatedMLP(nn.Module):
         super().__init__()
         self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
-        self.activation = _ACTIVATIONS[config.activation]
+        self.activation: Activation = config.activation
 
     def forward(self, hidden: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(hidden).chunk(2, dim=-1)
-        return self.down_proj(self.activation(gate).mul_(up))
+        return self.down_proj(gated(self.gate_up_proj(hidden), self.activation))
 
 
 def soft_capped(values: Tensor, cap: float) -> Tensor:
     """`cap * tanh(values / cap)`: nothing exceeds `cap`, small values hardly change (Gemma 2)."""
     return torch.tanh(values / cap) * cap
-
-
-def _gelu_tanh(gate: Tensor) -> Tensor:
-    return functional.gelu(gate, approximate="tanh")
-
-
-_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"silu": functional.silu, "gelu_tanh": _gelu_tanh}

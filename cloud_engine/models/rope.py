@@ -1,4 +1,4 @@
-"""Rotary positions (Su et al. 2021): inverse frequencies of every scaling variant in use, and the rotation itself.
+"""Rotary positions (Su et al. 2021): inverse frequencies of every scaling variant in use, and the angles they make.
 
 A variant only changes numbers that are known when a model is loaded, so a `RotaryConfig` holds these numbers and the
 running model knows nothing of variants. Parameter names are those of Hugging Face's `rope_parameters`.
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...kernels.kv_write import Rotation
 from ...protocol.errors import ModelLoadError
 
 
@@ -55,24 +56,11 @@ class RotaryConfig:
         return cls(tuple(frequencies.tolist()), magnitude)
 
 
-class Rotary:
-    """Cosines and sines of one forward pass; Hugging Face's convention (dimension i is paired with i + rotary_dim/2).
-
-    `positions` (tokens,) int64.
-    """
-
-    def __init__(self, positions: Tensor, config: RotaryConfig, dtype: torch.dtype) -> None:
-        frequencies = torch.tensor(config.inverse_frequencies, dtype=torch.float32, device=positions.device)
-        angles = positions.float()[:, None] * frequencies
-        self._half = len(config.inverse_frequencies)
-        self._cos = (torch.cat((angles, angles), dim=-1).cos() * config.magnitude).to(dtype)[:, None, :]
-        self._sin = (torch.cat((-angles, angles), dim=-1).sin() * config.magnitude).to(dtype)[:, None, :]
-
-    def rotate_(self, heads: Tensor) -> None:
-        """Rotate `heads` (tokens, heads, head_dim) in place by each row's position, in the first rotary dimensions."""
-        rotated = heads[..., : 2 * self._half]
-        partners = rotated.roll(self._half, dims=-1)
-        rotated.mul_(self._cos).addcmul_(partners, self._sin)
+def rotation(positions: Tensor, config: RotaryConfig) -> Rotation:
+    """Cosines and sines of one forward pass, float32. `positions` (tokens,) int64."""
+    frequencies = torch.tensor(config.inverse_frequencies, dtype=torch.float32, device=positions.device)
+    angles = positions.float()[:, None] * frequencies
+    return Rotation(angles.cos() * config.magnitude, angles.sin() * config.magnitude)
 
 
 @dataclass(frozen=True, slots=True)

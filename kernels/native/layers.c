@@ -81,7 +81,7 @@ void gated(const GateCall *call) {
 
 /* `projected`: rows `stride` elements apart, each the heads of queries, keys and values. Queries are normed and rotated
    where they are; keys, too, on their way to the cache (blocks, 2 * kv_heads, block_size, head_dim), values as they are.
-   `slots`: block * block_size + offset. `cosine`, `sine`: (rows, pairs) float. Norm weights may be null. */
+   `slots`: block * block_size + offset, negative for rows of padding. `cosine`, `sine`: (rows, pairs) float. Norm weights may be null. */
 typedef struct {
     void *projected;
     void *cache;
@@ -115,9 +115,9 @@ INLINE void rotate_head(float *head, const HeadsCall *call, int64_t row) {
 }
 
 INLINE void write_row(const HeadsCall *call, int64_t row, const int is_bf16) {
-    const int64_t dim = call->head_dim, block = call->slots[row] / call->block_size;
-    const int64_t offset = call->slots[row] % call->block_size, rotated = call->heads + call->kv_heads;
-    for (int64_t head = 0; head < rotated + call->kv_heads; head++) {
+    const int64_t dim = call->head_dim, slot = call->slots[row], block = slot / call->block_size;
+    const int64_t offset = slot % call->block_size, rotated = call->heads + call->kv_heads;
+    for (int64_t head = 0; head < rotated + call->kv_heads && slot >= 0; head++) {
         const int64_t from = row * call->stride + head * dim, part = head - call->heads;
         const int64_t to = ((block * 2 * call->kv_heads + part) * call->block_size + offset) * dim;
         float wide[MOST_DIM];
