@@ -22,8 +22,9 @@ _MOST_ROWS_FP32 = 32  # float32 is multiplied without tensor cores, whose operan
 _TILE_BYTES = 16 * 1024
 _LEAST_KEYS, _MOST_KEYS = 16, 64
 _SHARED_BYTES = 224 * 1024
-_WARPS_OF_MULTIPROCESSOR = 16
-#: What starting and ending a program costs, and merging pieces at all, in keys that could be read meanwhile.
+_WARPS_OF_MULTIPROCESSOR = 12  # more do not get the registers they take
+_LEAST_ASYNC_ROWS = 64  # from here on Hopper multiplies out of shared memory, which holds a tile for longer
+#: What starting and ending a program costs, and a launch that merges pieces, in keys that could be read meanwhile.
 _PROGRAM_KEYS, _MERGE_KEYS = 96, 256
 _MOST_ROUNDS = 4
 
@@ -95,7 +96,8 @@ def programs_at_once(shape: AttentionShape, launch: Launch, multiprocessors: int
     """How many programs the GPU holds at a time, by shared memory and warps."""
     tile = launch.tiles["BLOCK_N"] * shape.padded_dim * shape.cache_bytes
     query = launch.tiles["BLOCK_M"] * shape.padded_dim * max(shape.cache_bytes, 2)
-    by_memory = _SHARED_BYTES // (2 * tile * launch.num_stages + query)
+    buffers = launch.num_stages - (launch.tiles["BLOCK_M"] < _LEAST_ASYNC_ROWS)
+    by_memory = _SHARED_BYTES // (2 * tile * buffers + query)
     return multiprocessors * max(1, min(by_memory, _WARPS_OF_MULTIPROCESSOR // launch.num_warps))
 
 
@@ -104,28 +106,35 @@ def extra_pieces(shape: AttentionShape, launch: Launch, multiprocessors: int) ->
     return 2 * programs_at_once(shape, launch, multiprocessors) // shape.kv_heads
 
 
-def split_length(keys: NDArray[np.int64], shape: AttentionShape, launch: Launch, multiprocessors: int) -> int:
-    """The most keys that one program visits, a multiple of BLOCK_N, for tiles that see `keys` each.
+def piece_lengths(
+    keys: NDArray[np.int64], shape: AttentionShape, launch: Launch, multiprocessors: int
+) -> NDArray[np.int64]:
+    """How many keys, a multiple of BLOCK_N, a program visits of each tile, for tiles that see `keys` each.
 
-    Of a few candidates the one that is done first by the smaller of two bounds on a greedy schedule: all rounds take as
-    long as the longest piece; or the GPU is never idle until the last piece has started.
+    Of a few ways to cut the one that is done first, by the smaller of two bounds on a greedy schedule: every round of
+    programs takes as long as the longest piece; or the GPU is never idle until the last piece has started.
     """
     step = launch.tiles["BLOCK_N"]
-    longest, total = int(keys.max(initial=0)), int(keys.sum())
     places = programs_at_once(shape, launch, multiprocessors) / shape.kv_heads
-    best, least_time = _rounded(longest, step), float("inf")
     most_pieces = len(keys) + extra_pieces(shape, launch, multiprocessors)
-    for rounds in range(_MOST_ROUNDS + 1):  # none: nothing is cut
-        length = _rounded(longest if rounds == 0 else min(longest, int(total / (places * rounds))), step)
-        pieces = int(np.maximum(-(-keys // length), 1).sum())
-        if pieces > most_pieces:
-            continue
-        in_rounds = -(-pieces // places) * (min(length, longest) + _PROGRAM_KEYS)
-        greedily = (total + pieces * _PROGRAM_KEYS) / places + length
-        time = min(in_rounds, greedily) + _MERGE_KEYS * (pieces > len(keys))
-        if time < least_time:
-            best, least_time = length, time
+    best, least_time = _even(keys, int(keys.max(initial=1)), step), float("inf")
+    for rounds in range(_MOST_ROUNDS + 1):
+        # In no round at all: nothing is cut.
+        lengths = best if rounds == 0 else _even(keys, int(keys.sum() / (places * rounds)), step)
+        pieces, longest = int(pieces_of(keys, lengths).sum()), int(lengths.max(initial=step))
+        is_cut = pieces > len(keys)
+        around = _PROGRAM_KEYS + is_cut * _partial_keys(shape, launch)
+        in_rounds = -(-pieces // places) * (longest + around)
+        greedily = (int(keys.sum()) + pieces * around) / places + longest
+        time = min(in_rounds, greedily) + is_cut * _MERGE_KEYS
+        if pieces <= most_pieces and time < least_time:
+            best, least_time = lengths, time
     return best
+
+
+def pieces_of(keys: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Into how many pieces each tile is cut; one that sees no keys is a piece too."""
+    return np.maximum(-(-keys // lengths), 1)
 
 
 def power_of_two(value: int) -> int:
@@ -133,8 +142,15 @@ def power_of_two(value: int) -> int:
     return 1 << max(value - 1, 0).bit_length()
 
 
-def _rounded(keys: int, step: int) -> int:
-    return max(-(-keys // step), 1) * step
+def _partial_keys(shape: AttentionShape, launch: Launch) -> int:
+    """How many keys and values are as many bytes as the float32 results of a tile, written and read."""
+    return launch.tiles["BLOCK_M"] * 4 // shape.cache_bytes
+
+
+def _even(keys: NDArray[np.int64], most: int, step: int) -> NDArray[np.int64]:
+    """Lengths for equal pieces of about `most` keys at most."""
+    equal = -(-keys // pieces_of(keys, np.array(max(most, step))))
+    return np.maximum(-(-equal // step), 1) * step
 
 
 def _default(shape: AttentionShape, rows: int) -> Launch:

@@ -85,16 +85,19 @@ class GraphMetadata:
     def update_(self, spans: Sequence[QuerySpan]) -> None:
         """Raises ConfigurationError for more sequences, rows or blocks than the buffers were made for."""
         planner, sizes, launch = self._planner, self._sizes, self.metadata.launch
+        if sum(span.length for span in spans) > sizes.slots:
+            raise self._does_not_fit(spans)
         plan = plan_attention(spans, sizes.slots, planner.shape, launch, planner.multiprocessors)
         used = replace(sizes, blocks=len(plan.blocks))
-        if (
-            len(plan.work) > sizes.work
-            or len(plan.slots) > sizes.slots
-            or used.blocks > sizes.blocks
-            or plan.partial_rows > self.metadata.partial_rows
-        ):
-            raise ConfigurationError(f"{len(spans)} sequences do not fit a CUDA graph over {sizes.slots} rows.")
+        if len(plan.work) > sizes.work or used.blocks > sizes.blocks or plan.partial_rows > self.metadata.partial_rows:
+            raise self._does_not_fit(spans)
         self._buffer[: used.total].copy_(_staged(plan, used), non_blocking=True)
+
+    def _does_not_fit(self, spans: Sequence[QuerySpan]) -> ConfigurationError:
+        rows = sum(span.length for span in spans)
+        return ConfigurationError(
+            f"{len(spans)} sequences of {rows} rows do not fit a CUDA graph over {self._sizes.slots} rows."
+        )
 
 
 @dataclass(frozen=True, slots=True)

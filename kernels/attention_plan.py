@@ -14,7 +14,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from .attention_launch import AttentionShape, queries_per_tile, split_length
+from .attention_launch import AttentionShape, piece_lengths, pieces_of, queries_per_tile
 from .launch import Launch
 from .paged_attention import QuerySpan
 
@@ -47,12 +47,12 @@ def plan_attention(
     """Rows behind those of the spans, up to `num_rows`, are padding: they are stored nowhere and get zeros."""
     batch = _Batch.of(spans, num_rows, shape.block_size)
     tiles = _tiles(batch, queries_per_tile(shape, launch))
-    length = split_length(tiles.keys, shape, launch, multiprocessors)
-    pieces = np.maximum(-(-tiles.keys // length), 1)
+    lengths = piece_lengths(tiles.keys, shape, launch, multiprocessors)
+    pieces = pieces_of(tiles.keys, lengths)
     partials = np.where(pieces > 1, pieces * tiles.rows, 0)
     first_partial = _starts(partials)
     return AttentionPlan(
-        work=_work(tiles, pieces, length, first_partial),
+        work=_work(tiles, pieces, lengths, first_partial),
         merges=_merges(tiles, pieces, first_partial),
         slots=_slots(batch, shape.block_size),
         blocks=batch.blocks,
@@ -104,16 +104,16 @@ def _tiles(batch: _Batch, queries: int) -> _Tiles:
     return _Tiles(*(column[order] for column in columns))
 
 
-def _work(tiles: _Tiles, pieces: _Ints, length: int, first_partial: _Ints) -> _Ints:
+def _work(tiles: _Tiles, pieces: _Ints, lengths: _Ints, first_partial: _Ints) -> _Ints:
     tile, piece = _repeated(pieces)
-    rows, first_key = tiles.rows[tile], piece * length
+    rows, first_key = tiles.rows[tile], piece * lengths[tile]
     work = np.zeros((len(tile), WORK_COLUMNS), dtype=np.int64)
     work[:, 0] = tiles.table[tile]
     work[:, 1] = tiles.first_row[tile]
     work[:, 2] = rows
     work[:, 3] = tiles.position[tile]
     work[:, 4] = first_key
-    work[:, 5] = np.minimum(first_key + length, tiles.keys[tile])
+    work[:, 5] = np.minimum(first_key + lengths[tile], tiles.keys[tile])
     work[:, 6] = np.where(pieces[tile] > 1, first_partial[tile] + piece * rows, -1)
     return work
 

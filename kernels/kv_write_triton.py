@@ -2,7 +2,7 @@
 
 # Kernels are typed by Triton, not by Python.
 # pyright: reportArgumentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
-# pyright: reportCallIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportIndexIssue=false, reportPossiblyUnboundVariable=false
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def write_kv_kernel(
     UNIT_OFFSET: tl.constexpr,
     LARGEST: tl.constexpr,
 ):
-    """Grid (groups of heads, rows). A head is held as its two halves of pairs and the rest, so that a thread has both
+    """Grid (rows, groups of heads). A head is held as its two halves of pairs and the rest, so that a thread has both
     partners of a rotation and nothing is read after it was written.
 
     `heads`: of queries; then come kv_heads of keys and as many of values. LARGEST: of what the cache holds, 0 for no
     bound.
     """
-    row = tl.program_id(1).to(tl.int64)
-    head = tl.program_id(0) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     exists = head < heads + 2 * kv_heads
     is_query, is_value = head < heads, head >= heads + kv_heads
     slot = tl.load(slots + row).to(tl.int64)
@@ -129,7 +129,7 @@ def write_kv_(projected: Tensor, cache: Tensor, slots: Tensor, rule: HeadRule, r
     rest = head_dim - 2 * pairs
     block_heads = max(1, min(_ELEMENTS // power_of_two(head_dim), power_of_two(all_heads)))
     norms = rule.norms
-    write_kv_kernel[(triton.cdiv(all_heads, block_heads), rows)](
+    write_kv_kernel[(rows, triton.cdiv(all_heads, block_heads))](
         projected,
         cache,
         slots,

@@ -18,7 +18,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..protocol.errors import ConfigurationError
 from .attention_launch import AttentionShape
 from .attention_metadata import AttentionMetadata
 from .attention_reference import ScoreRule
@@ -81,7 +80,6 @@ def attend_kernel(
 
     positions = position + token
     keys_of_head = cache + kv_head * HEAD_DIM
-    values_of_head = keys_of_head + kv_heads * HEAD_DIM
     last_position = position + num_rows - 1
     end_key = tl.minimum(end_key, last_position + 1)
     if WINDOWED:
@@ -99,17 +97,17 @@ def attend_kernel(
             plain_from = tl.cdiv(tl.maximum(last_position - window + 1, first_key), BLOCK_N) * BLOCK_N
             plain_from = tl.minimum(plain_from, masked_from)
             mixed, top, weight = _visit(
-                mixed, top, weight, q, positions, keys_of_head, values_of_head, blocks + table, token_stride,
+                mixed, top, weight, q, positions, keys_of_head, kv_heads * HEAD_DIM, blocks + table, token_stride,
                 first_key, plain_from, score_scale, soft_cap, window,
                 HEAD_DIM, PADDED_DIM, BLOCK_SIZE, BLOCK_N, True, WINDOWED, CAPPED,
             )  # fmt: skip
         mixed, top, weight = _visit(
-            mixed, top, weight, q, positions, keys_of_head, values_of_head, blocks + table, token_stride,
+            mixed, top, weight, q, positions, keys_of_head, kv_heads * HEAD_DIM, blocks + table, token_stride,
             plain_from, masked_from, score_scale, soft_cap, window,
             HEAD_DIM, PADDED_DIM, BLOCK_SIZE, BLOCK_N, False, WINDOWED, CAPPED,
         )  # fmt: skip
     mixed, top, weight = _visit(
-        mixed, top, weight, q, positions, keys_of_head, values_of_head, blocks + table, token_stride,
+        mixed, top, weight, q, positions, keys_of_head, kv_heads * HEAD_DIM, blocks + table, token_stride,
         masked_from, end_key, score_scale, soft_cap, window,
         HEAD_DIM, PADDED_DIM, BLOCK_SIZE, BLOCK_N, True, WINDOWED, CAPPED,
     )  # fmt: skip
@@ -134,7 +132,7 @@ def _visit(
     q,
     positions,
     keys_of_head,
-    values_of_head,
+    to_values,
     table,
     token_stride,
     first,
@@ -167,19 +165,22 @@ def _visit(
             readable = readable & (dims < HEAD_DIM)[None, :]
         if MASKED:
             readable = readable & (keys < end)[:, None]  # what lies behind the end may be NaN, and 0 * NaN is
+        place = keys_of_head + offset[:, None] + dims[None, :]
         if MASKED or PADDED_DIM != HEAD_DIM:
-            k = tl.load(keys_of_head + offset[:, None] + dims[None, :], mask=readable, other=0.0)
-            v = tl.load(values_of_head + offset[:, None] + dims[None, :], mask=readable, other=0.0)
+            k = tl.load(place, mask=readable, other=0.0)
+            v = tl.load(place + to_values, mask=readable, other=0.0)
         else:
-            k = tl.load(keys_of_head + offset[:, None] + dims[None, :])
-            v = tl.load(values_of_head + offset[:, None] + dims[None, :])
+            k = tl.load(place)
+            v = tl.load(place + to_values)
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
         unit = score_scale
         if CAPPED:
             scores = _tanh(scores * score_scale)
             unit = soft_cap
         if MASKED:
-            visible = keys[None, :] <= positions[:, None]  # never behind the end: only a sequence's last piece is cut there
+            visible = (
+                keys[None, :] <= positions[:, None]
+            )  # never behind the end: only a sequence's last piece is cut there
             if WINDOWED:
                 visible = visible & (keys[None, :] > positions[:, None] - window)
             scores = tl.where(visible, scores, float("-inf"))
@@ -253,7 +254,6 @@ def attend(query: Tensor, cache: Tensor, metadata: AttentionMetadata, shape: Att
     `query` (rows, heads, head_dim), its rows any distance apart; `cache` (blocks, block_size, 2 * kv_heads, head_dim),
     in the query's dtype or float8_e4m3fn.
     """
-    _check(query, cache, metadata, shape)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     launch = metadata.launch
     partial = query.new_empty((metadata.partial_rows, *query.shape[1:]), dtype=torch.float32)
@@ -296,14 +296,3 @@ def attend(query: Tensor, cache: Tensor, metadata: AttentionMetadata, shape: Att
             num_warps=4,
         )
     return out
-
-
-def _check(query: Tensor, cache: Tensor, metadata: AttentionMetadata, shape: AttentionShape) -> None:
-    expected = (len(metadata.slots), shape.heads, shape.head_dim)
-    if query.shape != expected or query.stride()[1:] != (shape.head_dim, 1):
-        raise ConfigurationError(
-            f"Attention: queries must be {expected} with contiguous heads, got {tuple(query.shape)} with strides "
-            f"{query.stride()}."
-        )
-    if cache.dtype not in (query.dtype, torch.float8_e4m3fn):
-        raise ConfigurationError(f"Attention: queries in {query.dtype} do not fit a cache of {cache.dtype}.")

@@ -78,5 +78,18 @@ class TritonPagedAttention:
     def _attend(self, layer: LayerAttention, query: Tensor) -> Tensor:
         from .paged_attention_triton import attend
 
+        self._check(query)
         rule = replace(self._rule, scale=layer.scale, window=layer.window)
         return attend(query, self._cache[layer.index], self._metadata, self._shape, rule)
+
+    def _check(self, query: Tensor) -> None:
+        """A kernel would read past the end of what does not fit."""
+        shape, dtype = self._shape, self._cache.dtype
+        expected = (len(self._metadata.slots), shape.heads, shape.head_dim)
+        if query.shape != expected or query.stride()[1:] != (shape.head_dim, 1):
+            raise ConfigurationError(
+                f"Attention: queries must be {expected} with contiguous heads, got {tuple(query.shape)} with strides "
+                f"{query.stride()}."
+            )
+        if dtype not in (query.dtype, torch.float8_e4m3fn):
+            raise ConfigurationError(f"Attention: queries in {query.dtype} do not fit a cache of {dtype}.")

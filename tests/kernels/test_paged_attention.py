@@ -1,4 +1,4 @@
-"""The attention kernel, in the interpreter, against the loop over sequences; that loop against torch's own attention."""
+"""The attention kernel, interpreted, against the loop over sequences; that loop against torch's own attention."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
-
 from updraft.kernels.attention_launch import AttentionShape
 from updraft.kernels.attention_metadata import AttentionMetadata, AttentionPlanner
 from updraft.kernels.attention_reference import ScoreRule, attend_reference

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from kernel_compiler import Spec
-
 from updraft.kernels.kv_write_triton import write_kv_kernel
 
 
