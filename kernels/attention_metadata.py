@@ -72,8 +72,9 @@ class GraphMetadata:
         shape = planner.shape
         launch = planner._launch(-(-num_rows // most_sequences))
         queries = queries_per_tile(shape, launch)
-        # One tile for each sequence and for the padding, and one more for every full tile.
-        tiles = most_sequences + 1 + num_rows // queries
+        # One tile for the first row of each sequence and of the padding, and one more for every further tile full.
+        sequences = min(most_sequences + 1, num_rows)
+        tiles = sequences + (num_rows - sequences) // queries
         pieces = tiles + extra_pieces(shape, launch, planner.multiprocessors)
         self._planner = planner
         self._sizes = _Sizes(pieces, num_rows, num_rows, most_sequences * most_blocks)

@@ -132,6 +132,17 @@ def test_shapes_that_the_kernel_does_not_take(shape: tuple[int, int, int, int]) 
         AttentionShape(*shape)
 
 
+@pytest.mark.parametrize("lengths", [[1, 1, 1, 1], [3, 3, 1, 1], [5, 3], [7], [8], [1, 0, 1, 5], []], ids=str)
+def test_a_graph_has_room_for_any_lengths(lengths: list[int]) -> None:
+    """On a GPU so small that no more pieces are planned for than there are tiles."""
+    shape = AttentionShape(heads=128, kv_heads=8, head_dim=64, block_size=16)
+    graph = AttentionPlanner(shape, torch.device("cpu"), "none", 1).graph_metadata(8, most_sequences=4, most_blocks=4)
+    assert len(graph.metadata.work) == 6
+    graph.update_([QuerySpan(16, length, [1, 2]) for length in lengths])
+    assert graph.metadata.work[:, 2].sum() == 8
+    assert (graph.metadata.slots >= 0).sum() == sum(lengths)
+
+
 @pytest.mark.parametrize(
     "spans",
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import pytest
@@ -149,6 +150,25 @@ def test_pieces_give_what_the_whole_gives(queries: int, rule: ScoreRule) -> None
     assert len(metadata.merges) >= queries
     assert not len(case.planner().metadata(case.spans).merges)
     torch.testing.assert_close(case.attend(rule, metadata), case.attend(rule), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 16, 17, 40])
+def test_any_number_of_pieces_is_merged(pieces: int) -> None:
+    """By weights that differ widely; a piece in which the window hides everything has next to none."""
+    torch.manual_seed(pieces)
+    rows, heads, head_dim = 2, 3, 80
+    partial = torch.randn(pieces, rows, heads, head_dim)
+    logs = torch.randn(pieces, rows, heads) * 30
+    logs[0, 0], partial[0, 0] = -1e30, 0.0
+    merges = torch.tensor([[3, 1, rows, pieces], [0, 0, rows, pieces], [0, 0, 0, 0]], dtype=torch.int32)
+    out = torch.full((4, heads, head_dim), torch.nan)
+    paged_attention_triton.merge_kernel[(heads, len(merges))](
+        out, partial, logs, merges, HEAD_DIM=head_dim, PADDED_DIM=128, AT_ONCE=16
+    )
+    shares = (logs.double() * math.log(2)).softmax(0)[..., None]
+    expected = (partial * shares).sum(0).float()
+    torch.testing.assert_close(out[[0, 3]], expected)
+    assert out[1:3].isnan().all()
 
 
 def test_prefill_is_cut_into_pieces_too() -> None:
