@@ -13,6 +13,7 @@ from updraft.protocol.errors import ConfigurationError
 pytest.importorskip("triton")
 from updraft.kernels import kv_write_triton
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 UNTOUCHED = 7.0
 BLOCK_SIZE = 16
 
@@ -20,26 +21,26 @@ BLOCK_SIZE = 16
 def heads_of(rows: int, heads: int, head_dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Rows that lie further apart than they are wide."""
     torch.manual_seed(rows)
-    return torch.randn(rows, heads + 1, head_dim).to(dtype)[:, :heads]
+    return torch.randn(rows, heads + 1, head_dim).to(DEVICE, dtype)[:, :heads]
 
 
 def cache_of(kv_heads: int, head_dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.full((4, BLOCK_SIZE, 2 * kv_heads, head_dim), UNTOUCHED).to(dtype)
+    return torch.full((4, BLOCK_SIZE, 2 * kv_heads, head_dim), UNTOUCHED).to(DEVICE, dtype)
 
 
 def angles(rows: int, pairs: int) -> Rotation:
-    table = torch.linspace(0, 3, rows * pairs).view(rows, pairs)
+    table = torch.linspace(0, 3, rows * pairs, device=DEVICE).view(rows, pairs)
     return Rotation(table.cos(), table.sin())
 
 
 def norms(head_dim: int, *, unit_offset: bool = False, dtype: torch.dtype = torch.float32) -> HeadNorms:
     torch.manual_seed(1)
-    return HeadNorms(torch.randn(head_dim).to(dtype), torch.randn(head_dim).to(dtype), 1e-5, unit_offset)
+    return HeadNorms(*torch.randn(2, head_dim).to(DEVICE, dtype), 1e-5, unit_offset)
 
 
 def check(projected: Tensor, cache: Tensor, rule: HeadRule, rotation: Rotation | None, slots: list[int]) -> None:
     """Queries and the whole cache are the same, and what had no slot is untouched."""
-    slot_mapping = torch.tensor(slots, dtype=torch.int32)
+    slot_mapping = torch.tensor(slots, dtype=torch.int32, device=DEVICE)
     queries = projected.shape[1] - cache.shape[2]
     expected_heads, expected_cache = projected.clone(), cache.clone()
     write_kv_reference_(expected_heads, expected_cache, slot_mapping, rule, rotation)
@@ -101,14 +102,16 @@ def test_no_rows() -> None:
 def test_reference_is_what_the_layers_do(unit_offset: bool) -> None:
     projected, cache = heads_of(5, 6, 32), cache_of(1, 32)
     frequencies = tuple(10000 ** (-pair / 8) for pair in range(8))
-    positions = torch.tensor([0, 1, 5, 100, 4000])
-    table = positions.float()[:, None] * torch.tensor(frequencies)
+    positions = torch.tensor([0, 1, 5, 100, 4000], device=DEVICE)
+    table = positions.float()[:, None] * torch.tensor(frequencies, device=DEVICE)
     rule = HeadRule(norms(32, unit_offset=unit_offset))
     layers = [(UnitOffsetRMSNorm if unit_offset else RMSNorm)(32, rule.norms.eps) for _ in range(2)]
     layers[0].weight.data, layers[1].weight.data = rule.norms.query, rule.norms.key
     expected = torch.cat((layers[0](projected[:, :4]), layers[1](projected[:, 4:5]), projected[:, 5:]), dim=1)
     Rotary(positions, RotaryConfig(frequencies), torch.float32).rotate_(expected[:, :5])
-    write_kv_(projected, cache, torch.arange(5, dtype=torch.int32), rule, Rotation(table.cos(), table.sin()))
+    write_kv_(
+        projected, cache, torch.arange(5, dtype=torch.int32, device=DEVICE), rule, Rotation(table.cos(), table.sin())
+    )
     torch.testing.assert_close(projected[:, :4], expected[:, :4])
     torch.testing.assert_close(cache.flatten(0, 1)[:5], expected[:, 4:])
 
@@ -128,4 +131,4 @@ def test_reference_is_what_the_layers_do(unit_offset: bool) -> None:
 @pytest.mark.parametrize("write", [write_kv_, kv_write_triton.write_kv_])
 def test_tensors_that_do_not_fit(write: object, cache: Tensor, slots: int, rotation: Rotation | None) -> None:
     with pytest.raises(ConfigurationError):
-        write(heads_of(3, 4, 16), cache, torch.zeros(slots, dtype=torch.int32), HeadRule(), rotation)
+        write(heads_of(3, 4, 16), cache, torch.zeros(slots, dtype=torch.int32, device=DEVICE), HeadRule(), rotation)

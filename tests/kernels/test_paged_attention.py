@@ -17,7 +17,7 @@ from updraft.kernels.paged_attention import LayerAttention, PagedAttention, Quer
 pytest.importorskip("triton")
 from updraft.kernels import paged_attention_triton
 
-CPU = torch.device("cpu")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ONE_PLACE = 1  # a GPU so small that nothing is worth cutting
 MANY_PLACES = 1024
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3}  # relative, and absolute below 1
@@ -33,7 +33,7 @@ class Case:
     cache: Tensor
 
     def planner(self, multiprocessors: int = ONE_PLACE) -> AttentionPlanner:
-        return AttentionPlanner(self.shape, CPU, "none", multiprocessors)
+        return AttentionPlanner(self.shape, DEVICE, "none", multiprocessors)
 
     def attend(self, rule: ScoreRule, metadata: AttentionMetadata | None = None) -> Tensor:
         return paged_attention_triton.attend(
@@ -75,7 +75,7 @@ def make_case(
         spans.append(QuerySpan(start, length, [*table, len(cache) - 1]))  # a block ahead of need is not read
     rows = sum(length for _, length in chunks) + padding
     projected = torch.randn(rows, shape.heads + 3, shape.head_dim, generator=generator).to(dtype)
-    return Case(shape, spans, projected[:, : shape.heads], cache.to(cache_dtype or dtype))
+    return Case(shape, spans, projected.to(DEVICE)[:, : shape.heads], cache.to(cache_dtype or dtype).to(DEVICE))
 
 
 def check(case: Case, rule: ScoreRule, *, multiprocessors: int = ONE_PLACE) -> AttentionMetadata:
@@ -157,11 +157,11 @@ def test_any_number_of_pieces_is_merged(pieces: int) -> None:
     """By weights that differ widely; a piece in which the window hides everything has next to none."""
     torch.manual_seed(pieces)
     rows, heads, head_dim = 2, 3, 80
-    partial = torch.randn(pieces, rows, heads, head_dim)
-    logs = torch.randn(pieces, rows, heads) * 30
+    partial = torch.randn(pieces, rows, heads, head_dim, device=DEVICE)
+    logs = torch.randn(pieces, rows, heads, device=DEVICE) * 30
     logs[0, 0], partial[0, 0] = -1e30, 0.0
-    merges = torch.tensor([[3, 1, rows, pieces], [0, 0, rows, pieces], [0, 0, 0, 0]], dtype=torch.int32)
-    out = torch.full((4, heads, head_dim), torch.nan)
+    merges = torch.tensor([[3, 1, rows, pieces], [0, 0, rows, pieces], [0, 0, 0, 0]], dtype=torch.int32, device=DEVICE)
+    out = torch.full((4, heads, head_dim), torch.nan, device=DEVICE)
     paged_attention_triton.merge_kernel[(heads, len(merges))](
         out, partial, logs, merges, HEAD_DIM=head_dim, PADDED_DIM=128, AT_ONCE=16
     )

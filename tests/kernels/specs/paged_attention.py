@@ -6,7 +6,7 @@ from kernel_compiler import Spec
 from updraft.kernels.attention_launch import AttentionShape, attention_launch
 from updraft.kernels.paged_attention_triton import attend_kernel, merge_kernel
 
-#: With these, a multiprocessor holds the three programs of four warps that `programs_at_once` counts on.
+#: With these, a multiprocessor holds the three programs of a decode that `programs_at_once` counts on.
 REGISTERS_FOR_THREE = 168
 
 
@@ -39,7 +39,7 @@ def attend(
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
         least=90 if shape.cache_bytes == 1 else least,
-        max_registers=REGISTERS_FOR_THREE if launch.num_warps == 4 else 255,
+        max_registers=REGISTERS_FOR_THREE if launch.tiles["BLOCK_M"] < 64 else 255,
     )
 
 
@@ -47,6 +47,8 @@ LLAMA_8B = AttentionShape(heads=32, kv_heads=8, head_dim=128, block_size=64)
 QWEN_05B = AttentionShape(heads=14, kv_heads=2, head_dim=64, block_size=64)
 SMALL_BLOCKS = AttentionShape(heads=32, kv_heads=8, head_dim=128, block_size=16)
 FP8 = AttentionShape(heads=32, kv_heads=8, head_dim=128, block_size=64, cache_bytes=1)
+EIGHT_SHARE = AttentionShape(heads=64, kv_heads=8, head_dim=128, block_size=64)
+UNEVEN = AttentionShape(heads=32, kv_heads=32, head_dim=80, block_size=64)
 WIDE = AttentionShape(heads=8, kv_heads=4, head_dim=256, block_size=64)
 
 SPECS = [
@@ -57,6 +59,9 @@ SPECS = [
     attend("decode-gemma", WIDE, 1, windowed=True, capped=True),
     attend("verify-8b", LLAMA_8B, 8),
     attend("verify-0.5b", QWEN_05B, 8),
+    attend("verify-70b", EIGHT_SHARE, 8),
+    attend("decode-uneven", UNEVEN, 1),
+    attend("prefill-uneven", UNEVEN, 2048),
     attend("prefill-8b", LLAMA_8B, 2048),
     attend("prefill-0.5b", QWEN_05B, 2048, dtype="fp16"),
     attend("prefill-block16", SMALL_BLOCKS, 2048),
