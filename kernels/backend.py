@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 
+import torch
 from torch import Tensor
 
 
@@ -20,3 +21,15 @@ def has_triton() -> bool:
 def uses_triton(tensor: Tensor) -> bool:
     """Whether a kernel over `tensor` runs in Triton."""
     return tensor.is_cuda and has_triton()
+
+
+@functools.cache
+def gpu_name(device: torch.device) -> str:
+    """What measured launches are looked up by; `cpu` where kernels are only interpreted."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+@functools.cache
+def num_multiprocessors(device: torch.device) -> int:
+    """How many programs run at once at least; that of an H200 where kernels are only interpreted."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132

@@ -1,0 +1,47 @@
+"""The noise that tokens are sampled with: numbers from 64-bit counters, in plain torch.
+
+Everything is a pure function of a request's seed, a token's position and a counter, so that a draw does not depend on
+what else is in the batch, on the device or on the order of the work. Counter `token id + 1` is a token's own; counter 0
+belongs to no token, and decides whether a draft is accepted. All arithmetic is modulo 2**64, on int64 tensors.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_GOLDEN = -0x61C8864680B583EB  # 2**64 / golden ratio, signed
+_FIRST, _SECOND = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
+
+
+def noise_keys(seeds: Tensor, positions: Tensor) -> Tensor:
+    """One key for each pair, int64."""
+    return _mixed(_mixed(seeds) ^ positions)
+
+
+def recovery_keys(keys: Tensor) -> Tensor:
+    """Keys of a second stream: a token drawn in place of a refused draft must not see the noise of the draft."""
+    return _mixed(~keys)
+
+
+def uniforms(keys: Tensor, counters: Tensor) -> Tensor:
+    """Numbers in (0, 1), float64, for each pair of key and counter."""
+    return (_shift_right(_mixed(keys + counters * _GOLDEN), 11).double() + 0.5) * 2.0**-53
+
+
+def gumbel_noise(keys: Tensor, vocabulary: int) -> Tensor:
+    """Standard Gumbel noise (rows, vocabulary) float64: argmax(log p + noise) draws from p."""
+    counters = torch.arange(1, vocabulary + 1, device=keys.device)
+    return -torch.log(-torch.log(uniforms(keys[:, None], counters)))
+
+
+def _mixed(words: Tensor) -> Tensor:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014)."""
+    words = (words ^ _shift_right(words, 30)) * _FIRST
+    words = (words ^ _shift_right(words, 27)) * _SECOND
+    return words ^ _shift_right(words, 31)
+
+
+def _shift_right(words: Tensor, bits: int) -> Tensor:
+    """Logical shift; torch's own keeps the sign."""
+    return (words >> bits) & ((1 << (64 - bits)) - 1)

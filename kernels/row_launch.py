@@ -1,0 +1,33 @@
+"""How kernels over the rows of a matrix are launched: all of a row, or several short rows, in one program.
+
+Such kernels only stream memory. They are as fast as a copy when every thread has a few 16-byte accesses under way and
+there are more than enough programs; nothing else matters.
+"""
+
+from __future__ import annotations
+
+from .launch import Launch, tuned
+
+_WARP = 32
+#: Of two-byte elements this is four accesses of 16 bytes a thread, of four-byte ones eight.
+_ELEMENTS_PER_THREAD = 32
+_MOST_WARPS = 16
+#: A program with fewer elements than this spends its time on starting.
+_ELEMENTS_PER_PROGRAM = 4096
+_MOST_ROWS = 32
+
+
+def row_launch(kernel: str, size: int, gpu_name: str) -> Launch:
+    """For rows of `size` elements: tiles ROWS and BLOCK, the power of two that holds a row."""
+    measured = tuned(kernel, gpu_name).get(str(size))
+    if measured is not None:
+        return measured
+    block = power_of_two(size)
+    rows = min(_MOST_ROWS, max(1, _ELEMENTS_PER_PROGRAM // block))
+    warps = rows * block // (_WARP * _ELEMENTS_PER_THREAD)
+    return Launch(num_warps=min(_MOST_WARPS, max(1, warps)), tiles={"ROWS": rows, "BLOCK": block})
+
+
+def power_of_two(size: int) -> int:
+    """The least power of two that is not below `size`."""
+    return 1 << max(0, size - 1).bit_length()

@@ -1,0 +1,84 @@
+"""From logits to tokens on the device: temperature, truncation, a grammar's mask, and noise that depends on no batch.
+
+Sampling is Gumbel-max, as the engine's sampler on the CPU does it, with the same noise and scores of the same
+precision: a seed gives the same token on either device. Truncation is a threshold on ranks (see `truncation.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..protocol.errors import ConfigurationError
+from ..protocol.sampling import LEAST_TEMPERATURE
+from .backend import uses_triton
+from .noise import gumbel_noise, noise_keys
+from .truncation import MOST_TOKENS, Rows, Truncation, check_column, masked, ranks, thresholds
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample each row of logits; all tensors are on their device.
+
+    `temperatures` (rows,) float64, 0 is greedy; `seeds` and `positions` (rows,) int64, the position being the index in
+    its sequence of the token to be sampled; `truncation` None if no row has any. `mask` (rows, ceil(vocab / 32)) int32:
+    one bit per token id, lowest bit first, may it be chosen; None if no row has a grammar (-1 is a word of a row that
+    has none).
+    """
+
+    temperatures: Tensor
+    seeds: Tensor
+    positions: Tensor
+    truncation: Truncation | None = None
+    mask: Tensor | None = None
+
+
+def sample(logits: Tensor, sampling: Sampling) -> Tensor:
+    """A token for each row of `logits` (rows, vocab), float32, bfloat16 or float16: (rows,) int64.
+
+    Where all logits are -inf it is token 0. Ties go to the lowest token id.
+    """
+    check_sampling(logits, sampling)
+    if uses_triton(logits):
+        from .sampling_triton import launch_sample
+
+        return launch_sample(logits, sampling, row_thresholds(logits, sampling))
+    return reference_sample(logits, sampling)
+
+
+def row_thresholds(logits: Tensor, sampling: Sampling) -> Tensor | None:
+    """The least rank that each row keeps, (rows,) int64; None if no row is truncated."""
+    if sampling.truncation is None:
+        return None
+    return thresholds(Rows(logits, sampling.temperatures, sampling.mask), sampling.truncation)
+
+
+def reference_sample(logits: Tensor, sampling: Sampling) -> Tensor:
+    logits = kept_logits(logits, sampling)
+    keys = noise_keys(sampling.seeds, sampling.positions)
+    random = sampling.temperatures >= LEAST_TEMPERATURE
+    temperatures = torch.where(random, sampling.temperatures, 1.0)[:, None]
+    noise = torch.where(random[:, None], gumbel_noise(keys, logits.shape[1]), 0.0)
+    return (logits.double() / temperatures + noise).argmax(dim=-1)
+
+
+def kept_logits(logits: Tensor, sampling: Sampling) -> Tensor:
+    """A copy in float32 with -inf for all that mask and truncation take out, in plain torch."""
+    logits = masked(logits, sampling.mask)
+    threshold = row_thresholds(logits, sampling)
+    return logits if threshold is None else logits.masked_fill(ranks(logits) < threshold[:, None], -torch.inf)
+
+
+def check_sampling(logits: Tensor, sampling: Sampling) -> None:
+    """Raises ConfigurationError for what the kernels cannot read."""
+    rows, vocabulary = logits.shape
+    if logits.stride(1) != 1 or not logits.is_floating_point() or not 1 <= vocabulary <= MOST_TOKENS:
+        raise ConfigurationError(f"Logits must be dense rows of 1 to {MOST_TOKENS} floats, got {tuple(logits.shape)}.")
+    check_column("temperatures", sampling.temperatures, rows, torch.float64)
+    check_column("seeds", sampling.seeds, rows, torch.int64)
+    check_column("positions", sampling.positions, rows, torch.int64)
+    mask, words = sampling.mask, -(-vocabulary // 32)
+    if mask is not None and (mask.shape != (rows, words) or mask.dtype != torch.int32 or not mask.is_contiguous()):
+        raise ConfigurationError(f"mask must be ({rows}, {words}) int32, a bit for each of {vocabulary} tokens.")

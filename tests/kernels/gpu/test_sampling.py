@@ -1,0 +1,114 @@
+"""Sampling on the device: the same tokens as on the CPU, for whole vocabularies, alone and in batches, in a graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from updraft.kernels.logit_edits import FlatEdits, apply_edits_
+from updraft.kernels.probabilities import log_probabilities, probabilities
+from updraft.kernels.sampling import Sampling, row_thresholds, sample
+from updraft.kernels.truncation import Truncation, ranks
+from updraft.kernels.verification import Chances, Drafts, verify_by_rejection, verify_coupled
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+VOCABULARY = 151_936
+
+
+def some_logits(rows: int, vocabulary: int = VOCABULARY, scale: float = 2.5) -> torch.Tensor:
+    logits = torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(0)) * scale
+    logits[:, ::1000] += 8
+    return logits
+
+
+def some_sampling(rows: int, *, truncated: bool) -> Sampling:
+    every = torch.arange(rows)
+    top_k = torch.tensor([0, 50, 1, 20, 3000])[every % 5].int()
+    top_p = torch.tensor([1.0, 0.9, 0.5, 0.99], dtype=torch.float64)[every % 4]
+    min_p = torch.tensor([0.0, 0.0, 0.02], dtype=torch.float64)[every % 3]
+    temperatures = torch.tensor([1.0, 0.0, 0.7, 1.6, 1.0], dtype=torch.float64)[every % 5]
+    return Sampling(temperatures, every * 77, every + 5, Truncation(top_k, top_p, min_p) if truncated else None)
+
+
+def on_device(sampling: Sampling) -> Sampling:
+    cut = sampling.truncation
+    moved = None if cut is None else Truncation(*(each.cuda() for each in (cut.top_k, cut.top_p, cut.min_p)))
+    return Sampling(sampling.temperatures.cuda(), sampling.seeds.cuda(), sampling.positions.cuda(), moved)
+
+
+@pytest.mark.parametrize("truncated", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1, 40])
+def test_tokens_are_those_of_the_cpu(rows, dtype, truncated) -> None:
+    logits, sampling = some_logits(rows).to(dtype), some_sampling(rows, truncated=truncated)
+    device, device_logits = on_device(sampling), logits.cuda()
+    together = sample(device_logits, device)
+    assert together.tolist() == sample(logits, sampling).tolist()
+    for row in range(0, rows, 7):
+        alone = some_sampling(rows, truncated=truncated)
+        cut = alone.truncation
+        one = slice(row, row + 1)
+        moved = None if cut is None else Truncation(cut.top_k[one].cuda(), cut.top_p[one].cuda(), cut.min_p[one].cuda())
+        single = Sampling(device.temperatures[one], device.seeds[one], device.positions[one], moved)
+        assert int(sample(device_logits[one], single)[0]) == int(together[row])
+
+
+def test_kept_tokens_are_those_of_sorting() -> None:
+    for scale in (0.0, 0.2, 2.5):  # the flatter, the more is left to the last program
+        logits, sampling = some_logits(10, scale=scale), some_sampling(10, truncated=True)
+        found, expected = row_thresholds(logits.cuda(), on_device(sampling)), row_thresholds(logits, sampling)
+        assert found is not None and expected is not None
+        kept, wanted = ((ranks(logits) >= least[:, None]).sum(-1) for least in (found.cpu(), expected))
+        assert ((kept - wanted).abs() <= wanted * 1e-4).all()  # weights are of float32: some at the border
+
+
+def test_probabilities_and_reports() -> None:
+    logits, sampling = some_logits(10), some_sampling(10, truncated=True)
+    got, expected = probabilities(logits.cuda(), on_device(sampling)).cpu(), probabilities(logits, sampling)
+    assert float((got - expected).norm() / expected.norm()) < 1e-5
+    chosen = torch.arange(10) * 1000
+    on_gpu, on_cpu = log_probabilities(logits.cuda(), chosen.cuda(), 20), log_probabilities(logits, chosen, 20)
+    assert torch.equal(on_gpu.ids.cpu(), on_cpu.ids)
+    assert torch.allclose(on_gpu.values.cpu(), on_cpu.values, atol=1e-5)
+    assert torch.allclose(on_gpu.chosen.cpu(), on_cpu.chosen, atol=1e-5)
+
+
+def test_edits() -> None:
+    logits, number = some_logits(4), 1000
+    edits = (torch.arange(number).int() % 5 - 1, torch.arange(number).int(), torch.rand(number) + 0.5)
+    offsets = torch.randn(number)
+    on_gpu = logits.cuda()
+    apply_edits_(on_gpu, FlatEdits(*(each.cuda() for each in (*edits, offsets))))
+    apply_edits_(logits, FlatEdits(*edits, offsets))
+    assert torch.equal(on_gpu.cpu(), logits)
+
+
+def test_verification_is_that_of_the_cpu() -> None:
+    lengths = torch.tensor([3, 0, 8, 1, 5])
+    starts = torch.cat((torch.zeros(1), lengths.cumsum(0))).int()
+    total, rows = int(lengths.sum()), int(lengths.sum()) + 5
+    target, draft = (some_logits(number, 32_000).softmax(-1) for number in (rows, total))
+    token_ids, seeds = draft.argmax(-1), torch.arange(rows)
+    for q in (draft, None):
+        expected = verify_by_rejection(Drafts(token_ids, starts, 8), Chances(target, q, seeds, seeds))
+        chances = Chances(target.cuda(), None if q is None else q.cuda(), seeds.cuda(), seeds.cuda())
+        got = verify_by_rejection(Drafts(token_ids.cuda(), starts.cuda(), 8), chances)
+        assert torch.equal(got.accepted.cpu(), expected.accepted)
+        assert torch.equal(got.tokens.cpu(), expected.tokens)
+    sampled = torch.randint(0, 2, (rows,))
+    drafts = torch.randint(0, 2, (total,))
+    expected = verify_coupled(Drafts(drafts, starts, 8), sampled)
+    got = verify_coupled(Drafts(drafts.cuda(), starts.cuda(), 8), sampled.cuda())
+    assert torch.equal(got.tokens.cpu(), expected.tokens)
+
+
+def test_a_graph_samples_what_is_in_its_buffers() -> None:
+    logits, sampling = some_logits(8).cuda(), on_device(some_sampling(8, truncated=True))
+    sample(logits, sampling)  # compiled before the capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tokens = sample(logits, sampling)
+    logits.copy_(logits.flip(0))
+    sampling.positions.add_(1)
+    graph.replay()
+    assert tokens.tolist() == sample(logits, sampling).tolist()

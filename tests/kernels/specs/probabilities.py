@@ -1,0 +1,62 @@
+"""Probabilities and reported log-probabilities of a vocabulary of 152 thousand tokens."""
+
+from kernel_compiler import Spec
+from updraft.kernels import probabilities_triton as kernels
+from updraft.kernels.vocabulary_launch import TILE
+
+_TILES = 256  # the power of two that holds the tiles of the vocabulary
+
+
+def _kept(kernel: str, dtype: str, *, mask: bool, truncates: bool) -> Spec:
+    pointers = {"logits": f"*{dtype}", "temperatures": "*fp64", "tops": "*i64", "masses": "*fp32"}
+    pointers |= {"mask": "*i32"} if mask else {}
+    pointers |= {"thresholds": "*i64"} if truncates else {}
+    pointers |= {"out": "*fp32"} if kernel == "normalise" else {}
+    absent = {name: None for name in ("mask", "thresholds") if name not in pointers}
+    tiles = {"BLOCK": _TILES} if kernel == "normalise" else {}
+    integers = dict.fromkeys(("vocabulary", "row_stride", "num_tiles", "row_tiles"), "i32")
+    return Spec(
+        f"{kernel}-{dtype}-{mask=}-{truncates=}",
+        getattr(kernels, f"{kernel}_kernel"),
+        {**pointers, **integers},
+        {"HAS_MASK": mask, "TRUNCATES": truncates, "TILE": TILE, **tiles, **absent},
+        (*pointers, "vocabulary", "row_stride"),
+        max_registers=64,  # eight programs of 128 threads on a multiprocessor
+    )
+
+
+def _tile_tops(dtype: str) -> Spec:
+    pointers = {"logits": f"*{dtype}", "tops": "*i64", "masses": "*fp32"}
+    return Spec(
+        f"tile_tops-{dtype}",
+        kernels.tile_tops_kernel,
+        {**pointers, "vocabulary": "i32", "row_stride": "i32", "most": "i32"},
+        {"TILE": TILE},
+        (*pointers, "vocabulary", "row_stride"),
+        max_registers=64,
+    )
+
+
+def _row_tops(most: int) -> Spec:
+    pointers = {"logits": "*fp32", "chosen": "*i64", "tops": "*i64", "masses": "*fp32"}
+    pointers |= {"picked": "*fp32", "values": "*fp32", "ids": "*i64"}
+    return Spec(
+        f"row_tops-{most}",
+        kernels.row_tops_kernel,
+        {**pointers, **dict.fromkeys(("row_stride", "num_tiles", "most", "num_top"), "i32")},
+        {"TILES": _TILES, "BLOCK": _TILES * most},
+        (*pointers, "row_stride"),
+        num_warps=8,
+        max_registers=128,
+    )
+
+
+SPECS = [
+    _kept("kept_survey", "fp32", mask=True, truncates=True),
+    _kept("normalise", "fp32", mask=False, truncates=True),
+    _kept("normalise", "bf16", mask=True, truncates=False),
+    _tile_tops("fp32"),
+    _tile_tops("bf16"),
+    _row_tops(1),
+    _row_tops(32),
+]
