@@ -22,6 +22,8 @@ from .quantized import FP8, FP8_MAX, SMALLEST, Fp8Weight, Int4Weight, Int8Weight
 from .quantized_launch import Gpu, Product, ceil_div, inputs_per_step, launch_of, split_of
 
 _REDUCED = 1024
+#: Vary from step to step, and are worth no kernel of their own where they happen to be 1 or a multiple of 16.
+_VARYING = ["num_tokens", "num_steps", "split_steps"]
 #: Triton's interpreter stands in for a small GPU, so that little work is split, too.
 _INTERPRETER = Gpu("interpreter", 4)
 
@@ -103,7 +105,7 @@ def _gpu(device: torch.device) -> Gpu:
     return Gpu(properties.name, properties.multi_processor_count)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_VARYING)
 def int8_kernel(
     hidden, weight, scale, out, num_tokens, num_features, num_steps, token_stride, split_steps,
     BLOCK_FEATURES: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_INPUTS: tl.constexpr,
@@ -127,7 +129,7 @@ def int8_kernel(
     _store_tile(out, total * tl.load(scale + row)[:, None], features, tokens, num_features, num_tokens)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_VARYING)
 def int4_kernel(
     hidden, packed, scale, out, num_tokens, num_features, num_steps, token_stride, split_steps,
     GROUP: tl.constexpr, BLOCK_FEATURES: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
@@ -183,7 +185,7 @@ def _store_tile(out, total, features, tokens, num_features, num_tokens):
     tl.store(places, total.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def reduce_kernel(parts, out, size, num_splits, BLOCK: tl.constexpr):
     """`out` (size,): the sum of `parts` (splits, size), always in the same order."""
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
