@@ -23,7 +23,7 @@ from .quantized_launch import Gpu, Product, ceil_div, inputs_per_step, launch_of
 
 _REDUCED = 1024
 #: Vary from step to step, and are worth no kernel of their own where they happen to be 1 or a multiple of 16.
-_VARYING = ["num_tokens", "num_steps", "split_steps"]
+_VARYING = ("num_tokens", "num_steps", "split_steps")
 #: Triton's interpreter stands in for a small GPU, so that little work is split, too.
 _INTERPRETER = Gpu("interpreter", 4)
 
@@ -185,7 +185,7 @@ def _store_tile(out, total, features, tokens, num_features, num_tokens):
     tl.store(places, total.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_splits"])
+@triton.jit(do_not_specialize=("num_splits",))
 def reduce_kernel(parts, out, size, num_splits, BLOCK: tl.constexpr):
     """`out` (size,): the sum of `parts` (splits, size), always in the same order."""
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
