@@ -57,8 +57,8 @@ class LoraWeights:
 class LoraPlan:
     """Which adapter each row of a step uses, as tiles of rows with the same one, in buffers that stay where they are.
 
-    `rows` (max_rows,) int32: rows of the batch in the order of their adapters. `tiles` (tiles, 3) int32: first and last
-    but one place in `rows`, and adapter; a tile without rows does nothing. A CUDA graph captured with this plan uses
+    `rows` (max_rows,) int32: rows of the batch in the order of their adapters. `tiles` (tiles, 3) int32: where in
+    `rows` each starts, where it ends (exclusive), its adapter; a tile without rows does nothing. A CUDA graph captured with this plan uses
     what was assigned last. `tile_rows`: 16 for decoding, 64 where prompts come in long pieces.
     """
 
