@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 SETUP  := $(PYTHON) cli/bootstrap.py --venv $(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo chat test soak check bench train-small train-large train-policy train clean
+.PHONY: help install demo chat test soak check bench train-small train-large train-policy train clean gpu
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ check: install  ## ruff, formatting and pyright
 
 bench: install  ## measure the cascade: BENCH=NAME picks one, `updraft bench --help` lists them
 	@$(BIN)/updraft bench $(or $(BENCH),cascade) $(ARGS)
+
+gpu:  ## with a CUDA device: GPU tests, then every kernel against its limits; installs nothing, PYTHON is used as it is
+	@PYTHONPATH=.typing $(PYTHON) -m updraft.bench.gpu $(ARGS)
 
 train-small: install  ## train pocket-small, the on-device model (about ten minutes)
 	@$(BIN)/python -m updraft.embedded.train --model small --out out/small $(ARGS)

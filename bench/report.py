@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("updraft-llm", "torch", "llama-cpp-python", "onnxruntime", "openai", "numpy")
+PACKAGES = ("updraft-llm", "torch", "triton", "flashinfer-python", "llama-cpp-python", "onnxruntime", "openai", "numpy")
 
 
 @dataclass(frozen=True, slots=True)

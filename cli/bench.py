@@ -109,6 +109,36 @@ def node(
     show(Report.of({"bench": "node", "streams": streams, "tokens": tokens, "threads": threads}, figures), json_path)
 
 
+@app.command()
+def kernels(
+    short: Annotated[
+        bool, typer.Option("--short", help="One or two shapes of each kernel, fewer repetitions.")
+    ] = False,
+    results: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Also write the rows to FOLDER/<gpu>-<date>.json.")
+    ] = None,
+) -> None:
+    """Each kernel's time on a CUDA device beside what its memory and tensor cores allow, and beside other libraries.
+
+    \b
+    Examples
+      updraft bench kernels --short
+      updraft bench kernels --results bench/results
+    """
+    from rich.console import Console
+
+    from ..bench.kernel_cases import cases
+    from ..bench.kernels import GpuClock, measure, require_cuda, write_rows
+    from .tables import kernels_table
+
+    device = require_cuda()
+    repetitions = 30 if short else 100
+    measured = measure(cases(short=short), GpuClock(repetitions), lambda line: typer.secho(line, dim=True, err=True))
+    if results is not None:
+        typer.echo(write_rows(results, device, {"short": short, "repetitions": repetitions}, measured))
+    Console().print(kernels_table(measured.rows, device))
+
+
 def show(report: Report, path: Path | None) -> None:
     """Print a report as a table, and write it if asked."""
     from rich.console import Console

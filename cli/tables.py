@@ -11,6 +11,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from ..bench.cascade import Outcome, Reply
+    from ..bench.kernels import Row
 
 TITLES = {"local": "local only", "cloud": "cloud only", "routed": "routed"}
 
@@ -46,6 +47,32 @@ def kinds_table(kinds: Mapping[str, Mapping[str, float]], names: Sequence[str]) 
         table.add_column(heading, justify="right")
     for kind, row in kinds.items():
         table.add_row(kind, f"{row['n']:.0f}", *(f"{row[name]:.0%}" for name in names))
+    return table
+
+
+def kernels_table(rows: Sequence[Row], device: str) -> Table:
+    """One line per implementation, each case's own name only once."""
+    table = Table(title=f"kernels on {device}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("kernel")
+    table.add_column("by")
+    for heading in ("median\nus", "p20-p80\nus", "GB/s", "TFLOP/s", "of what is\nallowed", "by"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    shown = ""
+    for row in rows:
+        name, shown = "" if row.case == shown else row.case, row.case
+        if row.median_us is None:
+            table.add_row(name, row.implementation, "-", row.note)
+            continue
+        table.add_row(
+            name,
+            row.implementation,
+            number(row.median_us, ",.1f"),
+            f"{number(row.p20_us, ',.1f')}-{number(row.p80_us, ',.1f')}",
+            number(row.gb_per_s, ",.0f"),
+            number(row.tflop_per_s, ",.0f"),
+            number(row.share, ".0%"),
+            row.bound,
+        )
     return table
 
 

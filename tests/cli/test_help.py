@@ -118,7 +118,8 @@ def test_the_command_is_the_module() -> None:
 
 def test_make_lists_its_targets() -> None:
     done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
-    for target in ("demo", "test", "check", "chat", "bench", "train-small", "train-large", "train-policy", "clean"):
+    trainings = ("train-small", "train-large", "train-policy")
+    for target in ("demo", "test", "check", "chat", "bench", "gpu", "clean", *trainings):
         assert f"{target}" in done.stdout
 
 
