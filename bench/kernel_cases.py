@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..kernels.lora import LoraPlan, LoraWeights, add_lora
 from ..kernels.quantized import QuantizedWeight, quantize_fp8, quantize_int4, quantize_int8, quantized_linear
+from .attention_cases import attention_cases
 from .kernels import Case, Run
 
 _DTYPE = torch.bfloat16
@@ -29,7 +30,8 @@ def cases(*, short: bool) -> list[Callable[[], Case]]:
     tokens = (1, 4096) if short else (1, 16, 64, 512, 4096)
     found = [partial(linear_case, name, count, 28672, 4096) for name in _FORMATS for count in tokens]
     found += [partial(linear_case, name, count, 4096, 14336) for name in _FORMATS for count in tokens if not short]
-    return [*found, partial(lora_case, 64, 16, 16), partial(lora_case, 4096, 8, 64)]
+    found += [partial(lora_case, 64, 16, 16), partial(lora_case, 4096, 8, 64)]
+    return [*attention_cases(short=short), *found]
 
 
 def linear_case(name: str, tokens: int, features: int, inputs: int, device: str = "cuda") -> Case:
