@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from ..kernels.attention import QuerySpan
 from ..kernels.attention_launch import AttentionShape
 from ..kernels.attention_metadata import AttentionPlanner
 from ..kernels.attention_reference import ScoreRule
-from ..kernels.paged_attention import QuerySpan
 from .kernels import Case, Run
 
 LLAMA_8B = AttentionShape(heads=32, kv_heads=8, head_dim=128, block_size=64)

@@ -14,19 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .attention import QuerySpan
+
 #: Rows up to this long (decode, draft verification) share a padded call; every longer one (a prefill chunk) is its own.
 _SHORT_QUERY = 16
 #: What one more call costs, in blocks of padding: fewer than these are rather computed in vain.
 _CALL_BLOCKS = 128
-
-
-@dataclass(frozen=True, slots=True)
-class QuerySpan:
-    """The rows of one sequence in a ragged batch: positions `start` to `start + length - 1`."""
-
-    start: int
-    length: int
-    block_table: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..protocol.errors import ConfigurationError
+from .attention import QuerySpan
 from .attention_launch import AttentionShape, attention_launch, extra_pieces, queries_per_tile
 from .attention_plan import MERGE_COLUMNS, WORK_COLUMNS, AttentionPlan, plan_attention
 from .launch import Launch
-from .paged_attention import QuerySpan
 
 _ALIGNED = 4  # numbers in 16 bytes: what Triton wants to know of a pointer
 

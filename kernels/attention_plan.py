@@ -14,9 +14,9 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from .attention import QuerySpan
 from .attention_launch import AttentionShape, piece_lengths, pieces_of, queries_per_tile
 from .launch import Launch
-from .paged_attention import QuerySpan
 
 #: Columns of `AttentionPlan.work` and `AttentionPlan.merges`. Rows of zeros are nothing to do.
 WORK_COLUMNS, MERGE_COLUMNS = 8, 4

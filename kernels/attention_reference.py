@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .paged_attention import QuerySpan
+from .attention import QuerySpan
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from torch.nn import functional
 from ..protocol.errors import ConfigurationError
 from .backend import uses_triton
 from .launch import Launch, tuned
+from .native_layers import can_compute, native_gated
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -28,6 +29,8 @@ def gated(gate_up: Tensor, activation: Activation) -> Tensor:
         from .gated_triton import launch_gated
 
         return launch_gated(gate_up, activation)
+    if can_compute(gate_up, gate_up.shape[1] // 2):
+        return native_gated(gate_up, activation)
     return reference_gated(gate_up, activation)
 
 

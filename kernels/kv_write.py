@@ -87,7 +87,8 @@ def write_kv_reference_(
     rows = torch.cat((wide_key * (1.0 / rule.key_scale), value.float() * (1.0 / rule.value_scale)), dim=1)[stored]
     if cache.dtype == torch.float8_e4m3fn:
         rows = rows.clamp(-FP8_MAX, FP8_MAX)
-    cache.view(-1, *cache.shape[2:])[slots[stored].long()] = rows.to(cache.dtype)
+    kept, block_size = slots[stored].long(), cache.shape[1]
+    cache[kept // block_size, kept % block_size] = rows.to(cache.dtype)
 
 
 def _normed(heads: Tensor, weight: Tensor, norms: HeadNorms) -> Tensor:
@@ -112,8 +113,8 @@ def check_kv_write(projected: Tensor, cache: Tensor, slots: Tensor, rotation: Ro
         problem = f"{projected.dtype} is not written to a cache of {cache.dtype}"
     elif slots.shape != (rows,):
         problem = f"{rows} rows need a slot each, got {tuple(slots.shape)}"
-    elif not cache.is_contiguous() or projected.stride()[1:] != (head_dim, 1):
-        problem = "the cache and the heads of each projected row must be contiguous"
+    elif projected.stride()[1:] != (head_dim, 1):
+        problem = "the heads of each projected row must be contiguous"
     elif rotation is not None and (rotation.cosine.shape != rotation.sine.shape or len(rotation.cosine) != rows):
         problem = f"{rows} rows need angles each, got {tuple(rotation.cosine.shape)} and {tuple(rotation.sine.shape)}"
     elif rotation is not None and 2 * rotation.pairs > head_dim:

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..protocol.errors import ConfigurationError
 from .attention_launch import power_of_two
 from .kv_write import FP8_MAX, HeadRule, Rotation, check_kv_write
 
@@ -121,6 +122,8 @@ def _cached(values, cache, LARGEST: tl.constexpr):
 def write_kv_(projected: Tensor, cache: Tensor, slots: Tensor, rule: HeadRule, rotation: Rotation | None) -> None:
     """See `kv_write.write_kv_`."""
     check_kv_write(projected, cache, slots, rotation)
+    if not cache.is_contiguous():
+        raise ConfigurationError("KV write: the cache must be contiguous.")
     rows, all_heads, head_dim = projected.shape
     if not rows:
         return

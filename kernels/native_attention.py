@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from ..protocol.errors import ConfigurationError
-from .attention_plan import QuerySpan
+from .attention import LayerAttention, QuerySpan
 from .kv_write import HeadNorms, Rotation, check_kv_write
-from .native_library import load
-from .paged_attention import LayerAttention
+from .native_library import LANES, load
 
-_LANES, _MOST_DIM = 16, 256  # of native/attention.c
+_MOST_DIM = 256  # of native/attention.c
 
 
 class _AttentionCall(ctypes.Structure):
@@ -64,8 +63,8 @@ def can_attend(cache: Tensor) -> str | None:
         return f"the model is on {cache.device.type}"
     if cache.dtype not in (torch.float32, torch.bfloat16):
         return f"the cache is {cache.dtype}"
-    if head_dim % _LANES or head_dim > _MOST_DIM or block_size % _LANES:
-        return f"head_dim {head_dim} and block_size {block_size} are not both multiples of {_LANES}"
+    if head_dim % LANES or head_dim > _MOST_DIM or block_size % LANES:
+        return f"head_dim {head_dim} and block_size {block_size} are not both multiples of {LANES}"
     return None if load() is not None else "it could not be compiled"
 
 
@@ -103,7 +102,7 @@ class NativeAttention:
         )
 
     def attend(
-        self, layer: LayerAttention, projected: Tensor, rotation: Rotation, norms: HeadNorms | None = None
+        self, layer: LayerAttention, projected: Tensor, rotation: Rotation | None, norms: HeadNorms | None = None
     ) -> Tensor:
         """Norm, rotate and store what `projected` (rows, heads + 2 * kv_heads, head_dim) has, then attend causally.
 
@@ -113,8 +112,10 @@ class NativeAttention:
         cache = self._cache[layer.index].data_ptr()
         write, attend = self._write, self._attend
         write.cache, write.projected, write.stride = cache, projected.data_ptr(), projected.stride(0)
-        write.cosine, write.sine = rotation.cosine.data_ptr(), rotation.sine.data_ptr()
-        write.pairs = rotation.pairs
+        if rotation is not None:
+            write.cosine, write.sine = rotation.cosine.data_ptr(), rotation.sine.data_ptr()
+        write.pairs = 0 if rotation is None else rotation.pairs
+        write.query_norm = write.key_norm = None
         if norms is not None:
             write.query_norm, write.key_norm = norms.query.data_ptr(), norms.key.data_ptr()
             write.eps, write.unit_offset = norms.eps, norms.unit_offset
@@ -127,10 +128,10 @@ class NativeAttention:
             raise RuntimeError(f"the C kernel does not take a cache of {tuple(self._cache.shape)}")
         return out
 
-    def _check(self, projected: Tensor, rotation: Rotation) -> None:
+    def _check(self, projected: Tensor, rotation: Rotation | None) -> None:
         """C would read and write past the end of what does not fit."""
-        check_kv_write(projected, self._cache[0], self._slots, rotation)
-        for angles in (rotation.cosine, rotation.sine):
+        check_kv_write(projected, self._cache[0].transpose(1, 2), self._slots, rotation)
+        for angles in () if rotation is None else (rotation.cosine, rotation.sine):
             if angles.dtype != torch.float32 or not angles.is_contiguous():
                 raise ConfigurationError("Attention: cosines and sines must be contiguous and float32.")
 

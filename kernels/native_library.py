@@ -22,6 +22,8 @@ from ..protocol.settings import state_folder
 
 _SOURCES = Path(__file__).parent / "native"
 _COMPILE_S = 120
+#: Of native/vectors.h: rows and heads have to be multiples of it.
+LANES = 16
 _LOG = logging.getLogger(__name__)
 
 

@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .attention_plan import AttentionGroup, CacheShape, QuerySpan, plan
+from .attention import LayerAttention, QuerySpan
+from .attention_groups import AttentionGroup, CacheShape, plan
 from .kv_write import HeadNorms, HeadRule, Rotation, write_kv_reference_
-
-
-@dataclass(frozen=True, slots=True)
-class LayerAttention:
-    """What one layer asks of attention: its place in the cache, the factor of its scores, and how far back it sees.
-
-    `window` counts tokens, the query's own included; None is all of them.
-    """
-
-    index: int
-    scale: float
-    window: int | None = None
 
 
 class PagedAttention:
     """One forward pass's attention over `cache` (layers, blocks, 2 * kv_heads, block_size, head_dim), keys then values.
 
     `spans` are the sequences in the order of their rows; `slots` (rows,) int64 says where each row's key and value go:
-    block * block_size + offset, negative for rows of padding. `shared` query heads read the same KV head. `batch_invariant`: what a row
-    gets does not depend, to the last bit, on what else is computed with it.
+    block * block_size + offset, negative for rows of padding. `shared` query heads read the same KV head.
+    `batch_invariant`: what a row gets does not depend, to the last bit, on what else is computed with it.
     """
 
     def __init__(
@@ -51,14 +40,14 @@ class PagedAttention:
         self._groups_of: dict[int | None, list[AttentionGroup]] = {}
 
     def attend(
-        self, layer: LayerAttention, projected: Tensor, rotation: Rotation, norms: HeadNorms | None = None
+        self, layer: LayerAttention, projected: Tensor, rotation: Rotation | None, norms: HeadNorms | None = None
     ) -> Tensor:
         """Norm, rotate and store what `projected` (rows, heads + 2 * kv_heads, head_dim) has, then attend causally.
 
         Returns (rows, heads, head_dim). Rows behind those of the spans are padding: they get zeros.
         """
         cache, num_rows = self._cache[layer.index], self._num_rows
-        write_kv_reference_(projected, cache, self._slots, HeadRule(norms), rotation)
+        write_kv_reference_(projected, cache.transpose(1, 2), self._slots, HeadRule(norms), rotation)
         query = projected[:, : -cache.shape[1]]
         groups = self._groups(layer.window)
         if len(groups) == 1 and groups[0].kept is None:  # one sequence, or decodes that share a call

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..protocol.errors import ConfigurationError
 from .backend import uses_triton
+from .native_layers import can_compute, native_rms_norm
 
 _LARGEST = 2**15  # elements of a row that one program holds
 
@@ -34,6 +35,8 @@ def rms_norm(hidden: Tensor, norm: Norm) -> Tensor:
         from .rms_norm_triton import launch_rms_norm
 
         return launch_rms_norm(hidden, norm)
+    if can_compute(hidden, hidden.shape[-1]):
+        return native_rms_norm(hidden, norm)
     return reference_rms_norm(hidden, norm)
 
 
@@ -46,6 +49,8 @@ def add_rms_norm(update: Tensor, residual: Tensor, norm: Norm) -> Tensor:
         from .rms_norm_triton import launch_rms_norm
 
         return launch_rms_norm(update, norm, residual)
+    if can_compute(update, update.shape[-1]):
+        return native_rms_norm(update, norm, residual)
     residual.add_(update)
     return reference_rms_norm(residual, norm)
 

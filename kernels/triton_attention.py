@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from ..protocol.errors import ConfigurationError
+from .attention import LayerAttention
 from .attention_launch import AttentionShape
 from .attention_metadata import AttentionMetadata
 from .attention_reference import ScoreRule
 from .kv_write import HeadNorms, HeadRule, Rotation
-from .paged_attention import LayerAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,28 +52,18 @@ class TritonPagedAttention:
         self._scales = scales or CacheScales()
         self._rule = ScoreRule(1.0, None, soft_cap, self._scales.key, self._scales.value)
 
-    def attend(self, layer: LayerAttention, query: Tensor, key_value: Tensor) -> Tensor:
-        """Store `key_value` (rows, 2 * kv_heads, head_dim), attend causally with `query` (rows, heads, head_dim).
-
-        Rows of padding are stored nowhere and get zeros.
-        """
-        self._store(layer, key_value, None, None)
-        return self._attend(layer, query)
-
-    def attend_projected(
-        self, layer: LayerAttention, projected: Tensor, rotation: Rotation, norms: HeadNorms | None = None
+    def attend(
+        self, layer: LayerAttention, projected: Tensor, rotation: Rotation | None, norms: HeadNorms | None = None
     ) -> Tensor:
-        """`attend` for heads as they are projected (rows, heads + 2 * kv_heads, head_dim): normed and rotated here."""
-        self._store(layer, projected, rotation, norms)
-        return self._attend(layer, projected[:, : self._shape.heads])
+        """Norm, rotate and store what `projected` (rows, heads + 2 * kv_heads, head_dim) has, then attend causally.
 
-    def _store(
-        self, layer: LayerAttention, projected: Tensor, rotation: Rotation | None, norms: HeadNorms | None
-    ) -> None:
+        Returns (rows, heads, head_dim). Rows of padding are stored nowhere and get zeros.
+        """
         from .kv_write_triton import write_kv_
 
         rule = HeadRule(norms, self._scales.key, self._scales.value)
         write_kv_(projected, self._cache[layer.index], self._metadata.slots, rule, rotation)
+        return self._attend(layer, projected[:, : self._shape.heads])
 
     def _attend(self, layer: LayerAttention, query: Tensor) -> Tensor:
         from .paged_attention_triton import attend

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...kernels.attention_plan import QuerySpan
+from ...kernels.attention import Attention, QuerySpan
 from ...kernels.native_attention import NativeAttention, can_attend
 from ...kernels.packed_linear import least_rows, pack_linears
 from ...kernels.paged_attention import PagedAttention
 from ..models.decoder import Decoder
-from ..models.layers import Attention
 from .pooling import MeanPool
 
 

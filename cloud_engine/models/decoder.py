@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ...kernels.attention import Attention
 from ...kernels.kv_write import Rotation
 from .config import ModelConfig
-from .layers import Attention, GatedMLP, GroupedQueryAttention, norm, soft_capped
+from .layers import GatedMLP, GroupedQueryAttention, norm, soft_capped
 from .rope import rotation
 
 
@@ -27,8 +28,8 @@ class DecoderLayer(nn.Module):
     def forward(self, update: Tensor | None, residual: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
         """Add `update`, what the layer before has computed, to `residual` in place; return this layer's own."""
         normed = self.input_norm(residual) if update is None else self.input_norm.add(update, residual)
-        update = self.attention_out_norm(self.attention(normed, rotation, attention))
-        return self.mlp_out_norm(self.mlp(self.mlp_norm.add(update, residual)))
+        attended = self.attention_out_norm(self.attention(normed, rotation, attention))
+        return self.mlp_out_norm(self.mlp(self.mlp_norm.add(attended, residual)))
 
 
 class Decoder(nn.Module):

@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor, nn
 
+from ...kernels.attention import Attention, LayerAttention
 from ...kernels.gated import Activation, gated
 from ...kernels.kv_write import HeadNorms, Rotation
-from ...kernels.paged_attention import LayerAttention
 from ...kernels.rms_norm import Norm, add_rms_norm, rms_norm
 from .config import ModelConfig
-
-
-class Attention(Protocol):
-    """How a layer reaches its KV cache. One object serves one forward pass and knows which rows belong together.
-
-    The interface behind which CPU and GPU implementations live: the models never see blocks or batches.
-    """
-
-    def attend(
-        self, layer: LayerAttention, projected: Tensor, rotation: Rotation, norms: HeadNorms | None = None
-    ) -> Tensor:
-        """Store this pass's keys and values, then attend causally over each row's whole sequence.
-
-        `projected` (tokens, heads + 2 * kv_heads, head_dim): queries, keys and values, which are normed and rotated
-        here, and may be overwritten. Returns (tokens, heads, head_dim).
-        """
-        ...
 
 
 class RMSNorm(nn.Module):

@@ -5,7 +5,7 @@
 
 #include "vectors.h"
 
-#define PARALLEL_FROM 32768 /* elements: fewer are done before a second thread has begun */
+#define PARALLEL_FROM 8192  /* elements: fewer are done before a second thread has begun */
 #define MOST_DIM 256
 
 /* Rows of `hidden` and `residual` lie `stride` and `residual_stride` elements apart, those of `out` are dense.

@@ -62,9 +62,9 @@ INLINE float largest_of(vec values) {
     return largest;
 }
 
-/* 2 to the power of x, within 2e-7 of it; 2^-126 for whatever is smaller. Taylor's series around the nearest integer. */
+/* 2 to the power of x, within 2e-7 of it, x held between -126 and 127. Taylor's series around the nearest integer. */
 INLINE vec exp2_of(vec x) {
-    x = larger(x, all(-126.0f));
+    x = -larger(-larger(x, all(-126.0f)), all(-127.0f));
     const vec magic = all(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
     vec shifted = x + magic;
     vec f = x - (shifted - magic);

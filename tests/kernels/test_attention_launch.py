@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from updraft.kernels.attention import QuerySpan
 from updraft.kernels.attention_launch import (
     AttentionShape,
     attention_launch,
@@ -17,7 +18,6 @@ from updraft.kernels.attention_launch import (
 from updraft.kernels.attention_metadata import AttentionPlanner
 from updraft.kernels.attention_plan import plan_attention
 from updraft.kernels.launch import Launch
-from updraft.kernels.paged_attention import QuerySpan
 from updraft.protocol.errors import ConfigurationError
 
 LLAMA_8B = AttentionShape(heads=32, kv_heads=8, head_dim=128, block_size=64)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from updraft.kernels.attention import QuerySpan
 from updraft.kernels.attention_launch import AttentionShape
 from updraft.kernels.attention_metadata import AttentionMetadata, AttentionPlanner
 from updraft.kernels.attention_reference import ScoreRule, attend_reference
-from updraft.kernels.paged_attention import LayerAttention, PagedAttention, QuerySpan
 
 pytest.importorskip("triton")
 from updraft.kernels import paged_attention_triton
@@ -216,16 +216,3 @@ def test_reference_is_torch_attention() -> None:
     )
     given = attend_reference(case.query, case.cache, case.spans, ScoreRule(0.3))
     torch.testing.assert_close(given, expected.transpose(0, 1))
-
-
-@pytest.mark.parametrize("window", [None, 20])
-def test_reference_is_the_attention_of_the_cpu(window: int | None) -> None:
-    shape = AttentionShape(4, 2, head_dim=16, block_size=16)
-    case = make_case(shape, [chunk for chunk in MIXED if chunk[1]])
-    cache = torch.nan_to_num(case.cache)[None]
-    slots = case.planner().metadata(case.spans).slots.long()
-    key_value = cache[0].flatten(0, 1)[slots]
-    plain = PagedAttention(cache, case.spans, slots, shared=2)
-    given = plain.attend(LayerAttention(0, 0.3, window), case.query, key_value)
-    expected = attend_reference(case.query, case.cache, case.spans, ScoreRule(0.3, window))
-    torch.testing.assert_close(given, expected)

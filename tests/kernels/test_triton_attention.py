@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from updraft.cloud_engine.models.layers import RMSNorm
-from updraft.cloud_engine.models.rope import Rotary, RotaryConfig
+from updraft.kernels.attention import LayerAttention, QuerySpan
 from updraft.kernels.attention_launch import AttentionShape
 from updraft.kernels.attention_metadata import AttentionPlanner
 from updraft.kernels.kv_write import HeadNorms, Rotation
-from updraft.kernels.paged_attention import LayerAttention, PagedAttention, QuerySpan
+from updraft.kernels.paged_attention import PagedAttention
 from updraft.kernels.triton_attention import CacheScales, TritonPagedAttention
 from updraft.protocol.errors import ConfigurationError
 
@@ -34,18 +33,17 @@ def empty_cache(dtype: torch.dtype = torch.float32) -> Tensor:
 
 def test_steps_of_a_pass_as_on_the_cpu() -> None:
     torch.manual_seed(0)
-    plain_cache, cache = empty_cache(), empty_cache()
+    plain_cache, cache = empty_cache().transpose(2, 3).contiguous(), empty_cache()
     for spans in STEPS:
         rows = sum(span.length for span in spans)
         metadata = PLANNER.metadata(spans, rows + 2)
-        plain = PagedAttention(plain_cache, spans, metadata.slots[:rows].long(), shared=2)
+        plain = PagedAttention(plain_cache, spans, metadata.slots, shared=2)
         attention = TritonPagedAttention(cache, metadata, SHAPE)
         for layer in LAYERS:
             projected = torch.randn(rows + 2, 8, 16, device=DEVICE)
-            query, key_value = projected.split((4, 4), dim=1)
-            expected = plain.attend(layer, query, key_value)
-            torch.testing.assert_close(attention.attend(layer, query, key_value), expected)
-    assert torch.equal(cache, plain_cache)
+            expected = plain.attend(layer, projected.clone(), None)
+            torch.testing.assert_close(attention.attend(layer, projected, None), expected)
+    assert torch.equal(cache, plain_cache.transpose(2, 3))
 
 
 def test_norm_and_rotation_on_the_way() -> None:
@@ -55,14 +53,15 @@ def test_norm_and_rotation_on_the_way() -> None:
     positions = torch.tensor([*range(20), *range(3)], device=DEVICE)
     frequencies = tuple(10000 ** (-pair / 8) for pair in range(8))
     table = positions.float()[:, None] * torch.tensor(frequencies, device=DEVICE)
-    norm = RMSNorm(16, 1e-6).to(DEVICE)
-    norm.weight.data = torch.randn(16, device=DEVICE)
-    separate = torch.cat((norm(projected[:, :6]), projected[:, 6:]), dim=1)
-    Rotary(positions, RotaryConfig(frequencies), torch.float32).rotate_(separate[:, :6])
+    weight = torch.randn(16, device=DEVICE)
+    normed = torch.nn.functional.rms_norm(projected[:, :6], (16,), weight, 1e-6)
+    turned = torch.cat((-normed[..., 8:], normed[..., :8]), dim=-1)  # as transformers writes it
+    angles = torch.cat((table, table), dim=-1)[:, None]
+    separate = torch.cat((normed * angles.cos() + turned * angles.sin(), projected[:, 6:]), dim=1)
     metadata = PLANNER.metadata(spans)
-    expected = TritonPagedAttention(empty_cache(), metadata, SHAPE).attend(LAYERS[0], separate[:, :4], separate[:, 4:])
-    given = TritonPagedAttention(empty_cache(), metadata, SHAPE).attend_projected(
-        LAYERS[0], projected, Rotation(table.cos(), table.sin()), HeadNorms(norm.weight, norm.weight, 1e-6)
+    expected = TritonPagedAttention(empty_cache(), metadata, SHAPE).attend(LAYERS[0], separate, None)
+    given = TritonPagedAttention(empty_cache(), metadata, SHAPE).attend(
+        LAYERS[0], projected, Rotation(table.cos(), table.sin()), HeadNorms(weight, weight, 1e-6)
     )
     torch.testing.assert_close(given, expected)
 
@@ -79,20 +78,20 @@ def test_fp8_cache_with_scales() -> None:
     scales = CacheScales(key=2.0**-5, value=2.0**-7)
     key_value = torch.cat((small[:, :2] * scales.key, small[:, 2:] * scales.value), dim=1)
     expected = TritonPagedAttention(empty_cache(), PLANNER.metadata(STEPS[0]), SHAPE).attend(
-        LAYERS[0], query, key_value
+        LAYERS[0], torch.cat((query, key_value), dim=1), None
     )
     attention = TritonPagedAttention(empty_cache(torch.float8_e4m3fn), metadata, shape, scales=scales)
-    torch.testing.assert_close(attention.attend(LAYERS[0], query, key_value), expected)
+    torch.testing.assert_close(attention.attend(LAYERS[0], torch.cat((query, key_value), dim=1), None), expected)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp2")  # meant, see `_tanh`
 def test_soft_cap_reaches_the_scores() -> None:
     torch.manual_seed(0)
-    query, key_value = torch.randn(23, 4, 16, device=DEVICE), torch.randn(23, 4, 16, device=DEVICE)
+    projected = torch.randn(23, 8, 16, device=DEVICE)
     metadata = PLANNER.metadata(STEPS[0])
-    plain = TritonPagedAttention(empty_cache(), metadata, SHAPE).attend(LAYERS[0], query, key_value)
-    capped = TritonPagedAttention(empty_cache(), metadata, SHAPE, soft_cap=1e-4).attend(LAYERS[0], query, key_value)
-    mean = torch.stack([key_value[: row + 1, 2:].mean(0).repeat_interleave(2, 0) for row in range(20)])
+    plain = TritonPagedAttention(empty_cache(), metadata, SHAPE).attend(LAYERS[0], projected, None)
+    capped = TritonPagedAttention(empty_cache(), metadata, SHAPE, soft_cap=1e-4).attend(LAYERS[0], projected, None)
+    mean = torch.stack([projected[: row + 1, 6:].mean(0).repeat_interleave(2, 0) for row in range(20)])
     torch.testing.assert_close(capped[:20], mean, rtol=0, atol=1e-3)  # all scores are as good as equal
     assert not torch.allclose(plain[:20], mean, atol=1e-2)
 
@@ -105,10 +104,10 @@ def test_caches_and_queries_that_do_not_fit() -> None:
     with pytest.raises(ConfigurationError):
         TritonPagedAttention(empty_cache(), metadata, SHAPE, scales=CacheScales())
     attention = TritonPagedAttention(empty_cache(), metadata, SHAPE)
-    for query in (
-        torch.randn(22, 4, 16, device=DEVICE),
-        torch.randn(23, 4, 16, device=DEVICE).half(),
-        torch.randn(23, 16, 4, device=DEVICE).transpose(1, 2),
+    for projected in (
+        torch.randn(22, 8, 16, device=DEVICE),
+        torch.randn(23, 8, 16, device=DEVICE).half(),
+        torch.randn(23, 16, 8, device=DEVICE).transpose(1, 2),
     ):
         with pytest.raises(ConfigurationError):
-            attention.attend(LAYERS[0], query, torch.randn(23, 4, 16, device=DEVICE))
+            attention.attend(LAYERS[0], projected, None)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from updraft.kernels.attention import LayerAttention, QuerySpan
 from updraft.kernels.attention_launch import AttentionShape
 from updraft.kernels.attention_metadata import AttentionPlanner
 from updraft.kernels.kv_write import HeadNorms, HeadRule, Rotation, write_kv_, write_kv_reference_
-from updraft.kernels.paged_attention import LayerAttention, QuerySpan
 from updraft.kernels.triton_attention import CacheScales, TritonPagedAttention
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -1,0 +1,115 @@
+"""The C kernels are built by the machine's own compiler, once, and are not needed where that fails."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from updraft.kernels import native_library
+from updraft.kernels.gated import gated, reference_gated
+from updraft.kernels.native_library import NativeBuildError, build, load
+from updraft.kernels.rms_norm import Norm, add_rms_norm, reference_rms_norm, rms_norm
+
+needs_c = pytest.mark.skipif(load() is None, reason="no C compiler")
+PROGRAM = """
+import torch
+from updraft.kernels.native_library import load
+from updraft.kernels.gated import gated
+print(load() is not None, tuple(gated(torch.ones(2, 64), "silu").shape))
+"""
+
+
+def run(home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    import os
+
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "UPDRAFT_HOME": str(home), **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+@needs_c
+def test_built_once_for_all_processes(tmp_path: Path) -> None:
+    runs: list[subprocess.CompletedProcess[str]] = []
+    threads = [threading.Thread(target=lambda: runs.append(run(tmp_path))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [done.stdout.strip() for done in runs] == ["True (2, 32)"] * 3
+    (library,) = (tmp_path / "native").iterdir()  # and nothing half done beside it
+    written = library.stat().st_mtime_ns
+    run(tmp_path)
+    assert library.stat().st_mtime_ns == written
+
+
+def test_plain_torch_where_nothing_compiles(tmp_path: Path) -> None:
+    done = run(tmp_path, CC="/bin/false")
+    assert done.stdout.strip() == "False (2, 32)"
+    assert "plain torch is used instead" in done.stderr and "/bin/false" in done.stderr
+
+
+def test_a_library_that_does_not_load_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
+    monkeypatch.setattr(native_library, "build", lambda compiler, target: target.write_bytes(b"no library"))
+    with caplog.at_level(logging.WARNING):
+        assert native_library.load.__wrapped__() is None
+    assert "plain torch is used instead" in caplog.text
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
+    with pytest.raises(NativeBuildError, match="/bin/false"):
+        build(["/bin/false"], tmp_path / "kernels.so")
+    assert not list(tmp_path.iterdir())
+
+
+@needs_c
+@pytest.mark.parametrize("source", sorted((Path(native_library.__file__).parent / "native").glob("*.c")))
+def test_no_warnings(source: Path, tmp_path: Path) -> None:
+    compiler = native_library._compiler()
+    flags = [*native_library._flags(), "-Wall", "-Wextra", "-Werror"]
+    subprocess.run([*compiler, *flags, "-c", str(source), "-o", str(tmp_path / "out.o")], check=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 16), (3, 192), (70, 896), (2, 40)])  # the last one is not for C
+@pytest.mark.parametrize("unit_offset", [False, True])
+def test_norms(shape: tuple[int, int], dtype: torch.dtype, unit_offset: bool) -> None:
+    torch.manual_seed(0)
+    wide = torch.randn(shape[0], 2 * shape[1]).to(dtype)
+    hidden, residual = wide[:, : shape[1]], torch.randn(shape).to(dtype)
+    norm = Norm(torch.randn(shape[1]).to(dtype), 1e-5, unit_offset)
+    exact = {torch.float32: 2e-6, torch.bfloat16: 8e-3}[dtype]  # one unit in the last place
+    torch.testing.assert_close(rms_norm(hidden, norm), reference_rms_norm(hidden, norm), rtol=exact, atol=1e-6)
+    total = residual + hidden
+    normed = add_rms_norm(hidden, residual, norm)
+    assert torch.equal(residual, total)
+    torch.testing.assert_close(normed, reference_rms_norm(total, norm), rtol=exact, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("size", [16, 512, 40])
+def test_gated(size: int, activation: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    gate_up = (torch.randn(50, 3 * size) * 8).to(dtype)[:, : 2 * size]
+    gate_up[0, :8] = torch.tensor([0.0, -0.0, 80.0, -80.0, 200.0, -200.0, 1e-20, -1e-20], dtype=dtype)
+    exact = {torch.float32: 5e-6, torch.bfloat16: 1.6e-2}[dtype]  # it is rounded twice
+    expected = reference_gated(gate_up.double(), activation).to(dtype)  # torch's own tanh is off by 3e-6 in float32
+    torch.testing.assert_close(gated(gate_up, activation), expected, rtol=exact, atol=3e-6)
+
+
+def test_what_is_trained_stays_in_torch() -> None:
+    rows = torch.randn(2, 32, requires_grad=True)
+    gated(rows, "silu").sum().backward()
+    assert rows.grad is not None
