@@ -21,6 +21,7 @@ from ..models.decoder import Decoder
 from ..models.loader import Progress
 from .beam_search import BeamSearch, check_beams
 from .config import EngineConfig
+from .decode import append_tokens, expect_decode
 from .draft_model import DraftModel
 from .drafter import Drafter
 from .grammar import GrammarState
@@ -160,8 +161,7 @@ class Engine:
         self._speculator.propose([item for item in batch if item.state.pool is None], self._sampling_row)
         _cut_drafts(batch)
         logits = score_prompts(batch, self._runner.run([_chunk(item) for item in batch]))
-        rows = [self._sampling_row(item, i) for item in batch for i in range(item.num_samples)]
-        return logits, sample(logits, rows)
+        return logits, sample(logits, self._sampling_rows(batch))
 
     def reset(self) -> list[str]:
         """Forget all requests and all that is cached, and return the ids of these requests.
@@ -266,28 +266,33 @@ class Engine:
             f"Token ids must be between 0 and {self._vocab_size - 1}.", param=param, code="invalid_value"
         )
 
+    def _sampling_rows(self, batch: list[ScheduledRequest]) -> list[SamplingRow]:
+        rows: list[SamplingRow] = []
+        for item in batch:
+            if item.state.decode is item:
+                rows.append(self._sampling_row(item, 0))
+            else:
+                rows += [self._sampling_row(item, index) for index in range(item.num_samples)]
+        return rows
+
     def _sampling_row(self, item: ScheduledRequest, index: int) -> SamplingRow:
         """How to sample the `index`-th new token of a scheduled request, after as many of its drafts."""
         state, request = item.state, item.state.request
-        answer = state.token_ids[state.num_prompt_tokens :] + item.draft_ids[:index] if request.params.edits else []
-        edits = logit_edits(request.params, request.prompt_ids, answer, state.end_ids)
-        mask = None if state.grammar is None else state.grammar.mask(item.draft_ids[:index])
+        edits = mask = None
+        if state.edits:
+            answer = state.token_ids[len(request.prompt_ids) :] + item.draft_ids[:index]
+            edits = logit_edits(request.params, request.prompt_ids, answer, state.end_ids)
+        if state.grammar is not None:
+            mask = state.grammar.mask(item.draft_ids[:index])
         return SamplingRow(state.temperature, state.seed, len(state.token_ids) + index, request.params, edits, mask)
 
     def _advance(self, batch: list[ScheduledRequest], logits: Tensor, tokens: list[int]) -> list[TokenOutput]:
+        outputs, others = append_tokens(batch, tokens, self._cache)
         self._counters.steps += 1
-        outputs: list[TokenOutput] = []
+        self._counters.generated_tokens += len(outputs)
         beams: dict[str, list[tuple[ScheduledRequest, Tensor]]] = {}
-        row = 0
-        for item in batch:
-            state = item.state
-            is_plain = state.is_plain and not (item.draft_ids or item.num_drafts)
-            if is_plain and (output := self._append(state, tokens, row)):
-                outputs.append(output)
-                row += 1
-                continue
+        for item, row in others:
             rows = slice(row, row + item.num_samples)
-            row = rows.stop
             if item.state.request.beam:
                 beams.setdefault(item.state.request_id, []).append((item, logits[rows]))
             elif item.num_samples:
@@ -311,12 +316,12 @@ class Engine:
             stats = replace(states[0].stats(), completion_tokens=len(answer.token_ids))
             self._count(states[0].request, stats)
             self._counters.generated_tokens += len(answer.token_ids)
-            scores = states[0].prompt_logprobs if index == 0 else []
+            scores = tuple(states[0].prompt_logprobs) if index == 0 else ()
             outputs.append(
                 TokenOutput(
                     request_id,
                     answer.token_ids,
-                    answer.logprobs,
+                    tuple(answer.logprobs),
                     answer.finish_reason,
                     stats,
                     index,
@@ -338,7 +343,9 @@ class Engine:
             return []
         stats = state.stats()
         self._finish(state, stats)
-        return [TokenOutput(state.request_id, [], finish_reason="stop", stats=stats, embedding=state.pool.vector())]
+        return [
+            TokenOutput(state.request_id, [], finish_reason="stop", stats=stats, embedding=tuple(state.pool.vector()))
+        ]
 
     def _branch_off(self, item: ScheduledRequest, logits: Tensor) -> list[TokenOutput]:
         """The other answers of a request begin where its prompt has just been computed, each with its own seed."""
@@ -367,21 +374,6 @@ class Engine:
             self._runner.copy_blocks(copies)
             self._speculator.copy_blocks(copies)
 
-    def _append(self, state: RequestState, tokens: list[int], row: int) -> TokenOutput | None:
-        """What `_accept` does for most requests in most steps. None: this one ends, or is behind."""
-        known = len(state.token_ids)
-        if state.num_computed_tokens + 1 != known or known + 1 == len(state.request.prompt_ids) + state.max_tokens:
-            return None
-        token = tokens[row]
-        if token in state.end_ids:
-            return None
-        state.num_computed_tokens = known
-        state.token_ids.append(token)
-        if known % self.config.block_size == 0:
-            self._cache.register(state)
-        self._counters.generated_tokens += 1
-        return TokenOutput(state.request.request_id, [token], index=state.index, cached_tokens=state.num_cached_tokens)
-
     def _accept(self, item: ScheduledRequest, sampled: list[int], logits: Tensor) -> TokenOutput:
         """Take over what the target confirmed of the draft, and the one token after it that is the target's own."""
         state = item.state
@@ -391,18 +383,19 @@ class Engine:
         if state.grammar is not None:
             new = new[: state.grammar.advance(new)]
             finish_reason = "error" if state.grammar.error else "stop" if state.grammar.complete else finish_reason
-        self._speculator.record(item, min(num_accepted, len(new)))
+        num_accepted = min(num_accepted, len(new))
+        self._speculator.record(item, num_accepted)
         state.first_token_at = state.first_token_at or time.monotonic()
         state.num_computed_tokens = len(state.token_ids) + num_accepted
         state.num_draft_computed_tokens = min(state.num_draft_computed_tokens, state.num_computed_tokens)
         state.token_ids.extend(new)
         state.prediction.advance(state.token_ids, len(new), len(item.draft_ids))
-        logprobs: list[TokenLogprob] = []
+        logprobs: tuple[TokenLogprob, ...] = ()
         if state.request.params.logprobs is not None and new:
-            logprobs = log_probabilities(logits[: len(new)], new, state.request.params.logprobs)
+            logprobs = tuple(log_probabilities(logits[: len(new)], new, state.request.params.logprobs))
         self._counters.generated_tokens += len(new)
         stats = state.stats() if finish_reason else None
-        scores = state.prompt_logprobs if is_first else []
+        scores = tuple(state.prompt_logprobs) if is_first else ()
         error = state.grammar.error if state.grammar is not None else None
         cached = state.num_cached_tokens
         output = TokenOutput(state.request_id, new, logprobs, finish_reason, stats, state.index, scores, error, cached)
@@ -411,9 +404,7 @@ class Engine:
         else:
             self._cache.register(state)
             self._cache.trim(state)
-            state.is_plain = (
-                state.grammar is None and state.request.params.logprobs is None and not state.request.draft_ids
-            )
+            expect_decode(state)
         return output
 
     def _until_end(self, tokens: list[int], state: RequestState) -> tuple[list[int], FinishReason | None]:
@@ -443,14 +434,12 @@ class Engine:
 
 
 def _chunk(item: ScheduledRequest) -> Chunk:
-    known = item.state.token_ids[item.start : item.start + item.num_tokens]
-    return Chunk(
-        known + item.draft_ids,
-        item.start,
-        item.state.block_table,
-        item.num_prompt_scores + item.num_samples,
-        item.state.pool,
-    )
+    state = item.state
+    if state.decode is item:
+        return Chunk(state.token_ids[-1:], item.start, state.block_table, 1)
+    known = state.token_ids[item.start : item.start + item.num_tokens]
+    num_logits = item.num_prompt_scores + item.num_samples
+    return Chunk(known + item.draft_ids, item.start, state.block_table, num_logits, state.pool)
 
 
 def _grammars(served: ServedModel) -> GrammarCompiler | None:
