@@ -99,10 +99,13 @@ class Scheduler:
         """
         return num_beams * self._cache.most_blocks_for(num_tokens) <= self._cache.pool.num_blocks
 
-    def add(self, state: RequestState) -> None:
-        """Queue a request. Raises OverloadedError when the queue is full."""
-        if len(self.waiting) >= self._config.max_waiting:
+    def check_room(self, expected: int = 0) -> None:
+        """Raises OverloadedError when the queue is full, `expected` requests that are still to come included."""
+        if len(self.waiting) + expected >= self._config.max_waiting:
             raise OverloadedError(f"The queue is full ({self._config.max_waiting} requests waiting): try again later.")
+
+    def add(self, state: RequestState) -> None:
+        """Queue a request, for which there is room (`check_room`)."""
         state.order = order_of(state, self._config.policy)
         insort(self.waiting, state, key=_order)
 

@@ -115,10 +115,12 @@ class Simulation(RuleBasedStateMachine):
         assert self.scheduler.fits(len(prompt) + output)
         full = len(self.scheduler.waiting) >= WAITING
         try:
-            self.scheduler.add(state)
-            assert not full
+            self.scheduler.check_room()
         except OverloadedError:
             assert full
+        else:
+            assert not full
+            self.scheduler.add(state)
 
     @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9), output=st.integers(1, 8), width=st.integers(2, 3))
     def add_beams(self, prompt: list[int], output: int, width: int) -> None:
