@@ -225,6 +225,7 @@ class Simulation(RuleBasedStateMachine):
         if child.num_remaining_tokens == 0:
             self.scheduler.remove(child)
         else:
+            self.cache.register(child)
             expect_decode(child)
 
     @precondition(lambda self: self.scheduler.requests())
@@ -256,6 +257,11 @@ class Simulation(RuleBasedStateMachine):
             if state.decode is not None:
                 assert state.decode.start == state.num_computed_tokens == len(state.token_ids) - 1
                 assert (state.decode.num_tokens, state.decode.num_samples, state.decode.num_drafts) == (1, 1, 0)
+
+    @invariant()
+    def full_blocks_can_be_found(self) -> None:
+        for state in self.scheduler.running:
+            assert state.num_registered_blocks == state.num_computed_tokens // BLOCK
 
     @invariant()
     def empty_slots_are_counted(self) -> None:
