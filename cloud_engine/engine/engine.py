@@ -12,19 +12,21 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ...protocol.errors import ConfigurationError, ContextLengthError, InvalidRequestError
+from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...protocol.sampling import logit_edits
 from ...protocol.structured import Constraint
 from ...text.grammar import GrammarCompiler, Vocabulary, end_ids
 from ...text.tokenizer import Tokenizer
 from ..models.decoder import Decoder
 from ..models.loader import Progress
-from .beam_search import BeamSearch, check_beams
+from .beam_search import BeamSearch
 from .config import EngineConfig
+from .decode import append_tokens, expect_decode
 from .draft_model import DraftModel
 from .drafter import Drafter
 from .grammar import GrammarState
 from .kv_cache import KVCacheManager, Window
+from .limits import Limits
 from .ngram import NgramDrafter
 from .pooling import MeanPool
 from .prediction import PredictionCursor
@@ -66,6 +68,7 @@ class Engine:
         self.default_temperature = served.default_temperature
         self._tokenizer = served.tokenizer
         self._vocab_size = model.config.vocab_size
+        self._limits = Limits(self._vocab_size, self.context_length, served.eos_ids, num_blocks, config)
         self._eos_ids = served.eos_ids
         self._grammars = _grammars(served)
         self._runner = Runner(model, num_blocks, config.block_size, batch_invariant=config.batch_invariant)
@@ -78,6 +81,7 @@ class Engine:
         self._cache, self._scheduler = self._fresh_schedule()
         self._requests: dict[str, list[RequestState]] = {}  # the answers of each that are not finished
         self._searches: dict[str, BeamSearch] = {}
+        self._expected: set[str] = set()  # of requests that have a place in the queue and are not there yet
         self._seeds = random.Random(config.seed)
         self._counters = EngineStats()
 
@@ -102,21 +106,31 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._requests)
 
-    def prepare(self, request: GenerationRequest) -> None:
+    def expect(self, request: GenerationRequest) -> None:
+        """Keep a place in the queue for a request that is being prepared, until it is added or aborted.
+
+        Raises what `add_request` raises, but for an unusable constraint.
+        """
+        self._check(request)
+        self._expected.add(request.request_id)
+
+    def prepare(self, request: GenerationRequest) -> GrammarState | None:
         """Compile the request's constraint, if it has one; raises InvalidRequestError if it cannot be used.
 
         May be called from another thread, ahead of `add_request`, so that no step waits for it.
         """
-        if request.constraint is not None:
-            self._grammar(request, request.constraint)
+        return None if request.constraint is None else self._grammar(request, request.constraint)
 
-    def add_request(self, request: GenerationRequest) -> None:
-        """Queue a request.
+    def add_request(self, request: GenerationRequest, grammar: GrammarState | None = None) -> None:
+        """Queue a request, with what `prepare` made of its constraint: that is done here if it was not.
 
         Raises InvalidRequestError (empty prompt, unknown token ids, id in use, unusable constraint), ContextLengthError
         (prompt and output do not fit context or KV cache; nothing is truncated) or OverloadedError (queue full).
         """
-        self._check(request)
+        if request.request_id in self._expected:
+            self._expected.remove(request.request_id)
+        else:
+            self._check(request)
         params = request.params
         state = RequestState(
             request=request,
@@ -127,7 +141,7 @@ class Engine:
             end_ids=params.end_ids(self._eos_ids),
             token_ids=list(request.prompt_ids),
             prediction=PredictionCursor(request.draft_ids[: self.context_length]),  # the answer is no longer than that
-            grammar=None if request.constraint is None else self._grammar(request, request.constraint),
+            grammar=self.prepare(request) if grammar is None else grammar,
             pool=MeanPool() if request.embed else None,
         )
         self._scheduler.add(state)
@@ -137,6 +151,7 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """Drop a request and free its blocks; one that is not here (any more) is no error."""
+        self._expected.discard(request_id)
         self._searches.pop(request_id, None)
         states = self._requests.pop(request_id, [])
         for state in states:
@@ -160,13 +175,13 @@ class Engine:
         self._speculator.propose([item for item in batch if item.state.pool is None], self._sampling_row)
         _cut_drafts(batch)
         logits = score_prompts(batch, self._runner.run([_chunk(item) for item in batch]))
-        rows = [self._sampling_row(item, i) for item in batch for i in range(item.num_samples)]
-        return logits, sample(logits, rows)
+        return logits, sample(logits, self._sampling_rows(batch))
 
     def reset(self) -> list[str]:
         """Forget all requests and all that is cached, and return the ids of these requests.
 
-        For after a failure in the middle of a step, when nothing of what was in flight can be trusted.
+        For after a failure in the middle of a step, when nothing of what was in flight can be trusted. Requests that
+        are expected may still come.
         """
         lost = list(self._requests)
         self._requests.clear()
@@ -183,7 +198,7 @@ class Engine:
         return replace(
             self._counters,
             running=len(running),
-            waiting=len(self._scheduler.waiting),
+            waiting=len(self._scheduler.waiting) + len(self._expected),
             kv_blocks_used=pool.num_used,
             kv_blocks_total=pool.num_blocks,
             kv_slots_allocated=pool.num_used * self.config.block_size,
@@ -208,47 +223,10 @@ class Engine:
         return cache, Scheduler(config, cache, self._speculator)
 
     def _check(self, request: GenerationRequest) -> None:
-        prompt, draft = request.prompt_ids, request.draft_ids
-        if request.request_id in self._requests:
+        if request.request_id in self._requests or request.request_id in self._expected:
             raise InvalidRequestError(f"Request id {request.request_id!r} is in use.", param="request_id")
-        if not prompt:
-            raise InvalidRequestError("The prompt has no tokens.", param="prompt", code="invalid_value")
-        if min(prompt) < 0 or max(prompt) >= self._vocab_size:
-            raise self._unknown_token("prompt")
-        if draft and (min(draft) < 0 or max(draft) >= self._vocab_size):
-            raise self._unknown_token("prediction")
-        request.params.check_vocabulary(self._vocab_size)
-        if not 1 <= request.n <= request.num_branches <= self.config.max_batch_size:
-            raise InvalidRequestError(
-                f"n, best_of and the number of beams must be between 1 and {self.config.max_batch_size}, and there are "
-                f"no more answers than beams; got {request.n} answers of {request.num_branches}.",
-                param="n",
-                code="invalid_value",
-            )
-        if request.beam:
-            check_beams(request, len(request.params.end_ids(self._eos_ids)), self._vocab_size)
-        if request.embed and request.n != 1:
-            raise InvalidRequestError("A prompt has one embedding: leave n out.", param="n", code="invalid_value")
-        if request.priority and self.config.policy != "priority":
-            raise InvalidRequestError(
-                f"This server schedules {self.config.policy}: leave priority out, or start it with --policy priority.",
-                param="priority",
-            )
-        new = 0 if request.embed else request.params.max_tokens or 1
-        total = len(prompt) + new
-        if total > self.context_length:
-            raise ContextLengthError(
-                f"This model's context holds {self.context_length} tokens; the prompt has {len(prompt)} and "
-                f"{new} are to be generated. Shorten the prompt{' or lower max_tokens' if new else ''}.",
-                param="prompt",
-            )
-        longest = self.context_length if new and not request.params.max_tokens else total
-        if not self._scheduler.fits(longest, request.beam.width if request.beam else 1):
-            raise ContextLengthError(
-                f"The request needs more KV cache than the server has ({self._cache.pool.num_blocks} blocks of "
-                f"{self.config.block_size} tokens). Shorten the prompt, set a lower max_tokens or use fewer beams.",
-                param="prompt",
-            )
+        self._limits.check(request, self._scheduler)
+        self._scheduler.check_room(len(self._expected))
 
     def _grammar(self, request: GenerationRequest, constraint: Constraint) -> GrammarState:
         if self._grammars is None or self._tokenizer is None:
@@ -261,33 +239,33 @@ class Engine:
             raise InvalidRequestError(f"{constraint.param}: {why}", param=constraint.param, code="invalid_grammar")
         return grammar
 
-    def _unknown_token(self, param: str) -> InvalidRequestError:
-        return InvalidRequestError(
-            f"Token ids must be between 0 and {self._vocab_size - 1}.", param=param, code="invalid_value"
-        )
+    def _sampling_rows(self, batch: list[ScheduledRequest]) -> list[SamplingRow]:
+        rows: list[SamplingRow] = []
+        for item in batch:
+            if item.state.decode is item:
+                rows.append(self._sampling_row(item, 0))
+            else:
+                rows += [self._sampling_row(item, index) for index in range(item.num_samples)]
+        return rows
 
     def _sampling_row(self, item: ScheduledRequest, index: int) -> SamplingRow:
         """How to sample the `index`-th new token of a scheduled request, after as many of its drafts."""
         state, request = item.state, item.state.request
-        answer = state.token_ids[state.num_prompt_tokens :] + item.draft_ids[:index] if request.params.edits else []
-        edits = logit_edits(request.params, request.prompt_ids, answer, state.end_ids)
-        mask = None if state.grammar is None else state.grammar.mask(item.draft_ids[:index])
+        edits = mask = None
+        if state.edits:
+            answer = state.token_ids[len(request.prompt_ids) :] + item.draft_ids[:index]
+            edits = logit_edits(request.params, request.prompt_ids, answer, state.end_ids)
+        if state.grammar is not None:
+            mask = state.grammar.mask(item.draft_ids[:index])
         return SamplingRow(state.temperature, state.seed, len(state.token_ids) + index, request.params, edits, mask)
 
     def _advance(self, batch: list[ScheduledRequest], logits: Tensor, tokens: list[int]) -> list[TokenOutput]:
+        outputs, others = append_tokens(batch, tokens, self._cache)
         self._counters.steps += 1
-        outputs: list[TokenOutput] = []
+        self._counters.generated_tokens += len(outputs)
         beams: dict[str, list[tuple[ScheduledRequest, Tensor]]] = {}
-        row = 0
-        for item in batch:
-            state = item.state
-            is_plain = state.is_plain and not (item.draft_ids or item.num_drafts)
-            if is_plain and (output := self._append(state, tokens, row)):
-                outputs.append(output)
-                row += 1
-                continue
+        for item, row in others:
             rows = slice(row, row + item.num_samples)
-            row = rows.stop
             if item.state.request.beam:
                 beams.setdefault(item.state.request_id, []).append((item, logits[rows]))
             elif item.num_samples:
@@ -311,12 +289,12 @@ class Engine:
             stats = replace(states[0].stats(), completion_tokens=len(answer.token_ids))
             self._count(states[0].request, stats)
             self._counters.generated_tokens += len(answer.token_ids)
-            scores = states[0].prompt_logprobs if index == 0 else []
+            scores = tuple(states[0].prompt_logprobs) if index == 0 else ()
             outputs.append(
                 TokenOutput(
                     request_id,
                     answer.token_ids,
-                    answer.logprobs,
+                    tuple(answer.logprobs),
                     answer.finish_reason,
                     stats,
                     index,
@@ -338,7 +316,9 @@ class Engine:
             return []
         stats = state.stats()
         self._finish(state, stats)
-        return [TokenOutput(state.request_id, [], finish_reason="stop", stats=stats, embedding=state.pool.vector())]
+        return [
+            TokenOutput(state.request_id, [], finish_reason="stop", stats=stats, embedding=tuple(state.pool.vector()))
+        ]
 
     def _branch_off(self, item: ScheduledRequest, logits: Tensor) -> list[TokenOutput]:
         """The other answers of a request begin where its prompt has just been computed, each with its own seed."""
@@ -367,21 +347,6 @@ class Engine:
             self._runner.copy_blocks(copies)
             self._speculator.copy_blocks(copies)
 
-    def _append(self, state: RequestState, tokens: list[int], row: int) -> TokenOutput | None:
-        """What `_accept` does for most requests in most steps. None: this one ends, or is behind."""
-        known = len(state.token_ids)
-        if state.num_computed_tokens + 1 != known or known + 1 == len(state.request.prompt_ids) + state.max_tokens:
-            return None
-        token = tokens[row]
-        if token in state.end_ids:
-            return None
-        state.num_computed_tokens = known
-        state.token_ids.append(token)
-        if known % self.config.block_size == 0:
-            self._cache.register(state)
-        self._counters.generated_tokens += 1
-        return TokenOutput(state.request.request_id, [token], index=state.index, cached_tokens=state.num_cached_tokens)
-
     def _accept(self, item: ScheduledRequest, sampled: list[int], logits: Tensor) -> TokenOutput:
         """Take over what the target confirmed of the draft, and the one token after it that is the target's own."""
         state = item.state
@@ -391,18 +356,19 @@ class Engine:
         if state.grammar is not None:
             new = new[: state.grammar.advance(new)]
             finish_reason = "error" if state.grammar.error else "stop" if state.grammar.complete else finish_reason
-        self._speculator.record(item, min(num_accepted, len(new)))
+        num_accepted = min(num_accepted, len(new))
+        self._speculator.record(item, num_accepted)
         state.first_token_at = state.first_token_at or time.monotonic()
         state.num_computed_tokens = len(state.token_ids) + num_accepted
         state.num_draft_computed_tokens = min(state.num_draft_computed_tokens, state.num_computed_tokens)
         state.token_ids.extend(new)
         state.prediction.advance(state.token_ids, len(new), len(item.draft_ids))
-        logprobs: list[TokenLogprob] = []
+        logprobs: tuple[TokenLogprob, ...] = ()
         if state.request.params.logprobs is not None and new:
-            logprobs = log_probabilities(logits[: len(new)], new, state.request.params.logprobs)
+            logprobs = tuple(log_probabilities(logits[: len(new)], new, state.request.params.logprobs))
         self._counters.generated_tokens += len(new)
         stats = state.stats() if finish_reason else None
-        scores = state.prompt_logprobs if is_first else []
+        scores = tuple(state.prompt_logprobs) if is_first else ()
         error = state.grammar.error if state.grammar is not None else None
         cached = state.num_cached_tokens
         output = TokenOutput(state.request_id, new, logprobs, finish_reason, stats, state.index, scores, error, cached)
@@ -411,9 +377,7 @@ class Engine:
         else:
             self._cache.register(state)
             self._cache.trim(state)
-            state.is_plain = (
-                state.grammar is None and state.request.params.logprobs is None and not state.request.draft_ids
-            )
+            expect_decode(state)
         return output
 
     def _until_end(self, tokens: list[int], state: RequestState) -> tuple[list[int], FinishReason | None]:
@@ -443,14 +407,12 @@ class Engine:
 
 
 def _chunk(item: ScheduledRequest) -> Chunk:
-    known = item.state.token_ids[item.start : item.start + item.num_tokens]
-    return Chunk(
-        known + item.draft_ids,
-        item.start,
-        item.state.block_table,
-        item.num_prompt_scores + item.num_samples,
-        item.state.pool,
-    )
+    state = item.state
+    if state.decode is item:
+        return Chunk(state.token_ids[-1:], item.start, state.block_table, 1)
+    known = state.token_ids[item.start : item.start + item.num_tokens]
+    num_logits = item.num_prompt_scores + item.num_samples
+    return Chunk(known + item.draft_ids, item.start, state.block_table, num_logits, state.pool)
 
 
 def _grammars(served: ServedModel) -> GrammarCompiler | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
+from struct import Struct
 
 from .block_pool import BlockPool
 from .request import RequestState
@@ -44,6 +44,7 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks)
         self._prefix_caching = prefix_caching
         self._window = window
+        self._pack = Struct(f"{block_size}I").pack
         self._drafted: set[int] = set()  # registered blocks whose draft half is there, too
         self._copies: dict[int, int] = {}  # block -> the block whose content it is to get
 
@@ -117,7 +118,8 @@ class KVCacheManager:
             self.pool.release(source)
         elif written:
             self.pool.forget(state.block_table[tail])
-        state.block_table.extend(self._allocate() for _ in range(missing))
+        for _ in range(missing):
+            state.block_table.append(self._allocate())
         state.num_own_slots = len(state.block_table) * self.block_size
         return True
 
@@ -159,14 +161,15 @@ class KVCacheManager:
 
     def num_wasted_slots(self, states: Iterable[RequestState]) -> int:
         """Token slots in the blocks of `states` that hold nothing yet; those of a shared block count once."""
-        empty: dict[int, int] = {}
+        own, shared = 0, dict[int, int]()
         for state in states:
-            first = state.num_computed_tokens // self.block_size
-            filled = state.num_computed_tokens % self.block_size
-            for block in state.block_table[first:]:
-                empty[block] = min(empty.get(block, self.block_size), self.block_size - filled)
-                filled = 0
-        return sum(empty.values())
+            if state.num_own_slots:
+                own += state.num_own_slots - state.num_computed_tokens
+                continue
+            for index, block in enumerate(state.block_table):
+                empty = min(max((index + 1) * self.block_size - state.num_computed_tokens, 0), self.block_size)
+                shared[block] = min(shared.get(block, empty), empty)
+        return own + sum(shared.values())
 
     def register(self, state: RequestState) -> None:
         """Make blocks that became full findable for later requests, and remember which the draft model filled, too."""
@@ -177,10 +180,11 @@ class KVCacheManager:
         for index in range(state.num_registered_blocks, full):
             if state.block_table[index] != NO_BLOCK:
                 self.pool.register(state.block_table[index], state.block_hashes[index])
-        state.num_registered_blocks = max(full, state.num_registered_blocks)
+            state.num_registered_blocks = full
         drafted = min(full, state.num_draft_computed_tokens // self.block_size)
-        self._drafted.update(_held(state.block_table[state.num_drafted_blocks : drafted]))
-        state.num_drafted_blocks = max(drafted, state.num_drafted_blocks)
+        if drafted > state.num_drafted_blocks:
+            self._drafted.update(_held(state.block_table[state.num_drafted_blocks : drafted]))
+            state.num_drafted_blocks = drafted
 
     def free(self, state: RequestState) -> None:
         """Give everything back. Deep blocks first, so that a prefix outlives its continuations in the cache."""
@@ -224,8 +228,8 @@ class KVCacheManager:
         size = self.block_size
         for index in range(len(state.block_hashes), num_blocks):
             parent = state.block_hashes[-1] if state.block_hashes else state.request.cache_salt.encode()
-            tokens = array("q", state.token_ids[index * size : (index + 1) * size])
-            state.block_hashes.append(hashlib.blake2b(parent + tokens.tobytes(), digest_size=16).digest())
+            tokens = self._pack(*state.token_ids[index * size : (index + 1) * size])
+            state.block_hashes.append(hashlib.sha256(parent + tokens).digest())
 
 
 def _held(blocks: Iterable[int]) -> Iterable[int]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager
 
 from ...protocol.errors import EngineError, EngineRestartedError, UpdraftError
 from .engine import Engine
 from .messages import Abort, Add, Close, Command, Failed, Prepared, Stepped
+from .preparation import Preparations
 from .request import GenerationRequest
 from .wires import Wires
 
@@ -19,8 +20,9 @@ _log = logging.getLogger("updraft.engine")
 class EngineLoop:
     """Runs `engine` by the commands that `wires` bring, until it is told to close.
 
-    Constraints are compiled in a thread, as that may take longer than a step. A failing step takes everything in flight
-    with it: these requests get an EngineRestartedError with the cause, and the engine starts afresh.
+    A request with a constraint has its place in the queue while that is compiled (`Preparations`). A failing step takes
+    everything in flight with it: these requests get an EngineRestartedError with the cause, and the engine starts
+    afresh.
     """
 
     def __init__(self, engine: Engine, wires: Wires) -> None:
@@ -28,8 +30,7 @@ class EngineLoop:
         self._wires = wires
         self._report = wires.report
         self._failures = 0  # steps in a row
-        self._compiler = ThreadPoolExecutor(1, "updraft-grammar")
-        self._preparing: dict[str, GenerationRequest] = {}
+        self._preparations = Preparations(engine.prepare, lambda request_id: wires.send_back(Prepared(request_id)))
 
     def run(self) -> None:
         """Returns when told to close. Raises what the step raised after which `FAILURES_TO_GIVE_UP` have failed."""
@@ -38,7 +39,7 @@ class EngineLoop:
             while self._obey_commands():
                 self._step()
         finally:
-            self._compiler.shutdown(wait=False, cancel_futures=True)
+            self._preparations.close()
 
     def _obey_commands(self) -> bool:
         """Carry out what was asked since the last step, and wait until there is work. False: close."""
@@ -56,34 +57,46 @@ class EngineLoop:
 
     def _obey(self, command: Command) -> None:
         match command:
-            case Add(request) if request.constraint is None:
-                self._add(request)
             case Add(request):
-                self._preparing[request.request_id] = request
-                self._compiler.submit(self._prepare, request)
+                with self._reporting_failure(request.request_id):
+                    self._add(request)
             case Prepared(request_id):
-                if request_id in self._preparing:  # else it was aborted meanwhile
-                    self._add(self._preparing.pop(request_id))
+                with self._reporting_failure(request_id):
+                    self._add_prepared(request_id)
             case Abort(request_id):
-                self._preparing.pop(request_id, None)
+                self._preparations.cancel(request_id)
                 self._engine.abort(request_id)
             case _:
                 raise TypeError(f"A running engine takes no {type(command).__name__}.")
 
     def _add(self, request: GenerationRequest) -> None:
-        try:
+        if request.constraint is None:
             self._engine.add_request(request)
-        except UpdraftError as error:  # this request's own fault; the others go on
-            self._report(Failed([request.request_id], error))
+        else:
+            self._engine.expect(request)
+            self._preparations.begin(request)
+
+    def _add_prepared(self, request_id: str) -> None:
+        preparation = self._preparations.take(request_id)
+        if preparation is None:
+            return
+        try:
+            grammar = preparation.result()
+        except BaseException:
+            self._engine.abort(request_id)  # its place is for others now
+            raise
+        self._engine.add_request(preparation.request, grammar)
+
+    @contextmanager
+    def _reporting_failure(self, request_id: str) -> Generator[None]:
+        """Taking in a request may fail for its own fault, or even ours: the others go on."""
+        try:
+            yield
+        except UpdraftError as error:
+            self._report(Failed([request_id], error))
         except Exception as error:  # noqa: BLE001 - told to who asked, and the engine lives on
             _log.exception("A request could not be taken in.")
-            self._report(Failed([request.request_id], _failure_of(error, "ask differently")))
-
-    def _prepare(self, request: GenerationRequest) -> None:
-        """In the compiler's thread. A constraint that fails here fails again, and is reported, when it is added."""
-        with suppress(Exception):
-            self._engine.prepare(request)
-        self._wires.send_back(Prepared(request.request_id))
+            self._report(Failed([request_id], _failure_of(error, "ask differently")))
 
     def _step(self) -> None:
         try:

@@ -36,7 +36,7 @@ class Abort(msgspec.Struct, tag=True, frozen=True):
 
 
 class Prepared(msgspec.Struct, tag=True, frozen=True):
-    """From a thread of the engine to its loop: the constraint of this request is compiled."""
+    """From a thread of the engine to its loop: the constraint of this request is compiled, or found to be unusable."""
 
     request_id: str
 

@@ -17,6 +17,7 @@ from .prediction import PredictionCursor
 if TYPE_CHECKING:
     from .grammar import GrammarState
     from .pooling import MeanPool
+    from .scheduler import ScheduledRequest
 
 FinishReason = Literal["stop", "length", "error"]
 
@@ -96,7 +97,7 @@ class RequestStats:
     ttft_s: float
 
 
-class TokenOutput(msgspec.Struct, frozen=True):
+class TokenOutput(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """New tokens of one answer after one step. The end-of-sequence token is not among them.
 
     `index`: which of the request's `n` answers. `logprobs` has one entry per token if the request asked for any.
@@ -108,14 +109,14 @@ class TokenOutput(msgspec.Struct, frozen=True):
 
     request_id: str
     token_ids: list[int]
-    logprobs: list[TokenLogprob] = []
+    logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     stats: RequestStats | None = None
     index: int = 0
-    prompt_logprobs: list[PromptLogprob] = []
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()
     error: str | None = None
     cached_tokens: int = 0
-    embedding: list[float] = []
+    embedding: tuple[float, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -135,12 +136,13 @@ class RequestState:
     `token_ids` are the known tokens (prompt, then generated). The first `num_computed_tokens` of them have their keys
     and values in the blocks of `block_table`; the draft model's are there for the first `num_draft_computed_tokens`.
     Up to `num_own_slots` tokens fit into these blocks without any of them being shared where it is to be written next.
-    `is_plain`: a step without drafts brings it one token, and nothing is to be done about that but to append it.
     Every step brings these counts closer to the number of known tokens, and that is all there is to scheduling.
     `order` is the request's place among all others, lowest first; the scheduler sets it once. `index` says which of the
     request's answers this is, and `unforked` how many more are to branch off behind the prompt; each of these has its
     own `drafts`. `grammar`: where the answer stands in the request's constraint, if it has one. `pool` gathers the
-    embedding, where one is wanted.
+    embedding, where one is wanted. `decode`: the request's share of the next step, where that is sure to be a plain
+    decode (see the module of this name). `edits`: whether its logits may be changed. `last_position`: of the last token
+    that it may generate.
     """
 
     request: GenerationRequest
@@ -161,18 +163,22 @@ class RequestState:
     block_hashes: list[bytes] = field(default_factory=list[bytes])
     num_computed_tokens: int = 0
     num_own_slots: int = 0
-    is_plain: bool = False
     num_draft_computed_tokens: int = 0
     num_registered_blocks: int = 0
     num_drafted_blocks: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
-    drafts: DraftRecord = field(init=False, default_factory=DraftRecord)
     first_token_at: float | None = None
+    drafts: DraftRecord = field(init=False, default_factory=DraftRecord)
+    decode: ScheduledRequest | None = field(init=False, default=None)
+    request_id: str = field(init=False)
+    edits: bool = field(init=False)
+    last_position: int = field(init=False)
 
-    @property
-    def request_id(self) -> str:
-        return self.request.request_id
+    def __post_init__(self) -> None:
+        self.request_id = self.request.request_id
+        self.edits = self.request.params.edits
+        self.last_position = len(self.request.prompt_ids) + self.max_tokens - 1
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -12,8 +12,8 @@ would have been sampled: the output with a draft is then the output without one,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -25,8 +25,7 @@ from .request import TokenLogprob
 _WORD = 2**64
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRow:
+class SamplingRow(msgspec.Struct, frozen=True, gc=False):
     """How to sample one row of logits. `position` is the index in the sequence of the token to be sampled.
 
     `mask`: the tokens that a grammar allows; None for all.

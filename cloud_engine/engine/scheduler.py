@@ -99,10 +99,13 @@ class Scheduler:
         """
         return num_beams * self._cache.most_blocks_for(num_tokens) <= self._cache.pool.num_blocks
 
-    def add(self, state: RequestState) -> None:
-        """Queue a request. Raises OverloadedError when the queue is full."""
-        if len(self.waiting) >= self._config.max_waiting:
+    def check_room(self, expected: int = 0) -> None:
+        """Raises OverloadedError when the queue is full, `expected` requests that are still to come included."""
+        if len(self.waiting) + expected >= self._config.max_waiting:
             raise OverloadedError(f"The queue is full ({self._config.max_waiting} requests waiting): try again later.")
+
+    def add(self, state: RequestState) -> None:
+        """Queue a request, for which there is room (`check_room`)."""
         state.order = order_of(state, self._config.policy)
         insort(self.waiting, state, key=_order)
 
@@ -113,12 +116,11 @@ class Scheduler:
             self._yield_to_priority()
         self._admit_ahead()
         preemptions = self.num_preemptions
-        batch = self._continue_running()
+        batch, budget = self._continue_running()
         if self.num_preemptions == preemptions:
-            self._admit_waiting(batch)
+            budget = self._admit_waiting(batch, budget)
         # Drafts use budget and blocks nobody else wants: they never delay or preempt a request.
-        spare = self._config.token_budget - sum(item.num_tokens for item in batch)
-        self._speculator.grant(batch, spare, self._cache.grow)
+        self._speculator.grant(batch, budget, self._cache.grow)
         return batch
 
     def remove(self, state: RequestState) -> None:
@@ -126,6 +128,7 @@ class Scheduler:
         if state in self.running:
             self.running.remove(state)
             self._cache.free(state)
+            state.decode = None
         else:
             self.waiting.remove(state)
 
@@ -142,23 +145,22 @@ class Scheduler:
     def requests(self) -> list[RequestState]:
         return list(chain(self.running, self.waiting))
 
-    def _continue_running(self) -> list[ScheduledRequest]:
+    def _continue_running(self) -> tuple[list[ScheduledRequest], int]:
+        """The shares of the running requests, and what they leave of the step's budget: a token is kept for each."""
         batch: list[ScheduledRequest] = []
-        budget, preemptions = self._config.token_budget, self.num_preemptions
-        index = 0
-        while index < len(self.running):
-            state = self.running[index]
-            start = state.num_computed_tokens
-            behind = len(self.running) - index - 1
-            num_tokens = min(len(state.token_ids) - start, budget - behind)
-            if start + num_tokens > state.num_own_slots and not self._make_room(state, num_tokens):
+        budget, preemptions = self._config.token_budget - len(self.running), self.num_preemptions
+        for state in self.running:  # the last of which may be preempted meanwhile
+            item = state.decode
+            if item is None:
+                start = state.num_computed_tokens
+                item = ScheduledRequest(state, start, min(len(state.token_ids) - start, 1 + budget))
+                budget -= item.num_tokens - 1
+            if item.start + item.num_tokens > state.num_own_slots and not self._make_room(state, item.num_tokens):
                 break  # it gave itself up, and it was the last, or one of the last beams
-            batch.append(ScheduledRequest(state, start, num_tokens))
-            budget -= num_tokens
-            index += 1
-        if self.num_preemptions == preemptions:
-            return batch
-        return [item for item in batch if item.state.block_table]  # others went with a beam behind them
+            batch.append(item)
+        if self.num_preemptions != preemptions:
+            batch = [item for item in batch if item.state.block_table]  # others went with a beam behind them
+        return batch, budget
 
     def _make_room(self, state: RequestState, num_tokens: int) -> bool:
         """Blocks for the next `num_tokens`, at the cost of later arrivals. False: the request itself had to go."""
@@ -210,13 +212,14 @@ class Scheduler:
         for victim in reversed(victims):
             self.running.remove(victim)
             self._cache.free(victim)
+            victim.decode = None
             victim.num_preemptions += 1
             insort_left(self.waiting, victim, key=_order)
         self.num_preemptions += 1
         return victims
 
-    def _admit_waiting(self, batch: list[ScheduledRequest]) -> None:
-        budget = self._config.token_budget - sum(item.num_tokens for item in batch)
+    def _admit_waiting(self, batch: list[ScheduledRequest], budget: int) -> int:
+        """Add new requests as far as the budget goes. Returns what they leave of it."""
         while self.waiting and budget > 0:
             states = self._first_waiting()
             if len(states) > budget or not self._admit(states):
@@ -225,9 +228,12 @@ class Scheduler:
                 num_tokens = min(len(state.token_ids) - state.num_computed_tokens, budget - behind)
                 batch.append(ScheduledRequest(state, state.num_computed_tokens, num_tokens))
                 budget -= num_tokens
+        return budget
 
     def _has_place(self, states: list[RequestState]) -> bool:
         """Whether the batch has rows for them, and for all that is still to branch off from them and the running."""
+        if len(self.running) + len(states) > self._config.max_batch_size:
+            return False
         return sum(1 + state.unforked for state in chain(self.running, states)) <= self._config.max_batch_size
 
 

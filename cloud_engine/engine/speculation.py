@@ -46,6 +46,7 @@ class Speculator:
         self._catch_up, self._draft_s = CatchUp(), 0.0
         self._records = {drafter.name: DrafterRecord() for drafter in drafters}
         self._speculative_steps = 0
+        self._granted = False  # anything in this step
 
     def counters(self) -> dict[str, int]:
         """By their names in `EngineStats`."""
@@ -57,10 +58,10 @@ class Speculator:
     def grant(self, batch: Sequence[ScheduledRequest], budget: int, grow: Grow) -> None:
         """Give drafts at most `budget` tokens of the step. `grow` gets a request blocks, or says there are none."""
         asking: list[ScheduledRequest] = []
-        drafting = self._drafters and not self._policy.rests
+        sequences, self._granted = len(batch), False
+        if not self._drafters or self._policy.rests:
+            batch = [item for item in batch if item.state.decode is not item]  # only these may have a prediction
         for item in batch:
-            if not drafting and not item.state.request.draft_ids:
-                continue
             limit = min(budget, item.state.num_remaining_tokens - 1)
             if limit <= 0 or not item.is_caught_up or item.state.request.beam:
                 continue
@@ -69,9 +70,10 @@ class Speculator:
                 asking.append(item)
             elif grow(item.state, len(item.state.token_ids) + len(predicted)):
                 item.draft_ids = predicted
+                self._granted = True
                 budget -= len(predicted)
         if self._drafters and asking and not self._policy.rests:
-            self._grant_drafters(asking, len(batch), budget, grow)
+            self._grant_drafters(asking, sequences, budget, grow)
 
     def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> None:
         """Have the granted drafts made."""
@@ -100,8 +102,9 @@ class Speculator:
 
     def observe(self, batch: Sequence[ScheduledRequest], step_s: float) -> None:
         """Learn from a finished step, which took `step_s` in all."""
-        self._speculative_steps += any(item.draft_ids for item in batch)
-        if not self._drafters or not batch or any(item.draft_ids and item.drafter is None for item in batch):
+        drafted = [item for item in batch if item.draft_ids] if self._granted else []
+        self._speculative_steps += bool(drafted)
+        if not self._drafters or not batch or any(item.drafter is None for item in drafted):
             return  # nothing to decide, or a prediction was verified: not a step as others are
         modelled = [len(item.draft_ids) for item in batch if item.drafter is not None and item.drafter.takes_passes]
         self._policy.observe(
@@ -129,6 +132,8 @@ class Speculator:
             granted = min(length, budget)
             if granted and grow(item.state, len(item.state.token_ids) + granted):
                 item.drafter, item.num_drafts = drafter, granted
+                item.state.decode = None
+                self._granted = True
                 budget -= granted
 
     def _best_offer(self, state: RequestState, budget: int) -> tuple[Drafter, Candidate] | None:

@@ -76,7 +76,7 @@ async def pieces(
                 raise InvalidRequestError(f"{param}: {output.error}", param=param, code="grammar_failed")
             piece = open_answers[output.index].push(output)
             piece.index = output.index
-            piece.prompt_scores = output.prompt_logprobs
+            piece.prompt_scores = list(output.prompt_logprobs)
             if piece.text or piece.scores or piece.finish_reason or piece.prompt_scores:
                 yield piece
             if piece.finish_reason:

@@ -20,5 +20,5 @@ async def embed(engine: TokenSource, inputs: Sequence[list[int]]) -> list[list[f
     requests = [GenerationRequest(new_id("emb"), tokens, embed=True) for tokens in inputs]
     async with aclosing(fan_out([engine.generate(request) for request in requests])) as outputs:
         async for number, output in outputs:
-            vectors[number] = output.embedding
+            vectors[number] = list(output.embedding)
     return [vectors[number] for number in range(len(inputs))]

@@ -250,7 +250,7 @@ def test_masks_agree_with_the_grammar_walked_token_by_token(engine_of: Any, toke
     constraint = schema({"type": "object", "properties": {"a": {"enum": ["x", "yy"]}, "b": {"type": "integer"}}})
     chance = random.Random(0)
     for _ in range(20):
-        state = engine._grammar(request("r", constraint), constraint)
+        state = engine.prepare(request("r", constraint))
         answer: list[int] = []
         while not state.complete and len(answer) < 20:
             ahead: list[int] = []
@@ -266,7 +266,7 @@ def test_masks_agree_with_the_grammar_walked_token_by_token(engine_of: Any, toke
             assert state.num_allowed([*cut, PADDED - 1]) == len(cut)
             taken = state.advance(cut)
             answer += cut[:taken]
-            fresh = engine._grammar(request("r", constraint), constraint)
+            fresh = engine.prepare(request("r", constraint))
             assert fresh.advance(answer) == len(answer)
             left, right = state.mask([]), fresh.mask([])
             assert (left is None) == (right is None) == state.complete

@@ -75,7 +75,7 @@ REQUESTS = build(
     beam=st.none() | st.builds(BeamParams, COUNTS, FLOATS),
 )
 TOP = st.lists(st.tuples(COUNTS, FLOATS), max_size=3).map(tuple)
-SCORES = st.lists(st.builds(TokenLogprob, FLOATS, TOP))
+SCORES = st.lists(st.builds(TokenLogprob, FLOATS, TOP)).map(tuple)
 STATS = build(RequestStats, **{field.name: COUNTS for field in dataclasses.fields(RequestStats) if field.type == "int"})
 OUTPUTS = build(
     TokenOutput,
@@ -85,9 +85,9 @@ OUTPUTS = build(
     finish_reason=st.sampled_from([None, "stop", "length", "error"]),
     stats=st.none() | STATS,
     index=COUNTS,
-    prompt_logprobs=st.lists(st.builds(PromptLogprob, FLOATS, TOP, COUNTS)),
+    prompt_logprobs=st.lists(st.builds(PromptLogprob, FLOATS, TOP, COUNTS)).map(tuple),
     cached_tokens=COUNTS,
-    embedding=st.lists(FLOATS, max_size=3),
+    embedding=st.lists(FLOATS, max_size=3).map(tuple),
 )
 SECONDS = st.builds(Distribution, st.just((0.1, 1.0)), st.lists(COUNTS, min_size=3, max_size=3), FLOATS)
 ENGINE_STATS = build(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from updraft.cloud_engine.engine.beam_search import BeamSearch
 from updraft.cloud_engine.engine.block_pool import BlockPool
 from updraft.cloud_engine.engine.config import EngineConfig, Policy
+from updraft.cloud_engine.engine.decode import append_tokens, expect_decode
 from updraft.cloud_engine.engine.drafter import CatchUp, Drafter
 from updraft.cloud_engine.engine.kv_cache import NO_BLOCK, KVCacheManager, Window
 from updraft.cloud_engine.engine.prediction import PredictionCursor
@@ -28,6 +30,7 @@ from updraft.protocol.errors import ConfigurationError, OverloadedError
 
 BLOCK, BLOCKS, BUDGET, BATCH, WAITING = 4, 10, 12, 4, 5
 BEAM_VOCABULARY = 8
+END = 2  # a token that ends some of the answers, and is in no prompt
 
 
 def make_state(
@@ -37,13 +40,16 @@ def make_state(
     return RequestState(request, max_tokens, 0.0, 0, frozenset(), list(prompt), PredictionCursor(draft or []))
 
 
-class Always(Drafter):
-    """Offers whatever is asked for."""
+class Sometimes(Drafter):
+    """Offers all that is asked for, or nothing."""
 
-    name = "always"
+    name = "sometimes"
+
+    def __init__(self, chance: float = 0.5) -> None:
+        self.chance, self.random = chance, random.Random(0)
 
     def offer(self, state: RequestState, limit: int) -> int:
-        return limit
+        return limit if self.random.random() < self.chance else 0
 
     def propose(self, batch: Sequence[ScheduledRequest], row_of: Any) -> CatchUp:
         raise AssertionError("the simulation makes up the drafts")
@@ -55,6 +61,7 @@ class Simulation(RuleBasedStateMachine):
     policy: Policy = "fcfs"
     window: Window | None = None
     num_blocks = BLOCKS
+    drafts = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +75,7 @@ class Simulation(RuleBasedStateMachine):
             draft_length="fixed",
             policy=self.policy,
         )
-        self.scheduler = Scheduler(config, self.cache, Speculator([Always()], config))
+        self.scheduler = Scheduler(config, self.cache, Speculator([Sometimes()] if self.drafts else [], config))
         self.memory: dict[int, int] = {}
         self.salts: dict[int, str] = {}
         self.searches: dict[str, BeamSearch] = {}
@@ -85,9 +92,18 @@ class Simulation(RuleBasedStateMachine):
         salt=st.sampled_from(["", "a"]),
         pause=st.sampled_from([0.1, 1.0, 15.0]),
         answers=st.sampled_from([1, 1, 2, 4]),
+        ends=st.booleans(),
     )
     def add(
-        self, prompt: list[int], output: int, predicted: bool, priority: int, salt: str, pause: float, answers: int
+        self,
+        prompt: list[int],
+        output: int,
+        predicted: bool,
+        priority: int,
+        salt: str,
+        pause: float,
+        answers: int,
+        ends: bool,
     ) -> None:
         self.names += 1
         self.now += pause
@@ -95,13 +111,16 @@ class Simulation(RuleBasedStateMachine):
         state = make_state(str(self.names), prompt, output, draft, priority=priority, cache_salt=salt)
         state.arrived = self.now
         state.unforked = answers - 1
+        state.end_ids = frozenset([END] if ends else [])
         assert self.scheduler.fits(len(prompt) + output)
         full = len(self.scheduler.waiting) >= WAITING
         try:
-            self.scheduler.add(state)
-            assert not full
+            self.scheduler.check_room()
         except OverloadedError:
             assert full
+        else:
+            assert not full
+            self.scheduler.add(state)
 
     @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9), output=st.integers(1, 8), width=st.integers(2, 3))
     def add_beams(self, prompt: list[int], output: int, width: int) -> None:
@@ -136,15 +155,18 @@ class Simulation(RuleBasedStateMachine):
             self.write(item)
         for item in batch:
             self.check_reads(item)
-        for item in batch:
+        tokens = self.random.choices([0, 1, END], [6, 6, 1], k=sum(item.num_samples for item in batch))
+        outputs, others = append_tokens(batch, tokens, self.cache)
+        assert len(outputs) + len(others) == len(batch)
+        for item, row in others:
             if item.state.request_id not in self.searches:
-                self.advance(item)
+                self.advance(item, tokens[row : row + item.num_samples])
         for request_id in {item.state.request_id for item in batch} & set(self.searches):
             self.advance_beams(request_id, [item for item in batch if item.state.request_id == request_id])
         group = [state for state in before if state.request_id == first]
         moved = [(len(state.token_ids), state.num_computed_tokens) > before[state] for state in group]
-        gone = not any(state.request_id == first for state in self.scheduler.requests())
-        assert gone or any(moved), "the first always moves"
+        left = set(group) - set(self.scheduler.requests())
+        assert left or any(moved), "the first always moves"
 
     def write(self, item: ScheduledRequest) -> None:
         known = item.state.token_ids[item.start : item.start + item.num_tokens]
@@ -164,7 +186,7 @@ class Simulation(RuleBasedStateMachine):
             assert self.memory[slot] == token, "a request reads what is not its own"
             assert self.salts[slot // BLOCK] == state.request.cache_salt, "a tenant reads another's block"
 
-    def advance(self, item: ScheduledRequest) -> None:
+    def advance(self, item: ScheduledRequest, tokens: list[int]) -> None:
         state = item.state
         if not item.is_caught_up:
             state.num_computed_tokens += item.num_tokens
@@ -174,15 +196,17 @@ class Simulation(RuleBasedStateMachine):
             self.branch_off(state)
         accepted = self.random.randint(0, len(item.draft_ids))
         state.num_computed_tokens = len(state.token_ids) + accepted
-        new = [*item.draft_ids[:accepted], self.random.randrange(2)]
+        ended = tokens[accepted] in state.end_ids
+        new = [*item.draft_ids[:accepted], *([] if ended else [tokens[accepted]])]
         state.token_ids.extend(new)
         state.prediction.advance(state.token_ids, len(new), len(item.draft_ids))
         self.cache.register(state)
-        if state.num_remaining_tokens == 0 or self.random.random() < 0.1:
+        if ended or state.num_remaining_tokens == 0:
             self.scheduler.remove(state)
         else:
             assert state.num_remaining_tokens > 0
             self.cache.trim(state)
+            expect_decode(state)
 
     def advance_beams(self, request_id: str, items: list[ScheduledRequest]) -> None:
         search = self.searches[request_id]
@@ -195,13 +219,14 @@ class Simulation(RuleBasedStateMachine):
 
     def branch_off(self, parent: RequestState) -> None:
         self.names += 1
-        child = make_state(str(self.names), parent.request.prompt_ids, parent.max_tokens)
-        child.request = parent.request
-        child.num_computed_tokens = len(parent.token_ids)
+        child = replace(parent, unforked=0, num_computed_tokens=len(parent.token_ids))
         self.scheduler.fork(parent, child)
         child.token_ids = [*parent.token_ids, self.random.randrange(2)]
         if child.num_remaining_tokens == 0:
             self.scheduler.remove(child)
+        else:
+            self.cache.register(child)
+            expect_decode(child)
 
     @precondition(lambda self: self.scheduler.requests())
     @rule(data=st.data())
@@ -225,6 +250,30 @@ class Simulation(RuleBasedStateMachine):
             needed, most = (self.cache.blocks_for(n) for n in (state.num_computed_tokens, len(state.token_ids)))
             assert needed <= len(state.block_table) <= most
 
+    @invariant()
+    def what_is_expected_is_what_comes_next(self) -> None:
+        assert all(state.decode is None for state in self.scheduler.waiting)
+        for state in self.scheduler.running:
+            if state.decode is not None:
+                assert state.decode.start == state.num_computed_tokens == len(state.token_ids) - 1
+                assert (state.decode.num_tokens, state.decode.num_samples, state.decode.num_drafts) == (1, 1, 0)
+
+    @invariant()
+    def full_blocks_can_be_found(self) -> None:
+        for state in self.scheduler.running:
+            assert state.num_registered_blocks == state.num_computed_tokens // BLOCK
+
+    @invariant()
+    def empty_slots_are_counted(self) -> None:
+        filled: dict[int, int] = {}
+        for state in self.scheduler.running:
+            for index, block in enumerate(state.block_table):
+                inside = min(max(state.num_computed_tokens - index * BLOCK, 0), BLOCK)
+                filled[block] = max(filled.get(block, 0), inside)
+        filled.pop(NO_BLOCK, None)
+        wasted = sum(BLOCK - count for count in filled.values())
+        assert self.cache.num_wasted_slots(self.scheduler.running) == wasted
+
     def teardown(self) -> None:
         for _ in range(2000):
             if not self.scheduler.requests():
@@ -242,6 +291,12 @@ class ShortestPrefillSimulation(Simulation):
     policy: Policy = "shortest-prefill"
 
 
+class PlainSimulation(Simulation):
+    """Nothing but predictions is drafted."""
+
+    drafts = False
+
+
 class WindowSimulation(Simulation):
     """Requests of up to 36 tokens in a pool for 28: only the blocks in reach are ever held."""
 
@@ -250,11 +305,12 @@ class WindowSimulation(Simulation):
 
 
 SETTINGS = settings(max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
-for simulation in (Simulation, PrioritySimulation, ShortestPrefillSimulation, WindowSimulation):
+for simulation in (Simulation, PrioritySimulation, ShortestPrefillSimulation, PlainSimulation, WindowSimulation):
     simulation.TestCase.settings = SETTINGS
 TestSimulation = Simulation.TestCase
 TestPrioritySimulation = PrioritySimulation.TestCase
 TestShortestPrefillSimulation = ShortestPrefillSimulation.TestCase
+TestPlainSimulation = PlainSimulation.TestCase
 TestWindowSimulation = WindowSimulation.TestCase
 
 
@@ -407,7 +463,7 @@ def test_an_unknown_policy_is_refused() -> None:
 def test_drafts_take_only_what_is_left_over() -> None:
     cache = KVCacheManager(3, BLOCK)
     config = EngineConfig(block_size=BLOCK, max_batch_size=2, token_budget=64, num_draft_tokens=4, draft_length="fixed")
-    scheduler = Scheduler(config, cache, Speculator([Always()], config))
+    scheduler = Scheduler(config, cache, Speculator([Sometimes(1.0)], config))
     scheduler.add(make_state("a", [1] * 4, 9))
     scheduler.add(make_state("b", [2] * 3, 9))
     first, second = scheduler.schedule()
@@ -417,7 +473,7 @@ def test_drafts_take_only_what_is_left_over() -> None:
 
 def test_scheduling_needs_no_torch() -> None:
     code = (
-        "import sys; import updraft.cloud_engine.engine.scheduler, updraft.cloud_engine.engine.kv_cache; "
+        "import sys; import updraft.cloud_engine.engine.scheduler, updraft.cloud_engine.engine.decode; "
         "sys.exit('torch' in sys.modules)"
     )
     root = Path(__file__).parents[3]
