@@ -9,19 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .attention import QuerySpan
 from .attention_launch import AttentionShape, piece_lengths, pieces_of, queries_per_tile
 from .launch import Launch
+from .ragged_batch import Ints, RaggedBatch, repeated, starts
 
 #: Columns of `AttentionPlan.work` and `AttentionPlan.merges`. Rows of zeros are nothing to do.
 WORK_COLUMNS, MERGE_COLUMNS = 8, 4
-
-_Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +31,10 @@ class AttentionPlan:
     block_size + offset), -1 for nowhere. `blocks`: the block tables, one after the other.
     """
 
-    work: _Ints
-    merges: _Ints
-    slots: _Ints
-    blocks: _Ints
+    work: Ints
+    merges: Ints
+    slots: Ints
+    blocks: Ints
     partial_rows: int
 
 
@@ -45,56 +42,34 @@ def plan_attention(
     spans: Sequence[QuerySpan], num_rows: int, shape: AttentionShape, launch: Launch, multiprocessors: int
 ) -> AttentionPlan:
     """Rows behind those of the spans, up to `num_rows`, are padding: they are stored nowhere and get zeros."""
-    batch = _Batch.of(spans, num_rows, shape.block_size)
+    batch = RaggedBatch.of(spans, num_rows, shape.block_size)
     tiles = _tiles(batch, queries_per_tile(shape, launch))
     lengths = piece_lengths(tiles.keys, shape, launch, multiprocessors)
     pieces = pieces_of(tiles.keys, lengths)
     partials = np.where(pieces > 1, pieces * tiles.rows, 0)
-    first_partial = _starts(partials)
+    first_partial = starts(partials)
     return AttentionPlan(
         work=_work(tiles, pieces, lengths, first_partial),
         merges=_merges(tiles, pieces, first_partial),
-        slots=_slots(batch, shape.block_size),
+        slots=batch.slots(),
         blocks=batch.blocks,
         partial_rows=int(partials.sum()),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
-    """One entry per sequence: first position, number of rows, first row, first entry in `blocks`."""
-
-    position: _Ints
-    rows: _Ints
-    first_row: _Ints
-    table: _Ints
-    blocks: _Ints
-
-    @classmethod
-    def of(cls, spans: Sequence[QuerySpan], num_rows: int, block_size: int) -> _Batch:
-        """Padding becomes one more sequence, at positions so far below zero that it sees no key."""
-        padding = num_rows - sum(span.length for span in spans)
-        position = np.array([*(span.start for span in spans), -padding], dtype=np.int64)
-        rows = np.array([*(span.length for span in spans), padding], dtype=np.int64)
-        lengths = -(-(position + rows) // block_size)
-        used = (span.block_table[:length] for span, length in zip(spans, lengths[:-1], strict=True))
-        blocks = np.fromiter(chain.from_iterable(used), dtype=np.int64, count=int(lengths.sum()))
-        return cls(position, rows, _starts(rows), _starts(lengths), blocks)
-
-
-@dataclass(frozen=True, slots=True)
 class _Tiles:
     """One entry per tile, those with most keys first so that no long one is left for the end."""
 
-    table: _Ints
-    first_row: _Ints
-    rows: _Ints
-    position: _Ints
-    keys: _Ints
+    table: Ints
+    first_row: Ints
+    rows: Ints
+    position: Ints
+    keys: Ints
 
 
-def _tiles(batch: _Batch, queries: int) -> _Tiles:
-    sequence, index = _repeated(-(-batch.rows // queries))
+def _tiles(batch: RaggedBatch, queries: int) -> _Tiles:
+    sequence, index = repeated(-(-batch.rows // queries))
     first = index * queries
     rows = np.minimum(batch.rows[sequence] - first, queries)
     position = batch.position[sequence] + first
@@ -104,8 +79,8 @@ def _tiles(batch: _Batch, queries: int) -> _Tiles:
     return _Tiles(*(column[order] for column in columns))
 
 
-def _work(tiles: _Tiles, pieces: _Ints, lengths: _Ints, first_partial: _Ints) -> _Ints:
-    tile, piece = _repeated(pieces)
+def _work(tiles: _Tiles, pieces: Ints, lengths: Ints, first_partial: Ints) -> Ints:
+    tile, piece = repeated(pieces)
     rows, first_key = tiles.rows[tile], piece * lengths[tile]
     work = np.zeros((len(tile), WORK_COLUMNS), dtype=np.int64)
     work[:, 0] = tiles.table[tile]
@@ -118,26 +93,6 @@ def _work(tiles: _Tiles, pieces: _Ints, lengths: _Ints, first_partial: _Ints) ->
     return work
 
 
-def _merges(tiles: _Tiles, pieces: _Ints, first_partial: _Ints) -> _Ints:
-    tile, row = _repeated(np.where(pieces > 1, tiles.rows, 0))
+def _merges(tiles: _Tiles, pieces: Ints, first_partial: Ints) -> Ints:
+    tile, row = repeated(np.where(pieces > 1, tiles.rows, 0))
     return np.stack((tiles.first_row[tile] + row, first_partial[tile] + row, tiles.rows[tile], pieces[tile]), axis=1)
-
-
-def _slots(batch: _Batch, block_size: int) -> _Ints:
-    sequence, row = _repeated(batch.rows)
-    position = batch.position[sequence] + row
-    real = position >= 0
-    slots = np.full(len(position), -1, dtype=np.int64)
-    table, position = batch.table[sequence[real]], position[real]
-    slots[real] = batch.blocks[table + position // block_size] * block_size + position % block_size
-    return slots
-
-
-def _repeated(counts: _Ints) -> tuple[_Ints, _Ints]:
-    """`counts` of each index in turn, and how many of the same came before: [2, 1] to [0, 0, 1], [0, 1, 0]."""
-    index = np.repeat(np.arange(len(counts)), counts)
-    return index, np.arange(len(index)) - _starts(counts)[index]
-
-
-def _starts(lengths: _Ints) -> _Ints:
-    return np.cumsum(lengths) - lengths

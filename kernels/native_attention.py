@@ -6,17 +6,16 @@ The plain torch one (`paged_attention.py`) has to gather them first and multipli
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..protocol.errors import ConfigurationError
-from .attention import LayerAttention, QuerySpan
+from .attention import LayerAttention
 from .kv_write import HeadNorms, Rotation, check_kv_write
 from .native_library import LANES, load
+from .ragged_batch import RaggedBatch
 
 _MOST_DIM = 256  # of native/attention.c
 
@@ -56,16 +55,18 @@ class _HeadsCall(ctypes.Structure):
     )
 
 
-def can_attend(cache: Tensor) -> str | None:
-    """Why the C kernel cannot serve `cache` (layers, blocks, 2 * kv_heads, block_size, head_dim); None if it can."""
-    block_size, head_dim = cache.shape[-2:]
-    if cache.device.type != "cpu":
-        return f"the model is on {cache.device.type}"
-    if cache.dtype not in (torch.float32, torch.bfloat16):
-        return f"the cache is {cache.dtype}"
+def why_not_native(device: torch.device, dtype: torch.dtype, block_size: int, head_dim: int) -> str | None:
+    """Why the C kernel cannot serve such a cache; None if it can."""
+    if device.type != "cpu":
+        return f"the model is on {device.type}, not on a CPU"
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"the cache is in {dtype}"
     if head_dim % LANES or head_dim > _MOST_DIM or block_size % LANES:
-        return f"head_dim {head_dim} and block_size {block_size} are not both multiples of {LANES}"
-    return None if load() is not None else "it could not be compiled"
+        return (
+            f"head_dim {head_dim} and block_size {block_size} must be multiples of {LANES}, and head_dim at most "
+            f"{_MOST_DIM}"
+        )
+    return None if load() is not None else "it could not be compiled (the log says why)"
 
 
 class NativeAttention:
@@ -74,14 +75,15 @@ class NativeAttention:
     A row's result depends, to the last bit, on its own sequence alone.
     """
 
-    def __init__(self, cache: Tensor, spans: Sequence[QuerySpan], slots: Tensor, *, shared: int) -> None:
+    def __init__(self, cache: Tensor, batch: RaggedBatch, *, shared: int) -> None:
         library = load()
-        assert library is not None, "ask can_attend first"
+        assert library is not None, "ask why_not_native first"
         self._library = library
         self._cache = cache
-        self._slots = slots
-        self._num_rows = sum(span.length for span in spans)
-        self._sequences, self._tables = _sequences(spans)
+        self._slots = torch.from_numpy(batch.slots())
+        self._num_rows = batch.num_real_rows
+        self._blocks = batch.blocks
+        self._sequences = np.stack((batch.first_row, batch.position, batch.rows, batch.table), axis=1)
         _, _, parts, block_size, head_dim = cache.shape
         self._heads = shared * parts // 2
         same = {
@@ -92,12 +94,12 @@ class NativeAttention:
             "num_threads": torch.get_num_threads(),
             "is_bf16": cache.dtype == torch.bfloat16,
         }
-        self._write = _HeadsCall(slots=slots.data_ptr(), rows=len(slots), **same)
+        self._write = _HeadsCall(slots=self._slots.data_ptr(), rows=len(self._slots), **same)
         self._attend = _AttentionCall(
             sequences=self._sequences.ctypes.data,
-            tables=self._tables.ctypes.data,
-            num_sequences=len(spans),
-            most_queries=max(span.length for span in spans),
+            tables=self._blocks.ctypes.data,
+            num_sequences=len(self._sequences) - 1,  # without the padding
+            most_queries=int(batch.rows[:-1].max()),
             **same,
         )
 
@@ -134,13 +136,3 @@ class NativeAttention:
         for angles in () if rotation is None else (rotation.cosine, rotation.sine):
             if angles.dtype != torch.float32 or not angles.is_contiguous():
                 raise ConfigurationError("Attention: cosines and sines must be contiguous and float32.")
-
-
-def _sequences(spans: Sequence[QuerySpan]) -> tuple[np.ndarray, np.ndarray]:
-    """(n, 4): first row, first position, queries, where its table begins; and all block tables, one after the other."""
-    lengths = np.fromiter((span.length for span in spans), dtype=np.int64)
-    sizes = np.fromiter((len(span.block_table) for span in spans), dtype=np.int64)
-    starts = np.fromiter((span.start for span in spans), dtype=np.int64)
-    columns = (lengths.cumsum() - lengths, starts, lengths, sizes.cumsum() - sizes)
-    tables = np.fromiter(chain.from_iterable(span.block_table for span in spans), dtype=np.int64, count=sizes.sum())
-    return np.stack(columns, axis=1), tables

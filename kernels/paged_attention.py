@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .attention import LayerAttention, QuerySpan
+from .attention import LayerAttention
 from .attention_groups import AttentionGroup, CacheShape, plan
 from .kv_write import HeadNorms, HeadRule, Rotation, write_kv_reference_
+from .ragged_batch import RaggedBatch
 
 
 class PagedAttention:
     """One forward pass's attention over `cache` (layers, blocks, 2 * kv_heads, block_size, head_dim), keys then values.
 
-    `spans` are the sequences in the order of their rows; `slots` (rows,) int64 says where each row's key and value go:
-    block * block_size + offset, negative for rows of padding. `shared` query heads read the same KV head.
+    `shared` query heads read the same KV head.
     `batch_invariant`: what a row gets does not depend, to the last bit, on what else is computed with it.
     """
 
     def __init__(
         self,
         cache: Tensor,
-        spans: Sequence[QuerySpan],
-        slots: Tensor,
+        batch: RaggedBatch,
         *,
         shared: int,
         batch_invariant: bool = False,
     ) -> None:
         self._cache = cache
-        self._spans = spans
-        self._num_rows = sum(span.length for span in spans)
-        self._slots = slots
+        self._spans = batch.spans
+        self._num_rows = batch.num_real_rows
+        self._slots = torch.from_numpy(batch.slots()).to(cache.device)
         self._shared = shared
         self._batch_invariant = batch_invariant
         self._groups_of: dict[int | None, list[AttentionGroup]] = {}
@@ -53,7 +51,7 @@ class PagedAttention:
         if len(groups) == 1 and groups[0].kept is None:  # one sequence, or decodes that share a call
             mixed = self._attend_group(groups[0], layer.scale, query[:num_rows].contiguous(), cache)
             return functional.pad(mixed, (0, 0, 0, 0, 0, len(query) - num_rows))
-        out = torch.zeros_like(query)
+        out = query.new_zeros(query.shape)
         for group in groups:
             mixed = self._attend_group(group, layer.scale, query.index_select(0, group.rows), cache)
             rows = group.rows

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ...kernels.attention import Attention, QuerySpan
-from ...kernels.native_attention import NativeAttention, can_attend
+from ...kernels.attention import QuerySpan
+from ...kernels.attention_backends import BackendName, CacheSpec, Wanted, choose_backend
 from ...kernels.packed_linear import least_rows, pack_linears
-from ...kernels.paged_attention import PagedAttention
+from ...kernels.ragged_batch import RaggedBatch
 from ..models.decoder import Decoder
 from .pooling import MeanPool
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,62 +34,54 @@ class Chunk:
 
 
 class Runner:
-    """A model with its paged KV cache: (layers, num_blocks, 2 * kv_heads, block_size, head_dim), keys then values.
+    """A model with its paged KV cache, which belongs to the attention backend.
 
     The model's weights are rearranged for the CPU in place (`pack_linears`).
     """
 
-    def __init__(self, model: Decoder, num_blocks: int, block_size: int, *, batch_invariant: bool = False) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        num_blocks: int,
+        block_size: int,
+        *,
+        batch_invariant: bool = False,
+        attention_backend: Wanted = "auto",
+    ) -> None:
+        """Raises ConfigurationError if the backend cannot serve the model, or `batch_invariant` cannot be had."""
         pack_linears(model, batch_invariant=batch_invariant)
         self.model = model
-        self._block_size = block_size
-        self._batch_invariant = batch_invariant
         self._least_rows = least_rows(model)
-        self._shared = model.config.num_heads // model.config.num_kv_heads
-        weight = model.embed_tokens.weight
-        config = model.config
-        shape = (config.num_layers, num_blocks, 2 * config.num_kv_heads, block_size, config.head_dim)
-        self._cache = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
-        self._not_native = can_attend(self._cache)
+        self._block_size = block_size
+        self._device = model.embed_tokens.weight.device
+        spec = cache_spec(model, num_blocks, block_size)
+        self._backend, why = choose_backend(spec, attention_backend, batch_invariant=batch_invariant)
+        _LOG.info("attention: %s (%s)", self._backend.name, why)
+
+    @property
+    def attention_backend(self) -> BackendName:
+        return self._backend.name
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
         """Compute all chunks, store their keys and values, return logits (sum of num_logits, vocab) float32."""
-        device = self._cache.device
-        token_ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        wanted: list[int] = []
-        for chunk in chunks:
-            end = chunk.start + len(chunk.token_ids)
-            token_ids.extend(chunk.token_ids)
-            positions.extend(range(chunk.start, end))
-            slots.extend(self._slots(chunk.block_table, chunk.start, end))
-            wanted.extend(range(len(token_ids) - chunk.num_logits, len(token_ids)))
         spans = [QuerySpan(chunk.start, len(chunk.token_ids), chunk.block_table) for chunk in chunks]
-        padding = [0] * (self._least_rows - len(token_ids))
-        attention = self._attention(spans, torch.tensor(slots + [-1] * len(padding), device=device))
+        token_ids = [token for chunk in chunks for token in chunk.token_ids]
+        num_rows = max(len(token_ids), self._least_rows)
+        batch = RaggedBatch.of(spans, num_rows, self._block_size)
         hidden = self.model(
-            torch.tensor(token_ids + padding, device=device),
-            torch.tensor(positions + padding, device=device),
-            attention,
+            torch.tensor(token_ids + [0] * (num_rows - len(token_ids)), device=self._device),
+            torch.tensor(batch.positions().clip(0), device=self._device),
+            self._backend.begin(batch),
         )
         _pool(chunks, hidden)
-        return self.model.logits(hidden if len(wanted) == len(hidden) else hidden[wanted])
-
-    def _attention(self, spans: Sequence[QuerySpan], slots: Tensor) -> Attention:
-        if self._not_native is None:
-            return NativeAttention(self._cache, spans, slots, shared=self._shared)
-        return PagedAttention(self._cache, spans, slots, shared=self._shared, batch_invariant=self._batch_invariant)
+        return self.model.logits(_wanted(chunks, hidden))
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, target) each, in all layers; all sources are read before a target is written."""
-        sources, targets = (torch.tensor(blocks, device=self._cache.device) for blocks in zip(*copies, strict=True))
-        self._cache[:, targets] = self._cache[:, sources]
-
-    def _slots(self, block_table: Sequence[int], start: int, end: int) -> list[int]:
-        size = self._block_size
-        return [block_table[position // size] * size + position % size for position in range(start, end)]
+        sources, targets = (torch.tensor(blocks, device=self._device) for blocks in zip(*copies, strict=True))
+        cache = self._backend.cache
+        cache[:, targets] = cache[:, sources]
 
 
 def _pool(chunks: Sequence[Chunk], hidden: Tensor) -> None:
@@ -95,6 +90,30 @@ def _pool(chunks: Sequence[Chunk], hidden: Tensor) -> None:
         if chunk.pool is not None:
             chunk.pool.add(hidden[row : row + len(chunk.token_ids)], chunk.start)
         row += len(chunk.token_ids)
+
+
+def _wanted(chunks: Sequence[Chunk], hidden: Tensor) -> Tensor:
+    """The rows that logits are asked of."""
+    rows: list[int] = []
+    end = 0
+    for chunk in chunks:
+        end += len(chunk.token_ids)
+        rows.extend(range(end - chunk.num_logits, end))
+    return hidden if len(rows) == len(hidden) else hidden[rows]
+
+
+def cache_spec(model: Decoder, num_blocks: int, block_size: int) -> CacheSpec:
+    config, weight = model.config, model.embed_tokens.weight
+    return CacheSpec(
+        config.num_layers,
+        num_blocks,
+        block_size,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        weight.dtype,
+        weight.device,
+    )
 
 
 def block_bytes(model: Decoder, block_size: int) -> int:

@@ -12,9 +12,10 @@ from torch import Tensor
 from updraft.kernels.attention import Attention, LayerAttention, QuerySpan
 from updraft.kernels.attention_reference import ScoreRule, attend_reference
 from updraft.kernels.kv_write import HeadNorms, HeadRule, Rotation, write_kv_reference_
-from updraft.kernels.native_attention import NativeAttention, can_attend
+from updraft.kernels.native_attention import NativeAttention, why_not_native
 from updraft.kernels.native_library import load
 from updraft.kernels.paged_attention import PagedAttention
+from updraft.kernels.ragged_batch import RaggedBatch
 from updraft.protocol.errors import ConfigurationError
 
 BLOCK = 16
@@ -52,7 +53,8 @@ class Batch:
             for position in range(span.start):
                 slot = span.block_table[position // block], position % block
                 self.cache[0][slot] = torch.randn(2 * self.kv_heads, dim)
-        self.projected = torch.randn(len(self.slots), self.heads + 2 * self.kv_heads, dim)
+        self.num_rows = len(self.slots)
+        self.projected = torch.randn(self.num_rows, self.heads + 2 * self.kv_heads, dim)
 
     def attend(
         self,
@@ -65,8 +67,15 @@ class Batch:
         cache = self.cache.transpose(2, 3).contiguous().to(dtype)
         if implementation is PagedAttention:
             cache.nan_to_num_()  # it reads padding, and weighs it with nothing
-        attention: Attention = implementation(cache, self.spans, self.slots, shared=self.heads // self.kv_heads)
-        return attention.attend(layer, self.projected.to(dtype, copy=True), rotation, norms).float()
+        return (
+            self.on(implementation, cache).attend(layer, self.projected.to(dtype, copy=True), rotation, norms).float()
+        )
+
+    def on(self, implementation: type[PagedAttention | NativeAttention], cache: Tensor) -> Attention:
+        shared, batch = self.heads // self.kv_heads, RaggedBatch.of(self.spans, self.num_rows, cache.shape[3])
+        if implementation is NativeAttention:
+            return NativeAttention(cache, batch, shared=shared)
+        return PagedAttention(cache, batch, shared=shared)
 
     def expected(
         self, layer: LayerAttention, rotation: Rotation | None = None, norms: HeadNorms | None = None
@@ -103,7 +112,7 @@ def test_bfloat16_is_as_exact_as_its_rounding(implementation: type[PagedAttentio
     batch = Batch([(0, 40), (200, 1), (130, 4)], dim=dim)
     batch.projected, batch.cache = batch.projected.bfloat16().float(), batch.cache.bfloat16().float()
     layer = LayerAttention(0, dim**-0.5)
-    given, expected = batch.attend(implementation, layer, dtype=torch.bfloat16), batch.expected(layer)
+    given, expected = batch.attend(implementation, layer, dtype=torch.bfloat16).float(), batch.expected(layer)
     assert ((given - expected).norm() / expected.norm()).item() < 3e-3
 
 
@@ -126,7 +135,7 @@ def test_rows_of_padding(implementation: type[PagedAttention]) -> None:
     batch = Batch([(0, 2)])
     expected = batch.expected(LayerAttention(0, 1.0))
     batch.projected = torch.cat((batch.projected, torch.full((2, 8, 32), torch.nan)))
-    batch.slots = torch.cat((batch.slots, torch.tensor([-1, -1])))
+    batch.num_rows += 2
     given = batch.attend(implementation, LayerAttention(0, 1.0))
     assert not given[2:].any()
     torch.testing.assert_close(given[:2], expected)
@@ -148,24 +157,23 @@ def test_c_gives_a_row_the_same_bits_alone_and_in_a_batch(dtype: torch.dtype, wi
     torch.manual_seed(0)
     batch, layer = Batch([(33, 70), (5, 9), (90, 1)]), LayerAttention(0, 0.3, window)
     cache = batch.cache.transpose(2, 3).contiguous().to(dtype)
-    together = NativeAttention(cache, batch.spans, batch.slots, shared=2)
-    expected = together.attend(layer, batch.projected.to(dtype), None)
+    expected = batch.on(NativeAttention, cache).attend(layer, batch.projected.to(dtype), None)
     row = 0
     for span in batch.spans:
         for index in range(span.length):
             alone = QuerySpan(span.start + index, 1, span.block_table)
-            attention = NativeAttention(cache, [alone], batch.slots[row : row + 1], shared=2)
-            assert torch.equal(
-                attention.attend(layer, batch.projected[row : row + 1].to(dtype), None)[0], expected[row]
-            )
+            attention = NativeAttention(cache, RaggedBatch.of([alone], 1, BLOCK), shared=2)
+            given = attention.attend(layer, batch.projected[row : row + 1].to(dtype), None)
+            assert torch.equal(given[0], expected[row])
             row += 1
 
 
 def test_what_c_cannot_serve_is_named() -> None:
-    assert "multiples" in (can_attend(torch.zeros(1, 2, 2, 16, 24)) or "")
-    assert "multiples" in (can_attend(torch.zeros(1, 2, 2, 8, 32)) or "")
-    assert "float16" in (can_attend(torch.zeros(1, 2, 2, 16, 32, dtype=torch.float16)) or "")
-    assert "meta" in (can_attend(torch.zeros(1, 2, 2, 16, 32, device="meta")) or "")
+    cpu = torch.device("cpu")
+    assert "multiples" in (why_not_native(cpu, torch.float32, 16, 24) or "")
+    assert "multiples" in (why_not_native(cpu, torch.float32, 8, 32) or "")
+    assert "float16" in (why_not_native(cpu, torch.float16, 16, 32) or "")
+    assert "meta" in (why_not_native(torch.device("meta"), torch.float32, 16, 32) or "")
 
 
 @needs_c

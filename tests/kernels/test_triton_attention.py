@@ -10,6 +10,7 @@ from updraft.kernels.attention_launch import AttentionShape
 from updraft.kernels.attention_metadata import AttentionPlanner
 from updraft.kernels.kv_write import HeadNorms, Rotation
 from updraft.kernels.paged_attention import PagedAttention
+from updraft.kernels.ragged_batch import RaggedBatch
 from updraft.kernels.triton_attention import CacheScales, TritonPagedAttention
 from updraft.protocol.errors import ConfigurationError
 
@@ -37,7 +38,7 @@ def test_steps_of_a_pass_as_on_the_cpu() -> None:
     for spans in STEPS:
         rows = sum(span.length for span in spans)
         metadata = PLANNER.metadata(spans, rows + 2)
-        plain = PagedAttention(plain_cache, spans, metadata.slots, shared=2)
+        plain = PagedAttention(plain_cache, RaggedBatch.of(spans, rows + 2, 16), shared=2)
         attention = TritonPagedAttention(cache, metadata, SHAPE)
         for layer in LAYERS:
             projected = torch.randn(rows + 2, 8, 16, device=DEVICE)
