@@ -55,7 +55,7 @@ class GroupedQueryAttention(nn.Module):
     def forward(self, hidden: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
         projected = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
         mixed = attention.attend(self.layer, projected, rotation, self._norms())
-        return self.o_proj(mixed.view(hidden.shape[0], -1))
+        return self.o_proj(mixed.reshape(hidden.shape[0], -1))
 
     def _norms(self) -> HeadNorms | None:
         if self.q_norm is None or self.k_norm is None:
