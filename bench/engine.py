@@ -23,6 +23,7 @@ from ..kernels.host_memory import keep_freed_memory
 from ..protocol.sampling import SamplingParams
 from . import peers
 from .ceilings import MatrixProducts, matmul_flops, memory_bandwidth
+from .invariance import invariance_figures
 from .scheduling import kv_waste, scheduler_microseconds, step_rows
 from .speculation import oracle_figures, pocket_figures
 from .workload import Asked, Workload, draw
@@ -71,6 +72,9 @@ def measure(setting: Setting, say: Say) -> dict[str, float]:
     say(f"prefix cache: {figures['prefix_warm_over_cold_ttft']:.3f} of the time to a first token when warm")
     figures |= {"scheduler_us_256": scheduler_microseconds(), "kv_waste": kv_waste(setting.workload)}
     say(f"scheduler: {figures['scheduler_us_256']:.0f} us a step at 256 sequences")
+    figures |= invariance_figures(setting.folder, DTYPES[setting.dtype], requests[:_RUNNING])
+    say(f"batch-invariant mode: {figures['batch_invariant_cost']:+.1%} time")
+    say(f"without it {figures['divergence_rate']:.0%} of greedy answers depend on the batch")
     if setting.speculation:
         figures |= pocket_figures(say) if setting.folder.name.startswith("pocket") else oracle_figures(model, say)
     del model, products

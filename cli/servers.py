@@ -96,6 +96,10 @@ def node(
             "--batch-invariant", help="The same tokens to the last bit, whatever else is in the batch; slower."
         ),
     ] = False,
+    attention_backend: Annotated[
+        Literal["auto", "torch", "native", "triton"],
+        typer.Option(help="What computes attention: plain torch, C on a CPU, or Triton on a GPU."),
+    ] = "auto",
     restart: Annotated[bool, typer.Option("--restart", help="Start the engine anew when its process dies.")] = False,
     drain_seconds: Annotated[
         float, typer.Option(min=0, help="Seconds that requests in flight get to finish on SIGTERM or Ctrl-C.")
@@ -137,6 +141,7 @@ def node(
             dtype=dtype,
             block_size=block_size,
             batch_invariant=batch_invariant,
+            attention_backend=attention_backend,
             restart=restart,
             drain_seconds=drain_seconds,
             tool_parser=tool_parser,

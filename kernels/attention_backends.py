@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..protocol.errors import ConfigurationError
 from .attention import Attention
-from .backend import has_triton
+from .backend import AttentionChoice, BackendName, has_triton
 from .native_attention import NativeAttention, why_not_native
 from .paged_attention import PagedAttention
 from .ragged_batch import RaggedBatch
-
-BackendName = Literal["torch", "native", "triton"]
-Wanted = Literal["auto", "torch", "native", "triton"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +96,7 @@ class TritonBackend:
 
 
 def choose_backend(
-    spec: CacheSpec, wanted: Wanted = "auto", *, batch_invariant: bool = False
+    spec: CacheSpec, wanted: AttentionChoice = "auto", *, batch_invariant: bool = False
 ) -> tuple[AttentionBackend, str]:
     """The backend that is fastest for `spec`, or the one that is `wanted`; and why.
 

@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+BackendName = Literal["torch", "native", "triton"]
+AttentionChoice = Literal["auto", "torch", "native", "triton"]
 
 
 @functools.cache
@@ -26,10 +31,14 @@ def uses_triton(tensor: Tensor) -> bool:
 @functools.cache
 def gpu_name(device: torch.device) -> str:
     """What measured launches are looked up by; `cpu` where kernels are only interpreted."""
+    import torch
+
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 @functools.cache
 def num_multiprocessors(device: torch.device) -> int:
     """How many programs run at once at least; that of an H200 where kernels are only interpreted."""
+    import torch
+
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132

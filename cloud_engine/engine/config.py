@@ -5,10 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from ...kernels.backend import AttentionChoice
 from ...protocol.errors import ConfigurationError
 
 Policy = Literal["fcfs", "priority", "shortest-prefill"]
 DraftLength = Literal["adaptive", "fixed"]
+
+
+_CHOICES = (
+    ("policy", get_args(Policy)),
+    ("draft_length", get_args(DraftLength)),
+    ("attention_backend", get_args(AttentionChoice)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +30,8 @@ class EngineConfig:
     measured or always all. `ngram`: also draft by looking up what followed the same tokens before. `seed`: where
     requests without a seed of their own get theirs from. `num_threads`: torch threads, None for torch's default.
     `batch_invariant`: the same tokens, to the last bit of their log-probabilities, whatever else is in the batch and
-    however a prompt is cut (on a CPU, at some cost).
+    however a prompt is cut (on a CPU, at some cost). `attention_backend`: plain torch, C for CPUs, Triton for CUDA
+    devices; "auto" takes what is fastest where the model is.
     """
 
     block_size: int = 16
@@ -40,12 +49,13 @@ class EngineConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     num_threads: int | None = None
     batch_invariant: bool = False
+    attention_backend: AttentionChoice = "auto"
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_batch_size", "max_waiting", "num_draft_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1, got {getattr(self, name)}.", param=name)
-        for name, choices in (("policy", get_args(Policy)), ("draft_length", get_args(DraftLength))):
+        for name, choices in _CHOICES:
             if getattr(self, name) not in choices:
                 raise ConfigurationError(
                     f"{name} must be {' or '.join(choices)}, got {getattr(self, name)!r}.", param=name

@@ -80,6 +80,7 @@ def main(folder: Path) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for the whole service, which the face ends in order
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("updraft").setLevel(logging.INFO)  # what was chosen at the start
     threading.Thread(target=_show_life, args=(folder,), name="updraft-pulse", daemon=True).start()
     with zmq.Context() as context, _Sockets(context, folder) as wires:
         try:

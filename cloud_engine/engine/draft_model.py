@@ -35,7 +35,7 @@ class DraftModel(Drafter):
 
     def __init__(self, draft: Decoder, *, vocab_size: int, num_blocks: int, config: EngineConfig) -> None:
         """`vocab_size` is the target's: rows of its head, which may be padded differently from the draft's."""
-        self._runner = Runner(draft, num_blocks, config.block_size)
+        self._runner = Runner(draft, num_blocks, config.block_size, attention_backend=config.attention_backend)
         self._most_tokens = config.token_budget
         self._block_size, self._reach = config.block_size, draft.config.reach
         self._rows = draft.config.vocab_size

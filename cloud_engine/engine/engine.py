@@ -71,7 +71,13 @@ class Engine:
         self._limits = Limits(self._vocab_size, self.context_length, served.eos_ids, num_blocks, config)
         self._eos_ids = served.eos_ids
         self._grammars = _grammars(served)
-        self._runner = Runner(model, num_blocks, config.block_size, batch_invariant=config.batch_invariant)
+        self._runner = Runner(
+            model,
+            num_blocks,
+            config.block_size,
+            batch_invariant=config.batch_invariant,
+            attention_backend=config.attention_backend,
+        )
         self._num_blocks = num_blocks
         self._window = _window([model, draft.weights] if draft is not None else [model], config)
         own: list[Drafter] = [NgramDrafter()] if config.ngram else []

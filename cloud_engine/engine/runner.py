@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ...kernels.attention import QuerySpan
-from ...kernels.attention_backends import BackendName, CacheSpec, Wanted, choose_backend
+from ...kernels.attention_backends import CacheSpec, choose_backend
+from ...kernels.backend import AttentionChoice, BackendName
 from ...kernels.packed_linear import least_rows, pack_linears
 from ...kernels.ragged_batch import RaggedBatch
 from ..models.decoder import Decoder
@@ -46,7 +47,7 @@ class Runner:
         block_size: int,
         *,
         batch_invariant: bool = False,
-        attention_backend: Wanted = "auto",
+        attention_backend: AttentionChoice = "auto",
     ) -> None:
         """Raises ConfigurationError if the backend cannot serve the model, or `batch_invariant` cannot be had."""
         pack_linears(model, batch_invariant=batch_invariant)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ...kernels.attention import Attention
 from ...kernels.kv_write import Rotation
 from .config import ModelConfig
-from .layers import GatedMLP, GroupedQueryAttention, norm, soft_capped
+from .layers import Embedding, GatedMLP, GroupedQueryAttention, Linear, norm, soft_capped
 from .rope import rotation
 
 
@@ -38,10 +38,10 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, index) for index in range(config.num_layers))
         self.norm = norm(config, config.hidden_size)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
 

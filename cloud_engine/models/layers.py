@@ -12,6 +12,20 @@ from ...kernels.rms_norm import Norm, add_rms_norm, rms_norm
 from .config import ModelConfig
 
 
+class Linear(nn.Linear):
+    """Without random weights at first: they come from a checkpoint, and drawing them loads torch's compiler."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class Embedding(nn.Embedding):
+    """Without random weights at first, as `Linear`."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
 class RMSNorm(nn.Module):
     """Zhang & Sennrich 2019, computed in float32 as Llama does."""
 
@@ -45,8 +59,8 @@ class GroupedQueryAttention(nn.Module):
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
-        self.qkv_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=config.output_bias)
+        self.qkv_proj = Linear(config.hidden_size, width, bias=config.qkv_bias)
+        self.o_proj = Linear(self.heads * self.head_dim, config.hidden_size, bias=config.output_bias)
         self.q_norm = norm(config, self.head_dim) if config.qk_norm else None
         self.k_norm = norm(config, self.head_dim) if config.qk_norm else None
         scale = self.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
@@ -68,8 +82,8 @@ class GatedMLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
         self.activation: Activation = config.activation
 
     def forward(self, hidden: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ def _options() -> NodeOptions:
     add("--dtype", choices=("float32", "bfloat16"), help="of weights and KV cache")
     add("--block-size", type=int, help="tokens per block of the KV cache")
     add("--batch-invariant", action="store_true", help="the same bits whatever else is in the batch")
+    add("--attention-backend", choices=("auto", "torch", "native", "triton"), help="what computes attention")
     add("--restart", action="store_true", help="start the engine anew when its process dies")
     add("--drain-seconds", type=float, help="what requests in flight get to finish on SIGTERM")
     add("--tool-parser", help="how the model writes tool calls: auto, hermes, llama3, mistral or mistral-args")

@@ -11,6 +11,7 @@ from ...protocol.errors import MissingDependencyError
 from ...protocol.server import DRAIN_S, bind_socket, exit_with_parent, serve
 
 if TYPE_CHECKING:
+    from ...kernels.backend import AttentionChoice
     from ..engine.config import Policy
     from ..engine.messages import Load
 
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 class NodeOptions:
     """`model` and `draft` are names as `models.hub.find_model` takes them.
 
-    `dtype`, `block_size`, `batch_invariant`: see `EngineConfig`. `draft` is a smaller model of the same vocabulary for
-    speculative decoding; `ngram`: draft from the text itself, too. `threads` None: torch's default. `num_blocks` None
-    sizes the KV cache for a full batch. `restart`: replace an engine that dies. `drain_seconds`: what requests in
-    flight get to finish on SIGTERM. `tool_parser`: a `ToolFormat`'s name, or "auto". `exit_with_parent`: stop when the
-    starting process is gone.
+    `dtype`, `block_size`, `batch_invariant`, `attention_backend`: see `EngineConfig`. `draft` is a smaller model of
+    the same vocabulary for speculative decoding; `ngram`: draft from the text itself, too. `threads` None: torch's
+    default. `num_blocks` None sizes the KV cache for a full batch. `restart`: replace an engine that dies.
+    `drain_seconds`: what requests in flight get to finish on SIGTERM. `tool_parser`: a `ToolFormat`'s name, or "auto".
+    `exit_with_parent`: stop when the starting process is gone.
     """
 
     model: str
@@ -41,6 +42,7 @@ class NodeOptions:
     dtype: Literal["float32", "bfloat16"] = "float32"
     block_size: int = 16
     batch_invariant: bool = False
+    attention_backend: AttentionChoice = "auto"
     restart: bool = False
     drain_seconds: float = DRAIN_S
     tool_parser: str = "auto"
@@ -90,6 +92,7 @@ def _load(folder: Path, options: NodeOptions) -> Load:
         dtype=options.dtype,
         block_size=options.block_size,
         batch_invariant=options.batch_invariant,
+        attention_backend=options.attention_backend,
         num_threads=options.threads,
     )
     return Load(str(folder), str(find_model(options.draft)) if options.draft else None, config)

@@ -55,10 +55,10 @@ def random_llama(seed: int, *, vocab_size: int = VOCABULARY, context_length: int
             num_layers=2,
             num_heads=4,
             num_kv_heads=2,
-            head_dim=12,
+            head_dim=16,
             context_length=context_length,
             rms_norm_eps=1e-5,
-            rotary=RotaryConfig.from_parameters({}, rotary_dim=12, context_length=context_length),
+            rotary=RotaryConfig.from_parameters({}, rotary_dim=16, context_length=context_length),
             tie_word_embeddings=False,
         )
     )

@@ -40,6 +40,7 @@ def greedy(target, make_prompts):
         {"block_size": 4, "token_budget": 16},
         {"num_blocks": 12},
         {"prefix_caching": False, "block_size": 64},
+        {"attention_backend": "torch"},
     ],
     ids=str,
 )

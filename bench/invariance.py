@@ -1,0 +1,60 @@
+"""What batch-invariant mode costs, and how often answers depend on what else is in the batch without it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ..cloud_engine.engine.config import EngineConfig
+from ..cloud_engine.engine.engine import Engine
+from ..cloud_engine.engine.request import GenerationRequest
+from ..cloud_engine.engine.served_model import ServedModel
+from ..cloud_engine.models.loader import load_model
+from ..protocol.sampling import SamplingParams
+from .workload import Asked
+
+_RUNNING = 32
+_ROUNDS = 3
+
+
+def invariance_figures(folder: Path, dtype: torch.dtype, requests: Sequence[Asked]) -> dict[str, float]:
+    """`batch_invariant_cost`: seconds for all requests with the mode over seconds without, less one; median of three
+    pairs. `divergence_rate`: share of greedy answers that differ between alone and together, without the mode;
+    `divergence_rate_invariant` with it, which has to be 0.
+    """
+    plain, invariant = (ServedModel(load_model(folder, dtype=dtype)) for _ in range(2))  # each is packed its own way
+    costs: list[float] = []
+    for _ in range(_ROUNDS):
+        with_mode, together_invariant = _served(invariant, requests, invariant=True)
+        without, together = _served(plain, requests, invariant=False)
+        costs.append(with_mode / without)
+    alone = [_served(plain, [asked], invariant=False)[1][0] for asked in requests]
+    alone_invariant = [_served(invariant, [asked], invariant=True)[1][0] for asked in requests]
+    return {
+        "batch_invariant_cost": statistics.median(costs) - 1,
+        "divergence_rate": _differing(alone, together),
+        "divergence_rate_invariant": _differing(alone_invariant, together_invariant),
+    }
+
+
+def _served(served: ServedModel, requests: Sequence[Asked], *, invariant: bool) -> tuple[float, list[list[int]]]:
+    """Seconds for all of them, and their answers."""
+    config = EngineConfig(max_batch_size=_RUNNING, max_waiting=len(requests), batch_invariant=invariant)
+    engine = Engine(served, config)
+    answers: list[list[int]] = [[] for _ in requests]
+    for number, asked in enumerate(requests):
+        params = SamplingParams(temperature=0.0, max_tokens=asked.output, ignore_eos=True)
+        engine.add_request(GenerationRequest(str(number), asked.prompt, params))
+    started = time.perf_counter()
+    while engine.has_work:
+        for output in engine.step():
+            answers[int(output.request_id)].extend(output.token_ids)
+    return time.perf_counter() - started, answers
+
+
+def _differing(answers: Sequence[list[int]], others: Sequence[list[int]]) -> float:
+    return sum(one != other for one, other in zip(answers, others, strict=True)) / len(answers)
