@@ -27,15 +27,15 @@ def invariance_figures(folder: Path, dtype: torch.dtype, requests: Sequence[Aske
     `divergence_rate_invariant` with it, which has to be 0.
     """
     plain, invariant = (ServedModel(load_model(folder, dtype=dtype)) for _ in range(2))  # each is packed its own way
-    costs: list[float] = []
-    for _ in range(_ROUNDS):
-        with_mode, together_invariant = _served(invariant, requests, invariant=True)
-        without, together = _served(plain, requests, invariant=False)
-        costs.append(with_mode / without)
+    pairs = [
+        (_served(invariant, requests, invariant=True), _served(plain, requests, invariant=False))
+        for _ in range(_ROUNDS)
+    ]
+    together_invariant, together = (answers for _, answers in pairs[-1])
     alone = [_served(plain, [asked], invariant=False)[1][0] for asked in requests]
     alone_invariant = [_served(invariant, [asked], invariant=True)[1][0] for asked in requests]
     return {
-        "batch_invariant_cost": statistics.median(costs) - 1,
+        "batch_invariant_cost": statistics.median(mode_s / plain_s for (mode_s, _), (plain_s, _) in pairs) - 1,
         "divergence_rate": _differing(alone, together),
         "divergence_rate_invariant": _differing(alone_invariant, together_invariant),
     }
