@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..cloud_engine.models.decoder import Decoder
 from ..kernels.packed_linear import PackedLinear, can_pack
@@ -24,7 +24,7 @@ class MatrixProducts:
         if not model.config.tie_word_embeddings:
             self.weight_bytes -= model.embed_tokens.weight.nbytes  # one row of it is read
         linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-        self._dtype = model.embed_tokens.weight.dtype
+        self._dtype, self._device = model.embed_tokens.weight.dtype, model.embed_tokens.weight.device
         self._layers = [(module.in_features, _fastest(module)) for module in linears if module is not model.lm_head]
         self._head = model.config.hidden_size, _fastest(model.lm_head)
         self.flops_per_token = sum(2 * m.in_features * m.out_features for m in linears if m is not model.lm_head)
@@ -43,38 +43,46 @@ class MatrixProducts:
         return sum(time_of(False, rows) + (time_of(True, samples) if samples else 0.0) for rows, samples in steps)
 
     def _time(self, layers: Sequence[tuple[int, nn.Module]], rows: int) -> float:
-        inputs = {size: torch.randn(rows, size).to(self._dtype) for size, _ in layers}
+        inputs = {size: torch.randn(rows, size, device=self._device).to(self._dtype) for size, _ in layers}
         best = float("inf")
         for _ in range(3):
             started = time.perf_counter()
             for size, layer in layers:
                 layer(inputs[size])
+            _wait(self._device)
             best = min(best, time.perf_counter() - started)
         return best
 
 
-def memory_bandwidth(size: int = 2**29) -> float:
+def memory_bandwidth(device: torch.device, size: int = 2**29) -> float:
     """Bytes per second that a sum over float32 reads, the best of five."""
-    data = torch.ones(size // 4)
+    data = torch.ones(size // 4, device=device)
     best = 0.0
     for _ in range(5):
         started = time.perf_counter()
         data.sum()
+        _wait(device)
         best = max(best, size / (time.perf_counter() - started))
     return best
 
 
 @torch.inference_mode()
-def matmul_flops(dtype: torch.dtype, size: int = 2048) -> float:
-    """Floating-point operations per second of a square product, the best of five."""
-    layer = _fastest(nn.Linear(size, size, bias=False).to(dtype).requires_grad_(False))
-    rows = torch.randn(size, size).to(dtype)
+def matmul_flops(weight: Tensor, size: int = 2048) -> float:
+    """Floating-point operations per second of a square product in `weight`'s dtype, where it is, the best of five."""
+    layer = _fastest(nn.Linear(size, size, bias=False).to(weight).requires_grad_(False))
+    rows = torch.randn(size, size).to(weight)
     best = 0.0
     for _ in range(5):
         started = time.perf_counter()
         layer(rows)
+        _wait(weight.device)
         best = max(best, 2 * size**3 / (time.perf_counter() - started))
     return best
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _fastest(linear: nn.Linear) -> nn.Module:

@@ -44,6 +44,7 @@ class Setting:
     dtype: str = "bfloat16"
     workload: Workload = field(default_factory=Workload)
     threads: int | None = None
+    device: str = "cpu"
     peers: bool = True
     speculation: bool = True
 
@@ -55,7 +56,7 @@ def measure(setting: Setting, say: Say) -> dict[str, float]:
         torch.set_num_threads(setting.threads)
     figures = {"seconds_to_first_token": seconds_to_first_token(setting)}
     say(f"first token {figures['seconds_to_first_token']:.1f} s after the start of a process")
-    model = load_model(setting.folder, dtype=DTYPES[setting.dtype])
+    model = load_model(setting.folder, dtype=DTYPES[setting.dtype], device=setting.device)
     requests = draw(setting.workload, model.config.vocab_size)
     tokens = sum(asked.output for asked in requests)
     say(f"{len(requests)} requests, {sum(len(a.prompt) for a in requests):,} tokens in, {tokens:,} out")
@@ -72,9 +73,10 @@ def measure(setting: Setting, say: Say) -> dict[str, float]:
     say(f"prefix cache: {figures['prefix_warm_over_cold_ttft']:.3f} of the time to a first token when warm")
     figures |= {"scheduler_us_256": scheduler_microseconds(), "kv_waste": kv_waste(setting.workload)}
     say(f"scheduler: {figures['scheduler_us_256']:.0f} us a step at 256 sequences")
-    figures |= invariance_figures(setting.folder, DTYPES[setting.dtype], requests[:_RUNNING])
-    say(f"batch-invariant mode: {figures['batch_invariant_cost']:+.1%} time")
-    say(f"without it {figures['divergence_rate']:.0%} of greedy answers depend on the batch")
+    if setting.device == "cpu":  # where the mode can be had
+        figures |= invariance_figures(setting.folder, DTYPES[setting.dtype], requests[:_RUNNING])
+        say(f"batch-invariant mode: {figures['batch_invariant_cost']:+.1%} time")
+        say(f"without it {figures['divergence_rate']:.0%} of greedy answers depend on the batch")
     if setting.speculation:
         figures |= pocket_figures(say) if setting.folder.name.startswith("pocket") else oracle_figures(model, say)
     del model, products
@@ -96,19 +98,20 @@ def decode_figures(model: Decoder, weight_bytes: int, tokens: int = 24, rounds: 
 
     Medians of `rounds`, with the bandwidth measured before and after each of them.
     """
+    device = model.embed_tokens.weight.device
     alone: list[float] = []
     eight: list[float] = []
     shares: list[float] = []
     for _ in range(rounds):
-        before = memory_bandwidth()
+        before = memory_bandwidth(device)
         alone.append(_decode_speed(model, 1, tokens))
-        shares.append(alone[-1] * weight_bytes / statistics.mean((before, memory_bandwidth())))
+        shares.append(alone[-1] * weight_bytes / statistics.mean((before, memory_bandwidth(device))))
         eight.append(_decode_speed(model, 8, tokens) / alone[-1])
     return {
         "decode_tokens_per_s": statistics.median(alone),
         "batch8_over_batch1": statistics.median(eight),
         "decode_bandwidth_share": statistics.median(shares),
-        "memory_gb_per_s": memory_bandwidth() / 1e9,
+        "memory_gb_per_s": memory_bandwidth(device) / 1e9,
     }
 
 
@@ -123,7 +126,7 @@ def prefill_figures(model: Decoder, products: MatrixProducts, length: int = 448)
     flops = speed * products.flops_per_token
     return {
         "prefill_tokens_per_s": speed,
-        "prefill_matmul_share": flops / matmul_flops(model.embed_tokens.weight.dtype),
+        "prefill_matmul_share": flops / matmul_flops(model.embed_tokens.weight),
     }
 
 
@@ -151,7 +154,7 @@ def prefix_figures(model: Decoder, pairs: int = 7) -> dict[str, float]:
 
 def seconds_to_first_token(setting: Setting) -> float:
     """From the start of a fresh process to its first token."""
-    command = [sys.executable, "-m", "updraft.bench.first_token", str(setting.folder), setting.dtype]
+    command = [sys.executable, "-m", "updraft.bench.first_token", str(setting.folder), setting.dtype, setting.device]
     started = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -200,7 +203,7 @@ def _add(engine: Engine, requests: Sequence[Asked]) -> None:
 
 
 def _peer_figures(setting: Setting, requests: Sequence[Asked], ours_s: float, say: Say) -> dict[str, float]:
-    model = peers.load(setting.folder, DTYPES[setting.dtype])
+    model = peers.load(setting.folder, DTYPES[setting.dtype], setting.device)
     static_s = peers.static_batches(model, requests, _RUNNING)
     say(f"transformers, static batches of {_RUNNING}: {static_s / ours_s:.2f}x our time")
     figures = {"vs_transformers_static": static_s / ours_s}

@@ -1,4 +1,4 @@
-"""`python -m updraft.bench.first_token FOLDER DTYPE`: a fresh process on its way to a first token, for its duration."""
+"""`python -m updraft.bench.first_token FOLDER DTYPE DEVICE`: a fresh process and its first token, to be timed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 
-def main(folder: Path, dtype: str) -> None:
+def main(folder: Path, dtype: str, device: str) -> None:
     from ..cloud_engine.engine.config import EngineConfig
     from ..cloud_engine.engine.engine import Engine
     from ..cloud_engine.engine.request import GenerationRequest
@@ -17,7 +17,7 @@ def main(folder: Path, dtype: str) -> None:
     from .engine import DTYPES
 
     keep_freed_memory()
-    engine = Engine(ServedModel(load_model(folder, dtype=DTYPES[dtype])), EngineConfig())
+    engine = Engine(ServedModel(load_model(folder, dtype=DTYPES[dtype], device=device)), EngineConfig())
     engine.add_request(GenerationRequest("first", list(range(1, 17)), SamplingParams(max_tokens=1, ignore_eos=True)))
     assert engine.step()[0].token_ids
     sys.stdout.write("first token\n")
@@ -25,4 +25,4 @@ def main(folder: Path, dtype: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])

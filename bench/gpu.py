@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = ("tests/kernels/gpu",)
+TESTS = ("tests/kernels/gpu", "tests/cloud_engine/gpu")
 _TEST_SECONDS = 330
 _BENCH_SECONDS = 240
 

@@ -15,12 +15,13 @@ import torch
 from .workload import Asked
 
 
-def load(folder: Path, dtype: torch.dtype) -> Any:
+def load(folder: Path, dtype: torch.dtype, device: str) -> Any:
     """The model that every peer here runs."""
     import transformers
 
     transformers.logging.set_verbosity_error()
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    return model.eval().to(device)
 
 
 def static_batches(model: Any, requests: Sequence[Asked], batch_size: int) -> float:
@@ -31,14 +32,14 @@ def static_batches(model: Any, requests: Sequence[Asked], batch_size: int) -> fl
     for start in range(0, len(requests), batch_size):
         batch = requests[start : start + batch_size]
         width = max(len(asked.prompt) for asked in batch)
-        ids = torch.tensor([[0] * (width - len(asked.prompt)) + asked.prompt for asked in batch])
+        ids = torch.tensor([[0] * (width - len(asked.prompt)) + asked.prompt for asked in batch]).to(model.device)
         mask = torch.tensor([[0] * (width - len(asked.prompt)) + [1] * len(asked.prompt) for asked in batch])
         longest = max(asked.output for asked in batch)
         config = transformers.GenerationConfig(
             max_new_tokens=longest, min_new_tokens=longest, do_sample=False, pad_token_id=0
         )
         with torch.inference_mode():
-            model.generate(ids, attention_mask=mask, generation_config=config)
+            model.generate(ids, attention_mask=mask.to(model.device), generation_config=config)
     return time.perf_counter() - started
 
 

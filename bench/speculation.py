@@ -107,9 +107,8 @@ class OracleDrafter(DraftModel):
     """
 
     def __init__(self, target: Decoder, config: EngineConfig, answer: Sequence[int], acceptance: float) -> None:
-        rows, blocks = target.config.vocab_size, config.num_blocks
-        assert blocks is not None, "the drafter's cache has as many blocks as the engine's"
-        super().__init__(_pocket_sized(target), vocab_size=rows, num_blocks=blocks, config=config)
+        assert config.num_blocks is not None, "the drafter's cache has as many blocks as the engine's"
+        super().__init__(_pocket_sized(target), target.config, num_blocks=config.num_blocks, config=config)
         self._answer = list(answer)
         self._acceptance = acceptance
         self._random = random.Random(0)
@@ -193,7 +192,7 @@ def _pocket_sized(target: Decoder) -> Decoder:
     shape = load_model(pocket.pocket_small_folder()).config
     config = replace(shape, vocab_size=target.config.vocab_size, context_length=target.config.context_length)
     torch.manual_seed(0)
-    model = Decoder(config).to(target.embed_tokens.weight.dtype).eval().requires_grad_(False)
+    model = Decoder(config).to(target.embed_tokens.weight).eval().requires_grad_(False)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02) if parameter.dim() > 1 else torch.nn.init.ones_(parameter)
     return model

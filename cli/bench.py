@@ -50,7 +50,7 @@ def cascade(
 @app.command()
 def engine(
     shape: Annotated[
-        str, typer.Option(help="pocket, or random weights of a real shape: qwen2.5-0.5b, qwen3-0.6b.")
+        str, typer.Option(help="pocket, or random weights of a real shape: qwen2.5-0.5b, qwen3-0.6b, llama-3.1-8b.")
     ] = "pocket",
     requests: Annotated[int, typer.Option(min=1, help="Queued requests; at most 32 of them run.")] = 256,
     trace: Annotated[
@@ -58,6 +58,7 @@ def engine(
         typer.Option(help="CSV with ContextTokens and GeneratedTokens to draw lengths from. [built-in mix]"),
     ] = None,
     seed: Annotated[int, typer.Option(help="Which requests are drawn.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Of weights and KV cache.")] = "bfloat16",
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch. [all cores]")] = None,
     peers: Annotated[bool, typer.Option(help="Also transformers on the same requests.")] = True,
@@ -81,9 +82,10 @@ def engine(
     most_prompt = 384 if shape == "pocket" else 512  # with 128 tokens of output, what its context holds
     workload = Workload(requests, most_prompt=most_prompt, seed=seed, trace=trace)
     with tempfile.TemporaryDirectory(prefix="updraft-bench-") as workplace:
-        setting = Setting(model_folder(shape, Path(workplace)), dtype, workload, threads, peers, speculation)
+        setting = Setting(model_folder(shape, Path(workplace)), dtype, workload, threads, device, peers, speculation)
         figures = measure(setting, lambda line: typer.secho(line, dim=True, err=True))
-    config = {"shape": shape, "requests": requests, "trace": trace and trace.name, "seed": seed, "dtype": dtype}
+    config = {"shape": shape, "requests": requests, "trace": trace and trace.name, "seed": seed}
+    config |= {"dtype": dtype, "device": device}
     show(Report.of({"bench": "engine", **config}, figures), json_path)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from .backend import AttentionChoice, BackendName, has_triton
 from .native_attention import NativeAttention, why_not_native
 from .paged_attention import PagedAttention
 from .ragged_batch import RaggedBatch
+
+if TYPE_CHECKING:
+    from .attention_metadata import AttentionMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +92,12 @@ class TritonBackend:
         self.planner = AttentionPlanner.on(spec.device, self.shape)
 
     def begin(self, batch: RaggedBatch) -> Attention:
+        return self.attention(self.planner.metadata(batch.spans, int(batch.rows.sum())))
+
+    def attention(self, metadata: AttentionMetadata) -> Attention:
+        """Of a pass that is planned already; in a CUDA graph `metadata` is filled before every replay."""
         from .triton_attention import TritonPagedAttention
 
-        metadata = self.planner.metadata(batch.spans, int(batch.rows.sum()))
         return TritonPagedAttention(self.cache, metadata, self.shape)
 
 

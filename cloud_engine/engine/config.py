@@ -31,7 +31,8 @@ class EngineConfig:
     requests without a seed of their own get theirs from. `num_threads`: torch threads, None for torch's default.
     `batch_invariant`: the same tokens, to the last bit of their log-probabilities, whatever else is in the batch and
     however a prompt is cut (on a CPU, at some cost). `attention_backend`: plain torch, C for CPUs, Triton for CUDA
-    devices; "auto" takes what is fastest where the model is.
+    devices; "auto" takes what is fastest where the model is. `cuda_graphs`: capture decoding and verification at the
+    start, where attention is Triton's.
     """
 
     block_size: int = 16
@@ -50,6 +51,7 @@ class EngineConfig:
     num_threads: int | None = None
     batch_invariant: bool = False
     attention_backend: AttentionChoice = "auto"
+    cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_batch_size", "max_waiting", "num_draft_tokens"):

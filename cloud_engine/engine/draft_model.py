@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from torch.nn import functional
 
+from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from .config import EngineConfig
 from .drafter import CatchUp, Drafter
 from .kv_cache import NO_BLOCK
-from .runner import Chunk, Runner
+from .runner import Chunk, Runner, graph_limits
 from .sampler import sample
 
 if TYPE_CHECKING:
@@ -33,13 +34,15 @@ class DraftModel(Drafter):
     name = "draft"
     takes_passes = True
 
-    def __init__(self, draft: Decoder, *, vocab_size: int, num_blocks: int, config: EngineConfig) -> None:
-        """`vocab_size` is the target's: rows of its head, which may be padded differently from the draft's."""
+    def __init__(self, draft: Decoder, target: ModelConfig, *, num_blocks: int, config: EngineConfig) -> None:
+        """The target's head may have other rows than the draft's: vocabularies are padded differently."""
         self._runner = Runner(draft, num_blocks, config.block_size, attention_backend=config.attention_backend)
+        if config.cuda_graphs:
+            self._runner.capture(graph_limits(target.context_length, 0, config))
         self._most_tokens = config.token_budget
         self._block_size, self._reach = config.block_size, draft.config.reach
         self._rows = draft.config.vocab_size
-        self._missing_rows = vocab_size - self._rows
+        self._missing_rows = target.vocab_size - self._rows
 
     def offer(self, state: RequestState, limit: int) -> int:
         return limit if self._can_follow(state) else 0

@@ -32,7 +32,7 @@ from .pooling import MeanPool
 from .prediction import PredictionCursor
 from .prompt_scores import score_prompts
 from .request import FinishReason, GenerationRequest, RequestState, RequestStats, TokenLogprob, TokenOutput
-from .runner import Chunk, Runner, block_bytes
+from .runner import Chunk, Runner, block_bytes, graph_limits
 from .sampler import SamplingRow, log_probabilities, sample
 from .scheduler import ScheduledRequest, Scheduler
 from .served_model import DraftWeights, ServedModel
@@ -40,7 +40,8 @@ from .speculation import Speculator
 from .stats import EngineStats
 from .vocabulary import check_same_vocabulary
 
-_DEFAULT_CACHE_BYTES = 2**30
+_HOST_CACHE_BYTES = 2**30
+_DEVICE_CACHE_SHARE = 0.8  # the rest is for what a step computes, and for graphs
 
 
 class Engine:
@@ -61,7 +62,8 @@ class Engine:
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         model = served.weights
-        num_blocks = config.num_blocks or _default_num_blocks(model, config)
+        models = [model, draft.weights] if draft is not None else [model]
+        num_blocks = config.num_blocks or _default_num_blocks(models, config)
         self.config = config
         self.model_id = served.model_id
         self.context_length = model.config.context_length
@@ -78,8 +80,11 @@ class Engine:
             batch_invariant=config.batch_invariant,
             attention_backend=config.attention_backend,
         )
+        if config.cuda_graphs:
+            drafts = config.num_draft_tokens if draft is not None or config.ngram or drafters else 0
+            self._runner.capture(graph_limits(self.context_length, drafts, config))
         self._num_blocks = num_blocks
-        self._window = _window([model, draft.weights] if draft is not None else [model], config)
+        self._window = _window(models, config)
         own: list[Drafter] = [NgramDrafter()] if config.ngram else []
         if draft is not None:
             own.append(self._draft_model(served, draft))
@@ -216,10 +221,10 @@ class Engine:
         )
 
     def _draft_model(self, served: ServedModel, draft: DraftWeights) -> DraftModel:
-        weights, target = draft.weights, served.weights.config.vocab_size
+        weights, target = draft.weights, served.weights.config
         vocabulary = None if served.tokenizer is None else served.tokenizer.vocabulary()
-        check_same_vocabulary(target, weights.config.vocab_size, vocabulary, draft.vocabulary)
-        return DraftModel(weights, vocab_size=target, num_blocks=self._num_blocks, config=self.config)
+        check_same_vocabulary(target.vocab_size, weights.config.vocab_size, vocabulary, draft.vocabulary)
+        return DraftModel(weights, target, num_blocks=self._num_blocks, config=self.config)
 
     def _fresh_schedule(self) -> tuple[KVCacheManager, Scheduler]:
         config = self.config
@@ -448,8 +453,19 @@ def _window(models: Sequence[Decoder], config: EngineConfig) -> Window | None:
     return Window(max(known), config.token_budget) if len(known) == len(reaches) else None
 
 
-def _default_num_blocks(model: Decoder, config: EngineConfig) -> int:
-    """Blocks for a full batch at full context, within 1 GiB but never less than one full context."""
-    per_sequence = -(-model.config.context_length // config.block_size)
-    affordable = _DEFAULT_CACHE_BYTES // block_bytes(model, config.block_size)
+def _default_num_blocks(models: Sequence[Decoder], config: EngineConfig) -> int:
+    """Blocks for a full batch at full context, as far as memory goes, but never less than one full context."""
+    target = models[0]
+    per_sequence = -(-target.config.context_length // config.block_size)
+    affordable = _cache_bytes(target.embed_tokens.weight.device) // sum(
+        block_bytes(model, config.block_size) for model in models
+    )
     return max(per_sequence, min(per_sequence * config.max_batch_size, affordable))
+
+
+def _cache_bytes(device: torch.device) -> int:
+    """For the KV caches: 1 GiB of a computer's memory, most of what is left of a GPU's."""
+    if device.type != "cuda":
+        return _HOST_CACHE_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free * _DEVICE_CACHE_SHARE)

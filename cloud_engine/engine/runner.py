@@ -1,5 +1,8 @@
 """Runs a model once over a ragged batch: any mix of prefill chunks, decodes and drafts, one row per token."""
 
+# torch leaves `from_numpy` untyped
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import logging
@@ -10,11 +13,13 @@ import torch
 from torch import Tensor
 
 from ...kernels.attention import QuerySpan
-from ...kernels.attention_backends import CacheSpec, choose_backend
+from ...kernels.attention_backends import CacheSpec, TritonBackend, choose_backend
 from ...kernels.backend import AttentionChoice, BackendName
 from ...kernels.packed_linear import least_rows, pack_linears
 from ...kernels.ragged_batch import RaggedBatch
 from ..models.decoder import Decoder
+from .config import EngineConfig
+from .cuda_graphs import GraphLimits, StepGraphs
 from .pooling import MeanPool
 
 _LOG = logging.getLogger(__name__)
@@ -32,6 +37,11 @@ class Chunk:
     block_table: Sequence[int]
     num_logits: int
     pool: MeanPool | None = None
+
+    @property
+    def wants_all(self) -> bool:
+        """Logits of all tokens and nothing else: decoding, and the verification of drafts."""
+        return self.num_logits == len(self.token_ids) and self.pool is None
 
 
 class Runner:
@@ -57,11 +67,17 @@ class Runner:
         self._device = model.embed_tokens.weight.device
         spec = cache_spec(model, num_blocks, block_size)
         self._backend, why = choose_backend(spec, attention_backend, batch_invariant=batch_invariant)
+        self._graphs: StepGraphs | None = None
         _LOG.info("attention: %s (%s)", self._backend.name, why)
 
     @property
     def attention_backend(self) -> BackendName:
         return self._backend.name
+
+    def capture(self, limits: GraphLimits) -> None:
+        """Capture steps without prompts as CUDA graphs, where attention can be: a matter of seconds."""
+        if isinstance(self._backend, TritonBackend):
+            self._graphs = StepGraphs(self.model, self._backend, limits)
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
@@ -70,13 +86,25 @@ class Runner:
         token_ids = [token for chunk in chunks for token in chunk.token_ids]
         num_rows = max(len(token_ids), self._least_rows)
         batch = RaggedBatch.of(spans, num_rows, self._block_size)
+        positions = torch.from_numpy(batch.positions().clip(0))
+        if self._graphs is not None and all(chunk.wants_all for chunk in chunks):
+            logits = self._graphs.run(spans, token_ids, positions)
+            if logits is not None:
+                return logits
         hidden = self.model(
-            torch.tensor(token_ids + [0] * (num_rows - len(token_ids)), device=self._device),
-            torch.tensor(batch.positions().clip(0), device=self._device),
+            self._on_device(torch.tensor(token_ids + [0] * (num_rows - len(token_ids)))),
+            self._on_device(positions),
             self._backend.begin(batch),
         )
         _pool(chunks, hidden)
-        return self.model.logits(_wanted(chunks, hidden))
+        wanted = _wanted_rows(chunks)
+        if len(wanted) < len(hidden):
+            hidden = hidden.index_select(0, self._on_device(torch.tensor(wanted, dtype=torch.int64)))
+        return self.model.logits(hidden)
+
+    def _on_device(self, staged: Tensor) -> Tensor:
+        """Through pinned memory where that is a copy, so that nothing waits for it."""
+        return staged.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else staged
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, target) each, in all layers; all sources are read before a target is written."""
@@ -93,14 +121,14 @@ def _pool(chunks: Sequence[Chunk], hidden: Tensor) -> None:
         row += len(chunk.token_ids)
 
 
-def _wanted(chunks: Sequence[Chunk], hidden: Tensor) -> Tensor:
-    """The rows that logits are asked of."""
+def _wanted_rows(chunks: Sequence[Chunk]) -> list[int]:
+    """Those that logits are asked of."""
     rows: list[int] = []
     end = 0
     for chunk in chunks:
         end += len(chunk.token_ids)
         rows.extend(range(end - chunk.num_logits, end))
-    return hidden if len(rows) == len(hidden) else hidden[rows]
+    return rows
 
 
 def cache_spec(model: Decoder, num_blocks: int, block_size: int) -> CacheSpec:
@@ -115,6 +143,11 @@ def cache_spec(model: Decoder, num_blocks: int, block_size: int) -> CacheSpec:
         weight.dtype,
         weight.device,
     )
+
+
+def graph_limits(context_length: int, num_drafts: int, config: EngineConfig) -> GraphLimits:
+    """Of an engine's steps without prompts, with at most `num_drafts` draft tokens for a sequence."""
+    return GraphLimits(config.max_batch_size, 1 + num_drafts, -(-context_length // config.block_size))
 
 
 def block_bytes(model: Decoder, block_size: int) -> int:

@@ -18,7 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...kernels.backend import uses_triton
 from ...protocol.sampling import LEAST_TEMPERATURE, LogitEdits, SamplingParams
+from .device_sampler import can_sample, sample_on_device
 from .grammar import Mask
 from .request import TokenLogprob
 
@@ -41,6 +43,8 @@ class SamplingRow(msgspec.Struct, frozen=True, gc=False):
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     """One token per row of `logits` (rows, vocab) float32, which stay as they are. Rows at temperature 0 are argmax."""
+    if uses_triton(logits) and can_sample(rows):
+        return sample_on_device(logits, rows)
     if any(row.mask is not None for row in rows):
         logits = _masked(logits, rows)
     if any(row.edits for row in rows):

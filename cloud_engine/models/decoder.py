@@ -9,7 +9,7 @@ from ...kernels.attention import Attention
 from ...kernels.kv_write import Rotation
 from .config import ModelConfig
 from .layers import Embedding, GatedMLP, GroupedQueryAttention, Linear, norm, soft_capped
-from .rope import rotation
+from .rope import Rotary
 
 
 class DecoderLayer(nn.Module):
@@ -42,6 +42,8 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config, index) for index in range(config.num_layers))
         self.norm = norm(config, config.hidden_size)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        self._rotary = Rotary(config.rotary)
+        self._sliding_rotary = None if config.sliding_rotary is None else Rotary(config.sliding_rotary)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
 
@@ -49,15 +51,19 @@ class Decoder(nn.Module):
         """Last hidden states after the final norm: (tokens, hidden_size). `token_ids`, `positions`: (tokens,) int64."""
         hidden = self.embed_tokens(token_ids)
         if self.config.embedding_scale != 1:
-            hidden = hidden * torch.tensor(self.config.embedding_scale, dtype=hidden.dtype, device=hidden.device)
-        plain = rotation(positions, self.config.rotary)
-        sliding = self.config.sliding_rotary
-        sliding_rotation = plain if sliding is None else rotation(positions, sliding)
+            hidden = hidden * self._embedding_scale
+        plain = self._rotary(positions)
+        sliding_rotation = plain if self._sliding_rotary is None else self._sliding_rotary(positions)
         update: Tensor | None = None
         for index, layer in enumerate(self.layers):
             is_sliding = bool(self.config.windows) and self.config.windows[index] is not None
             update = layer(update, hidden, sliding_rotation if is_sliding else plain, attention)
         return self.norm(hidden) if update is None else self.norm.add(update, hidden)
+
+    @property
+    def _embedding_scale(self) -> float:
+        """Rounded to the dtype of the weights, as Gemma multiplies."""
+        return float(torch.tensor(self.config.embedding_scale, dtype=self.embed_tokens.weight.dtype))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(rows, hidden_size) to (rows, vocab_size) float32."""

@@ -56,11 +56,20 @@ class RotaryConfig:
         return cls(tuple(frequencies.tolist()), magnitude)
 
 
-def rotation(positions: Tensor, config: RotaryConfig) -> Rotation:
-    """Cosines and sines of one forward pass, float32. `positions` (tokens,) int64."""
-    frequencies = torch.tensor(config.inverse_frequencies, dtype=torch.float32, device=positions.device)
-    angles = positions.float()[:, None] * frequencies
-    return Rotation(angles.cos() * config.magnitude, angles.sin() * config.magnitude)
+class Rotary:
+    """Makes the angles of forward passes. The frequencies stay on the device of the first pass's positions."""
+
+    def __init__(self, config: RotaryConfig) -> None:
+        self._config = config
+        self._frequencies: Tensor | None = None
+
+    def __call__(self, positions: Tensor) -> Rotation:
+        """Cosines and sines, float32, of `positions` (tokens,) int64."""
+        if self._frequencies is None or self._frequencies.device != positions.device:
+            numbers = self._config.inverse_frequencies
+            self._frequencies = torch.tensor(numbers, dtype=torch.float32, device=positions.device)
+        angles = positions.float()[:, None] * self._frequencies
+        return Rotation(angles.cos() * self._config.magnitude, angles.sin() * self._config.magnitude)
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,11 +251,11 @@ def test_padding_is_no_difference(rows, draft):
 
 
 @pytest.mark.parametrize("rows", [91, 120])
-def test_a_draft_padded_differently_drafts(rows, plain, fresh_draft, make_engine, ask, run):
+def test_a_draft_padded_differently_drafts(rows, plain, target, fresh_draft, make_engine, ask, run):
     """The last rows of a head are no tokens: fewer or more of them change nothing."""
     prompts, expected = plain
     padded = resized(fresh_draft, rows)
-    drafter = DraftModel(padded, vocab_size=97, num_blocks=192, config=EngineConfig())
+    drafter = DraftModel(padded, target.config, num_blocks=192, config=EngineConfig())
     engine = make_engine(num_blocks=192, num_draft_tokens=2, draft_length="fixed", drafters=[drafter])
     sampled = {"temperature": 0.8, "seed": 3, "top_p": 0.9, "logit_bias": ((96, 2.0),), "max_tokens": LENGTH}
     assert [r.token_ids for r in run(engine, ask(prompts, max_tokens=LENGTH))] == [e.token_ids for e in expected]

@@ -1,0 +1,101 @@
+"""On a GPU: the engine's answers are those of the CPU, with and without graphs, drafts and sampling."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from updraft.cloud_engine.engine.config import EngineConfig
+from updraft.cloud_engine.engine.engine import Engine
+from updraft.cloud_engine.engine.request import GenerationRequest
+from updraft.cloud_engine.engine.runner import Chunk, Runner
+from updraft.cloud_engine.engine.served_model import DraftWeights, ServedModel
+from updraft.cloud_engine.models.config import ModelConfig
+from updraft.cloud_engine.models.decoder import Decoder
+from updraft.cloud_engine.models.rope import RotaryConfig
+from updraft.protocol.sampling import SamplingParams
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+CONFIG = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=515,
+    hidden_size=256,
+    intermediate_size=512,
+    num_layers=3,
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=64,
+    context_length=512,
+    rms_norm_eps=1e-5,
+    rotary=RotaryConfig.from_parameters({}, rotary_dim=64, context_length=512),
+    tie_word_embeddings=False,
+)
+
+
+def model(device: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Decoder:
+    """The same weights on any device."""
+    weights = Decoder(CONFIG).requires_grad_(False).eval()
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in weights.parameters():
+        if parameter.dim() > 1:
+            parameter.normal_(std=0.06, generator=generator)
+        else:
+            parameter.fill_(1.0)
+    return weights.to(device, dtype)
+
+
+def answers(device: str, params: SamplingParams, *, draft: bool = False, **options: object) -> list[list[int]]:
+    config = EngineConfig(max_batch_size=8, token_budget=96, device=device, **options)
+    weights = DraftWeights(model(device), None) if draft else None
+    engine = Engine(ServedModel(model(device)), config, draft=weights)
+    generator = torch.Generator().manual_seed(7)
+    collected: list[list[int]] = [[] for _ in range(12)]
+    for number in range(12):
+        prompt = torch.randint(515, (5 + 17 * number,), generator=generator).tolist()
+        engine.add_request(GenerationRequest(str(number), prompt, params))
+    while engine.has_work:
+        for output in engine.step():
+            collected[int(output.request_id)].extend(output.token_ids)
+    return collected
+
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_greedy_answers_of_the_cpu(block_size: int, graphs: bool) -> None:
+    expected = answers("cpu", GREEDY)
+    assert answers("cuda", GREEDY, block_size=block_size, cuda_graphs=graphs) == expected
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_drafts_change_nothing(graphs: bool) -> None:
+    expected = answers("cpu", GREEDY)
+    assert answers("cuda", GREEDY, draft=True, draft_length="fixed", cuda_graphs=graphs) == expected
+
+
+def test_seeds_give_the_tokens_of_the_cpu() -> None:
+    params = SamplingParams(
+        temperature=0.8, top_p=0.9, top_k=40, seed=3, max_tokens=40, ignore_eos=True, repetition_penalty=1.1
+    )
+    assert answers("cuda", params) == answers("cpu", params)
+
+
+def test_bfloat16_is_near_the_cpu() -> None:
+    tokens = torch.randint(515, (200,), generator=torch.Generator().manual_seed(1)).tolist()
+    chunk = Chunk(tokens, 0, list(range(13)), len(tokens))
+    exact = Runner(model("cpu"), 16, 16).run([chunk]).log_softmax(-1)
+    near = Runner(model("cuda", torch.bfloat16), 16, 16).run([chunk]).log_softmax(-1).cpu()
+    assert ((near - exact).norm() / exact.norm()).item() < 0.02
+
+
+def test_a_step_waits_for_the_device_only_for_its_tokens() -> None:
+    runner = Runner(model("cuda"), 64, 16)
+    chunks = [Chunk([number], 20, [2 * number, 2 * number + 1], 1) for number in range(4)]
+    runner.run(chunks)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        runner.run(chunks)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
