@@ -123,7 +123,8 @@ class NativeAttention:
             write.eps, write.unit_offset = norms.eps, norms.unit_offset
         self._library.write_heads(ctypes.byref(write))
         out = projected.new_empty((len(projected), self._heads, projected.shape[2]))
-        out[self._num_rows :] = 0
+        if self._num_rows < len(out):
+            out[self._num_rows :] = 0
         attend.cache, attend.query, attend.query_stride = cache, projected.data_ptr(), projected.stride(0)
         attend.out, attend.window, attend.scale = out.data_ptr(), layer.window or 0, layer.scale
         if self._library.paged_attention(ctypes.byref(attend)):

@@ -51,7 +51,7 @@ def can_compute(rows: Tensor, size: int) -> bool:
 
 def native_rms_norm(hidden: Tensor, norm: Norm, residual: Tensor | None = None) -> Tensor:
     """`rms_norm`, or `add_rms_norm` where there is a `residual`, of what `can_compute`."""
-    out = hidden.new_empty(hidden.shape)
+    out = torch.empty_like(hidden, memory_format=torch.contiguous_format)
     call = _NormCall(
         hidden=hidden.data_ptr(),
         residual=None if residual is None else residual.data_ptr(),

@@ -157,10 +157,12 @@ def test_the_short_form_is_part_of_the_long_one() -> None:
 
 
 def test_gpu_runs_the_measurements_whatever_the_tests_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[str] = []
+    started: list[tuple[str, ...]] = []
+    seconds: list[float] = []
 
     def run(command, **options):
-        started.append(command[2])
+        started.append(tuple(command[2:5]))
+        seconds.append(options["timeout"])
         assert options["env"]["PYTHONPATH"].startswith(str(gpu.ROOT / ".typing"))
         if command[2] == "pytest":
             raise gpu.subprocess.TimeoutExpired(command, options["timeout"])
@@ -168,4 +170,5 @@ def test_gpu_runs_the_measurements_whatever_the_tests_say(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(gpu.subprocess, "run", run)
     assert gpu.main([]) == 1
-    assert started == ["pytest", "updraft"]
+    assert [words[-1] for words in started[1:]] == ["engine", "kernels"] and started[0][0] == "pytest"
+    assert sum(seconds) <= 600
