@@ -1,6 +1,6 @@
 """`make gpu`: the tests that need a CUDA device, then the engine's and the kernels' measurements, from a checkout.
 
-Each runs whatever becomes of the others, within ten minutes in all, which a borrowed GPU may be had for; the table is last.
+Each runs whatever becomes of the others, in ten minutes together, for no GPU is borrowed longer. The table comes last.
 """
 
 from __future__ import annotations
