@@ -14,6 +14,7 @@ from ..protocol.errors import ConfigurationError
 from .attention import QuerySpan
 from .attention_launch import AttentionShape, attention_launch, extra_pieces, queries_per_tile
 from .attention_plan import MERGE_COLUMNS, WORK_COLUMNS, AttentionPlan, plan_attention
+from .backend import gpu_name, num_multiprocessors
 from .launch import Launch
 
 _ALIGNED = 4  # numbers in 16 bytes: what Triton wants to know of a pointer
@@ -42,8 +43,7 @@ class AttentionPlanner:
 
     @classmethod
     def on(cls, device: torch.device, shape: AttentionShape) -> AttentionPlanner:
-        properties = torch.cuda.get_device_properties(device)
-        return cls(shape, device, properties.name, properties.multi_processor_count)
+        return cls(shape, device, gpu_name(device), num_multiprocessors(device))
 
     def metadata(self, spans: Sequence[QuerySpan], num_rows: int | None = None) -> AttentionMetadata:
         """For one step of any mix. Rows behind those of the spans, up to `num_rows`, are padding."""
