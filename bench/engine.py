@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -38,14 +38,14 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What to measure. `peers`: also transformers; `speculation`: also drafts. Both take most of the time."""
+    """What to measure. `peers`: of transformers; `speculation`: also drafts. Both take most of the time."""
 
     folder: Path
     dtype: str = "bfloat16"
     workload: Workload = field(default_factory=Workload)
     threads: int | None = None
     device: str = "cpu"
-    peers: bool = True
+    peers: Literal["all", "static", "none"] = "all"
     speculation: bool = True
 
 
@@ -80,7 +80,7 @@ def measure(setting: Setting, say: Say) -> dict[str, float]:
     if setting.speculation:
         figures |= pocket_figures(say) if setting.folder.name.startswith("pocket") else oracle_figures(model, say)
     del model, products
-    if setting.peers:
+    if setting.peers != "none":
         figures |= _peer_figures(setting, requests, ours_s, say)
     return figures
 
@@ -207,6 +207,8 @@ def _peer_figures(setting: Setting, requests: Sequence[Asked], ours_s: float, sa
     static_s = peers.static_batches(model, requests, _RUNNING)
     say(f"transformers, static batches of {_RUNNING}: {static_s / ours_s:.2f}x our time")
     figures = {"vs_transformers_static": static_s / ours_s}
+    if setting.peers == "static":
+        return figures
     best = float("inf")
     for blocks, tokens in CB_SETTINGS:
         seconds = peers.continuous_batching(model, requests, blocks, tokens)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ("tests/kernels/gpu", "tests/cloud_engine/gpu")
-ENGINE = ("--shape", "qwen3-0.6b", "--device", "cuda", "--requests", "256", "--no-peers", "--no-speculation")
+ENGINE = ("--shape", "qwen3-0.6b", "--device", "cuda", "--requests", "256", "--peers", "none", "--no-speculation")
 _TEST_SECONDS = 250
 _ENGINE_SECONDS = 130
 _KERNEL_SECONDS = 200

@@ -61,7 +61,10 @@ def engine(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Of weights and KV cache.")] = "bfloat16",
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch. [all cores]")] = None,
-    peers: Annotated[bool, typer.Option(help="Also transformers on the same requests.")] = True,
+    peers: Annotated[
+        Literal["all", "static", "none"],
+        typer.Option(help="transformers on the same requests: also its continuous batching (slow), or static batches."),
+    ] = "all",
     speculation: Annotated[bool, typer.Option(help="Also drafts: of pocket-small, or of an oracle.")] = True,
     json_path: options.Json = None,
 ) -> None:
