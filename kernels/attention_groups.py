@@ -29,7 +29,8 @@ class AttentionGroup:
     `rows` (sequences * queries,) int64: row of each query in the ragged batch, padding repeats the sequence's first.
     `pages` int64: of the cache as (blocks * 2 * kv_heads, block_size, head_dim), those in reach in the order (keys or
     values, sequence, head, block), padded with block 0. `mask` (sequences, 1, queries, keys) float32: 0 where a query
-    may look, -inf elsewhere. `kept` int64: which entries of `rows` are no padding; None if all are.
+    may look, -inf elsewhere. `unseen` (sequences, keys) bool: no query looks there, and what lies there may be no
+    number. `kept` int64: which entries of `rows` are no padding; None if all are.
     """
 
     sequences: int
@@ -37,6 +38,7 @@ class AttentionGroup:
     rows: Tensor
     pages: Tensor
     mask: Tensor
+    unseen: Tensor
     kept: Tensor | None
 
     @property
@@ -149,12 +151,14 @@ def _build(members: list[_Reach], cache: CacheShape, window: int | None, queries
     offsets = np.arange(queries) - lead
     real = (offsets >= 0) & (offsets < lengths)
     offsets = offsets * real  # padding repeats the first query
+    mask = _mask(members, starts + offsets, num_blocks * cache.block_size, window, cache.block_size)
     return AttentionGroup(
         sequences=len(members),
         queries=queries,
         rows=_tensor(_column(member.row for member in members) + offsets),
         pages=_tensor(_pages(members, num_blocks, cache.kv_heads)),
-        mask=_mask(members, starts + offsets, num_blocks * cache.block_size, window, cache.block_size),
+        mask=torch.from_numpy(mask),
+        unseen=torch.from_numpy((mask < 0).all(axis=(1, 2))),
         kept=None if real.all() else _tensor(real.ravel().nonzero()[0]),
     )
 
@@ -169,7 +173,7 @@ def _pages(members: list[_Reach], num_blocks: int, kv_heads: int) -> NDArray[np.
 
 def _mask(
     members: list[_Reach], positions: NDArray[np.int64], num_keys: int, window: int | None, block_size: int
-) -> Tensor:
+) -> NDArray[np.float32]:
     keys = (_column(member.first for member in members) * block_size + np.arange(num_keys))[:, None, None, :]
     positions = positions[:, None, :, None]
     hidden = keys > positions
@@ -177,7 +181,7 @@ def _mask(
         hidden |= keys <= positions - window
     mask = np.zeros(hidden.shape, dtype=np.float32)
     mask[hidden] = -np.inf
-    return torch.from_numpy(mask)
+    return mask
 
 
 def _column(values: Iterable[int]) -> NDArray[np.int64]:

@@ -110,7 +110,7 @@ class NativeAttention:
 
         Returns (rows, heads, head_dim). Rows behind those of the spans are padding: they get zeros.
         """
-        self._check(projected, rotation)
+        self._check(projected, rotation, norms)
         cache = self._cache[layer.index].data_ptr()
         write, attend = self._write, self._attend
         write.cache, write.projected, write.stride = cache, projected.data_ptr(), projected.stride(0)
@@ -131,9 +131,14 @@ class NativeAttention:
             raise RuntimeError(f"the C kernel does not take a cache of {tuple(self._cache.shape)}")
         return out
 
-    def _check(self, projected: Tensor, rotation: Rotation | None) -> None:
+    def _check(self, projected: Tensor, rotation: Rotation | None, norms: HeadNorms | None) -> None:
         """C would read and write past the end of what does not fit."""
         check_kv_write(projected, self._cache[0].transpose(1, 2), self._slots, rotation)
+        heads = self._heads + self._cache.shape[2]
+        if projected.shape[1] != heads:
+            raise ConfigurationError(f"Attention: {heads} projected heads are needed, got {projected.shape[1]}.")
+        if norms is not None and not norms.query.dtype == norms.key.dtype == projected.dtype:
+            raise ConfigurationError(f"Attention: norms must be in {projected.dtype}, got {norms.query.dtype}.")
         for angles in () if rotation is None else (rotation.cosine, rotation.sine):
             if angles.dtype != torch.float32 or not angles.is_contiguous():
                 raise ConfigurationError("Attention: cosines and sines must be contiguous and float32.")

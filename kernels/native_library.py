@@ -5,6 +5,7 @@ Where there is no compiler, or it fails, the plain torch implementations run: `l
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import hashlib
@@ -34,11 +35,45 @@ class NativeBuildError(Exception):
 @functools.cache
 def load() -> ctypes.CDLL | None:
     """The library, built if it is not there yet; None where that fails, which is logged once."""
+    problems: list[str] = []
+    for compiler in _compilers():
+        try:
+            return _loaded(compiler)
+        except (NativeBuildError, OSError) as error:
+            problems.append(str(error))
+    reason = "; ".join(problems) or "there is no C compiler (set CC, or install gcc)"
+    _LOG.warning("No native CPU kernels, plain torch is used instead: %s", reason)
+    return None
+
+
+def _loaded(compiler: list[str]) -> ctypes.CDLL:
+    """Raises NativeBuildError, and OSError for what cannot be kept or loaded even when it is built anew."""
     try:
-        return ctypes.CDLL(str(_library()))
-    except (NativeBuildError, OSError) as error:
-        _LOG.warning("No native CPU kernels, plain torch is used instead: %s", error)
-        return None
+        folder = _private(state_folder() / "native")
+    except OSError:  # nothing can be kept: it is built for this process alone
+        folder = Path(tempfile.mkdtemp(prefix="updraft-native-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    target = folder / f"kernels-{_digest(compiler)}.so"
+    if target.exists():
+        try:
+            return ctypes.CDLL(str(target))
+        except OSError:  # damaged, or of a machine that only looked like this one
+            target.unlink(missing_ok=True)
+    build(compiler, target)
+    return ctypes.CDLL(str(target))
+
+
+def _private(folder: Path) -> Path:
+    """A folder that nobody else can write to: what lies there is run. Raises OSError if that cannot be had."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = folder.stat()
+    if found.st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to another user")
+    if found.st_mode & 0o022:
+        folder.chmod(0o700)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"{folder} cannot be written to")
+    return folder
 
 
 def build(compiler: list[str], target: Path) -> None:
@@ -56,16 +91,6 @@ def build(compiler: list[str], target: Path) -> None:
         library.replace(target)  # whole or not at all, for others that start now
 
 
-def _library() -> Path:
-    compiler = _compiler()
-    folder = state_folder() / "native"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    target = folder / f"kernels-{_digest(compiler)}.so"
-    if not target.exists():
-        build(compiler, target)
-    return target
-
-
 def _flags() -> list[str]:
     flags = ["-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
     if platform.machine() in ("x86_64", "AMD64"):
@@ -73,13 +98,19 @@ def _flags() -> list[str]:
     return [*flags, "-mcpu=native"]
 
 
-def _compiler() -> list[str]:
-    """`CC`, else the compiler that Python was built with, else the usual names."""
-    for candidate in (os.environ.get("CC"), sysconfig.get_config_var("CC"), "cc", "gcc", "clang"):
-        words = shlex.split(candidate or "")
-        if words and (found := shutil.which(words[0])):
-            return [found]
-    raise NativeBuildError("there is no C compiler (set CC, or install gcc or clang).")
+def _compilers() -> list[list[str]]:
+    """`CC`, the compiler that Python was built with, and the usual names, as far as they are here; with arguments."""
+    found: list[list[str]] = []
+    for candidate in (os.environ.get("CC"), sysconfig.get_config_var("CC"), "gcc", "cc", "clang"):
+        try:
+            words = shlex.split(candidate or "")
+        except ValueError:
+            _LOG.warning("The compiler %r cannot be read: a quotation mark is missing.", candidate)
+            continue
+        path = shutil.which(words[0]) if words else None
+        if path is not None and [path, *words[1:]] not in found:
+            found.append([path, *words[1:]])
+    return found
 
 
 def _digest(compiler: list[str]) -> str:
@@ -97,7 +128,9 @@ def _processor() -> str:
 
 def _run(command: list[str]) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_COMPILE_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NativeBuildError(f"{command[0]}: {error}") from error
     if done.returncode:

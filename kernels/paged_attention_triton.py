@@ -82,8 +82,9 @@ def attend_kernel(
     keys_of_head = cache + kv_head * HEAD_DIM
     last_position = position + num_rows - 1
     end_key = tl.minimum(end_key, last_position + 1)
+    oldest = position - window + 1  # the first key that any row sees; blocks before it may have been given away
     if WINDOWED:
-        first_key = tl.maximum(first_key, (position - window + 1) // BLOCK_N * BLOCK_N)
+        first_key = tl.maximum(first_key, oldest // BLOCK_N * BLOCK_N)
 
     mixed = tl.zeros([BLOCK_M, PADDED_DIM], dtype=tl.float32)
     top = tl.full([BLOCK_M], _NOTHING_SEEN, dtype=tl.float32)
@@ -98,17 +99,17 @@ def attend_kernel(
             plain_from = tl.minimum(plain_from, masked_from)
             mixed, top, weight = _visit(
                 mixed, top, weight, q, positions, keys_of_head, kv_heads * HEAD_DIM, blocks + table, token_stride,
-                first_key, plain_from, score_scale, soft_cap, window,
+                first_key, plain_from, score_scale, soft_cap, window, oldest,
                 HEAD_DIM, PADDED_DIM, BLOCK_SIZE, BLOCK_N, True, WINDOWED, CAPPED,
             )  # fmt: skip
         mixed, top, weight = _visit(
             mixed, top, weight, q, positions, keys_of_head, kv_heads * HEAD_DIM, blocks + table, token_stride,
-            plain_from, masked_from, score_scale, soft_cap, window,
+            plain_from, masked_from, score_scale, soft_cap, window, oldest,
             HEAD_DIM, PADDED_DIM, BLOCK_SIZE, BLOCK_N, False, WINDOWED, CAPPED,
         )  # fmt: skip
     mixed, top, weight = _visit(
         mixed, top, weight, q, positions, keys_of_head, kv_heads * HEAD_DIM, blocks + table, token_stride,
-        masked_from, end_key, score_scale, soft_cap, window,
+        masked_from, end_key, score_scale, soft_cap, window, oldest,
         HEAD_DIM, PADDED_DIM, BLOCK_SIZE, BLOCK_N, True, WINDOWED, CAPPED,
     )  # fmt: skip
 
@@ -140,6 +141,7 @@ def _visit(
     score_scale,
     soft_cap,
     window,
+    oldest,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -150,7 +152,8 @@ def _visit(
 ):
     """Take the keys `first` to `end - 1` in: `mixed` is relative to 2**`top`, `weight` the sum of all probabilities.
 
-    `first` is a multiple of BLOCK_N. Without MASKED every row sees all of the keys, and `end` is a multiple too.
+    `first` is a multiple of BLOCK_N; keys before `oldest` are not read. Without MASKED every row sees all of the
+    keys, and `end` is a multiple too.
     """
     dims = tl.arange(0, PADDED_DIM)
     in_tile = tl.arange(0, BLOCK_N)
@@ -165,6 +168,8 @@ def _visit(
             readable = readable & (dims < HEAD_DIM)[None, :]
         if MASKED:
             readable = readable & (keys < end)[:, None]  # what lies behind the end may be NaN, and 0 * NaN is
+            if WINDOWED:
+                readable = readable & (keys >= oldest)[:, None]
         place = keys_of_head + offset[:, None] + dims[None, :]
         if MASKED or PADDED_DIM != HEAD_DIM:
             k = tl.load(place, mask=readable, other=0.0)

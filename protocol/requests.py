@@ -27,6 +27,7 @@ from .structured import (
 )
 
 MAX_PROMPTS = 128  # of one completion request
+MOST_ANSWERS = 128  # to one prompt: OpenAI's own limit, checked before anything is sized by it
 
 
 class TextPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -256,8 +257,11 @@ def _param_of(message: str) -> str | None:
 
 
 def _check_shared(request: ChatRequest | CompletionRequest) -> None:
-    if request.n is not None and request.n < 1:
-        raise InvalidRequestError(f"n must be at least 1, got {request.n}.", param="n", code="invalid_value")
+    for param, count in (("n", request.n), ("best_of", request.best_of)):
+        if count is not None and not 1 <= count <= MOST_ANSWERS:
+            raise InvalidRequestError(
+                f"{param} must be between 1 and {MOST_ANSWERS}, got {count}.", param=param, code="invalid_value"
+            )
     _check_candidates(request)
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError("stream_options needs stream=true.", param="stream_options", code="invalid_value")

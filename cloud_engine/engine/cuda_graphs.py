@@ -56,13 +56,12 @@ def rung_for(rungs: Sequence[Rung], rows: int, sequences: int) -> Rung | None:
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A graph, and what it reads and writes: token ids and positions (rows,) int64, logits (rows, vocab) float32."""
+    """A graph, and what it reads: its plan, token ids and positions (rows,) int64."""
 
     graph: torch.cuda.CUDAGraph
     metadata: GraphMetadata
     token_ids: Tensor
     positions: Tensor
-    logits: Tensor
 
 
 class StepGraphs:
@@ -74,6 +73,8 @@ class StepGraphs:
         self._model, self._backend, self._limits = model, backend, limits
         self._rungs = ladder(limits)
         self._pool = torch.cuda.graph_pool_handle()
+        shape = self._rungs[-1].rows, model.config.vocab_size
+        self._logits = torch.empty(shape, dtype=torch.float32, device=backend.cache.device)  # one graph runs at a time
         self._captured = {rung: self._capture(rung) for rung in reversed(self._rungs)}
         _LOG.info("captured %d CUDA graphs in %.1f s", len(self._captured), time.perf_counter() - started)
 
@@ -91,7 +92,7 @@ class StepGraphs:
         captured.token_ids[:rows].copy_(staged[0], non_blocking=True)
         captured.positions[:rows].copy_(staged[1], non_blocking=True)
         captured.graph.replay()
-        return captured.logits[:rows]
+        return self._logits[:rows]
 
     @torch.inference_mode()
     def _capture(self, rung: Rung) -> _Captured:
@@ -111,5 +112,5 @@ class StepGraphs:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits = compute()
-        return _Captured(graph, metadata, token_ids, positions, logits)
+            self._logits[: rung.rows].copy_(compute())
+        return _Captured(graph, metadata, token_ids, positions)

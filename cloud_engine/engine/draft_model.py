@@ -38,7 +38,7 @@ class DraftModel(Drafter):
         """The target's head may have other rows than the draft's: vocabularies are padded differently."""
         self._runner = Runner(draft, num_blocks, config.block_size, attention_backend=config.attention_backend)
         if config.cuda_graphs:
-            self._runner.capture(graph_limits(target.context_length, 0, config))
+            self._runner.capture(graph_limits(target.context_length, 1, config))
         self._most_tokens = config.token_budget
         self._block_size, self._reach = config.block_size, draft.config.reach
         self._rows = draft.config.vocab_size

@@ -92,7 +92,9 @@ class Engine:
         self._cache, self._scheduler = self._fresh_schedule()
         self._requests: dict[str, list[RequestState]] = {}  # the answers of each that are not finished
         self._searches: dict[str, BeamSearch] = {}
-        self._expected: set[str] = set()  # of requests that have a place in the queue and are not there yet
+        self._expected: dict[
+            str, float
+        ] = {}  # when those arrived that have a place in the queue, but are not there yet
         self._seeds = random.Random(config.seed)
         self._counters = EngineStats()
 
@@ -123,7 +125,7 @@ class Engine:
         Raises what `add_request` raises, but for an unusable constraint.
         """
         self._check(request)
-        self._expected.add(request.request_id)
+        self._expected[request.request_id] = time.monotonic()
 
     def prepare(self, request: GenerationRequest) -> GrammarState | None:
         """Compile the request's constraint, if it has one; raises InvalidRequestError if it cannot be used.
@@ -138,9 +140,8 @@ class Engine:
         Raises InvalidRequestError (empty prompt, unknown token ids, id in use, unusable constraint), ContextLengthError
         (prompt and output do not fit context or KV cache; nothing is truncated) or OverloadedError (queue full).
         """
-        if request.request_id in self._expected:
-            self._expected.remove(request.request_id)
-        else:
+        arrived = self._expected.pop(request.request_id, None)
+        if arrived is None:
             self._check(request)
         params = request.params
         state = RequestState(
@@ -154,6 +155,7 @@ class Engine:
             prediction=PredictionCursor(request.draft_ids[: self.context_length]),  # the answer is no longer than that
             grammar=self.prepare(request) if grammar is None else grammar,
             pool=MeanPool() if request.embed else None,
+            arrived=time.monotonic() if arrived is None else arrived,
         )
         self._scheduler.add(state)
         self._requests[request.request_id] = [state]
@@ -162,12 +164,12 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """Drop a request and free its blocks; one that is not here (any more) is no error."""
-        self._expected.discard(request_id)
+        expected = self._expected.pop(request_id, None) is not None
         self._searches.pop(request_id, None)
         states = self._requests.pop(request_id, [])
         for state in states:
             self._scheduler.remove(state)
-        self._counters.aborted_requests += bool(states)
+        self._counters.aborted_requests += expected or bool(states)
 
     def step(self) -> list[TokenOutput]:
         """Move every scheduled request on by one step and return the tokens that came out."""

@@ -74,7 +74,11 @@ class EngineLoop:
             self._engine.add_request(request)
         else:
             self._engine.expect(request)
-            self._preparations.begin(request)
+            try:
+                self._preparations.begin(request)
+            except BaseException:
+                self._engine.abort(request.request_id)  # its place is for others now
+                raise
 
     def _add_prepared(self, request_id: str) -> None:
         preparation = self._preparations.take(request_id)

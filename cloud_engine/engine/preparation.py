@@ -33,10 +33,11 @@ class Preparations:
         self._open: dict[str, Preparation] = {}
         self._queue: SimpleQueue[Preparation | None] = SimpleQueue()
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name="updraft-grammar", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def begin(self, request: GenerationRequest) -> None:
-        if not self._thread.is_alive():
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._work, name="updraft-grammar", daemon=True)
             self._thread.start()
         preparation = self._open[request.request_id] = Preparation(request)
         self._queue.put(preparation)

@@ -15,6 +15,7 @@ from torch import Tensor
 from ...kernels.attention import QuerySpan
 from ...kernels.attention_backends import CacheSpec, TritonBackend, choose_backend
 from ...kernels.backend import AttentionChoice, BackendName
+from ...kernels.native_library import load
 from ...kernels.packed_linear import least_rows, pack_linears
 from ...kernels.ragged_batch import RaggedBatch
 from ..models.decoder import Decoder
@@ -37,11 +38,6 @@ class Chunk:
     block_table: Sequence[int]
     num_logits: int
     pool: MeanPool | None = None
-
-    @property
-    def wants_all(self) -> bool:
-        """Logits of all tokens and nothing else: decoding, and the verification of drafts."""
-        return self.num_logits == len(self.token_ids) and self.pool is None
 
 
 class Runner:
@@ -69,6 +65,8 @@ class Runner:
         self._backend, why = choose_backend(spec, attention_backend, batch_invariant=batch_invariant)
         self._graphs: StepGraphs | None = None
         _LOG.info("attention: %s (%s)", self._backend.name, why)
+        if self._device.type == "cpu":
+            load()  # norms and gates are in C, too: better compiled now than in the first step
 
     @property
     def attention_backend(self) -> BackendName:
@@ -87,20 +85,23 @@ class Runner:
         num_rows = max(len(token_ids), self._least_rows)
         batch = RaggedBatch.of(spans, num_rows, self._block_size)
         positions = torch.from_numpy(batch.positions().clip(0))
-        if self._graphs is not None and all(chunk.wants_all for chunk in chunks):
+        wanted = _wanted_rows(chunks)
+        if self._graphs is not None and all(chunk.pool is None for chunk in chunks):
             logits = self._graphs.run(spans, token_ids, positions)
             if logits is not None:
-                return logits
+                return self._rows(logits, wanted)
         hidden = self.model(
             self._on_device(torch.tensor(token_ids + [0] * (num_rows - len(token_ids)))),
             self._on_device(positions),
             self._backend.begin(batch),
         )
         _pool(chunks, hidden)
-        wanted = _wanted_rows(chunks)
-        if len(wanted) < len(hidden):
-            hidden = hidden.index_select(0, self._on_device(torch.tensor(wanted, dtype=torch.int64)))
-        return self.model.logits(hidden)
+        return self.model.logits(self._rows(hidden, wanted))
+
+    def _rows(self, values: Tensor, wanted: list[int]) -> Tensor:
+        if len(wanted) == len(values):
+            return values
+        return values.index_select(0, self._on_device(torch.tensor(wanted, dtype=torch.int64)))
 
     def _on_device(self, staged: Tensor) -> Tensor:
         """Through pinned memory where that is a copy, so that nothing waits for it."""

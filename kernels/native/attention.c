@@ -46,11 +46,9 @@ typedef struct {
 
 /* Lane i of the result is the sum of all lanes of v[i]. */
 INLINE vec sums_of(vec *v) {
-    const ivec even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
-    const ivec odd = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
     UNROLL for (int count = LANES; count > 1; count /= 2)
         UNROLL for (int i = 0; i < count / 2; i++)
-            v[i] = __builtin_shuffle(v[2 * i], v[2 * i + 1], even) + __builtin_shuffle(v[2 * i], v[2 * i + 1], odd);
+            v[i] = EVEN_LANES(v[2 * i], v[2 * i + 1]) + ODD_LANES(v[2 * i], v[2 * i + 1]);
     return v[0];
 }
 
@@ -86,8 +84,8 @@ INLINE void weigh(Tile *tile, int64_t base, const int dim) {
         vec total = {0};
         for (int key = 0; key < KEYS; key += LANES) {
             vec scores = load(weights, key, 0);
-            ivec seen = scores > all(NEVER);
-            vec powers = (vec)((ivec)exp2_of(scores - all(now)) & seen);
+            ivec hidden = scores <= all(NEVER); /* what is not a number is seen, and makes the result none */
+            vec powers = (vec)((ivec)exp2_of(scores - all(now)) & ~hidden);
             total += powers;
             store(weights, key, powers, 0);
         }
@@ -188,7 +186,7 @@ INLINE void attend(const AttentionCall *call, const int64_t *sequence, int64_t k
     static void NAME(const AttentionCall *call) {                                           \
         int64_t rows = call->most_queries * (call->heads / call->kv_heads);                 \
         int64_t shares = (rows + SHARE - 1) / SHARE, work = shares * call->kv_heads;        \
-        _Pragma("omp parallel for schedule(dynamic, 1) num_threads(call->num_threads)")     \
+        _Pragma("omp parallel for schedule(dynamic, 1) num_threads(call->num_threads) if (call->num_sequences * work > 1)") \
         for (int64_t item = 0; item < call->num_sequences * work; item++)                   \
             attend(call, call->sequences + item / work * 4, item % work / shares,           \
                    item % shares * SHARE, DIM, IS_BF16);                                    \

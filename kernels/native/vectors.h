@@ -1,4 +1,4 @@
-/* Sixteen floats at a time, for whatever vector unit the compiler finds (GCC's and Clang's vector extension). */
+/* Sixteen floats at a time, for whatever vector unit the compiler finds (the vector extension of GCC and Clang). */
 
 #include <stdint.h>
 #include <string.h>
@@ -43,12 +43,25 @@ INLINE vec rounded(vec values, const int is_bf16) {
     return (vec)(bits & 0xffff0000u);
 }
 
+/* Every second lane of two vectors, one behind the other. GCC 12 and Clang have one name for this, older GCC another. */
+#if defined(__clang__) || __GNUC__ >= 12
+#define EVEN_LANES(a, b) \
+    __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
+#define ODD_LANES(a, b) \
+    __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
+#else
+#define EVEN_LANES(a, b) \
+    __builtin_shuffle(a, b, (ivec){0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30})
+#define ODD_LANES(a, b) \
+    __builtin_shuffle(a, b, (ivec){1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31})
+#endif
+
 INLINE vec all(float value) { return value - (vec){0}; }
 
-INLINE vec larger(vec a, vec b) {
-    ivec is_a = a > b;
-    return (vec)(((ivec)a & is_a) | ((ivec)b & ~is_a));
-}
+INLINE vec either(ivec wanted, vec a, vec b) { return (vec)(((ivec)a & wanted) | ((ivec)b & ~wanted)); }
+
+/* `a` where it is not a number. */
+INLINE vec larger(vec a, vec b) { return either(b > a, b, a); }
 
 INLINE float sum_of(vec values) {
     float sum = 0;
@@ -62,9 +75,12 @@ INLINE float largest_of(vec values) {
     return largest;
 }
 
-/* 2 to the power of x, within 2e-7 of it, x held between -126 and 127. Taylor's series around the nearest integer. */
+/* 2 to the power of x, within 2e-7 of it, by Taylor's series around the nearest integer. 2^-126 for whatever is less,
+   infinite from 128 on; what is not a number stays so. */
 INLINE vec exp2_of(vec x) {
-    x = -larger(-larger(x, all(-126.0f)), all(-127.0f));
+    const ivec is_number = x == x;
+    const vec given = x;
+    x = -larger(-larger(x, all(-126.0f)), all(-128.0f));
     const vec magic = all(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
     vec shifted = x + magic;
     vec f = x - (shifted - magic);
@@ -75,5 +91,5 @@ INLINE vec exp2_of(vec x) {
     power = power * f + all(2.4022651e-1f);
     power = power * f + all(6.9314718e-1f);
     power = power * f + all(1.0f);
-    return (vec)((ivec)power + (((ivec)shifted - (ivec)magic) << 23));
+    return either(is_number, (vec)((ivec)power + (((ivec)shifted - (ivec)magic) << 23)), given);
 }

@@ -65,8 +65,6 @@ class Batch:
         dtype: torch.dtype = torch.float32,
     ) -> Tensor:
         cache = self.cache.transpose(2, 3).contiguous().to(dtype)
-        if implementation is PagedAttention:
-            cache.nan_to_num_()  # it reads padding, and weighs it with nothing
         return (
             self.on(implementation, cache).attend(layer, self.projected.to(dtype, copy=True), rotation, norms).float()
         )
@@ -166,6 +164,19 @@ def test_c_gives_a_row_the_same_bits_alone_and_in_a_batch(dtype: torch.dtype, wi
             given = attention.attend(layer, batch.projected[row : row + 1].to(dtype), None)
             assert torch.equal(given[0], expected[row])
             row += 1
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+@pytest.mark.parametrize("part", [0, 2])  # a key, a value
+def test_what_is_no_number_shows(implementation: type[PagedAttention], part: int, broken: float) -> None:
+    torch.manual_seed(0)
+    batch = Batch([(70, 1), (40, 2)])
+    for head_part in (part, part + 1):
+        batch.cache[0, batch.spans[0].block_table[1], 3, head_part] = broken
+    given = batch.attend(implementation, LayerAttention(0, 0.3))
+    assert not given[0].isfinite().all()
+    assert given[1:].isfinite().all()  # the other sequence has nothing to do with it
 
 
 def test_what_c_cannot_serve_is_named() -> None:

@@ -52,9 +52,39 @@ def test_built_once_for_all_processes(tmp_path: Path) -> None:
 
 
 def test_plain_torch_where_nothing_compiles(tmp_path: Path) -> None:
-    done = run(tmp_path, CC="/bin/false")
+    done = run(tmp_path, CC="/bin/false", PATH="/nonexistent")
     assert done.stdout.strip() == "False (2, 32)"
     assert "plain torch is used instead" in done.stderr and "/bin/false" in done.stderr
+
+
+@needs_c
+@pytest.mark.parametrize("compiler", ["/bin/false", "gcc '", "env gcc", "/nonexistent/cc"])
+def test_a_compiler_that_fails_is_not_the_last_one(tmp_path: Path, compiler: str) -> None:
+    assert run(tmp_path, CC=compiler).stdout.strip() == "True (2, 32)"
+
+
+@needs_c
+def test_a_damaged_library_is_built_anew(tmp_path: Path) -> None:
+    run(tmp_path)
+    (library,) = (tmp_path / "native").iterdir()
+    library.write_bytes(b"")
+    assert run(tmp_path).stdout.strip() == "True (2, 32)"
+    assert library.stat().st_size > 0
+
+
+@needs_c
+def test_a_home_that_cannot_be_written_to(tmp_path: Path) -> None:
+    home = tmp_path / "file"
+    home.write_text("no folder")
+    assert run(home).stdout.strip() == "True (2, 32)"
+
+
+def test_a_folder_that_others_can_write_to_is_closed(tmp_path: Path) -> None:
+    folder = tmp_path / "native"
+    folder.mkdir()
+    folder.chmod(0o777)
+    native_library._private(folder)
+    assert folder.stat().st_mode & 0o077 == 0
 
 
 def test_a_library_that_does_not_load_is_said(
@@ -76,7 +106,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
 @needs_c
 @pytest.mark.parametrize("source", sorted((Path(native_library.__file__).parent / "native").glob("*.c")))
 def test_no_warnings(source: Path, tmp_path: Path) -> None:
-    compiler = native_library._compiler()
+    compiler = native_library._compilers()[0]
     flags = [*native_library._flags(), "-Wall", "-Wextra", "-Werror"]
     subprocess.run([*compiler, *flags, "-c", str(source), "-o", str(tmp_path / "out.o")], check=True)
 
@@ -103,10 +133,10 @@ def test_norms(shape: tuple[int, int], dtype: torch.dtype, unit_offset: bool) ->
 def test_gated(size: int, activation: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     gate_up = (torch.randn(50, 3 * size) * 8).to(dtype)[:, : 2 * size]
-    gate_up[0, :8] = torch.tensor([0.0, -0.0, 80.0, -80.0, 200.0, -200.0, 1e-20, -1e-20], dtype=dtype)
+    gate_up[0, :8] = torch.tensor([0.0, -0.0, 80.0, -80.0, 3e38, -3e38, 1e-20, float("nan")], dtype=dtype)
     exact = {torch.float32: 5e-6, torch.bfloat16: 1.6e-2}[dtype]  # it is rounded twice
     expected = reference_gated(gate_up.double(), activation).to(dtype)  # torch's own tanh is off by 3e-6 in float32
-    torch.testing.assert_close(gated(gate_up, activation), expected, rtol=exact, atol=3e-6)
+    torch.testing.assert_close(gated(gate_up, activation), expected, rtol=exact, atol=3e-6, equal_nan=True)
 
 
 def test_what_is_trained_stays_in_torch() -> None:

@@ -125,6 +125,21 @@ def test_blocks_before_the_window_are_not_read(multiprocessors: int) -> None:
     torch.testing.assert_close(case.attend(rule, metadata), expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("chunk", [(120, 1), (120, 8), (97, 40)], ids=str)
+def test_blocks_that_were_given_away_are_not_read(chunk: tuple[int, int]) -> None:
+    """Their entries in the table are -1: what lies before the cache, or another layer's last block."""
+    shape, rule = AttentionShape(2, 2, head_dim=16, block_size=16), ScoreRule(scale=0.25, window=20)
+    case = make_case(shape, [chunk], dtype=torch.float16)
+    expected = case.attend(rule)
+    both = torch.full((2, *case.cache.shape), torch.nan, dtype=torch.float16)
+    both[1] = case.cache
+    (span,) = case.spans
+    gone = (span.start - 20 + 1) // 16
+    spans = [replace(span, block_table=[-1] * gone + list(span.block_table[gone:]))]
+    given = replace(case, cache=both[1], spans=spans).attend(rule)
+    torch.testing.assert_close(given, expected, rtol=0, atol=0)
+
+
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp2")  # meant, see `_tanh`
 @pytest.mark.parametrize("soft_cap", [0.5, 30.0])
 def test_soft_caps(soft_cap: float) -> None:

@@ -123,6 +123,49 @@ def test_an_engine_closes_and_resets_whatever_is_being_prepared(make_engine, com
     compiler.go.set()
 
 
+def test_waiting_counts_from_the_arrival(make_engine, compiler):
+    """A request with a constraint has its place by when it came, not by when that was compiled."""
+    engine = make_engine()
+    first, second = constrained("first"), plain("second")
+    engine.expect(first)
+    engine.add_request(second)
+    compiler.go.set()
+    engine.add_request(first, engine.prepare(first))
+    assert [state.request_id for state in engine._scheduler.waiting] == ["first", "second"]
+    engine.expect(constrained("third"))
+    engine.abort("third")
+    assert engine.stats().aborted_requests == 1
+
+
+def test_a_thread_that_died_is_replaced_and_places_are_given_back(make_engine, monkeypatch):
+    def dying(self: Preparations) -> None:
+        self._queue.get()
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Preparations, "_work", dying)
+        preparations = Preparations(lambda _: None, lambda _: None)
+        preparations.begin(plain("lost"))
+        assert preparations._thread is not None
+        preparations._thread.join(10)
+    done = SimpleQueue()
+    preparations._done = done.put
+    preparations.begin(plain("next"))
+    assert done.get(timeout=10) == "next"
+    preparations.close()
+
+    async def scenario(engine: AsyncEngine) -> None:
+        for name in ("a", "b", "c"):
+            with pytest.raises(EngineError, match="no threads left"):
+                await answer(engine, constrained(name))
+        assert len(await answer(engine, plain("plain"))) == 4
+
+    def no_thread(_preparations: Preparations, _request: GenerationRequest) -> None:
+        raise RuntimeError("no threads left")
+
+    monkeypatch.setattr(Preparations, "begin", no_thread)
+    serve(make_engine(max_waiting=2), scenario)
+
+
 def test_a_bug_in_preparing_costs_that_request_alone(make_engine, monkeypatch):
     def broken(_engine: Engine, request: GenerationRequest) -> None:
         if request.constraint is not None:
