@@ -29,8 +29,6 @@ _POLL_MS = 100
 _STOP_S = 2.0
 _LAST_LINES = 3
 _MOST_SAID = 500  # characters
-#: Threads that wait for the next layer otherwise spin for milliseconds, also while another process needs the processor.
-_PATIENT = {"GOMP_SPINCOUNT": "20000"}
 
 
 class CoreProcess:
@@ -57,7 +55,6 @@ class CoreProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             process_group=0,
-            env={**_PATIENT, **os.environ},
         )
         self._loaded = False
         self._printed: deque[str] = deque(maxlen=_LAST_LINES)
