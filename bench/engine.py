@@ -134,7 +134,7 @@ def prefill_figures(model: Decoder, products: MatrixProducts, length: int = 448)
     }
 
 
-def prefix_figures(model: Decoder, pairs: int = 7) -> dict[str, float]:
+def prefix_figures(model: Decoder, pairs: int = 7, seconds: float = 20) -> dict[str, float]:
     """Time to the first token of a long prompt when its prefix is cached over the time when it is not; and what
     looking for a prefix costs where there is none: seconds with the cache over seconds without, less one."""
     length = min(4096, model.config.context_length - 32)
@@ -142,8 +142,9 @@ def prefix_figures(model: Decoder, pairs: int = 7) -> dict[str, float]:
     engine = _engine(model, num_blocks=2 * length // 16 + 8)
     times = [_seconds(engine, [Asked([*shared, 7], 1)]) for _ in range(4)]
     ratios: list[float] = []
-    for pair in range(pairs):
-        base = pair * 1000
+    started = time.perf_counter()
+    while len(ratios) < pairs or time.perf_counter() - started < seconds:
+        base = len(ratios) * 1000
         asked = [
             Asked([(base + number * 7 + i) % model.config.vocab_size for i in range(256)], 4) for number in range(4)
         ]
