@@ -148,8 +148,8 @@ def prefix_figures(model: Decoder, pairs: int = 7, seconds: float = 20) -> dict[
         asked = [
             Asked([(base + number * 7 + i) % model.config.vocab_size for i in range(256)], 4) for number in range(4)
         ]
-        seconds = {caching: _seconds(_engine(model, prefix_caching=caching), asked) for caching in (False, True)}
-        ratios.append(seconds[True] / seconds[False])
+        took = {caching: _seconds(_engine(model, prefix_caching=caching), asked) for caching in (False, True)}
+        ratios.append(took[True] / took[False])
     return {
         "prefix_warm_over_cold_ttft": statistics.median(times[1:]) / times[0],
         "prefix_tokens": length,
