@@ -76,7 +76,7 @@ def _short(file: HubFile) -> str:
 
 def _listed(files: Sequence[HubFile]) -> str:
     lines = [
-        f"  {printable(file.path)}" + ("" if file.size is None else f"  {file.size / 1e6:,.0f} MB")
+        f"  {printable(file.path)}" + ("" if file.size is None else f"  {file.size / 1e6:,.1f} MB")
         for file in sorted(files, key=lambda file: (file.size or 0, file.path))[:_MOST_LISTED]
     ]
     more = len(files) - len(lines)

@@ -167,12 +167,18 @@ class _Handler(BaseHTTPRequestHandler):
         """Keep the test's output clean."""
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """Clients that go away are what these tests are about."""
+
+
 @contextmanager
 def running(hub: Hub, host: str = "127.0.0.1") -> Iterator[Hub]:
     """The hub, answering at `hub.url`."""
     handler = type("Handler", (_Handler,), {"hub": hub})
-    server = ThreadingHTTPServer((host, 0), handler)
-    server.daemon_threads = True
+    server = _Server((host, 0), handler)
     Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     hub.url = f"http://{host}:{server.server_port}"
     try:
