@@ -13,7 +13,7 @@ import typer
 
 from .. import __version__
 from ..protocol.errors import ConfigurationError, InvalidRequestError, UpdraftError
-from . import ask, bench, chat, demo, doctor, evaluate, servers
+from . import ask, bench, chat, demo, doctor, evaluate, servers, store
 from .failures import message_of
 
 app = typer.Typer(
@@ -56,6 +56,10 @@ app.command()(servers.node)
 app.command()(servers.gateway)
 app.command("gateway-key")(servers.gateway_key)
 app.command("eval")(evaluate.evaluate)
+app.command()(store.pull)
+app.command()(store.models)
+app.command()(store.rm)
+app.command()(store.verify)
 app.command()(doctor.doctor)
 app.add_typer(bench.app, name="bench")
 

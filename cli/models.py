@@ -1,10 +1,9 @@
-"""Names of local models on the command line: `pocket`, a file, or a file on a model hub."""
+"""Names of local models on the command line: `pocket`, a file, a pulled model, or a file on a model hub."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ..cloud_engine.models.hub import download_file
+from ..local_engine.store.library import model_path
 from ..protocol.errors import ModelLoadError
 
 
@@ -17,9 +16,10 @@ def resolve(name: str) -> str:
         return name
     if name.startswith("hf:"):
         return str(download_file(name))
-    path = Path(name).expanduser()
+    path = model_path(name)
     if not path.is_file():
         raise ModelLoadError(
-            f"There is no local model {name!r}. Name a GGUF file, hf:owner/repo/file.gguf, pocket, or none."
+            f"There is no local model {name!r}. Name a GGUF file, a model that was pulled (updraft models lists them), "
+            "hf:owner/repo/file.gguf, pocket, or none."
         )
     return str(path.resolve())

@@ -37,7 +37,7 @@ Local = Annotated[
     typer.Option(
         "--local",
         metavar="MODEL",
-        help="On-device model: [bold]pocket[/bold] (in the package, the default), a file.gguf, "
+        help="On-device model: [bold]pocket[/bold] (in the package, the default), a file.gguf, a pulled model's name, "
         "hf:owner/repo/file.gguf (downloaded once), or none.",
     ),
 ]

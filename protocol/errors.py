@@ -162,6 +162,42 @@ class ModelLoadError(UpdraftError):
     default_code = "model_load_failed"
 
 
+class DownloadError(UpdraftError):
+    """A model could not be fetched: the server is gone, refuses, or sends something else than it announced."""
+
+    status = 502
+    type = "download_error"
+    default_code = "download_failed"
+    retryable = True
+
+
+class ChecksumError(DownloadError):
+    """The bytes that arrived, or that lie on the disk, are not the ones they should be."""
+
+    default_code = "checksum_mismatch"
+
+
+class OfflineError(UpdraftError):
+    """A download was asked for where the settings forbid the network."""
+
+    status = 503
+    type = "configuration_error"
+    default_code = "offline"
+
+
+class DiskSpaceError(UpdraftError):
+    """`needed` bytes do not fit the `free` ones of a disk; `needed` is None where nobody knows the size."""
+
+    status = 507
+    type = "disk_space_error"
+    default_code = "disk_full"
+
+    def __init__(self, message: str, *, needed: int | None, free: int) -> None:
+        super().__init__(message)
+        self.needed = needed
+        self.free = free
+
+
 class MissingDependencyError(UpdraftError):
     """An optional extra is not installed; the message names the exact `pip install`."""
 

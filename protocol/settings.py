@@ -13,7 +13,7 @@ from .errors import ConfigurationError
 ENV_PREFIX = "UPDRAFT_"
 # Variables of other rooms: read there, so that a settings reader can tell them from a typo.
 PROCESS_VARIABLES = frozenset(
-    {"UPDRAFT_HOME", "UPDRAFT_CONFIG", "UPDRAFT_DEVICE", "UPDRAFT_DEBUG", "UPDRAFT_NODE_API_KEY"}
+    {"UPDRAFT_HOME", "UPDRAFT_CONFIG", "UPDRAFT_MODELS", "UPDRAFT_DEVICE", "UPDRAFT_DEBUG", "UPDRAFT_NODE_API_KEY"}
 )
 
 
@@ -35,6 +35,13 @@ def state_folder() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_state_dir("updraft", appauthor=False))
+
+
+def models_folder() -> Path:
+    """`UPDRAFT_MODELS` (models are large: they may belong on another disk), else `models` in the state folder."""
+    if explicit := os.environ.get("UPDRAFT_MODELS"):
+        return Path(explicit).expanduser()
+    return state_folder() / "models"
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -38,7 +38,8 @@ class Prices:
 class RouterConfig:
     """Settings of one router. `RouterConfig(...)` takes exactly what it is given; `load()` adds the user's own.
 
-    local: `"pocket"` (the model in the package), the path of a GGUF file, or None for no local tier.
+    local: `"pocket"` (the model in the package), the path of a GGUF file, the name of a pulled model, or None for no
+    local tier.
     cloud_url: an OpenAI-compatible base URL (`/v1` is added to a bare host), or None for no cloud tier.
     quality: share of the cloud's quality to keep, in (0, 1].
     policy: `"auto"` (the packaged policy if it was calibrated for this pair, else token confidence), `"none"`

@@ -58,9 +58,11 @@ def _load_engine(name: str) -> LocalEngine:
 
 
 def _model_file(name: str) -> Path:
-    if name != "pocket":
-        return Path(name).expanduser()
-    return pocket_small_gguf()
+    if name == "pocket":
+        return pocket_small_gguf()
+    from ..local_engine.store.library import model_path
+
+    return model_path(name)
 
 
 def _load_gates(config: RouterConfig, model_id: str) -> Gates:

@@ -14,7 +14,8 @@ from updraft.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = (
-    "version", "demo", "chat", "ask", "serve", "node", "gateway", "gateway-key", "eval", "doctor", "bench",
+    "version", "demo", "chat", "ask", "serve", "node", "gateway", "gateway-key", "eval", "pull", "models", "rm",
+    "verify", "doctor", "bench",
 )  # fmt: skip
 
 

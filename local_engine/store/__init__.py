@@ -1,0 +1,1 @@
+"""The models of this device: fetched once, checked, kept under a name."""

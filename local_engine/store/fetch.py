@@ -1,0 +1,110 @@
+"""Fetching: the bytes of an offer into a part, over as many connections as it takes, within bounds."""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import closing
+
+import httpx
+
+from ...protocol.errors import DownloadError
+from .offer import Offer
+from .part import Part
+from .web import PassingError, Patience, body_of, new_client, open_stream, validator_of
+from .work import Report, give_up_or_wait
+
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_BLOCK = 1024 * 1024
+
+
+def fetch(offer: Offer, part: Part, patience: Patience, report: Report) -> None:
+    """Complete `part`. What is there when this is interrupted can be continued.
+
+    Raises DownloadError, ModelNotFoundError or DiskSpaceError; OSError if a file on this machine cannot be read.
+    """
+    report.progress(part.size, offer.size)
+    if isinstance(offer.place, httpx.URL):
+        _fetch_web(offer, part, patience, report)
+        return
+    with offer.place.open("rb") as file:
+        file.seek(part.size)
+        while block := file.read(_BLOCK):
+            part.append(block)
+            report.progress(part.size, offer.size)
+
+
+def _fetch_web(offer: Offer, part: Part, patience: Patience, report: Report) -> None:
+    failures, best = 0, part.size
+    with new_client(patience) as client:
+        while offer.size is None or part.size < offer.size:
+            try:
+                _one_connection(client, offer, part, patience, report)
+                return
+            except PassingError as error:
+                # New bytes only: a server that always starts from the beginning must not be asked for ever.
+                if part.size >= best + patience.worthwhile:
+                    failures, best = 0, part.size
+                failures += 1
+                give_up_or_wait(error, failures, patience, report, f", {part.size:,} bytes are kept")
+
+
+def _one_connection(client: httpx.Client, offer: Offer, part: Part, patience: Patience, report: Report) -> None:
+    """Raises PassingError if the body ends before the file does."""
+    # A new request to the first address each time: where that redirects to may be valid for minutes only.
+    headers = _continuing(offer, part)
+    with closing(open_stream(client, str(offer.place), headers, offer.token)) as response:
+        _check(response, offer, part)
+        window, received = time.monotonic(), 0
+        for data in body_of(response):
+            if offer.size is not None and part.size + len(data) > offer.size:
+                raise _discarded(part, f"{offer.source} is longer than the {offer.size:,} bytes that were announced")
+            part.append(data)
+            report.progress(part.size, offer.size)
+            received += len(data)
+            if time.monotonic() - window > patience.window_s:
+                if received < patience.least_bytes:
+                    raise PassingError(f"{response.url.host} sent only {received:,} bytes in {patience.window_s:.0f} s")
+                window, received = time.monotonic(), 0
+    if offer.size is not None and part.size < offer.size:
+        raise PassingError(f"{response.url.host} ended at byte {part.size:,} of {offer.size:,}")
+
+
+def _continuing(offer: Offer, part: Part) -> dict[str, str]:
+    if not part.size:
+        return {}
+    if not offer.can_continue:
+        part.restart()
+        return {}
+    headers = {"range": f"bytes={part.size}-"}
+    # A weak validator may not be used here; then, and where a checksum decides in the end, the answer is compared.
+    if offer.sha256 is None and offer.revision is None and offer.validator and offer.validator.startswith('"'):
+        headers["if-range"] = offer.validator
+    return headers
+
+
+def _check(response: httpx.Response, offer: Offer, part: Part) -> None:
+    """Whether this is the rest of the same file; a server that sends all of it again is taken at its word.
+
+    Raises DownloadError if it is another file by now, PassingError if it is another range.
+    """
+    length = response.headers.get("content-length", "")
+    if response.status_code == 206:
+        found = _RANGE.fullmatch(response.headers.get("content-range", ""))
+        if found is None or int(found[1]) != part.size:
+            part.restart()
+            raise PassingError(f"{response.url.host} sent another range than the one asked for")
+        whole = None if found[3] == "*" else int(found[3])
+    else:
+        part.restart()
+        whole = int(length) if length.isascii() and length.isdigit() else None
+    if whole is not None and offer.size is not None and whole != offer.size:
+        raise _discarded(part, f"{offer.source} has {whole:,} bytes, {offer.size:,} were announced")
+    # On a hub the address is pinned to a revision, and the storage behind it has validators of its own.
+    if offer.revision is None and offer.validator is not None and validator_of(response) not in (offer.validator, None):
+        raise _discarded(part, f"{offer.source} has changed while it was downloaded")
+
+
+def _discarded(part: Part, why: str) -> DownloadError:
+    part.restart()
+    return DownloadError(f"{why}. What had arrived is deleted: pull again.")

@@ -1,0 +1,117 @@
+"""From what a person names to an offer: a file here, an address, or a repository of a hub."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import httpx
+
+from ...protocol import settings
+from ...protocol.errors import DownloadError, InvalidRequestError, OfflineError
+from ..gguf import read_header
+from .hub import endpoint, hub_offer
+from .naming import OnDisk, OnHub, OnWeb, check_name, licence_in, name_for, parse, printable
+from .offer import Offer
+from .web import Patience, check_url, new_client, open_stream, origin, validator_of
+from .work import Report, patiently
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+
+
+def find(
+    wanted: str,
+    *,
+    name: str | None = None,
+    sha256: str | None = None,
+    patience: Patience | None = None,
+    report: Report | None = None,
+) -> Offer:
+    """The model that `wanted` means: `hf:owner/repo[:file or tag]`, an address, or a path.
+
+    `sha256`: what the caller knows; where the hub says otherwise that is an error. Raises InvalidRequestError,
+    ModelNotFoundError, OfflineError, DownloadError, MissingDependencyError; ModelLoadError for a path to no model.
+    """
+    patience, report = patience or Patience(), report or Report()
+    given = None if name is None else check_name(name)
+    known = None if sha256 is None else _digest(sha256)
+    place = parse(wanted, endpoint())
+    if isinstance(place, OnDisk):
+        return _disk_offer(place, given, known)
+    refuse_offline(wanted if isinstance(place, OnHub) else check_url(place.url).host)
+    if isinstance(place, OnWeb):
+        return _web_offer(place, given, known, patience, report)
+    offer = hub_offer(place, given, patience, report)
+    if known is None or offer.sha256 == known:
+        return offer
+    if offer.sha256 is not None:
+        raise DownloadError(f"The hub has {offer.source} with SHA-256 {offer.sha256}, not {known}.")
+    return replace(offer, sha256=known)
+
+
+def is_offline() -> bool:
+    """HF_HUB_OFFLINE, or the setting `offline` from UPDRAFT_OFFLINE or the settings file. Raises ConfigurationError."""
+    if os.environ.get("HF_HUB_OFFLINE", "").strip().lower() in _TRUE:
+        return True
+    ours = settings.environment().get("offline")
+    return ours.strip().lower() in _TRUE if ours else settings.read_toml(settings.config_file()).get("offline") is True
+
+
+def refuse_offline(what: str) -> None:
+    """Raises OfflineError if the settings forbid the network."""
+    if is_offline():
+        raise OfflineError(
+            f"{what} cannot be pulled: the network is forbidden by UPDRAFT_OFFLINE, HF_HUB_OFFLINE or `offline` in the "
+            "settings. `updraft models` lists what is here; a file can be pulled by its path."
+        )
+
+
+def _disk_offer(place: OnDisk, name: str | None, sha256: str | None) -> Offer:
+    header = read_header(place.path)
+    stat = place.path.stat()
+    return Offer(
+        name=name or name_for(place.path.name),
+        source=str(place.path),
+        place=place.path,
+        size=stat.st_size,
+        sha256=sha256,
+        licence=licence_in(header.metadata),
+        validator=str(stat.st_mtime_ns),
+    )
+
+
+def _web_offer(place: OnWeb, name: str | None, sha256: str | None, patience: Patience, report: Report) -> Offer:
+    """One byte is asked for: unlike HEAD, every server and every signed address that serves files answers that."""
+    url = check_url(place.url)
+    name = name or name_for(url.path)
+
+    def ask() -> httpx.Response:
+        return open_stream(client, place.url, {"range": "bytes=0-0"}, None)
+
+    with new_client(patience) as client:
+        response = patiently(ask, patience, report)
+        response.close()
+    scheme, host, port = origin(url)
+    shown = f"{host}:{port}" if url.port else host
+    return Offer(
+        name=name,
+        source=printable(f"{scheme}://{shown}{url.path}"),
+        place=url,
+        size=_whole_size(response),
+        sha256=sha256,
+        validator=validator_of(response),
+    )
+
+
+def _whole_size(response: httpx.Response) -> int | None:
+    size = response.headers.get("content-length", "")
+    if response.status_code == 206:
+        size = response.headers.get("content-range", "").rpartition("/")[2]
+    return int(size) if size.isascii() and size.isdigit() else None
+
+
+def _digest(text: str) -> str:
+    digest = text.strip().lower().removeprefix("sha256:")
+    if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+        raise InvalidRequestError(f"{text!r} is no SHA-256: it has 64 hexadecimal digits.")
+    return digest

@@ -1,0 +1,201 @@
+"""The folder of models: what is in it, what each should be, and the one who may write at a time.
+
+models/NAME.gguf  NAME.json      a model and its manifest
+models/.partial/  models/.locks/ what is under way, and by whom
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from ...protocol.errors import ConfigurationError, ModelNotFoundError, OverloadedError
+from ...protocol.settings import models_folder
+from .naming import check_name, is_name
+from .part import Part, read_note
+from .work import Report
+
+_BLOCK = 1024 * 1024
+State = Literal["ready", "partial", "damaged", "missing"]
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """`sha256` is of the bytes that arrived; `published`: whether it was also known beforehand. `pulled_at`: UTC."""
+
+    name: str
+    source: str
+    size: int
+    sha256: str
+    published: bool
+    pulled_at: str
+    licence: str | None = None
+    identity: str | None = None
+    revision: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A line of the list. `size`: bytes on the disk; `manifest`: None where the model is not complete or its manifest
+    cannot be read."""
+
+    name: str
+    state: State
+    size: int
+    source: str
+    manifest: Manifest | None = None
+
+
+class Library:
+    """Models by name. Many processes may use it at once."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """`folder` None: the user's own."""
+        self.folder = models_folder() if folder is None else folder
+        self.partial = self.folder / ".partial"
+
+    def path(self, name: str) -> Path:
+        """Where a model of that name lies or would lie. Raises InvalidRequestError for what cannot be a name."""
+        return self.folder / f"{check_name(name)}.gguf"
+
+    def find(self, name: str) -> Manifest | None:
+        """The manifest of a complete model; None if there is none. Raises InvalidRequestError."""
+        if not self.path(name).is_file():
+            return None
+        try:
+            return msgspec.json.decode(self._manifest(name).read_bytes(), type=Manifest)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def entries(self) -> list[Entry]:
+        """All there is, by name, with what is under way."""
+        models = {path.stem: path for path in self._glob(self.folder, "*.gguf")}
+        manifests = {path.stem for path in self._glob(self.folder, "*.json")}
+        under_way = {path.stem: path for path in self._glob(self.partial, "*.part")}
+        found = [self._entry(name, path) for name, path in models.items()]
+        found += [Entry(name, "missing", 0, "") for name in manifests - models.keys() - under_way.keys()]
+        for name, path in under_way.items():
+            note = read_note(self.partial, name)
+            found.append(Entry(name, "partial", path.stat().st_size, "" if note is None else note.source))
+        return sorted(found, key=lambda entry: (entry.name, entry.state))
+
+    def remove(self, name: str) -> int:
+        """Delete a model and what is under way of it; the bytes that this frees.
+
+        Raises ModelNotFoundError; OverloadedError while somebody pulls it.
+        """
+        files = [self.path(name), self._manifest(name), self.partial / f"{name}.part", self.partial / f"{name}.json"]
+        if not any(path.exists() for path in files):
+            raise self.unknown(name)
+        with self.lock(name):
+            freed = sum(path.stat().st_size for path in files if path.exists())
+            for path in files:
+                path.unlink(missing_ok=True)
+        return freed
+
+    def verify(self, name: str, report: Report) -> State:
+        """Read a model again and compare it with its manifest. Raises ModelNotFoundError, OSError."""
+        path, manifest = self.path(name), self.find(name)
+        if manifest is None:
+            if path.exists():
+                return "damaged"
+            if self._manifest(name).exists():
+                return "missing"
+            raise self.unknown(name)
+        digest, done = hashlib.sha256(), 0
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+                done += len(block)
+                report.progress(done, manifest.size)
+        return "ready" if digest.hexdigest() == manifest.sha256 else "damaged"
+
+    def keep(self, part: Part, manifest: Manifest) -> Path:
+        """Give a complete part its name, all at once. Raises OSError."""
+        path = self.path(manifest.name)
+        part.sync()
+        # The manifest first: after a crash in between there is a manifest without a model, which is no model.
+        temporary = self.partial / f"{manifest.name}.manifest"
+        with temporary.open("wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(manifest)))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._manifest(manifest.name))
+        part.path.replace(path)
+        part.discard()
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        return path
+
+    @contextmanager
+    def lock(self, name: str, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+        """Nobody else changes this model meanwhile, in whatever process. The system lifts it when a process dies.
+
+        `waiting` is called once if somebody else has it, and then it is waited for; without, OverloadedError is raised.
+        Raises ConfigurationError if the folder cannot be written.
+        """
+        import fcntl  # not everywhere; models can be found without
+
+        file = self._lock_file(check_name(name))
+        try:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if waiting is None:
+                    raise OverloadedError(f"{name} is being pulled by another process.", code="model_busy") from None
+                waiting()
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(file)
+
+    def unknown(self, name: str) -> ModelNotFoundError:
+        names = ", ".join(entry.name for entry in self.entries()) or "no model at all"
+        return ModelNotFoundError(f"There is no model {name!r} in {self.folder}. It holds {names}.")
+
+    def _lock_file(self, name: str) -> int:
+        try:
+            for folder in (self.partial, self.folder / ".locks"):
+                folder.mkdir(parents=True, exist_ok=True)
+            # It stays for good: if it were deleted, two processes could hold locks on two files of the same name.
+            return os.open(self.folder / ".locks" / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise ConfigurationError(
+                f"Models cannot be kept in {self.folder}: {error.strerror}. UPDRAFT_MODELS names another folder."
+            ) from error
+
+    def _entry(self, name: str, path: Path) -> Entry:
+        size = path.stat().st_size
+        try:
+            manifest = msgspec.json.decode(self._manifest(name).read_bytes(), type=Manifest)
+        except (OSError, msgspec.DecodeError):
+            return Entry(name, "damaged", size, "")
+        return Entry(name, "ready" if manifest.size == size else "damaged", size, manifest.source, manifest)
+
+    def _manifest(self, name: str) -> Path:
+        return self.folder / f"{check_name(name)}.json"
+
+    @staticmethod
+    def _glob(folder: Path, pattern: str) -> list[Path]:
+        return [path for path in folder.glob(pattern) if path.is_file()] if folder.is_dir() else []
+
+
+def model_path(name: str) -> Path:
+    """The file that `name` means where the local engine takes one: a path, or else a model of the user's library.
+
+    Where there is neither, the path: who opens it has the error.
+    """
+    path = Path(name).expanduser()
+    if path.exists() or not is_name(name):
+        return path
+    library = Library()
+    return path if library.find(name) is None else library.path(name)

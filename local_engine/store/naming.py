@@ -1,0 +1,100 @@
+"""What `updraft pull` is given, taken apart, and what a model may be called in the store."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote
+
+import httpx
+
+from ...protocol.errors import InvalidRequestError, ModelNotFoundError
+from .web import check_url, origin
+
+_HUB = re.compile(r"hf:(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?:[:/](?P<choice>\S+))?", re.ASCII)
+_HUB_PAGE = re.compile(r"/(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)/(?:resolve|blob)/(?P<revision>[^/]+)/(?P<choice>.+)")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
+_RESERVED = frozenset({"pocket", "none"})  # these mean something else where a local model is named
+
+
+@dataclass(frozen=True, slots=True)
+class OnHub:
+    """`choice`: a file of the repository or the tag of a quantisation (`Q4_K_M`); None: the only one there is."""
+
+    repo: str
+    choice: str | None = None
+    revision: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OnWeb:
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class OnDisk:
+    path: Path
+
+
+def parse(wanted: str, endpoint: str) -> OnHub | OnWeb | OnDisk:
+    """Where `wanted` lies; `endpoint` is the hub, whose own links mean its files and not its web pages.
+
+    Raises InvalidRequestError for a malformed name, ModelNotFoundError where a path names no file.
+    """
+    if wanted.startswith("hf:"):
+        form = _HUB.fullmatch(wanted)
+        if form is None:
+            raise InvalidRequestError(
+                f"{wanted!r} is not of the form hf:owner/repo, hf:owner/repo:file.gguf or hf:owner/repo:Q4_K_M."
+            )
+        return OnHub(form["repo"], form["choice"])
+    if "://" in wanted:
+        url = check_url(wanted)
+        page = _HUB_PAGE.fullmatch(unquote(url.path))
+        if page is not None and origin(url) == origin(httpx.URL(endpoint)):
+            return OnHub(page["repo"], page["choice"], page["revision"])
+        return OnWeb(wanted)
+    path = Path(wanted).expanduser()
+    if not path.is_file():
+        raise ModelNotFoundError(
+            f"There is no file {wanted!r}. Name hf:owner/repo[:file or quantisation], an https:// address or a file."
+        )
+    return OnDisk(path.resolve())
+
+
+def is_name(name: str) -> bool:
+    """Whether a model of the store can be called so: it becomes a file name, so nothing that leads elsewhere."""
+    return _NAME.fullmatch(name) is not None and name not in _RESERVED
+
+
+def check_name(name: str) -> str:
+    """`name`, if a model can be called so. Raises InvalidRequestError."""
+    if not is_name(name):
+        raise InvalidRequestError(
+            f"A model cannot be called {name!r}: up to 120 letters, digits, dots, dashes and underscores, beginning "
+            f"with a letter or digit, and not {' or '.join(sorted(_RESERVED))}."
+        )
+    return name
+
+
+def name_for(path: str) -> str:
+    """A name made of the last part of a path or address, whatever that holds. Raises InvalidRequestError if nothing."""
+    stem = PurePosixPath(path).name
+    stem = stem[: -len(".gguf")] if stem.lower().endswith(".gguf") else stem
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("._-")[:120]
+    if not name or name in _RESERVED:
+        raise InvalidRequestError(f"{printable(path)!r} gives no usable name for the model: name it with --name.")
+    return name
+
+
+def printable(text: str) -> str:
+    """Text that a server sent, fit for a terminal: nothing in it may move the cursor or go on for pages."""
+    return "".join(letter for letter in text if letter.isprintable())[:200]
+
+
+def licence_in(metadata: dict[str, Any]) -> str | None:
+    """The licence as a GGUF file's own header names it."""
+    found = metadata.get("general.license.name") or metadata.get("general.license")
+    return printable(found) if isinstance(found, str) and found else None

@@ -1,0 +1,39 @@
+"""What would be fetched, known before it is: where from, how large, under which licence, with which checksum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One model to be fetched under `name`.
+
+    `place`: the address or the file. `source`: the same, fit to be shown and kept (no query: it may hold a secret).
+    `sha256`: what the bytes must have, if anybody said so. `validator`: the server's ETag or date of this version.
+    """
+
+    name: str
+    source: str
+    place: httpx.URL | Path
+    size: int | None = None
+    sha256: str | None = None
+    licence: str | None = None
+    validator: str | None = None
+    revision: str | None = None
+    token: str | None = field(default=None, repr=False)
+
+    @property
+    def identity(self) -> str | None:
+        """The same for the same bytes, so that a part of them can be continued; None: nobody can tell."""
+        if self.sha256 is not None:
+            return f"sha256:{self.sha256}"
+        return None if self.validator is None else f"{self.source} {self.validator} {self.size}"
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether a part may be continued: it can be told to be of the same bytes, and when it is complete."""
+        return self.identity is not None and self.size is not None

@@ -1,0 +1,115 @@
+"""A file under way: its first bytes, and a note beside them of what they are the first bytes of."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from ...protocol.errors import DiskSpaceError
+
+_BLOCK = 1024 * 1024
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class Note(msgspec.Struct, frozen=True):
+    """`identity` as in Offer; a part without a note, or with another one, is of no use."""
+
+    identity: str | None
+    source: str
+    size: int | None
+
+
+class Part:
+    """The open file, and the SHA-256 of all that is in it. Every byte is with the system once `append` returns."""
+
+    def __init__(self, folder: Path, name: str, note: Note) -> None:
+        """Continue the part in `folder` if it is of the same file, else begin one. Raises OSError."""
+        self.path, self._note = folder / f"{name}.part", note
+        self._note_path = note_path(folder, name)
+        continued = note.identity is not None and read_note(folder, name) == note
+        # Unbuffered: what was not written when the disk is full would be written again on closing, and fail again.
+        self._file = self.path.open("r+b" if continued and self.path.exists() else "w+b", buffering=0)
+        self._hash = hashlib.sha256()
+        self.size = 0
+        try:
+            self._note_path.write_bytes(msgspec.json.encode(note))
+            while block := self._file.read(_BLOCK):
+                self._hash.update(block)
+                self.size += len(block)
+            if note.size is not None and self.size > note.size:
+                self.restart()
+        except BaseException:
+            self._file.close()
+            raise
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+    def append(self, data: bytes) -> None:
+        """Raises DiskSpaceError when the disk is full; what fitted stays, and counts."""
+        view = memoryview(data)
+        while view:
+            try:
+                count = self._file.write(view) or 0
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                raise self._disk_full() from error
+            self._hash.update(view[:count])
+            self.size += count
+            view = view[count:]
+
+    def restart(self) -> None:
+        """Forget all bytes."""
+        self._file.seek(0)
+        self._file.truncate()
+        self._hash = hashlib.sha256()
+        self.size = 0
+
+    def sync(self) -> None:
+        """Down to the disk, so that the name it gets next is never the name of a hole."""
+        os.fsync(self._file.fileno())
+
+    def discard(self) -> None:
+        """Delete the bytes and the note."""
+        self._file.close()
+        self.path.unlink(missing_ok=True)
+        self._note_path.unlink(missing_ok=True)
+
+    def __enter__(self) -> Part:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def _disk_full(self) -> DiskSpaceError:
+        needed = None if self._note.size is None else self._note.size - self.size
+        free = shutil.disk_usage(self.path.parent).free
+        wanted = "" if needed is None else f", {needed:,} are missing"
+        return DiskSpaceError(
+            f"The disk of {self.path.parent} is full: {self.size:,} bytes are there{wanted}, {free:,} are free. Make "
+            "room and pull again, which continues; or give it up with `updraft rm`.",
+            needed=needed,
+            free=free,
+        )
+
+
+def note_path(folder: Path, name: str) -> Path:
+    return folder / f"{name}.json"
+
+
+def read_note(folder: Path, name: str) -> Note | None:
+    """The note beside a part; None if there is none that can be read."""
+    try:
+        return msgspec.json.decode(note_path(folder, name).read_bytes(), type=Note)
+    except (OSError, msgspec.DecodeError):
+        return None

@@ -1,0 +1,123 @@
+"""`updraft pull`: an offer into the library, or an error that says what to do. Nothing unchecked ever has a name."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ...protocol.errors import ChecksumError, DiskSpaceError, InvalidRequestError, ModelLoadError
+from ..gguf import read_header
+from .fetch import fetch
+from .library import Library, Manifest
+from .naming import licence_in
+from .offer import Offer
+from .part import Note, Part, read_note
+from .web import Patience
+from .work import Report
+
+_SPARE = 64 * 1024 * 1024  # a disk filled to the last byte stops more than this program
+
+
+def stored(library: Library, offer: Offer) -> Manifest | None:
+    """The model of the offer, if it is there already. Raises InvalidRequestError if another one has its name."""
+    manifest = library.find(offer.name)
+    if manifest is None:
+        return None
+    whole = library.path(offer.name).stat().st_size == manifest.size
+    same = offer.sha256 == manifest.sha256 or (offer.identity is not None and offer.identity == manifest.identity)
+    if same and whole:
+        return manifest
+    if manifest.source != offer.source and not same:
+        raise InvalidRequestError(
+            f"{offer.name} is already the name of {manifest.source}: choose another one with --name, or remove it with "
+            f"updraft rm {offer.name}.",
+            code="name_taken",
+        )
+    return None  # a newer version of the same, or what is there was cut short: it is replaced
+
+
+def missing_bytes(library: Library, offer: Offer) -> int | None:
+    """What is still to be fetched; None where the size is unknown."""
+    if offer.size is None:
+        return None
+    part = library.partial / f"{offer.name}.part"
+    note = read_note(library.partial, offer.name)
+    here = part.stat().st_size if offer.can_continue and note == _note(offer) and part.exists() else 0
+    return max(0, offer.size - here)
+
+
+def check_space(library: Library, offer: Offer) -> int:
+    """The free bytes of the library's disk. Raises DiskSpaceError if the rest of the offer does not fit."""
+    free = shutil.disk_usage(_existing(library.folder)).free
+    needed = missing_bytes(library, offer)
+    if needed is not None and needed + _SPARE > free:
+        raise DiskSpaceError(
+            f"{offer.name} needs {needed:,} more bytes (and {_SPARE:,} to spare), the disk of {library.folder} has "
+            f"{free:,} free. Make room, or name a folder on another disk: UPDRAFT_MODELS.",
+            needed=needed,
+            free=free,
+        )
+    return free
+
+
+def pull(library: Library, offer: Offer, *, patience: Patience | None = None, report: Report | None = None) -> Manifest:
+    """Fetch, check and keep what `find` offered; one that is there already is not fetched again.
+
+    Whatever interrupts it, the next call continues. Raises InvalidRequestError, DownloadError (ChecksumError for wrong
+    bytes, which are deleted), ModelNotFoundError, ModelLoadError for what is no model, DiskSpaceError,
+    ConfigurationError if the library cannot be written.
+    """
+    patience, report = patience or Patience(), report or Report()
+    with library.lock(offer.name, lambda: report.say(f"Another process is pulling {offer.name}: waiting for it.")):
+        if (there := stored(library, offer)) is not None:
+            return there
+        check_space(library, offer)
+        with Part(library.partial, offer.name, _note(offer)) as part:
+            if part.size:
+                report.say(f"Going on after {part.size:,} bytes.")
+            fetch(offer, part, patience, report)
+            _check_bytes(offer, part)
+            licence = _licence_of_model(offer, part)
+            manifest = Manifest(
+                name=offer.name,
+                source=offer.source,
+                size=part.size,
+                sha256=part.sha256,
+                published=offer.sha256 is not None,
+                pulled_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                licence=offer.licence or licence,
+                identity=offer.identity,
+                revision=offer.revision,
+            )
+            library.keep(part, manifest)
+    return manifest
+
+
+def _note(offer: Offer) -> Note:
+    return Note(offer.identity if offer.can_continue else None, offer.source, offer.size)
+
+
+def _check_bytes(offer: Offer, part: Part) -> None:
+    wrong = offer.sha256 is not None and part.sha256 != offer.sha256
+    if wrong or (offer.size is not None and part.size != offer.size):
+        digest, size = part.sha256, part.size
+        part.discard()
+        raise ChecksumError(
+            f"{offer.source} arrived damaged and was deleted: {size:,} bytes with SHA-256 {digest}, expected were "
+            f"{offer.size or size:,} with {offer.sha256 or 'any'}. Pull again; if it stays so, do not trust the source."
+        )
+
+
+def _licence_of_model(offer: Offer, part: Part) -> str | None:
+    """What the file says itself, which also shows that it is a model. Raises ModelLoadError, the file deleted."""
+    try:
+        return licence_in(read_header(part.path).metadata)
+    except ModelLoadError as error:
+        part.discard()
+        raise ModelLoadError(f"{offer.source} is no usable model and was deleted. {error}") from error
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above that exists."""
+    return next(place for place in (folder, *folder.parents) if place.exists())

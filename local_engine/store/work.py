@@ -1,0 +1,45 @@
+"""How a long piece of work tells what it does, and how it is tried again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ...protocol.errors import DownloadError
+from .web import PassingError, Patience
+
+Result = TypeVar("Result")
+
+
+def _nothing(*_: object) -> None:
+    """Nobody listens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """`progress(done, total)` in bytes, total None where unknown; `say(line)` for what a person should know."""
+
+    progress: Callable[[int, int | None], None] = _nothing
+    say: Callable[[str], None] = _nothing
+
+
+def patiently(attempt: Callable[[], Result], patience: Patience, report: Report) -> Result:
+    """What `attempt` returns, after at most `patience.tries` failures that may pass. Raises DownloadError."""
+    failures = 0
+    while True:
+        try:
+            return attempt()
+        except PassingError as error:
+            failures += 1
+            give_up_or_wait(error, failures, patience, report)
+
+
+def give_up_or_wait(error: PassingError, failures: int, patience: Patience, report: Report, after: str = "") -> None:
+    """Sleep before the next try. Raises DownloadError, with `after` in its text, once there were too many failures."""
+    if failures >= patience.tries:
+        raise DownloadError(f"{error}; gave up after {failures} tries{after}. Try again later.") from error
+    wait_s = patience.wait_s(failures, error.wait_s)
+    report.say(f"{error}; trying again in {wait_s:.0f} s")
+    time.sleep(wait_s)

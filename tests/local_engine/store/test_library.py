@@ -1,0 +1,287 @@
+"""The folder of models: one writer at a time, no half models, and what happens when the disk or the person stops it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+from model_hub import Hub, tiny_gguf
+from updraft.local_engine.store import pull as pulling
+from updraft.local_engine.store.find import find, is_offline
+from updraft.local_engine.store.library import Library, model_path
+from updraft.local_engine.store.part import Note, Part
+from updraft.local_engine.store.pull import pull
+from updraft.local_engine.store.web import Patience
+from updraft.local_engine.store.work import Report
+from updraft.protocol.errors import (
+    ConfigurationError,
+    DiskSpaceError,
+    InvalidRequestError,
+    ModelLoadError,
+    ModelNotFoundError,
+    OfflineError,
+    OverloadedError,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+MODEL = tiny_gguf()
+ADDRESS = "/files/tiny.gguf"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.gguf"
+    path.write_bytes(MODEL)
+    return path
+
+
+def test_a_file_is_copied_in(file: Path, library: Library) -> None:
+    manifest = pull(library, find(str(file)))
+    file.unlink()
+    assert library.path("mine").read_bytes() == MODEL
+    assert (manifest.licence, manifest.source) == ("mit", str(file))
+    assert [(entry.name, entry.state, entry.size) for entry in library.entries()] == [("mine", "ready", len(MODEL))]
+
+
+def test_a_file_that_is_no_model(file: Path) -> None:
+    file.write_bytes(MODEL[:1000])
+    with pytest.raises(ModelLoadError, match="truncated"):
+        find(str(file))
+
+
+def test_a_name_that_is_taken(file: Path, library: Library, tmp_path: Path) -> None:
+    pull(library, find(str(file)))
+    other = tmp_path / "elsewhere" / "mine.gguf"
+    other.parent.mkdir()
+    other.write_bytes(tiny_gguf(seed=1))
+    with pytest.raises(InvalidRequestError, match="--name"):
+        pull(library, find(str(other)))
+    pull(library, find(str(other), name="other"))
+    assert [entry.name for entry in library.entries()] == ["mine", "other"]
+
+
+def test_remove(file: Path, library: Library) -> None:
+    pull(library, find(str(file)))
+    assert library.remove("mine") > len(MODEL)
+    assert library.entries() == []
+    with pytest.raises(ModelNotFoundError, match="holds no model at all"):
+        library.remove("mine")
+
+
+def test_verify_finds_a_single_bit(file: Path, library: Library) -> None:
+    pull(library, find(str(file)))
+    assert library.verify("mine", Report()) == "ready"
+    data = bytearray(MODEL)
+    data[100_000] ^= 1
+    library.path("mine").write_bytes(data)
+    assert library.verify("mine", Report()) == "damaged"
+    library.path("mine").write_bytes(MODEL[:-1])
+    assert pull(library, find(str(file))).size == len(MODEL)
+    assert library.verify("mine", Report()) == "ready"
+    library.path("mine").unlink()
+    assert library.verify("mine", Report()) == "missing"
+    assert [entry.state for entry in library.entries()] == ["missing"]
+    with pytest.raises(ModelNotFoundError):
+        library.verify("other", Report())
+
+
+@pytest.mark.parametrize("manifest", ["", "{", "[]", '{"name": 1}'])
+def test_a_broken_manifest_stops_nothing_else(file: Path, library: Library, manifest: str) -> None:
+    pull(library, find(str(file)))
+    pull(library, find(str(file), name="whole"))
+    (library.folder / "mine.json").write_text(manifest)
+    assert [(entry.name, entry.state) for entry in library.entries()] == [("mine", "damaged"), ("whole", "ready")]
+    assert library.find("mine") is None
+    assert library.verify("mine", Report()) == "damaged"
+    pull(library, find(str(file)))
+    assert library.verify("mine", Report()) == "ready"
+
+
+def test_a_model_by_name_or_path(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library()
+    pull(library, find(str(file)))
+    assert model_path("mine") == library.path("mine")
+    assert model_path(str(file)) == file
+    assert model_path("../mine") == Path("../mine")
+    assert model_path("absent") == Path("absent")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").touch()
+    assert model_path("mine") == Path("mine")  # a path wins, as it always did
+    monkeypatch.setenv("UPDRAFT_MODELS", str(tmp_path / "elsewhere"))
+    assert Library().folder == tmp_path / "elsewhere"
+
+
+def test_the_router_takes_the_name(file: Path) -> None:
+    from updraft.router.loading import _model_file
+
+    pull(Library(), find(str(file)))
+    assert _model_file("mine") == Library().path("mine")
+
+
+class TestOffline:
+    @pytest.mark.parametrize("variable", ["UPDRAFT_OFFLINE", "HF_HUB_OFFLINE"])
+    @pytest.mark.parametrize("what", ["hf:owner/repo", "https://example.org/x.gguf"])
+    def test_it_is_said(self, variable: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(variable, "1")
+        with pytest.raises(OfflineError, match=variable):
+            find(what)
+
+    def test_a_file_needs_no_network(self, file: Path, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("UPDRAFT_OFFLINE", "true")
+        assert pull(library, find(str(file))).name == "mine"
+
+    def test_the_settings_file(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        assert not is_offline()
+        (tmp_path / "home").mkdir()
+        (tmp_path / "home" / "config.toml").write_text("offline = true")
+        assert is_offline()
+        monkeypatch.setenv("UPDRAFT_OFFLINE", "0")
+        assert not is_offline()
+
+
+class TestSpace:
+    def test_too_little_is_said_before_the_download(
+        self, hub: Hub, library: Library, patience: Patience, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        usage = namedtuple("usage", "total used free")
+        monkeypatch.setattr(pulling.shutil, "disk_usage", lambda _: usage(0, 0, 1_000_000))
+        offer = find("hf:owner/repo", patience=patience)
+        with pytest.raises(DiskSpaceError, match=f"needs {len(MODEL):,} more bytes.*1,000,000 free") as caught:
+            pull(library, offer, patience=patience)
+        assert (caught.value.needed, caught.value.free) == (len(MODEL), 1_000_000)
+        assert hub.bodies == []
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full device")
+    def test_a_full_disk_in_the_middle(self, tmp_path: Path) -> None:
+        """A device that is always full: the write fails as on a disk."""
+        part = Part(tmp_path, "x", Note("same", "there", 10_000_000))
+        part.append(b"x" * 1000)
+        part._file.close()
+        part._file = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115 - the part closes it
+        with pytest.raises(DiskSpaceError, match="pull again") as caught, part:
+            part.append(b"x" * 1000)
+        assert caught.value.needed == 10_000_000 - 1000
+        assert part.size == 1000
+
+    def test_what_fitted_is_continued(self, hub: Hub, library: Library, patience: Patience, tmp_path: Path) -> None:
+        """A limit of the system on the size of files, lifted afterwards."""
+        program = (
+            "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n" + PULL
+        )
+        done = run(program, hub, library)
+        assert done.returncode == 3, done.stderr
+        assert "is full: 100,000 bytes are there" in done.stdout
+        manifest = pull(library, find(hub.url + ADDRESS, patience=patience), patience=patience)
+        assert hub.bodies[-1].start == 100_000
+        assert library.verify(manifest.name, Report()) == "ready"
+
+
+PULL = """
+import sys
+from pathlib import Path
+from updraft.local_engine.store.find import find
+from updraft.local_engine.store.library import Library
+from updraft.local_engine.store.pull import pull
+from updraft.local_engine.store.work import Report
+from updraft.protocol.errors import DiskSpaceError
+try:
+    pull(Library(Path(sys.argv[1])), find(sys.argv[2]), report=Report(say=lambda line: print(line, flush=True)))
+except DiskSpaceError as error:
+    print(error)
+    sys.exit(3)
+"""
+
+
+def start(program: str, hub: Hub, library: Library) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / ".typing")}
+    command = [sys.executable, "-c", program, str(library.folder), hub.url + ADDRESS]
+    return subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT / "docs"
+    )
+
+
+def run(program: str, hub: Hub, library: Library) -> subprocess.CompletedProcess[str]:
+    process = start(program, hub, library)
+    out, error = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, error)
+
+
+def part_size(library: Library) -> int:
+    return sum(path.stat().st_size for path in library.partial.glob("*.part"))
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_pull_goes_on_where_it_was(
+    stop: signal.Signals, hub: Hub, library: Library, patience: Patience
+) -> None:
+    hub.pause_s = 0.1
+    process = start(PULL, hub, library)
+    while part_size(library) < 40_000:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(stop)
+    process.communicate(timeout=20)
+    assert process.returncode != 0
+    kept, hub.pause_s = part_size(library), 0.0
+    assert library.find("tiny") is None
+    said: list[str] = []
+    report = Report(say=said.append)
+    manifest = pull(library, find(hub.url + ADDRESS, patience=patience), patience=patience, report=report)
+    assert hub.bodies[-1].start == kept >= 40_000
+    assert said == [f"Going on after {kept:,} bytes."]
+    assert library.verify(manifest.name, Report()) == "ready"
+
+
+def test_two_pulls_at_once_are_one_download(hub: Hub, library: Library) -> None:
+    hub.pause_s = 0.05
+    both = [start(PULL, hub, library) for _ in range(2)]
+    told = [process.communicate(timeout=60) for process in both]
+    assert [process.returncode for process in both] == [0, 0], told
+    assert [seen.start for seen in hub.bodies] == [0]
+    assert sum("waiting for it" in out for out, _ in told) == 1
+    assert library.verify("tiny", Report()) == "ready"
+
+
+def test_nobody_removes_what_is_being_pulled(hub: Hub, library: Library, patience: Patience) -> None:
+    hub.pause_s = 0.05
+    offer = find(hub.url + ADDRESS, patience=patience)
+    thread = threading.Thread(target=pull, args=(library, offer), kwargs={"patience": patience})
+    thread.start()
+    try:
+        while not part_size(library):
+            time.sleep(0.005)
+        with pytest.raises(OverloadedError, match="another process"):
+            library.remove("tiny")
+    finally:
+        thread.join()
+    library.remove("tiny")
+
+
+def test_a_crash_between_the_last_two_steps(hub: Hub, library: Library, patience: Patience) -> None:
+    """The manifest is there, the model still has its working name: no model, and the next pull finishes it."""
+    offer = find(hub.url + ADDRESS, patience=patience)
+    pull(library, offer, patience=patience)
+    library.path("tiny").rename(library.partial / "tiny.part")
+    note = {"identity": offer.identity, "source": offer.source, "size": offer.size}
+    (library.partial / "tiny.json").write_text(json.dumps(note))
+    assert library.find("tiny") is None
+    pull(library, offer, patience=patience)
+    assert len(hub.bodies) == 1
+    assert library.verify("tiny", Report()) == "ready"
+
+
+@pytest.mark.skipif(shutil.which("true") is None, reason="POSIX only")
+def test_a_folder_that_cannot_be_made(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "models").write_text("a file is in the way")
+    with pytest.raises(ConfigurationError, match="UPDRAFT_MODELS"):
+        pull(Library(tmp_path / "models"), find(str(file)))
