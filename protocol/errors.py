@@ -186,14 +186,22 @@ class OfflineError(UpdraftError):
 
 
 class DiskSpaceError(UpdraftError):
-    """`needed` bytes do not fit the `free` ones of a disk; `needed` is None where nobody knows the size."""
+    """`needed` bytes do not fit the `free` ones of a disk; None where nobody knows them."""
 
     status = 507
     type = "disk_space_error"
     default_code = "disk_full"
 
-    def __init__(self, message: str, *, needed: int | None, free: int) -> None:
-        super().__init__(message)
+    def __init__(
+        self,
+        message: str,
+        *,
+        needed: int | None = None,
+        free: int | None = None,
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message, param=param, code=code)
         self.needed = needed
         self.free = free
 
