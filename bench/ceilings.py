@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ..cloud_engine.models.decoder import Decoder
-from ..kernels.packed_linear import PackedLinear, can_pack
+from ..kernels.packed_linear import forms
 
 
 class MatrixProducts:
-    """The linear layers of a model, in the form that is fastest here, and nothing else of it.
+    """The linear layers of a model, in every form there is here, and nothing else of it: the fastest counts.
 
     `weight_bytes`: what a decoding step has to read. `flops_per_token`: of the layers; the head is not among them, as a
     prompt needs it once.
@@ -25,8 +25,8 @@ class MatrixProducts:
             self.weight_bytes -= model.embed_tokens.weight.nbytes  # one row of it is read
         linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
         self._dtype, self._device = model.embed_tokens.weight.dtype, model.embed_tokens.weight.device
-        self._layers = [(module.in_features, _fastest(module)) for module in linears if module is not model.lm_head]
-        self._head = model.config.hidden_size, _fastest(model.lm_head)
+        self._layers = [(module.in_features, forms(module)) for module in linears if module is not model.lm_head]
+        self._head = model.config.hidden_size, forms(model.lm_head)
         self.flops_per_token = sum(2 * m.in_features * m.out_features for m in linears if m is not model.lm_head)
 
     @torch.inference_mode()
@@ -42,15 +42,16 @@ class MatrixProducts:
 
         return sum(time_of(False, rows) + (time_of(True, samples) if samples else 0.0) for rows, samples in steps)
 
-    def _time(self, layers: Sequence[tuple[int, nn.Module]], rows: int) -> float:
+    def _time(self, layers: Sequence[tuple[int, list[nn.Module]]], rows: int) -> float:
         inputs = {size: torch.randn(rows, size, device=self._device).to(self._dtype) for size, _ in layers}
         best = float("inf")
         for _ in range(3):
-            started = time.perf_counter()
-            for size, layer in layers:
-                layer(inputs[size])
-            _wait(self._device)
-            best = min(best, time.perf_counter() - started)
+            for form in range(min(len(found) for _, found in layers)):
+                started = time.perf_counter()
+                for size, found in layers:
+                    found[form](inputs[size])
+                _wait(self._device)
+                best = min(best, time.perf_counter() - started)
         return best
 
 
@@ -68,11 +69,12 @@ def memory_bandwidth(device: torch.device, size: int = 2**29) -> float:
 
 @torch.inference_mode()
 def matmul_flops(weight: Tensor, size: int = 2048) -> float:
-    """Floating-point operations per second of a square product in `weight`'s dtype, where it is, the best of five."""
-    layer = _fastest(nn.Linear(size, size, bias=False).to(weight).requires_grad_(False))
+    """Floating-point operations per second of a square product in `weight`'s dtype, where it is: of the fastest form,
+    the best of five."""
+    layers = forms(nn.Linear(size, size, bias=False).to(weight).requires_grad_(False))
     rows = torch.randn(size, size).to(weight)
     best = 0.0
-    for _ in range(5):
+    for layer in layers * 5:
         started = time.perf_counter()
         layer(rows)
         _wait(weight.device)
@@ -83,7 +85,3 @@ def matmul_flops(weight: Tensor, size: int = 2048) -> float:
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _fastest(linear: nn.Linear) -> nn.Module:
-    return PackedLinear(linear) if can_pack(linear.weight) else linear

@@ -29,7 +29,7 @@ def gated(gate_up: Tensor, activation: Activation) -> Tensor:
         from .gated_triton import launch_gated
 
         return launch_gated(gate_up, activation)
-    if can_compute(gate_up, gate_up.shape[1] // 2):
+    if can_compute(gate_up):
         return native_gated(gate_up, activation)
     return reference_gated(gate_up, activation)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .native_library import LANES, load
+from .native_library import load
 
 if TYPE_CHECKING:
     from .gated import Activation
@@ -37,13 +37,13 @@ class _GateCall(ctypes.Structure):
     )
 
 
-def can_compute(rows: Tensor, size: int) -> bool:
-    """Whether the C kernels take `rows` (rows, any), of which each row is `size` elements or a multiple of them."""
+def can_compute(rows: Tensor, *, multiple: int = 1) -> bool:
+    """Whether the C kernels take `rows` (rows, any); those of norms must be a `multiple` of LANES long."""
     return (
         rows.device.type == "cpu"
         and rows.dim() == 2
         and rows.dtype in (torch.float32, torch.bfloat16)
-        and size % LANES == 0
+        and rows.shape[1] % multiple == 0
         and not (torch.is_grad_enabled() and rows.requires_grad)
         and load() is not None
     )

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..protocol.settings import state_folder
@@ -82,10 +83,14 @@ def build(compiler: list[str], target: Path) -> None:
     OpenMP is not linked: torch has loaded its own, and two of them would fight over the processors.
     """
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        objects: list[str] = []
-        for source in sorted(_SOURCES.glob("*.c")):
-            objects.append(str(Path(folder) / f"{source.stem}.o"))
-            _run([*compiler, *_flags(), "-c", str(source), "-o", objects[-1]])
+        sources = sorted(_SOURCES.glob("*.c"))
+        objects = [str(Path(folder) / f"{source.stem}.o") for source in sources]
+        commands = [
+            [*compiler, *_flags(), "-c", str(source), "-o", compiled]
+            for source, compiled in zip(sources, objects, strict=True)
+        ]
+        with ThreadPoolExecutor() as at_once:
+            list(at_once.map(_run, commands))
         library = Path(folder) / target.name
         _run([*compiler, "-shared", *objects, "-lm", "-o", str(library)])
         library.replace(target)  # whole or not at all, for others that start now

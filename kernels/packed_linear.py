@@ -1,95 +1,74 @@
-"""Linear layers for the CPU with weights in the order oneDNN computes in, rearranged once instead of in every call.
+"""Puts a model's linear layers into the form that is fastest on this CPU: our own kernel, or oneDNN's.
 
-On few rows that is two to five times faster than `nn.Linear`, which finds a plain matrix in every call.
+Ours (decision 025) is ahead up to some hundred rows where it has the vector instructions it was written for; oneDNN
+serves the rest: processors with matrix units (AMX), other architectures, and machines without a compiler.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ..protocol.errors import ConfigurationError
+from . import native_linear, onednn_linear
+from .native_linear import NativeLinear
+from .onednn_linear import LEAST_ROWS, OneDnnLinear
 
-#: oneDNN splits longer sums differently for different numbers of rows (seen from 1152 on, never up to 1024).
-_INVARIANT_LENGTH = 1024
-#: Fewer rows than this take longer than this many: oneDNN then reads the weights at three quarters of the speed.
-_LEAST_ROWS = 4
+PackedLinear = NativeLinear | OneDnnLinear
 _CHECKED_ROWS = 40
 
 
-class PackedLinear(nn.Module):
-    """What `linear` computes, for inference only. `shape` is (out_features, in_features).
-
-    `batch_invariant`: a row's result does not depend, to the last bit, on how many rows there are. Long sums are cut
-    into pieces of a fixed length for that, which are added in float32.
-    """
-
-    def __init__(self, linear: nn.Linear, *, batch_invariant: bool = False) -> None:
-        super().__init__()
-        self.shape = tuple(linear.weight.shape)
-        self.dtype = linear.weight.dtype
-        self.is_invariant = batch_invariant or linear.in_features <= _INVARIANT_LENGTH
-        length = _INVARIANT_LENGTH if batch_invariant else linear.in_features
-        self._pieces = [_packed(piece.contiguous()) for piece in linear.weight.detach().split(length, dim=1)]
-        self._length = length
-        self._bias = linear.bias
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """(rows, in_features) to (rows, out_features), in the dtype of the weights."""
-        rows = hidden.shape[0]
-        if rows < _LEAST_ROWS:
-            return self._product(functional.pad(hidden, (0, 0, 0, _LEAST_ROWS - rows)))[:rows]
-        return self._product(hidden)
-
-    def _product(self, hidden: Tensor) -> Tensor:
-        if len(self._pieces) == 1:
-            return _multiply(hidden, self._pieces[0], self._bias)
-        parts = hidden.split(self._length, dim=1)
-        total = _multiply(parts[0], self._pieces[0], self._bias).float()
-        for part, piece in zip(parts[1:], self._pieces[1:], strict=True):
-            total += _multiply(part, piece, None)
-        return total.to(hidden.dtype)
-
-
 def pack_linears(model: nn.Module, *, batch_invariant: bool = False) -> None:
-    """Replace every `nn.Linear` of a model on the CPU, in place, where oneDNN can pack its weights.
+    """Replace every `nn.Linear` of a model on the CPU, in place, where its weights can be packed.
 
     The plain weights go, but for those that another layer uses too (a tied head). A packed model stays as it is. Raises
     ConfigurationError if `batch_invariant` cannot be had on this machine.
     """
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, PackedLinear) and batch_invariant and not child.is_invariant:
-                raise ConfigurationError(
-                    "batch_invariant: this model has been packed without it for another engine. Load it once more.",
-                    param="batch_invariant",
-                )
-            if isinstance(child, nn.Linear) and can_pack(child.weight):
-                setattr(parent, name, PackedLinear(child, batch_invariant=batch_invariant))
+    places = [
+        (parent, name)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, nn.Linear | OneDnnLinear)
+    ]
+    for parent, name in places:  # one at a time: each plain matrix is freed before the next one is packed
+        child = getattr(parent, name)
+        if isinstance(child, nn.Linear):
+            setattr(parent, name, packed(child, batch_invariant=batch_invariant))
+        elif batch_invariant and not child.is_invariant:
+            raise ConfigurationError(
+                "batch_invariant: this model has been packed without it for another engine. Load it once more.",
+                param="batch_invariant",
+            )
     if batch_invariant:
         _check_invariance(model)
 
 
+def forms(linear: nn.Linear) -> list[nn.Module]:
+    """Every form that computes `linear` here: whoever wants to know what the machine can do tries them all."""
+    found: list[nn.Module] = []
+    if native_linear.can_compute(linear.weight):
+        found.append(NativeLinear(linear))
+    if onednn_linear.can_compute(linear.weight):
+        found.append(OneDnnLinear(linear))
+    return found or [linear]
+
+
+def packed(linear: nn.Linear, *, batch_invariant: bool = False) -> nn.Module:
+    """What computes `linear` fastest here; the layer itself where nothing can pack it."""
+    onednn = onednn_linear.can_compute(linear.weight)
+    if native_linear.can_compute(linear.weight) and (not onednn or _is_ahead_of_onednn(linear.weight)):
+        return NativeLinear(linear)
+    return OneDnnLinear(linear, batch_invariant=batch_invariant) if onednn else linear
+
+
 def least_rows(model: nn.Module) -> int:
     """Rows below which this model's layers are slower than with this many: a smaller batch is better padded."""
-    return _LEAST_ROWS if any(isinstance(module, PackedLinear) for module in model.modules()) else 1
+    return LEAST_ROWS if any(isinstance(module, OneDnnLinear) for module in model.modules()) else 1
 
 
-def can_pack(weight: Tensor) -> bool:
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return False
-    return weight.dtype == torch.float32 or (
-        weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
-
-
-def _packed(weight: Tensor) -> Tensor:
-    return torch.ops.mkldnn._reorder_linear_weight(weight)
-
-
-def _multiply(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
+def _is_ahead_of_onednn(weight: Tensor) -> bool:
+    has_matrix_unit = weight.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
+    return native_linear.is_vectorised_for(weight.dtype) and not has_matrix_unit
 
 
 def _check_invariance(model: nn.Module) -> None:
@@ -98,7 +77,8 @@ def _check_invariance(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Linear):
             raise ConfigurationError(
-                "batch_invariant needs weights that oneDNN can pack: a CPU, and float32 or a CPU with bfloat16.",
+                "batch_invariant needs weights that can be packed: on a CPU, in float32 or bfloat16, by a C compiler "
+                "(set CC, or install gcc) or by oneDNN.",
                 param="batch_invariant",
             )
         if isinstance(module, PackedLinear) and module.shape not in shapes:
@@ -112,7 +92,7 @@ def _check_rows(module: PackedLinear) -> None:
     for count in (2, 7, 16, _CHECKED_ROWS):
         if not torch.equal(module(rows[:count]), alone[:count]):
             raise ConfigurationError(
-                f"batch_invariant cannot be had here: oneDNN gives a row of {tuple(module.shape)} other values when it "
+                f"batch_invariant cannot be had here: a row of {tuple(module.shape)} has other values when it "
                 f"comes with {count - 1} more.",
                 param="batch_invariant",
             )

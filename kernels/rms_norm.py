@@ -15,6 +15,7 @@ from torch import Tensor
 from ..protocol.errors import ConfigurationError
 from .backend import uses_triton
 from .native_layers import can_compute, native_rms_norm
+from .native_library import LANES
 
 _LARGEST = 2**15  # elements of a row that one program holds
 
@@ -35,7 +36,7 @@ def rms_norm(hidden: Tensor, norm: Norm) -> Tensor:
         from .rms_norm_triton import launch_rms_norm
 
         return launch_rms_norm(hidden, norm)
-    if can_compute(hidden, hidden.shape[-1]):
+    if can_compute(hidden, multiple=LANES):
         return native_rms_norm(hidden, norm)
     return reference_rms_norm(hidden, norm)
 
@@ -49,7 +50,7 @@ def add_rms_norm(update: Tensor, residual: Tensor, norm: Norm) -> Tensor:
         from .rms_norm_triton import launch_rms_norm
 
         return launch_rms_norm(update, norm, residual)
-    if can_compute(update, update.shape[-1]):
+    if can_compute(update, multiple=LANES):
         return native_rms_norm(update, norm, residual)
     residual.add_(update)
     return reference_rms_norm(residual, norm)

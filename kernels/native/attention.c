@@ -8,11 +8,14 @@ query gets depends on its own keys alone, to the last bit. */
 #define ROWS 16   /* queries, heads that share a KV head included, that read a key together */
 #define SHARE 64  /* of them, how many are one piece of work for a thread */
 #define KEYS 64   /* keys between two updates of the running maximum */
+#define GROUPS (KEYS / LANES)
 #define MOST_DIM 256
 #define NEVER (-1e30f)
 
 /* `query` and `out`: (rows, heads, head_dim), rows `query_stride` elements apart. `cache`: (blocks, 2 * kv_heads,
-   block_size, head_dim), the keys' heads first. `sequences`: (n, 4): first row, position of the first query, number of
+   block_size, head_dim), the keys' heads first; sixteen positions lie together, keys as (words of a head, positions),
+   values as (words of positions, head_dim), so that one vector holds the same word of sixteen keys, or of sixteen
+   elements of a value. `sequences`: (n, 4): first row, position of the first query, number of
    queries, where its block table begins in `tables`. `most_queries`
    of a sequence. `window`: tokens in sight, the query's own included; 0 for all. */
 typedef struct {
@@ -38,56 +41,58 @@ typedef struct {
 typedef struct {
     int64_t count;
     int64_t first_key[ROWS], end_key[ROWS]; /* in sight of each row */
+    int64_t begin, end, all_begin, all_end;  /* in sight of any row, and of all */
     float largest[ROWS], total[ROWS];
-    float query[ROWS * MOST_DIM];
     float mixed[ROWS * MOST_DIM];
-    float weights[ROWS * KEYS];
+    float scores[ROWS * KEYS];
+    char query[ROWS * MOST_DIM * 4];
+    char weights[ROWS * KEYS * 4]; /* as words */
 } Tile;
 
-/* Lane i of the result is the sum of all lanes of v[i]. */
-INLINE vec sums_of(vec *v) {
-    UNROLL for (int count = LANES; count > 1; count /= 2)
-        UNROLL for (int i = 0; i < count / 2; i++)
-            v[i] = EVEN_LANES(v[2 * i], v[2 * i + 1]) + ODD_LANES(v[2 * i], v[2 * i + 1]);
-    return v[0];
-}
-
-/* Sixteen keys or values of one block as floats. */
-INLINE void widen(float *wide, const void *cache, int64_t index, const int dim, const int is_bf16) {
-    for (int i = 0; i < LANES * dim; i += LANES) {
-        vec values = load(cache, index + i, is_bf16);
-        memcpy(wide + i, &values, sizeof values);
+/* Sixteen scores for each of `rows` rows from `row` on; 2, 4 and 8 of them so that all sums stay in registers. */
+INLINE void score_rows(Tile *tile, int64_t row, const int rows, const char *keys, int64_t first, const int dim,
+                       const int is_bf16) {
+    const int words = dim / (int)per_word(is_bf16);
+    const char *query = tile->query + row * words * 4;
+    vec sums[8] = {{0}};
+    for (int word = 0; word < words; word++) {
+        const uvec key = words_at(keys + word * 64);
+        UNROLL for (int r = 0; r < rows; r++)
+            sums[r] = add_product(sums[r], key, all_of(query + (r * words + word) * 4), is_bf16);
     }
+    for (int r = 0; r < rows; r++) store(tile->scores + (row + r) * KEYS, first, sums[r], 0);
 }
 
-INLINE void score(Tile *tile, const float *keys, int first, const int dim) {
-    for (int64_t row = 0; row < tile->count; row++) {
-        vec sums[LANES] = {{0}};
-        for (int i = 0; i < dim; i += LANES) {
-            vec query = load(tile->query + row * dim, i, 0);
-            UNROLL for (int key = 0; key < LANES; key++) sums[key] += query * load(keys + key * dim, i, 0);
-        }
-        store(tile->weights + row * KEYS, first, sums_of(sums), 0);
+INLINE void score(Tile *tile, const char *keys, int64_t first, const int dim, const int is_bf16) {
+    for (int64_t row = 0; row < tile->count; row += 8) { /* rows beyond the last are zero and not looked at */
+        const int64_t left = tile->count - row;
+        if (left == 1) score_rows(tile, row, 1, keys, first, dim, is_bf16);
+        else if (left == 2) score_rows(tile, row, 2, keys, first, dim, is_bf16);
+        else if (left <= 4) score_rows(tile, row, 4, keys, first, dim, is_bf16);
+        else score_rows(tile, row, 8, keys, first, dim, is_bf16);
     }
 }
 
 /* Scores to weights, relative to the largest score so far; what was gathered before is brought to the same measure. */
-INLINE void weigh(Tile *tile, int64_t base, const int dim) {
+INLINE void weigh(Tile *tile, int64_t base, float scale, const int dim, const int is_bf16) {
+    const ivec lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (int64_t row = 0; row < tile->count; row++) {
-        float *weights = tile->weights + row * KEYS;
-        vec most = all(NEVER);
-        for (int key = 0; key < KEYS; key++)
-            if (base + key < tile->first_key[row] || base + key >= tile->end_key[row]) weights[key] = NEVER;
-        for (int key = 0; key < KEYS; key += LANES) most = larger(most, load(weights, key, 0));
+        const int first = (int)(tile->first_key[row] - base), end = (int)(tile->end_key[row] - base);
+        vec scores[GROUPS], most = all(NEVER);
+        for (int group = 0; group < GROUPS; group++) {
+            const ivec key = lanes + group * LANES;
+            const vec given = load(tile->scores + row * KEYS, group * LANES, 0) * all(scale);
+            scores[group] = either((key >= first) & (key < end), given, all(NEVER));
+            most = larger(most, scores[group]);
+        }
         float before = tile->largest[row], now = largest_of(most);
         now = now > before ? now : before;
         vec total = {0};
-        for (int key = 0; key < KEYS; key += LANES) {
-            vec scores = load(weights, key, 0);
-            ivec hidden = scores <= all(NEVER); /* what is not a number is seen, and makes the result none */
-            vec powers = (vec)((ivec)exp2_of(scores - all(now)) & ~hidden);
-            total += powers;
-            store(weights, key, powers, 0);
+        for (int group = 0; group < GROUPS; group++) {
+            const ivec hidden = scores[group] <= all(NEVER); /* what is not a number is seen, and makes the result none */
+            const vec powers = (vec)((ivec)exp2_of(scores[group] - all(now)) & ~hidden);
+            store(tile->weights, row * KEYS + group * LANES, powers, is_bf16);
+            total += load(tile->weights, row * KEYS + group * LANES, is_bf16);
         }
         float kept = exp2_of(all(before - now))[0];
         tile->largest[row] = now;
@@ -98,55 +103,122 @@ INLINE void weigh(Tile *tile, int64_t base, const int dim) {
     }
 }
 
-INLINE void mix(Tile *tile, const float *values, int first, int64_t base, const int dim) {
+/* Adds sixteen values, weighed from the `first`-th weight on, to `rows` rows from `row` on: `vectors` of their elements
+   from `from` on. */
+INLINE void mix_part(Tile *tile, int64_t row, const int rows, const char *values, int64_t first, int from,
+                     const int vectors, const int dim, const int is_bf16) {
+    const int64_t row_words = KEYS / per_word(is_bf16);
+    const char *weights = tile->weights + (row * row_words + first / per_word(is_bf16)) * 4;
+    vec mixed[4][4];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int v = 0; v < vectors; v++) mixed[r][v] = load(tile->mixed + (row + r) * dim, from + v * LANES, 0);
+    for (int word = 0; word < LANES / per_word(is_bf16); word++) {
+        uvec value[4];
+        UNROLL for (int v = 0; v < vectors; v++) value[v] = words_at(values + (word * dim + from + v * LANES) * 4);
+        UNROLL for (int r = 0; r < rows; r++) {
+            const uvec weight = all_of(weights + (r * row_words + word) * 4);
+            UNROLL for (int v = 0; v < vectors; v++) mixed[r][v] = add_product(mixed[r][v], value[v], weight, is_bf16);
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int v = 0; v < vectors; v++) store(tile->mixed + (row + r) * dim, from + v * LANES, mixed[r][v], 0);
+}
+
+INLINE void mix_rows(Tile *tile, int64_t row, const int rows, const char *values, int64_t first, const int dim,
+                     const int is_bf16) {
+    int from = 0;
+    for (; from + 64 <= dim; from += 64) mix_part(tile, row, rows, values, first, from, 4, dim, is_bf16);
+    for (; from + 32 <= dim; from += 32) mix_part(tile, row, rows, values, first, from, 2, dim, is_bf16);
+    for (; from < dim; from += 16) mix_part(tile, row, rows, values, first, from, 1, dim, is_bf16);
+}
+
+/* Sixteen values that all rows see. */
+INLINE void mix(Tile *tile, const char *values, int64_t first, const int dim, const int is_bf16) {
+    for (int64_t row = 0; row < tile->count; row += 4) {
+        const int64_t left = tile->count - row;
+        if (left == 1) mix_rows(tile, row, 1, values, first, dim, is_bf16);
+        else if (left == 2) mix_rows(tile, row, 2, values, first, dim, is_bf16);
+        else mix_rows(tile, row, 4, values, first, dim, is_bf16);
+    }
+}
+
+/* Sixteen values, the first at position `key`, of which some row does not see some: nothing of those may reach it, for
+   they may be no numbers. */
+INLINE void mix_border(Tile *tile, const char *values, int64_t key, int64_t first, const int dim, const int is_bf16) {
+    const int64_t step = per_word(is_bf16);
+    char seen[LANES * MOST_DIM * 4];
+    int64_t from = 0, end = 0; /* of what `seen` holds */
     for (int64_t row = 0; row < tile->count; row++) {
-        const float *weights = tile->weights + row * KEYS + first;
-        int64_t from = tile->first_key[row] - base - first, end = tile->end_key[row] - base - first;
-        from = from < 0 ? 0 : from;
-        end = end > LANES ? LANES : end;
-        vec mixed[MOST_DIM / LANES] = {{0}};
-        UNROLL for (int i = 0; i < dim / LANES; i++) mixed[i] = load(tile->mixed + row * dim, i * LANES, 0);
-        for (int64_t key = from; key < end; key++)
-            UNROLL for (int i = 0; i < dim / LANES; i++)
-                mixed[i] += all(weights[key]) * load(values + key * dim, i * LANES, 0);
-        UNROLL for (int i = 0; i < dim / LANES; i++) store(tile->mixed + row * dim, i * LANES, mixed[i], 0);
+        if (row == 0 || tile->first_key[row] - key != from || tile->end_key[row] - key != end) {
+            from = tile->first_key[row] - key;
+            end = tile->end_key[row] - key;
+            for (int64_t word = 0; word < LANES / step; word++) {
+                uint32_t mask = 0;
+                for (int64_t part = 0; part < step; part++)
+                    if (word * step + part >= from && word * step + part < end)
+                        mask |= is_bf16 ? 0xffffu << (16 * part) : 0xffffffffu;
+                for (int64_t i = 0; i < dim; i += LANES) {
+                    const uvec kept = words_at(values + (word * dim + i) * 4) & (mask - (uvec){0});
+                    memcpy(seen + (word * dim + i) * 4, &kept, sizeof kept);
+                }
+            }
+        }
+        mix_rows(tile, row, 1, seen, first, dim, is_bf16);
     }
 }
 
 /* Where sixteen keys (part 0) or values (part 1) from `position` on lie in the cache. */
-INLINE int64_t place(const AttentionCall *call, const int64_t *table, int64_t kv_head, int64_t position, int part) {
+INLINE const char *place(const AttentionCall *call, const int64_t *table, int64_t kv_head, int64_t position, int part,
+                         const int is_bf16) {
     int64_t page = (table[position / call->block_size] * 2 + part) * call->kv_heads + kv_head;
-    return (page * call->block_size + position % call->block_size) * call->head_dim;
+    int64_t index = (page * call->block_size + position % call->block_size) * call->head_dim;
+    return (const char *)call->cache + index * size_of(is_bf16);
 }
 
 /* Blocks lie scattered: the processor does not guess the next one. */
-INLINE void fetch(const void *cache, int64_t index, const int dim, const int is_bf16) {
-    const int size = is_bf16 ? 2 : 4;
-    for (int line = 0; line < LANES * dim * size; line += 64)
-        __builtin_prefetch((const char *)cache + index * size + line);
+INLINE void fetch(const char *from, const int dim, const int is_bf16) {
+    for (int line = 0; line < LANES * dim * (int)size_of(is_bf16); line += 64) __builtin_prefetch(from + line);
 }
 
 INLINE void attend_tile(const AttentionCall *call, Tile *tile, const int64_t *table, int64_t kv_head, const int dim,
                         const int is_bf16) {
-    int64_t first = tile->first_key[0], end = 0;
-    for (int64_t row = 0; row < tile->count; row++) end = tile->end_key[row] > end ? tile->end_key[row] : end;
-    float wide[LANES * MOST_DIM];
-    for (int64_t base = first / KEYS * KEYS; base < end; base += KEYS) {
-        int64_t stop = base + KEYS < end ? base + KEYS : end;
-        for (int64_t key = base; key < stop; key += LANES) {
-            if (key + LANES <= first) continue; /* out of sight: its block may be gone */
-            fetch(call->cache, place(call, table, kv_head, key, 1), dim, is_bf16);
-            if (key + KEYS < end) fetch(call->cache, place(call, table, kv_head, key + KEYS, 0), dim, is_bf16);
-            widen(wide, call->cache, place(call, table, kv_head, key, 0), dim, is_bf16);
-            score(tile, wide, (int)(key - base), dim);
+    const float to_power_of_two = (float)(call->scale * 1.4426950408889634);
+    for (int64_t base = tile->begin / KEYS * KEYS; base < tile->end; base += KEYS) {
+        const int64_t stop = base + KEYS < tile->end ? base + KEYS : tile->end;
+        /* what lies before the first group is out of sight: its block may be gone */
+        const int64_t start = base > tile->begin ? base : tile->begin / LANES * LANES;
+        for (int64_t key = start; key < stop; key += LANES) {
+            fetch(place(call, table, kv_head, key, 1, is_bf16), dim, is_bf16);
+            if (key + KEYS < tile->end) fetch(place(call, table, kv_head, key + KEYS, 0, is_bf16), dim, is_bf16);
+            score(tile, place(call, table, kv_head, key, 0, is_bf16), key - base, dim, is_bf16);
         }
-        weigh(tile, base, dim);
-        for (int64_t key = base; key < stop; key += LANES) {
-            if (key + LANES <= first) continue;
-            widen(wide, call->cache, place(call, table, kv_head, key, 1), dim, is_bf16);
-            mix(tile, wide, (int)(key - base), base, dim);
+        weigh(tile, base, to_power_of_two, dim, is_bf16);
+        for (int64_t key = start; key < stop; key += LANES) {
+            const char *values = place(call, table, kv_head, key, 1, is_bf16);
+            if (key >= tile->all_begin && key + LANES <= tile->all_end) mix(tile, values, key - base, dim, is_bf16);
+            else mix_border(tile, values, key, key - base, dim, is_bf16);
         }
     }
+}
+
+/* The next `count` rows of a sequence, with nothing gathered yet. */
+INLINE void begin_tile(const AttentionCall *call, Tile *tile, const int64_t *sequence, int64_t kv_head, int64_t done,
+                       const int dim, const int is_bf16) {
+    const int64_t shared = call->heads / call->kv_heads, size = dim * size_of(is_bf16);
+    memset(tile->query, 0, ROWS * size);
+    memset(tile->mixed, 0, sizeof(float) * ROWS * dim);
+    for (int64_t row = 0; row < tile->count; row++) {
+        int64_t number = (done + row) / shared, head = kv_head * shared + (done + row) % shared;
+        int64_t position = sequence[1] + number, oldest = call->window ? position - call->window + 1 : 0;
+        int64_t from = (sequence[0] + number) * call->query_stride + head * dim;
+        memcpy(tile->query + row * size, (const char *)call->query + from * size_of(is_bf16), size);
+        tile->first_key[row] = oldest > 0 ? oldest : 0;
+        tile->end_key[row] = position + 1;
+        tile->largest[row] = NEVER;
+        tile->total[row] = 0;
+    }
+    tile->begin = tile->first_key[0], tile->all_begin = tile->first_key[tile->count - 1];
+    tile->all_end = tile->end_key[0], tile->end = tile->end_key[tile->count - 1];
 }
 
 /* SHARE rows of one sequence, from `done` on: its queries in all heads that share one KV head. */
@@ -154,23 +226,10 @@ INLINE void attend(const AttentionCall *call, const int64_t *sequence, int64_t k
                    const int is_bf16) {
     const int64_t shared = call->heads / call->kv_heads, rows = sequence[2] * shared;
     const int64_t end = rows < done + SHARE ? rows : done + SHARE;
-    const float to_power_of_two = (float)(call->scale * 1.4426950408889634);
     Tile tile;
     for (; done < end; done += tile.count) {
         tile.count = end - done < ROWS ? end - done : ROWS;
-        for (int64_t row = 0; row < tile.count; row++) {
-            int64_t number = (done + row) / shared, head = kv_head * shared + (done + row) % shared;
-            int64_t position = sequence[1] + number, oldest = call->window ? position - call->window + 1 : 0;
-            int64_t from = (sequence[0] + number) * call->query_stride + head * dim;
-            tile.first_key[row] = oldest > 0 ? oldest : 0;
-            tile.end_key[row] = position + 1;
-            tile.largest[row] = NEVER;
-            tile.total[row] = 0;
-            for (int i = 0; i < dim; i += LANES) {
-                store(tile.query + row * dim, i, load(call->query, from + i, is_bf16) * all(to_power_of_two), 0);
-                store(tile.mixed + row * dim, i, all(0), 0);
-            }
-        }
+        begin_tile(call, &tile, sequence, kv_head, done, dim, is_bf16);
         attend_tile(call, &tile, call->tables + sequence[3], kv_head, dim, is_bf16);
         for (int64_t row = 0; row < tile.count; row++) {
             int64_t number = (done + row) / shared, head = kv_head * shared + (done + row) % shared;

@@ -63,12 +63,21 @@ INLINE vec gelu_tanh(vec x) {
     return x / (all(1) + exp_of(all(-2) * u));
 }
 
+INLINE vec gate(vec x, vec up, int64_t is_gelu, const int is_bf16) {
+    return rounded(is_gelu ? gelu_tanh(x) : silu(x), is_bf16) * up;
+}
+
 INLINE void gate_row(const GateCall *call, int64_t row, const int is_bf16) {
-    const int64_t gate = row * call->stride, up = gate + call->size, to = row * call->size;
-    for (int64_t i = 0; i < call->size; i += LANES) {
-        vec x = load(call->gate_up, gate + i, is_bf16);
-        vec open = rounded(call->is_gelu ? gelu_tanh(x) : silu(x), is_bf16);
-        store(call->out, to + i, open * load(call->gate_up, up + i, is_bf16), is_bf16);
+    const int64_t from = row * call->stride, up = from + call->size, to = row * call->size;
+    const int64_t whole = call->size / LANES * LANES, left = call->size - whole;
+    for (int64_t i = 0; i < whole; i += LANES) {
+        const vec x = load(call->gate_up, from + i, is_bf16);
+        store(call->out, to + i, gate(x, load(call->gate_up, up + i, is_bf16), call->is_gelu, is_bf16), is_bf16);
+    }
+    if (left) {
+        const vec x = load_some(call->gate_up, from + whole, left, is_bf16);
+        const vec y = gate(x, load_some(call->gate_up, up + whole, left, is_bf16), call->is_gelu, is_bf16);
+        store_some(call->out, to + whole, y, left, is_bf16);
     }
 }
 
@@ -80,7 +89,7 @@ void gated(const GateCall *call) {
 }
 
 /* `projected`: rows `stride` elements apart, each the heads of queries, keys and values. Queries are normed and rotated
-   where they are; keys, too, on their way to the cache (blocks, 2 * kv_heads, block_size, head_dim), values as they are.
+   where they are; keys, too, on their way to the cache (attention.c says how it lies), values as they are.
    `slots`: block * block_size + offset, negative for rows of padding. `cosine`, `sine`: (rows, pairs) float. Norm weights may be null. */
 typedef struct {
     void *projected;
@@ -114,12 +123,24 @@ INLINE void rotate_head(float *head, const HeadsCall *call, int64_t row) {
     }
 }
 
+/* One position of a head's keys, or of its values, from the start of the head's block on. */
+INLINE void write_position(char *block, const float *head, int64_t offset, int is_key, const int dim, const int is_bf16) {
+    const int64_t size = size_of(is_bf16), step = per_word(is_bf16), position = offset % LANES;
+    char *group = block + offset / LANES * LANES * dim * size;
+    char narrow[MOST_DIM * 4];
+    for (int i = 0; i < dim; i += LANES) store(narrow, i, load(head, i, 0), is_bf16);
+    if (is_key)
+        for (int word = 0; word < dim / step; word++) memcpy(group + (word * LANES + position) * 4, narrow + word * 4, 4);
+    else
+        for (int i = 0; i < dim; i++)
+            memcpy(group + (position / step * dim + i) * 4 + position % step * size, narrow + i * size, size);
+}
+
 INLINE void write_row(const HeadsCall *call, int64_t row, const int is_bf16) {
     const int64_t dim = call->head_dim, slot = call->slots[row], block = slot / call->block_size;
-    const int64_t offset = slot % call->block_size, rotated = call->heads + call->kv_heads;
+    const int64_t rotated = call->heads + call->kv_heads;
     for (int64_t head = 0; head < rotated + call->kv_heads && slot >= 0; head++) {
         const int64_t from = row * call->stride + head * dim, part = head - call->heads;
-        const int64_t to = ((block * 2 * call->kv_heads + part) * call->block_size + offset) * dim;
         float wide[MOST_DIM];
         for (int64_t i = 0; i < dim; i += LANES) store(wide, i, load(call->projected, from + i, is_bf16), 0);
         if (head < rotated) {
@@ -127,9 +148,12 @@ INLINE void write_row(const HeadsCall *call, int64_t row, const int is_bf16) {
             if (norm) norm_head(wide, norm, call, is_bf16);
             rotate_head(wide, call, row);
         }
-        for (int64_t i = 0; i < dim; i += LANES) {
-            if (part < 0) store(call->projected, from + i, load(wide, i, 0), is_bf16);
-            else store(call->cache, to + i, load(wide, i, 0), is_bf16);
+        if (part < 0) {
+            for (int64_t i = 0; i < dim; i += LANES) store(call->projected, from + i, load(wide, i, 0), is_bf16);
+        } else {
+            const int64_t to = (block * 2 * call->kv_heads + part) * call->block_size * dim;
+            write_position((char *)call->cache + to * size_of(is_bf16), wide, slot % call->block_size, head < rotated,
+                           (int)dim, is_bf16);
         }
     }
 }

@@ -3,6 +3,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
 #define LANES 16
 #define UNROLL _Pragma("GCC unroll 16")
 #define INLINE static inline __attribute__((always_inline))
@@ -27,13 +31,41 @@ INLINE vec load(const void *array, int64_t index, const int is_bf16) {
 /* Rounds to the nearest bfloat16, ties to even, where the array is one. */
 INLINE void store(void *array, int64_t index, vec values, const int is_bf16) {
     if (is_bf16) {
+#if defined(__AVX512BF16__)
+        const __m256bh half = _mm512_cvtneps_pbh((__m512)values);
+#else
         uvec bits = (uvec)values;
         bits += 0x7fff + ((bits >> 16) & 1);
-        hvec half = __builtin_convertvector(bits >> 16, hvec);
+        const hvec half = __builtin_convertvector(bits >> 16, hvec);
+#endif
         memcpy((uint16_t *)array + index, &half, sizeof half);
     } else {
         memcpy((float *)array + index, &values, sizeof values);
     }
+}
+
+INLINE float element(const void *array, int64_t index, const int is_bf16) {
+    if (!is_bf16) return ((const float *)array)[index];
+    const uint32_t bits = (uint32_t)((const uint16_t *)array)[index] << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* The first `count` of the values, rounded as `store` does. */
+INLINE void store_some(void *array, int64_t index, vec values, int64_t count, const int is_bf16) {
+    char whole[sizeof values];
+    store(whole, 0, values, is_bf16);
+    const int64_t size = is_bf16 ? 2 : 4;
+    memcpy((char *)array + index * size, whole, count * size);
+}
+
+/* The first `count` elements from the `index`-th on, and zeros. */
+INLINE vec load_some(const void *array, int64_t index, int64_t count, const int is_bf16) {
+    const int64_t size = is_bf16 ? 2 : 4;
+    char whole[sizeof(vec)] = {0};
+    memcpy(whole, (const char *)array + index * size, count * size);
+    return load(whole, 0, is_bf16);
 }
 
 INLINE vec rounded(vec values, const int is_bf16) {
@@ -92,4 +124,33 @@ INLINE vec exp2_of(vec x) {
     power = power * f + all(6.9314718e-1f);
     power = power * f + all(1.0f);
     return either(is_number, (vec)((ivec)power + (((ivec)shifted - (ivec)magic) << 23)), given);
+}
+
+/* Products go word by word: four bytes, one float or two elements of bfloat16. */
+
+INLINE int64_t size_of(const int is_bf16) { return is_bf16 ? 2 : 4; }
+
+INLINE int64_t per_word(const int is_bf16) { return is_bf16 ? 2 : 1; }
+
+INLINE uvec words_at(const char *from) {
+    uvec words;
+    memcpy(&words, from, sizeof words);
+    return words;
+}
+
+INLINE uvec all_of(const char *from) {
+    uint32_t word;
+    memcpy(&word, from, sizeof word);
+    return word - (uvec){0};
+}
+
+/* sum + a * b, lane by lane. In bfloat16 lanes hold two elements, whose products are both added: the lower ones last. */
+INLINE vec add_product(vec sum, uvec a, uvec b, const int is_bf16) {
+    if (!is_bf16) return sum + (vec)a * (vec)b;
+#if defined(__AVX512BF16__)
+    return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#else
+    sum += (vec)(a & 0xffff0000u) * (vec)(b & 0xffff0000u);
+    return sum + (vec)(a << 16) * (vec)(b << 16);
+#endif
 }

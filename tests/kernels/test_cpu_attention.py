@@ -32,6 +32,17 @@ needs_c = pytest.mark.skipif(load() is None, reason="no C compiler")
 IMPLEMENTATIONS = [PagedAttention, pytest.param(NativeAttention, marks=needs_c)]
 
 
+def in_words(cache: Tensor) -> Tensor:
+    """The C kernel's order within (layers, blocks, 2 * kv_heads, block, dim): sixteen positions at a time, keys as
+    (words, positions), values as (words of positions, dim)."""
+    layers, blocks, parts, block, dim = cache.shape
+    word = 4 // cache.element_size()
+    keys, values = cache.chunk(2, dim=2)
+    keys = keys.reshape(layers, blocks, parts // 2, block // 16, 16, dim // word, word).transpose(4, 5)
+    values = values.reshape(layers, blocks, parts // 2, block // 16, 16 // word, word, dim).transpose(5, 6)
+    return torch.cat((keys.reshape(cache.chunk(2, dim=2)[0].shape), values.reshape(cache.chunk(2, dim=2)[0].shape)), 2)
+
+
 class Batch:
     """A batch over a cache whose blocks lie anywhere; NaN wherever nothing of these sequences is."""
 
@@ -72,7 +83,7 @@ class Batch:
     def on(self, implementation: type[PagedAttention | NativeAttention], cache: Tensor) -> Attention:
         shared, batch = self.heads // self.kv_heads, RaggedBatch.of(self.spans, self.num_rows, cache.shape[3])
         if implementation is NativeAttention:
-            return NativeAttention(cache, batch, shared=shared)
+            return NativeAttention(in_words(cache), batch, shared=shared)
         return PagedAttention(cache, batch, shared=shared)
 
     def expected(
@@ -154,8 +165,9 @@ def test_any_batch_in_c(chunks: Chunks, window: int) -> None:
 def test_c_gives_a_row_the_same_bits_alone_and_in_a_batch(dtype: torch.dtype, window: int | None) -> None:
     torch.manual_seed(0)
     batch, layer = Batch([(33, 70), (5, 9), (90, 1)]), LayerAttention(0, 0.3, window)
-    cache = batch.cache.transpose(2, 3).contiguous().to(dtype)
-    expected = batch.on(NativeAttention, cache).attend(layer, batch.projected.to(dtype), None)
+    cache = in_words(batch.cache.transpose(2, 3).contiguous().to(dtype))
+    together = NativeAttention(cache, RaggedBatch.of(batch.spans, batch.num_rows, BLOCK), shared=2)
+    expected = together.attend(layer, batch.projected.to(dtype), None)
     row = 0
     for span in batch.spans:
         for index in range(span.length):

@@ -40,8 +40,8 @@ def test_large_gates_neither_overflow_nor_vanish() -> None:
 def test_reference_activates_the_gate_alone() -> None:
     gate, up = torch.randn(2, 3, 7)
     joint = torch.cat((gate, up), dim=1)
-    assert torch.equal(gated(joint, "silu"), functional.silu(gate) * up)
-    assert torch.equal(gated(joint, "gelu_tanh"), functional.gelu(gate, approximate="tanh") * up)
+    assert torch.equal(reference_gated(joint, "silu"), functional.silu(gate) * up)
+    assert torch.equal(reference_gated(joint, "gelu_tanh"), functional.gelu(gate, approximate="tanh") * up)
 
 
 def test_what_does_not_fit_is_refused() -> None:
