@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
+from .calibration import Curve
 from .models import GateModel, LinearExpert, TreeExpert
 from .optional import load_module
 
@@ -21,15 +22,18 @@ OPSET, ML_OPSET = 17, 3
 
 def to_onnx(model: GateModel) -> bytes:
     """The serialised graph: `features` (n, width) float32 -> `p_gain` (n,) float32 in [0, 1]."""
-    graph = _Graph()
+    graph = Graph()
     score = graph.constant("start", np.zeros((1, 1)))
     for i, (expert, weight) in enumerate(zip(model.experts, model.weights, strict=True)):
         raw = graph.expert(f"expert{i}", expert)
         score = graph.node("Add", score, graph.node("Mul", raw, graph.constant(f"weight{i}", np.array([[weight]]))))
-    return graph.finish(graph.curve(score, model), model.layout.width)
+    return graph.finish(
+        graph.curve(score, model.curve),
+        helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, ["n", model.layout.width]),
+    )
 
 
-class _Graph:
+class Graph:
     """Collects nodes and constants. Every method returns the name of a (n, k) double tensor."""
 
     def __init__(self) -> None:
@@ -74,8 +78,8 @@ class _Graph:
         product = self.node("MatMul", clipped, self.constant(f"{name}_weights", expert.weights[:, None]))
         return self.node("Add", product, self.constant(f"{name}_bias", np.array([[expert.bias]])))
 
-    def curve(self, score: str, model: GateModel) -> str:
-        curve = model.curve
+    def curve(self, score: str, curve: Curve) -> str:
+        """The calibrated probability of a (n, 1) score."""
         offset = self.node("Sub", score, self.constant("curve_starts", curve.starts[None]))
         part = self.node("Div", offset, self.constant("curve_widths", curve.widths[None]))
         zero, one = self.constant("zero", np.array(0.0)), self.constant("one", np.array(1.0))
@@ -86,13 +90,17 @@ class _Graph:
             "Clip", self.node("Add", risen, self.constant("curve_low", np.array([[curve.low]]))), zero, one
         )
 
-    def finish(self, probability: str, width: int) -> bytes:
+    def append(self, node: NodeProto) -> None:
+        self._nodes.append(node)
+
+    def finish(self, probability: str, *inputs: ValueInfoProto) -> bytes:
+        """The model from `inputs` to `p_gain`, (n,) float32."""
         flat = self.node("Reshape", probability, self.constant("flat", np.array([-1], np.int64)))
         self._nodes.append(helper.make_node("Cast", [flat], [OUTPUT], to=TensorProto.FLOAT))
         graph = helper.make_graph(
             self._nodes,
             "p_gain",
-            [helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, ["n", width])],
+            inputs,
             [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["n"])],
             self._constants,
         )

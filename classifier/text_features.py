@@ -32,7 +32,7 @@ _UNUSUAL = np.array(
 _UNUSUAL.setflags(write=False)
 
 
-def _codes(text: str) -> NDArray[np.uint32]:
+def code_points(text: str) -> NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.uint32)
 
 
@@ -46,7 +46,7 @@ def ngrams(text: str) -> Array:
     out = np.empty(NGRAM_WIDTH, np.float32)
     half = NGRAM_WIDTH // 2
     out[:half] = _hashed(_word_hashes(folded), half)
-    out[half:] = _hashed(_char_hashes(folded), half)
+    out[half:] = _hashed(char_hashes(code_points(f" {folded} ")), half)
     return out
 
 
@@ -56,28 +56,33 @@ def _word_hashes(text: str) -> NDArray[np.uint32]:
     return np.concatenate((words, pairs))
 
 
-def _char_hashes(text: str) -> NDArray[np.uint32]:
-    codes = _codes(f" {text} ")
+def char_hashes(codes: NDArray[np.uint32], orders: tuple[int, ...] = _CHAR_ORDERS) -> NDArray[np.uint32]:
+    """A hash of every stretch of the code points that is as long as one of `orders`, which rise."""
     grams: list[NDArray[np.uint32]] = []
     rolling = codes
-    for order in range(2, _CHAR_ORDERS[-1] + 1):
+    for order in range(2, orders[-1] + 1):
         rolling = rolling[:-1] * np.uint32(0x01000193) + codes[order - 1 :]
-        if order in _CHAR_ORDERS:
+        if order in orders:
             grams.append(rolling ^ np.uint32(order * 0x2545F491 & 0xFFFFFFFF))
         if len(rolling) < 2:
             break
     return np.concatenate(grams) if grams else np.empty(0, np.uint32)
 
 
+def mixed(hashes: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Every bit of a hash made to depend on every other (the finaliser of MurmurHash3)."""
+    spread = hashes ^ (hashes >> np.uint32(16))
+    spread = spread * np.uint32(0x85EBCA6B)
+    spread ^= spread >> np.uint32(13)
+    spread = spread * np.uint32(0xC2B2AE35)
+    return spread ^ (spread >> np.uint32(16))
+
+
 def _hashed(hashes: NDArray[np.uint32], width: int) -> Array:
     """Signed counts of `hashes` in `width` buckets (a power of two), scaled to unit length."""
-    mixed = hashes ^ (hashes >> np.uint32(16))
-    mixed = mixed * np.uint32(0x85EBCA6B)
-    mixed ^= mixed >> np.uint32(13)
-    mixed = mixed * np.uint32(0xC2B2AE35)
-    mixed ^= mixed >> np.uint32(16)
-    signs = np.where(mixed >> np.uint32(31), 1.0, -1.0)
-    counts = np.bincount(mixed & np.uint32(width - 1), weights=signs, minlength=width)
+    spread = mixed(hashes)
+    signs = np.where(spread >> np.uint32(31), 1.0, -1.0)
+    counts = np.bincount(spread & np.uint32(width - 1), weights=signs, minlength=width)
     length = float(np.sqrt(counts @ counts))
     return (counts / length if length else counts).astype(np.float32)
 
@@ -113,7 +118,7 @@ def structure(prompt: PromptView) -> Array:
     digits = sum(len(number) for number in numbers)
     items = [part.strip() for part in text.split(",")]
     quoted = [len(part) for part in _QUOTE.split(text)[1::2]]
-    codes = _codes(text)
+    codes = code_points(text)
     asked = set(letters)
     values = [
         log1p(len(text)),

@@ -1,0 +1,106 @@
+"""What a learned router is like in use: how long a decision takes, and whether noise in the question flips it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..classifier.graded import GradedRow
+from ..classifier.metrics import Floats
+from ..classifier.optional import load_module
+from ..classifier.text_export import graph_inputs, router_to_onnx
+from ..classifier.text_router import TextRouter
+from ..classifier.text_rows import Mode, featurise, vector
+from .statistics import percentile
+
+__all__ = ["NOISES", "in_use", "unchanged"]
+
+_CHARS = 2_000
+_DECISIONS = 1_000
+_NOISY_ROWS = 200
+_SHARES = (0.2, 0.5, 0.8)
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def in_use(router: TextRouter, rows: Sequence[GradedRow], mode: Mode) -> dict[str, Any]:
+    """Decision time of the exported router, its distance from Python, and the share of decisions noise leaves alone."""
+    some = rows[:: max(1, len(rows) // _NOISY_ROWS)][:_NOISY_ROWS]
+    session = _session(router, rows[0], mode)
+    ours = router.probability(featurise(some, mode))
+    theirs = np.array([_decide(session, row, mode) for row in some])
+    return {
+        "decision_ms": _decision_ms(session, rows, mode),
+        "export_gap": float(np.abs(ours - theirs).max()),
+        "unchanged": unchanged(router, rows, mode),
+    }
+
+
+def unchanged(router: TextRouter, rows: Sequence[GradedRow], mode: Mode) -> dict[str, float]:
+    """The share of decisions that each noise leaves as they are, over thresholds that escalate 20, 50 and 80 %."""
+    some = rows[:: max(1, len(rows) // _NOISY_ROWS)][:_NOISY_ROWS]
+    usual = router.probability(featurise(rows, mode))
+    before = router.probability(featurise(some, mode))
+    thresholds = np.quantile(usual, [1 - share for share in _SHARES])
+    rng = np.random.default_rng(0)
+    found: dict[str, float] = {}
+    for name, noise in NOISES.items():
+        noisy = [replace(row, prompt=noise(row.prompt, rng)) for row in some]
+        after = router.probability(featurise(noisy, mode))
+        found[name] = float(np.mean([(before > t) == (after > t) for t in thresholds]))
+    return found | {"least": min(found.values())}
+
+
+def _typo(text: str, rng: np.random.Generator) -> str:
+    """One slip inside a word: two letters swapped, one left out, doubled or mistaken."""
+    places = [i for i in range(len(text) - 1) if text[i].isalpha() and text[i + 1].isalpha()]
+    if not places:
+        return text
+    at = int(rng.choice(places))
+    letter = _LETTERS[int(rng.integers(len(_LETTERS)))]
+    slips = (text[at + 1] + text[at], text[at + 1], text[at] + text[at : at + 2], letter + text[at + 1])
+    return text[:at] + slips[int(rng.integers(len(slips)))] + text[at + 2 :]
+
+
+def _casing(text: str, rng: np.random.Generator) -> str:
+    return (text.lower(), text.upper(), text.title(), text.swapcase())[int(rng.integers(4))]
+
+
+def _blanks(text: str, rng: np.random.Generator) -> str:
+    """Doubled spaces, a tab, blanks at both ends, or a line break after the end."""
+    forms = (text.replace(" ", "  "), text.replace(" ", "\t", 1), f"  {text} ", f"{text}\n\n")
+    return forms[int(rng.integers(len(forms)))]
+
+
+NOISES: dict[str, Callable[[str, np.random.Generator], str]] = {"typo": _typo, "casing": _casing, "blanks": _blanks}
+
+
+def _session(router: TextRouter, row: GradedRow, mode: Mode) -> Any:
+    measures, _ = vector(row, mode)
+    onnxruntime = load_module("onnxruntime", "edge")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    graph = router_to_onnx(router, len(measures))
+    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+
+def _decide(session: Any, row: GradedRow, mode: Mode) -> float:
+    return float(session.run(None, graph_inputs(*vector(row, mode)))[0][0])
+
+
+def _decision_ms(session: Any, rows: Sequence[GradedRow], mode: Mode) -> dict[str, float | None]:
+    """Features and model together, for prompts of 2,000 characters joined from those of the file."""
+    text = "\n".join(row.prompt for row in rows[:200])
+    starts = range(0, max(1, len(text) - _CHARS), 97)
+    prompts = [(text[start:] * (1 + _CHARS // max(1, len(text) - start)))[:_CHARS] for start in starts]
+    taken: Floats = np.zeros(_DECISIONS)
+    for i in range(_DECISIONS):
+        row = replace(rows[i % len(rows)], prompt=prompts[i % len(prompts)])
+        started = time.perf_counter()
+        _decide(session, row, mode)
+        taken[i] = 1e3 * (time.perf_counter() - started)
+    steady = taken[_DECISIONS // 10 :].tolist()
+    return {"p50": percentile(steady, 50), "p99": percentile(steady, 99)}

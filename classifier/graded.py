@@ -1,0 +1,205 @@
+"""Reads graded prompts: what both tiers scored on each, from a CSV or JSON Lines file (also gzipped).
+
+One row is one prompt with the weak and the strong tier's score in [0, 1]; the weak tier's answer and its token signals
+are read where the file has them. Whatever cannot be used is refused with the line that is wrong, never skipped.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import msgspec
+import numpy as np
+
+from ..protocol.errors import InvalidRequestError
+from .metrics import Bools, Floats
+from .views import Array
+
+__all__ = ["Columns", "GradedRow", "TokenSignals", "gains", "read_graded", "scores"]
+
+_PROMPTS = ("prompt", "question", "query")
+_WEAK, _STRONG = ("weak", "weak_score", "local", "local_score"), ("strong", "strong_score", "cloud", "cloud_score")
+_ANSWERS = ("weak_response", "weak_answer", "local_response", "local_answer")
+_DOMAINS = ("domain", "category", "kind")
+_SIGNALS = ("logprobs", "entropies", "margins")
+_LARGEST_FIELD = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns that hold the two tiers' scores; None means those named weak and strong, or local and cloud."""
+
+    weak: str | None = None
+    strong: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSignals:
+    """What the weak model said about each token of its answer: three (n,) float32, nats."""
+
+    logprobs: Array
+    entropies: Array
+    margins: Array
+
+
+@dataclass(frozen=True, slots=True)
+class GradedRow:
+    """One prompt. `answer` and `signals` are the weak tier's; `domain` groups rows in reports and is no feature."""
+
+    prompt: str
+    weak: float
+    strong: float
+    domain: str = ""
+    answer: str | None = None
+    signals: TokenSignals | None = None
+
+    @property
+    def gain(self) -> bool:
+        """Whether the strong tier's answer is better."""
+        return self.strong > self.weak
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    prompt: str
+    weak: str
+    strong: str
+    domain: str | None
+    answer: str | None
+    signals: bool
+
+
+def scores(rows: list[GradedRow]) -> tuple[Floats, Floats]:
+    """The weak and the strong scores, (n,) each."""
+    return np.array([row.weak for row in rows], np.float64), np.array([row.strong for row in rows], np.float64)
+
+
+def gains(rows: list[GradedRow]) -> Bools:
+    """(n,) where the strong tier is better."""
+    return np.array([row.gain for row in rows], np.bool_)
+
+
+def read_graded(path: Path, columns: Columns | None = None) -> list[GradedRow]:
+    """The rows of `path` in order. Raises InvalidRequestError, naming file, line and column."""
+    columns = columns or Columns()
+    try:
+        with _opened(path) as file:
+            records = _records(path, file)
+            rows: list[GradedRow] = []
+            header: _Header | None = None
+            for line, record in records:
+                header = header or _header(path, record, columns)
+                rows.append(_row(f"{path}, line {line}", record, header))
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        raise InvalidRequestError(f"Cannot read {path} as CSV or JSON Lines: {error}") from error
+    if not rows:
+        raise InvalidRequestError(f"{path} holds no rows: give prompts with a weak and a strong score each.")
+    return rows
+
+
+def _opened(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8", newline="")
+    return path.open(encoding="utf-8", newline="")
+
+
+def _records(path: Path, file: TextIO) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Line number and fields of each record."""
+    names = [suffix for suffix in path.suffixes if suffix != ".gz"]
+    form = names[-1] if names else ""
+    if form == ".csv":
+        # Answers may be longer than the reader's own limit of 131,072 characters; the limit is the process's.
+        csv.field_size_limit(max(csv.field_size_limit(), _LARGEST_FIELD))
+        reader = csv.DictReader(file, strict=True)
+        for record in reader:
+            if None in record or None in record.values():
+                raise InvalidRequestError(f"{path}, line {reader.line_num}: not as many fields as the first line has.")
+            yield reader.line_num, record
+    elif form in (".jsonl", ".ndjson"):
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield number, _json_object(f"{path}, line {number}", line)
+    else:
+        raise InvalidRequestError(f"{path}: the name must end in .csv or .jsonl, or either with .gz.")
+
+
+def _json_object(where: str, line: str) -> Mapping[str, Any]:
+    try:
+        return msgspec.json.decode(line, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"{where}: {error}") from error
+
+
+def _header(path: Path, record: Mapping[str, Any], columns: Columns) -> _Header:
+    def find(known: tuple[str, ...]) -> str | None:
+        return next((name for name in known if name in record), None)
+
+    def wanted(given: str | None, known: tuple[str, ...], what: str, remedy: str) -> str:
+        name = given if given is not None else find(known)
+        if name is None or name not in record:
+            missing = f"no column {given!r}" if given is not None else f"no {what} (looked for {', '.join(known)})"
+            raise InvalidRequestError(f"{path} has {missing}{remedy}. Its columns: {', '.join(record)}.")
+        return name
+
+    return _Header(
+        wanted(None, _PROMPTS, "prompt", ""),
+        wanted(columns.weak, _WEAK, "weak score", ": name it with --weak"),
+        wanted(columns.strong, _STRONG, "strong score", ": name it with --strong"),
+        find(_DOMAINS),
+        find(_ANSWERS),
+        all(name in record for name in _SIGNALS),
+    )
+
+
+def _row(where: str, record: Mapping[str, Any], header: _Header) -> GradedRow:
+    prompt = _text(where, record, header.prompt)
+    if not prompt.strip():
+        raise InvalidRequestError(f"{where}: the {header.prompt} is empty.")
+    return GradedRow(
+        prompt,
+        _score(where, record, header.weak),
+        _score(where, record, header.strong),
+        _text(where, record, header.domain) if header.domain else "",
+        _text(where, record, header.answer) if header.answer else None,
+        _signals(where, record) if header.signals else None,
+    )
+
+
+def _text(where: str, record: Mapping[str, Any], column: str) -> str:
+    value = record.get(column)
+    if not isinstance(value, str):
+        raise InvalidRequestError(f"{where}: {column} must be a text, not {value!r}.")
+    return value
+
+
+def _score(where: str, record: Mapping[str, Any], column: str) -> float:
+    value = record.get(column)
+    try:
+        score = float(value)  # pyright: ignore[reportArgumentType]  # what is no number raises
+    except (TypeError, ValueError):
+        score = float("nan")
+    if not 0 <= score <= 1:
+        raise InvalidRequestError(f"{where}: {column} must be a score from 0 to 1, not {value!r}.")
+    return score
+
+
+def _signals(where: str, record: Mapping[str, Any]) -> TokenSignals:
+    series = [_series(where, record, name) for name in _SIGNALS]
+    if len({len(values) for values in series}) != 1:
+        raise InvalidRequestError(f"{where}: {', '.join(_SIGNALS)} must have one entry per token each.")
+    return TokenSignals(*series)
+
+
+def _series(where: str, record: Mapping[str, Any], name: str) -> Array:
+    value = record.get(name)
+    try:
+        return np.array(json.loads(value) if isinstance(value, str) else value, np.float32).reshape(-1)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"{where}: {name} must be a list of numbers ({error}).") from error

@@ -1,0 +1,61 @@
+"""Finds the question inside the boilerplate that agent harnesses and chat logs wrap around it.
+
+A router that reads the wrapping decides by the wrapping: one harness, one decision. What is left here is what the user
+asked last. A text without any known wrapping is returned as it is, so that nothing is lost where nothing was found.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["question_of"]
+
+# A turn begins at one of these; the name of its speaker is what the groups catch.
+_TOKEN_TURN = re.compile(
+    r"<\|im_start\|>[ \t]*(\w+)|<\|start_header_id\|>[ \t]*(\w+)[ \t]*<\|end_header_id\|>|<\|(user|assistant|system)\|>"
+)
+_PLAIN_TURN = re.compile(
+    r"^(?:#{1,4} |\*\*|\[)?(user|human|assistant|ai|system|tool)(?:\]|\*\*)?:(?:\*\*)?(?=\s|$)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_TURN_END = re.compile(r"<\|(?:im_end|eot_id|end|endoftext)\|>|</s>")
+_USERS = ("user", "human")
+_QUESTION_TAG = re.compile(
+    r"<(user_query|user_message|user_request|question|query|task|prompt)>(.*?)</\1>", re.IGNORECASE | re.DOTALL
+)
+_CONTEXT_TAG = re.compile(
+    r"<(system-reminder|system|environment_details|environment_context|context|tools|tool_result|instructions"
+    r"|available_skills|attached_files|files|documents|examples?)(?:\s[^>]*)?>.*?</\1>",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def question_of(text: str) -> str:
+    """The last user turn of `text`, without its harness: tagged questions win, tagged context is left out."""
+    turn = _last_user_turn(text)
+    if "</" not in turn:
+        return turn
+    tagged = _QUESTION_TAG.findall(turn)
+    if tagged and tagged[-1][1].strip():
+        return tagged[-1][1].strip()
+    bare = _CONTEXT_TAG.sub("", turn).strip()
+    return bare or turn
+
+
+def _last_user_turn(text: str) -> str:
+    # Most questions have no wrapping: searching them for it must cost next to nothing.
+    if "<|" in text:
+        turns = list(_TOKEN_TURN.finditer(text))
+    elif any(speaker in text.lower() for speaker in _USERS):
+        turns = list(_PLAIN_TURN.finditer(text))
+    else:
+        return text
+    speakers = ["".join(group or "" for group in turn.groups()).lower() for turn in turns]
+    asked = [i for i, speaker in enumerate(speakers) if speaker in _USERS]
+    # One marker alone may be the question's own words ("User: root was not found").
+    if not asked or len(turns) < 2:
+        return text
+    last = asked[-1]
+    end = turns[last + 1].start() if last + 1 < len(turns) else len(text)
+    said = _TURN_END.sub("", text[turns[last].end() : end]).strip()
+    return said or text

@@ -1,0 +1,251 @@
+"""Checks of worked arithmetic: does every stated step hold, and does the answer follow from the steps and the question?
+
+A small model that reasons aloud leaves evidence: an equation that is false, a number that comes from nowhere, a given
+that is never used, a result that nothing continues, an answer that no step reached. Read are plain equations
+(`3 x $4 = $12`), chains (`8 + 6 = 14 = 14.0`) and calculator marks (`<<3*4=12>>`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import log1p
+
+import numpy as np
+
+from .views import Array
+
+__all__ = ["STEP_NAMES", "Step", "final_number", "step_checks", "steps"]
+
+_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?|\.\d+")
+_TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|[-+*/()%]")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
+_TIMES = re.compile(r"(?<=[\d)\s])[ ]*[xX×⋅·][ ]*(?=[\d($])|\\times|\\cdot")
+_MARK = re.compile(r"<<([^<>=]*)=([^<>=]*)>>")
+_ASIDE = re.compile(r"\([^()\d]*\)")
+_UNIT = re.compile(r"(?<=\d) +[A-Za-z][A-Za-z'’]*(?: [A-Za-z'’]+){0,3}(?= *[-+*/=)])")
+_BREAK = re.compile(r"[.,;:]\s|\n")
+_EQUATION = re.compile(r"[-+*/()%$\d., ]{0,200}=[-+*/()=%$\d., ]{0,200}")
+_RESULT = re.compile(r"####[ \t]*(.*)")
+_SENTENCE = re.compile(r"[.?!](?:\s|$)")
+_NUMBER_WORDS: dict[str, float] = {
+    **{"one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10},
+    **{"dozen": 12, "half": 0.5, "quarter": 0.25, "third": 1 / 3, "twice": 2, "double": 2, "triple": 3, "week": 7},
+}
+_WORD = re.compile(r"[a-z]+")
+_PHRASES = (
+    *("however", "approximately", "round", "let's", "let x", "first", "therefore", "since", "because", "actually"),
+    *("wait", "cannot", "can't", "not enough", "assume", "denote", "equation", "subtract", "per ", "in total"),
+)
+_ROUNDED, _EXACT = 5e-3, 1e-6
+_MOST_STEPS = 200
+_DEEPEST = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`left = right` as stated: both sides' values, the numbers on the left, and how many operators join them."""
+
+    operands: tuple[float, ...]
+    left: float
+    right: float
+    operators: int
+
+
+def steps(text: str) -> list[Step]:
+    """The equations of `text` between plain numbers, calculator marks last; what is no arithmetic is passed over."""
+    plain = _TIMES.sub("*", _THOUSANDS.sub("", text.replace("÷", "/").replace("−", "-")))
+    marked = [_step(left, right) for left, right in _MARK.findall(plain)]
+    bare = _UNIT.sub("", _ASIDE.sub(" ", _MARK.sub(" ", plain)))
+    chains = (found.group().split("=") for piece in _BREAK.split(bare) for found in _EQUATION.finditer(piece))
+    stated = [_step(left, right) for chain in chains for left, right in pairwise(chain)]
+    return [step for step in (*stated, *marked) if step is not None][:_MOST_STEPS]
+
+
+def final_number(text: str) -> tuple[float | None, bool]:
+    """The number the answer ends with, and whether a `####` marks it; without one the last number counts."""
+    marked = _RESULT.findall(text)
+    numbers = _NUMBER.findall(marked[-1] if marked else text)
+    if not numbers:
+        return None, bool(marked)
+    return _value(numbers[0] if marked else numbers[-1]), bool(marked)
+
+
+def step_checks(question: str, answer: str) -> Array:
+    """(len(STEP_NAMES),) float32."""
+    found = steps(answer)
+    given = [_value(number) for number in _NUMBER.findall(question)]
+    worded = [_NUMBER_WORDS[word] for word in _WORD.findall(question.lower()) if word in _NUMBER_WORDS]
+    final, marked = final_number(answer)
+    values = (
+        *_truth(found),
+        *_flow(found, given, worded),
+        *_ending(found, given, final),
+        float(marked),
+        len(given),
+        len(worded),
+        log1p(len(answer) / max(len(question), 1)),
+        log1p(len(_SENTENCE.findall(question))),
+        float(answer.rstrip().endswith((".", "!"))),
+        log1p(len(answer.strip().rpartition("####")[2])),
+        *(log1p(answer.count(mark)) for mark in "+*/-%="),
+        *(float(phrase in answer.lower()) for phrase in _PHRASES),
+    )
+    return np.array(values, np.float32)
+
+
+def _truth(found: Sequence[Step]) -> tuple[float, ...]:
+    """Whether the steps hold: to within rounding, and exactly."""
+    wrong = [not _same(step.left, step.right, _ROUNDED) for step in found]
+    inexact = sum(not _same(step.left, step.right, _EXACT) for step in found)
+    return (
+        log1p(len(found)),
+        log1p(sum(wrong)),
+        sum(wrong) / max(len(found), 1),
+        float(bool(wrong) and wrong[-1]),
+        log1p(inexact),
+        sum(step.operators for step in found) / max(len(found), 1),
+        max((step.operators for step in found), default=0),
+    )
+
+
+def _flow(found: Sequence[Step], given: Sequence[float], worded: Sequence[float]) -> tuple[float, ...]:
+    """Where numbers come from and go to: strangers, givens that no step uses, results that no later step uses."""
+    known = {*given, *worded}
+    strangers = 0
+    for step in found:
+        strangers += sum(not _among(operand, known, _ROUNDED) for operand in step.operands)
+        known |= {step.left, step.right}
+    operands = {operand for step in found for operand in step.operands}
+    scaled = operands | {100 * operand for operand in operands}  # a percentage may be used as a fraction
+    unused = sum(not _among(number, scaled, _EXACT) for number in given)
+    dead = sum(
+        not any(_among(step.right, later.operands, _ROUNDED) for later in found[i + 1 :])
+        for i, step in enumerate(found[:-1])
+    )
+    distinct = len({(step.operands, step.left) for step in found if step.operators})
+    results = [step.right for step in found]
+    return (
+        log1p(strangers),
+        strangers / max(sum(len(step.operands) for step in found), 1),
+        unused,
+        unused / max(len(given), 1),
+        log1p(dead),
+        dead / max(len(found), 1),
+        distinct,
+        distinct - len(given),
+        distinct / max(len(given) + len(worded), 1),
+        len(results) - len(set(results)),
+        sum(_whole(result) for result in results) / max(len(results), 1) if results else 1.0,
+    )
+
+
+def _ending(found: Sequence[Step], given: Sequence[float], final: float | None) -> tuple[float, ...]:
+    """How the answer relates to the steps and the question."""
+    if final is None:
+        return (1.0, *(0.0 for _ in range(6)))
+    results = [step.right for step in found]
+    size = log1p(abs(final))
+    return (
+        0.0,
+        float(_whole(final)),
+        size,
+        size - log1p(max(given, default=0.0)),
+        float(bool(results) and _same(results[-1], final, _ROUNDED)),
+        float(_among(final, results, _ROUNDED)),
+        float(_among(final, given, _EXACT)),
+    )
+
+
+def _step(left: str, right: str) -> Step | None:
+    tokens = _TOKEN.findall(left)
+    try:
+        # `3 + 4 = 7 - so` : an operator that nothing follows is punctuation.
+        value, stated = _calculate(tokens), _calculate(_TOKEN.findall(right.rstrip(" .,+-*/(")))
+    except _NotArithmeticError:
+        return None
+    operands = tuple(float(token) for token in tokens if token[-1].isdigit())
+    if not np.isfinite((value, stated, *operands)).all():
+        return None
+    return Step(operands, value, stated, sum(token in "+-*/" for token in tokens))
+
+
+class _NotArithmeticError(ValueError):
+    pass
+
+
+def _calculate(tokens: Sequence[str]) -> float:
+    """The value of an expression of + - * / % and brackets. Raises _NotArithmeticError."""
+    value, rest = _sum(tokens, 0)
+    if rest != len(tokens):
+        raise _NotArithmeticError
+    return value
+
+
+def _sum(tokens: Sequence[str], at: int, depth: int = 0) -> tuple[float, int]:
+    value, at = _product(tokens, at, depth)
+    while at < len(tokens) and tokens[at] in "+-":
+        term, after = _product(tokens, at + 1, depth)
+        value, at = (value + term if tokens[at] == "+" else value - term), after
+    return value, at
+
+
+def _product(tokens: Sequence[str], at: int, depth: int) -> tuple[float, int]:
+    value, at = _atom(tokens, at, depth)
+    while at < len(tokens) and tokens[at] in "*/(":
+        bracket = tokens[at] == "("  # `3(4 + 5)` is a product too
+        factor, after = _atom(tokens, at if bracket else at + 1, depth)
+        if tokens[at] == "/" and factor == 0:
+            raise _NotArithmeticError
+        value, at = (value / factor if tokens[at] == "/" else value * factor), after
+    return value, at
+
+
+def _atom(tokens: Sequence[str], at: int, depth: int) -> tuple[float, int]:
+    if at >= len(tokens) or depth > _DEEPEST:
+        raise _NotArithmeticError
+    token = tokens[at]
+    if token in "+-":
+        value, at = _atom(tokens, at + 1, depth + 1)
+        return (-value if token == "-" else value), at
+    if token == "(":
+        value, at = _sum(tokens, at + 1, depth + 1)
+        if at >= len(tokens) or tokens[at] != ")":
+            raise _NotArithmeticError
+    elif token[-1].isdigit():
+        value = float(token)
+    else:
+        raise _NotArithmeticError
+    at += 1
+    if at < len(tokens) and tokens[at] == "%":
+        return value / 100, at + 1
+    return value, at
+
+
+def _value(number: str) -> float:
+    return float(number.replace(",", "")[:300])
+
+
+def _same(a: float, b: float, tolerance: float) -> bool:
+    return abs(a - b) <= tolerance * max(1.0, abs(b))
+
+
+def _among(value: float, others: Sequence[float] | set[float], tolerance: float) -> bool:
+    return any(_same(value, other, tolerance) for other in others)
+
+
+def _whole(value: float) -> bool:
+    return abs(value - np.rint(value)) < 1e-9
+
+
+STEP_NAMES = (
+    *("steps", "false_steps", "false_step_share", "last_step_false", "inexact_steps", "operators", "most_operators"),
+    *("strangers", "stranger_share", "unused_givens", "unused_given_share", "dead_ends", "dead_end_share"),
+    *("distinct_steps", "steps_over_givens", "steps_per_given", "repeated_results", "whole_results"),
+    *("no_number", "final_whole", "final_size", "final_over_givens", "final_is_last", "final_is_a_result"),
+    *("final_is_given", "marked", "givens", "number_words", "answer_ratio", "sentences", "ends_as_sentence", "tail"),
+    *(f"answer_count_{ord(mark):02x}" for mark in "+*/-%="),
+    *(f"says_{phrase.strip().replace(' ', '_')}" for phrase in _PHRASES),
+)

@@ -1,0 +1,133 @@
+"""Write a text router as one ONNX graph: one question's counts and measures in, P(gain) out.
+
+Only buckets that hold something go in: a question of 200 characters fills a twentieth of them, one of 2,000 a third.
+
+Sums run in double precision and are rounded where Python rounds them, and thresholds of trees are rounded down to the
+next single-precision number, so that no row can take another branch than in Python.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import NodeProto, TensorProto, helper
+
+from .export import Graph
+from .text_router import Forest, Ridge, TextRouter
+from .views import Array
+from .wording import COUNTS
+
+__all__ = ["graph_inputs", "router_to_onnx"]
+
+_BUCKETS, _COUNTS, _MEASURES = "buckets", "counts", "measures"
+
+
+def graph_inputs(measures: Array, counts: Array) -> dict[str, NDArray[Any]]:
+    """What the graph takes of one row, as `text_rows.vector` makes it."""
+    buckets = np.flatnonzero(counts)
+    return {_BUCKETS: buckets, _COUNTS: counts[buckets], _MEASURES: measures[None]}
+
+
+def router_to_onnx(router: TextRouter, n_measures: int) -> bytes:
+    """`buckets` (m,) int64, their `counts` (m,) and `measures` (1, n_measures) float32 -> `p_gain` (1,) float32.
+
+    Raises TypeError for a router with a member that does not ship.
+    """
+    graph = Graph()
+    rows = graph.node("Gather", graph.constant("directions", router.topics.directions), _BUCKETS, axis=0)
+    topics = graph.node("MatMul", _weighted_words(graph, router), rows)
+    flat = graph.node("Reshape", topics, graph.constant("one_row", np.array([1, -1], np.int64)))
+    dense = graph.node("Concat", graph.node("Cast", flat, to=TensorProto.FLOAT), _MEASURES, axis=1)
+    score = graph.constant("start", np.array([[router.bias]]))
+    for name, weight in router.weights.items():
+        raw = _member(graph, name, router.members[name], dense)
+        score = graph.node("Add", score, graph.node("Mul", raw, graph.constant(f"{name}_weight", np.array([[weight]]))))
+    return graph.finish(
+        graph.curve(score, router.curve),
+        helper.make_tensor_value_info(_BUCKETS, TensorProto.INT64, ["m"]),
+        helper.make_tensor_value_info(_COUNTS, TensorProto.FLOAT, ["m"]),
+        helper.make_tensor_value_info(_MEASURES, TensorProto.FLOAT, [1, n_measures]),
+    )
+
+
+def _weighted_words(graph: Graph, router: TextRouter) -> str:
+    """(m,) double: counts times term weights, words and characters each of unit length over the square root of two."""
+    weights = graph.node("Gather", graph.constant("term_weights", router.topics.weights), _BUCKETS, axis=0)
+    weighted = graph.node("Mul", graph.node("Cast", _COUNTS, to=TensorProto.DOUBLE), weights)
+    squares = graph.node("Mul", weighted, weighted)
+    is_word = graph.node("Less", _BUCKETS, graph.constant("first_of_characters", np.array(COUNTS // 2)))
+    none = graph.constant("none", np.array(0.0))
+    lengths = [_length(graph, graph.node("Where", is_word, *parts)) for parts in ((squares, none), (none, squares))]
+    return graph.node("Div", weighted, graph.node("Where", is_word, *lengths))
+
+
+def _length(graph: Graph, squares: str) -> str:
+    total = graph.node("ReduceSum", squares, keepdims=1)
+    return graph.node("Sqrt", graph.node("Add", total, total))
+
+
+def _member(graph: Graph, name: str, member: Any, dense: str) -> str:
+    if isinstance(member, Ridge):
+        return _ridge(graph, name, member, dense)
+    if isinstance(member, Forest):
+        graph.append(_forest(member, dense, f"{name}_gain"))
+        return graph.node("Cast", f"{name}_gain", to=TensorProto.DOUBLE)
+    raise TypeError(f"{type(member).__name__} has no ONNX form: it is there for comparison only")
+
+
+def _ridge(graph: Graph, name: str, ridge: Ridge, dense: str) -> str:
+    centred = graph.node(
+        "Sub", graph.node("Cast", dense, to=TensorProto.DOUBLE), graph.constant(f"{name}_mean", ridge.mean[None])
+    )
+    scaled = graph.node("Div", centred, graph.constant(f"{name}_scale", ridge.scale[None]))
+    low = graph.constant(f"{name}_low", np.array(-ridge.clip))
+    clipped = graph.node("Clip", scaled, low, graph.constant(f"{name}_high", np.array(ridge.clip)))
+    product = graph.node("MatMul", clipped, graph.constant(f"{name}_weights", ridge.weights[:, None]))
+    return graph.node("Add", product, graph.constant(f"{name}_bias", np.array([[ridge.bias]])))
+
+
+def _forest(forest: Forest, dense: str, output: str) -> NodeProto:
+    """The ensemble as one node whose leaves hold the strong minus the weak score, over the number of trees."""
+    nodes: dict[str, list[Any]] = {name: [] for name in ("tree", "id", "feature", "value", "mode", "yes", "no")}
+    leaves: dict[str, list[Any]] = {name: [] for name in ("tree", "node", "weight")}
+    trees = [estimator.tree_ for estimator in forest.model.estimators_]
+    for i, tree in enumerate(trees):
+        inner = tree.children_left >= 0
+        nodes["tree"] += [i] * tree.node_count
+        nodes["id"] += range(tree.node_count)
+        nodes["feature"] += np.where(inner, tree.feature, 0).tolist()
+        nodes["value"] += _rounded_down(np.where(inner, tree.threshold, 0.0))
+        nodes["mode"] += np.where(inner, "BRANCH_LEQ", "LEAF").tolist()
+        nodes["yes"] += np.where(inner, tree.children_left, 0).tolist()
+        nodes["no"] += np.where(inner, tree.children_right, 0).tolist()
+        at = np.flatnonzero(~inner)
+        leaves["tree"] += [i] * len(at)
+        leaves["node"] += at.tolist()
+        leaves["weight"] += ((tree.value[at, 1, 0] - tree.value[at, 0, 0]) / len(trees)).tolist()
+    return helper.make_node(
+        "TreeEnsembleRegressor",
+        [dense],
+        [output],
+        domain="ai.onnx.ml",
+        n_targets=1,
+        nodes_treeids=nodes["tree"],
+        nodes_nodeids=nodes["id"],
+        nodes_featureids=nodes["feature"],
+        nodes_values=nodes["value"],
+        nodes_modes=nodes["mode"],
+        nodes_truenodeids=nodes["yes"],
+        nodes_falsenodeids=nodes["no"],
+        target_treeids=leaves["tree"],
+        target_nodeids=leaves["node"],
+        target_ids=[0] * len(leaves["tree"]),
+        target_weights=leaves["weight"],
+    )
+
+
+def _rounded_down(thresholds: Any) -> list[float]:
+    """Single-precision numbers t32 <= t: for single-precision x, `x <= t32` then says the same as `x <= t`."""
+    single = np.asarray(thresholds, np.float32)
+    above = single.astype(np.float64) > thresholds
+    return np.where(above, np.nextafter(single, np.float32(-np.inf)), single).astype(np.float32).tolist()

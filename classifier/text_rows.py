@@ -1,0 +1,75 @@
+"""From graded rows to the numbers a text router learns from and decides by; training and inference share this file.
+
+Before generation a router sees the question's wording. In a cascade it also sees checks of the local answer and, where
+the file has them, summaries of its token signals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..protocol.errors import InvalidRequestError
+from .answer_features import answer_checks
+from .graded import GradedRow, TokenSignals
+from .optional import load_module
+from .question import question_of
+from .run_features import signals
+from .steps import step_checks
+from .views import Array, PromptView, RunView
+from .wording import MEASURE_NAMES, wording
+
+__all__ = ["N_WORDING", "Mode", "TextRows", "featurise", "vector"]
+
+Mode = Literal["prompt", "cascade"]
+N_WORDING = len(MEASURE_NAMES)
+_EMPTY = np.empty(0, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class TextRows:
+    """(n, COUNTS) sparse `counts` and (n, k) `measures`: of the wording, and in a cascade behind it of the answer."""
+
+    counts: Any
+    measures: Array
+
+    def take(self, rows: NDArray[Any]) -> TextRows:
+        return TextRows(self.counts[rows], self.measures[rows])
+
+
+def vector(row: GradedRow, mode: Mode) -> tuple[Array, Array]:
+    """The measures and the counts of one row. Raises InvalidRequestError if a cascade's row has no answer."""
+    question = question_of(row.prompt)
+    measures, counts = wording(question)
+    if mode == "prompt":
+        return measures, counts
+    if row.answer is None:
+        raise InvalidRequestError("A cascade is judged by the weak tier's answer: add a column weak_response.")
+    view = _view(question, row)
+    parts = (measures, answer_checks(view), step_checks(question, row.answer))
+    return np.concatenate((*parts, signals(view)) if row.signals else parts), counts
+
+
+def featurise(rows: Sequence[GradedRow], mode: Mode) -> TextRows:
+    """Features of many rows. Raises as `vector` does, and if only some rows have token signals."""
+    if mode == "cascade" and len({row.signals is None for row in rows}) > 1:
+        raise InvalidRequestError("Either every row has token signals or none has.")
+    found = [vector(row, mode) for row in rows]
+    sparse = load_module("scipy.sparse", "train")
+    # Stacked in pieces: dense counts of many thousand rows would not fit in memory.
+    pieces = [
+        sparse.csr_matrix(np.stack([counts for _, counts in found[i : i + 512]])) for i in range(0, len(found), 512)
+    ]
+    return TextRows(sparse.vstack(pieces).tocsr(), np.stack([measures for measures, _ in found]))
+
+
+def _view(question: str, row: GradedRow) -> RunView:
+    told = row.signals or TokenSignals(_EMPTY, _EMPTY, _EMPTY)
+    prompt = PromptView(question, 1, len(row.prompt))
+    return RunView(
+        prompt, row.answer or "", told.logprobs, told.entropies, told.margins, _EMPTY, _EMPTY, None, finish_reason=""
+    )
