@@ -93,6 +93,90 @@ def engine(
 
 
 @app.command()
+def router(
+    data: Annotated[Path, typer.Option(help="Graded prompts, .csv or .jsonl (.gz): prompt, weak, strong.")],
+    test: Annotated[Path | None, typer.Option(help="Score these rows instead of cross-validating.")] = None,
+    labels: Annotated[int | None, typer.Option(min=100, help="Grades drawn per seed. [all]")] = None,
+    mode: Annotated[
+        Literal["prompt", "cascade"], typer.Option(help="Decide by the prompt, or also by the weak answer.")
+    ] = "prompt",
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Foldings, or drawings of labels.")] = 5,
+    weak: Annotated[str | None, typer.Option(help="Column of the weak model's score. [weak]")] = None,
+    strong: Annotated[str | None, typer.Option(help="Column of the strong model's score. [strong]")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Also write the figures as a Markdown table.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also draw the curve to this .png (extra: plot).")] = None,
+    json_path: options.Json = None,
+) -> None:
+    """A router learned from graded prompts, by RouteLLM's protocol: APGR, CPT50, CPT80, calibration, guarantee.
+
+    Shares and CPTs are fractions of 1. Without --test: five-fold cross-validation.
+
+    \b
+    Examples
+      updraft bench router --data mmlu.csv.gz --labels 1500 --json out/mmlu.json
+      updraft bench router --data train.csv --test test.csv --mode cascade
+      updraft bench router --data mmlu_pro.csv.gz --weak Meta-Llama-3-8B --strong Meta-Llama-3-70B
+    """
+    from rich.console import Console
+
+    from ..bench.report import Report
+    from ..bench.router import Setting, measure
+    from ..bench.router_report import markdown_table, save_png, terminal_plot
+    from ..classifier.graded import Columns
+
+    setting = Setting(data, test, labels, mode, seeds, Columns(weak, strong))
+    measured = measure(setting, lambda line: typer.secho(line, dim=True, err=True))
+    config = {"data": data.name, "test": test and test.name, "labels": labels, "mode": mode, "seeds": seeds}
+    report = Report.of({"bench": "router", **config, "weak": weak, "strong": strong}, measured.metrics)
+    show(report, json_path)
+    Console().print(terminal_plot(measured), highlight=False)
+    if markdown is not None:
+        markdown.write_text(markdown_table(report), encoding="utf-8")
+    if plot is not None:
+        save_png(measured, plot)
+
+
+@app.command()
+def local(
+    model: Annotated[
+        Literal["all", "pocket-small", "qwen2.5-0.5b-q8_0", "qwen2.5-0.5b-q4_k_m"],
+        typer.Option(help="What to run. The 0.5B ones have random weights, and are built here."),
+    ] = "all",
+    tokens: Annotated[int, typer.Option(min=8, max=256, help="Of an answer, and of the prompt before it.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="In each, all engines take their turn.")] = 3,
+    prefill_seconds: Annotated[
+        float, typer.Option(min=1, help="How long at most a 4k prompt is watched while others read.")
+    ] = 30.0,
+    threads: Annotated[int | None, typer.Option(min=1, help="Of all engines. [as ours chooses]")] = None,
+    llama_server: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", exists=True, dir_okay=False, help="llama.cpp's own server, to compare with too."),
+    ] = None,
+    workplace: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Keep the built models here for the next run. [a temporary folder]"),
+    ] = None,
+    json_path: options.Json = None,
+) -> None:
+    """The on-device engine beside bare llama.cpp, llama_cpp.Llama and the servers over them, on the same files.
+
+    \b
+    Examples
+      updraft bench local
+      updraft bench local --model pocket-small --llama-server build/bin/llama-server --json out/local.json
+    """
+    from ..bench.local import MODELS, Setting, measure
+    from ..bench.report import Report
+
+    models = MODELS if model == "all" else (model,)
+    setting = Setting(models, tokens, rounds, prefill_seconds, threads, llama_server, workplace)
+    figures = measure(setting, lambda line: typer.secho(line, dim=True, err=True))
+    config = {"models": setting.models, "tokens": tokens, "rounds": rounds, "threads": threads}
+    config["prefill_seconds"] = prefill_seconds
+    show(Report.of({"bench": "local", **config}, figures), json_path)
+
+
+@app.command()
 def node(
     streams: Annotated[int, typer.Option(min=1, help="Answers streamed at once.")] = 16,
     tokens: Annotated[int, typer.Option(min=2, max=256, help="Length of each.")] = 200,

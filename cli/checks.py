@@ -10,14 +10,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from ..local_engine.llama_build import REBUILD_COMMAND
+from ..local_engine.machine import this_machine
 from ..protocol.errors import MissingDependencyError, UpdraftError
+from .device_checks import (
+    check_memory,
+    check_neighbours,
+    check_processor,
+    check_tuning,
+    unused_instruction_sets,
+)
+from .findings import Check
 from .options import SERVE_PORT
 
 PROBE_TIMEOUT_S = 180.0
@@ -36,16 +43,6 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-@dataclass(frozen=True)
-class Check:
-    """One finding. `fix` is the next step, empty where there is nothing to do."""
-
-    name: str
-    status: Literal["ok", "warn", "fail"]
-    found: str
-    fix: str = ""
-
-
 def run_checks(cloud: str | None, cloud_key_env: str | None) -> Iterator[Check]:
     """All findings, each as soon as it is there: some take seconds."""
     yield check_python()
@@ -53,6 +50,7 @@ def run_checks(cloud: str | None, cloud_key_env: str | None) -> Iterator[Check]:
         yield check_packages(group)
     if _version("llama-cpp-python"):
         yield check_llama()
+        yield from check_device()
     if _version("torch"):
         yield check_torch()
     yield check_models()
@@ -86,9 +84,24 @@ def check_llama() -> Check:
     from ..local_engine.probe import probe
 
     report = probe(pocket.pocket_small_gguf(), timeout_s=PROBE_TIMEOUT_S)
-    if report.status == "ok":
-        return Check("llama.cpp", "warn" if report.advice else "ok", report.detail, report.advice)
-    return Check("llama.cpp", "fail", report.detail, report.advice)
+    if report.status != "ok":
+        return Check("llama.cpp", "fail", report.detail, report.advice)
+    if report.advice:
+        return Check("llama.cpp", "warn", report.detail, report.advice)
+    unused = unused_instruction_sets(this_machine(), report.system_info)
+    if unused:
+        advice = f"it was built for another processor: {REBUILD_COMMAND}"
+        return Check("llama.cpp", "warn", f"{report.detail} It does not use {', '.join(unused)}.", advice)
+    return Check("llama.cpp", "ok", report.detail)
+
+
+def check_device() -> Iterator[Check]:
+    """This machine as a place for a model."""
+    machine = this_machine()
+    yield check_processor(machine)
+    yield check_neighbours(machine)
+    yield check_memory(machine)
+    yield check_tuning()
 
 
 def check_torch() -> Check:

@@ -1,94 +1,79 @@
-"""The on-device engine: a small GGUF model in this process, one answer at a time, and all that routing wants to know.
+"""The on-device engine: a small GGUF model in this process, many answers at once, and all that routing wants to know.
 
-Per token: log-probability, entropy and margin. Per prompt: its hidden state and the log-probability of each of its
-tokens. The gates of the router live on these.
+Per token: log-probability, entropy and margin. Per prompt: its hidden state and, where they are cheap or asked for, the
+log-probabilities of its tokens. The gates of the router live on these.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-
-import psutil
+from typing import TYPE_CHECKING
 
 from ..protocol.errors import ContextLengthError, InvalidRequestError, ModelLoadError
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
+from ..protocol.structured import Constraint, Tool
+from ..text import tool_turns
 from ..text.chat import ChatTemplate, encoding_runs, special_pattern
-from .cache import CachedContext
+from .context import ContextOptions, LlamaContext, LoraAdapter
+from .generation import Generation, GenerationRequest, LocalToken, Scoring
 from .gguf import GgufHeader, read_header
-from .llama import ContextOptions, Floats, LlamaModel
-from .run import LocalRun, LocalToken, Resources
-from .sampler import TokenSignals
-from .turns import Turns
+from .layout import Layout, ModelTraits
+from .llama import Floats, LlamaModel
+from .loop import EngineLoop, LoopOptions
+from .machine import default_threads
+from .options import LocalOptions
+from .row_sampler import RowSampler
+from .run import LocalRun, Resources
+from .scheduler import Limits
+from .signals import TokenSignals
 
-__all__ = ["LocalEngine", "LocalOptions", "LocalRun", "LocalToken", "TokenSignals"]
+if TYPE_CHECKING:
+    from ..text.grammar import Vocabulary
+    from ..text.grammar_state import Grammars
+    from ..text.tool_formats import ToolFormat
 
-_DEFAULT_MAX_CONTEXT = 4096
-_OUTPUT_VALUES = 2**23  # logits of one decode call: 32 MiB
+__all__ = ["LocalEngine", "LocalOptions", "LocalRun", "LocalToken", "LoraAdapter", "TokenSignals"]
+
 # Characters of the longest token any vocabulary was seen to have, with room to spare.
 _LONGEST_TOKEN = 512
-_THREAD_PARAMETERS = 20_000_000
-_SMALL = 100_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class LocalOptions:
-    """`context_length`: tokens of prompt and answer together; None: what the model was trained on, at most 4,096.
-    `threads`: None for one per 20 million parameters, up to the physical cores: on less work the threads mostly wait
-    for each other. `gpu_layers`: None for llama.cpp's choice, 0 for none. `exact_attention`: float32 KV cache, no
-    flash attention; None: for models under 100 million parameters, where it costs nothing. `model_id`: None for the
-    name of the file."""
-
-    context_length: int | None = None
-    threads: int | None = None
-    gpu_layers: int | None = None
-    exact_attention: bool | None = None
-    model_id: str | None = None
 
 
 class LocalEngine:
-    """A loaded model. Thread-safe; concurrent runs take turns (see `Turns`)."""
+    """A loaded model, and the thread that runs it (`EngineLoop`). Thread-safe, and at home in event loops."""
 
     def __init__(self, model: LlamaModel, header: GgufHeader, model_id: str, options: LocalOptions) -> None:
         """Use `LocalEngine.load`."""
         self.model_id = model_id
-        self.context_length = options.context_length or min(model.train_context, _DEFAULT_MAX_CONTEXT)
+        layout = Layout.of(_traits(model), options)
+        self.context_length = layout.context_length
         self.hidden_size = model.hidden_size
         temperature = header.metadata.get("general.sampling.temp")
         self.default_temperature: float | None = None if temperature is None else float(temperature)
         self._model = model
+        self._tool_parser = options.tool_parser
         self._special = special_pattern(model.control_tokens)
-        self._template = _template(model, header)
-        exact = options.exact_attention
-        context = model.new_context(
-            ContextOptions(
-                n_ctx=self.context_length,
-                n_batch=min(256, max(32, _OUTPUT_VALUES // model.vocab_size // 32 * 32)),
-                n_threads=options.threads or min(_physical_cores(), max(1, model.parameters // _THREAD_PARAMETERS)),
-                exact_attention=model.parameters < _SMALL if exact is None else exact,
-            )
-        )
-        self._resources = Resources(model, CachedContext(context), Turns())
+        self.chat_template = _template(model, header)
+        if options.tool_parser != "auto":
+            _ = self.tool_format  # a name that is none is refused here
+        self._scores_prompts = layout.scores_prompts
+        self._resources = Resources(_start_loop(model, layout, options))
 
     @classmethod
     def load(cls, path: Path | str, options: LocalOptions | None = None) -> LocalEngine:
         """Map a GGUF file and make its context ready.
 
         Raises ModelLoadError for a file that is missing, truncated, foreign or without a usable context;
-        MissingDependencyError if llama-cpp-python is not installed; InvalidRequestError for impossible options.
+        MissingDependencyError if llama-cpp-python is not installed; InvalidRequestError or ConfigurationError for
+        impossible options.
         """
         path, options = Path(path), options or LocalOptions()
-        for name in ("context_length", "threads"):
-            value = getattr(options, name)
-            if value is not None and value < 1:
-                raise InvalidRequestError(f"{name} must be at least 1, got {value}.", param=name, code="invalid_value")
+        options.check()
         header = read_header(path)
-        model = LlamaModel(path, gpu_layers=options.gpu_layers)
+        model = LlamaModel(path, gpu_layers=options.gpu_layers, repack=options.repack is not False)
         try:
             if options.context_length is not None and options.context_length > model.train_context:
                 raise ModelLoadError(
@@ -100,40 +85,80 @@ class LocalEngine:
             model.close()
             raise
 
-    def start(
-        self, messages: Sequence[Message], params: SamplingParams, *, continue_final_message: bool = False
-    ) -> LocalRun:
-        """An answer to a chat, not begun yet: iterate it. With `continue_final_message` the last message goes on.
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model writes tool calls; None if its chat template shows no format that is known here."""
+        from ..text.tool_formats import ToolFormat
 
-        Raises ContextLengthError if prompt plus `max_tokens` (or one token) does not fit, InvalidRequestError if the
-        template refuses the messages.
+        return ToolFormat.of(self._tool_parser, self)
+
+    def special_id(self, text: str) -> int | None:
+        """The control token written `text`; None if there is none."""
+        return self._model.special_id(text)
+
+    def vocabulary(self) -> Vocabulary:
+        """The bytes of all tokens, for grammars. Takes half a second for 150,000."""
+        from .vocabulary import vocabulary
+
+        return vocabulary(self._model)
+
+    def start(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams,
+        *,
+        continue_final_message: bool = False,
+        tools: Sequence[Tool] = (),
+        constraint: Constraint | None = None,
+    ) -> LocalRun:
+        """Begin an answer to a chat: iterate it. With `continue_final_message` the last message goes on.
+
+        `tools` are shown to the model; what holds an answer to them is `tool_format.constraint`. The constraint is
+        compiled here, in the caller's thread, which takes as long as it wants: see `text.grammar_check` for those of
+        strangers. Raises ContextLengthError if prompt plus `max_tokens` (or one token) does not fit,
+        InvalidRequestError if the template refuses the messages or the constraint cannot be used, OverloadedError if
+        too many requests wait already.
         """
         prompt = self.encode_chat(
-            messages, add_generation_prompt=not continue_final_message, continue_final_message=continue_final_message
+            messages,
+            tools=tools,
+            add_generation_prompt=not continue_final_message,
+            continue_final_message=continue_final_message,
         )
-        return self._start(prompt, params)
+        marks = self.tool_format.marks if tools and self.tool_format is not None else {}
+        return self._start(prompt, params, constraint, marks)
 
-    def start_text(self, prompt: str, params: SamplingParams) -> LocalRun:
+    def start_text(self, prompt: str, params: SamplingParams, *, constraint: Constraint | None = None) -> LocalRun:
         """A continuation of raw text, with a BOS token in front if the model wants one. Raises as `start` does."""
         self._refuse_hopeless(len(prompt))
-        return self._start(self._model.tokenize(prompt, allow_special=False, add_special=True), params)
+        tokens = self._model.tokenize(prompt, allow_special=False, add_special=True)
+        return self._start(tokens, params, constraint, {})
 
     def tokenize(self, text: str, *, allow_special: bool = False) -> list[int]:
         """Token ids of `text` alone; control tokens in it are read as such only if allowed."""
         return self._model.tokenize(text, allow_special=allow_special)
 
     def encode_chat(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, continue_final_message: bool = False
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> list[int]:
         """Token ids of the rendered chat; control tokens come from the template only.
 
         Raises ModelLoadError if the file has no chat template, InvalidRequestError if that refuses the messages.
         """
-        if self._template is None:
+        if self.chat_template is None:
             raise ModelLoadError(f"{self.model_id} has no chat template: use text completion instead.")
-        self._refuse_hopeless(sum(len(message.text) for message in messages))
-        segments = self._template.segments(
-            messages, add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message
+        texts = [*(message.text for message in messages), *tool_turns.texts(messages, tools)]
+        self._refuse_hopeless(sum(map(len, texts)))
+        segments = self.chat_template.segments(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
         )
         runs = encoding_runs(segments, self._special)
         return [token for run in runs for token in self.tokenize(run.text, allow_special=run.is_control)]
@@ -152,14 +177,12 @@ class LocalEngine:
             raise InvalidRequestError(f"token_ids must be one or more ids below {self._model.vocab_size}.")
         if len(tokens) > self.context_length:
             raise ContextLengthError(f"{len(tokens)} tokens do not fit the context of {self.context_length}.")
-        holder, never = object(), threading.Event()
-        with self._resources.turns.step(holder, never):
-            rows = self._resources.context.score(tokens)
-        self._resources.turns.leave(holder)
-        return rows
+        scoring = Scoring.of(tokens, self._model.vocab_size)
+        self._resources.loop.submit(scoring)
+        return scoring.result.result()
 
     def close(self) -> None:
-        """Free the model, once no step is running. Runs in progress raise EngineError at their next step."""
+        """Free the model, once no step is running. Runs in progress raise EngineError."""
         self._resources.close()
 
     def __enter__(self) -> LocalEngine:
@@ -179,7 +202,15 @@ class LocalEngine:
                 param="messages",
             )
 
-    def _start(self, prompt: list[int], params: SamplingParams) -> LocalRun:
+    @cached_property
+    def _grammars(self) -> Grammars:
+        from .vocabulary import grammars
+
+        return grammars(self._model)
+
+    def _start(
+        self, prompt: list[int], params: SamplingParams, constraint: Constraint | None, marks: Mapping[int, str]
+    ) -> LocalRun:
         if not prompt:
             raise InvalidRequestError("The prompt is empty: there is nothing to continue.", param="prompt")
         params.check_vocabulary(self._model.vocab_size)
@@ -192,7 +223,45 @@ class LocalEngine:
                 param="messages",
             )
         default = 1.0 if self.default_temperature is None else self.default_temperature
-        return LocalRun(self._resources, prompt, params, limit=params.max_tokens or room, default_temperature=default)
+        ends = params.end_ids(self._model.end_ids)
+        grammar = constraint and self._grammars.begin(constraint, ignore_eos=params.ignore_eos)
+        request = GenerationRequest(
+            prompt,
+            params,
+            limit=params.max_tokens or room,
+            end_ids=ends,
+            sampler=RowSampler(params, self._model.vocab_size, prompt, ends, default, grammar),
+            score_prompt=self._scores_prompts or params.prompt_logprobs is not None,
+            marks=marks,
+        )
+        generation = Generation(request, self._model.token_bytes)
+        self._resources.loop.submit(generation)
+        return LocalRun(self._resources, generation)
+
+
+def _traits(model: LlamaModel) -> ModelTraits:
+    return ModelTraits(model.parameters, model.vocab_size, model.train_context, model.is_recurrent)
+
+
+def _start_loop(model: LlamaModel, layout: Layout, options: LocalOptions) -> EngineLoop:
+    """The context that the options ask for, and its thread."""
+    context = LlamaContext(
+        model,
+        ContextOptions(
+            n_ctx=layout.cells,
+            n_batch=layout.rows,
+            n_outputs=layout.outputs,
+            n_sequences=layout.sequences,
+            n_threads=options.threads or default_threads(model.parameters),
+            kv_cache_type=layout.kv_cache_type,
+            flash_attention=False if layout.exact else options.flash_attention,
+            separate=layout.sharing == "nothing",
+            adapters=options.adapters,
+        ),
+    )
+    mixes = layout.sharing == "parts"
+    limits = Limits(options.parallel, rows=layout.rows, outputs=layout.outputs, mixes=mixes, sharing=layout.sharing)
+    return EngineLoop(model, context, LoopOptions(layout.cells, layout.sequences, options.queue_limit, limits))
 
 
 def _template(model: LlamaModel, header: GgufHeader) -> ChatTemplate | None:
@@ -202,9 +271,3 @@ def _template(model: LlamaModel, header: GgufHeader) -> ChatTemplate | None:
     return ChatTemplate(
         source, bos_token=model.text_of("bos"), eos_token=model.text_of("eos"), special_tokens=model.control_tokens
     )
-
-
-def _physical_cores() -> int:
-    """Physical cores this process may use: hyper-threads only slow llama.cpp down."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))

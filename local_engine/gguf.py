@@ -1,6 +1,7 @@
-"""Reads the header of a GGUF file, so that a damaged one is refused before llama.cpp, which may abort, sees it.
+"""Reads the header of a GGUF file: a damaged or hostile one is refused before llama.cpp, which may abort, sees it.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (little-endian, version 2 or 3).
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (little-endian, version 2 or 3). What is read is
+bounded: a header has at most 64 MiB, whatever counts and lengths it claims.
 """
 
 from __future__ import annotations
@@ -8,135 +9,193 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..protocol.errors import ModelLoadError
+from .gguf_checks import complaint
+from .gguf_header import Array, GgufHeader, Tensor
+
+__all__ = ["Array", "GgufHeader", "Tensor", "read_header"]
 
 _MAGIC = b"GGUF"
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 # ggml type -> (values per block, bytes per block); a type that is missing here is only checked for its start
 _BLOCKS = {
-    **{0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34)},
+    **{0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 40)},
     **{10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292)},
-    **{20: (32, 18), 23: (256, 136), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 30: (1, 2)},
+    **{16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50), 20: (32, 18), 21: (256, 110), 22: (256, 82)},
+    **{23: (256, 136), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 29: (256, 56), 30: (1, 2)},
+    **{34: (256, 54), 35: (256, 66), 39: (32, 17), 40: (64, 36), 41: (128, 18)},
 }
-
-
-@dataclass(frozen=True, slots=True)
-class GgufHeader:
-    """`metadata`: every scalar and string value; arrays are skipped. `data_end`: bytes the file must have."""
-
-    metadata: dict[str, Any]
-    tensor_count: int
-    data_end: int
-
-    @property
-    def architecture(self) -> str:
-        return str(self.metadata["general.architecture"])
+_REMOVED = frozenset({4, 5, 31, 32, 33, 36, 37, 38})  # types llama.cpp once had; it aborts on some of them
+_MOST_HEADER = 2**26  # bytes; a vocabulary of 260,000 tokens with its merges takes about 20 MB
+_MOST_ENTRIES = 2**16  # metadata values, and tensors; models of 100 layers with experts have some 3,000
+_MOST_KEPT = 4096  # numbers of an array that are kept: one per layer, or one per token type
+_MOST_NAME, _MOST_KEY = 63, 65535  # bytes, in llama.cpp and in the format
 
 
 def read_header(path: Path) -> GgufHeader:
     """Read and check the header of a model file.
 
-    Raises ModelLoadError, saying what to do, for a file that is missing, not GGUF, truncated, inconsistent or without
-    weights.
+    Raises ModelLoadError, saying what to do, for a file that is missing, not GGUF, truncated, inconsistent, absurd or
+    without weights.
     """
     try:
         size = path.stat().st_size
         if path.is_dir() or size < 24:
-            raise _unusable(path, "it is a folder" if path.is_dir() else f"it has only {size} bytes")
+            raise _UnusableError("it is a folder" if path.is_dir() else f"it has only {size} bytes")
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            header = _parse(path, _Reader(data))
+            header = _parse(_Reader(data, min(size, _MOST_HEADER)))
+        if header.data_end > size:
+            raise _UnusableError(f"it is truncated ({size:,} of {header.data_end:,} bytes)")
+        if wrong := complaint(header):
+            raise _UnusableError(wrong)
     except OSError as error:
         raise ModelLoadError(f"Cannot open the model file {path}: {error.strerror}. Check the path.") from error
-    except (struct.error, IndexError, UnicodeDecodeError, OverflowError) as error:
-        raise _unusable(path, "its header ends early or is garbled") from error
-    if header.data_end > size:
-        raise _unusable(path, f"it is truncated ({size:,} of {header.data_end:,} bytes)")
+    except _UnusableError as error:
+        raise ModelLoadError(
+            f"The model file {path} cannot be used: {error}. Download or export it again."
+        ) from error.__cause__
     return header
 
 
-class _Reader:
-    """A cursor over the mapped file; reading past the end raises struct.error or IndexError."""
+class _UnusableError(Exception):
+    """Why a header cannot be used; `read_header` makes a ModelLoadError of it."""
 
-    def __init__(self, data: mmap.mmap) -> None:
+
+class _Reader:
+    """A cursor over the mapped file; reading past `end` raises _UnusableError."""
+
+    def __init__(self, data: mmap.mmap, end: int) -> None:
         self._data = data
+        self._end = end
         self.at = 0
 
     def scalar(self, code: str) -> Any:
-        (value,) = struct.unpack_from("<" + code, self._data, self.at)
-        self.at += struct.calcsize("<" + code)
-        return value
+        start = self.at
+        self.skip(struct.calcsize("<" + code))
+        return struct.unpack_from("<" + code, self._data, start)[0]
 
     def skip(self, length: int) -> None:
         self.at += length
-        if self.at > len(self._data):
-            raise IndexError("past the end of the file")
+        if self.at > self._end:
+            cut = self._end < _MOST_HEADER
+            raise _UnusableError("its header ends early" if cut else f"its header has more than {_MOST_HEADER:,} bytes")
 
     def string(self) -> str:
-        start = self.at + 8
-        self.skip(8 + self.scalar_at("Q"))
-        return self._data[start : self.at].decode("utf-8")
+        length = self.scalar("Q")
+        start = self.at
+        self.skip(length)
+        try:
+            return self._data[start : self.at].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise _UnusableError("its header is garbled (text that is not UTF-8)") from error
 
-    def scalar_at(self, code: str) -> Any:
-        return struct.unpack_from("<" + code, self._data, self.at)[0]
+    def count(self, what: str) -> int:
+        found = self.scalar("Q")
+        if found > _MOST_ENTRIES:
+            raise _UnusableError(f"it claims {found:,} {what}, more than any model has")
+        return found
 
-    def value(self, kind: int) -> Any:
-        """One metadata value; None for an array, which is skipped."""
+    def value(self) -> Any:
+        """One metadata value, which begins with its type."""
+        kind = self.scalar("I")
         if kind == _STRING:
             return self.string()
-        if kind != _ARRAY:
-            if kind not in _SCALARS:
-                raise IndexError(f"unknown value type {kind}")
+        if kind in _SCALARS:
             return self.scalar(_SCALARS[kind])
-        item, count = self.scalar("I"), self.scalar("Q")
-        if item in _SCALARS:
-            self.skip(count * struct.calcsize("<" + _SCALARS[item]))
-        elif item == _STRING:
-            for _ in range(count):
-                self.skip(8 + self.scalar_at("Q"))
+        if kind != _ARRAY:
+            raise _UnusableError(f"its header is garbled (value type {kind})")
+        return self._array()
+
+    def _array(self) -> Array:
+        kind, count = self.scalar("I"), self.scalar("Q")
+        if kind == _STRING:
+            self._skip_strings(count)
+            return Array(kind, count, None)
+        if kind not in _SCALARS:
+            raise _UnusableError(f"its header is garbled (an array of type {kind})")
+        start, code = self.at, _SCALARS[kind]
+        self.skip(count * struct.calcsize("<" + code))
+        kept = struct.unpack_from(f"<{count}{code}", self._data, start) if count <= _MOST_KEPT else None
+        return Array(kind, count, kept)
+
+    def _skip_strings(self, count: int) -> None:
+        """As `skip` would do it one by one, but a vocabulary has 100,000s: without a call for each."""
+        self.skip(0 if count * 8 <= self._end - self.at else self._end)
+        read, data, at, end = struct.Struct("<Q").unpack_from, self._data, self.at, self._end - 8
+        for _ in range(count):
+            if at > end:
+                break
+            at += 8 + read(data, at)[0]
         else:
-            raise IndexError(f"unknown array type {item}")
-        return None
+            self.at = at
+            return self.skip(0)
+        return self.skip(self._end)
 
 
-def _parse(path: Path, reader: _Reader) -> GgufHeader:
+def _parse(reader: _Reader) -> GgufHeader:
     magic = struct.pack("<I", reader.scalar("I"))
     if magic != _MAGIC:
-        raise _unusable(path, f"it starts with {magic!r}, not with {_MAGIC!r}, so it is no GGUF file")
+        raise _UnusableError(f"it starts with {magic!r}, not with {_MAGIC!r}, so it is no GGUF file")
     version = reader.scalar("I")
     if version not in (2, 3):
-        raise _unusable(path, f"its GGUF version is {version}; 2 and 3 are supported")
-    tensor_count, value_count = reader.scalar("Q"), reader.scalar("Q")
-    metadata: dict[str, Any] = {}
-    for _ in range(value_count):
-        key = reader.string()
-        value = reader.value(reader.scalar("I"))
-        if value is not None:
-            metadata[key] = value
-    if "general.architecture" not in metadata:
-        raise _unusable(path, "it does not say which architecture it is for")
+        raise _UnusableError(f"its GGUF version is {version}; 2 and 3 are supported")
+    tensor_count, value_count = reader.count("tensors"), reader.count("metadata values")
+    metadata, arrays = _metadata(reader, value_count)
+    if not isinstance(metadata.get("general.architecture"), str):
+        raise _UnusableError("it does not say which architecture it is for")
     if tensor_count == 0:
-        raise _unusable(path, "it holds a vocabulary but no weights")
-    ends = [_tensor_end(reader) for _ in range(tensor_count)]
+        raise _UnusableError("it holds a vocabulary but no weights")
     alignment = metadata.get("general.alignment", 32)
-    if not isinstance(alignment, int) or alignment < 1:
-        raise _unusable(path, f"its alignment is {alignment}")
+    if not isinstance(alignment, int) or not 8 <= alignment <= 2**20 or alignment & (alignment - 1):
+        raise _UnusableError(f"its alignment is {alignment!r}")
+    tensors = tuple(_tensor(reader, alignment) for _ in range(tensor_count))
+    _refuse_doubles("tensor", [tensor.name for tensor in tensors])
     data_start = math.ceil(reader.at / alignment) * alignment
-    return GgufHeader(metadata, tensor_count, data_start + max(ends))
+    return GgufHeader(metadata, arrays, tensors, data_start + max(each.start + each.size for each in tensors))
 
 
-def _tensor_end(reader: _Reader) -> int:
-    """Where the data of the next tensor of the table ends, in bytes from the start of all tensor data."""
-    reader.string()
-    shape = [reader.scalar("Q") for _ in range(reader.scalar("I"))]
-    kind, offset = reader.scalar("I"), reader.scalar("Q")
-    values, size = _BLOCKS.get(kind, (1, 0))
-    return offset + math.prod(shape) // values * size
+def _metadata(reader: _Reader, count: int) -> tuple[dict[str, Any], dict[str, Array]]:
+    keys: list[str] = []
+    values: list[Any] = []
+    for _ in range(count):
+        key = reader.string()
+        if not 0 < len(key) <= _MOST_KEY:
+            raise _UnusableError(f"its header has a key of {len(key)} characters")
+        keys.append(key)
+        values.append(reader.value())
+    _refuse_doubles("key", keys)
+    entries = dict(zip(keys, values, strict=True))
+    arrays = {key: value for key, value in entries.items() if isinstance(value, Array)}
+    return {key: value for key, value in entries.items() if key not in arrays}, arrays
 
 
-def _unusable(path: Path, why: str) -> ModelLoadError:
-    return ModelLoadError(f"The model file {path} cannot be used: {why}. Download or export it again.")
+def _tensor(reader: _Reader, alignment: int) -> Tensor:
+    name = reader.string()
+    if not 0 < len(name.encode()) <= _MOST_NAME:
+        raise _UnusableError(f"the name of a tensor has {len(name.encode())} bytes; 1 to {_MOST_NAME} are allowed")
+    dimensions = reader.scalar("I")
+    if not 1 <= dimensions <= 4:
+        raise _UnusableError(f"its tensor {name!r} has {dimensions} dimensions; 1 to 4 are allowed")
+    shape = tuple(reader.scalar("Q") for _ in range(dimensions))
+    kind, start = reader.scalar("I"), reader.scalar("Q")
+    if not all(shape) or math.prod(shape) >= 2**48:
+        raise _UnusableError(f"its tensor {name!r} has the shape {shape}")
+    if kind in _REMOVED:
+        raise _UnusableError(f"its tensor {name!r} is of type {kind}, which llama.cpp no longer reads")
+    values, block = _BLOCKS.get(kind, (1, 0))
+    if shape[0] % values:
+        raise _UnusableError(f"its tensor {name!r} has rows of {shape[0]} values, which are no blocks of {values}")
+    if start % alignment or start >= 2**62:
+        raise _UnusableError(f"its tensor {name!r} starts at {start:,}, which is no multiple of {alignment}")
+    return Tensor(name, shape, kind, start, math.prod(shape) // values * block)
+
+
+def _refuse_doubles(what: str, names: Sequence[str]) -> None:
+    if len(set(names)) != len(names):
+        raise _UnusableError(f"it has the {what} {Counter(names).most_common(1)[0][0]!r} twice")

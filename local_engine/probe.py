@@ -10,20 +10,17 @@ import importlib.metadata
 import importlib.util
 import json
 import logging
-import os
-import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import platformdirs
-
+from ..protocol import settings
 from ..protocol.errors import ConfigurationError, MissingDependencyError, UpdraftError
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
+from .child import ChildEnd, expect_crashes, run_child
 from .llama_build import PACKAGE, REBUILD_COMMAND, processor
 
 _log = logging.getLogger("updraft.local")
@@ -51,18 +48,8 @@ def probe(model_path: Path, *, timeout_s: float = 60.0) -> ProbeReport:
         return ProbeReport(
             "not_installed", f"{PACKAGE} is not installed.", f"Build and install it with: {REBUILD_COMMAND}"
         )
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    try:
-        child = subprocess.run(
-            [sys.executable, "-m", __name__, str(model_path)],
-            env=environ,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+    child = run_child(__name__, [str(model_path)], timeout_s=timeout_s)
+    if child.status == "timeout":
         return ProbeReport(
             "timeout",
             f"A few tokens took more than {timeout_s:.0f} s.",
@@ -78,8 +65,8 @@ def ensure_usable_build(model_path: Path, *, timeout_s: float = 60.0) -> None:
     Raises MissingDependencyError if llama-cpp-python is not installed or does not import, and ConfigurationError if it
     crashes, hangs or fails; each message says what to do.
     """
-    remembered = _state_folder() / "llama-build-ok"
-    key = _build_key()
+    remembered = settings.state_folder() / "llama-build-ok"
+    key = build_key()
     if key and remembered.exists() and remembered.read_text(encoding="ascii", errors="replace") == key:
         return
     report = probe(model_path, timeout_s=timeout_s)
@@ -94,16 +81,13 @@ def ensure_usable_build(model_path: Path, *, timeout_s: float = 60.0) -> None:
         _log.info("The state folder cannot be written, so the working build is not remembered: %s", error)
 
 
-def _report(child: subprocess.CompletedProcess[str]) -> ProbeReport:
+def _report(child: ChildEnd) -> ProbeReport:
     rebuild = f"Rebuild it with options for this processor: {REBUILD_COMMAND}"
-    if child.returncode < 0:
-        name = signal.Signals(-child.returncode).name
-        return ProbeReport("crashed", f"llama.cpp crashed with {name} while generating.", rebuild)
-    try:
-        found: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
-        ending = child.stderr.strip()[-500:]
-        return ProbeReport("failed", f"The probe ended with code {child.returncode}: {ending}", rebuild)
+    if child.status == "crashed":
+        return ProbeReport("crashed", f"llama.cpp crashed with {child.detail} while generating.", rebuild)
+    if child.status == "failed":
+        return ProbeReport("failed", f"The probe ended with {child.detail}: {child.complaints}", rebuild)
+    found = child.found
     if "import_error" in found:
         return ProbeReport("import_failed", found["import_error"], rebuild)
     if "error" in found:
@@ -115,7 +99,7 @@ def _report(child: subprocess.CompletedProcess[str]) -> ProbeReport:
     return ProbeReport("ok", f"{PACKAGE} {found['version']} works, {speed:.0f} tokens/s.", advice, speed, features)
 
 
-def _build_key() -> str:
+def build_key() -> str:
     """Identifies the installed libraries and the processor; empty if there is nothing to identify."""
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or not spec.submodule_search_locations:
@@ -125,20 +109,12 @@ def _build_key() -> str:
     return hashlib.sha256(repr((files, processor())).encode()).hexdigest()
 
 
-def _state_folder() -> Path:
-    home = os.environ.get("UPDRAFT_HOME")
-    return Path(home) if home else platformdirs.user_state_path("updraft")
-
-
 def _run_child(model_path: Path) -> dict[str, Any]:
     """What the subprocess does; its result is one line of JSON."""
     from .engine import LocalEngine
     from .llama import llama
 
-    if sys.platform != "win32":
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is an expected outcome: no core file
+    expect_crashes()
     try:
         library = llama()
     except MissingDependencyError as error:

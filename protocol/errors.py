@@ -162,6 +162,26 @@ class ModelLoadError(UpdraftError):
     default_code = "model_load_failed"
 
 
+class ModelTooLargeError(ModelLoadError):
+    """`needed` bytes of memory are more than the `available` ones: loading it would swap the machine to death."""
+
+    status = 507
+    default_code = "model_too_large"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        needed: int | None = None,
+        available: int | None = None,
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+        self.needed = needed
+        self.available = available
+
+
 class DownloadError(UpdraftError):
     """A model could not be fetched: the server is gone, refuses, or sends something else than it announced."""
 

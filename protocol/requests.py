@@ -21,6 +21,7 @@ from .structured import (
     Tool,
     ToolCall,
     ToolChoice,
+    ToolUse,
     check_tools,
     format_constraint,
     outputs_constraint,
@@ -158,6 +159,13 @@ class ChatRequest(_Shared, kw_only=True):
         wanted = (self.top_logprobs or 0) if self.logprobs else None
         limit = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
         return _sampling(self, limit, wanted)
+
+    @property
+    def tool_use(self) -> ToolUse | None:
+        """The tools that the answer may call; None for none, also where the choice is "none"."""
+        if self.tools is None or self.tool_choice == "none":
+            return None
+        return ToolUse(self.tools, self.tool_choice, self.parallel_tool_calls is not False)
 
     def constraint(self) -> Constraint | None:
         """What the answer must look like, tools aside. Raises InvalidRequestError."""

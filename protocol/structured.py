@@ -79,6 +79,15 @@ class NamedTool(msgspec.Struct, forbid_unknown_fields=True):
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools that an answer may call. `choice` None is "auto"; `parallel`: whether it may make several calls."""
+
+    tools: list[Tool]
+    choice: ToolChoice | None = None
+    parallel: bool = True
+
+
 class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
     """`arguments` are JSON as text, exactly as a model wrote them."""
 

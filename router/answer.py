@@ -25,21 +25,29 @@ from ..protocol.responses import (
     Usage,
 )
 from ..protocol.wire import WireResponse
+from ..text.detokenize import IncrementalDetokenizer
+from ..text.tool_stream import ToolCallStream
 from .cascade import Cascade
 from .record import Record
-from .tiers import CloudFailure, LocalAnswer, Token
+from .tiers import CloudFailure, LocalAnswer, LocalTier, Token
 
 TokenBytes = Callable[[int], bytes]
 
 
 def local_completion(answer: LocalAnswer, cascade: Cascade) -> WireResponse:
     record, local = cascade.record, cascade.local
-    logprobs = token_logprobs(answer.tokens, local.token_bytes) if cascade.chat.logprobs else None
-    message = AssistantMessage(content=answer.text)
+    logprobs = None
+    if cascade.chat.logprobs:
+        shown = ShownTokens(local)
+        tokens = [other for token in answer.tokens for other in shown.push(token)]
+        logprobs = token_logprobs([*tokens, *shown.flush(answer)], local.token_bytes)
+    message, reason = AssistantMessage(content=answer.text), answer.finish_reason
+    if cascade.tool_format is not None:
+        message, reason = ToolCallStream(cascade.tool_format).whole(answer.text, reason or "stop")
     completion = ChatCompletion(
         id=record.request_id,
         model=local.model_id,
-        choices=[ChatChoice(message=message, finish_reason=answer.finish_reason or "stop", logprobs=logprobs)],
+        choices=[ChatChoice(message=message, finish_reason=reason or "stop", logprobs=logprobs)],
         usage=Usage.of(answer.prompt_tokens, len(answer.tokens)),
         updraft=record.info(),
     )
@@ -77,6 +85,35 @@ def failure(error: UpdraftError | CloudFailure, record: Record | None = None) ->
     return WireResponse(status, found, body)
 
 
+class ShownTokens:
+    """Which tokens of an answer to report on: each with the first of its text, and those of a stop string never."""
+
+    def __init__(self, local: LocalTier) -> None:
+        self._detokenizer = IncrementalDetokenizer(lambda token: local.token_bytes(token, skip_special=True))
+        self._held: list[tuple[int, Token]] = []  # where the text of each begins
+        self._written = 0  # characters, with those of a stop string
+        self._shown = 0
+
+    def push(self, token: Token) -> list[Token]:
+        self._held.append((self._written, token))
+        self._written += len(self._detokenizer.push(token.id))
+        self._shown += len(token.text)
+        return self._released()
+
+    def flush(self, answer: LocalAnswer) -> list[Token]:
+        """Those that come with the end of the answer: all, if no stop string was it."""
+        self._written += len(self._detokenizer.flush())
+        self._shown = max(self._shown, len(answer.text))
+        if self._shown >= self._written:
+            self._shown = self._written + 1  # also tokens without any text
+        return self._released()
+
+    def _released(self) -> list[Token]:
+        released = [token for start, token in self._held if start < self._shown]
+        self._held = self._held[len(released) :]
+        return released
+
+
 def token_logprobs(tokens: Sequence[Token], token_bytes: TokenBytes) -> ChoiceLogprobs:
     return ChoiceLogprobs(content=[_token_logprob(token, token_bytes) for token in tokens])
 
@@ -110,8 +147,8 @@ class ChunkWriter:
     def role(self) -> bytes:
         return self._chunk([ChunkChoice(Delta(role="assistant", content=""))])
 
-    def text(self, text: str, logprobs: ChoiceLogprobs | None = None) -> bytes:
-        return self._chunk([ChunkChoice(Delta(content=text), logprobs=logprobs)])
+    def delta(self, delta: Delta, logprobs: ChoiceLogprobs | None = None) -> bytes:
+        return self._chunk([ChunkChoice(delta, logprobs=logprobs)])
 
     def finish(self, reason: FinishReason, usage: Usage | None) -> bytes:
         """The last events: the finish with our `updraft` object, the usage if it was asked for, and the end mark."""

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import EngineError, UpdraftError
 from ..protocol.requests import ChatRequest
@@ -22,6 +22,9 @@ from .job import Job
 from .record import Record
 from .rules import Ruling, Situation, no_cloud_configured, no_local_configured, rule
 from .tiers import CloudFailure, CloudStream, CloudTier, CloudUsage, LocalAnswer, LocalGeneration, LocalTier
+
+if TYPE_CHECKING:
+    from ..text.tool_formats import ToolFormat
 
 _LONG_PROMPT = 2**14
 
@@ -50,6 +53,7 @@ class Tiers:
             local_missing=None if self.local is not None else self.local_missing or no_local_configured(),
             cloud_missing=None if self.cloud is not None else no_cloud_configured(),
             offline=config.offline,
+            local_tools=self.local is not None and self.local.tool_format is not None,
         )
 
 
@@ -170,7 +174,8 @@ class Cascade:
         return self._done(LocalReply(answer)) if state is State.DONE else state
 
     async def _cloud(self) -> State:
-        draft = "" if self._answer is None else self._answer.text
+        # OpenAI refuses predictions beside tools, and a call in our local format is none that others would write.
+        draft = "" if self._answer is None or self.tool_format is not None else self._answer.text
         body = self.cloud_body()
         if draft:
             body["prediction"] = {"type": "content", "content": draft}
@@ -218,6 +223,12 @@ class Cascade:
         return self.tiers.local
 
     @property
+    def tool_format(self) -> ToolFormat | None:
+        """How the local answer calls tools; None if it has none to call."""
+        chat = self.job.chat
+        return None if chat is None or chat.tool_use is None or self.tiers.local is None else self.local.tool_format
+
+    @property
     def cloud(self) -> CloudTier:
         if self.tiers.cloud is None:
             raise EngineError("The router has no cloud tier.")
@@ -228,8 +239,14 @@ class Cascade:
         self.record.route = "cloud" if verdict.escalate else "local"
 
     async def start_local(self) -> LocalGeneration:
-        chat = self.chat
-        run = await self.local.start(chat.messages, chat.sampling(), continue_final_message=chat.continue_final_message)
+        chat, use, form = self.chat, self.chat.tool_use, self.tool_format
+        run = await self.local.start(
+            chat.messages,
+            chat.sampling(),
+            continue_final_message=chat.continue_final_message,
+            tools=() if use is None else use.tools,
+            constraint=chat.constraint() if use is None or form is None else form.constraint(use),
+        )
         return self.adopt(run)
 
     def adopt(self, run: LocalGeneration) -> LocalGeneration:
@@ -294,8 +311,11 @@ class Cascade:
         return verdict.escalate
 
     def _may_stream(self, answer: LocalAnswer) -> bool:
-        """Without gates ahead there is nothing to wait for; with them, `hold_tokens` tokens."""
-        if not self.job.stream:
+        """Without gates ahead there is nothing to wait for; with them, `hold_tokens` tokens.
+
+        An answer that is held to a form waits for all gates: no cloud could go on in the middle of it.
+        """
+        if not self.job.stream or (self.ruling.open and self.job.structured):
             return False
         hold = self.job.hold_tokens
         return not self.ruling.open or (hold is not None and len(answer.tokens) >= hold)

@@ -47,6 +47,19 @@ class Job:
         return options.get("include_usage") is True
 
     @property
+    def structured(self) -> bool:
+        """Whether the device's answer is held to a form, or may call tools."""
+        return self.chat is not None and (self.chat.tool_use is not None or self.chat.constraint() is not None)
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether the model must know tools: to call them, or to read what was called before."""
+        if self.chat is None:
+            return False
+        called = any(message.role == "tool" or message.tool_calls is not None for message in self.chat.messages)
+        return called or self.chat.tool_use is not None
+
+    @property
     def remaining_s(self) -> float:
         """Seconds until the caller's patience ends; infinite if it has no limit."""
         return float("inf") if self.deadline is None else self.deadline - time.monotonic()
@@ -139,13 +152,6 @@ def _beyond_the_device(request: ChatRequest) -> UnsupportedFeatureError | None:
         return UnsupportedFeatureError("use_beam_search: this device has no beams.", param="use_beam_search")
     if request.prompt_logprobs is not None:
         return UnsupportedFeatureError("prompt_logprobs: this device has none.", param="prompt_logprobs")
-    if request.tools is not None:
-        return UnsupportedFeatureError("tools: the model on this device calls none.", param="tools")
-    if any(message.role == "tool" or message.tool_calls is not None for message in request.messages):
-        return UnsupportedFeatureError("messages: the model on this device knows no tool calls.", param="messages")
-    if request.constraint() is not None:
-        param = "response_format" if request.structured_outputs is None else "structured_outputs"
-        return UnsupportedFeatureError(f"{param}: this device answers in free text.", param=param)
     return None
 
 

@@ -49,12 +49,9 @@ async def _load_local(config: RouterConfig) -> tuple[EngineLocalTier | None, Gat
 
 
 def _load_engine(name: str) -> LocalEngine:
-    from ..local_engine.engine import LocalEngine
-    from ..local_engine.probe import ensure_usable_build
+    from ..local_engine.opening import open_engine
 
-    file = _model_file(name)
-    ensure_usable_build(pocket_small_gguf())
-    return LocalEngine.load(file)
+    return open_engine(_model_file(name), sound=pocket_small_gguf())
 
 
 def _model_file(name: str) -> Path:

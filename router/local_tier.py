@@ -1,25 +1,24 @@
-"""The local tier: a synchronous engine on its own thread, seen by the event loop as an async iterator of tokens."""
+"""The local tier: the on-device engine, which serves many requests at once, as the cascade sees it."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..protocol.errors import EngineError, UpdraftError
 from ..protocol.requests import Message
 from ..protocol.responses import FinishReason
 from ..protocol.sampling import SamplingParams
+from ..protocol.structured import Constraint, Tool
 from .tiers import LocalAnswer, Token
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ..classifier.views import Signals
+    from ..text.grammar import Vocabulary
+    from ..text.grammar_check import GrammarCheck
+    from ..text.tool_formats import ToolFormat
 
 
 class EngineRun(Protocol):
@@ -30,11 +29,11 @@ class EngineRun(Protocol):
     text: str
     finish_reason: FinishReason | None
     prompt_hidden: NDArray[np.float32]
-    prompt_logprobs: NDArray[np.float32]
+    prompt_logprobs: NDArray[np.float32] | None
     answer_hidden: NDArray[np.float32] | None
 
-    def __iter__(self) -> Iterator[Any]: ...
-    def cancel(self) -> None: ...
+    def __aiter__(self) -> AsyncIterator[Any]: ...
+    async def __anext__(self) -> Any: ...
     def close(self) -> None: ...
 
 
@@ -43,99 +42,98 @@ class EngineLike(Protocol):
 
     model_id: str
 
+    @property
+    def tool_format(self) -> ToolFormat | None: ...
     def start(
-        self, messages: Sequence[Message], params: SamplingParams, *, continue_final_message: bool = False
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams,
+        *,
+        continue_final_message: bool = False,
+        tools: Sequence[Tool] = (),
+        constraint: Constraint | None = None,
     ) -> Any: ...
+    def vocabulary(self) -> Vocabulary: ...
     def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes: ...
     def close(self) -> None: ...
 
 
 class EngineLocalTier:
-    """`LocalTier` over one engine. Requests take turns: the device has one model and one set of cores."""
+    """`LocalTier` over one engine."""
 
     def __init__(self, engine: EngineLike) -> None:
         self._engine = engine
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="updraft-local")
-        self._turn = asyncio.Semaphore(1)
-        self._closed = False
+        self._grammars: GrammarCheck | None = None
 
     @property
     def model_id(self) -> str:
         return self._engine.model_id
 
-    async def start(
-        self, messages: Sequence[Message], params: SamplingParams, *, continue_final_message: bool = False
-    ) -> EngineGeneration:
-        await self._turn.acquire()
-        generation = EngineGeneration(self._thread, on_end=self._turn.release)
-        try:
-            await generation.launch(
-                lambda: self._engine.start(messages, params, continue_final_message=continue_final_message)
-            )
-        except BaseException:
-            await generation.aclose()
-            raise
-        return generation
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        return self._engine.tool_format
 
-    def token_bytes(self, token_id: int) -> bytes:
-        return self._engine.token_bytes(token_id, skip_special=False)
+    async def start(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams,
+        *,
+        continue_final_message: bool = False,
+        tools: Sequence[Tool] = (),
+        constraint: Constraint | None = None,
+    ) -> EngineGeneration:
+        if constraint is not None:
+            await self._check(constraint)
+        # On a thread: tokenizing a long prompt takes a while. If the caller gives up meanwhile, nobody holds the run,
+        # and that ends it.
+        run = await asyncio.to_thread(
+            self._engine.start,
+            messages,
+            params,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            constraint=constraint,
+        )
+        return EngineGeneration(run)
+
+    def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:
+        return self._engine.token_bytes(token_id, skip_special=skip_special)
+
+    async def _check(self, constraint: Constraint) -> None:
+        if self._grammars is None:
+            from ..text.grammar_check import GrammarCheck
+
+            self._grammars = GrammarCheck(self._engine.vocabulary)
+        await self._grammars.check(constraint)
 
     async def aclose(self) -> None:
-        if not self._closed:
-            self._closed = True
-            # Not on an executor: at interpreter exit those take no more work. The engine waits for a step at most.
-            self._engine.close()
-            self._thread.shutdown(wait=True)
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """The worker's last word: what went wrong, or the finished run's own record, or neither after a cancellation."""
-
-    error: BaseException | None = None
-    signals: tuple[Signals, ...] = ()
-    text: str = ""
-    finish_reason: FinishReason | None = None
-    answer_hidden: NDArray[np.float32] | None = None
-
-    @staticmethod
-    def of(run: EngineRun) -> _End:
-        return _End(None, tuple(run.signals), run.text, run.finish_reason, run.answer_hidden)
+        if self._grammars is not None:
+            await self._grammars.close()
+        self._engine.close()
 
 
 class EngineGeneration:
-    """`LocalGeneration`: the worker thread decodes ahead, the event loop takes tokens from a queue."""
+    """`LocalGeneration`: the engine writes ahead, the event loop takes what there is."""
 
-    def __init__(self, thread: ThreadPoolExecutor, *, on_end: Callable[[], None]) -> None:
-        self.answer = LocalAnswer()
-        self._thread = thread
-        self._on_end = on_end
-        self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[tuple[Token, EngineRun] | _End] = asyncio.Queue()
-        self._cancelled = threading.Event()
-        self._run: EngineRun | None = None
-        self._worker: asyncio.Future[None] | None = None
-        self._finished = False
+    def __init__(self, run: EngineRun) -> None:
+        self.answer = LocalAnswer(prompt_tokens=run.prompt_tokens)
+        self._run = run
         self._closed = False
-
-    async def launch(self, start: Callable[[], EngineRun]) -> None:
-        """Tokenize and prepare on the worker thread; raises what the engine raises."""
-        started: asyncio.Future[int] = self._loop.create_future()
-        self._worker = self._loop.run_in_executor(self._thread, self._work, start, started)
-        self.answer.prompt_tokens = await started
 
     def __aiter__(self) -> EngineGeneration:
         return self
 
     async def __anext__(self) -> Token:
-        if self._finished:
+        if self._closed:
             raise StopAsyncIteration
-        item = await self._queue.get()
-        if isinstance(item, _End):
-            self._finish(item)
-            raise StopAsyncIteration
-        token, run = item
-        answer = self.answer
+        run, answer = self._run, self.answer
+        try:
+            token: Token = await anext(run)
+        except StopAsyncIteration:
+            if run.finish_reason is not None:  # the engine's own record is the last word
+                answer.signals, answer.text = list(run.signals), run.text
+                answer.finish_reason, answer.answer_hidden = run.finish_reason, run.answer_hidden
+            raise
         if not answer.tokens:
             answer.prompt_hidden, answer.prompt_logprobs = run.prompt_hidden, run.prompt_logprobs
         answer.tokens.append(token)
@@ -144,70 +142,6 @@ class EngineGeneration:
         return token
 
     async def aclose(self) -> None:
-        """Stop the decoding and wait until the worker has let go of the engine. Idempotent."""
-        if self._closed:
-            return
+        """Stop the decoding; what was begun of a step is the last of it. Idempotent."""
         self._closed = True
-        self._finished = True
-        self._cancelled.set()
-        if self._run is not None:
-            self._run.cancel()
-        if self._worker is not None:
-            await asyncio.shield(self._worker)
-
-    def _work(self, start: Callable[[], EngineRun], started: asyncio.Future[int]) -> None:
-        """Worker thread. The turn passes on when the work is over, so that an abandoned stream blocks nobody."""
-        try:
-            if not self._cancelled.is_set():
-                self._decode(start, started)
-        finally:
-            self._tell(self._on_end)
-
-    def _decode(self, start: Callable[[], EngineRun], started: asyncio.Future[int]) -> None:
-        """The run from its start to its close, token by token into the queue."""
-        try:
-            run = start()
-        except BaseException as error:  # noqa: BLE001 - carried to the caller, who raises it
-            self._tell(_fail, started, error)
-            return
-        self._run = run
-        end = _End()
-        try:
-            self._tell(_succeed, started, run.prompt_tokens)
-            for token in run:
-                self._tell(self._queue.put_nowait, (token, run))
-                if self._cancelled.is_set():
-                    break
-            else:
-                end = _End.of(run)
-        except BaseException as error:  # noqa: BLE001 - carried to the caller, who raises it
-            end = _End(error)
-        finally:
-            run.close()
-            self._tell(self._queue.put_nowait, end)
-
-    def _finish(self, end: _End) -> None:
-        self._finished = True
-        if isinstance(end.error, UpdraftError):
-            raise end.error
-        if end.error is not None:
-            raise EngineError(f"The local model failed: {end.error}") from end.error
-        if end.finish_reason is not None:
-            answer = self.answer
-            answer.signals, answer.text = list(end.signals), end.text
-            answer.finish_reason, answer.answer_hidden = end.finish_reason, end.answer_hidden
-
-    def _tell(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Run `call` on the event loop; a loop that is gone has nobody left to tell."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(call, *arguments)
-
-
-def _succeed(future: asyncio.Future[int], value: int) -> None:
-    if not future.done():
-        future.set_result(value)
-
-
-def _fail(future: asyncio.Future[int], error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(error)
+        self._run.close()

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..protocol.errors import InvalidRequestError, MissingDependencyError, UpdraftError
+from ..protocol.errors import InvalidRequestError, MissingDependencyError, UnsupportedFeatureError, UpdraftError
 from .job import Job
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What this router has: `local_missing`/`cloud_missing` say why a tier is absent, None where it is there."""
+    """What this router has: `local_missing`/`cloud_missing` say why a tier is absent, None where it is there.
+
+    `local_tools`: whether the model on the device calls tools.
+    """
 
     local_missing: UpdraftError | None
     cloud_missing: UpdraftError | None
     offline: bool
+    local_tools: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,8 @@ def rule(job: Job, situation: Situation) -> Ruling:
         if no_cloud is not None:
             raise no_cloud
         return Ruling(local=False, cloud=True, reason="the request asked for the cloud")
-    no_local = situation.local_missing or job.unsupported
+    unsupported = job.unsupported or (_no_tools() if job.has_tools and not situation.local_tools else None)
+    no_local = situation.local_missing or unsupported
     if job.wanted == "local" or job.private:
         if no_local is not None:
             raise no_local
@@ -72,19 +77,26 @@ def rule(job: Job, situation: Situation) -> Ruling:
     if no_local is not None:
         if no_cloud is not None:
             raise no_local if situation.local_missing is None else _neither(situation.local_missing, no_cloud)
-        return Ruling(local=False, cloud=True, reason=_why_not_local(situation, job))
+        return Ruling(local=False, cloud=True, reason=_why_not_local(situation, no_local))
     if no_cloud is not None:
         why = "offline mode" if situation.offline else "no cloud is configured"
         return Ruling(local=True, cloud=False, reason=why)
     return Ruling(local=True, cloud=True, reason="both tiers may answer")
 
 
-def _why_not_local(situation: Situation, job: Job) -> str:
+def _no_tools() -> UnsupportedFeatureError:
+    return UnsupportedFeatureError(
+        "tools: the chat template of the model on this device shows no format for tool calls that is known here.",
+        param="tools",
+    )
+
+
+def _why_not_local(situation: Situation, no_local: UpdraftError) -> str:
     if isinstance(situation.local_missing, MissingDependencyError):
         return f"no local model: {situation.local_missing.message}"
     if situation.local_missing is not None:
         return "no local model is configured"
-    return f"beyond the local model: {'' if job.unsupported is None else job.unsupported.message}"
+    return f"beyond the local model: {no_local.message}"
 
 
 def _neither(no_local: UpdraftError, no_cloud: UpdraftError) -> UpdraftError:

@@ -5,15 +5,16 @@ Each is an async generator of SSE bytes. No cancel scope spans a `yield`, so a c
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
 
 from ..protocol import sse
 from ..protocol.errors import EngineError, UpdraftError
-from ..protocol.responses import ChoiceLogprobs, Usage
-from .answer import ChunkWriter, token_logprobs
+from ..protocol.responses import ChoiceLogprobs, Delta, FinishReason, Usage
+from ..text.tool_stream import ToolCallStream
+from .answer import ChunkWriter, ShownTokens, token_logprobs
 from .cascade import Cascade
 from .gates import Verdict
 from .job import continued
@@ -40,7 +41,7 @@ async def replay(cascade: Cascade, answer: LocalAnswer) -> AsyncGenerator[bytes]
     if chunk := writer.rest(answer):
         yield chunk
     usage = Usage.of(answer.prompt_tokens, len(answer.tokens)) if cascade.job.include_usage else None
-    yield chunks.finish(answer.finish_reason or "stop", usage)
+    yield chunks.finish(writer.finish_reason, usage)
 
 
 async def relay(cascade: Cascade, stream: CloudStream) -> AsyncGenerator[bytes]:
@@ -80,36 +81,46 @@ async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
     await cascade.stop_local()
     _judge_afterwards(cascade, run.answer)
     usage = Usage.of(run.answer.prompt_tokens, len(run.answer.tokens)) if cascade.job.include_usage else None
-    yield chunks.finish(run.answer.finish_reason or "stop", usage)
+    yield chunks.finish(writer.finish_reason, usage)
 
 
 class _LocalText:
-    """Turns tokens into chunks and remembers what has been sent, which is never taken back."""
+    """Turns tokens into chunks and remembers what has been sent, which is never taken back.
+
+    `finish_reason` is known once `rest` was called.
+    """
 
     def __init__(self, cascade: Cascade, chunks: ChunkWriter) -> None:
         self._cascade = cascade
+        self._calls = None if cascade.tool_format is None else ToolCallStream(cascade.tool_format)
+        self._shown = ShownTokens(cascade.local) if cascade.chat.logprobs else None
         self.chunks = chunks
         self.sent = ""
+        self.finish_reason: FinishReason = "stop"
 
     def token(self, token: Token) -> bytes | None:
-        logprobs = self._logprobs(token)
-        if not token.text and logprobs is None:
-            return None
-        self.sent += token.text
-        return self.chunks.text(token.text, logprobs)
+        return self._chunk(token.text, None, self._logprobs(lambda shown: shown.push(token)))
 
     def rest(self, answer: LocalAnswer) -> bytes | None:
-        """What the engine held back until the end (an incomplete character, a half-matched stop string)."""
-        if len(answer.text) <= len(self.sent):
-            return None
-        text = answer.text[len(self.sent) :]
-        self.sent = answer.text
-        return self.chunks.text(text)
+        """What was held back until the end (an incomplete character, a half-matched stop string, half a call)."""
+        self.finish_reason = answer.finish_reason or "stop"
+        logprobs = self._logprobs(lambda shown: shown.flush(answer))
+        return self._chunk(answer.text[len(self.sent) :], self.finish_reason, logprobs)
 
-    def _logprobs(self, token: Token) -> ChoiceLogprobs | None:
-        if not self._cascade.chat.logprobs:
+    def _chunk(self, text: str, finish_reason: FinishReason | None, logprobs: ChoiceLogprobs | None) -> bytes | None:
+        self.sent += text
+        delta = Delta(content=text or None)
+        if self._calls is not None:
+            delta, reason = self._calls.read(text, finish_reason)
+            self.finish_reason = reason or self.finish_reason
+        if delta.content is None and delta.tool_calls is None and logprobs is None:
             return None
-        return token_logprobs([token], self._cascade.local.token_bytes)
+        return self.chunks.delta(delta, logprobs)
+
+    def _logprobs(self, take: Callable[[ShownTokens], list[Token]]) -> ChoiceLogprobs | None:
+        """Of the tokens to report on now; None if there are none, or nobody asked."""
+        tokens = [] if self._shown is None else take(self._shown)
+        return token_logprobs(tokens, self._cascade.local.token_bytes) if tokens else None
 
 
 def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
@@ -198,7 +209,7 @@ async def _carry_on(cascade: Cascade, writer: _LocalText, begun: LocalAnswer) ->
         yield chunk
     await cascade.stop_local()
     usage = Usage.of(begun.prompt_tokens, spent + len(run.answer.tokens)) if cascade.job.include_usage else None
-    yield writer.chunks.finish(run.answer.finish_reason or "stop", usage)
+    yield writer.chunks.finish(tail.finish_reason, usage)
 
 
 async def _relayed(cascade: Cascade, stream: CloudStream, adopt: ChunkWriter | None) -> AsyncGenerator[bytes]:

@@ -10,6 +10,7 @@ from ..protocol.errors import UpdraftError
 from ..protocol.requests import Message
 from ..protocol.responses import FinishReason
 from ..protocol.sampling import SamplingParams
+from ..protocol.structured import Constraint, Tool
 from .loose import table
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..classifier.views import Signals
+    from ..text.tool_formats import ToolFormat
 
 
 class Token(Protocol):
@@ -66,15 +68,29 @@ class LocalTier(Protocol):
 
     @property
     def model_id(self) -> str: ...
-
-    async def start(
-        self, messages: Sequence[Message], params: SamplingParams, *, continue_final_message: bool = False
-    ) -> LocalGeneration:
-        """Begin an answer. Raises ContextLengthError if it does not fit the model's context window."""
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model calls tools; None if it calls none."""
         ...
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """One vocabulary entry, for log-probabilities."""
+    async def start(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams,
+        *,
+        continue_final_message: bool = False,
+        tools: Sequence[Tool] = (),
+        constraint: Constraint | None = None,
+    ) -> LocalGeneration:
+        """Begin an answer. `tools` are shown to the model; `constraint`: what the answer must look like.
+
+        Raises ContextLengthError if it does not fit the model's context window, InvalidRequestError for a constraint
+        that is wrong, or too dear to compile.
+        """
+        ...
+
+    def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:
+        """One vocabulary entry, for log-probabilities; `skip_special`: empty for those that are no text."""
         ...
 
     async def aclose(self) -> None: ...

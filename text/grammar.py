@@ -21,7 +21,9 @@ from .tokenizer import Tokenizer
 try:
     import llguidance
 except ImportError as error:
-    raise MissingDependencyError('Structured output needs llguidance: pip install "updraft-llm[cloud]"') from error
+    raise MissingDependencyError(
+        'Structured output needs llguidance: pip install "updraft-llm[edge]" or "updraft-llm[cloud]"'
+    ) from error
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -72,7 +74,7 @@ class GrammarCompiler:
         """A matcher at its beginning, the caller's own.
 
         Raises InvalidRequestError for a constraint that is wrong, too large, or that no answer can be held to. Takes as
-        long as the constraint wants: see `node.grammar_check` for those of strangers.
+        long as the constraint wants: see `grammar_check` for those of strangers.
         """
         with self._lock:
             matcher = self._kept.get(constraint)

@@ -7,17 +7,25 @@ import secrets
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 from ..protocol.errors import ConfigurationError
-from ..protocol.structured import Constraint, Function, NamedTool, Tool, ToolChoice
+from ..protocol.structured import Constraint, Function, NamedTool, ToolUse
+from .chat import ChatTemplate
 from .grammar import inline_schema
-from .tokenizer import Tokenizer
 from .tool_calls import ToolSyntax
 
 FormatName = Literal["hermes", "llama3", "mistral", "mistral-args"]
 _ANY_OBJECT = {"type": "object"}
 _ANY_TEXT = r"/(.|\n)*/"
+
+
+class ModelText(Protocol):
+    """What of a model tells its format: a `Tokenizer`, or what stands for one on the device."""
+
+    @property
+    def chat_template(self) -> ChatTemplate | None: ...
+    def special_id(self, text: str) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +41,12 @@ class ToolFormat:
     marks: dict[int, str]
 
     @staticmethod
-    def named(name: str, tokenizer: Tokenizer) -> ToolFormat:
+    def of(tool_parser: str, model: ModelText) -> ToolFormat | None:
+        """The format of this name; "auto" is the one that the model's chat template shows. Raises as `named` does."""
+        return ToolFormat.detected(model) if tool_parser == "auto" else ToolFormat.named(tool_parser, model)
+
+    @staticmethod
+    def named(name: str, model: ModelText) -> ToolFormat:
         """Raises ConfigurationError for a name that is none."""
         if name == "hermes":
             syntax = ToolSyntax("<tool_call>", "</tool_call>")
@@ -45,13 +58,13 @@ class ToolFormat:
             raise ConfigurationError(
                 f"tool_parser must be {', '.join(get_args(FormatName))} or auto, got {name!r}.", param="tool_parser"
             )
-        ids = {text: tokenizer.special_id(text) for text in (syntax.opener, syntax.closer, "[ARGS]") if text}
+        ids = {text: model.special_id(text) for text in (syntax.opener, syntax.closer, "[ARGS]") if text}
         return ToolFormat(name, syntax, {token_id: text for text, token_id in ids.items() if token_id is not None})
 
     @staticmethod
-    def detected(tokenizer: Tokenizer) -> ToolFormat | None:
+    def detected(model: ModelText) -> ToolFormat | None:
         """The format that the model's chat template writes; None if that knows no tools, or none of these formats."""
-        template = "" if tokenizer.chat_template is None else tokenizer.chat_template.source
+        template = "" if model.chat_template is None else model.chat_template.source
         if "[TOOL_CALLS]" in template:
             name = "mistral-args" if "[ARGS]" in template else "mistral"
         elif "<function=" in template:
@@ -62,7 +75,7 @@ class ToolFormat:
             name = "llama3"
         else:
             return None
-        return ToolFormat.named(name, tokenizer)
+        return ToolFormat.named(name, model)
 
     def new_call_id(self) -> str:
         """Mistral's templates take nine letters and digits and nothing else."""
@@ -70,12 +83,12 @@ class ToolFormat:
             return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
         return f"call_{secrets.token_hex(12)}"
 
-    def constraint(self, tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool) -> Constraint | None:
+    def constraint(self, use: ToolUse) -> Constraint | None:
         """What holds an answer to the tools: calls alone if they are required; else text, and calls as they should be.
 
         None where the model is free to write: `auto` and no function declared `strict`.
         """
-        functions = [tool.function for tool in tools]
+        functions, choice, parallel = [tool.function for tool in use.tools], use.choice, use.parallel
         if isinstance(choice, NamedTool):
             functions = [function for function in functions if function.name == choice.function.name]
             return self._constraint("start: calls", functions, parallel=False)

@@ -15,7 +15,8 @@ from torch import Tensor
 from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...protocol.sampling import logit_edits
 from ...protocol.structured import Constraint
-from ...text.grammar import GrammarCompiler, Vocabulary, end_ids
+from ...text.grammar import GrammarCompiler, Vocabulary
+from ...text.grammar_state import Grammars, GrammarState
 from ...text.tokenizer import Tokenizer
 from ..models.decoder import Decoder
 from ..models.loader import Progress
@@ -24,7 +25,6 @@ from .config import EngineConfig
 from .decode import append_tokens, expect_decode
 from .draft_model import DraftModel
 from .drafter import Drafter
-from .grammar import GrammarState
 from .kv_cache import KVCacheManager, Window
 from .limits import Limits
 from .ngram import NgramDrafter
@@ -242,15 +242,9 @@ class Engine:
         self._scheduler.check_room(len(self._expected))
 
     def _grammar(self, request: GenerationRequest, constraint: Constraint) -> GrammarState:
-        if self._grammars is None or self._tokenizer is None:
+        if self._grammars is None:
             raise ConfigurationError("This engine was built from a bare model: without a tokenizer it has no grammars.")
-        endless = request.params.ignore_eos or not self._eos_ids
-        ends = end_ids(self._eos_ids, self._tokenizer.vocab_size)
-        grammar = GrammarState(self._grammars.compile(constraint), self._vocab_size, ends, endless=endless)
-        if grammar.error or grammar.complete:
-            why = grammar.error or "it allows no answer but an empty one."
-            raise InvalidRequestError(f"{constraint.param}: {why}", param=constraint.param, code="invalid_grammar")
-        return grammar
+        return self._grammars.begin(constraint, ignore_eos=request.params.ignore_eos)
 
     def _sampling_rows(self, batch: list[ScheduledRequest]) -> list[SamplingRow]:
         rows: list[SamplingRow] = []
@@ -428,9 +422,12 @@ def _chunk(item: ScheduledRequest) -> Chunk:
     return Chunk(known + item.draft_ids, item.start, state.block_table, num_logits, state.pool)
 
 
-def _grammars(served: ServedModel) -> GrammarCompiler | None:
+def _grammars(served: ServedModel) -> Grammars | None:
     tokenizer = served.tokenizer
-    return tokenizer and GrammarCompiler(lambda: Vocabulary.of(tokenizer, served.eos_ids), tokenizer.encode)
+    if tokenizer is None:
+        return None
+    compiler = GrammarCompiler(lambda: Vocabulary.of(tokenizer, served.eos_ids), tokenizer.encode)
+    return Grammars(compiler, served.weights.config.vocab_size, served.eos_ids, num_tokens=tokenizer.vocab_size)
 
 
 def _cut_drafts(batch: list[ScheduledRequest]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
 
-from .grammar import GrammarState
+from ...text.grammar_state import GrammarState
 from .request import GenerationRequest
 
 

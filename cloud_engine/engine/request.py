@@ -15,7 +15,7 @@ from .ngram_index import NgramIndex
 from .prediction import PredictionCursor
 
 if TYPE_CHECKING:
-    from .grammar import GrammarState
+    from ...text.grammar_state import GrammarState
     from .pooling import MeanPool
     from .scheduler import ScheduledRequest
 

@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 
 from ...kernels.backend import uses_triton
+from ...protocol.noise import WORD, noise_key
 from ...protocol.sampling import LEAST_TEMPERATURE, LogitEdits, SamplingParams
+from ...text.grammar_state import Mask
 from .device_sampler import can_sample, sample_on_device
-from .grammar import Mask
 from .request import TokenLogprob
-
-_WORD = 2**64
 
 
 class SamplingRow(msgspec.Struct, frozen=True, gc=False):
@@ -140,23 +139,16 @@ def _untypical(scaled: Tensor, typical_p: Tensor) -> Tensor:
 
 def _gumbel(rows: Sequence[SamplingRow], vocabulary: int, device: torch.device) -> Tensor:
     """Standard Gumbel noise (rows, vocabulary) float64, a pure function of (seed, position, token id)."""
-    keys = [_mix(_mix(row.seed % _WORD) ^ row.position) for row in rows]
-    signed = [key - _WORD if key >= _WORD // 2 else key for key in keys]
+    keys = [noise_key(row.seed, row.position) for row in rows]
+    signed = [key - WORD if key >= WORD // 2 else key for key in keys]
     counters = torch.arange(1, vocabulary + 1, device=device) * -0x61C8864680B583EB  # 2**64 / golden ratio, signed
     bits = _mix_tensor(torch.tensor(signed, device=device)[:, None] + counters)
     uniform = (_shift_right(bits, 11).double() + 0.5) * 2.0**-53
     return -torch.log(-torch.log(uniform))
 
 
-def _mix(word: int) -> int:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014)."""
-    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % _WORD
-    word = (word ^ (word >> 27)) * 0x94D049BB133111EB % _WORD
-    return word ^ (word >> 31)
-
-
 def _mix_tensor(words: Tensor) -> Tensor:
-    """`_mix` on int64 tensors, whose products wrap around."""
+    """`noise.mix` on int64 tensors, whose products wrap around."""
     words = (words ^ _shift_right(words, 30)) * -0x40A7B892E31B1A47
     words = (words ^ _shift_right(words, 27)) * -0x6B2FB644ECCEEE15
     return words ^ _shift_right(words, 31)

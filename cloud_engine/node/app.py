@@ -19,13 +19,14 @@ from ...protocol.errors import InvalidRequestError, UpdraftError
 from ...protocol.http import TENANT_HEADER, create_app, error_response, read_body, send, send_json, while_connected
 from ...protocol.responses import ModelCard, ModelList
 from ...protocol.wire import WireResponse
+from ...text.grammar import Vocabulary
+from ...text.grammar_check import GrammarCheck
 from ...text.tokenizer import Tokenizer
 from ...text.tool_formats import ToolFormat
 from .answer import Piece, TokenSource, pieces, total_usage
 from .embeddings import embed
 from .fan_out import fan_out
 from .formats import joined
-from .grammar_check import GrammarCheck
 from .jobs import Job, JobMaker
 from .latency import Latencies
 from .metrics import node_metrics
@@ -81,11 +82,8 @@ class _Node:
         self._context_length = served.context_length
         self._card = ModelCard(id=served.model_id, created=int(time.time()), max_model_len=served.context_length)
         self._latencies = Latencies()
-        self._grammars = GrammarCheck(served.tokenizer)
-        auto = served.tool_parser == "auto"
-        tool_format = (
-            ToolFormat.detected(served.tokenizer) if auto else ToolFormat.named(served.tool_parser, served.tokenizer)
-        )
+        self._grammars = GrammarCheck(lambda: Vocabulary.of(served.tokenizer, served.tokenizer.eos_ids))
+        tool_format = ToolFormat.of(served.tool_parser, served.tokenizer)
         self._jobs = JobMaker(served.tokenizer, served.model_id, served.context_length, tool_format)
 
     async def close(self) -> None:

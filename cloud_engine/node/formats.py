@@ -27,8 +27,8 @@ from ...protocol.responses import (
 )
 from ...text.tokenizer import Tokenizer
 from ...text.tool_formats import ToolFormat
+from ...text.tool_stream import ToolCallStream
 from .answer import Piece, ScoredToken, total_usage
-from .tool_stream import ToolCallStream
 
 
 class AnswerFormat(Protocol):
@@ -73,7 +73,7 @@ class ChatFormat:
     def chunk(self, piece: Piece) -> msgspec.Struct:
         delta, reason = Delta(content=piece.text or None), piece.finish_reason
         if self.tools is not None:
-            delta, reason = self._calls.setdefault(piece.index, ToolCallStream(self.tools)).read(piece)
+            delta, reason = self._calls.setdefault(piece.index, ToolCallStream(self.tools)).read(piece.text, reason)
         return self._chunk([ChunkChoice(delta, reason, piece.index, self._scores(piece))])
 
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:
@@ -84,7 +84,7 @@ class ChatFormat:
         for answer in answers:
             message, reason = AssistantMessage(answer.text), answer.finish_reason
             if self.tools is not None:
-                message, reason = ToolCallStream(self.tools).whole(answer)
+                message, reason = ToolCallStream(self.tools).whole(answer.text, reason)
             if reason is not None:
                 choices.append(ChatChoice(message, reason, answer.index, self._scores(answer)))
         return ChatCompletion(

@@ -11,7 +11,6 @@ from ...protocol.errors import ContextLengthError, ModelNotFoundError, Unsupport
 from ...protocol.ids import new_id
 from ...protocol.prompts import Prompt
 from ...protocol.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
-from ...protocol.structured import Tool
 from ...text import tool_turns
 from ...text.tokenizer import Tokenizer
 from ...text.tool_formats import ToolFormat
@@ -50,7 +49,8 @@ class JobMaker:
 
     def chat(self, body: bytes, tenant: str) -> Job:
         request = parse_chat(body)
-        tools, form = self._tools(request)
+        use, form = request.tool_use, self._format(request)
+        tools = [] if use is None else use.tools
         texts = tool_turns.texts(request.messages, tools)
         self._check(request)
         self._check_size("messages", *(message.text for message in request.messages), *texts)
@@ -63,10 +63,9 @@ class JobMaker:
         prediction = request.prediction.text if request.prediction else ""
         self._check_size("prediction", prediction)
         generation = _generation(request, prompt, tenant, self._tokenizer.encode(prediction))
-        if form is None:
+        if use is None or form is None:
             return self._job(request, [generation], ChatFormat(*self._shape(request)))
-        constraint = form.constraint(tools, request.tool_choice, parallel=request.parallel_tool_calls is not False)
-        generation = replace(generation, constraint=constraint)
+        generation = replace(generation, constraint=form.constraint(use))
         return replace(self._job(request, [generation], ChatFormat(*self._shape(request), form)), marks=form.marks)
 
     def completion(self, body: bytes, tenant: str) -> Job:
@@ -87,17 +86,17 @@ class JobMaker:
                 f"The model {model!r} does not exist here; this server has {self._model_id!r}.", param="model"
             )
 
-    def _tools(self, request: ChatRequest) -> tuple[list[Tool], ToolFormat | None]:
-        """The tools that the model may call, and in which format."""
-        if request.tools is None or request.tool_choice == "none":
-            return [], None
+    def _format(self, request: ChatRequest) -> ToolFormat | None:
+        """How the model calls tools; None if the request offers none."""
+        if request.tool_use is None:
+            return None
         if self._tool_format is None:
             raise UnsupportedFeatureError(
                 "tools: this model's chat template shows no format for tool calls that is known here. Leave tools out, "
                 "or start the node with --tool-parser.",
                 param="tools",
             )
-        return request.tools, self._tool_format
+        return self._tool_format
 
     def _token_ids(self, prompts: list[Prompt], param: str) -> list[list[int]]:
         for prompt in prompts:

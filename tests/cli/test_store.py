@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from background import needs_sigint
 from model_hub import Hub, running, tiny_gguf
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,6 +93,7 @@ def test_the_token_is_shown_to_nobody(hub: Hub, updraft) -> None:
     assert "hf_verysecret" not in done.stdout + done.stderr
 
 
+@needs_sigint
 def test_ctrl_c_is_no_traceback_and_the_next_pull_continues(hub: Hub, environment, updraft, tmp_path: Path) -> None:
     hub.pause_s = 0.1
     command = [sys.executable, "-m", "updraft", "pull", NAME]

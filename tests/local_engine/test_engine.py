@@ -85,7 +85,7 @@ def test_score_equals_torch(engine, reference, length):
 
 def test_flash_attention_stays_close(tiny, reference):
     ids = list(range(5, 105))
-    with LocalEngine.load(tiny.gguf, LocalOptions(exact_attention=False, threads=2)) as engine:
+    with LocalEngine.load(tiny.gguf, LocalOptions(kv_cache_type="f16", flash_attention=True, threads=2)) as engine:
         assert np.abs(engine.score(ids) - reference(ids)[0]).max() < 0.1
 
 
@@ -161,26 +161,27 @@ def test_same_seed_same_answer(engine):
     assert len({answer(None) for _ in range(4)}) > 1
 
 
-def test_prefix_reuse_changes_nothing(tiny):
-    """Long common prompts keep whole chunks of the KV cache; the results stay the same to the last bit."""
+def test_prefix_reuse_changes_nothing_but_last_bits(tiny):
+    """Long common prompts share cells of the KV cache: as much of them as they have in common."""
     text = "the assistant knows what the user asks " * 3
     prompts = [text + "a", text + "b", "no " + text, text]
-    with LocalEngine.load(tiny.gguf) as engine:
-        engine._resources.context._context.n_batch = 16
-        fresh = []
+    with LocalEngine.load(tiny.gguf, LocalOptions(prompt_logprobs=False)) as engine:
+        fresh, cache = [], engine._resources.loop._scheduler._cache
         for prompt in prompts:
-            engine.score([5])  # forgets the cache
+            assert cache.make_room(cache._cells)
             fresh.append(observe(engine, prompt))
         reused = [observe(engine, prompt) for prompt in prompts]
-    for one, other in zip(fresh, reused, strict=True):
-        for left, right in zip(one, other, strict=True):
-            np.testing.assert_array_equal(left, right)
+    for (ids, *states), (other_ids, *other_states) in zip(fresh, reused, strict=True):
+        assert ids == other_ids
+        for left, right in zip(states, other_states, strict=True):
+            np.testing.assert_allclose(left, right, atol=1e-4)
 
 
 def observe(engine, prompt):
     run = engine.start_text(prompt, SamplingParams(max_tokens=5))
     list(run)
-    return run.token_ids, run.prompt_logprobs, run.prompt_hidden, run.answer_hidden
+    assert run.prompt_logprobs is None
+    return run.token_ids, run.prompt_hidden, run.answer_hidden
 
 
 def test_continue_final_message(engine):
@@ -224,6 +225,10 @@ def test_bad_requests(engine, tiny):
         LocalEngine.load(tiny.gguf, LocalOptions(context_length=0))
     with pytest.raises(ModelLoadError, match="lower context_length"):
         LocalEngine.load(tiny.gguf, LocalOptions(context_length=100_000))
+    with pytest.raises(InvalidRequestError, match="kv_cache_type"):
+        LocalEngine.load(tiny.gguf, LocalOptions(kv_cache_type="f64"))
+    with pytest.raises(InvalidRequestError, match="flash attention"):
+        LocalEngine.load(tiny.gguf, LocalOptions(kv_cache_type="q8_0", flash_attention=False))
     with pytest.raises(EngineError, match="first token"):
         _ = engine.start(ask("x"), SamplingParams()).prompt_hidden
 
@@ -237,17 +242,6 @@ def test_cancel_from_another_thread_ends_within_a_step(engine):
     assert list(run) == []
     assert run.finish_reason is None
     assert len(run.token_ids) == 1
-
-
-def test_cancel_while_waiting_for_the_turn(engine):
-    with engine._resources.turns.step(object(), threading.Event()):  # somebody is in a long step
-        waiting = engine.start_text("the", SamplingParams(max_tokens=3))
-        thread = threading.Thread(target=lambda: list(waiting))
-        thread.start()
-        waiting.cancel()
-        thread.join(10)
-        assert not thread.is_alive()
-    assert waiting.token_ids == []
 
 
 def test_four_threads_get_the_answers_of_one(engine):
@@ -271,22 +265,8 @@ def test_an_abandoned_run_does_not_block_and_can_go_on(engine):
     expected = [token.id for token in engine.start_text("the", SamplingParams(max_tokens=8, temperature=0))]
     paused = engine.start_text("the", SamplingParams(max_tokens=8, temperature=0))
     got = [next(paused).id, next(paused).id]
-    started = time.monotonic()
     assert len(list(engine.start_text("a user", SamplingParams(max_tokens=4, temperature=0)))) == 4
-    assert time.monotonic() - started < 30
     assert got + [token.id for token in paused] == expected
-
-
-def test_closed_and_garbage_runs_give_the_turn_back_at_once(engine):
-    for finish in ("close", "garbage"):
-        run = engine.start_text("the", SamplingParams(max_tokens=8))
-        next(run)
-        if finish == "close":
-            run.close()
-            assert list(run) == []
-        del run
-        gc.collect()
-        assert engine._resources.turns._holder is None
 
 
 def test_close_with_runs_in_progress(tiny):

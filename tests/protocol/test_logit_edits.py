@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.local_engine.sampler import Sampler
+from updraft.local_engine.row_sampler import RowSampler
 from updraft.protocol.errors import InvalidRequestError
 from updraft.protocol.sampling import SamplingParams, logit_edits
 
@@ -51,7 +51,7 @@ def test_both_engines_edit_logits_as_defined(logits, prompt, answer, options) ->
     row = np.array(logits, dtype=np.float32)
     wanted = expected(row, params, prompt, answer, {0, 1})
     edits = logit_edits(params, prompt, answer, {0, 1})
-    local = Sampler(params, 0.0).choose(row, edits)
+    local = RowSampler(params, VOCABULARY, prompt, {0, 1}, 0.0).choose(row, answer)
     cloud = sample(torch.from_numpy(row)[None], [SamplingRow(0.0, 0, 0, params, edits)])[0]
     assert wanted[local] == pytest.approx(wanted.max(), abs=1e-5)
     assert wanted[cloud] == pytest.approx(wanted.max(), abs=1e-5)

@@ -68,8 +68,7 @@ def test_private_requests_stay_and_the_option_does_not_travel(bench: Any, cloud:
         {"use_beam_search": True},
         {"prompt_logprobs": 0},
         {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
-        {"response_format": {"type": "json_object"}},
-        {"structured_outputs": {"regex": "[0-9]+"}},
+        {"n": 2},
         {
             "messages": [
                 {"role": "user", "content": "Hi"},

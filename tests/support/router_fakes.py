@@ -83,6 +83,7 @@ class ScriptedLocal:
     """A local tier that writes `text` word by word; a continued message gets what is missing of it."""
 
     model_id = "fake-small"
+    tool_format: Any = None
 
     def __init__(self, text: str = LOCAL_TEXT, *, delay_s: float = 0.0) -> None:
         self.text = text
@@ -95,13 +96,15 @@ class ScriptedLocal:
         self.running = 0
         self.closed = False
         self.seen: list[tuple[list[Any], Any, bool]] = []
+        self.options: list[dict[str, Any]] = []  # the tools and the constraint of each
 
     async def start(
-        self, messages: Sequence[Any], params: Any, *, continue_final_message: bool = False
+        self, messages: Sequence[Any], params: Any, *, continue_final_message: bool = False, **options: Any
     ) -> FakeGeneration:
         if self.too_long:
             raise ContextLengthError("The prompt has 9000 tokens, the context window 512.")
         self.seen.append((list(messages), params, continue_final_message))
+        self.options.append(options)
         text = self.text
         if continue_final_message:
             text = text.removeprefix(messages[-1].text)
@@ -110,7 +113,7 @@ class ScriptedLocal:
         self.running += 1
         return FakeGeneration(self, words, params.max_tokens)
 
-    def token_bytes(self, token_id: int) -> bytes:
+    def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:
         return f"<{token_id}>".encode()
 
     async def aclose(self) -> None:

@@ -15,7 +15,8 @@ from updraft.cloud_engine.engine.served_model import DraftWeights, ServedModel
 from updraft.cloud_engine.models.config import ModelConfig
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.rope import RotaryConfig
-from updraft.kernels.packed_linear import PackedLinear
+from updraft.kernels import packed_linear
+from updraft.kernels.onednn_linear import OneDnnLinear
 from updraft.protocol.errors import ConfigurationError
 from updraft.protocol.sampling import SamplingParams
 
@@ -89,7 +90,7 @@ def test_the_same_bits_alone_in_a_batch_in_chunks_with_prefix_hits_preempted_and
             assert again == wanted, "prefix hits"
 
 
-class Leaky(PackedLinear):
+class Leaky(OneDnnLinear):
     """One whose rows depend on how many there are."""
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -106,10 +107,11 @@ def test_a_layer_whose_rows_depend_on_their_number_is_refused_at_start() -> None
 def test_long_sums_in_pieces_are_the_same_sums() -> None:
     plain = nn.Linear(8 * WIDE, 64).requires_grad_(False)
     rows = torch.randn(40, 8 * WIDE)
-    torch.testing.assert_close(PackedLinear(plain, batch_invariant=True)(rows), plain(rows), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(OneDnnLinear(plain, batch_invariant=True)(rows), plain(rows), rtol=1e-4, atol=1e-4)
 
 
-def test_a_model_that_was_packed_without_it_is_refused() -> None:
+def test_a_model_that_was_packed_by_onednn_without_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_linear, "_is_ahead_of_onednn", lambda weight: False)
     model = wide_model(torch.float32)
     Engine(ServedModel(model), EngineConfig())
     with pytest.raises(ConfigurationError, match="Load it once more"):

@@ -14,6 +14,7 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
+from background import SIGINT
 from model_hub import Hub, tiny_gguf
 from updraft.local_engine.store import pull as pulling
 from updraft.local_engine.store.find import find, is_offline
@@ -220,7 +221,7 @@ def part_size(library: Library) -> int:
     return sum(path.stat().st_size for path in library.partial.glob("*.part"))
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("stop", [SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_pull_goes_on_where_it_was(
     stop: signal.Signals, hub: Hub, library: Library, patience: Patience
 ) -> None:

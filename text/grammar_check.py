@@ -1,27 +1,26 @@
 """Grammars of strangers are tried out in a process of their own, which may be killed.
 
 Compiling a grammar can take any time and memory: `{"type": "integer", "multipleOf": 1234567}` takes half a gigabyte.
-llguidance's own limits do not cover all of it and its compiler cannot be interrupted. So a node sees first whether a
-child process, under limits of the operating system, can do it; only then does the engine.
+llguidance's own limits do not cover all of it and its compiler cannot be interrupted. So whoever takes
+requests sees first whether a child process, under limits of the operating system, can do it; only then does the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
-import resource
 import signal
 import struct
 import sys
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
-from ...protocol.errors import InvalidRequestError
-from ...protocol.structured import Constraint
-from ...text.grammar import GrammarCompiler, Vocabulary
-from ...text.tokenizer import Tokenizer
+from ..protocol.errors import InvalidRequestError
+from ..protocol.structured import Constraint
+from .grammar import GrammarCompiler, Vocabulary
 
 CPU_SECONDS = 1.0
 MEMORY_BYTES = 512 * 2**20  # beyond what the process has before it sees a grammar
@@ -40,23 +39,25 @@ class _Reply(msgspec.Struct):
 class GrammarCheck:
     """Says whether a constraint can be used, at a bounded cost. For one event loop; `close` ends the child process."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
+        """`vocabulary` is read, in a thread, with the first constraint: a large one takes a second."""
+        self._vocabulary = vocabulary
         self._lock = asyncio.Lock()  # one constraint at a time: a flood of bad ones costs one core
         self._child: asyncio.subprocess.Process | None = None
         self._good: OrderedDict[Constraint, None] = OrderedDict()
 
     async def check(self, constraint: Constraint) -> None:
         """Raises InvalidRequestError for a constraint that is wrong, or too dear to compile."""
-        async with self._lock:
-            if constraint not in self._good:
-                reply = await self._ask(constraint)
-                if reply.refusal is not None:
-                    raise InvalidRequestError(reply.refusal, param=constraint.param, code=reply.code)
-            self._good[constraint] = None
-            self._good.move_to_end(constraint)
-            if len(self._good) > _MAX_KNOWN:
-                self._good.popitem(last=False)
+        if constraint not in self._good:  # what is known does not wait behind others' bad ones
+            async with self._lock:
+                if constraint not in self._good:
+                    reply = await self._ask(constraint)
+                    if reply.refusal is not None:
+                        raise InvalidRequestError(reply.refusal, param=constraint.param, code=reply.code)
+        self._good[constraint] = None
+        self._good.move_to_end(constraint)
+        if len(self._good) > _MAX_KNOWN:
+            self._good.popitem(last=False)
 
     async def close(self) -> None:
         child, self._child = self._child, None
@@ -84,7 +85,7 @@ class GrammarCheck:
             sys.executable, "-m", __name__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
         assert child.stdin is not None
-        child.stdin.write(_frame(await asyncio.to_thread(Vocabulary.of, self._tokenizer, self._tokenizer.eos_ids)))
+        child.stdin.write(_frame(await asyncio.to_thread(self._vocabulary)))
         return child
 
 
@@ -103,17 +104,16 @@ async def _read(stream: asyncio.StreamReader) -> bytes:
 
 def main() -> None:
     """Read the vocabulary, then answer constraint after constraint until the input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the node's to handle; its end is the end of the input
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle; its end is the end of the input
     vocabulary = msgspec.msgpack.decode(_next(sys.stdin.buffer), type=Vocabulary)
     compiler = GrammarCompiler(lambda: vocabulary)
     compiler.compile(Constraint("regex", "a", "the first"))  # builds the trie
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (_address_space() + MEMORY_BYTES, hard))
+    _limit_memory()
     while frame := _next(sys.stdin.buffer):
         constraint = msgspec.msgpack.decode(frame, type=Constraint)
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # SIGPROF ends the process
+        _limit_time(CPU_SECONDS)
         reply = _try(compiler, constraint)
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        _limit_time(0)
         sys.stdout.buffer.write(_frame(reply))
         sys.stdout.buffer.flush()
 
@@ -132,9 +132,20 @@ def _next(stream: BinaryIO) -> bytes:
     return stream.read(*_LENGTH.unpack(header)) if header else b""
 
 
-def _address_space() -> int:
-    """Bytes this process has mapped."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+def _limit_memory() -> None:
+    """To what is mapped now and `MEMORY_BYTES` more. Only Linux holds a process to that."""
+    if sys.platform == "linux":
+        import resource
+
+        mapped = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY_BYTES, hard))
+
+
+def _limit_time(cpu_seconds: float) -> None:
+    """After so many SIGPROF ends the process; 0 is no limit. On Windows the parent's patience is the only one."""
+    if sys.platform != "win32":
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
 
 
 if __name__ == "__main__":

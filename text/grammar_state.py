@@ -6,11 +6,15 @@ under the same masks as the target, and a draft is accepted by the same rule as 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+from ..protocol.errors import InvalidRequestError
+from ..protocol.structured import Constraint
+from .grammar import GrammarCompiler, end_ids
 
 if TYPE_CHECKING:
     import llguidance
@@ -18,17 +22,44 @@ if TYPE_CHECKING:
 Mask = npt.NDArray[np.int32]  # one bit per token id, 32 to a word, lowest bit first: may this token come next?
 
 
+class Grammars:
+    """The grammars of one model. Thread-safe."""
+
+    def __init__(
+        self, compiler: GrammarCompiler, vocab_size: int, eos_ids: Iterable[int], *, num_tokens: int | None = None
+    ) -> None:
+        """`vocab_size`: rows of the model's head; `num_tokens`: what the tokenizer has of them, None for as many."""
+        self._compiler = compiler
+        self._vocab_size = vocab_size
+        self._eos_ids = frozenset(eos_ids)
+        self._end_ids = end_ids(self._eos_ids, vocab_size if num_tokens is None else num_tokens)
+
+    def begin(self, constraint: Constraint, *, ignore_eos: bool) -> GrammarState:
+        """An answer at its beginning. Takes as long as `GrammarCompiler.compile` does.
+
+        Raises InvalidRequestError for a constraint that is wrong, or that no answer can be held to.
+        """
+        matcher = self._compiler.compile(constraint)
+        endless = ignore_eos or not self._eos_ids
+        state = GrammarState(matcher, self._vocab_size, self._end_ids, constraint.param, endless=endless)
+        if state.error or state.complete:
+            why = state.error or "it allows no answer but an empty one."
+            raise InvalidRequestError(f"{constraint.param}: {why}", param=constraint.param, code="invalid_grammar")
+        return state
+
+
 class GrammarState:
-    """One answer in its grammar.
+    """One answer in its grammar. `param`: the field of the request that the grammar came from.
 
     `complete`: nothing may follow but the end. `error`: why the answer cannot go on; then nothing here has a meaning
     any more. Limits on a grammar's cost and tokens that the grammar needs and the vocabulary lacks end up there.
     """
 
     def __init__(
-        self, matcher: llguidance.LLMatcher, vocab_size: int, eos_ids: Sequence[int], *, endless: bool
+        self, matcher: llguidance.LLMatcher, vocab_size: int, eos_ids: Sequence[int], param: str, *, endless: bool
     ) -> None:
         """`vocab_size` is the model's, at least the tokenizer's; `endless`: no end while more may follow."""
+        self.param = param
         self.complete = False
         self.error: str | None = None
         self._matcher = matcher
@@ -68,11 +99,19 @@ class GrammarState:
         """Take `tokens` over into the answer. Fewer than all were taken if the grammar was complete before the last."""
         taken = self.num_allowed(tokens)
         if taken < len(tokens) and (taken == 0 or self._mask_behind(taken) is not None):
-            self.error = self.error or "the grammar and the other options together leave no token to choose."
+            self.give_up()
         self._rewind(taken)
         self._ahead, self._masks = [], self._masks[taken:]
         self._settle()
         return taken
+
+    def give_up(self) -> None:
+        """The answer cannot go on, as whatever may follow is forbidden by something else."""
+        self.error = self.error or "the grammar and the other options together leave no token to choose."
+
+    def failure(self) -> InvalidRequestError:
+        """`error` for the caller."""
+        return InvalidRequestError(f"{self.param}: {self.error}", param=self.param, code="grammar_failed")
 
     def _settle(self) -> None:
         """See whether the answer can go on from where it stands."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from ...protocol.responses import AssistantMessage, Delta, FinishReason, FunctionDelta, ToolCallDelta
-from ...protocol.structured import CalledFunction, ToolCall
-from ...text.tool_calls import CallDelta, ToolCallParser
-from ...text.tool_formats import ToolFormat
-from .answer import Piece
+from typing import TYPE_CHECKING
+
+from ..protocol.responses import AssistantMessage, Delta, FinishReason, FunctionDelta, ToolCallDelta
+from ..protocol.structured import CalledFunction, ToolCall
+from .tool_calls import CallDelta, ToolCallParser
+
+if TYPE_CHECKING:
+    from .tool_formats import ToolFormat
 
 
 class ToolCallStream:
@@ -17,18 +20,20 @@ class ToolCallStream:
         self._parser = ToolCallParser(tools.syntax)
         self._called = False
 
-    def read(self, piece: Piece) -> tuple[Delta, FinishReason | None]:
-        parsed = [self._parser.push(piece.text)]
-        if piece.finish_reason is not None:
+    def read(self, text: str, finish_reason: FinishReason | None) -> tuple[Delta, FinishReason | None]:
+        """More of the answer, as what is to be shown of it now. `finish_reason` comes with the last of the text."""
+        parsed = [self._parser.push(text)]
+        if finish_reason is not None:
             parsed.append(self._parser.flush())
         calls = [self._delta(call) for part in parsed for call in part.calls]
         self._called = self._called or bool(calls)
-        called = self._called and piece.finish_reason == "stop"
+        called = self._called and finish_reason == "stop"
         content = "".join(part.content for part in parsed)
-        return Delta(content=content or None, tool_calls=calls or None), "tool_calls" if called else piece.finish_reason
+        return Delta(content=content or None, tool_calls=calls or None), "tool_calls" if called else finish_reason
 
-    def whole(self, answer: Piece) -> tuple[AssistantMessage, FinishReason | None]:
-        delta, reason = self.read(answer)
+    def whole(self, text: str, finish_reason: FinishReason | None) -> tuple[AssistantMessage, FinishReason | None]:
+        """All of the answer at once."""
+        delta, reason = self.read(text, finish_reason)
         calls: list[ToolCall] = []
         for more in delta.tool_calls or ():
             if isinstance(more.id, str):

@@ -11,20 +11,22 @@ from typing import Any
 
 import psutil
 import pytest
-from updraft.cloud_engine.node.grammar_check import GrammarCheck
 from updraft.protocol.errors import InvalidRequestError
 from updraft.protocol.requests import parse_chat
 from updraft.protocol.structured import Constraint
+from updraft.text.grammar import Vocabulary
+from updraft.text.grammar_check import GrammarCheck
 from updraft.text.tokenizer import Tokenizer
 
-POCKET = Path(__file__).resolve().parents[3] / "embedded" / "weights" / "pocket-large"
+POCKET = Path(__file__).resolve().parents[2] / "embedded" / "weights" / "pocket-large"
 
 
 def checking(test: Callable[[GrammarCheck], Awaitable[None]]) -> None:
     others = set(psutil.Process().children())
 
     async def run() -> None:
-        check = GrammarCheck(Tokenizer.from_folder(POCKET))
+        tokenizer = Tokenizer.from_folder(POCKET)
+        check = GrammarCheck(lambda: Vocabulary.of(tokenizer, tokenizer.eos_ids))
         try:
             await test(check)
         finally:

@@ -1,0 +1,16 @@
+"""What a check of `updraft doctor` comes back with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding. `fix` is the next step, empty where there is nothing to do."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    fix: str = ""

@@ -1,0 +1,98 @@
+"""`updraft tune`: the settings with which a model is fastest on this machine, measured once and remembered."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ..local_engine.tuning import Measured, Tuning
+
+
+def tune(
+    model: Annotated[
+        str, typer.Argument(help="pocket, a GGUF file, a pulled model's name, or hf:owner/repo/file.gguf.")
+    ] = "pocket",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Measure threads, weight repacking and batch size for a model on this machine, in under 30 seconds.
+
+    Each candidate runs in a process of its own. What is not faster by more than the noise, twice, stays as it is. The
+    type of the KV cache and the context size follow from the memory there is. The result is remembered for this model
+    and machine, and used wherever you do not say otherwise.
+
+    \b
+    Examples
+      updraft tune
+      updraft tune Qwen3-0.6B-Q8_0 --json
+    """
+    from pathlib import Path
+
+    from ..embedded.pocket import pocket_small_gguf
+    from ..local_engine.opening import ProcessMemory
+    from ..local_engine.probe import ensure_usable_build
+    from ..local_engine.tuning import tune as measure
+    from ..protocol.errors import InvalidRequestError
+    from .models import resolve
+
+    name = resolve(model)
+    if name == "none":
+        raise InvalidRequestError("There is nothing to tune in no model: name a GGUF file.")
+    path = pocket_small_gguf() if name == "pocket" else Path(name)
+    ensure_usable_build(pocket_small_gguf())
+    room = ProcessMemory().room()
+    if as_json:
+        typer.echo(json.dumps(_facts(path.name, measure(path, room)), indent=2))
+    else:
+        typer.echo(
+            f"{'':26}{'threads':>8}{'repack':>8}{'ubatch':>8}{'prompt tok/s':>14}{'answer tok/s':>14}{'noise':>8}"
+        )
+        _conclude(measure(path, room, report=_line))
+
+
+def _line(run: Measured) -> None:
+    choice = run.choice
+    settings = f"{run.note:<26}{choice.threads:>8}{'yes' if choice.repack else 'no':>8}{choice.ubatch:>8}"
+    speeds = f"{run.prompt_tokens_per_s:>14,.1f}{run.answer_tokens_per_s:>14,.1f}{run.noise:>8.0%}"
+    typer.echo(settings + (speeds if run.answer_tokens_per_s else "  failed"))
+
+
+def _conclude(tuning: Tuning) -> None:
+    import msgspec
+
+    chosen = {name: value for name, value in msgspec.structs.asdict(tuning.settings).items() if value is not None}
+    if tuning.skipped:
+        typer.echo(f"No time was left for: {', '.join(tuning.skipped)}.")
+    if chosen:
+        values = ", ".join(f"{name}={value}" for name, value in chosen.items())
+        typer.echo(
+            f"Remembered: {values} ({tuning.gain:.0%} less time than the default), after {tuning.seconds:.0f} s."
+        )
+    else:
+        typer.echo(f"The default settings stay: nothing was faster beyond the noise. {tuning.seconds:.0f} s.")
+
+
+def _facts(name: str, tuning: Tuning) -> dict[str, object]:
+    import msgspec
+
+    return {
+        "model": name,
+        "settings": msgspec.to_builtins(tuning.settings),
+        "default": dataclasses.asdict(tuning.default),
+        "gain": tuning.gain,
+        "seconds": tuning.seconds,
+        "skipped": list(tuning.skipped),
+        "runs": [
+            {
+                "note": run.note,
+                **dataclasses.asdict(run.choice),
+                "prompt_tokens_per_s": run.prompt_tokens_per_s,
+                "answer_tokens_per_s": run.answer_tokens_per_s,
+                "noise": run.noise,
+            }
+            for run in tuning.runs
+        ],
+    }

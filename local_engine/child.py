@@ -1,0 +1,57 @@
+"""Runs one of our modules in a process of its own: what may crash, hang or be killed must not take the app with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class ChildEnd:
+    """How it ended. `found`: what the child had to say, if it is "ok"; `detail`: the name of the signal that "crashed"
+    it, or the code it "failed" with; `complaints`: the end of its standard error."""
+
+    status: Literal["ok", "crashed", "timeout", "failed"]
+    detail: str = ""
+    complaints: str = ""
+    found: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+def run_child(module: str, arguments: Sequence[str], *, timeout_s: float) -> ChildEnd:
+    """Run `python -m module arguments`, whose last line on standard output is a JSON object, with this `sys.path`."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    try:
+        child = subprocess.run(
+            [sys.executable, "-m", module, *arguments],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return ChildEnd("timeout", f"more than {timeout_s:.0f} s")
+    complaints = child.stderr.strip()[-500:]
+    if child.returncode < 0:
+        return ChildEnd("crashed", signal.Signals(-child.returncode).name, complaints)
+    try:
+        return ChildEnd("ok", found=json.loads(child.stdout.splitlines()[-1]))
+    except (IndexError, ValueError):
+        return ChildEnd("failed", f"code {child.returncode}", complaints)
+
+
+def expect_crashes() -> None:
+    """For a child whose crash is an expected outcome: no core file, and no debugger called by llama.cpp for a trace."""
+    os.environ["GGML_NO_BACKTRACE"] = "1"
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,0 +1,196 @@
+"""One llama.cpp context: tokens of many sequences in, logits and hidden states out, and the cells of its KV cache."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..protocol.errors import EngineError, ModelLoadError
+from .contention import ThreadGovernor
+from .fit import KvCacheType
+from .llama import Floats, LlamaModel, llama
+
+_NO_ROOM = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LoraAdapter:
+    """A GGUF file of low-rank changes to the weights (Hu et al. 2021), and how strongly they apply."""
+
+    path: Path | str
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ContextOptions:
+    """`n_ctx`: cells of KV cache, which all sequences share, or of which each has an equal part if `separate`;
+    `n_batch`: tokens per call at most; `n_outputs`: outputs per call at most; `n_sequences`: ids from 0;
+    `n_threads`: at most, fewer while other processes need the processors; `flash_attention` None: llama.cpp's choice.
+
+    An "f32" cache without flash attention, which on a CPU rounds to half precision whatever the cache holds, makes
+    log-probabilities of a float32 model agree with torch within 1e-4 instead of about 1e-2.
+    """
+
+    n_ctx: int
+    n_batch: int
+    n_outputs: int
+    n_sequences: int
+    n_threads: int
+    kv_cache_type: KvCacheType
+    flash_attention: bool | None
+    separate: bool = False
+    adapters: Sequence[LoraAdapter] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Tokens of one sequence that follow its first `start` ones; the last `outputs` of them are outputs."""
+
+    sequence: int
+    start: int
+    tokens: Sequence[int]
+    outputs: int
+
+
+class NoRoomError(Exception):
+    """llama.cpp found no free cells for a batch; nothing has changed."""
+
+
+class LlamaContext:
+    """Implements `KVMemory`. One thread at a time.
+
+    Hidden states are those after the final norm. llama.cpp gives them only from calls in which every row is an output.
+    """
+
+    def __init__(self, model: LlamaModel, options: ContextOptions) -> None:
+        """Raises ModelLoadError if the KV cache does not fit into memory, or for an unusable adapter."""
+        library, handle = llama(), model.handle()
+        self._api = api = library.api
+        self._shape = (model.vocab_size, model.hidden_size)
+        self._threads = options.n_threads
+        self._governor = ThreadGovernor(options.n_threads)
+        library.last_errors()
+        self._context: Any = api.llama_init_from_model(handle, _parameters(api, options))
+        if not self._context:
+            raise ModelLoadError(
+                f"llama.cpp cannot make a context of {options.n_ctx} tokens: {library.last_errors()}. "
+                "Ask for a smaller context_length, or another kv_cache_type."
+            )
+        try:
+            self._adapt(handle, options.adapters)
+        except BaseException:
+            self.close()
+            raise
+        self._memory = api.llama_get_memory(self._context)
+        self._batch = _Batch(api, options.n_batch)
+
+    def share(self, source: int, target: int, length: int) -> None:
+        """Let `target`, which holds nothing, hold the first `length` tokens of `source` too, in the same cells.
+
+        A recurrent state is copied whole: `length` must then be all there is.
+        """
+        self._api.llama_memory_seq_cp(self._memory, source, target, 0, length)
+
+    def remove(self, sequence: int) -> None:
+        self._api.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+
+    def clear(self) -> None:
+        """No sequence holds anything."""
+        self._api.llama_memory_clear(self._memory, False)
+
+    def decode(self, rows: Sequence[Rows]) -> tuple[Floats, Floats | None]:
+        """Evaluate at most `n_batch` tokens of any sequences.
+
+        Returns logits (n, vocab) of the outputs in order and, if every token is an output, their hidden states
+        (n, hidden), else None: float32 views that the next call overwrites. Raises NoRoomError, EngineError.
+        """
+        tokens, outputs = self._batch.fill(rows)
+        self._api.llama_set_embeddings(self._context, tokens == outputs)
+        if (threads := self._governor.threads()) != self._threads:
+            self._threads = threads
+            self._api.llama_set_n_threads(self._context, threads, threads)
+        code = self._api.llama_decode(self._context, self._batch.struct)
+        if code == _NO_ROOM:
+            raise NoRoomError
+        if code != 0:
+            raise EngineError(f"llama.cpp failed to decode (code {code}): {llama().last_errors()}.")
+        vocab_size, hidden_size = self._shape
+        if outputs == 0:
+            self._api.llama_synchronize(self._context)
+            return np.empty((0, vocab_size), np.float32), None
+        logits = np.ctypeslib.as_array(self._api.llama_get_logits(self._context), (outputs, vocab_size))
+        if tokens != outputs:
+            return logits, None
+        return logits, np.ctypeslib.as_array(self._api.llama_get_embeddings(self._context), (outputs, hidden_size))
+
+    def close(self) -> None:
+        if self._context:
+            self._api.llama_free(self._context)
+        self._context = None
+
+    def _adapt(self, model: Any, adapters: Sequence[LoraAdapter]) -> None:
+        if not adapters:
+            return
+        api = self._api
+        loaded = [api.llama_adapter_lora_init(model, str(adapter.path).encode()) for adapter in adapters]
+        for adapter, handle in zip(adapters, loaded, strict=True):
+            if not handle:
+                raise ModelLoadError(f"llama.cpp cannot apply the adapter {adapter.path}: {llama().last_errors()}.")
+        handles = (api.llama_adapter_lora_p_ctypes * len(loaded))(*loaded)
+        scales = (ctypes.c_float * len(loaded))(*(adapter.scale for adapter in adapters))
+        code = api.llama_set_adapters_lora(self._context, handles, len(loaded), scales)
+        if code != 0:
+            raise ModelLoadError(f"llama.cpp cannot apply the adapters (code {code}): {llama().last_errors()}.")
+
+
+class _Batch:
+    """A `llama_batch` whose arrays are numpy's, so that whole rows are written at once."""
+
+    def __init__(self, api: Any, size: int) -> None:
+        self._tokens, self._positions, self._sequences = (np.zeros(size, np.int32) for _ in range(3))
+        self._counts, self._outputs = np.ones(size, np.int32), np.zeros(size, np.int8)
+        start, step = self._sequences.ctypes.data, self._sequences.itemsize
+        self._pointers = (start + step * np.arange(size)).astype(np.uintp)  # each row has one sequence: its own entry
+        self.struct = api.llama_batch()
+        for name, array in (
+            ("token", self._tokens),
+            ("pos", self._positions),
+            ("n_seq_id", self._counts),
+            ("seq_id", self._pointers),
+            ("logits", self._outputs),
+        ):
+            setattr(self.struct, name, ctypes.cast(array.ctypes.data, type(getattr(self.struct, name))))
+
+    def fill(self, rows: Sequence[Rows]) -> tuple[int, int]:
+        """How many tokens there are, and how many of them are outputs."""
+        at = outputs = 0
+        for part in rows:
+            end = at + len(part.tokens)
+            self._tokens[at:end] = part.tokens
+            self._positions[at:end] = range(part.start, part.start + len(part.tokens))
+            self._sequences[at:end] = part.sequence
+            self._outputs[at:end] = 0
+            self._outputs[end - part.outputs : end] = 1
+            at, outputs = end, outputs + part.outputs
+        self.struct.n_tokens = at
+        return at, outputs
+
+
+def _parameters(api: Any, options: ContextOptions) -> Any:
+    params = api.llama_context_default_params()
+    params.n_ctx, params.n_seq_max, params.n_outputs_max = options.n_ctx, options.n_sequences, options.n_outputs
+    params.n_batch = params.n_ubatch = options.n_batch
+    params.n_threads = params.n_threads_batch = options.n_threads
+    params.type_k = params.type_v = getattr(api, f"GGML_TYPE_{options.kv_cache_type.upper()}")
+    if options.flash_attention is not None:
+        params.flash_attn_type = (
+            api.LLAMA_FLASH_ATTN_TYPE_ENABLED if options.flash_attention else api.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        )
+    params.kv_unified = not options.separate
+    params.pooling_type = api.LLAMA_POOLING_TYPE_NONE
+    return params

@@ -1,0 +1,133 @@
+"""What the header of a model may say: llama.cpp divides by some of these numbers and indexes with others, unchecked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from .gguf_header import Array, GgufHeader
+
+_STRING, _FLOAT = 8, 6
+_INTEGERS = frozenset({4, 5})
+# Hyperparameter -> least and most. llama.cpp has room for 512 layers and 512 experts; the rest is far beyond any model.
+_RANGES = {
+    "block_count": (1, 512),
+    "context_length": (1, 2**31 - 1),
+    "embedding_length": (1, 2**20),
+    "feed_forward_length": (0, 2**24),
+    "vocab_size": (1, 2**24),
+    "attention.head_count": (0, 2**14),
+    "attention.head_count_kv": (0, 2**14),
+    "attention.key_length": (1, 2**14),
+    "attention.value_length": (1, 2**14),
+    "attention.sliding_window": (0, 2**32 - 1),
+    "rope.dimension_count": (0, 2**14),
+    "expert_count": (0, 512),
+    "expert_used_count": (0, 512),
+}
+_POSITIVE = (
+    "attention.layer_norm_epsilon",
+    "attention.layer_norm_rms_epsilon",
+    "rope.freq_base",
+    "rope.scaling.factor",
+)
+# Arrays with one item per token: the types that their items may have.
+_PER_TOKEN = {"tokenizer.ggml.scores": frozenset({_FLOAT}), "tokenizer.ggml.token_type": _INTEGERS}
+_OF_TEXT = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.added_tokens")
+
+
+def complaint(header: GgufHeader) -> str:
+    """What is absurd about a well-formed header, as the end of a sentence; empty if nothing is."""
+    checks = (_out_of_range, _temperature, _heads, _vocabulary, _embedding)
+    return next((found for check in checks for found in check(header)), "")
+
+
+def _out_of_range(header: GgufHeader) -> Iterator[str]:
+    layers = header.hyperparameter("block_count")
+    for name, (least, most) in _RANGES.items():
+        found = header.hyperparameter(name)
+        per_layer = _items(found)
+        if per_layer is not None and name != "block_count" and len(per_layer) != layers:
+            yield f"its {name} has {len(per_layer)} values for {layers} layers"
+        for value in (found,) if per_layer is None else per_layer:
+            if value is not None and not (_is_integer(value) and least <= value <= most):
+                yield f"its {name} is {_shown(value)}; {least:,} to {most:,} is possible"
+    for name in _POSITIVE:
+        value = header.hyperparameter(name)
+        if value is not None and not (isinstance(value, float) and math.isfinite(value) and value > 0):
+            yield f"its {name} is {_shown(value)}"
+
+
+def _temperature(header: GgufHeader) -> Iterator[str]:
+    """The default that a model brings along."""
+    value = header.metadata.get("general.sampling.temp", 0.0)
+    if not (_is_number(value) and math.isfinite(value) and value >= 0):
+        yield f"its general.sampling.temp is {_shown(value)}"
+
+
+def _heads(header: GgufHeader) -> Iterator[str]:
+    """Attention heads: llama.cpp divides by them, and the width by their number where their own is not given."""
+    heads, groups = header.hyperparameter("attention.head_count"), header.hyperparameter("attention.head_count_kv")
+    if heads == 0 and any(".attn_q" in tensor.name for tensor in header.tensors):
+        yield "it has attention but its attention.head_count is 0"
+    width = header.hyperparameter("embedding_length")
+    if _is_integer(heads) and heads and _is_integer(width) and header.hyperparameter("attention.key_length") is None:
+        if width % heads:
+            yield f"its embedding_length of {width} is not divisible by its {heads} heads"
+        rotated = header.hyperparameter("rope.dimension_count")
+        if rotated is not None and rotated > width // heads:
+            yield f"its rope.dimension_count of {rotated} is more than the {width // heads} values of a head"
+    if _is_integer(heads) and _is_integer(groups) and groups and heads % groups:
+        yield f"its {heads} heads cannot share {groups} of keys and values"
+    experts, used = header.hyperparameter("expert_count") or 0, header.hyperparameter("expert_used_count") or 0
+    if used > experts or (experts and not used):
+        yield f"it uses {used} of {experts} experts"
+
+
+def _vocabulary(header: GgufHeader) -> Iterator[str]:
+    """llama.cpp reads one score and one type per token, however many there are; without tokens it aborts later."""
+    if header.metadata.get("tokenizer.ggml.model") in ("none", "no_vocab"):
+        yield "it has no vocabulary"
+    for name in _OF_TEXT:
+        array = header.arrays.get(name)
+        if name in header.metadata or (array is not None and array.kind != _STRING):
+            yield f"its {name} is no list of texts"
+    tokens = header.arrays.get("tokenizer.ggml.tokens")
+    if tokens is None:
+        return
+    if tokens.length == 0:
+        yield "its vocabulary is empty"
+    for name, kinds in _PER_TOKEN.items():
+        array = header.arrays.get(name)
+        if name in header.metadata or (array is not None and array.kind not in kinds):
+            yield f"its {name} is of the wrong type"
+        elif array is not None and array.length != tokens.length:
+            yield f"its {name} has {array.length:,} items for {tokens.length:,} tokens"
+
+
+def _embedding(header: GgufHeader) -> Iterator[str]:
+    """The table of embeddings has a row of the model's width for each token."""
+    table = next((tensor for tensor in header.tensors if tensor.name == "token_embd.weight"), None)
+    tokens, width = header.arrays.get("tokenizer.ggml.tokens"), header.hyperparameter("embedding_length")
+    if table is None or tokens is None or not _is_integer(width):
+        return
+    if table.shape != (width, tokens.length):
+        yield f"its token_embd.weight has the shape {table.shape}, not {(width, tokens.length)}"
+
+
+def _items(value: Any) -> tuple[Any, ...] | None:
+    """The numbers of an array, one per layer; None for what is no array."""
+    return (value.items or ()) if isinstance(value, Array) else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int | float) else repr(value)[:60]

@@ -1,0 +1,136 @@
+"""What the machine gives this process: cores, processor time, memory. A container has often less of each than it sees.
+
+Linux control groups (v1 and v2) are read from files; elsewhere psutil answers alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+# What llama.cpp has code for, as Linux names it.
+_INSTRUCTION_SETS = (
+    *("ssse3", "avx", "f16c", "fma", "bmi2", "avx2", "avx_vnni", "avx512f", "avx512vbmi", "avx512_vnni"),
+    *("avx512_bf16", "amx_int8", "asimd", "asimddp", "i8mm", "sve", "sme"),
+)
+_THREAD_PARAMETERS = 20_000_000
+_NO_LIMIT = 2**60  # version 1 writes "no limit" as a huge number
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """`cores`: physical ones this process may use; `processors`: the same with hyper-threads. `quota`: processors'
+    worth of time it may spend, None for no limit. `memory`, `available`: bytes it may use at most, and now without
+    swapping. `instruction_sets`: those that matter to llama.cpp, as Linux names them; empty where nobody tells."""
+
+    processor: str
+    cores: int
+    processors: int
+    quota: float | None
+    memory: int
+    available: int
+    instruction_sets: tuple[str, ...]
+
+    @property
+    def threads(self) -> int:
+        """How many threads can compute at once: more only wait for each other, hyper-threads included."""
+        return self.cores if self.quota is None else max(1, min(self.cores, int(self.quota)))
+
+
+def default_threads(parameters: int) -> int:
+    """For a model of that size: on less work per thread they mostly wait for each other."""
+    return min(this_machine().threads, max(1, parameters // _THREAD_PARAMETERS))
+
+
+def this_machine(root: Path = Path("/")) -> Machine:
+    """As it is now. `root`: where `proc` and `sys` are."""
+    limits = list(_control_groups(root))
+    memory = psutil.virtual_memory()
+    quotas = [quota for folder in limits for quota in _quota(folder)]
+    caps = [cap for folder in limits for cap in _memory_cap(folder)]
+    info = _read(root / "proc/cpuinfo")
+    allowed = _allowed()
+    return Machine(
+        processor=_model_name(info) or platform.processor() or platform.machine(),
+        cores=_physical(root, allowed),
+        processors=len(allowed),
+        quota=min(quotas, default=None),
+        memory=min([memory.total, *(limit for limit, _ in caps)]),
+        available=max(0, min([memory.available, *(left for _, left in caps)])),
+        instruction_sets=_instruction_sets(info),
+    )
+
+
+def _allowed() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return set(os.sched_getaffinity(0))
+    return set(range(os.cpu_count() or 1))
+
+
+def _physical(root: Path, allowed: set[int]) -> int:
+    """Cores behind the processors of `allowed`: hyper-threads of one core name the same siblings."""
+    folder = root / "sys/devices/system/cpu"
+    siblings = {_read(folder / f"cpu{index}/topology/thread_siblings_list") for index in allowed}
+    if "" not in siblings:
+        return max(1, len(siblings))
+    return max(1, min(psutil.cpu_count(logical=False) or len(allowed), len(allowed)))
+
+
+def _control_groups(root: Path) -> Iterator[Path]:
+    """The folders that limit this process: its own groups and all above them."""
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        mounts = [controllers, ""] if controllers else [""]
+        base = next((path for name in mounts if (path := root / "sys/fs/cgroup" / name).is_dir()), None)
+        if base is None or (controllers and not {"cpu", "memory"} & set(controllers.split(","))):
+            continue
+        inside = [part for part in Path(group).parts if part not in ("/", "..")]
+        # In a container the path may be the host's, of which nothing is to be seen; the base is then our own group.
+        yield from (base.joinpath(*inside[:depth]) for depth in range(len(inside) + 1))
+
+
+def _quota(folder: Path) -> Iterator[float]:
+    """Processors' worth of time (`cpu.max` of version 2, `cpu.cfs_*` of version 1)."""
+    words = _read(folder / "cpu.max").split() or [
+        _read(folder / "cpu.cfs_quota_us"),
+        _read(folder / "cpu.cfs_period_us"),
+    ]
+    with contextlib.suppress(ValueError, ZeroDivisionError, IndexError):  # "max", "-1" or no such file: no limit
+        quota = int(words[0]) / int(words[1])
+        if quota > 0:
+            yield quota
+
+
+def _memory_cap(folder: Path) -> Iterator[tuple[int, int]]:
+    """The limit, and how much of it is left: pages of files that nobody uses now can be had back."""
+    limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
+    used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
+    if limit.isdigit() and int(limit) < _NO_LIMIT:
+        reclaimable = re.findall(r"^(?:total_)?inactive_file (\d+)", _read(folder / "memory.stat"), re.MULTILINE)
+        yield int(limit), int(limit) - int(used or 0) + max(map(int, reclaimable), default=0)
+
+
+def _instruction_sets(info: str) -> tuple[str, ...]:
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", info, re.MULTILINE)
+    present = set(found[1].split()) if found else set[str]()
+    return tuple(name for name in _INSTRUCTION_SETS if name in present)
+
+
+def _model_name(info: str) -> str:
+    found = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
+    return found[1].strip() if found else ""
+
+
+def _read(path: Path) -> str:
+    """The text of a file; empty where there is none."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,47 @@
+"""From the engine's thread to whoever reads an answer, be that a thread or a coroutine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Mailbox(Generic[T]):
+    """An unbounded queue with one reader, who may wait in a thread (`get`) or in an event loop (`get_async`).
+
+    `put` never blocks and takes no lock that Python code can hold, so that even a garbage collector may call it.
+    """
+
+    def __init__(self) -> None:
+        self._items: queue.SimpleQueue[T] = queue.SimpleQueue()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, item: T) -> None:
+        self._items.put(item)
+        waiter = self._waiter
+        if waiter is not None:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody is left to tell
+                waiter.get_loop().call_soon_threadsafe(_wake, waiter)
+
+    def get(self) -> T:
+        return self._items.get()
+
+    async def get_async(self) -> T:
+        while True:
+            # Announced before the look: what comes after the look finds the waiter.
+            self._waiter = waiter = asyncio.get_running_loop().create_future()
+            try:
+                return self._items.get_nowait()
+            except queue.Empty:
+                await waiter
+            finally:
+                self._waiter = None
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -1,0 +1,118 @@
+"""The safe way to a running model: nothing is loaded into this process that would crash it or swap it to death.
+
+In this order: the header is read, the memory is compared, the build of llama.cpp is tried, an unknown file is loaded
+on trial. On a machine and a file that are known, this costs some milliseconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .engine import LocalEngine, LocalOptions
+from .fit import DEFAULT_CELLS, Plan, ensure_fits, estimate, reserve, vocabulary_size
+from .gguf import read_header
+from .gguf_header import GgufHeader
+from .layout import Layout, ModelTraits
+from .machine import this_machine
+from .pool import ModelPool
+from .probe import ensure_usable_build
+from .trial import ensure_loadable
+from .tuned import tuned_options
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCandidate:
+    """A model file that could become an engine. `need`: bytes of memory. `sound`: a file that is known to load; the
+    build of llama.cpp is tried with it."""
+
+    path: Path
+    options: LocalOptions
+    header: GgufHeader
+    plan: Plan
+    sound: Path
+
+    @classmethod
+    def of(cls, path: Path, options: LocalOptions | None, *, sound: Path) -> EngineCandidate:
+        """With what `updraft tune` found for options that are None. Raises ModelLoadError, InvalidRequestError."""
+        options = tuned_options(path, options or LocalOptions())
+        header = read_header(path)
+        return cls(path, options, header, plan_of(header, options), sound)
+
+    @property
+    def need(self) -> int:
+        return estimate(self.header, self.plan).total
+
+    def check(self, room: int) -> None:
+        ensure_fits(self.path.name, self.header, self.plan, room)
+
+    def load(self) -> LocalEngine:
+        """Raises ModelLoadError, MissingDependencyError, ConfigurationError."""
+        ensure_usable_build(self.sound)
+        if self.path != self.sound:
+            ensure_loadable(self.path)
+        return LocalEngine.load(self.path, self.options)
+
+
+class ProcessMemory:
+    """The memory of this machine and process, for a pool."""
+
+    def room(self) -> int:
+        machine = this_machine()
+        return machine.available - reserve(machine)
+
+    def allocated(self) -> int:
+        """Linux tells; elsewhere nothing counts as allocated, and models are counted in full."""
+        try:
+            status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        except OSError:
+            return 0
+        found = re.search(r"^RssAnon:\s*(\d+) kB", status, re.MULTILINE)
+        return int(found[1]) * 1024 if found else 0
+
+
+def open_engine(path: Path, options: LocalOptions | None = None, *, sound: Path) -> LocalEngine:
+    """One engine of its own, for `path`. `sound`: as in `EngineCandidate`.
+
+    Raises ModelLoadError for a file that is missing, damaged, hostile or foreign, ModelTooLargeError for one that does
+    not fit, MissingDependencyError or ConfigurationError for a missing or broken llama.cpp, InvalidRequestError.
+    """
+    candidate = EngineCandidate.of(path, options, sound=sound)
+    candidate.check(ProcessMemory().room())
+    return candidate.load()
+
+
+def engine_pool(
+    find: Callable[[str], Path],
+    *,
+    sound: Path,
+    options: LocalOptions | None = None,
+    keep_alive_s: float | None = 300.0,
+) -> ModelPool[LocalEngine]:
+    """Engines by the names that `find` makes files of, all with the same options."""
+    return ModelPool(
+        lambda name: EngineCandidate.of(find(name), options, sound=sound), ProcessMemory(), keep_alive_s=keep_alive_s
+    )
+
+
+def plan_of(header: GgufHeader, options: LocalOptions) -> Plan:
+    """What `LocalEngine` will do with these options, as far as memory depends on it. Raises InvalidRequestError."""
+    options.check()
+    layout = Layout.of(_traits(header), options)
+    return Plan(
+        context_length=layout.cells,
+        kv_cache_type=layout.kv_cache_type,
+        ubatch=layout.rows,
+        outputs=layout.outputs,
+        sequences=layout.sequences,
+        flash_attention=not layout.exact and options.flash_attention is not False,
+    )
+
+
+def _traits(header: GgufHeader) -> ModelTraits:
+    trained, state = header.hyperparameter("context_length"), header.hyperparameter("ssm.state_size")
+    return ModelTraits(
+        header.parameters, vocabulary_size(header), trained if isinstance(trained, int) else DEFAULT_CELLS, bool(state)
+    )

@@ -1,0 +1,70 @@
+"""How a model is to run on the device, as far as its user says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..protocol.errors import InvalidRequestError
+from .context import LoraAdapter
+from .fit import KvCacheType
+
+_MOST_PARALLEL = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """How to run a model; None lets the engine choose, or what `updraft tune` has found.
+
+    `context_length`: tokens of prompt and answer together; None: what the model was trained on, at most 4,096.
+    `parallel`: answers written at once; they share a KV cache of `context_length` tokens, or of 4,096 if that is more.
+    `queue_limit`: requests that may wait for these. `threads`: None for one per 20 million parameters, up to the
+    physical cores: on less work the threads mostly wait for each other. `gpu_layers`: None for llama.cpp's choice, 0
+    for none. `repack`: weights are copied into a form that suits the processor, None: yes. `ubatch`: tokens of a step,
+    None for 512. `kv_cache_type`: what keys and values are stored as; None: "f16", but "f32" for models under 100
+    million parameters, where it costs nothing. `flash_attention` None: not with "f32", which it would round; else
+    llama.cpp's choice. `prompt_logprobs`: the log-probabilities of every prompt's tokens; None: for models under 100
+    million parameters, and where `SamplingParams.prompt_logprobs` asks. Such prompts make no use of the prefix cache.
+    `adapters`: LoRA adapters. `model_id`: None for the name of the file. `tool_parser`: how the model writes tool
+    calls, a `ToolFormat`'s name; "auto" asks its chat template.
+    """
+
+    context_length: int | None = None
+    parallel: int = 8
+    queue_limit: int = 256
+    threads: int | None = None
+    gpu_layers: int | None = None
+    repack: bool | None = None
+    ubatch: int | None = None
+    kv_cache_type: KvCacheType | None = None
+    flash_attention: bool | None = None
+    prompt_logprobs: bool | None = None
+    adapters: tuple[LoraAdapter, ...] = ()
+    model_id: str | None = None
+    tool_parser: str = "auto"
+
+    def check(self) -> None:
+        """Raises InvalidRequestError for what no model can do."""
+        for name, least in (("context_length", 1), ("threads", 1), ("ubatch", 2), ("parallel", 1), ("queue_limit", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InvalidRequestError(
+                    f"{name} must be at least {least}, got {value}.", param=name, code="invalid_value"
+                )
+        if self.parallel > _MOST_PARALLEL:
+            raise InvalidRequestError(
+                f"parallel must be at most {_MOST_PARALLEL}, got {self.parallel}.",
+                param="parallel",
+                code="invalid_value",
+            )
+        if self.kv_cache_type not in (None, "f32", "f16", "q8_0", "q4_0"):
+            raise InvalidRequestError(
+                f"kv_cache_type must be f32, f16, q8_0 or q4_0, got {self.kv_cache_type!r}.",
+                param="kv_cache_type",
+                code="invalid_value",
+            )
+        if self.kv_cache_type in ("q8_0", "q4_0") and self.flash_attention is False:
+            raise InvalidRequestError(
+                f"A KV cache of type {self.kv_cache_type} needs flash attention: leave flash_attention to the engine.",
+                param="flash_attention",
+                code="invalid_value",
+            )

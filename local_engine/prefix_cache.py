@@ -1,0 +1,212 @@
+"""Which tokens the cells of the KV cache hold, for whom, and what of it the next prompt can use.
+
+A radix tree over cells: a segment is a run of tokens in cells of its own, a path from the root is what one sequence
+holds, and sequences that share a prefix share its segments. Sequences that are done stay as long as nobody needs their
+cells. No llama.cpp here: what has to happen to the real cells goes through `KVMemory`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, Protocol
+
+#: What sequences can share: any prefix; all they hold, for a recurrent state cannot be cut; nothing, in own streams.
+Sharing = Literal["parts", "whole", "nothing"]
+
+
+class KVMemory(Protocol):
+    """The real cells."""
+
+    def share(self, source: int, target: int, length: int) -> None:
+        """Let the empty sequence `target` hold the first `length` tokens of `source` too."""
+        ...
+
+    def remove(self, sequence: int) -> None:
+        """Let a sequence hold nothing; cells that no other holds are free."""
+        ...
+
+
+class Branch:
+    """What one sequence of the KV cache holds: `length` tokens, on the path that ends with segment `tail`."""
+
+    __slots__ = ("id", "length", "tail")
+
+    def __init__(self, sequence: int, length: int, tail: _Segment) -> None:
+        self.id = sequence
+        self.length = length
+        self.tail = tail
+
+    def tokens(self) -> list[int]:
+        return [token for segment in reversed(list(self.tail.path())) for token in segment.tokens]
+
+
+class _Segment:
+    """Tokens in cells that the sequences `holders` share. Only a segment with one holder and no children may grow."""
+
+    __slots__ = ("children", "holders", "parent", "tokens")
+
+    def __init__(self, parent: _Segment | None, tokens: list[int], holders: set[int]) -> None:
+        self.parent = parent
+        self.tokens = tokens
+        self.holders = holders
+        self.children: list[_Segment] = []
+
+    def path(self) -> Iterator[_Segment]:
+        """From here up to the root, which holds no tokens."""
+        segment: _Segment | None = self
+        while segment is not None:
+            yield segment
+            segment = segment.parent
+
+    def split(self, length: int) -> _Segment:
+        """Cut the first `length` tokens off into a segment above, and return that."""
+        assert self.parent is not None
+        upper = _Segment(self.parent, self.tokens[:length], set(self.holders))
+        self.parent.children[self.parent.children.index(self)] = upper
+        upper.children.append(self)
+        self.parent, self.tokens = upper, self.tokens[length:]
+        return upper
+
+
+class PrefixCache:
+    """Hands out the `sequences` ids of a cache of `cells` cells, two more than are ever in use. One thread at a time.
+
+    With `sharing` "whole" only parked sequences that are wholly a prefix of a prompt are of use to it.
+    """
+
+    def __init__(self, memory: KVMemory, *, cells: int, sequences: int, sharing: Sharing = "parts") -> None:
+        self._memory = memory
+        self._cells = cells
+        self._sharing: Sharing = sharing
+        self._ids = list(range(sequences - 1, -1, -1))
+        self._root = _Segment(None, [], set())
+        self._branches: dict[int, Branch] = {}
+        self._parked: dict[int, Branch] = {}  # least recently used first
+        self._used = 0
+
+    @property
+    def free_cells(self) -> int:
+        return self._cells - self._used
+
+    def available_cells(self) -> int:
+        """Free cells, and those that only parked sequences hold."""
+        kept, parked, to_visit = 0, self._parked.keys(), list(self._root.children)
+        while to_visit:
+            segment = to_visit.pop()
+            if not segment.holders <= parked:
+                kept += len(segment.tokens)
+                to_visit += segment.children
+        return self._cells - kept
+
+    def open(self, tokens: Sequence[int]) -> Branch:
+        """A sequence of one's own that holds the longest known prefix of `tokens`; may hold nothing yet."""
+        segment, inside, length = self._find(tokens)
+        source = self._source(segment, length) if length else None
+        if source in self._parked:
+            self._parked[source] = self._parked.pop(source)
+        return self._branch_off(segment, inside, length, source)
+
+    def fork(self, branch: Branch, length: int) -> Branch:
+        """A sequence that shares the first `length` tokens of `branch`, which has as many."""
+        segment, above = branch.tail, branch.length - len(branch.tail.tokens)
+        while above >= length and segment.parent is not None:
+            segment = segment.parent
+            above -= len(segment.tokens)
+        return self._branch_off(segment, length - above, length, branch.id)
+
+    def extend(self, branch: Branch, tokens: Sequence[int]) -> None:
+        """`tokens` are evaluated: `branch` holds them too, in cells of its own, for which there is room."""
+        tail = branch.tail
+        if tail.parent is None or tail.children or len(tail.holders) > 1:
+            tail = _Segment(tail, [], {branch.id})
+            branch.tail.children.append(tail)
+            branch.tail = tail
+        tail.tokens += tokens
+        branch.length += len(tokens)
+        self._used += len(tokens)
+
+    def park(self, branch: Branch) -> None:
+        """The sequence is done: keep what it holds while nobody needs the room."""
+        if branch.length == 0 or self._is_doubled(branch):
+            self.drop(branch)
+        else:
+            self._parked[branch.id] = branch
+
+    def drop(self, branch: Branch) -> None:
+        """Forget a sequence, parked or not."""
+        self._memory.remove(branch.id)
+        for segment in branch.tail.path():
+            segment.holders.discard(branch.id)
+            if not segment.holders and segment.parent is not None:
+                segment.parent.children.remove(segment)
+                self._used -= len(segment.tokens)
+        self._parked.pop(branch.id, None)
+        del self._branches[branch.id]
+        self._ids.append(branch.id)
+
+    def make_room(self, cells: int) -> bool:
+        """Drop parked sequences, least recently used first, until `cells` are free; false if that is not enough."""
+        while self.free_cells < cells and self._parked:
+            self.drop(next(iter(self._parked.values())))
+        return self.free_cells >= cells
+
+    def _find(self, tokens: Sequence[int]) -> tuple[_Segment, int, int]:
+        """The segment in which the longest usable match ends, how far into it, and the length of the match."""
+        best = (self._root, 0, 0)
+        if self._sharing == "nothing":
+            return best
+        for segment, inside, length in self._matches(tokens):
+            whole = inside == len(segment.tokens) and any(
+                holder in self._parked and self._branches[holder].tail is segment for holder in segment.holders
+            )
+            if length > best[2] and (whole or self._sharing == "parts"):
+                best = (segment, inside, length)
+        return best
+
+    def _matches(self, tokens: Sequence[int]) -> Iterator[tuple[_Segment, int, int]]:
+        """Every segment that begins as `tokens` go on there, how far it does, and the length of the match."""
+        to_visit = [(child, 0) for child in self._root.children]
+        while to_visit:
+            segment, above = to_visit.pop()
+            inside = _common(segment.tokens, tokens, above)
+            yield segment, inside, above + inside
+            if inside == len(segment.tokens):
+                to_visit += [(child, above + inside) for child in segment.children]
+
+    def _source(self, segment: _Segment, length: int) -> int:
+        """A sequence to share `length` tokens from; a parked one first, as that is then the last to be dropped."""
+        holders = sorted(segment.holders, key=lambda holder: holder not in self._parked)
+        if self._sharing == "parts":
+            return holders[0]
+        return next(holder for holder in holders if self._branches[holder].length == length)
+
+    def _branch_off(self, segment: _Segment, inside: int, length: int, source: int | None) -> Branch:
+        """A new sequence with the first `length` tokens of `source`, which end `inside` tokens into `segment`."""
+        if not self._ids:  # the oldest parked sequence is not `source`: that one is not alone, and was just used
+            self.drop(next(iter(self._parked.values())))
+        branch = Branch(self._ids.pop(), length, self._root)
+        self._branches[branch.id] = branch
+        if length and source is not None:
+            self._memory.share(source, branch.id, length)
+            branch.tail = segment if inside == len(segment.tokens) else segment.split(inside)
+            for shared in branch.tail.path():
+                if shared.parent is not None:
+                    shared.holders.add(branch.id)
+        return branch
+
+    def _is_doubled(self, branch: Branch) -> bool:
+        """Whether others hold the same tokens too, be it in the same cells or because they were asked the same."""
+        if self._sharing != "parts":
+            return False
+        if len(branch.tail.holders) > 1:
+            return True
+        matches = self._matches(branch.tokens())
+        return any(length == branch.length and segment is not branch.tail for segment, _, length in matches)
+
+
+def _common(held: Sequence[int], wanted: Sequence[int], start: int) -> int:
+    """Length of the common prefix of `held` and `wanted[start:]`."""
+    limit = min(len(held), len(wanted) - start)
+    if held[:limit] == wanted[start : start + limit]:
+        return limit
+    return next(i for i in range(limit) if held[i] != wanted[start + i])

@@ -1,0 +1,259 @@
+"""Who computes what in the next step, and who has to wait for cells of the KV cache.
+
+Every sequence has known tokens and computed ones, and a step lets some of them catch up: one that is a single token
+behind decodes, one that is further behind is given a chunk. No llama.cpp here: the policy is tested on integers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from .chunk_budget import ChunkBudget
+from .prefix_cache import Branch, PrefixCache, Sharing
+
+_HEADROOM = 32
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request as the scheduler sees it.
+
+    `tokens`: the prompt, and the answer as it grows. `limit`: how many they may become. `scored`: how many tokens at
+    the front still need an output each; the prefix cache is of no use to them. `unseen`: positions whose hidden state
+    is to be looked at once more. `finished`: no more tokens will come, only what is unseen keeps the sequence.
+    """
+
+    tokens: list[int]
+    limit: int
+    scored: int = 0
+    unseen: list[int] = field(default_factory=list[int])
+    finished: bool = False
+    computed: int = 0
+    branch: Branch | None = None
+
+    @property
+    def behind(self) -> int:
+        return len(self.tokens) - self.computed
+
+
+@dataclass(slots=True)
+class Share:
+    """What one sequence computes in a step: `count` tokens from `start` on, with an output of the last or of all."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    all_outputs: bool
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether the last known token is among these, so that a new one can be chosen."""
+        return self.start + self.count == len(self.sequence.tokens)
+
+    @property
+    def outputs(self) -> int:
+        return self.count if self.all_outputs else int(self.is_caught_up)
+
+
+@dataclass(slots=True)
+class Glimpse:
+    """A token that is computed once more in `scratch`, a copy of what comes before it, for its hidden state."""
+
+    sequence: Sequence
+    position: int
+    scratch: Branch
+
+
+@dataclass(slots=True)
+class Step:
+    """Decoding sequences first, then glimpses, then chunks of prompts. `decoding`: how many decode, or wait to."""
+
+    decoding: int
+    decodes: list[Share]
+    glimpses: list[Glimpse] = field(default_factory=list[Glimpse])
+    chunks: list[Share] = field(default_factory=list[Share])
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.decodes or self.glimpses or self.chunks)
+
+    @property
+    def all_outputs(self) -> bool:
+        """Whether every row is an output: only then hidden states come with them."""
+        return all(share.outputs == share.count for share in self.chunks)
+
+    @property
+    def cells(self) -> int:
+        """What it takes of the KV cache."""
+        return len(self.decodes) + len(self.glimpses) + self.chunk_tokens
+
+    @property
+    def chunk_tokens(self) -> int:
+        return sum(share.count for share in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`running`: sequences at once; `rows`: tokens in a step; `outputs`: outputs in a step, more than `running` twice.
+
+    `mixes`: whether prompts share steps with decoding sequences, and with each other. `sharing`: hidden states come
+    only from steps where every row is an output; with "parts" others are made up for by glimpses. With "whole" the last
+    token of a prompt is left for a step of outputs, with "nothing" every row is one.
+    """
+
+    running: int
+    rows: int
+    outputs: int
+    mixes: bool = True
+    sharing: Sharing = "parts"
+
+
+class Scheduler:
+    """First come, first served, with preemption by recompute.
+
+    Cannot deadlock: what is let in fits the cache alone, and a sequence that lacks cells takes them from parked ones
+    and then from the last that came; so the first always moves.
+    """
+
+    def __init__(self, cache: PrefixCache, budget: ChunkBudget, limits: Limits) -> None:
+        self._cache = cache
+        self._budget = budget
+        self._limits = limits
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []  # in the order they came
+        self.preemptions = 0
+        self._chunks_waited = False
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def plan(self) -> Step:
+        """The next step, with room for it in the cache; the caller computes it and says how it went."""
+        self._admit()
+        step = self._plan()
+        while not self._cache.make_room(step.cells):
+            self._drop_scratch(step)
+            self._preempt(self.running[-1])
+            step = self._plan()
+        return step
+
+    def complete(self, step: Step) -> None:
+        """The step is computed: remember what the cache holds now."""
+        self._drop_scratch(step)
+        for share in (*step.decodes, *step.chunks):
+            sequence = share.sequence
+            assert sequence.branch is not None
+            self._cache.extend(sequence.branch, sequence.tokens[share.start : share.start + share.count])
+            sequence.computed = share.start + share.count
+
+    def fail(self, step: Step) -> list[Sequence]:
+        """The step failed: nobody knows what its sequences hold now. They are over, and returned."""
+        self._drop_scratch(step)
+        affected = [share.sequence for share in (*step.decodes, *step.chunks)]
+        affected += [glimpse.sequence for glimpse in step.glimpses if glimpse.sequence not in affected]
+        for sequence in affected:
+            self.remove(sequence, keep=False)
+        return affected
+
+    def retry(self, step: Step) -> bool:
+        """There was no room for the step after all: let the last sequence wait, if it is not alone."""
+        if len(self.running) < 2:
+            return False
+        self._drop_scratch(step)
+        self._preempt(self.running[-1])
+        return True
+
+    def remove(self, sequence: Sequence, *, keep: bool = True) -> None:
+        """The sequence is over, wherever it is. `keep`: what it holds may serve others."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self._release(sequence, keep=keep)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self._limits.running:
+            sequence = self.waiting[0]
+            branch = self._cache.open([] if sequence.scored else sequence.tokens[:-1])
+            if self.running and not self._has_room(sequence, branch):
+                self._cache.drop(branch)
+                return
+            sequence.branch, sequence.computed = branch, branch.length
+            self.running.append(self.waiting.popleft())
+
+    def _has_room(self, sequence: Sequence, branch: Branch) -> bool:
+        """Whether the prompt fits beside what the running sequences are still to compute, and some answer too."""
+        pledged = sum(other.behind for other in self.running)
+        wanted = min(len(sequence.tokens) + _HEADROOM, sequence.limit) - branch.length
+        return self._cache.available_cells() >= pledged + wanted
+
+    def _plan(self) -> Step:
+        decoding = [sequence for sequence in self.running if sequence.behind == 1]
+        catching_up = [sequence for sequence in self.running if sequence.behind > 1]
+        step = Step(len(decoding), [Share(sequence, sequence.computed, 1, False) for sequence in decoding])
+        ready = [sequence for sequence in self.running if sequence.unseen and sequence.computed > sequence.unseen[0]]
+        if ready and not (catching_up and self._chunks_waited):
+            # Hidden states come only where every row is an output. Prompts wait for one such step, never for two.
+            self._chunks_waited = True
+            step.glimpses = [self._glimpse(sequence) for sequence in ready]
+        elif catching_up and (self._limits.mixes or not decoding or self._chunks_waited):
+            self._chunks_waited = False
+            step.chunks = self._chunks(catching_up if self._limits.mixes else catching_up[:1], len(decoding))
+            if step.chunks and not self._limits.mixes:
+                step.decodes = []
+        else:
+            self._chunks_waited = True
+        return step
+
+    def _chunks(self, catching_up: list[Sequence], decoding: int) -> list[Share]:
+        """An equal part of the step's budget for each prompt, with what does not divide for the first."""
+        rows = min(self._budget.grant(decoding), self._limits.rows - decoding)
+        outputs = self._limits.outputs - decoding - len(catching_up)
+        chunks: list[Share] = []
+        for place, sequence in enumerate(catching_up):
+            wanted = sequence.behind - (self._limits.sharing == "whole")
+            all_outputs = sequence.computed < sequence.scored or self._limits.sharing == "nothing"
+            count = min(-(-rows // (len(catching_up) - place)), outputs if all_outputs else rows)
+            if not self._limits.mixes:
+                count = _without_single_tokens(count, wanted)
+            count = min(count, wanted)
+            if count > 0:
+                rows -= count
+                outputs -= count if all_outputs else 0
+                chunks.append(Share(sequence, sequence.computed, count, all_outputs))
+        return chunks
+
+    def _glimpse(self, sequence: Sequence) -> Glimpse:
+        assert sequence.branch is not None
+        position = sequence.unseen[0]
+        return Glimpse(sequence, position, self._cache.fork(sequence.branch, position))
+
+    def _drop_scratch(self, step: Step) -> None:
+        for glimpse in step.glimpses:
+            self._cache.drop(glimpse.scratch)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._release(sequence, keep=True)
+        self.waiting.appendleft(sequence)
+        self.preemptions += 1
+
+    def _release(self, sequence: Sequence, *, keep: bool) -> None:
+        branch, sequence.branch, sequence.computed = sequence.branch, None, 0
+        if branch is not None and keep:
+            self._cache.park(branch)
+        elif branch is not None:
+            self._cache.drop(branch)
+
+
+def _without_single_tokens(count: int, wanted: int) -> int:
+    """A chunk of about `count` tokens that is no single one and leaves none: one row may have other last bits."""
+    count = max(2, count) if count else 0
+    if wanted - count != 1:
+        return count
+    return wanted if count == 2 else count - 1

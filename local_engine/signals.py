@@ -1,0 +1,134 @@
+"""How sure the model was: one pass over the raw logits of a step gives the numbers for every token chosen in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+_BLOCK = 64
+_LEAST = np.float32(-1e4)  # stands for -inf, of which 0 * log 0 would make NaN
+
+#: The quantiles of a run's signals that `SignalQuantiles` tells.
+LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSignals:
+    """How sure the model was of one token, in nats, from the raw distribution: before temperature and truncation.
+
+    `logprob`: of the chosen token; `entropy`: of the whole distribution; `margin`: log-probability of the most likely
+    token minus that of the second.
+    """
+
+    logprob: float
+    entropy: float
+    margin: float
+
+
+@dataclass(frozen=True, slots=True)
+class SignalQuantiles:
+    """The quantiles `LEVELS` of each signal over a run, float32 (5,) each."""
+
+    logprob: Floats
+    entropy: Floats
+    margin: Floats
+
+    @staticmethod
+    def of(signals: Sequence[TokenSignals]) -> SignalQuantiles | None:
+        """None for a run without tokens."""
+        if not signals:
+            return None
+        rows = np.array([(s.logprob, s.entropy, s.margin) for s in signals], np.float32)
+        return SignalQuantiles(*np.quantile(rows, LEVELS, axis=0).astype(np.float32).T)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One row of logits: `log_total` is the log of the sum of their exponentials, `best` their maximum."""
+
+    logits: Floats
+    best: float
+    log_total: float
+    entropy: float
+    margin: float
+
+    @property
+    def is_finite(self) -> bool:
+        """False for logits with NaN or infinity in them, which no sound model makes."""
+        return bool(np.isfinite(self.log_total))
+
+    def signals(self, token: int) -> TokenSignals:
+        return TokenSignals(self.logprob(token), self.entropy, self.margin)
+
+    def logprob(self, token: int) -> float:
+        return float(self.logits[token]) - self.log_total
+
+    def top(self, count: int) -> tuple[tuple[int, float], ...]:
+        """The `count` most likely tokens with their log-probabilities, best first."""
+        found = top_tokens(self.logits, count)
+        return tuple((int(token), self.logprob(int(token))) for token in found)
+
+
+class SignalMeter:
+    """Measures up to `rows` rows of `vocab_size` logits at once, in buffers of its own; the logits stay as they are."""
+
+    def __init__(self, rows: int, vocab_size: int) -> None:
+        self._shifted = np.empty((rows, vocab_size), np.float32)
+        self._weights = np.empty((rows, vocab_size), np.float32)
+
+    def measure(self, logits: Floats) -> list[Measured]:
+        """`logits`: (n, vocab). Entropy is log Z - sum(p * (x - max)), with log Z of the shifted logits x - max."""
+        count = len(logits)
+        shifted, weights, every = self._shifted[:count], self._weights[:count], np.arange(count)
+        places = logits.argmax(axis=1)
+        best = logits[every, places]
+        np.subtract(logits, best[:, None], out=shifted)
+        shifted[every, places] = -np.inf
+        margins = -shifted.max(axis=1) if logits.shape[1] > 1 else np.full(count, np.inf, np.float32)
+        shifted[every, places] = 0
+        np.exp(shifted, out=weights)
+        totals = weights.sum(axis=1)
+        products = np.einsum("ij,ij->i", weights, shifted)
+        if np.isnan(products).any():
+            products = np.einsum("ij,ij->i", weights, np.maximum(shifted, _LEAST, out=shifted))
+        log_totals = np.log(totals)
+        entropies = log_totals - products / totals
+        columns = zip(logits, best, best + log_totals, entropies, margins, strict=True)
+        return [Measured(row, *map(float, numbers)) for row, *numbers in columns]
+
+
+def top_tokens(logits: Floats, count: int) -> npt.NDArray[np.intp]:
+    """Ids of the `count` largest logits (vocab,), largest first, of equals the lower id.
+
+    The largest are in the columns of a (64, vocab / 64) view with the largest maxima: a pass over all logits, then over
+    a few.
+    """
+    count = min(count, len(logits))
+    if count == 0:
+        return np.empty(0, np.intp)
+    width = len(logits) // _BLOCK
+    if width <= 4 * count:
+        candidates = np.arange(len(logits))
+    else:
+        maxima = logits[: width * _BLOCK].reshape(_BLOCK, width).max(axis=0)
+        columns = np.argpartition(maxima, -count)[-count:]
+        rest = np.arange(width * _BLOCK, len(logits))
+        candidates = np.sort(np.concatenate(((columns[:, None] + width * np.arange(_BLOCK)).ravel(), rest)))
+    return candidates[np.argsort(-logits[candidates], kind="stable")[:count]]
+
+
+def log_softmax(logits: Floats) -> Floats:
+    """Log-probabilities of rows of logits (n, vocab), float32 (n, vocab)."""
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+def token_logprobs(logits: Floats, tokens: npt.NDArray[np.intp]) -> Floats:
+    """Log-probability of `tokens` (n,) under rows of `logits` (n, vocab), float32 (n,)."""
+    highest = logits.max(axis=1, keepdims=True)
+    totals = np.log(np.exp(logits - highest).sum(axis=1))
+    return logits[np.arange(len(tokens)), tokens] - highest[:, 0] - totals

@@ -1,0 +1,98 @@
+"""The first load of a foreign model happens in a process of its own: llama.cpp aborts or crashes on some damaged files.
+
+No check of a header can know them all. So a file that was never loaded here is loaded once on trial, every token of its
+vocabulary is read, and one token is generated. The verdict is remembered until the file or the build changes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import msgspec
+
+from ..protocol.errors import ModelLoadError, UpdraftError
+from ..protocol.sampling import SamplingParams
+from .child import ChildEnd, expect_crashes, run_child
+from .gguf import read_header
+from .notes import Notes, file_key
+from .probe import build_key
+
+_CONTEXT = 64
+_SLOWEST_DISK = 20e6  # bytes/s
+_PATIENCE_S = 30.0
+_SAMPLE = "".join(map(chr, range(1, 0x250))) + "日本語 🙂 <s></s><|im_end|>" + " " * 40
+
+
+class _Verdict(msgspec.Struct, frozen=True):
+    """`complaint`: why the file is not to be loaded; empty for a sound one."""
+
+    complaint: str = ""
+
+
+def ensure_loadable(path: Path, *, timeout_s: float | None = None) -> None:
+    """Load `path` on trial unless its verdict is known. Takes seconds once, then a look at a small file.
+
+    `timeout_s` None: half a minute, and what a slow disk needs for the size of the file. Raises ModelLoadError, with
+    what happened, for a file that crashes llama.cpp, is refused by it, or is not done in time.
+    """
+    notes, key = Notes("tried-models"), file_key(path) + build_key()
+    verdict = notes.read(key, _Verdict)
+    if verdict is None:
+        read_header(path)
+        verdict, lasting = _on_trial(path, timeout_s or _PATIENCE_S + path.stat().st_size / _SLOWEST_DISK)
+        if lasting:
+            notes.write(key, verdict)
+    if verdict.complaint:
+        raise ModelLoadError(f"The model file {path} cannot be used: {verdict.complaint}")
+
+
+def _on_trial(path: Path, timeout_s: float) -> tuple[_Verdict, bool]:
+    """The verdict, and whether it will be the same next time."""
+    end = run_child(__name__, [str(path)], timeout_s=timeout_s)
+    if end.status == "ok":
+        complaint = end.found["complaint"]
+        return _Verdict(complaint), not complaint
+    if end.status == "timeout":
+        return _Verdict(f"loading it on trial took {end.detail}. Is the machine overloaded?"), False
+    if end.detail == "SIGKILL":
+        return _Verdict("it was killed when it was loaded on trial, most likely for want of memory."), False
+    if end.status == "failed":
+        return _Verdict(f"loading it on trial ended with {end.detail}: {end.complaints}"), False
+    return _Verdict(f"llama.cpp crashes on it ({_cause(end)}). Download or export it again."), True
+
+
+def _cause(end: ChildEnd) -> str:
+    """The signal, and the condition that llama.cpp found violated, if it said so."""
+    violated = re.search(r"GGML_ASSERT\(.*?\) failed", end.complaints)
+    return f"{end.detail}, {violated[0]}" if violated else end.detail
+
+
+def attempt(path: Path) -> str:
+    """Load the file, read its whole vocabulary, generate one token. What is wrong; empty if nothing is.
+
+    May crash: see the module.
+    """
+    from .engine import LocalEngine, LocalOptions
+
+    try:
+        header = read_header(path)
+        trained = header.hyperparameter("context_length")
+        context = min(_CONTEXT, trained) if isinstance(trained, int) else _CONTEXT
+        with LocalEngine.load(path, LocalOptions(context_length=context, threads=1)) as engine:
+            tokens = header.arrays.get("tokenizer.ggml.tokens")
+            for token in range(0 if tokens is None else tokens.length):
+                engine.token_bytes(token, skip_special=False)
+            engine.tokenize(_SAMPLE, allow_special=True)
+            for _ in engine.start_text("A", SamplingParams(max_tokens=1, temperature=0.0)):
+                pass
+    except UpdraftError as error:
+        return error.message
+    return ""
+
+
+if __name__ == "__main__":
+    expect_crashes()
+    sys.stdout.write(json.dumps({"complaint": attempt(Path(sys.argv[1]))}) + "\n")

@@ -1,0 +1,210 @@
+"""Finds the settings with which a model is fastest on this machine, by short measurements in processes of their own.
+
+One setting after the other is tried beside the best so far. What wins has to win once more against the default, in a
+second comparison; differences within the noise change nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from ..protocol.errors import ModelLoadError
+from .child import run_child
+from .fit import KvCacheType, Plan, ensure_fits, estimate, largest_context, quantizable
+from .gguf import read_header
+from .gguf_header import GgufHeader
+from .machine import Machine, default_threads, this_machine
+from .trial import ensure_loadable
+from .tuned import Settings, remember
+from .tuning_run import Job, Speeds
+
+BUDGET_S = 26.0
+_PROMPT, _ANSWER = 256, 128  # tokens of the request whose time is compared
+_LEAST_GAIN = 0.05
+_CONTEXT = 4096
+_SMALL = 100_000_000  # parameters up to which attention is exact and the cache float32: the engine's default
+_RUN_S = 4.0  # a run that may take longer than what is left is not begun
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Settings that are measured, each with a value."""
+
+    threads: int
+    repack: bool
+    ubatch: int
+    kv_cache_type: KvCacheType
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """`prompt_tokens_per_s`, `answer_tokens_per_s`: medians; `noise`: the larger relative spread of the two. `note`:
+    what it was measured for, or why it failed."""
+
+    choice: Choice
+    note: str
+    prompt_tokens_per_s: float = 0.0
+    answer_tokens_per_s: float = 0.0
+    noise: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Of a request of 256 tokens that is answered with 128; infinite if it failed."""
+        if not self.answer_tokens_per_s:
+            return float("inf")
+        return _PROMPT / self.prompt_tokens_per_s + _ANSWER / self.answer_tokens_per_s
+
+    def beats(self, other: Measured) -> bool:
+        """By more than the noise of both, and by 5 % at least."""
+        return self.seconds < other.seconds * (1 - max(_LEAST_GAIN, self.noise, other.noise))
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """`settings` is what is remembered; `gain`: how much sooner a request is done than with the default, in the
+    comparison that decided. `skipped`: what there was no time for."""
+
+    settings: Settings
+    default: Choice
+    runs: tuple[Measured, ...]
+    gain: float
+    skipped: tuple[str, ...]
+    seconds: float
+
+
+def tune(path: Path, room: int, *, report: Callable[[Measured], None] = lambda _: None) -> Tuning:
+    """Measure, decide and remember; at most half a minute. `room`: bytes of memory that the model may take.
+
+    Raises ModelLoadError for a file that cannot be used, ModelTooLargeError for one that does not fit.
+    """
+    started, machine, header = time.monotonic(), this_machine(), read_header(path)
+    default = Choice(default_threads(header.parameters), True, 256, "f32" if header.parameters < _SMALL else "f16")
+    context, kind = _memory_settings(path.name, header, default, room)
+    default = replace(default, kv_cache_type=kind or default.kv_cache_type)
+    ensure_loadable(path)
+    search = _Search(path, started + BUDGET_S, report)
+    best, gain = _descend(search, default, machine, header)
+    settings = Settings(
+        threads=None if best.threads == default.threads else best.threads,
+        repack=None if best.repack == default.repack else best.repack,
+        ubatch=None if best.ubatch == default.ubatch else best.ubatch,
+        kv_cache_type=kind,
+        context_length=context,
+    )
+    remember(path, settings)
+    return Tuning(settings, default, tuple(search.runs), gain, tuple(search.skipped), time.monotonic() - started)
+
+
+def _memory_settings(
+    name: str, header: GgufHeader, default: Choice, room: int
+) -> tuple[int | None, KvCacheType | None]:
+    """Context and type of its cache where the default does not fit. These cost memory or precision, not time: so they
+    follow from what there is, and the smaller type is taken before the smaller context."""
+    trained = header.hyperparameter("context_length")
+    exact = default.kv_cache_type == "f32"
+    plan = Plan(
+        context_length=min(trained, _CONTEXT) if isinstance(trained, int) else _CONTEXT,
+        kv_cache_type=default.kv_cache_type,
+        flash_attention=not exact,
+    )
+    if estimate(header, plan).total <= room:
+        return None, None
+    eight_bits = quantizable(header)
+    smaller = replace(plan, kv_cache_type="q8_0", flash_attention=True) if eight_bits else plan
+    tokens = largest_context(header, smaller, room)
+    if not tokens:
+        ensure_fits(name, header, smaller, room)
+    return (None if tokens == plan.context_length else tokens), "q8_0" if eight_bits else None
+
+
+def _descend(search: _Search, default: Choice, machine: Machine, header: GgufHeader) -> tuple[Choice, float]:
+    """The best choice, and how much less time it takes than the default."""
+    first = best = search.run(default, "default")
+    if best is None:
+        return default, 0.0
+    if not best.answer_tokens_per_s:
+        raise ModelLoadError(f"The default settings cannot be measured: {best.note}")
+    for note, candidates in _candidates(default, machine, header):
+        for change in candidates:
+            found = search.run(change(best.choice), note)
+            if found is not None and found.beats(best):
+                best = found
+    if best is first:
+        return default, 0.0
+    again, winner = search.run(default, "default again"), search.run(best.choice, "winner again")
+    if again is None or winner is None or not winner.beats(again):
+        return default, 0.0
+    return winner.choice, 1 - winner.seconds / again.seconds
+
+
+def _candidates(
+    default: Choice, machine: Machine, header: GgufHeader
+) -> Iterator[tuple[str, list[Callable[[Choice], Choice]]]]:
+    """What is tried, setting by setting; each changes one field of the best choice so far."""
+    numbers = sorted({1, (machine.threads + 1) // 2, machine.threads, machine.processors} - {default.threads})
+    yield "threads", [lambda best, number=number: replace(best, threads=number) for number in reversed(numbers)]
+    if any(tensor.kind not in (0, 1, 30) for tensor in header.tensors if len(tensor.shape) > 1):
+        yield "repack", [lambda best: replace(best, repack=False)]
+    yield "ubatch", [lambda best, size=size: replace(best, ubatch=size) for size in (128, 64)]
+
+
+class _Search:
+    """The runs so far, and the time that is left."""
+
+    def __init__(self, path: Path, deadline: float, report: Callable[[Measured], None]) -> None:
+        self.runs: list[Measured] = []
+        self.skipped: list[str] = []
+        self._path = path
+        self._deadline = deadline
+        self._report = report
+        self._longest = _RUN_S
+        self._prompt = 0
+
+    def run(self, choice: Choice, note: str) -> Measured | None:
+        """None where there is no time left for it."""
+        if self.runs and self._deadline - time.monotonic() < self._longest:
+            self.skipped.append(note)
+            return None
+        if not self._prompt:
+            self._prompt = self._prompt_length(choice)
+        started = time.monotonic()
+        found = self._measure(choice, note, prompt=self._prompt, seconds=0.8)
+        self._longest = time.monotonic() - started
+        self.runs.append(found)
+        self._report(found)
+        return found
+
+    def _prompt_length(self, choice: Choice) -> int:
+        """As long as the request's, or as what takes a second: the same for all runs, or they could not be compared.
+        This run also brings the file into memory."""
+        speed = self._measure(choice, "first", prompt=32, seconds=0.1).prompt_tokens_per_s
+        return next((length for length in (_PROMPT, 128, 64) if length <= speed * 1.5), 32)
+
+    def _measure(self, choice: Choice, note: str, *, prompt: int, seconds: float) -> Measured:
+        job = Job(
+            path=str(self._path),
+            threads=choice.threads,
+            ubatch=choice.ubatch,
+            repack=choice.repack,
+            kv_cache_type=choice.kv_cache_type,
+            flash_attention=choice.kv_cache_type != "f32",
+            prompt=prompt,
+            seconds=seconds,
+        )
+        left = max(1.0, self._deadline - time.monotonic())
+        end = run_child("updraft.local_engine.tuning_run", [msgspec.json.encode(job).decode()], timeout_s=left)
+        if end.status != "ok" or "error" in end.found:
+            return Measured(choice, f"{note}: {end.found.get('error') or end.detail or end.status}")
+        return _measured(choice, note, msgspec.convert(end.found, Speeds))
+
+
+def _measured(choice: Choice, note: str, speeds: Speeds) -> Measured:
+    answer = sorted(speeds.answer)[1:]  # the slowest slice met somebody else
+    noise = max((max(each) - min(each)) / statistics.median(each) for each in (answer, speeds.prompt))
+    return Measured(choice, note, max(speeds.prompt), statistics.median(answer), noise)

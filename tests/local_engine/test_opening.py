@@ -1,0 +1,149 @@
+"""From a file to an engine: what is refused before anything is loaded, real models side by side, and what it costs."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from updraft.embedded.pocket import pocket_small_gguf
+from updraft.local_engine import opening, trial
+from updraft.local_engine.engine import LocalEngine, LocalOptions
+from updraft.local_engine.fit import Plan
+from updraft.local_engine.gguf import read_header
+from updraft.local_engine.opening import EngineCandidate, ProcessMemory, engine_pool, open_engine, plan_of
+from updraft.local_engine.tuned import Settings, remember
+from updraft.protocol.errors import InvalidRequestError, ModelLoadError, ModelTooLargeError
+from updraft.protocol.sampling import SamplingParams
+
+GREEDY = SamplingParams(max_tokens=8, temperature=0)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path / "home"))
+
+
+def answer(engine: LocalEngine) -> list[int]:
+    return [token.id for token in engine.start_text("2 + 2", GREEDY)]
+
+
+def test_a_model_of_our_own_needs_no_trial(monkeypatch) -> None:
+    monkeypatch.setattr(trial, "run_child", None)
+    with open_engine(pocket_small_gguf(), sound=pocket_small_gguf()) as engine:
+        assert answer(engine)
+
+
+def test_what_does_not_fit_is_not_loaded(monkeypatch) -> None:
+    monkeypatch.setattr(ProcessMemory, "room", lambda _self: 2**20)
+    monkeypatch.setattr(opening, "LocalEngine", None)
+    with pytest.raises(ModelTooLargeError, match=r"pocket-small\.gguf needs .* 1\.0 MB are free"):
+        open_engine(pocket_small_gguf(), sound=pocket_small_gguf())
+
+
+def test_a_missing_file(tmp_path) -> None:
+    with pytest.raises(ModelLoadError, match="Cannot open"):
+        open_engine(tmp_path / "none.gguf", sound=pocket_small_gguf())
+
+
+def test_plans_follow_the_options(tiny) -> None:
+    header = read_header(tiny.gguf)
+    plan = plan_of(header, LocalOptions())  # eight answers with 256 tokens each, exact as small models are
+    assert plan == Plan(
+        8 * 256, kv_cache_type="f32", ubatch=512, outputs=plan.outputs, sequences=8, flash_attention=False
+    )
+    options = LocalOptions(context_length=64, kv_cache_type="q8_0", ubatch=32, parallel=1)
+    shared = plan_of(header, options)  # with ids and cells for looking back
+    assert shared == Plan(64 + 2, kv_cache_type="q8_0", ubatch=32, outputs=shared.outputs, sequences=18)
+    with pytest.raises(InvalidRequestError):
+        plan_of(header, LocalOptions(context_length=-1))
+
+
+def test_what_was_tuned_is_used_and_flags_win(tiny) -> None:
+    remember(tiny.gguf, Settings(threads=2, repack=False, context_length=128))
+    found = EngineCandidate.of(tiny.gguf, LocalOptions(context_length=200), sound=pocket_small_gguf())
+    assert found.options == LocalOptions(context_length=200, threads=2, repack=False)
+    with found.load() as engine:
+        assert engine.context_length == 200
+    tiny.gguf.touch()  # another file, as far as anyone knows
+    assert EngineCandidate.of(tiny.gguf, None, sound=pocket_small_gguf()).options == LocalOptions()
+
+
+def test_a_cache_in_eight_bits() -> None:
+    """Near the exact one, but not the same: the option arrives."""
+    path = pocket_small_gguf()
+    with LocalEngine.load(path) as exact, LocalEngine.load(path, LocalOptions(kv_cache_type="q8_0")) as small:
+        tokens = list(range(3, 40))
+        difference = abs(exact.score(tokens) - small.score(tokens)).max()
+    assert 1e-5 < difference < 3
+
+
+def test_real_models_side_by_side(tmp_path) -> None:
+    """Three files, eight threads: each loaded once, all answer as one alone does; then they go, one by one."""
+    names = ["one", "two", "three"]
+    for name in names:
+        shutil.copy(pocket_small_gguf(), tmp_path / f"{name}.gguf")
+    with LocalEngine.load(pocket_small_gguf()) as alone:
+        expected = answer(alone)
+    pool = engine_pool(lambda name: tmp_path / f"{name}.gguf", sound=pocket_small_gguf())
+    answers, engines = [], []
+
+    def ask(seed: int) -> None:
+        for step in range(6):
+            with pool.use(names[(seed + step) % 3]) as engine:
+                engines.append(engine)
+                answers.append(answer(engine))
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [expected] * 48
+    assert len(set(map(id, engines))) == 3
+    assert [held.users for held in pool.held()] == [0, 0, 0]
+    assert pool.unload("two")
+    assert {held.name for held in pool.held()} == {"one", "three"}
+    pool.close()
+    assert pool.held() == []
+
+
+def test_memory_is_freed_for_the_next(tmp_path, monkeypatch) -> None:
+    """Room for two: the least recently used of two makes place for the third."""
+    for name in ("one", "two", "three"):
+        shutil.copy(pocket_small_gguf(), tmp_path / f"{name}.gguf")
+    need = EngineCandidate.of(pocket_small_gguf(), None, sound=pocket_small_gguf()).need
+    monkeypatch.setattr(ProcessMemory, "allocated", lambda _self: 0)
+    monkeypatch.setattr(ProcessMemory, "room", lambda _self: 2 * need)
+    pool = engine_pool(lambda name: tmp_path / f"{name}.gguf", sound=pocket_small_gguf(), keep_alive_s=None)
+    for name in ("one", "two", "one", "three"):
+        with pool.use(name) as engine:
+            assert answer(engine)
+    assert [held.name for held in pool.held()] == ["one", "three"]
+    pool.close()
+
+
+def test_process_memory_sees_what_is_allocated() -> None:
+    memory = ProcessMemory()
+    before = memory.allocated()
+    block = bytearray(b"x" * 2**26)
+    assert memory.allocated() - before > 2**25
+    assert memory.room() > 0
+    del block
+
+
+def test_a_known_model_opens_in_a_moment() -> None:
+    """What safety adds to a warm start."""
+
+    def opened(load) -> float:
+        started = time.perf_counter()
+        load().close()
+        return time.perf_counter() - started
+
+    path: Path = pocket_small_gguf()
+    open_engine(path, sound=path).close()
+    plain = min(opened(lambda: LocalEngine.load(path)) for _ in range(5))
+    safe = min(opened(lambda: open_engine(path, sound=path)) for _ in range(5))
+    assert safe - plain < 0.05

@@ -1,0 +1,349 @@
+"""The scheduler on integers: any order of requests, cancels and steps, with too few cells, against a model of them."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from updraft.local_engine.chunk_budget import MOST_SLOWDOWN, ChunkBudget
+from updraft.local_engine.prefix_cache import PrefixCache
+from updraft.local_engine.scheduler import Limits, Scheduler, Sequence, Share, Step
+
+CELLS, IDS = 48, 14
+
+
+class Cells:
+    """What llama.cpp's KV cache is, told plainly: cells that hold a token at a position for a set of sequences."""
+
+    def __init__(self, size: int, sharing: str = "parts") -> None:
+        self.size, self.sharing = size, sharing
+        self.cells: list[tuple[int, int, set[int]]] = []
+
+    def held(self, sequence: int) -> list[int]:
+        found = sorted((position, token) for position, token, holders in self.cells if sequence in holders)
+        assert [position for position, _ in found] == list(range(len(found))), "a gap, or a position held twice"
+        return [token for _, token in found]
+
+    def share(self, source: int, target: int, length: int) -> None:
+        assert source != target
+        assert not self.held(target), "the target is not empty"
+        assert 0 < length <= len(self.held(source)), "shared what the source does not hold"
+        assert self.sharing != "nothing"
+        assert self.sharing == "parts" or length == len(self.held(source)), "a recurrent state was cut"
+        for position, _, holders in self.cells:
+            if source in holders and position < length:
+                holders.add(target)
+
+    def remove(self, sequence: int) -> None:
+        for _, _, holders in self.cells:
+            holders.discard(sequence)
+        self.cells = [cell for cell in self.cells if cell[2]]
+
+    def compute(self, sequence: int, start: int, tokens: list[int]) -> None:
+        assert len(self.held(sequence)) == start, "computed after what it does not hold"
+        self.cells += [(start + i, token, {sequence}) for i, token in enumerate(tokens)]
+        assert len(self.cells) <= self.size, "more cells than there are"
+
+
+class Machine(RuleBasedStateMachine):
+    """Whoever asks is answered, whatever happens in between, and every cell is accounted for after every step."""
+
+    @initialize(
+        mixes=st.booleans(),
+        sharing=st.sampled_from(["parts", "whole", "nothing"]),
+        running=st.integers(1, 4),
+        rows=st.integers(5, 16),
+    )
+    def begin(self, mixes, sharing, running, rows):
+        mixes = mixes and sharing == "parts"
+        self.cells = Cells(CELLS, sharing)
+        self.cache = PrefixCache(self.cells, cells=CELLS, sequences=IDS, sharing=sharing)
+        self.budget = ChunkBudget(rows, apart=not mixes)
+        self.limits = Limits(running, rows, outputs=2 * running + 4, mixes=mixes, sharing=sharing)
+        self.scheduler = Scheduler(self.cache, self.budget, self.limits)
+        self.alive: list[Sequence] = []
+        self.seen: dict[Sequence, int] = {}
+        self.order: list[Sequence] = []
+
+    @rule(data=st.data(), scored=st.booleans())
+    def ask(self, data, scored):
+        known = [sequence.tokens for sequence in self.order[-4:]]
+        shared = data.draw(st.sampled_from([*known, [], [1] * 9, [1, 2] * 10]))
+        shared = shared[: data.draw(st.integers(0, len(shared)))]
+        prompt = (shared + data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=12)))[:36]
+        limit = data.draw(st.integers(len(prompt) + 1, CELLS - 4))
+        sequence = Sequence(prompt, limit, scored=len(prompt) - 1 if scored else 0)
+        self.scheduler.add(sequence)
+        self.alive.append(sequence)
+        self.order.append(sequence)
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def cancel(self, data):
+        sequence = data.draw(st.sampled_from(self.alive))
+        self.alive.remove(sequence)
+        self.scheduler.remove(sequence)
+
+    @precondition(lambda self: self.alive)
+    @rule(token=st.integers(0, 2), seconds=st.floats(0.001, 0.1), end=st.integers(0, 9))
+    def step(self, token, seconds, end):
+        step = self.scheduler.plan()
+        assert not step.is_empty
+        self.check(step)
+        self.compute(step)
+        self.scheduler.complete(step)
+        self.budget.measured(step.decoding, step.chunk_tokens, seconds)
+        for glimpse in step.glimpses:
+            glimpse.sequence.unseen.pop(0)
+        for share in (*step.decodes, *step.chunks):
+            if share.is_caught_up or share.sequence.behind == 0:
+                self.choose(share.sequence, token, step, ends=end == 0)
+        for sequence in [s for s in self.alive if s.finished and not s.unseen]:
+            self.alive.remove(sequence)
+            self.scheduler.remove(sequence)
+
+    @precondition(lambda self: self.alive)
+    @rule()
+    def fail(self):
+        step = self.scheduler.plan()
+        failed = self.scheduler.fail(step)
+        assert failed
+        self.alive = [sequence for sequence in self.alive if sequence not in failed]
+
+    @precondition(lambda self: self.alive)
+    @rule()
+    def no_room(self):
+        step = self.scheduler.plan()
+        alone = len(self.scheduler.running) == 1
+        assert self.scheduler.retry(step) is not alone
+        if alone:
+            failed = self.scheduler.fail(step)
+            self.alive = [sequence for sequence in self.alive if sequence not in failed]
+
+    def choose(self, sequence: Sequence, token: int, step: Step, *, ends: bool) -> None:
+        if sequence.finished:
+            return
+        first = sequence not in self.seen
+        self.seen[sequence] = self.seen.get(sequence, 0) + 1
+        sequence.scored = 0
+        sequence.finished = ends or len(sequence.tokens) + 1 == sequence.limit
+        if (first or sequence.finished) and not step.all_outputs:
+            sequence.unseen.append(sequence.computed - 1)
+        if not sequence.finished:
+            sequence.tokens.append(token)
+
+    def compute(self, step: Step) -> None:
+        for share in (*step.decodes, *step.chunks):
+            tokens = share.sequence.tokens[share.start : share.start + share.count]
+            self.cells.compute(share.sequence.branch.id, share.start, tokens)
+        for glimpse in step.glimpses:
+            before = glimpse.sequence.tokens[: glimpse.position]
+            assert self.cells.held(glimpse.scratch.id) == before
+            self.cells.compute(glimpse.scratch.id, glimpse.position, [glimpse.sequence.tokens[glimpse.position]])
+
+    def check(self, step: Step) -> None:
+        shares: list[Share] = [*step.decodes, *step.chunks]
+        assert len({share.sequence for share in shares}) == len(shares)
+        assert all(share.start == share.sequence.computed and share.count > 0 for share in shares)
+        assert sum(share.count for share in shares) + len(step.glimpses) <= max(
+            self.limits.rows, 2 * self.limits.running
+        )
+        assert sum(share.outputs for share in shares) + len(step.glimpses) <= self.limits.outputs
+        assert len(self.scheduler.running) <= self.limits.running
+        if step.glimpses:
+            assert step.all_outputs, "hidden states come only where every row is an output"
+        if not self.limits.mixes:
+            assert not (step.decodes and step.chunks)
+            assert len(step.chunks) <= 1
+        if self.limits.sharing == "whole":
+            assert all(not share.is_caught_up for share in step.chunks)
+        if self.limits.sharing != "parts":
+            assert not step.glimpses
+
+    @invariant()
+    def cells_are_accounted_for(self):
+        if not hasattr(self, "cells"):
+            return
+        assert self.cache.free_cells == CELLS - len(self.cells.cells)
+        in_use = set()
+        for sequence in self.scheduler.running:
+            in_use.add(sequence.branch.id)
+            assert self.cells.held(sequence.branch.id) == sequence.tokens[: sequence.computed]
+            assert sequence.branch.tokens() == sequence.tokens[: sequence.computed]
+        assert self.cache._branches.keys() - self.cache._parked.keys() == in_use
+        assert len(in_use) == len(self.scheduler.running)
+        kept = [cell for cell in self.cells.cells if cell[2] & in_use]
+        assert self.cache.available_cells() == CELLS - len(kept)
+        for sequence in self.scheduler.waiting:
+            assert sequence.branch is None
+
+    def teardown(self):
+        """Left alone, everything that was begun ends, in a bounded number of steps."""
+        if not hasattr(self, "cells"):
+            return
+        for _ in range(2000):
+            if not self.alive:
+                break
+            self.step(token=1, seconds=0.01, end=1)
+            self.cells_are_accounted_for()
+        assert not self.alive, "a request is stuck"
+        assert not self.scheduler.has_work
+        assert self.cache.make_room(CELLS)
+        assert self.cells.cells == []
+        assert self.cache.free_cells == CELLS
+
+
+TestMachine = pytest.mark.timeout(120)(Machine.TestCase)
+TestMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def served(scheduler: Scheduler, cells: Cells) -> Step:
+    step = scheduler.plan()
+    for share in (*step.decodes, *step.chunks):
+        cells.compute(
+            share.sequence.branch.id, share.start, share.sequence.tokens[share.start : share.start + share.count]
+        )
+    scheduler.complete(step)
+    for share in (*step.decodes, *step.chunks):
+        if share.sequence.behind == 0:
+            share.sequence.tokens.append(7)
+    return step
+
+
+def make(rows: int = 64, running: int = 4, cells: int = 1000) -> tuple[Scheduler, Cells, ChunkBudget]:
+    memory, budget = Cells(cells), ChunkBudget(rows)
+    cache = PrefixCache(memory, cells=cells, sequences=2 * running + 4)
+    return Scheduler(cache, budget, Limits(running, rows, outputs=rows)), memory, budget
+
+
+def test_first_come_first_served():
+    scheduler, memory, _ = make(running=2)
+    asked = [Sequence([i, i + 1], limit=60) for i in range(5)]
+    for sequence in asked:
+        scheduler.add(sequence)
+    begun = []
+    for _ in range(20):
+        step = served(scheduler, memory)
+        begun += [share.sequence for share in step.chunks]
+        if len(scheduler.running) == 2:
+            scheduler.remove(scheduler.running[0])
+        if len(begun) == 5:
+            break
+    assert begun == asked
+
+
+def test_a_long_prompt_comes_in_chunks_beside_the_others():
+    scheduler, memory, budget = make(rows=64)
+    talker = Sequence([1, 2, 3], limit=900)
+    scheduler.add(talker)
+    for _ in range(10):
+        step = served(scheduler, memory)
+        budget.measured(len(step.decodes), step.chunk_tokens, 0.010)
+    long = Sequence(list(range(100, 500)), limit=500)
+    scheduler.add(long)
+    slowest = 0.0
+    while long.behind > 1:
+        step = served(scheduler, memory)
+        assert [share.sequence for share in step.decodes] == [talker], "never without the one who decodes"
+        seconds = 0.010 * (1 + step.chunk_tokens / 16)
+        budget.measured(1, step.chunk_tokens, seconds)
+        slowest = max(slowest, seconds)
+    assert 0.012 < slowest <= 0.010 * 2, "twice the idle gap at most, and not much less than is allowed"
+    alone = Sequence(list(range(500, 700)), limit=300)
+    scheduler.remove(talker)
+    scheduler.remove(long)
+    scheduler.add(alone)
+    assert served(scheduler, memory).chunk_tokens == 64, "the whole step where nobody waits"
+
+
+def test_prompts_share_the_budget_and_the_first_is_never_last():
+    scheduler, memory, _ = make(rows=30)
+    prompts = [Sequence([i] * 100, limit=200) for i in range(3)]
+    for sequence in prompts:
+        scheduler.add(sequence)
+    assert [share.count for share in served(scheduler, memory).chunks] == [10, 10, 10]
+    scheduler, memory, _ = make(rows=4)
+    for sequence in (prompts := [Sequence([i] * 100, limit=200) for i in range(3)]):
+        scheduler.add(sequence)
+    first = served(scheduler, memory).chunks[0]
+    assert (first.sequence, first.count) == (prompts[0], 2)
+
+
+def test_shared_prefixes_are_computed_once_and_let_more_run():
+    scheduler, memory, _ = make(rows=512, running=4, cells=220)
+    system = list(range(1000, 1150))
+    for i in range(4):
+        scheduler.add(Sequence([*system, i, i], limit=170))
+    first = served(scheduler, memory)
+    assert len(first.chunks) == 1, "four times the prompt does not fit"
+    computed = first.chunk_tokens
+    while len(scheduler.running) < 4:
+        computed += served(scheduler, memory).chunk_tokens
+    assert computed < len(system) + 4 * 3
+    assert scheduler.preemptions == 0
+
+
+def test_scored_prompts_are_computed_whole():
+    scheduler, memory, _ = make(rows=64)
+    scheduler.add(plain := Sequence([1, 2, 3, 4, 5], limit=9))
+    served(scheduler, memory)
+    scheduler.remove(plain)
+    scored = Sequence([1, 2, 3, 4, 5], limit=9, scored=4)
+    scheduler.add(scored)
+    (chunk,) = served(scheduler, memory).chunks
+    assert (chunk.start, chunk.count, chunk.outputs) == (0, 5, 5)
+
+
+@settings(max_examples=50)
+@given(
+    plain=st.floats(0.001, 0.5),
+    fixed=st.floats(0.0, 0.3),
+    per_token=st.floats(0.03, 0.8),
+    noise=st.floats(0.0, 0.05),
+    seed=st.integers(0, 2**16),
+)
+def test_the_chunk_settles_below_twice_the_idle_step(plain, fixed, per_token, noise, seed):
+    """A machine on which a chunk of n costs (fixed + per_token * n) idle steps more."""
+    random, budget = np.random.default_rng(seed), ChunkBudget(512)
+    costs: list[float] = []
+    for _ in range(1500):
+        chunk = budget.grant(3)
+        cost = plain * (1 + (fixed + per_token * chunk if chunk else 0)) * (1 + noise * random.random())
+        budget.measured(3, chunk, cost)
+        costs.append(cost / plain)
+    settled = costs[300:]
+    least = 1 + fixed + per_token  # what the smallest chunk costs
+    assert np.quantile(settled, 0.99) <= max(2, 1.06 * least)
+    if least < 1.3:
+        assert np.median(settled) > 1.4, "and the prompt is not starved either"
+    assert budget.grant(0) == 512
+    assert MOST_SLOWDOWN < 2
+
+
+def test_glimpses_let_every_second_step_take_prompts():
+    scheduler, memory, _ = make(rows=8, running=3)
+    curious, long = Sequence([1, 2, 3], limit=900), Sequence([5] * 200, limit=300)
+    for sequence in (curious, long):
+        scheduler.add(sequence)
+    kinds = []
+    for _ in range(12):
+        step = served(scheduler, memory)
+        for glimpse in step.glimpses:
+            glimpse.sequence.unseen.clear()
+        curious.unseen = [curious.computed - 1]  # as if each of its tokens were the first of an answer
+        kinds.append("glimpse" if step.glimpses else "chunk" if step.chunks else "neither")
+    assert "glimpse" in kinds
+    assert not any(one == other != "chunk" for one, other in pairwise(kinds[2:])), kinds
+
+
+def test_the_last_that_came_is_the_first_to_give_way():
+    scheduler, memory, _ = make(rows=64, running=3, cells=60)
+    asked = [Sequence([i] * 10, limit=55) for i in range(3)]
+    for sequence in asked:
+        scheduler.add(sequence)
+    while not scheduler.preemptions:
+        served(scheduler, memory)
+    assert scheduler.running == asked[:1]
+    assert list(scheduler.waiting) == asked[1:], "in the order they came"

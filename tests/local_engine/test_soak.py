@@ -1,0 +1,133 @@
+"""Eight threads hammer the engine with random starts, cancels and timeouts: nothing crashes, leaks or crosses over."""
+
+import asyncio
+import gc
+import random
+import threading
+import time
+from collections import Counter
+
+import psutil
+import pytest
+from updraft.embedded import pocket
+from updraft.local_engine.engine import LocalEngine, LocalOptions
+from updraft.protocol.errors import OverloadedError
+from updraft.protocol.requests import Message
+from updraft.protocol.sampling import SamplingParams
+
+THREADS = 8
+MOST_GROWTH = 48 * 2**20
+GREEDY = SamplingParams(temperature=0, max_tokens=60)
+QUESTIONS = [
+    [Message("user", text * (1 + i % 3))]
+    for i in range(30)
+    for text in (f"What is {3 * i} + {i * i % 47}?", f"Reverse the letters of {'stonewall'[i % 6 :]}. ")
+]
+
+
+class Hammer:
+    """What one thread does until `end`: ask, read all or some of it, check; leave at random."""
+
+    def __init__(self, engine: LocalEngine, solo: list[list[int]], end: float, seed: int) -> None:
+        self.engine, self.solo, self.end = engine, solo, end
+        self.random = random.Random(seed)
+        self.counts: Counter[str] = Counter()
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self.work)
+
+    def work(self) -> None:
+        try:
+            while time.monotonic() < self.end:
+                self.one()
+        except BaseException as error:  # noqa: BLE001 - raised by the test
+            self.error = error
+
+    def one(self) -> None:
+        draw, place = self.random, self.random.randrange(len(QUESTIONS))
+        try:
+            run = self.engine.start(QUESTIONS[place], GREEDY)
+        except OverloadedError:
+            self.counts["refused"] += 1
+            time.sleep(0.01)
+            return
+        kind = draw.random()
+        if kind < 0.1:
+            del run  # never read
+            self.counts["dropped"] += 1
+        elif kind < 0.25:
+            threading.Timer(draw.random() * 0.02, run.cancel).start()
+            ids = [token.id for token in run]
+            assert ids[: len(self.solo[place])] == self.solo[place][: len(ids)]
+            self.counts["cancelled"] += 1
+        elif kind < 0.4:
+            asyncio.run(self.with_patience(run, draw.random() * 0.02))
+        elif kind < 0.45:
+            self.sample(place)
+            assert [token.id for token in run] == self.solo[place]
+        else:
+            list(run)
+            assert run.token_ids == self.solo[place]
+            self.counts["whole"] += 1
+
+    def sample(self, place: int) -> None:
+        """Ask again while the first answer is under way: that may be one too many."""
+        try:
+            list(self.engine.start(QUESTIONS[place], SamplingParams(temperature=1.5, max_tokens=20, top_p=0.9)))
+        except OverloadedError:
+            self.counts["refused beside another"] += 1
+
+    async def with_patience(self, run, seconds: float) -> None:
+        async def read() -> None:
+            async for _ in run:
+                pass
+
+        try:
+            await asyncio.wait_for(read(), seconds)
+        except TimeoutError:
+            run.close()
+            self.counts["timed out"] += 1
+
+
+def soak(seconds: float) -> Counter[str]:
+    process = psutil.Process()
+    with LocalEngine.load(pocket.pocket_small_gguf(), LocalOptions(queue_limit=6)) as engine:
+        solo: list[list[int]] = []
+        for question in QUESTIONS:
+            run = engine.start(question, GREEDY)
+            list(run)
+            solo.append(run.token_ids)
+        begun = time.monotonic()
+        hammers = [Hammer(engine, solo, begun + seconds, seed) for seed in range(THREADS + 2)]
+        for hammer in hammers:
+            hammer.thread.start()
+        time.sleep(min(60.0, seconds / 3))
+        gc.collect()
+        before = process.memory_info().rss
+        for hammer in hammers:
+            hammer.thread.join(seconds + 60)
+            assert not hammer.thread.is_alive(), "stuck"
+            if hammer.error is not None:
+                raise hammer.error
+        gc.collect()
+        assert process.memory_info().rss - before < MOST_GROWTH, "memory grows"
+        loop = engine._resources.loop
+        end = time.monotonic() + 10
+        while loop._open:
+            assert time.monotonic() < end, "somebody is still served"
+            time.sleep(0.01)
+        assert not loop._scheduler.has_work
+        cache = loop._scheduler._cache
+        assert cache._branches.keys() == cache._parked.keys()
+    counts = sum((hammer.counts for hammer in hammers), Counter())
+    assert all(counts[kind] for kind in ("whole", "dropped", "cancelled", "timed out")), counts
+    return counts
+
+
+def test_a_short_soak() -> None:
+    soak(12.0)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_ten_minutes_of_it() -> None:
+    print(soak(600.0))
