@@ -177,9 +177,11 @@ class KVCacheManager:
             return
         full = state.num_computed_tokens // self.block_size
         self._hash_up_to(state, full)
-        for index in range(state.num_registered_blocks, full):
-            if state.block_table[index] != NO_BLOCK:
-                self.pool.register(state.block_table[index], state.block_hashes[index])
+        if full > state.num_registered_blocks:
+            new = slice(state.num_registered_blocks, full)
+            for block, content_hash in zip(state.block_table[new], state.block_hashes[new], strict=True):
+                if block != NO_BLOCK:
+                    self.pool.register(block, content_hash)
             state.num_registered_blocks = full
         drafted = min(full, state.num_draft_computed_tokens // self.block_size)
         if drafted > state.num_drafted_blocks:
@@ -212,9 +214,21 @@ class KVCacheManager:
             return []
         end = state.num_skippable_tokens // self.block_size
         self._hash_up_to(state, end)
-        found = [self.pool.lookup(content_hash) for content_hash in state.block_hashes[:end]]
+        hashes = state.block_hashes[:end]
+        if self._window is not None:
+            return self._prefix_in_reach([self.pool.lookup(content_hash) for content_hash in hashes])
+        blocks: list[int] = []
+        for content_hash in hashes:
+            block = self.pool.lookup(content_hash)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def _prefix_in_reach(self, found: list[int | None]) -> list[int]:
+        """Under a window, the longest prefix whose end has all blocks that the next query sees."""
+        end = index = len(found)
         blocks: list[int] = []  # from `index` to `end`
-        index = end
         while index > self._oldest_in_reach(end * self.block_size):
             index -= 1
             block = found[index]
@@ -225,11 +239,11 @@ class KVCacheManager:
         return [NO_BLOCK] * index + blocks[::-1]
 
     def _hash_up_to(self, state: RequestState, num_blocks: int) -> None:
-        size = self.block_size
-        for index in range(len(state.block_hashes), num_blocks):
-            parent = state.block_hashes[-1] if state.block_hashes else state.request.cache_salt.encode()
-            tokens = self._pack(*state.token_ids[index * size : (index + 1) * size])
-            state.block_hashes.append(hashlib.sha256(parent + tokens).digest())
+        hashes, tokens, size, pack = state.block_hashes, state.token_ids, self.block_size, self._pack
+        parent = hashes[-1] if hashes else state.request.cache_salt.encode()
+        for start in range(len(hashes) * size, num_blocks * size, size):
+            parent = hashlib.sha256(parent + pack(*tokens[start : start + size])).digest()
+            hashes.append(parent)
 
 
 def _held(blocks: Iterable[int]) -> Iterable[int]:
