@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
-from struct import Struct
 
 from .block_pool import BlockPool
 from .request import RequestState
@@ -44,7 +44,6 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks)
         self._prefix_caching = prefix_caching
         self._window = window
-        self._pack = Struct(f"{block_size}I").pack
         self._drafted: set[int] = set()  # registered blocks whose draft half is there, too
         self._copies: dict[int, int] = {}  # block -> the block whose content it is to get
 
@@ -239,10 +238,12 @@ class KVCacheManager:
         return [NO_BLOCK] * index + blocks[::-1]
 
     def _hash_up_to(self, state: RequestState, num_blocks: int) -> None:
-        hashes, tokens, size, pack = state.block_hashes, state.token_ids, self.block_size, self._pack
+        hashes, size = state.block_hashes, self.block_size
+        tokens = array("I", state.token_ids[len(hashes) * size : num_blocks * size])
         parent = hashes[-1] if hashes else state.request.cache_salt.encode()
-        for start in range(len(hashes) * size, num_blocks * size, size):
-            parent = hashlib.sha256(parent + pack(*tokens[start : start + size])).digest()
+        data, width = tokens.tobytes(), size * tokens.itemsize
+        for start in range(0, len(data), width):
+            parent = hashlib.sha256(parent + data[start : start + width]).digest()
             hashes.append(parent)
 
 
