@@ -48,6 +48,36 @@ def cascade(
 
 
 @app.command()
+def escalation(
+    tasks: Annotated[int, typer.Option(min=1, max=options.MOST_TASKS, help="Held-out pocket tasks.")] = 300,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each escalation is asked in each way.")] = 3,
+    seed: Annotated[int, typer.Option(help="Which of the held-out tasks.")] = 0,
+    quality: options.Quality = None,
+    json_path: options.Json = None,
+) -> None:
+    """What the local answer is worth as a draft: escalations with it, without it, and with a useless one.
+
+    \b
+    Example
+      updraft bench escalation --tasks 300 --json out/escalation.json
+    """
+    import asyncio
+
+    from ..bench.escalation import measure
+    from ..bench.questions import pocket_questions
+    from ..bench.report import Report
+
+    def say(line: str) -> None:
+        typer.secho(line, dim=True, err=True)
+
+    config = options.Pair(local="pocket", quality=quality).config()
+    with options.with_cloud(config, say, nodes=1) as running:
+        figures = asyncio.run(measure(running, pocket_questions(tasks, seed), rounds, say))
+    settings = {"tasks": tasks, "rounds": rounds, "seed": seed, "quality": config.quality}
+    show(Report.of({"bench": "escalation", **settings}, figures), json_path)
+
+
+@app.command()
 def engine(
     shape: Annotated[
         str, typer.Option(help="pocket, or random weights of a real shape: qwen2.5-0.5b, qwen3-0.6b, llama-3.1-8b.")
