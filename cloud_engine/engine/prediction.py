@@ -7,14 +7,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 _ALIGN_ON = 3  # generated tokens that must reappear in the prediction before it is trusted again
-_CAUTIOUS_WINDOW = 8  # tokens proposed after a miss; doubles with every window that holds
+PROBE_TOKENS = 8  # proposed where more would be bold; after a miss it doubles with every window that holds
 
 
 class PredictionCursor:
     """Proposes the next stretch of a prediction and follows what the model really said.
 
-    Until the first miss everything that is left is proposed at once. After a miss nothing is, until the last few
-    generated tokens reappear further on in the prediction: then it goes on from there, cautiously.
+    Until the first miss everything that is left is proposed at once, or a few tokens first as a probe. After a miss
+    nothing is, until the last few generated tokens reappear further on in the prediction: then it goes on from there,
+    cautiously.
     """
 
     def __init__(self, draft_ids: Sequence[int]) -> None:
@@ -27,9 +28,15 @@ class PredictionCursor:
             self._ends[tuple(self._draft[end - _ALIGN_ON : end])].append(end)
         self.num_accepted = 0
 
-    def propose(self, limit: int) -> list[int]:
-        """The next predicted tokens, at most `limit`; empty where the prediction is used up or lost."""
-        return [] if self._next is None else self._draft[self._next : self._next + min(limit, self._window)]
+    def propose(self, limit: int, *, probe: bool = False) -> list[int]:
+        """The next predicted tokens, at most `limit`; empty where the prediction is used up or lost.
+
+        `probe`: at its beginning only a few of them.
+        """
+        if self._next is None:
+            return []
+        window = PROBE_TOKENS if probe and self._next == 0 else self._window
+        return self._draft[self._next : self._next + min(limit, window)]
 
     def advance(self, generated: Sequence[int], num_new: int, num_proposed: int) -> None:
         """Follow the last `num_new` of the `generated` tokens, which came after `num_proposed` were proposed.
@@ -59,4 +66,4 @@ class PredictionCursor:
         index = bisect_right(ends, self._searched_to)
         if index < len(ends):
             self._next = self._searched_to = ends[index]
-            self._window = _CAUTIOUS_WINDOW
+            self._window = PROBE_TOKENS

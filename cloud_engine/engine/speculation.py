@@ -1,6 +1,7 @@
 """Speculation: who drafts for whom, and how much. The answers do not depend on it, only their speed does.
 
-A request's prediction goes first, whole: it was sent to be verified. Where there is none, or it is lost, the other
+A request's prediction goes first, whole: it was sent to be verified. Where the last ones mostly failed at once, a few
+tokens of it go ahead, so that a useless one costs hardly anything. Where there is none, or it is lost, the other
 drafters take over, as far as `draft_length` finds that it pays.
 
 No torch here: drafters that need it bring it along.
@@ -9,11 +10,13 @@ No torch here: drafters that need it bring it along.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .draft_length import Acceptance, AdaptiveDraftLength, Candidate, DraftLengthPolicy
 from .drafter import CatchUp, Drafter
+from .prediction import PROBE_TOKENS
 from .step_costs import StepReport
 
 if TYPE_CHECKING:
@@ -25,6 +28,10 @@ if TYPE_CHECKING:
     from .scheduler import ScheduledRequest
 
     Grow = Callable[[RequestState, int], bool]
+
+
+_REMEMBERED_PREDICTIONS = 32
+_TRUSTED_SHARE = 0.75  # of these that held: then the next one is verified whole at once
 
 
 class DrafterRecord:
@@ -45,6 +52,7 @@ class Speculator:
         self._policy = lengths(self._most)
         self._catch_up, self._draft_s = CatchUp(), 0.0
         self._records = {drafter.name: DrafterRecord() for drafter in drafters}
+        self._predictions_held: deque[bool] = deque(maxlen=_REMEMBERED_PREDICTIONS)
         self._speculative_steps = 0
         self._granted = False  # anything in this step
 
@@ -65,7 +73,7 @@ class Speculator:
             limit = min(budget, item.state.num_remaining_tokens - 1)
             if limit <= 0 or not item.is_caught_up or item.state.request.beam:
                 continue
-            predicted = item.state.prediction.propose(limit)
+            predicted = item.state.prediction.propose(limit, probe=not self._trusts_predictions)
             if not predicted:
                 asking.append(item)
             elif grow(item.state, len(item.state.token_ids) + len(predicted)):
@@ -88,8 +96,10 @@ class Speculator:
         self._draft_s = time.perf_counter() - started
 
     def record(self, item: ScheduledRequest, accepted: int) -> None:
-        """The target has accepted so many of the request's drafts."""
+        """The target has accepted so many of the request's drafts. To be told before the request has their tokens."""
         if item.drafter is None or not item.draft_ids:
+            if item.draft_ids and not item.state.num_generated_tokens:
+                self._predictions_held.append(accepted >= min(PROBE_TOKENS, len(item.draft_ids)))
             return
         name, proposed = item.drafter.name, len(item.draft_ids)
         record, drafts = self._records[name], item.state.drafts
@@ -124,6 +134,11 @@ class Speculator:
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         for drafter in self._drafters:
             drafter.copy_blocks(copies)
+
+    @property
+    def _trusts_predictions(self) -> bool:
+        held = self._predictions_held
+        return sum(held) >= _TRUSTED_SHARE * len(held)
 
     def _grant_drafters(self, asking: list[ScheduledRequest], sequences: int, budget: int, grow: Grow) -> None:
         offers = [(item, *offer) for item in asking if (offer := self._best_offer(item.state, budget)) is not None]

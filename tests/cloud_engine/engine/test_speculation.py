@@ -80,6 +80,24 @@ def test_a_right_prediction_is_verified_together_with_the_prompt(plain, make_eng
     assert engine.stats().steps == 1
 
 
+def test_predictions_are_probed_while_the_last_ones_mostly_failed(plain, make_engine, ask, run):
+    prompt, right = plain[0][0], plain[1][0].token_ids
+    wrong = predictions("wrong", [right])[0]
+    engine = make_engine()
+
+    def steps(draft: list[int]) -> int:
+        before = engine.stats().steps
+        run(engine, ask([prompt], max_tokens=LENGTH, drafts=[draft]))
+        return engine.stats().steps - before
+
+    assert steps(right) == 1
+    assert [steps(wrong) for _ in range(2)] == [LENGTH, LENGTH]
+    assert steps(right) == 2, "a probe, and then all the rest"
+    for _ in range(6):
+        steps(right)
+    assert steps(right) == 1
+
+
 def test_an_edited_prediction_is_picked_up_again(plain, make_engine, ask, run):
     prompts, expected = plain
     answers = [e.token_ids for e in expected[:16]]
@@ -279,6 +297,7 @@ def test_the_cursor_is_cautious_after_a_miss_and_counts_each_token_once() -> Non
     draft = list(range(100, 160))
     cursor = PredictionCursor(draft)
     assert cursor.propose(1000) == draft
+    assert cursor.propose(1000, probe=True) == draft[:8]
     generated = [100, 101, 7]
     cursor.advance(generated, 3, 60)
     assert (cursor.num_accepted, cursor.propose(1000)) == (2, [])
@@ -291,3 +310,10 @@ def test_the_cursor_is_cautious_after_a_miss_and_counts_each_token_once() -> Non
     assert cursor.num_accepted == 2 + 9
     assert cursor.propose(1000) == draft[15:31]
     assert PredictionCursor([]).propose(5) == []
+
+
+def test_the_cursor_proposes_all_the_rest_behind_a_probe_that_held() -> None:
+    draft = list(range(100, 160))
+    cursor = PredictionCursor(draft)
+    cursor.advance(draft[:9], 9, 8)
+    assert cursor.propose(1000, probe=True) == draft[9:]
