@@ -83,9 +83,8 @@ def measure(setting: Setting, say: Say) -> dict[str, float]:
         say(f"without it {figures['divergence_rate']:.0%} of greedy answers depend on the batch")
     if setting.speculation:
         figures |= pocket_figures(say) if setting.folder.name.startswith("pocket") else oracle_figures(model, say)
-    del model, products
     if setting.peers != "none":
-        figures |= _peer_figures(setting, requests, ours_s, say)
+        figures |= _peer_figures(setting, requests, lambda: throughput(model, requests), say)
     return figures
 
 
@@ -207,16 +206,27 @@ def _add(engine: Engine, requests: Sequence[Asked]) -> None:
         engine.add_request(GenerationRequest(str(number), asked.prompt, params))
 
 
-def _peer_figures(setting: Setting, requests: Sequence[Asked], ours_s: float, say: Say) -> dict[str, float]:
+def _peer_figures(setting: Setting, requests: Sequence[Asked], ours: Callable[[], float], say: Say) -> dict[str, float]:
+    """Their seconds over ours, which are taken before and after each of them: the machine may change meanwhile."""
     model = peers.load(setting.folder, DTYPES[setting.dtype], setting.device)
-    static_s = peers.static_batches(model, requests, _RUNNING)
-    say(f"transformers, static batches of {_RUNNING}: {static_s / ours_s:.2f}x our time")
-    figures = {"vs_transformers_static": static_s / ours_s}
+    ours_s = [ours()]
+
+    def beside(theirs: Callable[[], float], name: str) -> float:
+        theirs_s = theirs()
+        ours_s.append(ours())
+        ratio = theirs_s / statistics.mean(ours_s[-2:])
+        say(f"transformers, {name}: {ratio:.2f}x our time")
+        return ratio
+
+    static = beside(lambda: peers.static_batches(model, requests, _RUNNING), f"static batches of {_RUNNING}")
+    figures = {"vs_transformers_static": static}
     if setting.peers == "static":
         return figures
-    best = float("inf")
-    for blocks, tokens in CB_SETTINGS:
-        seconds = peers.continuous_batching(model, requests, blocks, tokens)
-        say(f"transformers, continuous batching, {blocks} blocks, {tokens} tokens: {seconds / ours_s:.2f}x our time")
-        best = min(best, seconds)
-    return {**figures, "vs_transformers_cb": best / ours_s}
+    ratios = [
+        beside(
+            lambda blocks=blocks, tokens=tokens: peers.continuous_batching(model, requests, blocks, tokens),
+            f"continuous batching, {blocks} blocks, {tokens} tokens",
+        )
+        for blocks, tokens in CB_SETTINGS
+    ]
+    return {**figures, "vs_transformers_cb": min(ratios)}
