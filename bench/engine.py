@@ -17,6 +17,7 @@ from ..cloud_engine.engine.config import EngineConfig
 from ..cloud_engine.engine.engine import Engine
 from ..cloud_engine.engine.request import GenerationRequest
 from ..cloud_engine.engine.served_model import ServedModel
+from ..cloud_engine.engine.threads import giving_way
 from ..cloud_engine.models.decoder import Decoder
 from ..cloud_engine.models.loader import load_model
 from ..kernels.host_memory import keep_freed_memory
@@ -195,8 +196,10 @@ def _seconds(engine: Engine, requests: Sequence[Asked]) -> float:
 
 
 def _serve(engine: Engine, requests: Sequence[Asked]) -> None:
+    give_way = giving_way(engine.config)  # as the engine's process does
     _add(engine, requests)
     while engine.has_work:
+        give_way()
         engine.step()
 
 

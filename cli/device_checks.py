@@ -50,7 +50,7 @@ def unused_instruction_sets(machine: Machine, system_info: str) -> list[str]:
 
 def check_neighbours(machine: Machine) -> Check:
     """Half a second of watching what other processes use."""
-    from ..local_engine.contention import usage
+    from ..kernels.contention import usage
 
     before = usage()
     time.sleep(_WATCH_S)

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ..kernels.contention import ThreadGovernor
 from ..protocol.errors import EngineError, ModelLoadError
-from .contention import ThreadGovernor
 from .fit import KvCacheType
 from .llama import Floats, LlamaModel, llama
 

@@ -85,6 +85,7 @@ def main(folder: Path) -> None:
     with zmq.Context() as context, _Sockets(context, folder) as wires:
         try:
             from .loop import EngineLoop
+            from .threads import giving_way
 
             load = wires.next_command(True)
             assert isinstance(load, Load), "the first command says what to load"
@@ -92,7 +93,7 @@ def main(folder: Path) -> None:
             gc.collect()
             gc.freeze()  # what is loaded stays: no step is held up by looking through it for garbage
             wires.report(Ready(engine.model_id, engine.context_length))
-            EngineLoop(engine, wires).run()
+            EngineLoop(engine, wires, before_step=giving_way(load.config)).run()
         except BaseException as error:  # noqa: BLE001 - whatever it was, the face tells everyone who waits
             if not isinstance(error, UpdraftError):
                 _log.exception("The engine core failed.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from ...protocol.errors import EngineError, EngineRestartedError, UpdraftError
@@ -25,8 +25,9 @@ class EngineLoop:
     afresh.
     """
 
-    def __init__(self, engine: Engine, wires: Wires) -> None:
+    def __init__(self, engine: Engine, wires: Wires, *, before_step: Callable[[], None] = lambda: None) -> None:
         self._engine = engine
+        self._before_step = before_step
         self._wires = wires
         self._report = wires.report
         self._failures = 0  # steps in a row
@@ -104,6 +105,7 @@ class EngineLoop:
 
     def _step(self) -> None:
         try:
+            self._before_step()
             outputs = self._engine.step()
         except Exception as error:
             self._failures += 1

@@ -1,9 +1,9 @@
 """How many threads compute, while other processes want the processors too.
 
-llama.cpp's threads meet after every operation and spin until the last one is there. If one of them has to share its
-processor, all wait for it, spinning: with two threads on two processors, one of them busy, it was seen to give about
-half of what one thread gives. How eagerly its thread pool polls changes nothing of that (decision 022); fewer
-threads do.
+The threads of llama.cpp, and of torch's OpenMP, meet after every operation and spin until the last one is there. If one
+of them has to share its processor, all wait for it, spinning: with two threads on two processors, one of them busy,
+llama.cpp was seen to give about half of what one thread gives, small models of the cloud engine a tenth. How eagerly
+they poll changes little of that (decision 022); fewer threads do.
 """
 
 from __future__ import annotations
