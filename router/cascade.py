@@ -9,19 +9,22 @@ RULES may also open only one tier: LOCAL -> DONE without further gates, or CLOUD
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..protocol.errors import EngineError, UpdraftError
-from ..protocol.requests import ChatRequest
+from ..protocol.requests import ChatRequest, Message
+from ..protocol.sampling import SamplingParams
 from .config import RouterConfig
+from .escalation import CloudReply, CloudStreamReply, Escalation
 from .gates import Gates, Verdict, check_quality
 from .job import Job
 from .record import Record
 from .rules import Ruling, Situation, no_cloud_configured, no_local_configured, rule
-from .tiers import CloudFailure, CloudStream, CloudTier, CloudUsage, LocalAnswer, LocalGeneration, LocalTier
+from .tiers import CloudFailure, CloudTier, LocalAnswer, LocalGeneration, LocalTier
 
 if TYPE_CHECKING:
     from ..text.tool_formats import ToolFormat
@@ -71,18 +74,6 @@ class LiveReply:
     run: LocalGeneration
 
 
-@dataclass(frozen=True, slots=True)
-class CloudReply:
-    """A complete cloud answer, as the server sent it."""
-
-    completion: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class CloudStreamReply:
-    stream: CloudStream
-
-
 Reply = LocalReply | LiveReply | CloudReply | CloudStreamReply
 
 
@@ -103,7 +94,8 @@ class Cascade:
         self._failure: CloudFailure | None = None
         self._reply: Reply | None = None
         self._run: LocalGeneration | None = None
-        self._stream: CloudStream | None = None
+        self._run_began = 0.0
+        self.escalation = Escalation(job, tiers.cloud, config, record)
         self._steps: dict[State, Callable[[], Awaitable[State]]] = {
             State.RULES: self._rules,
             State.BEFORE: self._before,
@@ -125,12 +117,10 @@ class Cascade:
 
     async def aclose(self) -> None:
         """Stop whatever is still running for this request. Idempotent."""
-        stream, self._stream = self._stream, None
         try:
             await self.stop_local()
         finally:
-            if stream is not None:
-                await stream.aclose()
+            await self.escalation.aclose()
 
     # The states
 
@@ -176,23 +166,22 @@ class Cascade:
     async def _cloud(self) -> State:
         # OpenAI refuses predictions beside tools, and a call in our local format is none that others would write.
         draft = "" if self._answer is None or self.tool_format is not None else self._answer.text
-        body = self.cloud_body()
+        body = self.escalation.body()
         if draft:
             body["prediction"] = {"type": "content", "content": draft}
         try:
-            reply = await self._ask_cloud(body)
+            reply = await self.escalation.ask(body, patience_s=self.cloud_patience_s())
         except CloudFailure as failure:
             self._failure = failure
             return State.FALLBACK
-        self.record.route = "escalated" if draft and self.cloud.takes_prediction else "cloud"
+        self.record.route = "escalated" if draft and self.escalation.tier.takes_prediction else "cloud"
         return self._done(reply)
 
     async def _fallback(self) -> State:
         failure = self._failure
         if failure is None or not self.ruling.local:
             raise failure or EngineError("Fallback without a failure.")
-        self.record.route = "fallback"
-        self.record.note = f"fallback, because the cloud failed: {failure.cause}"
+        self.record.fell_back(failure)
         self.ruling = Ruling(local=True, cloud=False, reason=self.record.note)
         if self._answer is not None and self._answer.finish_reason is not None:
             return self._done(LocalReply(self._answer))
@@ -228,18 +217,13 @@ class Cascade:
         chat = self.job.chat
         return None if chat is None or chat.tool_use is None or self.tiers.local is None else self.local.tool_format
 
-    @property
-    def cloud(self) -> CloudTier:
-        if self.tiers.cloud is None:
-            raise EngineError("The router has no cloud tier.")
-        return self.tiers.cloud
-
     def decide(self, verdict: Verdict) -> None:
-        self.record.verdict = verdict
+        self.record.decide(verdict)
         self.record.route = "cloud" if verdict.escalate else "local"
 
     async def start_local(self) -> LocalGeneration:
         chat, use, form = self.chat, self.chat.tool_use, self.tool_format
+        self._run_began = time.monotonic()
         run = await self.local.start(
             chat.messages,
             chat.sampling(),
@@ -247,41 +231,24 @@ class Cascade:
             tools=() if use is None else use.tools,
             constraint=chat.constraint() if use is None or form is None else form.constraint(use),
         )
-        return self.adopt(run)
-
-    def adopt(self, run: LocalGeneration) -> LocalGeneration:
-        """Make `run` the one that `stop_local()` ends and counts."""
         self._run = run
         return run
+
+    async def continue_local(self, messages: Sequence[Message], params: SamplingParams) -> LocalGeneration:
+        """Go on with the last message, which the device has begun. `stop_local()` ends and counts this run too."""
+        self._run_began = time.monotonic()
+        self._run = await self.local.start(messages, params, continue_final_message=True)
+        return self._run
 
     async def stop_local(self) -> None:
         """End the local run, if there is one, and keep what it wrote. Idempotent."""
         run, self._run = self._run, None
         if run is not None:
             self._answer = run.answer
-            self.record.count_local(run.answer)
+            self.record.count_local(run.answer, time.monotonic() - self._run_began)
             await run.aclose()
 
-    async def open_cloud(self, body: dict[str, Any]) -> CloudStream:
-        """Open a streamed cloud answer that `aclose()` will close. Raises CloudFailure."""
-        body["stream"] = True
-        body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
-        self._stream = await self.cloud.open("chat/completions", body, timeout_s=self._cloud_patience_s())
-        return self._stream
-
-    def cloud_body(self) -> dict[str, Any]:
-        return {**self.job.body, "model": self.config.cloud_model}
-
-    # Helpers
-
-    async def _ask_cloud(self, body: dict[str, Any]) -> Reply:
-        if self.job.stream:
-            return CloudStreamReply(await self.open_cloud(body))
-        completion = await self.cloud.complete("chat/completions", body, timeout_s=self._cloud_patience_s())
-        self.record.cloud = CloudUsage.of(completion) or CloudUsage()
-        return CloudReply(completion)
-
-    def _cloud_patience_s(self) -> float:
+    def cloud_patience_s(self) -> float:
         """How long to wait for the cloud: a deadline leaves time for the local answer to stand in.
 
         A finished answer needs next to none; an unfinished one is left half of what remains.
@@ -291,6 +258,8 @@ class Cascade:
             finished = self._answer is not None and self._answer.finish_reason is not None
             remaining *= 0.9 if finished else 0.5
         return max(0.001, min(self.config.cloud_timeout_s, remaining))
+
+    # Helpers
 
     def _judge(self, verdict: Verdict, otherwise: State) -> State:
         self.decide(verdict)
@@ -308,6 +277,8 @@ class Cascade:
         verdict = self.gates.during(self.chat.messages, answer, self.job.quality)
         if verdict.escalate or self.job.hold_tokens is not None:
             self.decide(verdict)
+        else:
+            self.record.judged(verdict)
         return verdict.escalate
 
     def _may_stream(self, answer: LocalAnswer) -> bool:

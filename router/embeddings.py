@@ -30,8 +30,9 @@ async def embed(
         raise missing
     if tiers.cloud is None:
         raise EngineError("The router has no cloud tier.")
-    record.verdict = Verdict(0, escalate=True, reason="embeddings come from the cloud")
-    answer = await tiers.cloud.embed({**body, "model": config.cloud_model}, timeout_s=config.cloud_timeout_s)
+    record.decide(Verdict(0, escalate=True, reason="embeddings come from the cloud"))
+    with record.in_cloud(config.cloud_model):
+        answer = await tiers.cloud.embed({**body, "model": config.cloud_model}, timeout_s=config.cloud_timeout_s)
     record.route = "cloud"
     record.cloud = CloudUsage.of(answer) or CloudUsage()
     return answer

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
 
 from ..protocol.ids import new_id
 from ..protocol.responses import UpdraftInfo
 from .config import Prices
 from .gates import Verdict
 from .ledger import LedgerRow
-from .tiers import CloudUsage, LocalAnswer
+from .tiers import CloudFailure, CloudUsage, LocalAnswer
 
 Route = Literal["local", "cloud", "escalated", "fallback"]
 
@@ -20,20 +24,27 @@ Route = Literal["local", "cloud", "escalated", "fallback"]
 class Record:
     """Filled in as the request goes its way. `route` None: no answer yet. `status`: the HTTP status it ended with.
 
-    `local_prompt_tokens` and `local_tokens` add up over all local runs of the request.
+    `verdict` is the one that decided, `decisions` all of them in order. `failure` says why a cloud gave no answer.
+    `local_prompt_tokens`, `local_tokens` and the seconds add up over all runs of the request.
     """
 
     prices: Prices
     request_id: str = field(default_factory=lambda: new_id("chatcmpl"))
     model: str = ""
+    key: str = ""
     started: float = field(default_factory=time.monotonic)
     timestamp: float = field(default_factory=time.time)
     route: Route | None = None
     verdict: Verdict = field(default_factory=lambda: Verdict(0, escalate=False, reason="refused before routing"))
+    decisions: list[Verdict] = field(default_factory=list[Verdict])
     note: str = ""
+    failure: str = ""
     local_prompt_tokens: int = 0
     local_tokens: int = 0
+    local_s: float = 0.0
     cloud: CloudUsage = field(default_factory=CloudUsage)
+    cloud_model: str = ""
+    cloud_s: float = 0.0
 
     @property
     def tier(self) -> Literal["local", "cloud"]:
@@ -63,10 +74,39 @@ class Record:
             alone = self.prices.cloud(self.local_prompt_tokens, self.local_tokens)
         return alone - self.cost_usd
 
-    def count_local(self, answer: LocalAnswer) -> None:
+    def judged(self, verdict: Verdict) -> None:
+        """One more verdict to explain the request with; of a gate 2 that let it pass again and again, the last."""
+        last = self.decisions[-1] if self.decisions else None
+        if last is not None and last.gate == verdict.gate == 2 and not last.escalate:
+            self.decisions.pop()
+        self.decisions.append(verdict)
+
+    def decide(self, verdict: Verdict) -> None:
+        """One more verdict, and the one that the answer names."""
+        self.judged(verdict)
+        self.verdict = verdict
+
+    def fell_back(self, failure: CloudFailure) -> None:
+        """The local answer stands in for the one that the cloud did not give."""
+        self.route = "fallback"
+        self.failure = failure.cause
+        self.note = f"fallback, because {failure.phrase}"
+
+    def count_local(self, answer: LocalAnswer, seconds: float) -> None:
         """Add one ended local run."""
+        self.local_s += seconds
         self.local_prompt_tokens += answer.prompt_tokens
         self.local_tokens += len(answer.tokens)
+
+    @contextmanager
+    def in_cloud(self, model: str) -> Generator[None]:
+        """Time in here was spent waiting for the cloud's `model`."""
+        self.cloud_model = model
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.cloud_s += time.monotonic() - began
 
     def info(self) -> UpdraftInfo:
         p_gain = self.verdict.p_gain
@@ -107,4 +147,12 @@ class Record:
             saved_usd=self.saved_usd,
             latency_ms=self.latency_ms,
             status=status,
+            key=self.key,
+            cloud_model=self.cloud_model,
+            failure=self.failure,
+            decisions=msgspec.json.encode(self.decisions).decode(),
+            local_prompt_tokens=self.local_prompt_tokens,
+            cloud_prompt_tokens=self.cloud.prompt_tokens,
+            local_ms=self.local_s * 1e3,
+            cloud_ms=self.cloud_s * 1e3,
         )

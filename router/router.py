@@ -21,6 +21,7 @@ from ..protocol.errors import (
 from ..protocol.responses import ModelCard, ModelList
 from ..protocol.wire import WireRequest, WireResponse
 from . import answer, streams
+from .caller import key_digest
 from .cascade import Cascade, CloudReply, CloudStreamReply, LocalReply, Reply, Tiers
 from .config import RouterConfig
 from .embeddings import embed
@@ -108,7 +109,7 @@ class Router:
         raise NotFoundError(f"There is no {request.method} {path or '/'} here: try /v1/chat/completions.")
 
     async def _chat(self, request: WireRequest) -> WireResponse:
-        record = Record(self.config.prices)
+        record = Record(self.config.prices, key=key_digest(request.headers))
         try:
             body, record.model = read_model(request.body)
             job = read_job(request, body, self._wanted(record.model), self.config)
@@ -134,7 +135,7 @@ class Router:
         return self._refuse(record, failure)
 
     async def _embed(self, request: WireRequest) -> WireResponse:
-        record = Record(self.config.prices)
+        record = Record(self.config.prices, key=key_digest(request.headers))
         try:
             body, record.model = read_model(request.body)
             async with asyncio.timeout(request.timeout_s):
@@ -186,7 +187,7 @@ class Router:
     def _refuse(self, record: Record, error: UpdraftError | CloudFailure) -> WireResponse:
         response = answer.failure(error, record)
         if isinstance(error, CloudFailure):
-            record.note = f"the cloud failed: {error.cause}"
+            record.failure, record.note = error.cause, error.phrase
         self._write(record, response.status)
         return response
 

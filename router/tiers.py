@@ -111,6 +111,10 @@ class CloudFailure(Exception):
         self.status = status
         self.relay = relay
 
+    @property
+    def phrase(self) -> str:
+        return f"the cloud failed: {self.cause}"
+
 
 @dataclass(slots=True)
 class CloudUsage:
