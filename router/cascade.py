@@ -11,20 +11,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from ..protocol.errors import EngineError, UpdraftError
 from ..protocol.requests import ChatRequest, Message
 from ..protocol.sampling import SamplingParams
-from .config import RouterConfig
-from .escalation import CloudReply, CloudStreamReply, Escalation
+from .escalation import CloudReply, CloudStreamReply, Escalation, expected_charge
 from .gates import Gates, Verdict, check_quality
 from .job import Job
 from .record import Record
-from .rules import Ruling, Situation, no_cloud_configured, no_local_configured, rule
-from .tiers import CloudFailure, CloudTier, LocalAnswer, LocalGeneration, LocalTier
+from .rules import Ruling, Situation, rule
+from .shared import Shared
+from .tiers import CloudFailure, LocalAnswer, LocalGeneration, LocalTier
 
 if TYPE_CHECKING:
     from ..text.tool_formats import ToolFormat
@@ -40,24 +40,6 @@ class State(StrEnum):
     CLOUD = "cloud"
     FALLBACK = "fallback"
     DONE = "done"
-
-
-@dataclass(frozen=True, slots=True)
-class Tiers:
-    """What a router routes between. `gates` is None where there is no local tier to judge."""
-
-    local: LocalTier | None
-    cloud: CloudTier | None
-    gates: Gates | None
-    local_missing: UpdraftError | None = None
-
-    def situation(self, config: RouterConfig) -> Situation:
-        return Situation(
-            local_missing=None if self.local is not None else self.local_missing or no_local_configured(),
-            cloud_missing=None if self.cloud is not None else no_cloud_configured(),
-            offline=config.offline,
-            local_tools=self.local is not None and self.local.tool_format is not None,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +65,10 @@ class Cascade:
     `trail` lists the states it went through. Raises UpdraftError or CloudFailure only where no answer is possible.
     """
 
-    def __init__(self, job: Job, tiers: Tiers, config: RouterConfig, record: Record) -> None:
+    def __init__(self, job: Job, shared: Shared, record: Record) -> None:
         self.job = job
-        self.tiers = tiers
-        self.config = config
+        self.shared = shared
+        self.tiers = shared.tiers
         self.record = record
         self.trail: list[State] = []
         self.ruling = Ruling(local=False, cloud=False, reason="")
@@ -95,7 +77,7 @@ class Cascade:
         self._reply: Reply | None = None
         self._run: LocalGeneration | None = None
         self._run_began = 0.0
-        self.escalation = Escalation(job, tiers.cloud, config, record)
+        self.escalation = Escalation(job, shared, record)
         self._steps: dict[State, Callable[[], Awaitable[State]]] = {
             State.RULES: self._rules,
             State.BEFORE: self._before,
@@ -125,7 +107,7 @@ class Cascade:
     # The states
 
     async def _rules(self) -> State:
-        self.ruling = rule(self.job, self.tiers.situation(self.config))
+        self.ruling = rule(self.job, self._situation())
         self.decide(Verdict(0, escalate=not self.ruling.local, reason=self.ruling.reason))
         if not self.ruling.local:
             return State.CLOUD
@@ -257,9 +239,16 @@ class Cascade:
         if self.ruling.local:
             finished = self._answer is not None and self._answer.finish_reason is not None
             remaining *= 0.9 if finished else 0.5
-        return max(0.001, min(self.config.cloud_timeout_s, remaining))
+        return max(0.001, min(self.shared.config.cloud_timeout_s, remaining))
 
     # Helpers
+
+    def _situation(self) -> Situation:
+        situation, budget = self.shared.situation(), self.shared.budget
+        if budget is None or situation.cloud_missing is not None or situation.offline:
+            return situation
+        charge = expected_charge(self.record, self.escalation.body())
+        return replace(situation, over_budget=budget.exceeded(self.record.caller, charge))
 
     def _judge(self, verdict: Verdict, otherwise: State) -> State:
         self.decide(verdict)

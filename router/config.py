@@ -11,27 +11,9 @@ import msgspec
 
 from ..protocol import settings
 from ..protocol.errors import ConfigurationError
+from .budget import Limits
 from .loose import table
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """US dollars per million tokens. By default the device is free, the cloud at the price of a mid-size model."""
-
-    local_input: float = 0.0
-    local_output: float = 0.0
-    cloud_input: float = 0.5
-    cloud_output: float = 1.5
-
-    def __post_init__(self) -> None:
-        for price in fields(self):
-            _check(getattr(self, price.name) >= 0, f"prices.{price.name}", "0 or more")
-
-    def local(self, prompt_tokens: int, completion_tokens: int) -> float:
-        return (prompt_tokens * self.local_input + completion_tokens * self.local_output) / 1e6
-
-    def cloud(self, prompt_tokens: int, completion_tokens: int) -> float:
-        return (prompt_tokens * self.cloud_input + completion_tokens * self.cloud_output) / 1e6
+from .prices import Price, Prices
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +30,8 @@ class RouterConfig:
     confidence: without a policy, escalate when the geometric mean token probability falls below this.
     hold_tokens: stream after this many local tokens; None holds the stream until the whole answer was judged.
     ledger: SQLite file with one row per request; None keeps none.
+    budget, budget_per_key, budget_per_user: what may be spent on the cloud in a day, by all requests together, by those
+    of one API key, and by those of one `user` of a key. They are kept in the ledger and need one.
     """
 
     local: str | None = "pocket"
@@ -64,6 +48,9 @@ class RouterConfig:
     cloud_connect_timeout_s: float = 2.0
     prices: Prices = field(default_factory=Prices)
     ledger: Path | None = None
+    budget: Limits = field(default_factory=Limits)
+    budget_per_key: Limits = field(default_factory=Limits)
+    budget_per_user: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         _check(0 < self.quality <= 1, "quality", "above 0 and at most 1")
@@ -74,6 +61,8 @@ class RouterConfig:
         _check(bool(self.cloud_model), "cloud_model", "the name of the cloud's model")
         if self.cloud_url is not None:
             object.__setattr__(self, "cloud_url", _base_url(self.cloud_url))
+        limited = any((self.budget, self.budget_per_key, self.budget_per_user))
+        _check(self.ledger is not None or not limited, "ledger", "a file, since a budget is kept in it")
 
     @staticmethod
     def load(
@@ -82,11 +71,11 @@ class RouterConfig:
         environ: Mapping[str, str] | None = None,
         file: Path | None = None,
     ) -> RouterConfig:
-        """The user's settings: TOML file, then `UPDRAFT_*`, then `overrides` (as `RouterConfig` fields; `prices` may
-        be a mapping). The ledger is on by default, in the state folder. Raises ConfigurationError.
+        """The user's settings: TOML file, then `UPDRAFT_*`, then `overrides` (as `RouterConfig` fields; tables
+        such as `prices` may be mappings). The ledger is on by default, in the state folder. Raises ConfigurationError.
         """
         path = settings.config_file() if file is None else file
-        values: dict[str, Any] = {"ledger": settings.state_folder() / "ledger.sqlite3", "prices": {}}
+        values: dict[str, Any] = {"ledger": settings.state_folder() / "ledger.sqlite3"}
         _merge(values, settings.read_toml(path), str(path))
         _merge(values, _nested(settings.environment(environ)), "the environment (UPDRAFT_*)")
         _merge(values, dict(overrides or {}), "the options")
@@ -97,24 +86,37 @@ class RouterConfig:
 
 
 _KNOWN = tuple(item.name for item in fields(RouterConfig))
-_KNOWN_PRICES = tuple(item.name for item in fields(Prices))
+# The settings that are tables. In the environment `UPDRAFT_PRICES_CLOUD_INPUT` is `cloud_input` of `prices`.
+_TABLES: dict[str, type[Any]] = {
+    "prices": Prices,
+    "budget_per_key": Limits,
+    "budget_per_user": Limits,
+    "budget": Limits,  # after those whose names begin with it
+}
 _OPTIONAL = frozenset({"local", "cloud_url", "cloud_api_key", "hold_tokens", "ledger"})
 
 
 def _merge(into: dict[str, Any], update: dict[str, Any], source: str) -> None:
     _refuse_unknown(update, _KNOWN, source)
-    prices: Any = update.pop("prices", None)
-    if isinstance(prices, Prices):
-        prices = {name: getattr(prices, name) for name in _KNOWN_PRICES}
-    if prices is not None:
-        given = table(prices)
-        if given is None:
-            raise ConfigurationError(f"prices in {source} must be a table of {', '.join(_KNOWN_PRICES)}.")
-        _refuse_unknown(given, _KNOWN_PRICES, f"prices in {source}")
-        into["prices"].update(given)
-    into.update(
-        {name: None if name in _OPTIONAL and value in ("", "none") else value for name, value in update.items()}
-    )
+    for name, value in update.items():
+        if name in _TABLES:
+            given = _table(value, _TABLES[name], f"{name} in {source}")
+            into[name] = {**into.get(name, {}), **given}
+        else:
+            into[name] = None if name in _OPTIONAL and value in ("", "none") else value
+    for model, price in (table(into.get("prices", {}).get("models")) or {}).items():
+        _table(price, Price, f"prices.models.{model} in {source}")
+
+
+def _table(value: Any, kind: type[Any], source: str) -> dict[str, Any]:
+    known = tuple(item.name for item in fields(kind))
+    if isinstance(value, kind):
+        return {name: getattr(value, name) for name in known}
+    given = table(value)
+    if given is None:
+        raise ConfigurationError(f"{source} must be a table of {', '.join(known)}.")
+    _refuse_unknown(given, known, source)
+    return given
 
 
 def _refuse_unknown(given: Iterable[str], known: tuple[str, ...], source: str) -> None:
@@ -124,9 +126,14 @@ def _refuse_unknown(given: Iterable[str], known: tuple[str, ...], source: str) -
 
 def _nested(flat: dict[str, str]) -> dict[str, Any]:
     """`{"prices_cloud_input": "1"}` -> `{"prices": {"cloud_input": "1"}}`: variables have no tables."""
-    prices = {name.removeprefix("prices_"): value for name, value in flat.items() if name.startswith("prices_")}
-    rest: dict[str, Any] = {name: value for name, value in flat.items() if not name.startswith("prices_")}
-    return {**rest, "prices": prices} if prices else rest
+    nested: dict[str, Any] = {}
+    for name, value in flat.items():
+        found = next((table_name for table_name in _TABLES if name.startswith(f"{table_name}_")), None)
+        if found is None or name in _KNOWN:
+            nested[name] = value
+        else:
+            nested.setdefault(found, {})[name.removeprefix(f"{found}_")] = value
+    return nested
 
 
 def _decode(kind: type, value: Any) -> Any:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..protocol.errors import EngineError
-from .config import RouterConfig
+from ..protocol.errors import BudgetExceededError, EngineError
+from .budget import Budget, Charge, expected_tokens
 from .job import Job
 from .record import Record
-from .tiers import CloudStream, CloudTier, CloudUsage
+from .shared import Shared
+from .tiers import CloudFailure, CloudForbidden, CloudStream, CloudTier, CloudUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,35 +28,56 @@ class CloudStreamReply:
     stream: CloudStream
 
 
+def expected_charge(record: Record, body: dict[str, Any]) -> Charge:
+    """What sending `body` to the cloud is likely to take from the budgets at most."""
+    read, written = expected_tokens(body)
+    return Charge(1, 1, read + written, record.cost_usd + record.prices.cloud(body["model"], read, written))
+
+
+@contextmanager
+def asking(budget: Budget | None, record: Record, body: dict[str, Any]) -> Generator[None]:
+    """The block waits for the cloud's answer to `body`: what it may cost is reserved first. Raises CloudForbidden."""
+    if budget is not None and record.reserved is None:
+        try:
+            record.reserved = budget.reserve(record.caller, expected_charge(record, body))
+        except BudgetExceededError as error:
+            raise CloudForbidden(error) from error
+    try:
+        with record.in_cloud(body["model"]):
+            yield
+    except CloudFailure as failure:
+        record.unbilled = failure.unbilled
+        raise
+
+
 class Escalation:
     """`ask()` for a whole reply, `open()` for a stream; `aclose()` when its answer is delivered or nobody wants it.
 
     Both raise CloudFailure, and tell the record how long the cloud took and what it counted.
     """
 
-    def __init__(self, job: Job, tier: CloudTier | None, config: RouterConfig, record: Record) -> None:
+    def __init__(self, job: Job, shared: Shared, record: Record) -> None:
         self.job = job
-        self.config = config
+        self.shared = shared
         self.record = record
-        self._tier = tier
         self._stream: CloudStream | None = None
         self._streaming = 0.0  # since when, on the clock of time.monotonic()
 
     @property
     def tier(self) -> CloudTier:
-        if self._tier is None:
+        if self.shared.tiers.cloud is None:
             raise EngineError("The router has no cloud tier.")
-        return self._tier
+        return self.shared.tiers.cloud
 
     def body(self) -> dict[str, Any]:
         """What the caller sent, for our cloud's model."""
-        return {**self.job.body, "model": self.config.cloud_model}
+        return {**self.job.body, "model": self.shared.config.cloud_model}
 
     async def ask(self, body: dict[str, Any], *, patience_s: float) -> CloudReply | CloudStreamReply:
         """A stream whose first piece of content has arrived if the caller wants a stream, else the whole answer."""
         if self.job.stream:
             return CloudStreamReply(await self.open(body, patience_s=patience_s))
-        with self.record.in_cloud(self.config.cloud_model):
+        with asking(self.shared.budget, self.record, body):
             completion = await self.tier.complete("chat/completions", body, timeout_s=patience_s)
         self.record.cloud = CloudUsage.of(completion) or CloudUsage()
         return CloudReply(completion)
@@ -61,7 +85,7 @@ class Escalation:
     async def open(self, body: dict[str, Any], *, patience_s: float) -> CloudStream:
         body["stream"] = True
         body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
-        with self.record.in_cloud(self.config.cloud_model):
+        with asking(self.shared.budget, self.record, body):
             stream = await self.tier.open("chat/completions", body, timeout_s=patience_s)
         self._stream, self._streaming = stream, time.monotonic()
         return stream

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -20,7 +20,8 @@ class LedgerRow:
 
     From format 2 on: `key` is a digest of the caller's API key, `cloud_model` the last cloud model that was asked,
     `failure` why a cloud gave no answer, `decisions` JSON with every verdict in order, `local_ms` and `cloud_ms` the
-    time spent in each tier. Rows of older files have the defaults.
+    time spent in each tier. From format 3 on: `user` is a digest of the request's `user`. Rows of older files have the
+    defaults.
     """
 
     id: str
@@ -48,6 +49,7 @@ class LedgerRow:
     cloud_prompt_tokens: int = 0
     local_ms: float = 0.0
     cloud_ms: float = 0.0
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,14 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE requests ADD COLUMN local_ms REAL NOT NULL DEFAULT 0",
         "ALTER TABLE requests ADD COLUMN cloud_ms REAL NOT NULL DEFAULT 0",
     ),
+    (
+        "ALTER TABLE requests ADD COLUMN user TEXT NOT NULL DEFAULT ''",
+        "CREATE INDEX requests_caller ON requests (key, user, ts)",
+        """CREATE TABLE spending (
+          day INTEGER NOT NULL, scope TEXT NOT NULL, requests INTEGER NOT NULL, cloud_requests INTEGER NOT NULL,
+          cloud_tokens INTEGER NOT NULL, usd REAL NOT NULL, PRIMARY KEY (day, scope)
+        ) STRICT, WITHOUT ROWID""",
+    ),
 )
 _VERSION = len(_MIGRATIONS)
 _COLUMNS = ", ".join(item.name for item in fields(LedgerRow))
@@ -116,10 +126,15 @@ class Ledger:
             self._connection.close()
             raise
 
-    def record(self, row: LedgerRow) -> None:
-        """Write one row, durably as of process death. A second row for one id raises sqlite3.IntegrityError."""
-        with self._lock:
-            self._connection.execute(_INSERT, astuple(row))
+    def record(self, row: LedgerRow, also: Callable[[sqlite3.Connection], None] | None = None) -> None:
+        """Write one row, durably as of process death, and in the same transaction what `also` writes.
+
+        A second row for one id raises sqlite3.IntegrityError.
+        """
+        with self.transaction() as connection:
+            connection.execute(_INSERT, astuple(row))
+            if also is not None:
+                also(connection)
 
     def rows(self, *, limit: int = 100) -> list[LedgerRow]:
         """The newest rows first."""
@@ -154,7 +169,7 @@ class Ledger:
         """Bring the file to this version's format in one transaction, so that several processes may open it at once."""
         if self._connection.execute("PRAGMA user_version").fetchone() == (_VERSION,):
             return
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if not 0 <= version <= _VERSION:
                 raise ConfigurationError(
@@ -167,7 +182,7 @@ class Ledger:
             connection.execute(f"PRAGMA user_version={_VERSION}")
 
     @contextmanager
-    def _transaction(self) -> Generator[sqlite3.Connection]:
+    def transaction(self) -> Generator[sqlite3.Connection]:
         """Alone with the file, also among processes: what is read in it holds until it is written."""
         with self._lock:
             self._connection.execute("BEGIN IMMEDIATE")

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from ..embedded.pocket import pocket_small_gguf
 from ..protocol.errors import MissingDependencyError, UpdraftError
-from .cascade import Tiers
 from .cloud_tier import HttpCloudTier
 from .config import RouterConfig
 from .gates import Gates, load_gates
 from .local_tier import EngineLocalTier
+from .shared import Tiers
 
 if TYPE_CHECKING:
     from ..local_engine.engine import LocalEngine

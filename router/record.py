@@ -12,9 +12,11 @@ import msgspec
 
 from ..protocol.ids import new_id
 from ..protocol.responses import UpdraftInfo
-from .config import Prices
+from .budget import Charge, Reservation
+from .caller import Caller
 from .gates import Verdict
 from .ledger import LedgerRow
+from .prices import Prices
 from .tiers import CloudFailure, CloudUsage, LocalAnswer
 
 Route = Literal["local", "cloud", "escalated", "fallback"]
@@ -22,16 +24,18 @@ Route = Literal["local", "cloud", "escalated", "fallback"]
 
 @dataclass(slots=True)
 class Record:
-    """Filled in as the request goes its way. `route` None: no answer yet. `status`: the HTTP status it ended with.
+    """Filled in as the request goes its way. `top_model` is the cloud's best. `route` None: no answer yet.
 
     `verdict` is the one that decided, `decisions` all of them in order. `failure` says why a cloud gave no answer.
+    `reserved` was taken from the budgets for it; `unbilled`: the cloud said no, or was never reached.
     `local_prompt_tokens`, `local_tokens` and the seconds add up over all runs of the request.
     """
 
     prices: Prices
+    top_model: str
     request_id: str = field(default_factory=lambda: new_id("chatcmpl"))
     model: str = ""
-    key: str = ""
+    caller: Caller = field(default_factory=Caller)
     started: float = field(default_factory=time.monotonic)
     timestamp: float = field(default_factory=time.time)
     route: Route | None = None
@@ -45,6 +49,8 @@ class Record:
     cloud: CloudUsage = field(default_factory=CloudUsage)
     cloud_model: str = ""
     cloud_s: float = 0.0
+    reserved: Reservation | None = None
+    unbilled: bool = False
 
     @property
     def tier(self) -> Literal["local", "cloud"]:
@@ -61,18 +67,26 @@ class Record:
     @property
     def cost_usd(self) -> float:
         local = self.prices.local(self.local_prompt_tokens, self.local_tokens)
-        return local + self.prices.cloud(self.cloud.prompt_tokens, self.cloud.completion_tokens)
+        return local + self.prices.cloud(self.cloud_model, self.cloud.prompt_tokens, self.cloud.completion_tokens)
 
     @property
     def saved_usd(self) -> float:
-        """Against the cloud alone with an answer of this length; below 0 where paid local work was in vain."""
+        """Against `top_model` alone with an answer of this length; below 0 where paid local work was in vain."""
         if self.route is None:
             return 0.0
         if self.tier == "cloud":
-            alone = self.prices.cloud(self.cloud.prompt_tokens, self.cloud.completion_tokens)
+            alone = self.prices.cloud(self.top_model, self.cloud.prompt_tokens, self.cloud.completion_tokens)
         else:
-            alone = self.prices.cloud(self.local_prompt_tokens, self.local_tokens)
+            alone = self.prices.cloud(self.top_model, self.local_prompt_tokens, self.local_tokens)
         return alone - self.cost_usd
+
+    @property
+    def charge(self) -> Charge:
+        """What the budgets are to be told. Where the cloud did not say what it counted, what was reserved stands."""
+        if self.reserved is not None and not self.cloud.prompt_tokens and not self.unbilled:
+            return self.reserved.charge
+        tokens = self.cloud.prompt_tokens + self.cloud.completion_tokens
+        return Charge(requests=1, cloud_requests=int(tokens > 0), cloud_tokens=tokens, usd=self.cost_usd)
 
     def judged(self, verdict: Verdict) -> None:
         """One more verdict to explain the request with; of a gate 2 that let it pass again and again, the last."""
@@ -147,7 +161,8 @@ class Record:
             saved_usd=self.saved_usd,
             latency_ms=self.latency_ms,
             status=status,
-            key=self.key,
+            key=self.caller.key,
+            user=self.caller.user,
             cloud_model=self.cloud_model,
             failure=self.failure,
             decisions=msgspec.json.encode(self.decisions).decode(),

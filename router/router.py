@@ -21,14 +21,16 @@ from ..protocol.errors import (
 from ..protocol.responses import ModelCard, ModelList
 from ..protocol.wire import WireRequest, WireResponse
 from . import answer, streams
-from .caller import key_digest
-from .cascade import Cascade, CloudReply, CloudStreamReply, LocalReply, Reply, Tiers
+from .budget import Budget
+from .caller import caller_of
+from .cascade import Cascade, CloudReply, CloudStreamReply, LocalReply, Reply
 from .config import RouterConfig
 from .embeddings import embed
 from .job import Wanted, read_job, read_model
 from .ledger import Ledger
 from .loading import load_tiers
 from .record import Record
+from .shared import Shared, Tiers
 from .tiers import CloudFailure
 
 log = logging.getLogger("updraft.router")
@@ -44,6 +46,7 @@ class Router:
         self.config = config
         self._tiers = tiers
         self._ledger: Ledger | None = None
+        self._budget: Budget | None = None
         self._starting = asyncio.Lock()
         self._open: set[StreamBody] = set()
         self._closed = False
@@ -58,6 +61,7 @@ class Router:
                 raise OverloadedError("The router is closed.")
             if self._ledger is None and self.config.ledger is not None:
                 self._ledger = Ledger(self.config.ledger)
+                self._budget = _budget(self.config, self._ledger)
             if self._tiers is None:
                 self._tiers = await load_tiers(self.config)
 
@@ -109,13 +113,14 @@ class Router:
         raise NotFoundError(f"There is no {request.method} {path or '/'} here: try /v1/chat/completions.")
 
     async def _chat(self, request: WireRequest) -> WireResponse:
-        record = Record(self.config.prices, key=key_digest(request.headers))
+        record = Record(self.config.prices, self.config.cloud_model, caller=caller_of(request.headers, {}))
         try:
             body, record.model = read_model(request.body)
             job = read_job(request, body, self._wanted(record.model), self.config)
         except UpdraftError as error:
             return self._refuse(record, error)
-        cascade = Cascade(job, self._running(), self.config, record)
+        record.caller = caller_of(request.headers, body)
+        cascade = Cascade(job, self._shared(), record)
         try:
             async with asyncio.timeout(None if job.deadline is None else job.remaining_s):
                 reply = await cascade.run()
@@ -135,11 +140,12 @@ class Router:
         return self._refuse(record, failure)
 
     async def _embed(self, request: WireRequest) -> WireResponse:
-        record = Record(self.config.prices, key=key_digest(request.headers))
+        record = Record(self.config.prices, self.config.cloud_model, caller=caller_of(request.headers, {}))
         try:
             body, record.model = read_model(request.body)
+            record.caller = caller_of(request.headers, body)
             async with asyncio.timeout(request.timeout_s):
-                vectors = await embed(body, self._wanted(record.model), self._running(), self.config, record)
+                vectors = await embed(body, self._wanted(record.model), self._shared(), record)
         except asyncio.CancelledError:
             self._write(record, 499)
             raise
@@ -195,9 +201,18 @@ class Router:
         if self._ledger is None:
             return
         try:
-            self._ledger.record(record.row(status))
+            self._ledger.record(record.row(status), self._settlement(record))
         except sqlite3.Error:
             log.exception("request %s could not be entered in the ledger", record.request_id)
+
+    def _settlement(self, record: Record) -> Callable[[sqlite3.Connection], None] | None:
+        budget = self._budget
+        if budget is None:
+            return None
+        return lambda connection: budget.settle(connection, record.caller, record.reserved, record.charge)
+
+    def _shared(self) -> Shared:
+        return Shared(self.config, self._running(), self._budget)
 
     def _models(self, wanted: str) -> WireResponse:
         cards = [ModelCard(id=name) for name in self._names()]
@@ -277,6 +292,11 @@ class StreamBody:
                 await self._events.aclose()
         finally:
             await self._end(status)
+
+
+def _budget(config: RouterConfig, ledger: Ledger) -> Budget | None:
+    limits = {"all": config.budget, "key": config.budget_per_key, "user": config.budget_per_user}
+    return Budget(limits, ledger) if any(limits.values()) else None
 
 
 def _only(request: WireRequest, method: str) -> None:

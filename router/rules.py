@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..protocol.errors import InvalidRequestError, MissingDependencyError, UnsupportedFeatureError, UpdraftError
+from ..protocol.errors import (
+    BudgetExceededError,
+    InvalidRequestError,
+    MissingDependencyError,
+    UnsupportedFeatureError,
+    UpdraftError,
+)
 from .job import Job
 
 
@@ -12,13 +18,14 @@ from .job import Job
 class Situation:
     """What this router has: `local_missing`/`cloud_missing` say why a tier is absent, None where it is there.
 
-    `local_tools`: whether the model on the device calls tools.
+    `local_tools`: whether the model on the device calls tools. `over_budget`: why nothing may be spent on the cloud.
     """
 
     local_missing: UpdraftError | None
     cloud_missing: UpdraftError | None
     offline: bool
     local_tools: bool = False
+    over_budget: BudgetExceededError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +69,7 @@ def offline_mode() -> InvalidRequestError:
 
 def rule(job: Job, situation: Situation) -> Ruling:
     """Raises the typed error of what is missing where no tier may answer."""
-    no_cloud = offline_mode() if situation.offline else situation.cloud_missing
+    no_cloud = offline_mode() if situation.offline else situation.cloud_missing or situation.over_budget
     if job.wanted == "cloud":
         if no_cloud is not None:
             raise no_cloud
@@ -76,11 +83,12 @@ def rule(job: Job, situation: Situation) -> Ruling:
         return Ruling(local=True, cloud=False, reason=why)
     if no_local is not None:
         if no_cloud is not None:
+            if isinstance(no_cloud, BudgetExceededError):
+                raise no_cloud
             raise no_local if situation.local_missing is None else _neither(situation.local_missing, no_cloud)
         return Ruling(local=False, cloud=True, reason=_why_not_local(situation, no_local))
     if no_cloud is not None:
-        why = "offline mode" if situation.offline else "no cloud is configured"
-        return Ruling(local=True, cloud=False, reason=why)
+        return Ruling(local=True, cloud=False, reason=_why_not_cloud(situation))
     return Ruling(local=True, cloud=True, reason="both tiers may answer")
 
 
@@ -89,6 +97,14 @@ def _no_tools() -> UnsupportedFeatureError:
         "tools: the chat template of the model on this device shows no format for tool calls that is known here.",
         param="tools",
     )
+
+
+def _why_not_cloud(situation: Situation) -> str:
+    if situation.offline:
+        return "offline mode"
+    if situation.cloud_missing is not None or situation.over_budget is None:
+        return "no cloud is configured"
+    return situation.over_budget.message
 
 
 def _why_not_local(situation: Situation, no_local: UpdraftError) -> str:

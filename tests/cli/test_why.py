@@ -9,16 +9,17 @@ import pytest
 from typer.testing import CliRunner
 from updraft.cli.main import app
 from updraft.protocol.errors import InvalidRequestError, NotFoundError
-from updraft.router.config import Prices
+from updraft.router.caller import Caller
 from updraft.router.gates import Verdict
 from updraft.router.ledger import Ledger
+from updraft.router.prices import Prices
 from updraft.router.record import Record
 from updraft.router.tiers import CloudUsage
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Path:
-    record = Record(Prices(), request_id="chatcmpl-1", model="auto", key="0123456789abcdef")
+    record = Record(Prices(), "big", "chatcmpl-1", "auto", Caller("0123456789abcdef"))
     record.decide(Verdict(0, escalate=False, reason="both tiers may answer"))
     record.judged(Verdict(2, escalate=False, reason="going well", p_gain=0.1, threshold=0.5))
     record.judged(Verdict(2, escalate=False, reason="still going well", p_gain=0.2, threshold=0.5))

@@ -21,10 +21,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from updraft.protocol.errors import ContextLengthError
-from updraft.router.cascade import Tiers
 from updraft.router.cloud_tier import HttpCloudTier
 from updraft.router.config import RouterConfig
 from updraft.router.gates import Verdict
+from updraft.router.shared import Tiers
 from updraft.router.tiers import LocalAnswer
 
 CLOUD_TEXT = "The cloud says hello."
