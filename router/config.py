@@ -14,6 +14,7 @@ from ..protocol.errors import ConfigurationError
 from .budget import Limits
 from .loose import table
 from .prices import Price, Prices
+from .privacy import Privacy
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class RouterConfig:
     ledger: SQLite file with one row per request; None keeps none.
     budget, budget_per_key, budget_per_user: what may be spent on the cloud in a day, by all requests together, by those
     of one API key, and by those of one `user` of a key. They are kept in the ledger and need one.
+    privacy: rules that keep a request on the device.
     """
 
     local: str | None = "pocket"
@@ -51,6 +53,7 @@ class RouterConfig:
     budget: Limits = field(default_factory=Limits)
     budget_per_key: Limits = field(default_factory=Limits)
     budget_per_user: Limits = field(default_factory=Limits)
+    privacy: Privacy = field(default_factory=Privacy)
 
     def __post_init__(self) -> None:
         _check(0 < self.quality <= 1, "quality", "above 0 and at most 1")
@@ -91,6 +94,7 @@ _TABLES: dict[str, type[Any]] = {
     "prices": Prices,
     "budget_per_key": Limits,
     "budget_per_user": Limits,
+    "privacy": Privacy,
     "budget": Limits,  # after those whose names begin with it
 }
 _OPTIONAL = frozenset({"local", "cloud_url", "cloud_api_key", "hold_tokens", "ledger"})

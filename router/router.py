@@ -7,6 +7,7 @@ import logging
 import sqlite3
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from ..protocol import sse
 from ..protocol.errors import (
@@ -29,7 +30,9 @@ from .embeddings import embed
 from .job import Wanted, read_job, read_model
 from .ledger import Ledger
 from .loading import load_tiers
+from .privacy import PrivacyRules
 from .record import Record
+from .rules import kept_by
 from .shared import Shared, Tiers
 from .tiers import CloudFailure
 
@@ -46,6 +49,7 @@ class Router:
         self.config = config
         self._tiers = tiers
         self._ledger: Ledger | None = None
+        self._privacy = PrivacyRules(config.privacy)
         self._budget: Budget | None = None
         self._starting = asyncio.Lock()
         self._open: set[StreamBody] = set()
@@ -117,6 +121,7 @@ class Router:
         try:
             body, record.model = read_model(request.body)
             job = read_job(request, body, self._wanted(record.model), self.config)
+            job = replace(job, privacy_rule=await self._privacy.match(body))
         except UpdraftError as error:
             return self._refuse(record, error)
         record.caller = caller_of(request.headers, body)
@@ -144,6 +149,8 @@ class Router:
         try:
             body, record.model = read_model(request.body)
             record.caller = caller_of(request.headers, body)
+            if (privacy_rule := await self._privacy.match(body)) is not None:
+                raise kept_by(privacy_rule)
             async with asyncio.timeout(request.timeout_s):
                 vectors = await embed(body, self._wanted(record.model), self._shared(), record)
         except asyncio.CancelledError:

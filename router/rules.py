@@ -71,16 +71,17 @@ def rule(job: Job, situation: Situation) -> Ruling:
     """Raises the typed error of what is missing where no tier may answer."""
     no_cloud = offline_mode() if situation.offline else situation.cloud_missing or situation.over_budget
     if job.wanted == "cloud":
+        if job.privacy_rule is not None:
+            raise kept_by(job.privacy_rule)
         if no_cloud is not None:
             raise no_cloud
         return Ruling(local=False, cloud=True, reason="the request asked for the cloud")
     unsupported = job.unsupported or (_no_tools() if job.has_tools and not situation.local_tools else None)
     no_local = situation.local_missing or unsupported
-    if job.wanted == "local" or job.private:
+    if job.wanted == "local" or job.private or job.privacy_rule is not None:
         if no_local is not None:
             raise no_local
-        why = "private: never leaves this device" if job.private else "the request asked for the local model"
-        return Ruling(local=True, cloud=False, reason=why)
+        return Ruling(local=True, cloud=False, reason=_why_local(job))
     if no_local is not None:
         if no_cloud is not None:
             if isinstance(no_cloud, BudgetExceededError):
@@ -90,6 +91,22 @@ def rule(job: Job, situation: Situation) -> Ruling:
     if no_cloud is not None:
         return Ruling(local=True, cloud=False, reason=_why_not_cloud(situation))
     return Ruling(local=True, cloud=True, reason="both tiers may answer")
+
+
+def kept_by(privacy_rule: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"The privacy rule {privacy_rule!r} keeps this request on the device, which model='cloud' and embeddings "
+        "leave: use model='auto' or 'local', or leave out what the rule is about.",
+        code="private",
+    )
+
+
+def _why_local(job: Job) -> str:
+    if job.private:
+        return "private: never leaves this device"
+    if job.privacy_rule is not None:
+        return f"private: the rule {job.privacy_rule} keeps it on this device"
+    return "the request asked for the local model"
 
 
 def _no_tools() -> UnsupportedFeatureError:
