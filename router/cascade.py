@@ -107,7 +107,9 @@ class Cascade:
     # The states
 
     async def _rules(self) -> State:
-        self.ruling = rule(self.job, self._situation())
+        situation = self._situation()
+        self.record.momentary = situation.over_budget is not None
+        self.ruling = rule(self.job, situation)
         self.decide(Verdict(0, escalate=not self.ruling.local, reason=self.ruling.reason))
         if not self.ruling.local:
             return State.CLOUD

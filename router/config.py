@@ -12,6 +12,7 @@ import msgspec
 from ..protocol import settings
 from ..protocol.errors import ConfigurationError
 from .budget import Limits
+from .cache import CacheSettings
 from .loose import table
 from .prices import Price, Prices
 from .privacy import Privacy
@@ -34,6 +35,7 @@ class RouterConfig:
     budget, budget_per_key, budget_per_user: what may be spent on the cloud in a day, by all requests together, by those
     of one API key, and by those of one `user` of a key. They are kept in the ledger and need one.
     privacy: rules that keep a request on the device.
+    cache: answers to keep for requests that ask exactly the same again; none by default.
     """
 
     local: str | None = "pocket"
@@ -54,6 +56,7 @@ class RouterConfig:
     budget_per_key: Limits = field(default_factory=Limits)
     budget_per_user: Limits = field(default_factory=Limits)
     privacy: Privacy = field(default_factory=Privacy)
+    cache: CacheSettings = field(default_factory=CacheSettings)
 
     def __post_init__(self) -> None:
         _check(0 < self.quality <= 1, "quality", "above 0 and at most 1")
@@ -95,6 +98,7 @@ _TABLES: dict[str, type[Any]] = {
     "budget_per_key": Limits,
     "budget_per_user": Limits,
     "privacy": Privacy,
+    "cache": CacheSettings,
     "budget": Limits,  # after those whose names begin with it
 }
 _OPTIONAL = frozenset({"local", "cloud_url", "cloud_api_key", "hold_tokens", "ledger"})

@@ -6,12 +6,12 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from ..protocol.ids import new_id
-from ..protocol.responses import UpdraftInfo
+from ..protocol.responses import UpdraftInfo, Usage
 from .budget import Charge, Reservation
 from .caller import Caller
 from .gates import Verdict
@@ -19,7 +19,16 @@ from .ledger import LedgerRow
 from .prices import Prices
 from .tiers import CloudFailure, CloudUsage, LocalAnswer
 
-Route = Literal["local", "cloud", "escalated", "fallback"]
+Route = Literal["local", "cloud", "escalated", "fallback", "cache"]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """An answer that was kept: who gave it, and what it took then."""
+
+    tier: Literal["local", "cloud"]
+    prompt_tokens: int
+    completion_tokens: int
 
 
 @dataclass(slots=True)
@@ -28,6 +37,7 @@ class Record:
 
     `verdict` is the one that decided, `decisions` all of them in order. `failure` says why a cloud gave no answer.
     `reserved` was taken from the budgets for it; `unbilled`: the cloud said no, or was never reached.
+    `momentary`: it would have gone another way at another time. `repeated`: the answer is one that was given before.
     `local_prompt_tokens`, `local_tokens` and the seconds add up over all runs of the request.
     """
 
@@ -51,9 +61,13 @@ class Record:
     cloud_s: float = 0.0
     reserved: Reservation | None = None
     unbilled: bool = False
+    momentary: bool = False
+    repeated: Repeated | None = None
 
     @property
     def tier(self) -> Literal["local", "cloud"]:
+        if self.repeated is not None:
+            return self.repeated.tier
         return "cloud" if self.route in ("cloud", "escalated") else "local"
 
     @property
@@ -74,7 +88,9 @@ class Record:
         """Against `top_model` alone with an answer of this length; below 0 where paid local work was in vain."""
         if self.route is None:
             return 0.0
-        if self.tier == "cloud":
+        if self.repeated is not None:
+            alone = self.prices.cloud(self.top_model, self.repeated.prompt_tokens, self.repeated.completion_tokens)
+        elif self.tier == "cloud":
             alone = self.prices.cloud(self.top_model, self.cloud.prompt_tokens, self.cloud.completion_tokens)
         else:
             alone = self.prices.cloud(self.top_model, self.local_prompt_tokens, self.local_tokens)
@@ -99,6 +115,19 @@ class Record:
         """One more verdict, and the one that the answer names."""
         self.judged(verdict)
         self.verdict = verdict
+
+    def repeat(self, tier: Literal["local", "cloud"], usage: dict[str, Any], age_s: float) -> None:
+        """The answer is the one that `tier` gave `age_s` seconds ago to the same request, with that `usage`."""
+        counted = CloudUsage.of({"usage": usage}) or CloudUsage()
+        self.route = "cache"
+        self.repeated = Repeated(tier, counted.prompt_tokens, counted.completion_tokens)
+        self.decide(Verdict(0, escalate=False, reason=f"answered by the {tier} tier {age_s:.0f} s ago, kept since"))
+
+    def usage(self) -> Usage:
+        """The tokens of the answer, as the tier that gave it counted them."""
+        if self.tier == "local":
+            return Usage.of(self.local_prompt_tokens, self.local_tokens)
+        return Usage.of(self.cloud.prompt_tokens, self.cloud.completion_tokens)
 
     def fell_back(self, failure: CloudFailure) -> None:
         """The local answer stands in for the one that the cloud did not give."""

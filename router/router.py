@@ -8,9 +8,13 @@ import sqlite3
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
+
+import msgspec
 
 from ..protocol import sse
 from ..protocol.errors import (
+    EngineError,
     MethodNotAllowedError,
     ModelNotFoundError,
     NotFoundError,
@@ -23,11 +27,12 @@ from ..protocol.responses import ModelCard, ModelList
 from ..protocol.wire import WireRequest, WireResponse
 from . import answer, streams
 from .budget import Budget
+from .cache import Cached, Slot, answer_of, stream_of
 from .caller import caller_of
-from .cascade import Cascade, CloudReply, CloudStreamReply, LocalReply, Reply
+from .cascade import Cascade, CloudReply, CloudStreamReply, LiveReply, LocalReply, Reply
 from .config import RouterConfig
 from .embeddings import embed
-from .job import Wanted, read_job, read_model
+from .job import Job, Wanted, read_job, read_model
 from .ledger import Ledger
 from .loading import load_tiers
 from .privacy import PrivacyRules
@@ -50,6 +55,7 @@ class Router:
         self._tiers = tiers
         self._ledger: Ledger | None = None
         self._privacy = PrivacyRules(config.privacy)
+        self._cache = config.cache.make()
         self._budget: Budget | None = None
         self._starting = asyncio.Lock()
         self._open: set[StreamBody] = set()
@@ -118,20 +124,21 @@ class Router:
 
     async def _chat(self, request: WireRequest) -> WireResponse:
         record = Record(self.config.prices, self.config.cloud_model, caller=caller_of(request.headers, {}))
+        cascade: Cascade | None = None
         try:
             body, record.model = read_model(request.body)
+            record.caller = caller_of(request.headers, body)
+            slot = Slot.of(self._cache, record.caller, body)
             job = read_job(request, body, self._wanted(record.model), self.config)
+            if slot is not None and (kept := slot.get()) is not None:
+                return self._repeat(job, kept, record)
             job = replace(job, privacy_rule=await self._privacy.match(body))
-        except UpdraftError as error:
-            return self._refuse(record, error)
-        record.caller = caller_of(request.headers, body)
-        cascade = Cascade(job, self._shared(), record)
-        try:
+            cascade = Cascade(job, self._shared(), record)
             async with asyncio.timeout(None if job.deadline is None else job.remaining_s):
                 reply = await cascade.run()
-            return self._respond(cascade, reply)
+            return self._respond(cascade, reply, slot)
         except asyncio.CancelledError:
-            await self._end(cascade, 499)
+            await self._end(record, cascade, 499)
             raise
         except TimeoutError:
             failure: UpdraftError | CloudFailure = RequestTimeoutError(f"No answer within {request.timeout_s} s.")
@@ -141,7 +148,8 @@ class Router:
             log.exception("request %s failed", record.request_id)
             failure = _bug()
         record.route = None
-        await cascade.aclose()
+        if cascade is not None:
+            await cascade.aclose()
         return self._refuse(record, failure)
 
     async def _embed(self, request: WireRequest) -> WireResponse:
@@ -164,38 +172,48 @@ class Router:
             log.exception("request %s failed", record.request_id)
             return self._refuse(record, _bug())
         self._write(record, 200)
-        return answer.cloud_completion(vectors, record)
+        return WireResponse.json({**vectors, "updraft": record.info()}, headers=answer.headers(record))
 
-    def _respond(self, cascade: Cascade, reply: Reply) -> WireResponse:
+    def _respond(self, cascade: Cascade, reply: Reply, slot: Slot | None) -> WireResponse:
         record = cascade.record
+        if cascade.job.stream:
+            events = _events(cascade, reply)
+            return self._stream(record, cascade, events if slot is None else slot.keep_stream(events, record))
         if isinstance(reply, LocalReply):
-            if cascade.job.stream:
-                return self._stream(cascade, streams.replay(cascade, reply.answer))
-            response = answer.local_completion(reply.answer, cascade)
+            completion: Any = answer.local_completion(reply.answer, cascade)
         elif isinstance(reply, CloudReply):
-            response = answer.cloud_completion(reply.completion, record)
-        elif isinstance(reply, CloudStreamReply):
-            return self._stream(cascade, streams.relay(cascade, reply.stream))
+            completion = {**reply.completion, "updraft": record.info()}
         else:
-            return self._stream(cascade, streams.live(cascade, reply.run))
+            raise EngineError("The cascade gave a stream where none was asked for.")
+        if slot is not None:
+            slot.keep(msgspec.to_builtins(completion), record)
         self._write(record, 200)
-        return response
+        return WireResponse.json(completion, headers=answer.headers(record))
 
-    def _stream(self, cascade: Cascade, events: AsyncGenerator[bytes]) -> WireResponse:
+    def _repeat(self, job: Job, kept: Cached, record: Record) -> WireResponse:
+        """An answer that was kept, in the form in which it is wanted now."""
+        completion = answer_of(kept, record)
+        if job.stream:
+            return self._stream(record, None, stream_of(completion, include_usage=job.include_usage))
+        self._write(record, 200)
+        return WireResponse.json(completion, headers=answer.headers(record))
+
+    def _stream(self, record: Record, cascade: Cascade | None, events: AsyncGenerator[bytes]) -> WireResponse:
         async def end(status: int) -> None:
             self._open.discard(body)
-            await self._end(cascade, status)
+            await self._end(record, cascade, status)
 
         body = StreamBody(events, end)
         self._open.add(body)
-        return WireResponse(200, {**sse.HEADERS, **answer.headers(cascade.record, begun=True)}, body)
+        return WireResponse(200, {**sse.HEADERS, **answer.headers(record, begun=True)}, body)
 
-    async def _end(self, cascade: Cascade, status: int) -> None:
+    async def _end(self, record: Record, cascade: Cascade | None, status: int) -> None:
         """Let go of what the request holds and write its row, even if this very wait is cancelled."""
         try:
-            await cascade.aclose()
+            if cascade is not None:
+                await cascade.aclose()
         finally:
-            self._write(cascade.record, status)
+            self._write(record, status)
 
     def _refuse(self, record: Record, error: UpdraftError | CloudFailure) -> WireResponse:
         response = answer.failure(error, record)
@@ -304,6 +322,16 @@ class StreamBody:
 def _budget(config: RouterConfig, ledger: Ledger) -> Budget | None:
     limits = {"all": config.budget, "key": config.budget_per_key, "user": config.budget_per_user}
     return Budget(limits, ledger) if any(limits.values()) else None
+
+
+def _events(cascade: Cascade, reply: Reply) -> AsyncGenerator[bytes]:
+    if isinstance(reply, LocalReply):
+        return streams.replay(cascade, reply.answer)
+    if isinstance(reply, CloudStreamReply):
+        return streams.relay(cascade, reply.stream)
+    if isinstance(reply, LiveReply):
+        return streams.live(cascade, reply.run)
+    raise EngineError("The cascade gave a whole answer where a stream was asked for.")
 
 
 def _only(request: WireRequest, method: str) -> None:
