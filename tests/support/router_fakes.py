@@ -225,6 +225,9 @@ class FakeCloud:
             for index, word in enumerate(text.split(" ")):
                 if mode in ("cut", "reset") and index == 2:
                     raise ConnectionResetError
+                if mode == "garbled" and index == 2:
+                    yield b"data: {not json}\n\n"
+                    return
                 if mode == "drip":
                     await asyncio.sleep(0.05)
                 yield _chunk({"content": word if index == 0 else f" {word}"})
