@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 from ..protocol.errors import EngineError, UpdraftError
 from ..protocol.requests import ChatRequest, Message
 from ..protocol.sampling import SamplingParams
-from .escalation import CloudReply, CloudStreamReply, Escalation, expected_charge
+from .escalation import CloudReply, CloudStreamReply, Escalation, expected_charge, work_of
 from .gates import Gates, Verdict, check_quality
 from .job import Job
+from .pace import Plan, plan
 from .record import Record
 from .rules import Ruling, Situation, rule
 from .shared import Shared
@@ -72,6 +73,7 @@ class Cascade:
         self.record = record
         self.trail: list[State] = []
         self.ruling = Ruling(local=False, cloud=False, reason="")
+        self._plan = Plan("both")
         self._answer: LocalAnswer | None = None
         self._failure: CloudFailure | None = None
         self._reply: Reply | None = None
@@ -113,15 +115,20 @@ class Cascade:
         self.decide(Verdict(0, escalate=not self.ruling.local, reason=self.ruling.reason))
         if not self.ruling.local:
             return State.CLOUD
-        return State.BEFORE if self.ruling.open else State.LOCAL
+        return self._hurry() if self.ruling.open else State.LOCAL
 
     async def _before(self) -> State:
         if self.job.quality_given:
             check_quality(self.gates, self.job.quality)
         messages, quality = self.chat.messages, self.job.quality
         if sum(len(message.text) for message in messages) > _LONG_PROMPT:  # not on the loop: others are waiting there
-            return self._judge(await asyncio.to_thread(self.gates.before, messages, quality), State.LOCAL)
-        return self._judge(self.gates.before(messages, quality), State.LOCAL)
+            verdict = await asyncio.to_thread(self.gates.before, messages, quality)
+        else:
+            verdict = self.gates.before(messages, quality)
+        if self._plan.tried == "one":
+            verdict = replace(verdict, reason=f"{verdict.reason}; {self._plan.reason}")
+            self.ruling = self.ruling if verdict.escalate else Ruling(True, False, self._plan.reason)
+        return self._judge(verdict, State.LOCAL)
 
     async def _local(self) -> State:
         try:
@@ -133,9 +140,10 @@ class Cascade:
                 if self._may_stream(run.answer):
                     return self._done(LiveReply(run))
             await self.stop_local()
+            self.shared.pace.saw("local", time.monotonic() - self._run_began)
         except UpdraftError as error:  # too long for it, refused by its template, or it failed
             await self.stop_local()
-            if not self.ruling.cloud:
+            if not (self.ruling.cloud or (self._plan.tried in ("one", "local") and self._failure is None)):
                 raise
             self.ruling = Ruling(local=False, cloud=True, reason=error.message)
             self.decide(Verdict(0, escalate=True, reason=f"beyond the local model: {error.message}"))
@@ -235,15 +243,31 @@ class Cascade:
     def cloud_patience_s(self) -> float:
         """How long to wait for the cloud: a deadline leaves time for the local answer to stand in.
 
-        A finished answer needs next to none; an unfinished one is left half of what remains.
+        A finished answer needs next to none; an unfinished one is left half of what remains, unless both would not fit.
         """
         remaining = self.job.remaining_s
-        if self.ruling.local:
+        if self.ruling.local and self._plan.tried == "both":
             finished = self._answer is not None and self._answer.finish_reason is not None
             remaining *= 0.9 if finished else 0.5
         return max(0.001, min(self.shared.config.cloud_timeout_s, remaining))
 
     # Helpers
+
+    def _hurry(self) -> State:
+        """Where a deadline leaves no time for both tiers, one after the other: choose one."""
+        pace, work = self.shared.pace, work_of(self.job.body)
+        self._plan = plan(self.job.remaining_s, pace.expected_s("local"), pace.expected_s(work))
+        tried, reason = self._plan.tried, self._plan.reason
+        if tried == "both":
+            return State.BEFORE
+        self.record.momentary = True
+        if tried == "one":
+            return State.BEFORE
+        self.decide(Verdict(0, escalate=tried == "cloud", reason=reason))
+        if tried == "cloud":
+            return State.CLOUD
+        self.ruling = Ruling(local=True, cloud=False, reason=reason)
+        return State.LOCAL
 
     def _situation(self) -> Situation:
         situation, budget = self.shared.situation(), self.shared.budget

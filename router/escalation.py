@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..protocol.errors import BudgetExceededError, EngineError
-from .budget import Budget, Charge, expected_tokens
+from ..protocol.errors import BudgetExceededError, EngineError, RequestTimeoutError
+from .budget import Charge, expected_tokens
 from .job import Job
 from .record import Record
 from .shared import Shared
@@ -35,19 +35,30 @@ def expected_charge(record: Record, body: dict[str, Any]) -> Charge:
 
 
 @contextmanager
-def asking(budget: Budget | None, record: Record, body: dict[str, Any]) -> Generator[None]:
+def asking(shared: Shared, record: Record, body: dict[str, Any]) -> Generator[None]:
     """The block waits for the cloud's answer to `body`: what it may cost is reserved first. Raises CloudForbidden."""
-    if budget is not None and record.reserved is None:
+    if shared.budget is not None and record.reserved is None:
         try:
-            record.reserved = budget.reserve(record.caller, expected_charge(record, body))
+            record.reserved = shared.budget.reserve(record.caller, expected_charge(record, body))
         except BudgetExceededError as error:
             raise CloudForbidden(error) from error
+    began = time.monotonic()
     try:
         with record.in_cloud(body["model"]):
             yield
     except CloudFailure as failure:
         record.unbilled = failure.unbilled
+        if isinstance(failure.error, RequestTimeoutError):  # it takes longer than this, if it answers at all
+            shared.pace.saw(work_of(body), time.monotonic() - began)
         raise
+    shared.pace.saw(work_of(body), time.monotonic() - began)
+
+
+def work_of(body: dict[str, Any]) -> str:
+    """What `body` asks of the cloud, as the pace knows it: a stream has answered when it begins."""
+    if "messages" not in body:
+        return "embeddings"
+    return "cloud stream" if body.get("stream") is True else "cloud"
 
 
 class Escalation:
@@ -77,7 +88,7 @@ class Escalation:
         """A stream whose first piece of content has arrived if the caller wants a stream, else the whole answer."""
         if self.job.stream:
             return CloudStreamReply(await self.open(body, patience_s=patience_s))
-        with asking(self.shared.budget, self.record, body):
+        with asking(self.shared, self.record, body):
             completion = await self.tier.complete("chat/completions", body, timeout_s=patience_s)
         self.record.cloud = CloudUsage.of(completion) or CloudUsage()
         return CloudReply(completion)
@@ -85,7 +96,7 @@ class Escalation:
     async def open(self, body: dict[str, Any], *, patience_s: float) -> CloudStream:
         body["stream"] = True
         body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
-        with asking(self.shared.budget, self.record, body):
+        with asking(self.shared, self.record, body):
             stream = await self.tier.open("chat/completions", body, timeout_s=patience_s)
         self._stream, self._streaming = stream, time.monotonic()
         return stream

@@ -35,6 +35,7 @@ from .embeddings import embed
 from .job import Job, Wanted, read_job, read_model
 from .ledger import Ledger
 from .loading import load_tiers
+from .pace import Pace
 from .privacy import PrivacyRules
 from .record import Record
 from .rules import kept_by
@@ -56,6 +57,7 @@ class Router:
         self._ledger: Ledger | None = None
         self._privacy = PrivacyRules(config.privacy)
         self._cache = config.cache.make()
+        self._pace = Pace()
         self._budget: Budget | None = None
         self._starting = asyncio.Lock()
         self._open: set[StreamBody] = set()
@@ -237,7 +239,7 @@ class Router:
         return lambda connection: budget.settle(connection, record.caller, record.reserved, record.charge)
 
     def _shared(self) -> Shared:
-        return Shared(self.config, self._running(), self._budget)
+        return Shared(self.config, self._running(), self._pace, self._budget)
 
     def _models(self, wanted: str) -> WireResponse:
         cards = [ModelCard(id=name) for name in self._names()]

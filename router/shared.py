@@ -1,4 +1,4 @@
-"""What all requests of one router share: its settings, its tiers, its budget."""
+"""What all requests of one router share: its settings, its tiers, their pace, its budget."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from ..protocol.errors import UpdraftError
 from .budget import Budget
 from .config import RouterConfig
 from .gates import Gates
+from .pace import Pace
 from .rules import Situation, no_cloud_configured, no_local_configured
 from .tiers import CloudTier, LocalTier
 
@@ -28,6 +29,7 @@ class Shared:
 
     config: RouterConfig
     tiers: Tiers
+    pace: Pace
     budget: Budget | None = None
 
     def situation(self) -> Situation:

@@ -1,4 +1,4 @@
-"""64 requests at once while the cloud is killed, slowed and talks nonsense: an answer or a typed error each, one row each.
+"""64 requests at once while the cloud is killed, slowed and talks nonsense: an answer or typed error each, a row each.
 
 The cloud is a process of its own on a real port, so that killing it is a kill.
 """

@@ -153,6 +153,7 @@ class FakeCloud:
     requests: list[dict[str, Any]] = field(default_factory=list)
     authorizations: list[str | None] = field(default_factory=list)
     disconnects: int = 0
+    delay_s: float = 0.0
     fail_after: int | None = None  # from this request on, break the connection
 
     async def chat(self, request: Request) -> Response:
@@ -162,8 +163,7 @@ class FakeCloud:
         mode = self.mode
         if self.fail_after is not None and len(self.requests) > self.fail_after:
             mode = "reset"
-        if mode == "slow":
-            await asyncio.sleep(30)
+        await asyncio.sleep(30 if mode == "slow" else self.delay_s)
         if mode == "no-prediction" and "prediction" in body:
             return JSONResponse(_error("Unrecognized request argument supplied: prediction"), 400)
         if mode in ("500", "429", "401", "400"):
