@@ -95,6 +95,9 @@ class Cascade:
             self.trail.append(state)
             state = await self._steps[state]()
         self.trail.append(state)
+        if isinstance(self._reply, LocalReply | LiveReply):
+            run = self._reply if isinstance(self._reply, LocalReply) else self._reply.run
+            await self.escalation.lose_race(run.answer)
         if self._reply is None:
             raise EngineError("The cascade ended without a reply.")
         return self._reply
@@ -128,7 +131,11 @@ class Cascade:
         if self._plan.tried == "one":
             verdict = replace(verdict, reason=f"{verdict.reason}; {self._plan.reason}")
             self.ruling = self.ruling if verdict.escalate else Ruling(True, False, self._plan.reason)
-        return self._judge(verdict, State.LOCAL)
+        state = self._judge(verdict, State.LOCAL)
+        above = self.shared.config.race_above
+        if state is State.LOCAL and self.ruling.open and above is not None and (verdict.p_gain or 0.0) >= above:
+            self.escalation.race(patience_s=self.cloud_patience_s())
+        return state
 
     async def _local(self) -> State:
         try:
@@ -136,6 +143,10 @@ class Cascade:
             async for _ in run:
                 if self._stops_early(run.answer):
                     await self.stop_local()
+                    return State.CLOUD
+                if self.escalation.has_won:
+                    await self.stop_local()
+                    self.decide(Verdict(1, escalate=True, reason="raced: the cloud answered first"))
                     return State.CLOUD
                 if self._may_stream(run.answer):
                     return self._done(LiveReply(run))
@@ -156,6 +167,8 @@ class Cascade:
         return self._done(LocalReply(answer)) if state is State.DONE else state
 
     async def _cloud(self) -> State:
+        if self.escalation.racing:
+            return await self._raced()
         # OpenAI refuses predictions beside tools, and a call in our local format is none that others would write.
         draft = "" if self._answer is None or self.tool_format is not None else self._answer.text
         body = self.escalation.body()
@@ -167,6 +180,16 @@ class Cascade:
             self._failure = failure
             return State.FALLBACK
         self.record.route = "escalated" if draft and self.escalation.tier.takes_prediction else "cloud"
+        return self._done(reply)
+
+    async def _raced(self) -> State:
+        """The cloud has been writing since gate 1: it needs no draft."""
+        try:
+            reply = await self.escalation.race_outcome()
+        except CloudFailure as failure:
+            self._failure = failure
+            return State.FALLBACK
+        self.record.route = "cloud"
         return self._done(reply)
 
     async def _fallback(self) -> State:

@@ -31,6 +31,8 @@ class RouterConfig:
     `allow_foreign_policy` is set.
     confidence: without a policy, escalate when the geometric mean token probability falls below this.
     hold_tokens: stream after this many local tokens; None holds the stream until the whole answer was judged.
+    race_above: start the cloud beside the device where P(gain) before generation is at least this (0: always); None:
+    never.
     ledger: SQLite file with one row per request; None keeps none.
     budget, budget_per_key, budget_per_user: what may be spent on the cloud in a day, by all requests together, by those
     of one API key, and by those of one `user` of a key. They are kept in the ledger and need one.
@@ -47,6 +49,7 @@ class RouterConfig:
     allow_foreign_policy: bool = False
     confidence: float = 0.8
     hold_tokens: int | None = None
+    race_above: float | None = None
     offline: bool = False
     cloud_timeout_s: float = 60.0
     cloud_connect_timeout_s: float = 2.0
@@ -62,6 +65,7 @@ class RouterConfig:
         _check(0 < self.quality <= 1, "quality", "above 0 and at most 1")
         _check(0 < self.confidence < 1, "confidence", "between 0 and 1")
         _check(self.hold_tokens is None or self.hold_tokens >= 1, "hold_tokens", "at least 1")
+        _check(self.race_above is None or 0 <= self.race_above <= 1, "race_above", "from 0 to 1")
         _check(self.cloud_timeout_s > 0, "cloud_timeout_s", "above 0 seconds")
         _check(self.cloud_connect_timeout_s > 0, "cloud_connect_timeout_s", "above 0 seconds")
         _check(bool(self.cloud_model), "cloud_model", "the name of the cloud's model")
@@ -101,7 +105,7 @@ _TABLES: dict[str, type[Any]] = {
     "cache": CacheSettings,
     "budget": Limits,  # after those whose names begin with it
 }
-_OPTIONAL = frozenset({"local", "cloud_url", "cloud_api_key", "hold_tokens", "ledger"})
+_OPTIONAL = frozenset({"local", "cloud_url", "cloud_api_key", "hold_tokens", "race_above", "ledger"})
 
 
 def _merge(into: dict[str, Any], update: dict[str, Any], source: str) -> None:

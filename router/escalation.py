@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from .budget import Charge, expected_tokens
 from .job import Job
 from .record import Record
 from .shared import Shared
-from .tiers import CloudFailure, CloudForbidden, CloudStream, CloudTier, CloudUsage
+from .tiers import CloudFailure, CloudForbidden, CloudStream, CloudTier, CloudUsage, LocalAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class Escalation:
         self.shared = shared
         self.record = record
         self._stream: CloudStream | None = None
+        self._race: asyncio.Task[CloudReply | CloudStreamReply] | None = None
         self._streaming = 0.0  # since when, on the clock of time.monotonic()
 
     @property
@@ -83,6 +85,46 @@ class Escalation:
     def body(self) -> dict[str, Any]:
         """What the caller sent, for our cloud's model."""
         return {**self.job.body, "model": self.shared.config.cloud_model}
+
+    def race(self, *, patience_s: float) -> None:
+        """Ask the cloud beside the device. `race_outcome()` or `lose_race()` ends it, at the latest `aclose()`."""
+        self.record.momentary = True  # who answers is a matter of time
+        self._race = asyncio.create_task(self.ask(self.body(), patience_s=patience_s))
+
+    @property
+    def racing(self) -> bool:
+        return self._race is not None
+
+    @property
+    def has_won(self) -> bool:
+        """Whether the raced cloud has answered: the whole of it, or the beginning of its stream."""
+        race = self._race
+        return race is not None and race.done() and not race.cancelled() and race.exception() is None
+
+    async def race_outcome(self) -> CloudReply | CloudStreamReply:
+        """What the raced cloud answers. Raises CloudFailure."""
+        race, self._race = self._race, None
+        if race is None:
+            raise EngineError("The cloud was not raced.")
+        try:
+            return await race
+        except asyncio.CancelledError:
+            race.cancel()
+            raise
+
+    async def lose_race(self, local: LocalAnswer) -> None:
+        """The device was first: stop the cloud. It says nothing of what it counted, so that is taken from `local`."""
+        race, self._race = self._race, None
+        if race is None:
+            return
+        race.cancel()
+        (outcome,) = await asyncio.gather(race, return_exceptions=True)
+        await self.aclose()
+        if isinstance(outcome, CloudFailure):
+            return
+        if not isinstance(outcome, CloudReply):
+            self.record.cloud = CloudUsage(local.prompt_tokens, len(local.tokens))
+        self.record.note = "the cloud lost the race"
 
     async def ask(self, body: dict[str, Any], *, patience_s: float) -> CloudReply | CloudStreamReply:
         """A stream whose first piece of content has arrived if the caller wants a stream, else the whole answer."""
@@ -103,6 +145,10 @@ class Escalation:
 
     async def aclose(self) -> None:
         """Stop what is still coming. Idempotent."""
+        if (race := self._race) is not None:
+            self._race = None
+            race.cancel()
+            await asyncio.gather(race, return_exceptions=True)
         stream, self._stream = self._stream, None
         if stream is not None:
             self.record.cloud_s += time.monotonic() - self._streaming
