@@ -134,7 +134,7 @@ class Cascade:
         state = self._judge(verdict, State.LOCAL)
         above = self.shared.config.race_above
         if state is State.LOCAL and self.ruling.open and above is not None and (verdict.p_gain or 0.0) >= above:
-            self.escalation.race(patience_s=self.cloud_patience_s())
+            self.escalation.race(self.cloud_patience_s)
         return state
 
     async def _local(self) -> State:
@@ -175,11 +175,11 @@ class Cascade:
         if draft:
             body["prediction"] = {"type": "content", "content": draft}
         try:
-            reply = await self.escalation.ask(body, patience_s=self.cloud_patience_s())
+            reply = await self.escalation.ask(body, self.cloud_patience_s)
         except CloudFailure as failure:
             self._failure = failure
             return State.FALLBACK
-        self.record.route = "escalated" if draft and self.escalation.tier.takes_prediction else "cloud"
+        self.record.route = "escalated" if draft and self.escalation.took_prediction else "cloud"
         return self._done(reply)
 
     async def _raced(self) -> State:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,28 @@ from ..protocol import settings
 from ..protocol.errors import ConfigurationError
 from .budget import Limits
 from .cache import CacheSettings
-from .loose import table
+from .loose import rows, table
 from .prices import Price, Prices
 from .privacy import Privacy
+
+
+@dataclass(frozen=True, slots=True)
+class Middle:
+    """One cloud between the device and the best one. `skip_above`: a P(gain) from which on it is not asked.
+
+    `price`: of its tokens, as in `prices.models`.
+    """
+
+    url: str
+    model: str
+    api_key: str | None = field(default=None, repr=False)
+    price: Price | None = None
+    skip_above: float | None = None
+
+    def __post_init__(self) -> None:
+        _check(bool(self.model), "middle.model", "the name of a model")
+        _check(self.skip_above is None or 0 <= self.skip_above <= 1, "middle.skip_above", "from 0 to 1")
+        object.__setattr__(self, "url", _base_url(self.url, "middle.url", "middle.api_key"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +44,7 @@ class RouterConfig:
     local: `"pocket"` (the model in the package), the path of a GGUF file, the name of a pulled model, or None for no
     local tier.
     cloud_url: an OpenAI-compatible base URL (`/v1` is added to a bare host), or None for no cloud tier.
+    middle: smaller clouds to ask before that one, from the smallest up.
     quality: share of the cloud's quality to keep, in (0, 1].
     policy: `"auto"` (the packaged policy if it was calibrated for this pair, else token confidence), `"none"`
     (token confidence), or a policy folder, which must have been calibrated for this pair unless
@@ -44,6 +64,7 @@ class RouterConfig:
     cloud_url: str | None = None
     cloud_api_key: str | None = field(default=None, repr=False)
     cloud_model: str = "pocket-large"
+    middle: tuple[Middle, ...] = ()
     quality: float = 0.98
     policy: str = "auto"
     allow_foreign_policy: bool = False
@@ -70,7 +91,14 @@ class RouterConfig:
         _check(self.cloud_connect_timeout_s > 0, "cloud_connect_timeout_s", "above 0 seconds")
         _check(bool(self.cloud_model), "cloud_model", "the name of the cloud's model")
         if self.cloud_url is not None:
-            object.__setattr__(self, "cloud_url", _base_url(self.cloud_url))
+            object.__setattr__(self, "cloud_url", _base_url(self.cloud_url, "cloud_url", "cloud_api_key"))
+        _check(self.cloud_url is not None or not self.middle, "cloud_url", "set where there are middle tiers")
+        names = [self.cloud_model, *(each.model for each in self.middle)]
+        _check(len(set(names)) == len(names), "middle.model", "another name in each tier")
+        priced = {each.model: each.price for each in self.middle if each.price is not None}
+        if priced:
+            prices = replace(self.prices, models={**self.prices.models, **priced})
+            object.__setattr__(self, "prices", prices)
         limited = any((self.budget, self.budget_per_key, self.budget_per_user))
         _check(self.ledger is not None or not limited, "ledger", "a file, since a budget is kept in it")
 
@@ -111,13 +139,22 @@ _OPTIONAL = frozenset({"local", "cloud_url", "cloud_api_key", "hold_tokens", "ra
 def _merge(into: dict[str, Any], update: dict[str, Any], source: str) -> None:
     _refuse_unknown(update, _KNOWN, source)
     for name, value in update.items():
-        if name in _TABLES:
+        if name == "middle":
+            into[name] = _middle(value, source)
+        elif name in _TABLES:
             given = _table(value, _TABLES[name], f"{name} in {source}")
             into[name] = {**into.get(name, {}), **given}
         else:
             into[name] = None if name in _OPTIONAL and value in ("", "none") else value
     for model, price in (table(into.get("prices", {}).get("models")) or {}).items():
         _table(price, Price, f"prices.models.{model} in {source}")
+
+
+def _middle(value: Any, source: str) -> list[dict[str, Any]]:
+    given = rows(list(value) if isinstance(value, tuple) else value)
+    if given is None:
+        raise ConfigurationError(f"middle in {source} must be a list of tables ([[middle]]).")
+    return [_table(each, Middle, f"middle in {source}") for each in given]
 
 
 def _table(value: Any, kind: type[Any], source: str) -> dict[str, Any]:
@@ -154,17 +191,17 @@ def _decode(kind: type, value: Any) -> Any:
     raise ValueError(f"expected {kind.__name__}, got {value!r}")
 
 
-def _base_url(url: str) -> str:
+def _base_url(url: str, name: str, key: str) -> str:
     import httpx
 
     try:
         parsed = httpx.URL(url)
     except (httpx.InvalidURL, TypeError) as error:
-        raise ConfigurationError(f"cloud_url {url!r} is not a URL: {error}", param="cloud_url") from error
+        raise ConfigurationError(f"{name} {url!r} is not a URL: {error}", param=name) from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ConfigurationError(f"cloud_url {url!r} must start with http:// or https://.", param="cloud_url")
+        raise ConfigurationError(f"{name} {url!r} must start with http:// or https://.", param=name)
     if parsed.userinfo:
-        raise ConfigurationError("cloud_url must hold no credentials: set cloud_api_key instead.", param="cloud_url")
+        raise ConfigurationError(f"{name} must hold no credentials: set {key} instead.", param=name)
     path = parsed.path.rstrip("/") or "/v1"
     return str(parsed.copy_with(path=path, query=None, fragment=None))
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ..protocol.errors import BudgetExceededError, EngineError, RequestTimeoutError
 from .budget import Charge, expected_tokens
+from .gates import Verdict
 from .job import Job
 from .record import Record
-from .shared import Shared
+from .shared import Rung, Shared
 from .tiers import CloudFailure, CloudForbidden, CloudStream, CloudTier, CloudUsage, LocalAnswer
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +33,9 @@ class CloudStreamReply:
 
 
 def expected_charge(record: Record, body: dict[str, Any]) -> Charge:
-    """What sending `body` to the cloud is likely to take from the budgets at most."""
+    """What sending `body` to the cloud is likely to take from the budgets at most: it may have to go to the top."""
     read, written = expected_tokens(body)
-    return Charge(1, 1, read + written, record.cost_usd + record.prices.cloud(body["model"], read, written))
+    return Charge(1, 1, read + written, record.cost_usd + record.prices.cloud(record.top_model, read, written))
 
 
 @contextmanager
@@ -43,7 +46,7 @@ def asking(shared: Shared, record: Record, body: dict[str, Any]) -> Generator[No
             record.reserved = shared.budget.reserve(record.caller, expected_charge(record, body))
         except BudgetExceededError as error:
             raise CloudForbidden(error) from error
-    began = time.monotonic()
+    began, record.unbilled = time.monotonic(), False
     try:
         with record.in_cloud(body["model"]):
             yield
@@ -74,22 +77,28 @@ class Escalation:
         self.record = record
         self._stream: CloudStream | None = None
         self._race: asyncio.Task[CloudReply | CloudStreamReply] | None = None
+        self.took_prediction = False  # whether the cloud that answered knows drafts
         self._streaming = 0.0  # since when, on the clock of time.monotonic()
 
-    @property
-    def tier(self) -> CloudTier:
-        if self.shared.tiers.cloud is None:
+    def ladder(self) -> list[Rung]:
+        """The clouds to ask, one up where one fails. A request that names a cloud asks that one and no other."""
+        tiers, config = self.shared.tiers, self.shared.config
+        if tiers.cloud is None:
             raise EngineError("The router has no cloud tier.")
-        return self.shared.tiers.cloud
+        top = Rung(config.cloud_model, tiers.cloud)
+        if self.job.wanted == "cloud":
+            return [next((rung for rung in tiers.middle if rung.model == self.record.model), top)]
+        p_gain = self.record.verdict.p_gain
+        return [*(rung for rung in tiers.middle if rung.may_do(p_gain)), top]
 
     def body(self) -> dict[str, Any]:
-        """What the caller sent, for our cloud's model."""
-        return {**self.job.body, "model": self.shared.config.cloud_model}
+        """What the caller sent, for a cloud."""
+        return dict(self.job.body)
 
-    def race(self, *, patience_s: float) -> None:
+    def race(self, patience_s: Callable[[], float]) -> None:
         """Ask the cloud beside the device. `race_outcome()` or `lose_race()` ends it, at the latest `aclose()`."""
         self.record.momentary = True  # who answers is a matter of time
-        self._race = asyncio.create_task(self.ask(self.body(), patience_s=patience_s))
+        self._race = asyncio.create_task(self.ask(self.body(), patience_s))
 
     @property
     def racing(self) -> bool:
@@ -126,22 +135,44 @@ class Escalation:
             self.record.cloud = CloudUsage(local.prompt_tokens, len(local.tokens))
         self.record.note = "the cloud lost the race"
 
-    async def ask(self, body: dict[str, Any], *, patience_s: float) -> CloudReply | CloudStreamReply:
-        """A stream whose first piece of content has arrived if the caller wants a stream, else the whole answer."""
+    async def ask(self, body: dict[str, Any], patience_s: Callable[[], float]) -> CloudReply | CloudStreamReply:
+        """A stream whose first piece of content has arrived if the caller wants a stream, else the whole answer.
+
+        `patience_s` is asked anew for each cloud.
+        """
         if self.job.stream:
-            return CloudStreamReply(await self.open(body, patience_s=patience_s))
-        with asking(self.shared, self.record, body):
-            completion = await self.tier.complete("chat/completions", body, timeout_s=patience_s)
+            return CloudStreamReply(await self.open(body, patience_s))
+        completion = await self._climb(
+            body, lambda tier, sent: tier.complete("chat/completions", sent, timeout_s=patience_s())
+        )
         self.record.cloud = CloudUsage.of(completion) or CloudUsage()
         return CloudReply(completion)
 
-    async def open(self, body: dict[str, Any], *, patience_s: float) -> CloudStream:
-        body["stream"] = True
-        body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
-        with asking(self.shared, self.record, body):
-            stream = await self.tier.open("chat/completions", body, timeout_s=patience_s)
+    async def open(self, body: dict[str, Any], patience_s: Callable[[], float]) -> CloudStream:
+        options: dict[str, Any] = {**(body.get("stream_options") or {}), "include_usage": True}
+        stream = await self._climb(
+            {**body, "stream": True, "stream_options": options},
+            lambda tier, sent: tier.open("chat/completions", sent, timeout_s=patience_s()),
+        )
         self._stream, self._streaming = stream, time.monotonic()
         return stream
+
+    async def _climb(self, body: dict[str, Any], send: Callable[[CloudTier, dict[str, Any]], Awaitable[T]]) -> T:
+        """What the first cloud of the ladder answers that does. Raises CloudFailure if none does, or none may."""
+        ladder = self.ladder()
+        for rung in ladder:
+            sent = {**body, "model": rung.model}
+            try:
+                with asking(self.shared, self.record, sent):
+                    answer = await send(rung.tier, sent)
+            except CloudFailure as failure:
+                if rung is ladder[-1] or isinstance(failure, CloudForbidden):
+                    raise
+                self.record.judged(Verdict(0, escalate=True, reason=f"one up: {rung.model} failed: {failure.cause}"))
+            else:
+                self.took_prediction = rung.tier.takes_prediction
+                return answer
+        raise EngineError("The ladder of clouds has no rung.")
 
     async def aclose(self) -> None:
         """Stop what is still coming. Idempotent."""

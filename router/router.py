@@ -88,7 +88,8 @@ class Router:
             if tiers is not None and tiers.local is not None:
                 await tiers.local.aclose()
             if tiers is not None and tiers.cloud is not None:
-                await tiers.cloud.aclose()
+                for tier in (*(rung.tier for rung in tiers.middle), tiers.cloud):
+                    await tier.aclose()
         finally:
             if ledger is not None:
                 ledger.close()
@@ -261,7 +262,7 @@ class Router:
         names: dict[str, Wanted] = {"auto": "auto", "local": "local", "cloud": "cloud"}
         tiers = self._running()
         if tiers.cloud is not None:
-            names[self.config.cloud_model] = "cloud"
+            names |= dict.fromkeys((*(rung.model for rung in tiers.middle), self.config.cloud_model), "cloud")
         if tiers.local is not None:
             names[tiers.local.model_id] = "local"
         return names

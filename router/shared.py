@@ -14,13 +14,30 @@ from .tiers import CloudTier, LocalTier
 
 
 @dataclass(frozen=True, slots=True)
+class Rung:
+    """A cloud tier on the ladder from the device up. `skip_above`: a P(gain) from which on it is not asked."""
+
+    model: str
+    tier: CloudTier
+    skip_above: float | None = None
+
+    def may_do(self, p_gain: float | None) -> bool:
+        """Whether a request with this P(gain) is for it; None: nobody computed one."""
+        return p_gain is None or self.skip_above is None or p_gain < self.skip_above
+
+
+@dataclass(frozen=True, slots=True)
 class Tiers:
-    """What a router routes between. `gates` is None where there is no local tier to judge."""
+    """What a router routes between. `gates` is None where there is no local tier to judge.
+
+    `middle`: smaller clouds than `cloud`, from the smallest up.
+    """
 
     local: LocalTier | None
     cloud: CloudTier | None
     gates: Gates | None
     local_missing: UpdraftError | None = None
+    middle: tuple[Rung, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

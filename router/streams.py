@@ -161,7 +161,7 @@ async def _hand_over(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) 
     }
     _shorten(body, len(answer.tokens))
     try:
-        stream = await cascade.escalation.open(body, patience_s=cascade.cloud_patience_s())
+        stream = await cascade.escalation.open(body, cascade.cloud_patience_s)
     except CloudFailure as failure:
         cascade.record.fell_back(failure)
         try:

@@ -46,6 +46,27 @@ def test_tables(tmp_path: Path) -> None:
     assert config.prices.cloud("other", 1_000_000, 1_000_000) == 2.0
 
 
+def test_middle_tiers(tmp_path: Path) -> None:
+    toml = """
+        cloud_url = "http://top"
+        [[middle]]
+        url = "http://m"
+        model = "medium"
+        api_key = "sk-secret"
+        skip_above = 0.8
+        [middle.price]
+        input = 0.1
+        output = 0.2
+    """
+    config = load(tmp_path, toml)
+    (middle,) = config.middle
+    assert (middle.url, middle.model, middle.api_key, middle.skip_above) == ("http://m/v1", "medium", "sk-secret", 0.8)
+    assert config.prices.cloud("medium", 1_000_000, 0) == pytest.approx(0.1)
+    assert "sk-secret" not in repr(config)
+    assert load(tmp_path, toml, middle=()).middle == ()
+    assert load(tmp_path, 'cloud_url = "http://top"', middle=(middle,)).middle == (middle,)
+
+
 def test_variables_are_converted_and_can_unset(tmp_path: Path) -> None:
     env = {"UPDRAFT_OFFLINE": "true", "UPDRAFT_LOCAL": "none", "UPDRAFT_HOLD_TOKENS": "", "UPDRAFT_LEDGER": "~/x.db"}
     config = load(tmp_path, "hold_tokens = 4", env)
@@ -83,6 +104,11 @@ def test_home_moves_file_and_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("[prices.models.m]\ninput = -1", {}, {}, "prices: input must be 0 or more"),
         ("[budget]\neur = 1", {}, {}, "Unknown setting eur in budget in"),
         ("[budget]\nusd = -1", {}, {}, "budget: usd must be 0 or more"),
+        ("middle = 5", {}, {}, "must be a list of tables"),
+        ('[[middle]]\nurl = "http://m"\nmodel = "m"\nkey = "k"', {}, {}, "Unknown setting key in middle"),
+        ('[[middle]]\nurl = "http://m"\nmodel = "m"', {}, {}, "cloud_url must be set where there are middle tiers"),
+        ('cloud_url = "http://t"\n[[middle]]\nurl = "ftp://m"\nmodel = "m"', {}, {}, "middle.url .* must start with"),
+        ('cloud_url = "http://t"\n[[middle]]\nurl = "http://m"\nmodel = "pocket-large"', {}, {}, "another name"),
         ("budget = 5", {}, {}, "budget in .* must be a table of usd"),
         ("", {"UPDRAFT_BUDGET_EUR": "1"}, {}, "Unknown setting eur in budget in the environment"),
         ('cloud_url = "localhost:1"', {}, {}, "must start with http"),

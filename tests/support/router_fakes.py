@@ -24,6 +24,7 @@ from updraft.protocol.errors import ContextLengthError
 from updraft.router.cloud_tier import HttpCloudTier
 from updraft.router.config import RouterConfig
 from updraft.router.gates import Verdict
+from updraft.router.loading import middle_rungs
 from updraft.router.shared import Tiers
 from updraft.router.tiers import LocalAnswer
 
@@ -302,4 +303,5 @@ def unused_url() -> str:
 
 def tiers(local: ScriptedLocal | None, config: RouterConfig, gates: Any = None) -> Tiers:
     cloud = None if config.cloud_url is None or config.offline else HttpCloudTier(config)
-    return Tiers(local, cloud, (gates or ScriptedGates()) if local is not None else None)
+    middle = () if cloud is None else middle_rungs(config)
+    return Tiers(local, cloud, (gates or ScriptedGates()) if local is not None else None, middle=middle)
