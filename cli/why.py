@@ -21,6 +21,7 @@ ROUTES = {
     "cloud": "by the cloud",
     "escalated": "by the cloud, which continued or verified what the device wrote",
     "fallback": "by the device, because the cloud could not",
+    "cache": "with an earlier answer to the same request",
     "none": "not at all",
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -151,7 +151,7 @@ def _merge(into: dict[str, Any], update: dict[str, Any], source: str) -> None:
 
 
 def _middle(value: Any, source: str) -> list[dict[str, Any]]:
-    given = rows(list(value) if isinstance(value, tuple) else value)
+    given = rows(list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value)
     if given is None:
         raise ConfigurationError(f"middle in {source} must be a list of tables ([[middle]]).")
     return [_table(each, Middle, f"middle in {source}") for each in given]
