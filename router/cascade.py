@@ -140,17 +140,16 @@ class Cascade:
     async def _local(self) -> State:
         try:
             run = await self.start_local()
-            async for _ in run:
+            while await self.escalation.beside_race(anext(run, None)) is not None:
                 if self._stops_early(run.answer):
                     await self.stop_local()
-                    return State.CLOUD
-                if self.escalation.has_won:
-                    await self.stop_local()
-                    self.decide(Verdict(1, escalate=True, reason="raced: the cloud answered first"))
                     return State.CLOUD
                 if self._may_stream(run.answer):
                     return self._done(LiveReply(run))
             await self.stop_local()
+            if self.escalation.has_won and run.answer.finish_reason is None:
+                self.decide(Verdict(1, escalate=True, reason="raced: the cloud answered first"))
+                return State.CLOUD
             self.shared.pace.saw("local", time.monotonic() - self._run_began)
         except UpdraftError as error:  # too long for it, refused by its template, or it failed
             await self.stop_local()

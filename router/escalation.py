@@ -110,6 +110,20 @@ class Escalation:
         race = self._race
         return race is not None and race.done() and not race.cancelled() and race.exception() is None
 
+    async def beside_race(self, step: Awaitable[T | None]) -> T | None:
+        """What `step` of the device gives; None as soon as the raced cloud has won, which ends the step."""
+        race = self._race
+        if race is None:
+            return await step
+        task = asyncio.ensure_future(step)
+        try:
+            await asyncio.wait({task, race}, return_when=asyncio.FIRST_COMPLETED)
+            return None if self.has_won else await task
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
     async def race_outcome(self) -> CloudReply | CloudStreamReply:
         """What the raced cloud answers. Raises CloudFailure."""
         race, self._race = self._race, None

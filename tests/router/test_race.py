@@ -47,16 +47,20 @@ def test_a_live_stream_has_won_when_it_begins(bench: Any, cloud: FakeCloud) -> N
     run(test())
 
 
+@pytest.mark.parametrize("delay_s", [0.1, 30.0])
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_cloud_wins_and_the_device_is_stopped(bench: Any, cloud: FakeCloud, stream: bool) -> None:
+def test_the_cloud_wins_and_the_device_is_stopped(bench: Any, cloud: FakeCloud, stream: bool, delay_s: float) -> None:
+    """With 30 s the device has not written a token yet."""
+
     async def test() -> None:
+        cloud.delay_s = 0.25
         async with bench(race_above=0.0) as b:
-            b.local.delay_s = 0.2
-            text, info = await ask(b, stream)
+            b.local.delay_s = delay_s
+            text, info = await asyncio.wait_for(ask(b, stream), 3.0)
             assert (text, info["route"]) == (CLOUD_TEXT, "cloud")
             assert info["reason"] == "raced: the cloud answered first"
             assert (b.local.finished, b.local.running) == (0, 0)
-            assert info["local_tokens"] > 0
+            assert (info["local_tokens"] > 0) == (delay_s < 1.0)
 
     run(test())
 
