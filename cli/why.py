@@ -81,7 +81,9 @@ def explained(row: LedgerRow) -> dict[str, str]:
 
 def _decision(verdict: dict[str, Any]) -> str:
     gate = verdict["gate"]
-    sure = "" if verdict["p_gain"] is None else f" [P(gain) {verdict['p_gain']:.3f}, threshold {verdict['threshold']}]"
+    sure = (
+        "" if verdict["p_gain"] is None else f" [P(gain) {verdict['p_gain']:.3f}, threshold {verdict['threshold']:.3f}]"
+    )
     return f"gate {gate} {GATES[gate]}: {'cloud' if verdict['escalate'] else 'device'}: {verdict['reason']}{sure}"
 
 

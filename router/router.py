@@ -285,6 +285,7 @@ class StreamBody:
         self._events = events
         self._end = end
         self._ended = False
+        self._delivered = False  # clients close a stream at its end mark, without looking for more
 
     def __aiter__(self) -> StreamBody:
         return self
@@ -293,7 +294,7 @@ class StreamBody:
         if self._ended:
             raise StopAsyncIteration
         try:
-            return await anext(self._events)
+            event = await anext(self._events)
         except StopAsyncIteration:
             await self._finish(200)
             raise
@@ -306,10 +307,12 @@ class StreamBody:
                 raise
             log.exception("a stream failed")
             return sse.event(_bug().to_body())
+        self._delivered = event.endswith(sse.DONE)
+        return event
 
     async def aclose(self) -> None:
         """Stop the answer. Idempotent; the carrier cancels a pending `__anext__` first."""
-        await self._finish(499)
+        await self._finish(200 if self._delivered else 499)
 
     async def _finish(self, status: int) -> None:
         if self._ended:

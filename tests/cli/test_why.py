@@ -38,7 +38,7 @@ def test_it_says_who_why_and_for_how_much(ledger: Path) -> None:
         said = CliRunner().invoke(app, [*call, "--ledger", str(ledger)], env={"COLUMNS": "200"}).output
         assert "by the cloud" in said
         assert "not good [enough]" in said
-        assert "gate 2 during: device: still going well [P(gain) 0.200, threshold 0.5]" in said
+        assert "gate 2 during: device: still going well [P(gain) 0.200, threshold 0.500]" in said
         assert ": going well" not in said, "of a gate that looks again and again, the last word"
         assert "device 250 ms, cloud 500 ms" in said
         assert "2 of 6 tokens kept" in said

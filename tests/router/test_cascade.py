@@ -391,6 +391,21 @@ def test_closing_a_stream_stops_everything(bench: Any, cloud: FakeCloud, read_on
     run(test())
 
 
+@pytest.mark.parametrize("model", ["local", "cloud"])
+def test_a_stream_that_is_closed_at_its_end_mark_was_delivered(bench: Any, model: str) -> None:
+    """As openai's client does it."""
+
+    async def test() -> None:
+        async with bench() as b:
+            response = await b.ask(model, stream=True)
+            while not (await anext(response.body)).endswith(b"[DONE]\n\n"):
+                pass
+            await response.body.aclose()
+        assert [row.status for row in b.rows()] == [200]
+
+    run(test())
+
+
 def test_closing_the_router_ends_open_streams(bench: Any) -> None:
     async def test() -> None:
         async with bench() as b:
