@@ -81,9 +81,8 @@ def explained(row: LedgerRow) -> dict[str, str]:
 
 def _decision(verdict: dict[str, Any]) -> str:
     gate = verdict["gate"]
-    sure = (
-        "" if verdict["p_gain"] is None else f" [P(gain) {verdict['p_gain']:.3f}, threshold {verdict['threshold']:.3f}]"
-    )
+    p_gain, threshold = verdict["p_gain"], verdict["threshold"]
+    sure = "" if p_gain is None or threshold is None else f" [P(gain) {p_gain:.3f}, threshold {threshold:.3f}]"
     return f"gate {gate} {GATES[gate]}: {'cloud' if verdict['escalate'] else 'device'}: {verdict['reason']}{sure}"
 
 
