@@ -13,7 +13,7 @@ import typer
 
 from .. import __version__
 from ..protocol.errors import ConfigurationError, InvalidRequestError, UpdraftError
-from . import ask, bench, chat, demo, doctor, evaluate, servers, store, tune
+from . import ask, bench, chat, demo, doctor, evaluate, servers, store, tune, why
 from .failures import message_of
 
 app = typer.Typer(
@@ -51,6 +51,7 @@ def version() -> None:
 app.command()(demo.demo)
 app.command()(chat.chat)
 app.command()(ask.ask)
+app.command()(why.why)
 app.command()(servers.serve)
 app.command()(servers.node)
 app.command()(servers.gateway)

@@ -6,6 +6,7 @@ An error says what is wrong and what to do about it. `to_body()` is the JSON tha
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 
@@ -92,6 +93,23 @@ class RateLimitError(UpdraftError):
     type = "rate_limit_error"
     default_code = "rate_limit_exceeded"
     retryable = True
+
+
+class BudgetExceededError(RateLimitError):
+    """What may be spent on the cloud in a day is spent; `renews_s`: seconds until there is a new budget."""
+
+    default_code = "budget_exceeded"
+    retryable = False
+
+    def __init__(
+        self, message: str, *, renews_s: float | None = None, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+        self.renews_s = renews_s
+
+    def headers(self) -> dict[str, str]:
+        after = {} if self.renews_s is None else {"retry-after": str(math.ceil(self.renews_s))}
+        return {**super().headers(), **after}
 
 
 class OverloadedError(UpdraftError):

@@ -34,7 +34,7 @@ from .tiers import CloudFailure, LocalAnswer, LocalTier, Token
 TokenBytes = Callable[[int], bytes]
 
 
-def local_completion(answer: LocalAnswer, cascade: Cascade) -> WireResponse:
+def local_completion(answer: LocalAnswer, cascade: Cascade) -> ChatCompletion:
     record, local = cascade.record, cascade.local
     logprobs = None
     if cascade.chat.logprobs:
@@ -44,19 +44,13 @@ def local_completion(answer: LocalAnswer, cascade: Cascade) -> WireResponse:
     message, reason = AssistantMessage(content=answer.text), answer.finish_reason
     if cascade.tool_format is not None:
         message, reason = ToolCallStream(cascade.tool_format).whole(answer.text, reason or "stop")
-    completion = ChatCompletion(
+    return ChatCompletion(
         id=record.request_id,
         model=local.model_id,
         choices=[ChatChoice(message=message, finish_reason=reason or "stop", logprobs=logprobs)],
         usage=Usage.of(answer.prompt_tokens, len(answer.tokens)),
         updraft=record.info(),
     )
-    return WireResponse.json(completion, headers=headers(record))
-
-
-def cloud_completion(completion: dict[str, Any], record: Record) -> WireResponse:
-    """The server's own object (a completion or embeddings), unknown fields and all, plus ours."""
-    return WireResponse.json({**completion, "updraft": record.info()}, headers=headers(record))
 
 
 def headers(record: Record, *, begun: bool = False) -> dict[str, str]:

@@ -9,19 +9,23 @@ RULES may also open only one tier: LOCAL -> DONE without further gates, or CLOUD
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..protocol.errors import EngineError, UpdraftError
-from ..protocol.requests import ChatRequest
-from .config import RouterConfig
+from ..protocol.requests import ChatRequest, Message
+from ..protocol.sampling import SamplingParams
+from .escalation import CloudReply, CloudStreamReply, Escalation, expected_charge, work_of
 from .gates import Gates, Verdict, check_quality
 from .job import Job
+from .pace import Plan, plan
 from .record import Record
-from .rules import Ruling, Situation, no_cloud_configured, no_local_configured, rule
-from .tiers import CloudFailure, CloudStream, CloudTier, CloudUsage, LocalAnswer, LocalGeneration, LocalTier
+from .rules import Ruling, Situation, rule
+from .shared import Shared
+from .tiers import CloudFailure, LocalAnswer, LocalGeneration, LocalTier
 
 if TYPE_CHECKING:
     from ..text.tool_formats import ToolFormat
@@ -40,24 +44,6 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Tiers:
-    """What a router routes between. `gates` is None where there is no local tier to judge."""
-
-    local: LocalTier | None
-    cloud: CloudTier | None
-    gates: Gates | None
-    local_missing: UpdraftError | None = None
-
-    def situation(self, config: RouterConfig) -> Situation:
-        return Situation(
-            local_missing=None if self.local is not None else self.local_missing or no_local_configured(),
-            cloud_missing=None if self.cloud is not None else no_cloud_configured(),
-            offline=config.offline,
-            local_tools=self.local is not None and self.local.tool_format is not None,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class LocalReply:
     """A complete local answer."""
 
@@ -71,18 +57,6 @@ class LiveReply:
     run: LocalGeneration
 
 
-@dataclass(frozen=True, slots=True)
-class CloudReply:
-    """A complete cloud answer, as the server sent it."""
-
-    completion: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class CloudStreamReply:
-    stream: CloudStream
-
-
 Reply = LocalReply | LiveReply | CloudReply | CloudStreamReply
 
 
@@ -92,18 +66,20 @@ class Cascade:
     `trail` lists the states it went through. Raises UpdraftError or CloudFailure only where no answer is possible.
     """
 
-    def __init__(self, job: Job, tiers: Tiers, config: RouterConfig, record: Record) -> None:
+    def __init__(self, job: Job, shared: Shared, record: Record) -> None:
         self.job = job
-        self.tiers = tiers
-        self.config = config
+        self.shared = shared
+        self.tiers = shared.tiers
         self.record = record
         self.trail: list[State] = []
         self.ruling = Ruling(local=False, cloud=False, reason="")
+        self._plan = Plan("both")
         self._answer: LocalAnswer | None = None
         self._failure: CloudFailure | None = None
         self._reply: Reply | None = None
         self._run: LocalGeneration | None = None
-        self._stream: CloudStream | None = None
+        self._run_began = 0.0
+        self.escalation = Escalation(job, shared, record)
         self._steps: dict[State, Callable[[], Awaitable[State]]] = {
             State.RULES: self._rules,
             State.BEFORE: self._before,
@@ -119,49 +95,65 @@ class Cascade:
             self.trail.append(state)
             state = await self._steps[state]()
         self.trail.append(state)
+        if isinstance(self._reply, LocalReply | LiveReply):
+            run = self._reply if isinstance(self._reply, LocalReply) else self._reply.run
+            await self.escalation.lose_race(run.answer)
         if self._reply is None:
             raise EngineError("The cascade ended without a reply.")
         return self._reply
 
     async def aclose(self) -> None:
         """Stop whatever is still running for this request. Idempotent."""
-        stream, self._stream = self._stream, None
         try:
             await self.stop_local()
         finally:
-            if stream is not None:
-                await stream.aclose()
+            await self.escalation.aclose()
 
     # The states
 
     async def _rules(self) -> State:
-        self.ruling = rule(self.job, self.tiers.situation(self.config))
+        situation = self._situation()
+        self.record.momentary = situation.over_budget is not None
+        self.ruling = rule(self.job, situation)
         self.decide(Verdict(0, escalate=not self.ruling.local, reason=self.ruling.reason))
         if not self.ruling.local:
             return State.CLOUD
-        return State.BEFORE if self.ruling.open else State.LOCAL
+        return self._hurry() if self.ruling.open else State.LOCAL
 
     async def _before(self) -> State:
         if self.job.quality_given:
             check_quality(self.gates, self.job.quality)
         messages, quality = self.chat.messages, self.job.quality
         if sum(len(message.text) for message in messages) > _LONG_PROMPT:  # not on the loop: others are waiting there
-            return self._judge(await asyncio.to_thread(self.gates.before, messages, quality), State.LOCAL)
-        return self._judge(self.gates.before(messages, quality), State.LOCAL)
+            verdict = await asyncio.to_thread(self.gates.before, messages, quality)
+        else:
+            verdict = self.gates.before(messages, quality)
+        if self._plan.tried == "one":
+            verdict = replace(verdict, reason=f"{verdict.reason}; {self._plan.reason}")
+            self.ruling = self.ruling if verdict.escalate else Ruling(True, False, self._plan.reason)
+        state = self._judge(verdict, State.LOCAL)
+        above = self.shared.config.race_above
+        if state is State.LOCAL and self.ruling.open and above is not None and (verdict.p_gain or 0.0) >= above:
+            self.escalation.race(self.cloud_patience_s)
+        return state
 
     async def _local(self) -> State:
         try:
             run = await self.start_local()
-            async for _ in run:
+            while await self.escalation.beside_race(anext(run, None)) is not None:
                 if self._stops_early(run.answer):
                     await self.stop_local()
                     return State.CLOUD
                 if self._may_stream(run.answer):
                     return self._done(LiveReply(run))
             await self.stop_local()
+            if self.escalation.has_won and run.answer.finish_reason is None:
+                self.decide(Verdict(1, escalate=True, reason="raced: the cloud answered first"))
+                return State.CLOUD
+            self.shared.pace.saw("local", time.monotonic() - self._run_began)
         except UpdraftError as error:  # too long for it, refused by its template, or it failed
             await self.stop_local()
-            if not self.ruling.cloud:
+            if not (self.ruling.cloud or (self._plan.tried in ("one", "local") and self._failure is None)):
                 raise
             self.ruling = Ruling(local=False, cloud=True, reason=error.message)
             self.decide(Verdict(0, escalate=True, reason=f"beyond the local model: {error.message}"))
@@ -174,25 +166,36 @@ class Cascade:
         return self._done(LocalReply(answer)) if state is State.DONE else state
 
     async def _cloud(self) -> State:
+        if self.escalation.racing:
+            return await self._raced()
         # OpenAI refuses predictions beside tools, and a call in our local format is none that others would write.
         draft = "" if self._answer is None or self.tool_format is not None else self._answer.text
-        body = self.cloud_body()
+        body = self.escalation.body()
         if draft:
             body["prediction"] = {"type": "content", "content": draft}
         try:
-            reply = await self._ask_cloud(body)
+            reply = await self.escalation.ask(body, self.cloud_patience_s)
         except CloudFailure as failure:
             self._failure = failure
             return State.FALLBACK
-        self.record.route = "escalated" if draft and self.cloud.takes_prediction else "cloud"
+        self.record.route = "escalated" if draft and self.escalation.took_prediction else "cloud"
+        return self._done(reply)
+
+    async def _raced(self) -> State:
+        """The cloud has been writing since gate 1: it needs no draft."""
+        try:
+            reply = await self.escalation.race_outcome()
+        except CloudFailure as failure:
+            self._failure = failure
+            return State.FALLBACK
+        self.record.route = "cloud"
         return self._done(reply)
 
     async def _fallback(self) -> State:
         failure = self._failure
         if failure is None or not self.ruling.local:
             raise failure or EngineError("Fallback without a failure.")
-        self.record.route = "fallback"
-        self.record.note = f"fallback, because the cloud failed: {failure.cause}"
+        self.record.fell_back(failure)
         self.ruling = Ruling(local=True, cloud=False, reason=self.record.note)
         if self._answer is not None and self._answer.finish_reason is not None:
             return self._done(LocalReply(self._answer))
@@ -228,18 +231,13 @@ class Cascade:
         chat = self.job.chat
         return None if chat is None or chat.tool_use is None or self.tiers.local is None else self.local.tool_format
 
-    @property
-    def cloud(self) -> CloudTier:
-        if self.tiers.cloud is None:
-            raise EngineError("The router has no cloud tier.")
-        return self.tiers.cloud
-
     def decide(self, verdict: Verdict) -> None:
-        self.record.verdict = verdict
+        self.record.decide(verdict)
         self.record.route = "cloud" if verdict.escalate else "local"
 
     async def start_local(self) -> LocalGeneration:
         chat, use, form = self.chat, self.chat.tool_use, self.tool_format
+        self._run_began = time.monotonic()
         run = await self.local.start(
             chat.messages,
             chat.sampling(),
@@ -247,50 +245,58 @@ class Cascade:
             tools=() if use is None else use.tools,
             constraint=chat.constraint() if use is None or form is None else form.constraint(use),
         )
-        return self.adopt(run)
-
-    def adopt(self, run: LocalGeneration) -> LocalGeneration:
-        """Make `run` the one that `stop_local()` ends and counts."""
         self._run = run
         return run
+
+    async def continue_local(self, messages: Sequence[Message], params: SamplingParams) -> LocalGeneration:
+        """Go on with the last message, which the device has begun. `stop_local()` ends and counts this run too."""
+        self._run_began = time.monotonic()
+        self._run = await self.local.start(messages, params, continue_final_message=True)
+        return self._run
 
     async def stop_local(self) -> None:
         """End the local run, if there is one, and keep what it wrote. Idempotent."""
         run, self._run = self._run, None
         if run is not None:
             self._answer = run.answer
-            self.record.count_local(run.answer)
+            self.record.count_local(run.answer, time.monotonic() - self._run_began)
             await run.aclose()
 
-    async def open_cloud(self, body: dict[str, Any]) -> CloudStream:
-        """Open a streamed cloud answer that `aclose()` will close. Raises CloudFailure."""
-        body["stream"] = True
-        body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
-        self._stream = await self.cloud.open("chat/completions", body, timeout_s=self._cloud_patience_s())
-        return self._stream
+    def cloud_patience_s(self) -> float:
+        """How long to wait for the cloud: a deadline leaves time for the local answer to stand in.
 
-    def cloud_body(self) -> dict[str, Any]:
-        return {**self.job.body, "model": self.config.cloud_model}
+        A finished answer needs next to none; an unfinished one is left half of what remains, unless both would not fit.
+        """
+        remaining = self.job.remaining_s
+        if self.ruling.local and self._plan.tried == "both":
+            finished = self._answer is not None and self._answer.finish_reason is not None
+            remaining *= 0.9 if finished else 0.5
+        return max(0.001, min(self.shared.config.cloud_timeout_s, remaining))
 
     # Helpers
 
-    async def _ask_cloud(self, body: dict[str, Any]) -> Reply:
-        if self.job.stream:
-            return CloudStreamReply(await self.open_cloud(body))
-        completion = await self.cloud.complete("chat/completions", body, timeout_s=self._cloud_patience_s())
-        self.record.cloud = CloudUsage.of(completion) or CloudUsage()
-        return CloudReply(completion)
+    def _hurry(self) -> State:
+        """Where a deadline leaves no time for both tiers, one after the other: choose one."""
+        pace, work = self.shared.pace, work_of(self.job.body)
+        self._plan = plan(self.job.remaining_s, pace.expected_s("local"), pace.expected_s(work))
+        tried, reason = self._plan.tried, self._plan.reason
+        if tried == "both":
+            return State.BEFORE
+        self.record.momentary = True
+        if tried == "one":
+            return State.BEFORE
+        self.decide(Verdict(0, escalate=tried == "cloud", reason=reason))
+        if tried == "cloud":
+            return State.CLOUD
+        self.ruling = Ruling(local=True, cloud=False, reason=reason)
+        return State.LOCAL
 
-    def _cloud_patience_s(self) -> float:
-        """How long to wait for the cloud: a deadline leaves time for the local answer to stand in.
-
-        A finished answer needs next to none; an unfinished one is left half of what remains.
-        """
-        remaining = self.job.remaining_s
-        if self.ruling.local:
-            finished = self._answer is not None and self._answer.finish_reason is not None
-            remaining *= 0.9 if finished else 0.5
-        return max(0.001, min(self.config.cloud_timeout_s, remaining))
+    def _situation(self) -> Situation:
+        situation, budget = self.shared.situation(), self.shared.budget
+        if budget is None or situation.cloud_missing is not None or situation.offline:
+            return situation
+        charge = expected_charge(self.record, self.escalation.body())
+        return replace(situation, over_budget=budget.exceeded(self.record.caller, charge))
 
     def _judge(self, verdict: Verdict, otherwise: State) -> State:
         self.decide(verdict)
@@ -308,6 +314,8 @@ class Cascade:
         verdict = self.gates.during(self.chat.messages, answer, self.job.quality)
         if verdict.escalate or self.job.hold_tokens is not None:
             self.decide(verdict)
+        else:
+            self.record.judged(verdict)
         return verdict.escalate
 
     def _may_stream(self, answer: LocalAnswer) -> bool:

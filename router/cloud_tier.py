@@ -244,7 +244,8 @@ def _unreachable(error: httpx.HTTPError) -> CloudFailure:
         return CloudFailure("it was too slow", RequestTimeoutError("The cloud stopped answering."))
     cause = "it cannot be reached" if isinstance(error, httpx.TransportError) else "its answer is malformed"
     detail = str(error) or type(error).__name__
-    return CloudFailure(cause, UpstreamError(f"The cloud failed: {detail}"))
+    reached = not isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout))
+    return CloudFailure(cause, UpstreamError(f"The cloud failed: {detail}"), reached=reached)
 
 
 def _cut(detail: str) -> CloudFailure:

@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from ..protocol import settings
 from ..protocol.errors import ConfigurationError
-from .loose import table
+from .budget import Limits
+from .cache import CacheSettings
+from .loose import rows, table
+from .prices import Price, Prices
+from .privacy import Privacy
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
-    """US dollars per million tokens. By default the device is free, the cloud at the price of a mid-size model."""
+class Middle:
+    """One cloud between the device and the best one. `skip_above`: a P(gain) from which on it is not asked.
 
-    local_input: float = 0.0
-    local_output: float = 0.0
-    cloud_input: float = 0.5
-    cloud_output: float = 1.5
+    `price`: of its tokens, as in `prices.models`.
+    """
+
+    url: str
+    model: str
+    api_key: str | None = field(default=None, repr=False)
+    price: Price | None = None
+    skip_above: float | None = None
 
     def __post_init__(self) -> None:
-        for price in fields(self):
-            _check(getattr(self, price.name) >= 0, f"prices.{price.name}", "0 or more")
-
-    def local(self, prompt_tokens: int, completion_tokens: int) -> float:
-        return (prompt_tokens * self.local_input + completion_tokens * self.local_output) / 1e6
-
-    def cloud(self, prompt_tokens: int, completion_tokens: int) -> float:
-        return (prompt_tokens * self.cloud_input + completion_tokens * self.cloud_output) / 1e6
+        _check(bool(self.model), "middle.model", "the name of a model")
+        _check(self.skip_above is None or 0 <= self.skip_above <= 1, "middle.skip_above", "from 0 to 1")
+        object.__setattr__(self, "url", _base_url(self.url, "middle.url", "middle.api_key"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,39 +44,63 @@ class RouterConfig:
     local: `"pocket"` (the model in the package), the path of a GGUF file, the name of a pulled model, or None for no
     local tier.
     cloud_url: an OpenAI-compatible base URL (`/v1` is added to a bare host), or None for no cloud tier.
+    middle: smaller clouds to ask before that one, from the smallest up.
     quality: share of the cloud's quality to keep, in (0, 1].
     policy: `"auto"` (the packaged policy if it was calibrated for this pair, else token confidence), `"none"`
     (token confidence), or a policy folder, which must have been calibrated for this pair unless
     `allow_foreign_policy` is set.
     confidence: without a policy, escalate when the geometric mean token probability falls below this.
     hold_tokens: stream after this many local tokens; None holds the stream until the whole answer was judged.
+    race_above: start the cloud beside the device where P(gain) before generation is at least this (0: always); None:
+    never.
     ledger: SQLite file with one row per request; None keeps none.
+    budget, budget_per_key, budget_per_user: what may be spent on the cloud in a day, by all requests together, by those
+    of one API key, and by those of one `user` of a key. They are kept in the ledger and need one.
+    privacy: rules that keep a request on the device.
+    cache: answers to keep for requests that ask exactly the same again; none by default.
     """
 
     local: str | None = "pocket"
     cloud_url: str | None = None
     cloud_api_key: str | None = field(default=None, repr=False)
     cloud_model: str = "pocket-large"
+    middle: tuple[Middle, ...] = ()
     quality: float = 0.98
     policy: str = "auto"
     allow_foreign_policy: bool = False
     confidence: float = 0.8
     hold_tokens: int | None = None
+    race_above: float | None = None
     offline: bool = False
     cloud_timeout_s: float = 60.0
     cloud_connect_timeout_s: float = 2.0
     prices: Prices = field(default_factory=Prices)
     ledger: Path | None = None
+    budget: Limits = field(default_factory=Limits)
+    budget_per_key: Limits = field(default_factory=Limits)
+    budget_per_user: Limits = field(default_factory=Limits)
+    privacy: Privacy = field(default_factory=Privacy)
+    cache: CacheSettings = field(default_factory=CacheSettings)
 
     def __post_init__(self) -> None:
         _check(0 < self.quality <= 1, "quality", "above 0 and at most 1")
         _check(0 < self.confidence < 1, "confidence", "between 0 and 1")
         _check(self.hold_tokens is None or self.hold_tokens >= 1, "hold_tokens", "at least 1")
+        _check(self.race_above is None or 0 <= self.race_above <= 1, "race_above", "from 0 to 1")
         _check(self.cloud_timeout_s > 0, "cloud_timeout_s", "above 0 seconds")
         _check(self.cloud_connect_timeout_s > 0, "cloud_connect_timeout_s", "above 0 seconds")
         _check(bool(self.cloud_model), "cloud_model", "the name of the cloud's model")
         if self.cloud_url is not None:
-            object.__setattr__(self, "cloud_url", _base_url(self.cloud_url))
+            object.__setattr__(self, "cloud_url", _base_url(self.cloud_url, "cloud_url", "cloud_api_key"))
+        _check(self.cloud_url is not None or not self.middle, "cloud_url", "set where there are middle tiers")
+        names = [self.cloud_model, *(each.model for each in self.middle)]
+        _check(len(set(names)) == len(names), "middle.model", "another name in each tier")
+        priced = {each.model: each.price for each in self.middle if each.price is not None}
+        if priced:
+            prices = replace(self.prices, models={**self.prices.models, **priced})
+            object.__setattr__(self, "prices", prices)
+        limited = any((self.budget, self.budget_per_key, self.budget_per_user))
+        _check(self.ledger is not None or not limited, "ledger", "a file, since a budget is kept in it")
 
     @staticmethod
     def load(
@@ -82,11 +109,11 @@ class RouterConfig:
         environ: Mapping[str, str] | None = None,
         file: Path | None = None,
     ) -> RouterConfig:
-        """The user's settings: TOML file, then `UPDRAFT_*`, then `overrides` (as `RouterConfig` fields; `prices` may
-        be a mapping). The ledger is on by default, in the state folder. Raises ConfigurationError.
+        """The user's settings: TOML file, then `UPDRAFT_*`, then `overrides` (as `RouterConfig` fields; tables
+        such as `prices` may be mappings). The ledger is on by default, in the state folder. Raises ConfigurationError.
         """
         path = settings.config_file() if file is None else file
-        values: dict[str, Any] = {"ledger": settings.state_folder() / "ledger.sqlite3", "prices": {}}
+        values: dict[str, Any] = {"ledger": settings.state_folder() / "ledger.sqlite3"}
         _merge(values, settings.read_toml(path), str(path))
         _merge(values, _nested(settings.environment(environ)), "the environment (UPDRAFT_*)")
         _merge(values, dict(overrides or {}), "the options")
@@ -97,24 +124,48 @@ class RouterConfig:
 
 
 _KNOWN = tuple(item.name for item in fields(RouterConfig))
-_KNOWN_PRICES = tuple(item.name for item in fields(Prices))
-_OPTIONAL = frozenset({"local", "cloud_url", "cloud_api_key", "hold_tokens", "ledger"})
+# The settings that are tables. In the environment `UPDRAFT_PRICES_CLOUD_INPUT` is `cloud_input` of `prices`.
+_TABLES: dict[str, type[Any]] = {
+    "prices": Prices,
+    "budget_per_key": Limits,
+    "budget_per_user": Limits,
+    "privacy": Privacy,
+    "cache": CacheSettings,
+    "budget": Limits,  # after those whose names begin with it
+}
+_OPTIONAL = frozenset({"local", "cloud_url", "cloud_api_key", "hold_tokens", "race_above", "ledger"})
 
 
 def _merge(into: dict[str, Any], update: dict[str, Any], source: str) -> None:
     _refuse_unknown(update, _KNOWN, source)
-    prices: Any = update.pop("prices", None)
-    if isinstance(prices, Prices):
-        prices = {name: getattr(prices, name) for name in _KNOWN_PRICES}
-    if prices is not None:
-        given = table(prices)
-        if given is None:
-            raise ConfigurationError(f"prices in {source} must be a table of {', '.join(_KNOWN_PRICES)}.")
-        _refuse_unknown(given, _KNOWN_PRICES, f"prices in {source}")
-        into["prices"].update(given)
-    into.update(
-        {name: None if name in _OPTIONAL and value in ("", "none") else value for name, value in update.items()}
-    )
+    for name, value in update.items():
+        if name == "middle":
+            into[name] = _middle(value, source)
+        elif name in _TABLES:
+            given = _table(value, _TABLES[name], f"{name} in {source}")
+            into[name] = {**into.get(name, {}), **given}
+        else:
+            into[name] = None if name in _OPTIONAL and value in ("", "none") else value
+    for model, price in (table(into.get("prices", {}).get("models")) or {}).items():
+        _table(price, Price, f"prices.models.{model} in {source}")
+
+
+def _middle(value: Any, source: str) -> list[dict[str, Any]]:
+    given = rows(list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value)
+    if given is None:
+        raise ConfigurationError(f"middle in {source} must be a list of tables ([[middle]]).")
+    return [_table(each, Middle, f"middle in {source}") for each in given]
+
+
+def _table(value: Any, kind: type[Any], source: str) -> dict[str, Any]:
+    known = tuple(item.name for item in fields(kind))
+    if isinstance(value, kind):
+        return {name: getattr(value, name) for name in known}
+    given = table(value)
+    if given is None:
+        raise ConfigurationError(f"{source} must be a table of {', '.join(known)}.")
+    _refuse_unknown(given, known, source)
+    return given
 
 
 def _refuse_unknown(given: Iterable[str], known: tuple[str, ...], source: str) -> None:
@@ -124,9 +175,14 @@ def _refuse_unknown(given: Iterable[str], known: tuple[str, ...], source: str) -
 
 def _nested(flat: dict[str, str]) -> dict[str, Any]:
     """`{"prices_cloud_input": "1"}` -> `{"prices": {"cloud_input": "1"}}`: variables have no tables."""
-    prices = {name.removeprefix("prices_"): value for name, value in flat.items() if name.startswith("prices_")}
-    rest: dict[str, Any] = {name: value for name, value in flat.items() if not name.startswith("prices_")}
-    return {**rest, "prices": prices} if prices else rest
+    nested: dict[str, Any] = {}
+    for name, value in flat.items():
+        found = next((table_name for table_name in _TABLES if name.startswith(f"{table_name}_")), None)
+        if found is None or name in _KNOWN:
+            nested[name] = value
+        else:
+            nested.setdefault(found, {})[name.removeprefix(f"{found}_")] = value
+    return nested
 
 
 def _decode(kind: type, value: Any) -> Any:
@@ -135,17 +191,17 @@ def _decode(kind: type, value: Any) -> Any:
     raise ValueError(f"expected {kind.__name__}, got {value!r}")
 
 
-def _base_url(url: str) -> str:
+def _base_url(url: str, name: str, key: str) -> str:
     import httpx
 
     try:
         parsed = httpx.URL(url)
     except (httpx.InvalidURL, TypeError) as error:
-        raise ConfigurationError(f"cloud_url {url!r} is not a URL: {error}", param="cloud_url") from error
+        raise ConfigurationError(f"{name} {url!r} is not a URL: {error}", param=name) from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ConfigurationError(f"cloud_url {url!r} must start with http:// or https://.", param="cloud_url")
+        raise ConfigurationError(f"{name} {url!r} must start with http:// or https://.", param=name)
     if parsed.userinfo:
-        raise ConfigurationError("cloud_url must hold no credentials: set cloud_api_key instead.", param="cloud_url")
+        raise ConfigurationError(f"{name} must hold no credentials: set {key} instead.", param=name)
     path = parsed.path.rstrip("/") or "/v1"
     return str(parsed.copy_with(path=path, query=None, fragment=None))
 

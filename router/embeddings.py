@@ -5,18 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from ..protocol.errors import EngineError, InvalidRequestError, UnsupportedFeatureError
-from .cascade import Tiers
-from .config import RouterConfig
+from .escalation import asking
 from .gates import Verdict
 from .job import Wanted, take_options
 from .record import Record
 from .rules import offline_mode
+from .shared import Shared
 from .tiers import CloudUsage
 
 
-async def embed(
-    body: dict[str, Any], wanted: Wanted, tiers: Tiers, config: RouterConfig, record: Record
-) -> dict[str, Any]:
+async def embed(body: dict[str, Any], wanted: Wanted, shared: Shared, record: Record) -> dict[str, Any]:
     """The cloud's answer to `body`, as it sent it; `record` learns what it cost. Raises UpdraftError, CloudFailure."""
     if take_options(body).private:
         raise InvalidRequestError(
@@ -25,13 +23,16 @@ async def embed(
         )
     if wanted == "local":
         raise UnsupportedFeatureError("This device has no embeddings: use model='auto' or 'cloud'.", param="model")
-    missing = offline_mode() if config.offline else tiers.situation(config).cloud_missing
+    config, tiers = shared.config, shared.tiers
+    missing = offline_mode() if config.offline else shared.situation().cloud_missing
     if missing is not None:
         raise missing
     if tiers.cloud is None:
         raise EngineError("The router has no cloud tier.")
-    record.verdict = Verdict(0, escalate=True, reason="embeddings come from the cloud")
-    answer = await tiers.cloud.embed({**body, "model": config.cloud_model}, timeout_s=config.cloud_timeout_s)
+    record.decide(Verdict(0, escalate=True, reason="embeddings come from the cloud"))
+    body = {**body, "model": config.cloud_model}
+    with asking(shared, record, body):
+        answer = await tiers.cloud.embed(body, timeout_s=config.cloud_timeout_s)
     record.route = "cloud"
     record.cloud = CloudUsage.of(answer) or CloudUsage()
     return answer

@@ -23,7 +23,7 @@ class Job:
     """`chat` is the request as the device's engine takes it, or None with `unsupported` saying why it cannot.
 
     `body` is what the caller sent, decoded, without our own `updraft` options: the cloud may know more fields than we
-    do. `deadline` is on the clock of `time.monotonic()`.
+    do. `deadline` is on the clock of `time.monotonic()`. `private`: the caller said so; `privacy_rule`: a rule did.
     """
 
     started: float
@@ -36,6 +36,7 @@ class Job:
     quality_given: bool
     hold_tokens: int | None
     deadline: float | None
+    privacy_rule: str | None = None
 
     @property
     def stream(self) -> bool:

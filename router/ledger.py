@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,11 @@ from ..protocol.errors import ConfigurationError
 class LedgerRow:
     """Money in US dollars, times in milliseconds, `ts` in seconds since the epoch; `status` as on the wire (499: the
     caller went away). `tier` and `route` are "none" where no answer was given.
+
+    From format 2 on: `key` is a digest of the caller's API key, `cloud_model` the last cloud model that was asked,
+    `failure` why a cloud gave no answer, `decisions` JSON with every verdict in order, `local_ms` and `cloud_ms` the
+    time spent in each tier. From format 3 on: `user` is a digest of the request's `user`. Rows of older files have the
+    defaults.
     """
 
     id: str
@@ -34,6 +41,15 @@ class LedgerRow:
     saved_usd: float
     latency_ms: float
     status: int
+    key: str = ""
+    cloud_model: str = ""
+    failure: str = ""
+    decisions: str = "[]"
+    local_prompt_tokens: int = 0
+    cloud_prompt_tokens: int = 0
+    local_ms: float = 0.0
+    cloud_ms: float = 0.0
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +65,47 @@ class LedgerSummary:
     saved_usd: float
 
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS requests (
-  id TEXT PRIMARY KEY, ts REAL NOT NULL, model TEXT NOT NULL, route TEXT NOT NULL, tier TEXT NOT NULL,
-  gate INTEGER NOT NULL, reason TEXT NOT NULL, p_gain REAL, threshold REAL,
-  local_tokens INTEGER NOT NULL, cloud_tokens INTEGER NOT NULL,
-  draft_proposed INTEGER NOT NULL, draft_accepted INTEGER NOT NULL,
-  cost_usd REAL NOT NULL, saved_usd REAL NOT NULL, latency_ms REAL NOT NULL, status INTEGER NOT NULL
-) STRICT;
-CREATE INDEX IF NOT EXISTS requests_ts ON requests (ts);
-"""
-_VERSION = 1
-_INSERT = f"INSERT INTO requests VALUES ({', '.join('?' * len(fields(LedgerRow)))})"
+# One entry per format: what turns a file of the format before it into this one. Append; never change what was released.
+_MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """CREATE TABLE requests (
+          id TEXT PRIMARY KEY, ts REAL NOT NULL, model TEXT NOT NULL, route TEXT NOT NULL, tier TEXT NOT NULL,
+          gate INTEGER NOT NULL, reason TEXT NOT NULL, p_gain REAL, threshold REAL,
+          local_tokens INTEGER NOT NULL, cloud_tokens INTEGER NOT NULL,
+          draft_proposed INTEGER NOT NULL, draft_accepted INTEGER NOT NULL,
+          cost_usd REAL NOT NULL, saved_usd REAL NOT NULL, latency_ms REAL NOT NULL, status INTEGER NOT NULL
+        ) STRICT""",
+        "CREATE INDEX requests_ts ON requests (ts)",
+    ),
+    (
+        "ALTER TABLE requests ADD COLUMN key TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE requests ADD COLUMN cloud_model TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE requests ADD COLUMN failure TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE requests ADD COLUMN decisions TEXT NOT NULL DEFAULT '[]'",
+        "ALTER TABLE requests ADD COLUMN local_prompt_tokens INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE requests ADD COLUMN cloud_prompt_tokens INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE requests ADD COLUMN local_ms REAL NOT NULL DEFAULT 0",
+        "ALTER TABLE requests ADD COLUMN cloud_ms REAL NOT NULL DEFAULT 0",
+    ),
+    (
+        "ALTER TABLE requests ADD COLUMN user TEXT NOT NULL DEFAULT ''",
+        "CREATE INDEX requests_caller ON requests (key, user, ts)",
+        """CREATE TABLE spending (
+          day INTEGER NOT NULL, scope TEXT NOT NULL, requests INTEGER NOT NULL, cloud_requests INTEGER NOT NULL,
+          cloud_tokens INTEGER NOT NULL, usd REAL NOT NULL, PRIMARY KEY (day, scope)
+        ) STRICT, WITHOUT ROWID""",
+    ),
+)
+_VERSION = len(_MIGRATIONS)
+_COLUMNS = ", ".join(item.name for item in fields(LedgerRow))
+_INSERT = f"INSERT INTO requests ({_COLUMNS}) VALUES ({', '.join('?' * len(fields(LedgerRow)))})"
 
 
 class Ledger:
     """Safe to use from any thread, and by several processes on one file (WAL). Each row is committed as it is written.
 
-    Raises ConfigurationError if the file cannot be opened, is no ledger, or is one of another version.
+    A file of an older format is brought up to date; what is in it stays. Raises ConfigurationError if the file cannot
+    be opened, is no ledger, or is one of a newer version.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,13 +118,7 @@ class Ledger:
             raise ConfigurationError(f"The ledger {path} cannot be opened: {error}", param="ledger") from error
         try:
             self._connection.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;")
-            (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-            if version not in (0, _VERSION):
-                raise ConfigurationError(
-                    f"The ledger {path} has format {version}, this version reads {_VERSION}: name another file.",
-                    param="ledger",
-                )
-            self._connection.executescript(f"{_SCHEMA} PRAGMA user_version={_VERSION};")
+            self._migrate()
         except sqlite3.Error as error:
             self._connection.close()
             raise ConfigurationError(f"The ledger {path} is unusable: {error}", param="ledger") from error
@@ -93,20 +126,26 @@ class Ledger:
             self._connection.close()
             raise
 
-    def record(self, row: LedgerRow) -> None:
-        """Write one row, durably as of process death. A second row for one id raises sqlite3.IntegrityError."""
-        with self._lock:
-            self._connection.execute(_INSERT, astuple(row))
+    def record(self, row: LedgerRow, also: Callable[[sqlite3.Connection], None] | None = None) -> None:
+        """Write one row, durably as of process death, and in the same transaction what `also` writes.
+
+        A second row for one id raises sqlite3.IntegrityError.
+        """
+        with self.transaction() as connection:
+            connection.execute(_INSERT, astuple(row))
+            if also is not None:
+                also(connection)
 
     def rows(self, *, limit: int = 100) -> list[LedgerRow]:
         """The newest rows first."""
+        query = f"SELECT {_COLUMNS} FROM requests ORDER BY ts DESC, rowid DESC LIMIT ?"
         with self._lock:
-            found = self._connection.execute("SELECT * FROM requests ORDER BY ts DESC LIMIT ?", (limit,)).fetchall()
+            found = self._connection.execute(query, (limit,)).fetchall()
         return [LedgerRow(*row) for row in found]
 
     def get(self, request_id: str) -> LedgerRow | None:
         with self._lock:
-            row = self._connection.execute("SELECT * FROM requests WHERE id = ?", (request_id,)).fetchone()
+            row = self._connection.execute(f"SELECT {_COLUMNS} FROM requests WHERE id = ?", (request_id,)).fetchone()
         return None if row is None else LedgerRow(*row)
 
     def summary(self, *, since: float = 0.0) -> LedgerSummary:
@@ -125,3 +164,31 @@ class Ledger:
     def close(self) -> None:
         with self._lock:
             self._connection.close()
+
+    def _migrate(self) -> None:
+        """Bring the file to this version's format in one transaction, so that several processes may open it at once."""
+        if self._connection.execute("PRAGMA user_version").fetchone() == (_VERSION,):
+            return
+        with self.transaction() as connection:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if not 0 <= version <= _VERSION:
+                raise ConfigurationError(
+                    f"The ledger {self.path} has format {version}, this version reads up to {_VERSION}: name another "
+                    "file.",
+                    param="ledger",
+                )
+            for statement in (line for step in _MIGRATIONS[version:] for line in step):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version={_VERSION}")
+
+    @contextmanager
+    def transaction(self) -> Generator[sqlite3.Connection]:
+        """Alone with the file, also among processes: what is read in it holds until it is written."""
+        with self._lock:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")

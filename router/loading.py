@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..embedded.pocket import pocket_small_gguf
 from ..protocol.errors import MissingDependencyError, UpdraftError
-from .cascade import Tiers
 from .cloud_tier import HttpCloudTier
 from .config import RouterConfig
 from .gates import Gates, load_gates
 from .local_tier import EngineLocalTier
+from .shared import Rung, Tiers
 
 if TYPE_CHECKING:
     from ..local_engine.engine import LocalEngine
@@ -30,7 +31,19 @@ async def load_tiers(config: RouterConfig) -> Tiers:
         if cloud is not None:
             await cloud.aclose()
         raise
-    return Tiers(local, cloud, gates, missing)
+    return Tiers(local, cloud, gates, missing, () if cloud is None else middle_rungs(config))
+
+
+def middle_rungs(config: RouterConfig) -> tuple[Rung, ...]:
+    """The clouds between the device and the best one, with the timeouts of that one."""
+    return tuple(
+        Rung(
+            each.model,
+            HttpCloudTier(replace(config, cloud_url=each.url, cloud_api_key=each.api_key, middle=())),
+            each.skip_above,
+        )
+        for each in config.middle
+    )
 
 
 async def _load_local(config: RouterConfig) -> tuple[EngineLocalTier | None, Gates | None, UpdraftError | None]:

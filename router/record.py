@@ -3,40 +3,71 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+import msgspec
 
 from ..protocol.ids import new_id
-from ..protocol.responses import UpdraftInfo
-from .config import Prices
+from ..protocol.responses import UpdraftInfo, Usage
+from .budget import Charge, Reservation
+from .caller import Caller
 from .gates import Verdict
 from .ledger import LedgerRow
-from .tiers import CloudUsage, LocalAnswer
+from .prices import Prices
+from .tiers import CloudFailure, CloudUsage, LocalAnswer
 
-Route = Literal["local", "cloud", "escalated", "fallback"]
+Route = Literal["local", "cloud", "escalated", "fallback", "cache"]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """An answer that was kept: who gave it, and what it took then."""
+
+    tier: Literal["local", "cloud"]
+    prompt_tokens: int
+    completion_tokens: int
 
 
 @dataclass(slots=True)
 class Record:
-    """Filled in as the request goes its way. `route` None: no answer yet. `status`: the HTTP status it ended with.
+    """Filled in as the request goes its way. `top_model` is the cloud's best. `route` None: no answer yet.
 
-    `local_prompt_tokens` and `local_tokens` add up over all local runs of the request.
+    `verdict` is the one that decided, `decisions` all of them in order. `failure` says why a cloud gave no answer.
+    `reserved` was taken from the budgets for it; `unbilled`: the cloud said no, or was never reached.
+    `momentary`: it would have gone another way at another time. `repeated`: the answer is one that was given before.
+    `local_prompt_tokens`, `local_tokens` and the seconds add up over all runs of the request.
     """
 
     prices: Prices
+    top_model: str
     request_id: str = field(default_factory=lambda: new_id("chatcmpl"))
     model: str = ""
+    caller: Caller = field(default_factory=Caller)
     started: float = field(default_factory=time.monotonic)
     timestamp: float = field(default_factory=time.time)
     route: Route | None = None
     verdict: Verdict = field(default_factory=lambda: Verdict(0, escalate=False, reason="refused before routing"))
+    decisions: list[Verdict] = field(default_factory=list[Verdict])
     note: str = ""
+    failure: str = ""
     local_prompt_tokens: int = 0
     local_tokens: int = 0
+    local_s: float = 0.0
     cloud: CloudUsage = field(default_factory=CloudUsage)
+    cloud_model: str = ""
+    cloud_s: float = 0.0
+    reserved: Reservation | None = None
+    unbilled: bool = False
+    momentary: bool = False
+    repeated: Repeated | None = None
 
     @property
     def tier(self) -> Literal["local", "cloud"]:
+        if self.repeated is not None:
+            return self.repeated.tier
         return "cloud" if self.route in ("cloud", "escalated") else "local"
 
     @property
@@ -50,23 +81,75 @@ class Record:
     @property
     def cost_usd(self) -> float:
         local = self.prices.local(self.local_prompt_tokens, self.local_tokens)
-        return local + self.prices.cloud(self.cloud.prompt_tokens, self.cloud.completion_tokens)
+        return local + self.prices.cloud(self.cloud_model, self.cloud.prompt_tokens, self.cloud.completion_tokens)
 
     @property
     def saved_usd(self) -> float:
-        """Against the cloud alone with an answer of this length; below 0 where paid local work was in vain."""
+        """Against `top_model` alone with an answer of this length; below 0 where paid local work was in vain."""
         if self.route is None:
             return 0.0
-        if self.tier == "cloud":
-            alone = self.prices.cloud(self.cloud.prompt_tokens, self.cloud.completion_tokens)
+        if self.repeated is not None:
+            alone = self.prices.cloud(self.top_model, self.repeated.prompt_tokens, self.repeated.completion_tokens)
+        elif self.tier == "cloud":
+            alone = self.prices.cloud(self.top_model, self.cloud.prompt_tokens, self.cloud.completion_tokens)
         else:
-            alone = self.prices.cloud(self.local_prompt_tokens, self.local_tokens)
+            alone = self.prices.cloud(self.top_model, self.local_prompt_tokens, self.local_tokens)
         return alone - self.cost_usd
 
-    def count_local(self, answer: LocalAnswer) -> None:
+    @property
+    def charge(self) -> Charge:
+        """What the budgets are to be told. Where the cloud did not say what it counted, what was reserved stands."""
+        if self.reserved is not None and not self.cloud.prompt_tokens and not self.unbilled:
+            return self.reserved.charge
+        tokens = self.cloud.prompt_tokens + self.cloud.completion_tokens
+        return Charge(requests=1, cloud_requests=int(tokens > 0), cloud_tokens=tokens, usd=self.cost_usd)
+
+    def judged(self, verdict: Verdict) -> None:
+        """One more verdict to explain the request with; of a gate 2 that let it pass again and again, the last."""
+        last = self.decisions[-1] if self.decisions else None
+        if last is not None and last.gate == verdict.gate == 2 and not last.escalate:
+            self.decisions.pop()
+        self.decisions.append(verdict)
+
+    def decide(self, verdict: Verdict) -> None:
+        """One more verdict, and the one that the answer names."""
+        self.judged(verdict)
+        self.verdict = verdict
+
+    def repeat(self, tier: Literal["local", "cloud"], usage: dict[str, Any], age_s: float) -> None:
+        """The answer is the one that `tier` gave `age_s` seconds ago to the same request, with that `usage`."""
+        counted = CloudUsage.of({"usage": usage}) or CloudUsage()
+        self.route = "cache"
+        self.repeated = Repeated(tier, counted.prompt_tokens, counted.completion_tokens)
+        self.decide(Verdict(0, escalate=False, reason=f"answered by the {tier} tier {age_s:.0f} s ago, kept since"))
+
+    def usage(self) -> Usage:
+        """The tokens of the answer, as the tier that gave it counted them."""
+        if self.tier == "local":
+            return Usage.of(self.local_prompt_tokens, self.local_tokens)
+        return Usage.of(self.cloud.prompt_tokens, self.cloud.completion_tokens)
+
+    def fell_back(self, failure: CloudFailure) -> None:
+        """The local answer stands in for the one that the cloud did not give."""
+        self.route = "fallback"
+        self.failure = failure.cause
+        self.note = f"fallback, because {failure.phrase}"
+
+    def count_local(self, answer: LocalAnswer, seconds: float) -> None:
         """Add one ended local run."""
+        self.local_s += seconds
         self.local_prompt_tokens += answer.prompt_tokens
         self.local_tokens += len(answer.tokens)
+
+    @contextmanager
+    def in_cloud(self, model: str) -> Generator[None]:
+        """Time in here was spent waiting for the cloud's `model`."""
+        self.cloud_model = model
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.cloud_s += time.monotonic() - began
 
     def info(self) -> UpdraftInfo:
         p_gain = self.verdict.p_gain
@@ -107,4 +190,13 @@ class Record:
             saved_usd=self.saved_usd,
             latency_ms=self.latency_ms,
             status=status,
+            key=self.caller.key,
+            user=self.caller.user,
+            cloud_model=self.cloud_model,
+            failure=self.failure,
+            decisions=msgspec.json.encode(self.decisions).decode(),
+            local_prompt_tokens=self.local_prompt_tokens,
+            cloud_prompt_tokens=self.cloud.prompt_tokens,
+            local_ms=self.local_s * 1e3,
+            cloud_ms=self.cloud_s * 1e3,
         )

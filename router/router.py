@@ -7,9 +7,14 @@ import logging
 import sqlite3
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import msgspec
 
 from ..protocol import sse
 from ..protocol.errors import (
+    EngineError,
     MethodNotAllowedError,
     ModelNotFoundError,
     NotFoundError,
@@ -21,13 +26,20 @@ from ..protocol.errors import (
 from ..protocol.responses import ModelCard, ModelList
 from ..protocol.wire import WireRequest, WireResponse
 from . import answer, streams
-from .cascade import Cascade, CloudReply, CloudStreamReply, LocalReply, Reply, Tiers
+from .budget import Budget
+from .cache import Cached, Slot, answer_of, stream_of
+from .caller import caller_of
+from .cascade import Cascade, CloudReply, CloudStreamReply, LiveReply, LocalReply, Reply
 from .config import RouterConfig
 from .embeddings import embed
-from .job import Wanted, read_job, read_model
+from .job import Job, Wanted, read_job, read_model
 from .ledger import Ledger
 from .loading import load_tiers
+from .pace import Pace
+from .privacy import PrivacyRules
 from .record import Record
+from .rules import kept_by
+from .shared import Shared, Tiers
 from .tiers import CloudFailure
 
 log = logging.getLogger("updraft.router")
@@ -43,6 +55,10 @@ class Router:
         self.config = config
         self._tiers = tiers
         self._ledger: Ledger | None = None
+        self._privacy = PrivacyRules(config.privacy)
+        self._cache = config.cache.make()
+        self._pace = Pace()
+        self._budget: Budget | None = None
         self._starting = asyncio.Lock()
         self._open: set[StreamBody] = set()
         self._closed = False
@@ -57,6 +73,7 @@ class Router:
                 raise OverloadedError("The router is closed.")
             if self._ledger is None and self.config.ledger is not None:
                 self._ledger = Ledger(self.config.ledger)
+                self._budget = _budget(self.config, self._ledger)
             if self._tiers is None:
                 self._tiers = await load_tiers(self.config)
 
@@ -71,7 +88,8 @@ class Router:
             if tiers is not None and tiers.local is not None:
                 await tiers.local.aclose()
             if tiers is not None and tiers.cloud is not None:
-                await tiers.cloud.aclose()
+                for tier in (*(rung.tier for rung in tiers.middle), tiers.cloud):
+                    await tier.aclose()
         finally:
             if ledger is not None:
                 ledger.close()
@@ -108,19 +126,22 @@ class Router:
         raise NotFoundError(f"There is no {request.method} {path or '/'} here: try /v1/chat/completions.")
 
     async def _chat(self, request: WireRequest) -> WireResponse:
-        record = Record(self.config.prices)
+        record = Record(self.config.prices, self.config.cloud_model, caller=caller_of(request.headers, {}))
+        cascade: Cascade | None = None
         try:
             body, record.model = read_model(request.body)
+            record.caller = caller_of(request.headers, body)
+            slot = Slot.of(self._cache, record.caller, body)
             job = read_job(request, body, self._wanted(record.model), self.config)
-        except UpdraftError as error:
-            return self._refuse(record, error)
-        cascade = Cascade(job, self._running(), self.config, record)
-        try:
+            if slot is not None and (kept := slot.get()) is not None:
+                return self._repeat(job, kept, record)
+            job = replace(job, privacy_rule=await self._privacy.match(body))
+            cascade = Cascade(job, self._shared(), record)
             async with asyncio.timeout(None if job.deadline is None else job.remaining_s):
                 reply = await cascade.run()
-            return self._respond(cascade, reply)
+            return self._respond(cascade, reply, slot)
         except asyncio.CancelledError:
-            await self._end(cascade, 499)
+            await self._end(record, cascade, 499)
             raise
         except TimeoutError:
             failure: UpdraftError | CloudFailure = RequestTimeoutError(f"No answer within {request.timeout_s} s.")
@@ -130,15 +151,19 @@ class Router:
             log.exception("request %s failed", record.request_id)
             failure = _bug()
         record.route = None
-        await cascade.aclose()
+        if cascade is not None:
+            await cascade.aclose()
         return self._refuse(record, failure)
 
     async def _embed(self, request: WireRequest) -> WireResponse:
-        record = Record(self.config.prices)
+        record = Record(self.config.prices, self.config.cloud_model, caller=caller_of(request.headers, {}))
         try:
             body, record.model = read_model(request.body)
+            record.caller = caller_of(request.headers, body)
+            if (privacy_rule := await self._privacy.match(body)) is not None:
+                raise kept_by(privacy_rule)
             async with asyncio.timeout(request.timeout_s):
-                vectors = await embed(body, self._wanted(record.model), self._running(), self.config, record)
+                vectors = await embed(body, self._wanted(record.model), self._shared(), record)
         except asyncio.CancelledError:
             self._write(record, 499)
             raise
@@ -150,43 +175,53 @@ class Router:
             log.exception("request %s failed", record.request_id)
             return self._refuse(record, _bug())
         self._write(record, 200)
-        return answer.cloud_completion(vectors, record)
+        return WireResponse.json({**vectors, "updraft": record.info()}, headers=answer.headers(record))
 
-    def _respond(self, cascade: Cascade, reply: Reply) -> WireResponse:
+    def _respond(self, cascade: Cascade, reply: Reply, slot: Slot | None) -> WireResponse:
         record = cascade.record
+        if cascade.job.stream:
+            events = _events(cascade, reply)
+            return self._stream(record, cascade, events if slot is None else slot.keep_stream(events, record))
         if isinstance(reply, LocalReply):
-            if cascade.job.stream:
-                return self._stream(cascade, streams.replay(cascade, reply.answer))
-            response = answer.local_completion(reply.answer, cascade)
+            completion: Any = answer.local_completion(reply.answer, cascade)
         elif isinstance(reply, CloudReply):
-            response = answer.cloud_completion(reply.completion, record)
-        elif isinstance(reply, CloudStreamReply):
-            return self._stream(cascade, streams.relay(cascade, reply.stream))
+            completion = {**reply.completion, "updraft": record.info()}
         else:
-            return self._stream(cascade, streams.live(cascade, reply.run))
+            raise EngineError("The cascade gave a stream where none was asked for.")
+        if slot is not None:
+            slot.keep(msgspec.to_builtins(completion), record)
         self._write(record, 200)
-        return response
+        return WireResponse.json(completion, headers=answer.headers(record))
 
-    def _stream(self, cascade: Cascade, events: AsyncGenerator[bytes]) -> WireResponse:
+    def _repeat(self, job: Job, kept: Cached, record: Record) -> WireResponse:
+        """An answer that was kept, in the form in which it is wanted now."""
+        completion = answer_of(kept, record)
+        if job.stream:
+            return self._stream(record, None, stream_of(completion, include_usage=job.include_usage))
+        self._write(record, 200)
+        return WireResponse.json(completion, headers=answer.headers(record))
+
+    def _stream(self, record: Record, cascade: Cascade | None, events: AsyncGenerator[bytes]) -> WireResponse:
         async def end(status: int) -> None:
             self._open.discard(body)
-            await self._end(cascade, status)
+            await self._end(record, cascade, status)
 
         body = StreamBody(events, end)
         self._open.add(body)
-        return WireResponse(200, {**sse.HEADERS, **answer.headers(cascade.record, begun=True)}, body)
+        return WireResponse(200, {**sse.HEADERS, **answer.headers(record, begun=True)}, body)
 
-    async def _end(self, cascade: Cascade, status: int) -> None:
+    async def _end(self, record: Record, cascade: Cascade | None, status: int) -> None:
         """Let go of what the request holds and write its row, even if this very wait is cancelled."""
         try:
-            await cascade.aclose()
+            if cascade is not None:
+                await cascade.aclose()
         finally:
-            self._write(cascade.record, status)
+            self._write(record, status)
 
     def _refuse(self, record: Record, error: UpdraftError | CloudFailure) -> WireResponse:
         response = answer.failure(error, record)
         if isinstance(error, CloudFailure):
-            record.note = f"the cloud failed: {error.cause}"
+            record.failure, record.note = error.cause, error.phrase
         self._write(record, response.status)
         return response
 
@@ -194,9 +229,18 @@ class Router:
         if self._ledger is None:
             return
         try:
-            self._ledger.record(record.row(status))
+            self._ledger.record(record.row(status), self._settlement(record))
         except sqlite3.Error:
             log.exception("request %s could not be entered in the ledger", record.request_id)
+
+    def _settlement(self, record: Record) -> Callable[[sqlite3.Connection], None] | None:
+        budget = self._budget
+        if budget is None:
+            return None
+        return lambda connection: budget.settle(connection, record.caller, record.reserved, record.charge)
+
+    def _shared(self) -> Shared:
+        return Shared(self.config, self._running(), self._pace, self._budget)
 
     def _models(self, wanted: str) -> WireResponse:
         cards = [ModelCard(id=name) for name in self._names()]
@@ -218,7 +262,7 @@ class Router:
         names: dict[str, Wanted] = {"auto": "auto", "local": "local", "cloud": "cloud"}
         tiers = self._running()
         if tiers.cloud is not None:
-            names[self.config.cloud_model] = "cloud"
+            names |= dict.fromkeys((*(rung.model for rung in tiers.middle), self.config.cloud_model), "cloud")
         if tiers.local is not None:
             names[tiers.local.model_id] = "local"
         return names
@@ -241,6 +285,7 @@ class StreamBody:
         self._events = events
         self._end = end
         self._ended = False
+        self._delivered = False  # clients close a stream at its end mark, without looking for more
 
     def __aiter__(self) -> StreamBody:
         return self
@@ -249,7 +294,7 @@ class StreamBody:
         if self._ended:
             raise StopAsyncIteration
         try:
-            return await anext(self._events)
+            event = await anext(self._events)
         except StopAsyncIteration:
             await self._finish(200)
             raise
@@ -262,10 +307,12 @@ class StreamBody:
                 raise
             log.exception("a stream failed")
             return sse.event(_bug().to_body())
+        self._delivered = event.endswith(sse.DONE)
+        return event
 
     async def aclose(self) -> None:
         """Stop the answer. Idempotent; the carrier cancels a pending `__anext__` first."""
-        await self._finish(499)
+        await self._finish(200 if self._delivered else 499)
 
     async def _finish(self, status: int) -> None:
         if self._ended:
@@ -276,6 +323,21 @@ class StreamBody:
                 await self._events.aclose()
         finally:
             await self._end(status)
+
+
+def _budget(config: RouterConfig, ledger: Ledger) -> Budget | None:
+    limits = {"all": config.budget, "key": config.budget_per_key, "user": config.budget_per_user}
+    return Budget(limits, ledger) if any(limits.values()) else None
+
+
+def _events(cascade: Cascade, reply: Reply) -> AsyncGenerator[bytes]:
+    if isinstance(reply, LocalReply):
+        return streams.replay(cascade, reply.answer)
+    if isinstance(reply, CloudStreamReply):
+        return streams.relay(cascade, reply.stream)
+    if isinstance(reply, LiveReply):
+        return streams.live(cascade, reply.run)
+    raise EngineError("The cascade gave a whole answer where a stream was asked for.")
 
 
 def _only(request: WireRequest, method: str) -> None:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..protocol.errors import InvalidRequestError, MissingDependencyError, UnsupportedFeatureError, UpdraftError
+from ..protocol.errors import (
+    BudgetExceededError,
+    InvalidRequestError,
+    MissingDependencyError,
+    UnsupportedFeatureError,
+    UpdraftError,
+)
 from .job import Job
 
 
@@ -12,13 +18,14 @@ from .job import Job
 class Situation:
     """What this router has: `local_missing`/`cloud_missing` say why a tier is absent, None where it is there.
 
-    `local_tools`: whether the model on the device calls tools.
+    `local_tools`: whether the model on the device calls tools. `over_budget`: why nothing may be spent on the cloud.
     """
 
     local_missing: UpdraftError | None
     cloud_missing: UpdraftError | None
     offline: bool
     local_tools: bool = False
+    over_budget: BudgetExceededError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +69,44 @@ def offline_mode() -> InvalidRequestError:
 
 def rule(job: Job, situation: Situation) -> Ruling:
     """Raises the typed error of what is missing where no tier may answer."""
-    no_cloud = offline_mode() if situation.offline else situation.cloud_missing
+    no_cloud = offline_mode() if situation.offline else situation.cloud_missing or situation.over_budget
     if job.wanted == "cloud":
+        if job.privacy_rule is not None:
+            raise kept_by(job.privacy_rule)
         if no_cloud is not None:
             raise no_cloud
         return Ruling(local=False, cloud=True, reason="the request asked for the cloud")
     unsupported = job.unsupported or (_no_tools() if job.has_tools and not situation.local_tools else None)
     no_local = situation.local_missing or unsupported
-    if job.wanted == "local" or job.private:
+    if job.wanted == "local" or job.private or job.privacy_rule is not None:
         if no_local is not None:
             raise no_local
-        why = "private: never leaves this device" if job.private else "the request asked for the local model"
-        return Ruling(local=True, cloud=False, reason=why)
+        return Ruling(local=True, cloud=False, reason=_why_local(job))
     if no_local is not None:
         if no_cloud is not None:
+            if isinstance(no_cloud, BudgetExceededError):
+                raise no_cloud
             raise no_local if situation.local_missing is None else _neither(situation.local_missing, no_cloud)
         return Ruling(local=False, cloud=True, reason=_why_not_local(situation, no_local))
     if no_cloud is not None:
-        why = "offline mode" if situation.offline else "no cloud is configured"
-        return Ruling(local=True, cloud=False, reason=why)
+        return Ruling(local=True, cloud=False, reason=_why_not_cloud(situation))
     return Ruling(local=True, cloud=True, reason="both tiers may answer")
+
+
+def kept_by(privacy_rule: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"The privacy rule {privacy_rule!r} keeps this request on the device, which model='cloud' and embeddings "
+        "leave: use model='auto' or 'local', or leave out what the rule is about.",
+        code="private",
+    )
+
+
+def _why_local(job: Job) -> str:
+    if job.private:
+        return "private: never leaves this device"
+    if job.privacy_rule is not None:
+        return f"private: the rule {job.privacy_rule} keeps it on this device"
+    return "the request asked for the local model"
 
 
 def _no_tools() -> UnsupportedFeatureError:
@@ -89,6 +114,14 @@ def _no_tools() -> UnsupportedFeatureError:
         "tools: the chat template of the model on this device shows no format for tool calls that is known here.",
         param="tools",
     )
+
+
+def _why_not_cloud(situation: Situation) -> str:
+    if situation.offline:
+        return "offline mode"
+    if situation.cloud_missing is not None or situation.over_budget is None:
+        return "no cloud is configured"
+    return situation.over_budget.message
 
 
 def _why_not_local(situation: Situation, no_local: UpdraftError) -> str:

@@ -69,7 +69,7 @@ async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
     except UpdraftError as error:
         if not cascade.ruling.open:
             raise StreamError(error) from error
-        cascade.record.verdict = Verdict(2, True, f"the local model failed: {error.message}")
+        cascade.record.decide(Verdict(2, True, f"the local model failed: {error.message}"))
         collapsed = True
     if collapsed:
         await cascade.stop_local()
@@ -129,7 +129,9 @@ def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
         return False
     verdict = cascade.gates.during(cascade.chat.messages, answer, cascade.job.quality)
     if verdict.escalate:
-        cascade.record.verdict = verdict
+        cascade.record.decide(verdict)
+    else:
+        cascade.record.judged(verdict)
     return verdict.escalate
 
 
@@ -142,14 +144,14 @@ def _judge_afterwards(cascade: Cascade, answer: LocalAnswer) -> None:
         verdict = Verdict(
             3, False, f"{verdict.reason}; the answer stands, it was already streamed", verdict.p_gain, verdict.threshold
         )
-    cascade.record.verdict = verdict
+    cascade.record.decide(verdict)
 
 
 async def _hand_over(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) -> AsyncGenerator[bytes]:
     """Let the cloud continue the streamed text; if it cannot, the local model goes on where it stood."""
     chat = cascade.chat
     messages = continued(chat.messages, writer.sent, continues=chat.continue_final_message)
-    body = cascade.cloud_body() | {
+    body = cascade.escalation.body() | {
         "messages": [
             *cascade.job.body["messages"][: len(messages) - 1],
             {"role": "assistant", "content": messages[-1].text},
@@ -159,10 +161,9 @@ async def _hand_over(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) 
     }
     _shorten(body, len(answer.tokens))
     try:
-        stream = await cascade.open_cloud(body)
+        stream = await cascade.escalation.open(body, cascade.cloud_patience_s)
     except CloudFailure as failure:
-        cascade.record.route = "fallback"
-        cascade.record.note = f"fallback, because the cloud failed: {failure.cause}"
+        cascade.record.fell_back(failure)
         try:
             async for event in _carry_on(cascade, writer, answer):
                 yield event
@@ -200,7 +201,7 @@ async def _carry_on(cascade: Cascade, writer: _LocalText, begun: LocalAnswer) ->
     params = msgspec.structs.replace(
         chat, max_completion_tokens=None, max_tokens=None if limit is None else limit - spent
     ).sampling()
-    run = cascade.adopt(await cascade.local.start(messages, params, continue_final_message=True))
+    run = await cascade.continue_local(messages, params)
     tail = _LocalText(cascade, writer.chunks)
     async for token in run:
         if chunk := tail.token(token):
@@ -237,6 +238,7 @@ async def _relayed(cascade: Cascade, stream: CloudStream, adopt: ChunkWriter | N
             yield sse.event(event) if adopt is not None else b"data: " + payload + b"\n\n"
     except CloudFailure as failure:
         record.cloud.completion_tokens = record.cloud.completion_tokens or written
+        record.failure, record.note = failure.cause, failure.phrase
         raise StreamError(failure.error) from failure
     if not record.cloud.completion_tokens:
         record.cloud.completion_tokens = written  # a server that reports no usage sends about a token a chunk

@@ -100,16 +100,44 @@ class CloudFailure(Exception):
     """The cloud gave no usable answer. `error` is what the caller gets where no local answer can stand in.
 
     `cause` is a few words for the reason line; `relay` the server's own OpenAI-shaped error body, if it sent one.
+    `reached`: whether the request may have got there.
     """
 
     def __init__(
-        self, cause: str, error: UpdraftError, *, status: int | None = None, relay: bytes | None = None
+        self,
+        cause: str,
+        error: UpdraftError,
+        *,
+        status: int | None = None,
+        relay: bytes | None = None,
+        reached: bool = True,
     ) -> None:
         super().__init__(cause)
         self.cause = cause
         self.error = error
         self.status = status
         self.relay = relay
+        self.reached = reached
+
+    @property
+    def unbilled(self) -> bool:
+        """Whether it certainly cost nothing: the server said no, or was never reached."""
+        return self.status is not None or not self.reached
+
+    @property
+    def phrase(self) -> str:
+        return f"the cloud failed: {self.cause}"
+
+
+class CloudForbidden(CloudFailure):
+    """The cloud was not asked, since nothing may be spent on it."""
+
+    def __init__(self, error: UpdraftError) -> None:
+        super().__init__(error.message, error, reached=False)
+
+    @property
+    def phrase(self) -> str:
+        return self.cause
 
 
 @dataclass(slots=True)

@@ -215,6 +215,43 @@ def test_a_quality_that_is_no_share_is_refused(bench: Any) -> None:
     run(test())
 
 
+def test_the_ledger_can_explain_a_request(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(ScriptedGates(after=True)) as b:
+            b.local.delay_s = 0.01
+            await b.answer()
+            cloud.mode = "500"
+            await b.stream()
+            await b.ask("cloud")
+        forced, fell, escalated = b.rows()
+        gates = [(each["gate"], each["escalate"], each["p_gain"]) for each in json.loads(escalated.decisions)]
+        assert gates == [(0, False, None), (1, False, 0.1), (2, False, 0.1), (3, True, 0.9)]
+        assert escalated.local_ms > 50
+        assert escalated.cloud_ms > 0
+        assert escalated.local_ms + escalated.cloud_ms < escalated.latency_ms
+        assert (escalated.local_prompt_tokens, escalated.cloud_prompt_tokens) == (7, 11)
+        assert (escalated.cloud_model, escalated.failure) == ("pocket-large", "")
+        assert (fell.route, fell.failure) == ("fallback", "it answered 500")
+        assert (forced.route, forced.failure, forced.local_ms) == ("none", "it answered 500", 0.0)
+
+    run(test())
+
+
+def test_the_ledger_knows_keys_by_their_digest_only(bench: Any) -> None:
+    async def test() -> None:
+        async with bench() as b:
+            body = json.dumps({"model": "auto", "messages": [{"role": "user", "content": "hello"}]}).encode()
+            for key in ("sk-one", "sk-one", "sk-two"):
+                headers = {"authorization": f"Bearer {key}"}
+                await b.router.handle(WireRequest("POST", "/v1/chat/completions", headers, body))
+        third, second, first = b.rows()
+        assert first.key == second.key != third.key
+        assert len(first.key) == 32
+        assert b"sk-" not in b.ledger.read_bytes()
+
+    run(test())
+
+
 # A cloud that fails
 
 
@@ -350,6 +387,21 @@ def test_closing_a_stream_stops_everything(bench: Any, cloud: FakeCloud, read_on
                 await asyncio.sleep(0.02)
             assert cloud.disconnects == 1
         assert sorted(row.status for row in b.rows()) == [499, 499]
+
+    run(test())
+
+
+@pytest.mark.parametrize("model", ["local", "cloud"])
+def test_a_stream_that_is_closed_at_its_end_mark_was_delivered(bench: Any, model: str) -> None:
+    """As openai's client does it."""
+
+    async def test() -> None:
+        async with bench() as b:
+            response = await b.ask(model, stream=True)
+            while not (await anext(response.body)).endswith(b"[DONE]\n\n"):
+                pass
+            await response.body.aclose()
+        assert [row.status for row in b.rows()] == [200]
 
     run(test())
 

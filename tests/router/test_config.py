@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from updraft.protocol.errors import ConfigurationError
-from updraft.router.config import Prices, RouterConfig
+from updraft.router.budget import Limits
+from updraft.router.config import RouterConfig
+from updraft.router.prices import Prices
 
 
 def load(tmp_path: Path, toml: str = "", env: dict[str, str] | None = None, **overrides: Any) -> RouterConfig:
@@ -22,6 +24,47 @@ def test_the_last_source_wins(tmp_path: Path) -> None:
     config = load(tmp_path, toml, env, quality=0.7)
     assert (config.cloud_model, config.quality, config.hold_tokens) == ("env", 0.7, 3)
     assert config.prices == Prices(cloud_input=2.0, cloud_output=4.0)
+
+
+def test_tables(tmp_path: Path) -> None:
+    toml = """
+        [prices.models."big-1"]
+        input = 2
+        output = 8
+        [budget]
+        usd = 5
+        cloud_share = 0.3
+        [budget_per_key]
+        cloud_tokens = 1000
+    """
+    env = {"UPDRAFT_BUDGET_USD": "6", "UPDRAFT_BUDGET_PER_KEY_USD": "1.5"}
+    config = load(tmp_path, toml, env, budget_per_user=Limits(cloud_share=0.5))
+    assert config.budget == Limits(usd=6.0, cloud_share=0.3)
+    assert config.budget_per_key == Limits(usd=1.5, cloud_tokens=1000)
+    assert config.budget_per_user == Limits(cloud_share=0.5)
+    assert config.prices.cloud("big-1", 1_000_000, 1_000_000) == 10.0
+    assert config.prices.cloud("other", 1_000_000, 1_000_000) == 2.0
+
+
+def test_middle_tiers(tmp_path: Path) -> None:
+    toml = """
+        cloud_url = "http://top"
+        [[middle]]
+        url = "http://m"
+        model = "medium"
+        api_key = "sk-secret"
+        skip_above = 0.8
+        [middle.price]
+        input = 0.1
+        output = 0.2
+    """
+    config = load(tmp_path, toml)
+    (middle,) = config.middle
+    assert (middle.url, middle.model, middle.api_key, middle.skip_above) == ("http://m/v1", "medium", "sk-secret", 0.8)
+    assert config.prices.cloud("medium", 1_000_000, 0) == pytest.approx(0.1)
+    assert "sk-secret" not in repr(config)
+    assert load(tmp_path, toml, middle=()).middle == ()
+    assert load(tmp_path, 'cloud_url = "http://top"', middle=(middle,)).middle == (middle,)
 
 
 def test_variables_are_converted_and_can_unset(tmp_path: Path) -> None:
@@ -57,6 +100,17 @@ def test_home_moves_file_and_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("hold_tokens = 0", {}, {}, "hold_tokens must be at least 1"),
         ("cloud_timeout_s = 0", {}, {}, "cloud_timeout_s"),
         ("[prices]\ncloud_input = -1", {}, {}, "prices.cloud_input"),
+        ("[prices.models.m]\nin = 1", {}, {}, "Unknown setting in in prices.models.m"),
+        ("[prices.models.m]\ninput = -1", {}, {}, "prices: input must be 0 or more"),
+        ("[budget]\neur = 1", {}, {}, "Unknown setting eur in budget in"),
+        ("[budget]\nusd = -1", {}, {}, "budget: usd must be 0 or more"),
+        ("middle = 5", {}, {}, "must be a list of tables"),
+        ('[[middle]]\nurl = "http://m"\nmodel = "m"\nkey = "k"', {}, {}, "Unknown setting key in middle"),
+        ('[[middle]]\nurl = "http://m"\nmodel = "m"', {}, {}, "cloud_url must be set where there are middle tiers"),
+        ('cloud_url = "http://t"\n[[middle]]\nurl = "ftp://m"\nmodel = "m"', {}, {}, "middle.url .* must start with"),
+        ('cloud_url = "http://t"\n[[middle]]\nurl = "http://m"\nmodel = "pocket-large"', {}, {}, "another name"),
+        ("budget = 5", {}, {}, "budget in .* must be a table of usd"),
+        ("", {"UPDRAFT_BUDGET_EUR": "1"}, {}, "Unknown setting eur in budget in the environment"),
         ('cloud_url = "localhost:1"', {}, {}, "must start with http"),
         ('cloud_url = "https://key@host"', {}, {}, "no credentials"),
     ],

@@ -80,6 +80,46 @@ def test_summary(path: Path) -> None:
     ledger.close()
 
 
+def test_a_file_of_the_first_format_goes_on_working(path: Path) -> None:
+    path.parent.mkdir()
+    with sqlite3.connect(path) as old:
+        old.executescript("""
+            CREATE TABLE requests (
+              id TEXT PRIMARY KEY, ts REAL NOT NULL, model TEXT NOT NULL, route TEXT NOT NULL, tier TEXT NOT NULL,
+              gate INTEGER NOT NULL, reason TEXT NOT NULL, p_gain REAL, threshold REAL,
+              local_tokens INTEGER NOT NULL, cloud_tokens INTEGER NOT NULL,
+              draft_proposed INTEGER NOT NULL, draft_accepted INTEGER NOT NULL,
+              cost_usd REAL NOT NULL, saved_usd REAL NOT NULL, latency_ms REAL NOT NULL, status INTEGER NOT NULL
+            ) STRICT;
+            CREATE INDEX requests_ts ON requests (ts);
+            PRAGMA user_version=1;
+        """)
+        old.execute(
+            "INSERT INTO requests"
+            " VALUES ('old', 0.5, 'auto', 'local', 'local', 3, 'r', 0.1, 0.5, 1, 0, 0, 0, 0, 0, 9, 200)"
+        )
+    old.close()
+    found: list[int] = []
+
+    def open_and_write(worker: int) -> None:
+        ledger = Ledger(path)
+        ledger.record(replace(ROW, id=f"new-{worker}", key="k", local_ms=1.5))
+        found.append(ledger.summary().requests)
+        ledger.close()
+
+    threads = [threading.Thread(target=open_and_write, args=(worker,)) for worker in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(found) == 9, "several openers at once, and none of them failed"
+    ledger = Ledger(path)
+    old_row, new_row = ledger.get("old"), ledger.get("new-3")
+    assert old_row is not None and (old_row.latency_ms, old_row.decisions, old_row.local_ms) == (9, "[]", 0.0)
+    assert new_row is not None and (new_row.key, new_row.local_ms) == ("k", 1.5)
+    ledger.close()
+
+
 def test_unusable_files(tmp_path: Path) -> None:
     foreign = tmp_path / "notes.txt"
     foreign.write_text("This is not a database, however long it may be. " * 100)

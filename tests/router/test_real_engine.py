@@ -114,3 +114,27 @@ def test_a_script_may_end_without_closing_anything(tiny: Path) -> None:
     command = [sys.executable, "-c", EXIT, str(tiny)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "leaving\n", "")
+
+
+def test_a_race_that_the_cloud_wins_leaves_a_working_engine(tiny: Path, cloud: FakeCloud) -> None:
+    """The device's run is cancelled while it waits for a token, again and again, and then serves as before."""
+
+    async def test() -> None:
+        router = Router(RouterConfig(local=str(tiny), cloud_url=cloud.url, race_above=0.0, confidence=1e-30))
+
+        async def ask(model: str) -> dict[str, Any]:
+            body = json.dumps({"model": model, "messages": USER, "max_tokens": 200, "ignore_eos": True}).encode()
+            response = await router.handle(WireRequest("POST", "/v1/chat/completions", body=body))
+            assert isinstance(response.body, bytes)
+            return json.loads(response.body)
+
+        try:
+            await ask("local")
+            raced = await asyncio.gather(*(ask("auto") for _ in range(24)))
+            assert all(each["updraft"]["tier"] in ("local", "cloud") for each in raced)
+            assert any("answered first" in each["updraft"]["reason"] for each in raced)
+            assert (await ask("local"))["usage"]["completion_tokens"] == 200
+        finally:
+            await router.close()
+
+    asyncio.run(asyncio.wait_for(test(), 120))

@@ -21,10 +21,13 @@ class Bench:
     local: ScriptedLocal
     ledger: Path
 
-    async def ask(self, model: str = "auto", *, timeout_s: float | None = None, **fields: Any) -> WireResponse:
+    async def ask(
+        self, model: str = "auto", *, timeout_s: float | None = None, key: str | None = None, **fields: Any
+    ) -> WireResponse:
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
         body = {"model": model, "messages": [{"role": "user", "content": "hello"}], **fields}
         return await self.router.handle(
-            WireRequest("POST", "/v1/chat/completions", body=json.dumps(body).encode(), timeout_s=timeout_s)
+            WireRequest("POST", "/v1/chat/completions", headers, json.dumps(body).encode(), timeout_s)
         )
 
     async def answer(self, model: str = "auto", **fields: Any) -> dict[str, Any]:

@@ -24,4 +24,5 @@ def cloud(cloud_server: FakeCloud) -> FakeCloud:
     cloud_server.authorizations.clear()
     cloud_server.disconnects = 0
     cloud_server.fail_after = None
+    cloud_server.delay_s = 0.0
     return cloud_server

@@ -21,10 +21,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from updraft.protocol.errors import ContextLengthError
-from updraft.router.cascade import Tiers
 from updraft.router.cloud_tier import HttpCloudTier
 from updraft.router.config import RouterConfig
 from updraft.router.gates import Verdict
+from updraft.router.loading import middle_rungs
+from updraft.router.shared import Tiers
 from updraft.router.tiers import LocalAnswer
 
 CLOUD_TEXT = "The cloud says hello."
@@ -153,6 +154,7 @@ class FakeCloud:
     requests: list[dict[str, Any]] = field(default_factory=list)
     authorizations: list[str | None] = field(default_factory=list)
     disconnects: int = 0
+    delay_s: float = 0.0
     fail_after: int | None = None  # from this request on, break the connection
 
     async def chat(self, request: Request) -> Response:
@@ -162,8 +164,7 @@ class FakeCloud:
         mode = self.mode
         if self.fail_after is not None and len(self.requests) > self.fail_after:
             mode = "reset"
-        if mode == "slow":
-            await asyncio.sleep(30)
+        await asyncio.sleep(30 if mode == "slow" else self.delay_s)
         if mode == "no-prediction" and "prediction" in body:
             return JSONResponse(_error("Unrecognized request argument supplied: prediction"), 400)
         if mode in ("500", "429", "401", "400"):
@@ -225,6 +226,9 @@ class FakeCloud:
             for index, word in enumerate(text.split(" ")):
                 if mode in ("cut", "reset") and index == 2:
                     raise ConnectionResetError
+                if mode == "garbled" and index == 2:
+                    yield b"data: {not json}\n\n"
+                    return
                 if mode == "drip":
                     await asyncio.sleep(0.05)
                 yield _chunk({"content": word if index == 0 else f" {word}"})
@@ -299,4 +303,5 @@ def unused_url() -> str:
 
 def tiers(local: ScriptedLocal | None, config: RouterConfig, gates: Any = None) -> Tiers:
     cloud = None if config.cloud_url is None or config.offline else HttpCloudTier(config)
-    return Tiers(local, cloud, (gates or ScriptedGates()) if local is not None else None)
+    middle = () if cloud is None else middle_rungs(config)
+    return Tiers(local, cloud, (gates or ScriptedGates()) if local is not None else None, middle=middle)

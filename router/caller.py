@@ -1,0 +1,30 @@
+"""Who asks: API keys as digests, so that rows and limits of one key belong together and no key is kept."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Digests of the API key and of the request's `user`, 32 hexadecimal digits each; empty where there is none."""
+
+    key: str = ""
+    user: str = ""
+
+
+def caller_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> Caller:
+    """From the `Authorization` header and from OpenAI's `user` field."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    user: Any = body.get("user")
+    return Caller(
+        key=_digest(key.strip()) if scheme.lower() == "bearer" else "",
+        user=_digest(user) if isinstance(user, str) else "",
+    )
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()[:32] if secret else ""

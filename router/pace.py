@@ -1,0 +1,46 @@
+"""How long the tiers were seen to take: what a deadline leaves time for is judged by it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+_REMEMBERED = 64
+
+Tried = Literal["both", "one", "local", "cloud"]
+
+
+class Pace:
+    """The last durations of each kind of work, in seconds."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, deque[float]] = {}
+
+    def saw(self, work: str, seconds: float) -> None:
+        self._seen.setdefault(work, deque(maxlen=_REMEMBERED)).append(seconds)
+
+    def expected_s(self, work: str) -> float | None:
+        """What nine in ten took at most; None before the first."""
+        seen = sorted(self._seen.get(work, ()))
+        return seen[min(len(seen) - 1, int(0.9 * len(seen)))] if seen else None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which tiers a deadline leaves time for; "one": either, but not one after the other."""
+
+    tried: Tried
+    reason: str = ""
+
+
+def plan(remaining_s: float, local_s: float | None, cloud_s: float | None) -> Plan:
+    """Both tiers if there is time for both, or nobody knows; else the one that fits, or the quicker if none does."""
+    if local_s is None or cloud_s is None or local_s + cloud_s <= remaining_s:
+        return Plan("both")
+    why = f"deadline: {remaining_s:.1f} s left, the device takes {local_s:.1f} s and the cloud {cloud_s:.1f} s"
+    if local_s <= remaining_s and cloud_s <= remaining_s:
+        return Plan("one", f"{why}: time for one of them")
+    if local_s <= remaining_s or (cloud_s > remaining_s and local_s <= cloud_s):
+        return Plan("local", f"{why}: the device is the quicker")
+    return Plan("cloud", f"{why}: the cloud is the quicker")

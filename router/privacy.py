@@ -1,0 +1,161 @@
+"""Privacy rules: what a request must not say to anybody but the model on this device."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import unicodedata
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..protocol.errors import ConfigurationError
+from .loose import rows, table, tables
+
+_LONG = 2**14  # characters: beyond it the search leaves the event loop to others
+
+
+@dataclass(frozen=True, slots=True)
+class Privacy:
+    """Which rules keep a request on the device. `builtin`: names of `BUILTIN`; `patterns`: regular expressions by name.
+
+    Patterns are those of Rust's `regex`, which takes time linear in the text whatever the pattern: no look-around, no
+    back-references. They match anywhere; `(?i)` in front ignores case. Raises ConfigurationError for any other.
+    """
+
+    builtin: tuple[str, ...] = ()
+    patterns: dict[str, str] = field(default_factory=dict[str, str])
+
+    def __post_init__(self) -> None:
+        for name in self.builtin:
+            if name not in BUILTIN:
+                raise ConfigurationError(
+                    f"privacy.builtin: there is no {name!r}. Known: {', '.join(BUILTIN)}.", param="privacy.builtin"
+                )
+        for name, pattern in self.patterns.items():
+            _searcher(pattern, name)
+
+    def __bool__(self) -> bool:
+        return bool(self.builtin or self.patterns)
+
+
+class PrivacyRules:
+    """The rules of one router, compiled."""
+
+    def __init__(self, settings: Privacy) -> None:
+        self._rules: dict[str, Callable[[str], bool]] = {name: BUILTIN[name]() for name in settings.builtin}
+        self._rules |= {name: _searcher(pattern, name) for name, pattern in settings.patterns.items()}
+
+    async def match(self, body: dict[str, Any]) -> str | None:
+        """The name of the first rule that `body` meets, in any text of it; None if there is none."""
+        if not self._rules:
+            return None
+        text = "\n".join(_texts(body))
+        return await asyncio.to_thread(self.search, text) if len(text) > _LONG else self.search(text)
+
+    def search(self, text: str) -> str | None:
+        # Full-width digits and odd blanks are what they look like; half a character is none.
+        plain = unicodedata.normalize("NFKC", text).encode("utf-8", "replace").decode()
+        return next((name for name, found in self._rules.items() if found(plain)), None)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every string in a request, names included; what a message says in several parts also in one piece."""
+    if isinstance(value, str):
+        yield value
+    elif (entries := table(value)) is not None:
+        if parts := tables(entries.get("content")):
+            yield "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
+        for name, item in entries.items():
+            yield name
+            yield from _texts(item)
+    else:
+        for item in rows(value) or ():
+            yield from _texts(item)
+
+
+def _searcher(pattern: str, name: str) -> Callable[[str], bool]:
+    """Whether `pattern` is anywhere in a text. The engine is Rust's, which pydantic brings along."""
+    from pydantic_core import SchemaError, SchemaValidator, core_schema
+
+    try:
+        validator = SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
+    except SchemaError as error:
+        reason = str(error).strip().splitlines()[-1].strip().removeprefix("error: ").removeprefix("SchemaError: ")
+        raise ConfigurationError(
+            f"privacy.patterns.{name} is no pattern of Rust's regex: {reason}", param=f"privacy.patterns.{name}"
+        ) from error
+    return validator.isinstance_python
+
+
+# A card: 13 to 19 digits, in groups or not, as issuers number them, with a right check digit (Luhn, ISO/IEC 7812-1).
+_DIGITS = re.compile(r"\d(?:[ -]?\d){12,}", re.ASCII)
+# An account: country, check digits and up to 30 letters and digits, in groups or not (ISO 13616).
+_ACCOUNT = re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]){11,60}", re.ASCII | re.IGNORECASE)
+
+
+def _has_card(text: str) -> bool:
+    return any(
+        13 <= len(digits) <= 19 and digits[0] in "23456" and _luhn(digits)
+        for found in _DIGITS.finditer(text)
+        for digits in _joined(re.split("[ -]", found[0]), 19)
+    )
+
+
+def _has_iban(text: str) -> bool:
+    return any(
+        15 <= len(account) <= 34 and _mod_97(account)
+        for found in _ACCOUNT.finditer(text)
+        for account in _prefixes(found[0].upper().split(" "), 34)
+    )
+
+
+def _joined(groups: list[str], longest: int) -> Iterator[str]:
+    """Every run of neighbouring groups as one word of at most `longest` characters."""
+    for first in range(len(groups)):
+        yield from _prefixes(groups[first : first + longest], longest)
+
+
+def _prefixes(groups: list[str], longest: int) -> Iterator[str]:
+    word = ""
+    for group in groups:
+        word += group
+        if len(word) > longest:
+            return
+        yield word
+
+
+def _luhn(digits: str) -> bool:
+    doubled = (sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2])
+    return (sum(map(int, digits[-1::-2])) + sum(doubled)) % 10 == 0
+
+
+def _mod_97(account: str) -> bool:
+    return int("".join(str(int(character, 36)) for character in account[4:] + account[:4])) % 97 == 1
+
+
+_EMAIL = r"[\w.%+-]+@[\w-]+(?:\.[\w-]+)+"
+# With a country's code, in North America's groups, or with the zero of many national numbers and a separator.
+_PHONE = (
+    r"(?:\+|\b00)[1-9](?:[ ()./-]{0,2}\d){7,14}\b"
+    r"|(?:\(\d{3}\) ?|\b\d{3}[ .-])\d{3}[ .-]\d{4}\b"
+    r"|(?:\(0\d{1,4}\) ?|\b0\d{1,4}[ /-])\d{3,8}(?:[ -]?\d{2,4}){0,3}\b"
+)
+# Keys that say whose they are, private keys, and signed tokens (JWT). In ASCII: all of Unicode makes it megabytes.
+_API_KEY = (
+    (
+        r"\b(?:sk|pk|rk)[-_][\w-]{20}|\bupdraft-[\w-]{32}|\bAKIA[0-9A-Z]{16}\b|\bgh[pousr]_\w{30}|\bgithub_pat_\w{30}"
+        r"|\bglpat-[\w-]{20}|\bxox[abeprs]-[\w-]{10}|\bAIza[\w-]{35}|\bhf_\w{30}"
+        r"|-----BEGIN [A-Z ]*PRIVATE KEY|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]"
+    )
+    .replace(r"[\w-]", "[0-9A-Za-z_-]")
+    .replace(r"\w", "[0-9A-Za-z_]")
+)
+
+BUILTIN: dict[str, Callable[[], Callable[[str], bool]]] = {
+    "email": lambda: _searcher(_EMAIL, "email"),
+    "credit_card": lambda: _has_card,
+    "iban": lambda: _has_iban,
+    "phone": lambda: _searcher(_PHONE, "phone"),
+    "api_key": lambda: _searcher(_API_KEY, "api_key"),
+}

@@ -1,0 +1,55 @@
+"""`updraft why`: a request explained in words, from a ledger that a router wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+from updraft.cli.main import app
+from updraft.protocol.errors import InvalidRequestError, NotFoundError
+from updraft.router.caller import Caller
+from updraft.router.gates import Verdict
+from updraft.router.ledger import Ledger
+from updraft.router.prices import Prices
+from updraft.router.record import Record
+from updraft.router.tiers import CloudUsage
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    record = Record(Prices(), "big", "chatcmpl-1", "auto", Caller("0123456789abcdef"))
+    record.decide(Verdict(0, escalate=False, reason="both tiers may answer"))
+    record.judged(Verdict(2, escalate=False, reason="going well", p_gain=0.1, threshold=0.5))
+    record.judged(Verdict(2, escalate=False, reason="still going well", p_gain=0.2, threshold=0.5))
+    record.decide(Verdict(3, escalate=True, reason="not good [enough]", p_gain=0.9, threshold=0.5))
+    record.route, record.cloud, record.cloud_model = "escalated", CloudUsage(11, 4, 2, 4), "big"
+    record.local_s, record.cloud_s = 0.25, 0.5
+    path = tmp_path / "ledger.sqlite3"
+    written = Ledger(path)
+    written.record(record.row(200))
+    written.close()
+    return path
+
+
+def test_it_says_who_why_and_for_how_much(ledger: Path) -> None:
+    for call in (["why", "chatcmpl-1"], ["why"]):
+        said = CliRunner().invoke(app, [*call, "--ledger", str(ledger)], env={"COLUMNS": "200"}).output
+        assert "by the cloud" in said
+        assert "not good [enough]" in said
+        assert "gate 2 during: device: still going well [P(gain) 0.200, threshold 0.500]" in said
+        assert ": going well" not in said, "of a gate that looks again and again, the last word"
+        assert "device 250 ms, cloud 500 ms" in said
+        assert "2 of 6 tokens kept" in said
+        assert "$0.000012" in said
+    row = json.loads(CliRunner().invoke(app, ["why", "--json", "--ledger", str(ledger)]).output)
+    assert [each["gate"] for each in row["decisions"]] == [0, 2, 3]
+
+
+def test_what_is_not_there(ledger: Path, tmp_path: Path) -> None:
+    assert isinstance(CliRunner().invoke(app, ["why", "nobody", "--ledger", str(ledger)]).exception, NotFoundError)
+    missing = tmp_path / "none.sqlite3"
+    result = CliRunner().invoke(app, ["why", "--ledger", str(missing)])
+    assert isinstance(result.exception, InvalidRequestError)
+    assert not missing.exists(), "asking makes no ledger"

@@ -1,0 +1,102 @@
+"""Three tiers: the device, a middle cloud, and the best one, each a server of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from cascade_bench import run, text_of, updraft_of
+from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, running_cloud
+from updraft.router.config import Middle
+from updraft.router.prices import Price
+
+
+@pytest.fixture(scope="module")
+def medium_server() -> Iterator[FakeCloud]:
+    with running_cloud() as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def medium(medium_server: FakeCloud) -> FakeCloud:
+    medium_server.mode = "healthy"
+    medium_server.requests.clear()
+    medium_server.authorizations.clear()
+    return medium_server
+
+
+def settings(medium: FakeCloud, **more: Any) -> dict[str, Any]:
+    return {"middle": (Middle(medium.url, "medium", "sk-medium", Price(0.1, 0.1), **more),)}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_up_at_a_time(bench: Any, cloud: FakeCloud, medium: FakeCloud, stream: bool) -> None:
+    async def test() -> None:
+        async with bench(ScriptedGates(after=True), cloud_api_key="sk-top", **settings(medium)) as b:
+
+            async def ask() -> tuple[str, dict[str, Any]]:
+                if stream:
+                    _, events, _ = await b.stream()
+                    return text_of(events), updraft_of(events)
+                answer = await b.answer()
+                return answer["choices"][0]["message"]["content"], answer["updraft"]
+
+            text, info = await ask()
+            assert (text, info["route"], len(cloud.requests)) == (CLOUD_TEXT, "escalated", 0)
+            assert info["cost_usd"] == pytest.approx(15 * 0.1e-6)
+            assert info["saved_usd"] == pytest.approx((11 * 0.5 + 4 * 1.5) * 1e-6 - info["cost_usd"])
+            medium.mode = "500"
+            text, info = await ask()
+            assert (text, info["route"], len(cloud.requests)) == (CLOUD_TEXT, "escalated", 1)
+            assert info["cost_usd"] == pytest.approx((11 * 0.5 + 4 * 1.5) * 1e-6)
+            cloud.mode = "500"
+            text, info = await ask()
+            assert (text, info["route"]) == (LOCAL_TEXT, "fallback")
+        third, second, first = b.rows()
+        assert [row.cloud_model for row in (first, second, third)] == ["medium", "pocket-large", "pocket-large"]
+        reasons = [each["reason"] for each in json.loads(second.decisions)]
+        assert reasons[-1] == "one up: medium failed: it answered 500"
+        assert [body["model"] for body in medium.requests] == ["medium"] * 3
+        assert all(body["prediction"]["content"] == LOCAL_TEXT for body in (*medium.requests, *cloud.requests))
+        assert (set(medium.authorizations), set(cloud.authorizations)) == ({"Bearer sk-medium"}, {"Bearer sk-top"})
+
+    run(test())
+
+
+def test_what_looks_too_hard_skips_the_middle(bench: Any, cloud: FakeCloud, medium: FakeCloud) -> None:
+    async def test() -> None:
+        for skip_above, asked in ((0.95, medium), (0.5, cloud)):
+            async with bench(ScriptedGates(before=True), **settings(medium, skip_above=skip_above)) as b:
+                before = len(asked.requests)
+                await b.answer()
+                assert len(asked.requests) == before + 1, "P(gain) is 0.9"
+
+    run(test())
+
+
+def test_a_cloud_that_is_named_is_the_one_that_is_asked(bench: Any, cloud: FakeCloud, medium: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(**settings(medium)) as b:
+            assert (await b.answer("medium"))["updraft"]["route"] == "cloud"
+            assert (len(medium.requests), len(cloud.requests)) == (1, 0)
+            await b.answer("cloud")
+            assert (len(medium.requests), len(cloud.requests)) == (1, 1)
+            medium.mode = "500"
+            assert (await b.ask("medium")).status == 500, "nobody is put in its place"
+            assert len(cloud.requests) == 1
+
+    run(test())
+
+
+def test_a_live_answer_is_handed_over_to_the_lowest_that_works(bench: Any, cloud: FakeCloud, medium: FakeCloud) -> None:
+    async def test() -> None:
+        medium.mode = "garbage-stream"
+        async with bench(ScriptedGates(during_at=4), hold_tokens=2, **settings(medium)) as b:
+            _, events, done = await b.stream()
+            assert done
+            assert text_of(events) == "one two three four and the cloud goes on."
+        assert (len(medium.requests), len(cloud.requests)) == (1, 1)
+
+    run(test())

@@ -1,0 +1,182 @@
+"""Privacy rules: what they find, what they let pass, that they never hang, and that nothing leaves the device."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cascade_bench import run
+from hypothesis import given
+from hypothesis import strategies as st
+from router_fakes import FakeCloud, ScriptedGates
+from updraft.protocol.errors import ConfigurationError
+from updraft.protocol.wire import WireRequest
+from updraft.router.config import RouterConfig
+from updraft.router.privacy import BUILTIN, Privacy, PrivacyRules
+from updraft.router.router import Router
+
+ALL = Privacy(builtin=tuple(BUILTIN))
+
+TRIED: list[str] = []  # what a forbidden socket was asked for; audit hooks cannot be taken off again
+FORBIDDEN: list[bool] = []
+
+
+def _forbid(event: str, arguments: tuple[Any, ...]) -> None:
+    if FORBIDDEN and event in ("socket.connect", "socket.getaddrinfo", "socket.sendto", "socket.sendmsg"):
+        TRIED.append(event)
+        raise PermissionError(f"{event}: no sockets here")
+
+
+@pytest.fixture
+def no_sockets() -> Iterator[list[str]]:
+    """Every attempt to reach anybody, from whatever code of this process, is noted and fails."""
+    if not hasattr(sys, "_updraft_forbids"):
+        sys.addaudithook(_forbid)
+        sys._updraft_forbids = True
+    TRIED.clear()
+    FORBIDDEN.append(True)
+    yield TRIED
+    FORBIDDEN.clear()
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        ("email", "write to jane.doe+x@mail.example.org today"),
+        ("email", "jörg@müller.example"),
+        ("credit_card", "4111 1111 1111 1111 12/27 123"),
+        ("credit_card", "order 99, card 5500-0000-0000-0004."),
+        ("credit_card", "378282246310005"),
+        ("credit_card", "\uff14111 1111\u00a01111 1111"),
+        ("iban", "it is DE89 3704 0044 0532 0130 00 and thank you"),
+        ("iban", "gb82west12345698765432"),
+        ("phone", "call +49 (30) 901820-0"),
+        ("phone", "(212) 555-0123"),
+        ("phone", "030/90182000"),
+        ("api_key", "export KEY=sk-proj-abcdefghijklmnopqrstuvwx"),
+        ("api_key", "AKIAIOSFODNN7EXAMPLE"),
+        ("api_key", "-----BEGIN RSA PRIVATE KEY-----"),
+    ],
+)
+def test_what_is_found(rule: str, text: str) -> None:
+    assert PrivacyRules(ALL).search(text) == rule
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "4111 1111 1111 1112",
+        "1234567890123",
+        "GB82 WEST 1234 5698 7654 33",
+        "What is 347 + 586? In 2024 it was 12:30, on 2024-05-06.",
+        "x @ y, a@b, sk-1, pi is 3.14159265358979",
+        "version 1.2.3-4, 192.168.100.200:8080, $1,234,567.89",
+        "",
+    ],
+)
+def test_what_passes(text: str) -> None:
+    assert PrivacyRules(ALL).search(text) is None
+
+
+@given(digits=st.text("0123456789", min_size=12, max_size=18), first=st.sampled_from("3456"))
+def test_every_card_number_is_found_and_its_neighbour_is_not(digits: str, first: str) -> None:
+    rules = PrivacyRules(Privacy(builtin=("credit_card",)))
+    body = first + digits[:-1]
+    total = sum(sum(divmod(2 * int(d), 10)) if i % 2 == 0 else int(d) for i, d in enumerate(reversed(body)))
+    check = -total % 10
+    assert rules.search(f"no. {body}{check}!") == "credit_card"
+    assert rules.search(f"no. {body}{(check + 1) % 10}!") is None
+
+
+@given(st.text(max_size=300))
+def test_any_text_can_be_searched(text: str) -> None:
+    PrivacyRules(ALL).search(text)
+
+
+@pytest.mark.parametrize("text", ["a" * 10**6, "1 " * 5 * 10**5, "DE00" + "A1 " * 3 * 10**5, "a@" * 5 * 10**5])
+def test_no_pattern_hangs(text: str) -> None:
+    rules = PrivacyRules(Privacy(builtin=tuple(BUILTIN), patterns={"bomb": r"(a+)+$", "words": r"(\w+\s?)*!"}))
+    began = time.perf_counter()
+    rules.search(text + "b?")
+    assert time.perf_counter() - began < 10, "a backtracking engine needs longer than the universe has"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"patterns": {"mine": "("}}, "privacy.patterns.mine is no pattern of Rust's regex: unclosed group"),
+        ({"patterns": {"mine": "(?=x)"}}, "look-around.* is not supported"),
+        ({"patterns": {"mine": r"(((\w{100}){100}){100}){100}"}}, "size limit"),
+        ({"builtin": ("e-mail",)}, "there is no 'e-mail'. Known: email, credit_card"),
+    ],
+)
+def test_rules_that_cannot_be_kept_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Privacy(**settings)
+
+
+SECRET = "my card is 4111 1111 1111 1111"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "user", "content": SECRET}]},
+        {"messages": [{"role": "system", "content": SECRET}, {"role": "user", "content": "hi"}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": t} for t in (SECRET[:20], SECRET[20:])]}]},
+        {"messages": [{"role": "user", "content": "hi"}], "user": SECRET},
+    ],
+)
+def test_a_match_keeps_the_request_here_and_names_the_rule_only(
+    bench: Any, cloud: FakeCloud, fields: dict[str, Any]
+) -> None:
+    async def test() -> None:
+        async with bench(ScriptedGates(before=True), privacy=ALL) as b:
+            info = (await b.answer(**fields))["updraft"]
+            assert (info["tier"], info["gate"]) == ("local", 0)
+            assert info["reason"] == "private: the rule credit_card keeps it on this device"
+            _, _, done = await b.stream(**fields)
+            assert done
+            refused = (await b.answer("cloud", **fields))["error"]
+            assert (refused["code"], "credit_card" in refused["message"]) == ("private", True)
+            b.local.too_long = True
+            assert (await b.answer(**fields))["error"]["code"] == "context_length_exceeded"
+            b.local.too_long = False
+            body = json.dumps({"model": "auto", "input": [SECRET]}).encode()
+            embeddings = await b.router.handle(WireRequest("POST", "/v1/embeddings", body=body))
+            assert json.loads(embeddings.body)["error"]["code"] == "private"
+            assert not cloud.requests
+            assert (await b.answer())["updraft"]["tier"] == "cloud", "others go where they went"
+        assert b"4111" not in b.ledger.read_bytes()
+
+    run(test())
+
+
+def test_private_requests_open_no_socket(no_sockets: list[str], tmp_path: Path) -> None:
+    """The whole router with the packaged model, in a process in which nobody may connect to anything."""
+
+    async def test() -> None:
+        config = RouterConfig(cloud_url="http://127.0.0.1:9", policy="none", confidence=0.999999, privacy=ALL)
+        router = Router(config)
+
+        async def ask(text: str, **options: Any) -> dict[str, Any]:
+            fields = {"model": "auto", "messages": [{"role": "user", "content": text}], "max_tokens": 8, **options}
+            response = await router.handle(WireRequest("POST", "/v1/chat/completions", {}, json.dumps(fields).encode()))
+            assert isinstance(response.body, bytes)
+            return json.loads(response.body)["updraft"]
+
+        try:
+            assert (await ask(SECRET))["reason"].startswith("private: the rule credit_card")
+            assert (await ask("hi", updraft={"private": True}))["reason"].startswith("private")
+            assert no_sockets == []
+            assert (await ask("Who was the first emperor of Rome?"))["route"] == "fallback"
+            assert no_sockets, "the test can see a socket: this one tried"
+        finally:
+            await router.close()
+
+    run(test())
