@@ -19,7 +19,7 @@ from ..router.tiers import CloudStream, CloudTier, CloudUsage
 from .questions import Question
 
 if TYPE_CHECKING:
-    from ..router.cascade import Tiers
+    from ..router.shared import Tiers
 
 Say = Callable[[str], None]
 _ARMS = ("draft", "none", "useless")
