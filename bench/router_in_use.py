@@ -12,9 +12,9 @@ import numpy as np
 from ..classifier.graded import GradedRow
 from ..classifier.metrics import Floats
 from ..classifier.optional import load_module
-from ..classifier.text_export import graph_inputs, router_to_onnx
+from ..classifier.text_export import router_to_onnx
 from ..classifier.text_router import TextRouter
-from ..classifier.text_rows import Mode, featurise, vector
+from ..classifier.text_rows import Mode, featurise, graph_inputs, vector
 from .statistics import percentile
 
 __all__ = ["NOISES", "in_use", "unchanged"]

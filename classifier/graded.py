@@ -10,7 +10,7 @@ import csv
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -28,6 +28,7 @@ _PROMPTS = ("prompt", "question", "query")
 _WEAK, _STRONG = ("weak", "weak_score", "local", "local_score"), ("strong", "strong_score", "cloud", "cloud_score")
 _ANSWERS = ("weak_response", "weak_answer", "local_response", "local_answer")
 _DOMAINS = ("domain", "category", "kind")
+_CLOUD_READ, _CLOUD_WRITTEN = "cloud_prompt_tokens", "cloud_tokens"
 _SIGNALS = ("logprobs", "entropies", "margins")
 _LARGEST_FIELD = 10_000_000
 
@@ -51,7 +52,10 @@ class TokenSignals:
 
 @dataclass(frozen=True, slots=True)
 class GradedRow:
-    """One prompt. `answer` and `signals` are the weak tier's; `domain` groups rows in reports and is no feature."""
+    """One prompt. `answer` and `signals` are the weak tier's; `domain` groups rows in reports and is no feature.
+
+    `cloud_read`, `cloud_written`: the tokens of prompt and answer as the strong tier counts them, if known.
+    """
 
     prompt: str
     weak: float
@@ -59,6 +63,8 @@ class GradedRow:
     domain: str = ""
     answer: str | None = None
     signals: TokenSignals | None = None
+    cloud_read: float | None = None
+    cloud_written: float | None = None
 
     @property
     def gain(self) -> bool:
@@ -76,12 +82,12 @@ class _Header:
     signals: bool
 
 
-def scores(rows: list[GradedRow]) -> tuple[Floats, Floats]:
+def scores(rows: Sequence[GradedRow]) -> tuple[Floats, Floats]:
     """The weak and the strong scores, (n,) each."""
     return np.array([row.weak for row in rows], np.float64), np.array([row.strong for row in rows], np.float64)
 
 
-def gains(rows: list[GradedRow]) -> Bools:
+def gains(rows: Sequence[GradedRow]) -> Bools:
     """(n,) where the strong tier is better."""
     return np.array([row.gain for row in rows], np.bool_)
 
@@ -169,6 +175,8 @@ def _row(where: str, record: Mapping[str, Any], header: _Header) -> GradedRow:
         _text(where, record, header.domain) if header.domain else "",
         _text(where, record, header.answer) if header.answer else None,
         _signals(where, record) if header.signals else None,
+        _tokens(where, record, _CLOUD_READ),
+        _tokens(where, record, _CLOUD_WRITTEN),
     )
 
 
@@ -188,6 +196,19 @@ def _score(where: str, record: Mapping[str, Any], column: str) -> float:
     if not 0 <= score <= 1:
         raise InvalidRequestError(f"{where}: {column} must be a score from 0 to 1, not {value!r}.")
     return score
+
+
+def _tokens(where: str, record: Mapping[str, Any], column: str) -> float | None:
+    value = record.get(column)
+    if value in (None, ""):
+        return None
+    try:
+        count = float(value)  # pyright: ignore[reportArgumentType]  # what is no number raises
+    except (TypeError, ValueError):
+        count = -1.0
+    if not 0 <= count < float("inf"):
+        raise InvalidRequestError(f"{where}: {column} must be a number of tokens, not {value!r}.")
+    return count
 
 
 def _signals(where: str, record: Mapping[str, Any]) -> TokenSignals:

@@ -49,10 +49,11 @@ _SHIPPED = ("blend", "ridge", "forest")
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Both tiers' scores of the labelled rows, (n,) each."""
+    """Both tiers' scores of the labelled rows, (n,) each; `same`: (n,) marks of rows that ask the same, if any do."""
 
     weak: Floats
     strong: Floats
+    same: NDArray[Any] | None = None
 
     @property
     def gain(self) -> Floats:
@@ -63,12 +64,15 @@ class Labels:
         return self.strong > self.weak
 
     def take(self, rows: NDArray[Any]) -> Labels:
-        return Labels(self.weak[rows], self.strong[rows])
+        return Labels(self.weak[rows], self.strong[rows], None if self.same is None else self.same[rows])
 
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """Term weights, (COUNTS,), and the directions of most variance among weighted prompts, (COUNTS, 50), float64."""
+    """Term weights, (COUNTS,), and the directions of most variance among weighted prompts, (COUNTS, 50).
+
+    float64, the directions rounded to what float32 holds, as they ship so.
+    """
 
     weights: Floats
     directions: Floats
@@ -78,7 +82,8 @@ class Topics:
         seen = np.asarray((counts > 0).sum(axis=0), np.float64).ravel()
         weights = np.log((1.0 + counts.shape[0]) / (1.0 + seen)) + 1.0
         svd = load_module("sklearn.decomposition", "train").TruncatedSVD(_TOPICS, random_state=seed)
-        return cls(weights, np.asarray(svd.fit(_weighted(counts, weights)).components_.T, np.float64))
+        directions = np.asarray(svd.fit(_weighted(counts, weights)).components_.T, np.float32)
+        return cls(weights, directions.astype(np.float64))
 
     def prepare(self, rows: TextRows) -> Array:
         """Topics and measures side by side, (n, k + m) float32: what members are fitted on."""
@@ -132,7 +137,8 @@ class _Compared:
 class TextRouter:
     """P(gain) of prompts: `curve(bias + sum(weight * member.score))`.
 
-    `inner_apgr`: every candidate's APGR in the inner cross-validation, from which `chosen` was chosen.
+    `crossed`: P(gain) of each row it was fitted on, by members that did not see the row. `inner_apgr`: every
+    candidate's APGR in the inner cross-validation, from which `chosen` was chosen.
     """
 
     topics: Topics
@@ -140,6 +146,7 @@ class TextRouter:
     weights: Mapping[str, float]
     bias: float
     curve: Curve
+    crossed: Floats
     chosen: str
     inner_apgr: Mapping[str, float]
 
@@ -152,8 +159,12 @@ class TextRouter:
         return np.clip(self.curve(self.score(rows)), 0.0, 1.0)
 
 
-def fit_router(rows: TextRows, labels: Labels, unlabelled: TextRows | None = None, seed: int = 0) -> TextRouter:
+def fit_router(
+    rows: TextRows, labels: Labels, unlabelled: TextRows | None = None, seed: int = 0, *, compare: bool = True
+) -> TextRouter:
     """Fit on labelled `rows`; topics are found on `unlabelled` prompts too. The same seed gives the same router.
+
+    `compare`: fit those candidates too that do not ship. Rows with `labels.same` alike share a fold.
 
     Raises InvalidRequestError with fewer than 100 labels, or if no row or every row is a gain.
     """
@@ -168,17 +179,20 @@ def fit_router(rows: TextRows, labels: Labels, unlabelled: TextRows | None = Non
         counts = load_module("scipy.sparse", "train").vstack((counts, unlabelled.counts)).tocsr()
     topics = Topics.fit(counts, seed)
     x = topics.prepare(rows)
-    crossed = _cross_fitted(x, labels, seed)
-    blends = {name: _Blend.of(members, crossed) for name, members in CANDIDATES.items()}
+    candidates = {name: members for name, members in CANDIDATES.items() if compare or name in _SHIPPED}
+    crossed = _cross_fitted(x, labels, seed, {member for members in candidates.values() for member in members})
+    blends = {name: _Blend.of(members, crossed) for name, members in candidates.items()}
     recovered = {name: _recovered(blend.score(crossed), labels.gain) for name, blend in blends.items()}
     chosen = _chosen(recovered)
     blend = blends[chosen]
+    curve = fit_curve(blend.score(crossed), better)
     return TextRouter(
         topics=topics,
         members={name: _fit(name, x, labels, seed) for name in blend.weights},
         weights=blend.weights,
         bias=blend.bias,
-        curve=fit_curve(blend.score(crossed), better),
+        curve=curve,
+        crossed=np.clip(curve(blend.score(crossed)), 0.0, 1.0),
         chosen=chosen,
         inner_apgr={name: float(rows.sum() / labels.gain.sum()) for name, rows in recovered.items()},
     )
@@ -222,11 +236,12 @@ def _chosen(recovered: Mapping[str, Floats]) -> str:
     return next(within)
 
 
-def _cross_fitted(x: Array, labels: Labels, seed: int) -> dict[str, Floats]:
+def _cross_fitted(x: Array, labels: Labels, seed: int, names: Iterable[str]) -> dict[str, Floats]:
     """The scores of each row by members that did not see its fold."""
     n = len(labels.weak)
-    folds = np.random.default_rng(seed).permutation(n) % _FOLDS
-    crossed = {name: np.zeros(n) for members in CANDIDATES.values() for name in members}
+    same = np.arange(n) if labels.same is None else np.unique(labels.same, return_inverse=True)[1]
+    folds = (np.random.default_rng(seed).permutation(same.max() + 1) % _FOLDS)[same]
+    crossed = {name: np.zeros(n) for name in sorted(names)}
     for fold in range(_FOLDS):
         held, kept = folds == fold, folds != fold
         for name, scores in crossed.items():

@@ -23,9 +23,15 @@ from .steps import step_checks
 from .views import Array, PromptView, RunView
 from .wording import MEASURE_NAMES, wording
 
-__all__ = ["N_WORDING", "Mode", "TextRows", "featurise", "vector"]
+__all__ = ["N_WORDING", "TEXT_FEATURE_VERSION", "Features", "Mode", "TextRows", "featurise", "graph_inputs", "vector"]
 
+# Raise it with every change that alters any feature of any input, in any file that `vector` calls: a policy refuses
+# features it was not trained on.
+TEXT_FEATURE_VERSION = 1
+
+Features = tuple[Array, Array]
 Mode = Literal["prompt", "cascade"]
+BUCKETS, BUCKET_COUNTS, MEASURES = "buckets", "counts", "measures"
 N_WORDING = len(MEASURE_NAMES)
 _EMPTY = np.empty(0, np.float32)
 
@@ -41,7 +47,7 @@ class TextRows:
         return TextRows(self.counts[rows], self.measures[rows])
 
 
-def vector(row: GradedRow, mode: Mode) -> tuple[Array, Array]:
+def vector(row: GradedRow, mode: Mode) -> Features:
     """The measures and the counts of one row. Raises InvalidRequestError if a cascade's row has no answer."""
     question = question_of(row.prompt)
     measures, counts = wording(question)
@@ -52,6 +58,12 @@ def vector(row: GradedRow, mode: Mode) -> tuple[Array, Array]:
     view = _view(question, row)
     parts = (measures, answer_checks(view), step_checks(question, row.answer))
     return np.concatenate((*parts, signals(view)) if row.signals else parts), counts
+
+
+def graph_inputs(measures: Array, counts: Array) -> dict[str, NDArray[Any]]:
+    """What the exported graph takes of one row: only the buckets that hold something, as most are empty."""
+    buckets = np.flatnonzero(counts)
+    return {BUCKETS: buckets, BUCKET_COUNTS: counts[buckets], MEASURES: measures[None]}
 
 
 def featurise(rows: Sequence[GradedRow], mode: Mode) -> TextRows:

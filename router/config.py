@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from ..classifier.aim import Aim
 from ..protocol import settings
 from ..protocol.errors import ConfigurationError
 from .loose import table
@@ -41,10 +42,12 @@ class RouterConfig:
     local: `"pocket"` (the model in the package), the path of a GGUF file, the name of a pulled model, or None for no
     local tier.
     cloud_url: an OpenAI-compatible base URL (`/v1` is added to a bare host), or None for no cloud tier.
-    quality: share of the cloud's quality to keep, in (0, 1].
-    policy: `"auto"` (the packaged policy if it was calibrated for this pair, else token confidence), `"none"`
-    (token confidence), or a policy folder, which must have been calibrated for this pair unless
-    `allow_foreign_policy` is set.
+    quality, cloud_share, cost: the target, one of them at most (0.98 quality without any). `quality`: share of the
+    cloud's quality to keep, in (0, 1]; `cloud_share`: at most this share of the requests goes up; `cost`: at most this
+    many US dollars go to the cloud per 1,000 requests, by `prices`.
+    policy: `"auto"` (the policy that `updraft calibrate` wrote for this pair, or the packaged one of the pocket pair,
+    else the general policy with token confidence), `"none"` (token confidence), or a policy folder, which must have
+    been calibrated for this pair unless `allow_foreign_policy` is set.
     confidence: without a policy, escalate when the geometric mean token probability falls below this.
     hold_tokens: stream after this many local tokens; None holds the stream until the whole answer was judged.
     ledger: SQLite file with one row per request; None keeps none.
@@ -54,7 +57,9 @@ class RouterConfig:
     cloud_url: str | None = None
     cloud_api_key: str | None = field(default=None, repr=False)
     cloud_model: str = "pocket-large"
-    quality: float = 0.98
+    quality: float | None = None
+    cloud_share: float | None = None
+    cost: float | None = None
     policy: str = "auto"
     allow_foreign_policy: bool = False
     confidence: float = 0.8
@@ -66,7 +71,7 @@ class RouterConfig:
     ledger: Path | None = None
 
     def __post_init__(self) -> None:
-        _check(0 < self.quality <= 1, "quality", "above 0 and at most 1")
+        _ = self.aim  # raises if it is none
         _check(0 < self.confidence < 1, "confidence", "between 0 and 1")
         _check(self.hold_tokens is None or self.hold_tokens >= 1, "hold_tokens", "at least 1")
         _check(self.cloud_timeout_s > 0, "cloud_timeout_s", "above 0 seconds")
@@ -74,6 +79,12 @@ class RouterConfig:
         _check(bool(self.cloud_model), "cloud_model", "the name of the cloud's model")
         if self.cloud_url is not None:
             object.__setattr__(self, "cloud_url", _base_url(self.cloud_url))
+
+    @property
+    def aim(self) -> Aim:
+        """The target. Raises ConfigurationError if there are several, or if it is out of range."""
+        aim = Aim.of(self.quality, self.cloud_share, self.cost)
+        return replace(aim, prices=(self.prices.cloud_input, self.prices.cloud_output))
 
     @staticmethod
     def load(
@@ -98,11 +109,16 @@ class RouterConfig:
 
 _KNOWN = tuple(item.name for item in fields(RouterConfig))
 _KNOWN_PRICES = tuple(item.name for item in fields(Prices))
-_OPTIONAL = frozenset({"local", "cloud_url", "cloud_api_key", "hold_tokens", "ledger"})
+TARGETS = ("quality", "cloud_share", "cost")
+_OPTIONAL = frozenset(
+    {"local", "cloud_url", "cloud_api_key", "hold_tokens", "ledger", "quality", "cloud_share", "cost"}
+)
 
 
 def _merge(into: dict[str, Any], update: dict[str, Any], source: str) -> None:
     _refuse_unknown(update, _KNOWN, source)
+    if any(update.get(name) is not None for name in TARGETS):  # a target replaces the one of an earlier source
+        into.update(dict.fromkeys(TARGETS))
     prices: Any = update.pop("prices", None)
     if isinstance(prices, Prices):
         prices = {name: getattr(prices, name) for name in _KNOWN_PRICES}

@@ -6,12 +6,15 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..classifier.folders import general_policy_folder, policy_folder_of
 from ..embedded.pocket import pocket_small_gguf
+from ..embedded.pocket import policy_folder as pocket_policy_folder
 from ..protocol.errors import MissingDependencyError, UpdraftError
 from .cascade import Tiers
+from .choosing import Choice, load_gates
 from .cloud_tier import HttpCloudTier
 from .config import RouterConfig
-from .gates import Gates, load_gates
+from .gates import Gates
 from .local_tier import EngineLocalTier
 
 if TYPE_CHECKING:
@@ -63,17 +66,24 @@ def _model_file(name: str) -> Path:
 
 
 def _load_gates(config: RouterConfig, model_id: str) -> Gates:
-    packaged: Path | None = None
-    if config.local == "pocket" and config.policy == "auto":
-        from ..embedded.pocket import policy_folder
-
-        packaged = policy_folder()
+    models = {"local": model_id, "cloud": config.cloud_model}
     gates = load_gates(
-        config.policy,
-        models={"local": model_id, "cloud": config.cloud_model},
-        packaged=packaged,
-        allow_foreign=config.allow_foreign_policy,
-        confidence=config.confidence,
+        Choice(
+            config.policy,
+            models,
+            own=_own_policies(config, models),
+            general=general_policy_folder(),
+            allow_foreign=config.allow_foreign_policy,
+            confidence=config.confidence,
+            aim=config.aim,
+        )
     )
-    gates.check(config.quality)
+    gates.check(None)
     return gates
+
+
+def _own_policies(config: RouterConfig, models: dict[str, str]) -> tuple[Path, ...]:
+    """Where a policy of the pair may lie: what the user calibrated comes before what is packaged."""
+    calibrated = policy_folder_of(models)
+    packaged = (pocket_policy_folder(),) if config.local == "pocket" else ()
+    return ((calibrated,) if calibrated.is_dir() else ()) + packaged
