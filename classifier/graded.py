@@ -22,7 +22,7 @@ from ..protocol.errors import InvalidRequestError
 from .metrics import Bools, Floats
 from .views import Array
 
-__all__ = ["Columns", "GradedRow", "TokenSignals", "gains", "read_graded", "scores"]
+__all__ = ["Columns", "GradedRow", "TokenSignals", "gains", "read_graded", "scores", "write_graded"]
 
 _PROMPTS = ("prompt", "question", "query")
 _WEAK, _STRONG = ("weak", "weak_score", "local", "local_score"), ("strong", "strong_score", "cloud", "cloud_score")
@@ -108,6 +108,25 @@ def read_graded(path: Path, columns: Columns | None = None) -> list[GradedRow]:
     if not rows:
         raise InvalidRequestError(f"{path} holds no rows: give prompts with a weak and a strong score each.")
     return rows
+
+
+def write_graded(path: Path, rows: Sequence[GradedRow]) -> None:
+    """Rows as JSON Lines that `read_graded` takes. Raises InvalidRequestError if the file cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"".join(json.dumps(_record(row)).encode() + b"\n" for row in rows))
+    except OSError as error:
+        raise InvalidRequestError(f"Cannot write {path}: {error}") from error
+
+
+def _record(row: GradedRow) -> dict[str, Any]:
+    record: dict[str, Any] = {"prompt": row.prompt, "weak": row.weak, "strong": row.strong, "domain": row.domain}
+    if row.answer is not None:
+        record["weak_response"] = row.answer
+    if row.signals is not None:
+        series = row.signals.logprobs, row.signals.entropies, row.signals.margins
+        record |= {name: [float(x) for x in values] for name, values in zip(_SIGNALS, series, strict=True)}
+    return record | {_CLOUD_READ: row.cloud_read, _CLOUD_WRITTEN: row.cloud_written}
 
 
 def _opened(path: Path) -> TextIO:

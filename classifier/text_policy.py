@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from .aim import Aim
 from .graded import GradedRow, TokenSignals
 from .graph_files import CARD_NAME, ML_OPSET, OPSET, check_versions, open_graph, read_card, read_checked
 from .operating_point import CalibrationRows, OperatingPoint, operating_point
-from .text_rows import TEXT_FEATURE_VERSION, Features, Mode, graph_inputs, vector
+from .text_rows import TEXT_FEATURE_VERSION, Asked, Features, Mode, graph_inputs, vector
 from .thresholds import Thresholds
 from .views import PromptView, RunView
 
@@ -45,6 +46,7 @@ VERSIONS: dict[str, Any] = {
     "opset": {"ai.onnx": OPSET, "ai.onnx.ml": ML_OPSET},
 }
 _NO_GATE_2 = 2**31
+_QUESTIONS_AT_ONCE = 64
 _REMEDY = "calibrate again with this version (updraft calibrate)"
 
 
@@ -111,6 +113,8 @@ class TextPolicy:
         self.models = card.models
         self.calibration = calibration
         self._sessions = sessions
+        # Gate 3 asks about a question that gate 1 has read a moment ago.
+        self._asked = lru_cache(maxsize=_QUESTIONS_AT_ONCE)(Asked.of)
 
     @classmethod
     def load(cls, folder: Path) -> TextPolicy:
@@ -135,7 +139,8 @@ class TextPolicy:
 
     def before(self, prompt: PromptView) -> float:
         """Gate 1: P(gain) from the question alone, in [0, 1]."""
-        return self._probability("prompt", vector(GradedRow(prompt.text, 0.0, 0.0), "prompt"))
+        asked = self._asked(prompt.text)
+        return self._probability("prompt", (asked.measures, asked.counts))
 
     def during(self, view: RunView) -> float:
         """There is no gate 2: what the question said."""
@@ -145,7 +150,8 @@ class TextPolicy:
         """Gate 3: P(gain) from question and answer."""
         if not self.reads_answers:
             return self.before(view.prompt)
-        return self._probability("cascade", vector(graded_run(view, signals=self.card.signals), "cascade"))
+        row = graded_run(view, signals=self.card.signals)
+        return self._probability("cascade", vector(row, "cascade", self._asked(row.prompt)))
 
     def operating_point(self, aim: Aim) -> OperatingPoint:
         """What `aim` comes to, with the card's confidence."""

@@ -23,7 +23,17 @@ from .steps import step_checks
 from .views import Array, PromptView, RunView
 from .wording import MEASURE_NAMES, wording
 
-__all__ = ["N_WORDING", "TEXT_FEATURE_VERSION", "Features", "Mode", "TextRows", "featurise", "graph_inputs", "vector"]
+__all__ = [
+    "N_WORDING",
+    "TEXT_FEATURE_VERSION",
+    "Asked",
+    "Features",
+    "Mode",
+    "TextRows",
+    "featurise",
+    "graph_inputs",
+    "vector",
+]
 
 # Raise it with every change that alters any feature of any input, in any file that `vector` calls: a policy refuses
 # features it was not trained on.
@@ -47,10 +57,27 @@ class TextRows:
         return TextRows(self.counts[rows], self.measures[rows])
 
 
-def vector(row: GradedRow, mode: Mode) -> Features:
-    """The measures and the counts of one row. Raises InvalidRequestError if a cascade's row has no answer."""
-    question = question_of(row.prompt)
-    measures, counts = wording(question)
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The question inside a prompt and its wording, which both gates read."""
+
+    question: str
+    measures: Array
+    counts: Array
+
+    @classmethod
+    def of(cls, prompt: str) -> Asked:
+        question = question_of(prompt)
+        return cls(question, *wording(question))
+
+
+def vector(row: GradedRow, mode: Mode, asked: Asked | None = None) -> Features:
+    """The measures and the counts of one row; `asked`: what is known of its prompt from an earlier gate.
+
+    Raises InvalidRequestError if a cascade's row has no answer.
+    """
+    asked = asked or Asked.of(row.prompt)
+    question, measures, counts = asked.question, asked.measures, asked.counts
     if mode == "prompt":
         return measures, counts
     if row.answer is None:

@@ -129,7 +129,7 @@ def router(
     config = {"data": data.name, "test": test and test.name, "labels": labels, "mode": mode, "seeds": seeds}
     report = Report.of({"bench": "router", **config, "weak": weak, "strong": strong}, measured.metrics)
     show(report, json_path)
-    Console().print(terminal_plot(measured), highlight=False)
+    Console().print(terminal_plot(measured.curve, measured.oracle), highlight=False)
     if markdown is not None:
         markdown.write_text(markdown_table(report), encoding="utf-8")
     if plot is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..classifier.folders import general_policy_folder, policy_folder_of
 from ..embedded.pocket import pocket_small_gguf
 from ..embedded.pocket import policy_folder as pocket_policy_folder
-from ..protocol.errors import MissingDependencyError, UpdraftError
+from ..protocol.errors import ConfigurationError, MissingDependencyError, UpdraftError
 from .cascade import Tiers
 from .choosing import Choice, load_gates
 from .cloud_tier import HttpCloudTier
@@ -40,7 +40,7 @@ async def _load_local(config: RouterConfig) -> tuple[EngineLocalTier | None, Gat
     if config.local is None:
         return None, None, None
     try:
-        engine = await asyncio.to_thread(_load_engine, config.local)
+        engine = await asyncio.to_thread(open_local, config)
     except MissingDependencyError as error:
         return None, None, error
     try:
@@ -51,18 +51,22 @@ async def _load_local(config: RouterConfig) -> tuple[EngineLocalTier | None, Gat
     return EngineLocalTier(engine), gates, None
 
 
-def _load_engine(name: str) -> LocalEngine:
-    from ..local_engine.opening import open_engine
-
-    return open_engine(_model_file(name), sound=pocket_small_gguf())
-
-
-def _model_file(name: str) -> Path:
-    if name == "pocket":
+def model_file(config: RouterConfig) -> Path:
+    """The GGUF file of the local model. Raises ConfigurationError if there is none, or its name has no known form."""
+    if config.local is None:
+        raise ConfigurationError("No local model is configured.", param="local")
+    if config.local == "pocket":
         return pocket_small_gguf()
     from ..local_engine.store.library import model_path
 
-    return model_path(name)
+    return model_path(config.local)
+
+
+def open_local(config: RouterConfig) -> LocalEngine:
+    """The engine of the local model. Raises ModelLoadError, ConfigurationError or MissingDependencyError."""
+    from ..local_engine.opening import open_engine
+
+    return open_engine(model_file(config), sound=pocket_small_gguf())
 
 
 def _load_gates(config: RouterConfig, model_id: str) -> Gates:
