@@ -1,4 +1,4 @@
-"""Where policies lie on a machine: those that the user calibrated, one folder per pair, and the one that ships."""
+"""Where policies lie on a machine, those of the user and the one that ships, and what use teaches."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ..protocol import settings
 
-__all__ = ["general_policy_folder", "policy_folder_of"]
+__all__ = ["GENERAL_POLICY", "experience_file", "general_policy_folder", "policy_folder_of"]
 
-_GENERAL = Path(__file__).parent / "default"
+GENERAL_POLICY = Path(__file__).parent / "default"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -22,6 +22,11 @@ def policy_folder_of(models: dict[str, str]) -> Path:
     return settings.state_folder() / "policies" / name
 
 
+def experience_file() -> Path:
+    """Where routers keep what use teaches, unless they are told otherwise."""
+    return settings.state_folder() / "experience.sqlite3"
+
+
 def general_policy_folder() -> Path | None:
     """The general policy of this installation; None where it was left out."""
-    return _GENERAL if _GENERAL.is_dir() else None
+    return GENERAL_POLICY if GENERAL_POLICY.is_dir() else None

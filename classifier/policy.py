@@ -14,6 +14,7 @@ from . import features
 from .aim import Aim
 from .features import FEATURE_VERSION, GATES, Gate, Layout
 from .graph_files import CARD_NAME, check_versions, open_graph, read_card, sha256
+from .metrics import Floats
 from .thresholds import Target, Thresholds
 from .views import Array, PromptView, RunView
 
@@ -79,6 +80,11 @@ class Policy:
     def after(self, view: RunView) -> float:
         """Gate 3: P(gain) from the whole run."""
         return self._probability("gate3", features.after(view))
+
+    @property
+    def usual(self) -> Floats | None:
+        """P(gain) of the calibration rows is not kept in this kind of policy."""
+        return None
 
     def thresholds(self, quality: float) -> Thresholds:
         """The thresholds for a quality target: those of the nearest calibrated target that is at least as strict.

@@ -7,7 +7,7 @@ rows kept apart.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,10 @@ from .operating_point import CalibrationRows, operating_point
 from .optional import load_module
 from .text_export import router_to_onnx
 from .text_policy import CALIBRATION_NAME, KIND, VERSIONS, Point, Source, TextPolicy, TextPolicyCard, pack_calibration
-from .text_router import Labels, TextRouter, fit_router
+from .text_router import SHIPPED, Labels, TextRouter, fit_router
 from .text_rows import Mode, TextRows, featurise, graph_inputs
 
-__all__ = ["Recipe", "estimated_tokens", "fit_text_policy"]
+__all__ = ["Material", "Recipe", "estimated_tokens", "fit_material", "fit_text_policy"]
 
 _TARGETS = (0.9, 0.95, 0.97, 0.98, 0.99)
 _CHARS_PER_TOKEN = 4.0
@@ -39,7 +39,10 @@ _TOLERANCE = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What the card will say that the rows do not; `seed`: the same seed and rows give the same files."""
+    """What the card will say that the rows do not; `seed`: the same seed and rows give the same files.
+
+    `candidates`: what cross-validation chooses among.
+    """
 
     models: dict[str, str]
     data: list[Source]
@@ -47,7 +50,18 @@ class Recipe:
     date: str = ""
     delta: float = DELTA
     seed: int = 0
+    candidates: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: SHIPPED)
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """Features of each gate with their labels. `tokens`: read, written, (n,) each, and whether they are estimates."""
+
+    features: dict[Mode, TextRows]
+    labels: Labels
+    signals: bool
+    tokens: tuple[Floats, Floats, bool]
 
 
 def fit_text_policy(rows: Sequence[GradedRow], recipe: Recipe, out: Path) -> TextPolicy:
@@ -56,22 +70,38 @@ def fit_text_policy(rows: Sequence[GradedRow], recipe: Recipe, out: Path) -> Tex
     There is a gate 3 if every row has an answer; it reads token signals if every row has them. Raises
     InvalidRequestError as `fit_router` does.
     """
-    labels = Labels(*scores(rows), same=np.array([row.prompt for row in rows]))
     modes: tuple[Mode, ...] = ("prompt", "cascade") if all(row.answer is not None for row in rows) else ("prompt",)
     signals = all(row.signals is not None for row in rows)
     rows = [row if signals else replace(row, signals=None) for row in rows]
-    features = {mode: featurise(rows, mode) for mode in modes}
-    routers = {mode: fit_router(features[mode], labels, seed=recipe.seed, compare=False) for mode in modes}
-    read, written, guessed = estimated_tokens(rows)
-    calibration = CalibrationRows(
-        before=routers["prompt"].crossed,
-        after=routers["cascade"].crossed if "cascade" in routers else None,
-        local=labels.weak,
-        cloud=labels.strong,
-        read=read,
-        written=written,
+    return fit_material(
+        Material(
+            features={mode: featurise(rows, mode) for mode in modes},
+            labels=Labels(*scores(rows), same=np.array([row.prompt for row in rows])),
+            signals=signals and "cascade" in modes,
+            tokens=estimated_tokens(rows),
+        ),
+        recipe,
+        out,
     )
-    files = {_file_of(mode): _exported(routers[mode], features[mode]) for mode in modes}
+
+
+def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
+    """The same from features, wherever they come from. Raises InvalidRequestError as `fit_router` does."""
+    features, labels, (read, written, guessed) = material.features, material.labels, material.tokens
+    routers: dict[Mode, TextRouter] = {
+        mode: fit_router(rows, labels, seed=recipe.seed, candidates=recipe.candidates)
+        for mode, rows in features.items()
+    }
+    even = labels.even
+    calibration = CalibrationRows(
+        before=routers["prompt"].crossed[even],
+        after=routers["cascade"].crossed[even] if "cascade" in routers else None,
+        local=labels.weak[even],
+        cloud=labels.strong[even],
+        read=read[even],
+        written=written[even],
+    )
+    files = {_file_of(mode): _exported(router, features[mode]) for mode, router in routers.items()}
     files[CALIBRATION_NAME] = pack_calibration(calibration)
     card = TextPolicyCard(
         kind=KIND,
@@ -80,11 +110,11 @@ def fit_text_policy(rows: Sequence[GradedRow], recipe: Recipe, out: Path) -> Tex
         data=recipe.data,
         grading=recipe.grading,
         date=recipe.date,
-        rows=len(rows),
-        local_score=float(labels.weak.mean()),
-        cloud_score=float(labels.strong.mean()),
-        gain_rate=float(labels.better.mean()),
-        signals=signals and "cascade" in modes,
+        rows=len(labels.weak),
+        local_score=float(calibration.local.mean()),
+        cloud_score=float(calibration.cloud.mean()),
+        gain_rate=float(calibration.gain.mean()),
+        signals=material.signals,
         estimated_tokens=guessed,
         delta=recipe.delta,
         points=[_point(calibration, Aim("quality", target), recipe.delta) for target in _TARGETS],

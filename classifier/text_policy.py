@@ -20,6 +20,7 @@ from ..protocol.errors import ConfigurationError
 from .aim import Aim
 from .graded import GradedRow, TokenSignals
 from .graph_files import CARD_NAME, ML_OPSET, OPSET, check_versions, open_graph, read_card, read_checked
+from .metrics import Floats
 from .operating_point import CalibrationRows, OperatingPoint, operating_point
 from .text_rows import TEXT_FEATURE_VERSION, Asked, Features, Mode, graph_inputs, vector
 from .thresholds import Thresholds
@@ -132,6 +133,11 @@ class TextPolicy:
         policy = cls(card, sessions, _calibration(folder / CALIBRATION_NAME, data))
         policy._warm_up(folder)
         return policy
+
+    @property
+    def usual(self) -> Floats:
+        """Gate 1's P(gain) on the calibration rows, (n,)."""
+        return self.calibration.before
 
     @property
     def reads_answers(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ..classifier.aim import Aim
+from ..classifier.folders import experience_file
 from ..protocol import settings
 from ..protocol.errors import ConfigurationError
 from .loose import table
@@ -51,6 +52,9 @@ class RouterConfig:
     confidence: without a policy, escalate when the geometric mean token probability falls below this.
     hold_tokens: stream after this many local tokens; None holds the stream until the whole answer was judged.
     ledger: SQLite file with one row per request; None keeps none.
+    experience: SQLite file with what judged answers teach, features only unless `experience_text` is set; None keeps
+    none. exploration: share of the answers that would stay, which go to the cloud all the same, so that labels are not
+    only of what goes up anyway. shadow: decide and log, but send every answer to the cloud.
     """
 
     local: str | None = "pocket"
@@ -69,9 +73,14 @@ class RouterConfig:
     cloud_connect_timeout_s: float = 2.0
     prices: Prices = field(default_factory=Prices)
     ledger: Path | None = None
+    experience: Path | None = None
+    experience_text: bool = False
+    exploration: float = 0.0
+    shadow: bool = False
 
     def __post_init__(self) -> None:
         _ = self.aim  # raises if it is none
+        _check(0 <= self.exploration <= 1, "exploration", "a share from 0 to 1")
         _check(0 < self.confidence < 1, "confidence", "between 0 and 1")
         _check(self.hold_tokens is None or self.hold_tokens >= 1, "hold_tokens", "at least 1")
         _check(self.cloud_timeout_s > 0, "cloud_timeout_s", "above 0 seconds")
@@ -94,10 +103,14 @@ class RouterConfig:
         file: Path | None = None,
     ) -> RouterConfig:
         """The user's settings: TOML file, then `UPDRAFT_*`, then `overrides` (as `RouterConfig` fields; `prices` may
-        be a mapping). The ledger is on by default, in the state folder. Raises ConfigurationError.
+        be a mapping). Ledger and experience are on by default, in the state folder. Raises ConfigurationError.
         """
         path = settings.config_file() if file is None else file
-        values: dict[str, Any] = {"ledger": settings.state_folder() / "ledger.sqlite3", "prices": {}}
+        values: dict[str, Any] = {
+            "ledger": settings.state_folder() / "ledger.sqlite3",
+            "experience": experience_file(),
+            "prices": {},
+        }
         _merge(values, settings.read_toml(path), str(path))
         _merge(values, _nested(settings.environment(environ)), "the environment (UPDRAFT_*)")
         _merge(values, dict(overrides or {}), "the options")
@@ -110,9 +123,7 @@ class RouterConfig:
 _KNOWN = tuple(item.name for item in fields(RouterConfig))
 _KNOWN_PRICES = tuple(item.name for item in fields(Prices))
 TARGETS = ("quality", "cloud_share", "cost")
-_OPTIONAL = frozenset(
-    {"local", "cloud_url", "cloud_api_key", "hold_tokens", "ledger", "quality", "cloud_share", "cost"}
-)
+_OPTIONAL = frozenset({"local", "cloud_url", "cloud_api_key", "hold_tokens", "ledger", "experience", *TARGETS})
 
 
 def _merge(into: dict[str, Any], update: dict[str, Any], source: str) -> None:

@@ -13,19 +13,27 @@ from ..protocol.requests import Message
 from .tiers import LocalAnswer
 
 if TYPE_CHECKING:
+    from ..classifier.metrics import Floats
     from ..classifier.thresholds import Thresholds
     from ..classifier.views import PromptView, RunView, Signals
 
 
+_LIKELIEST = 0.2
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One gate's word. `p_gain`: calibrated chance that the cloud's answer is better, if computed."""
+    """One gate's word. `p_gain`: calibrated chance that the cloud's answer is better, if computed.
+
+    `propensity`: the chance with which a judged answer goes up, where exploration has a say in it.
+    """
 
     gate: int
     escalate: bool
     reason: str
     p_gain: float | None = None
     threshold: float | None = None
+    propensity: float | None = None
 
 
 class Gates(Protocol):
@@ -35,6 +43,16 @@ class Gates(Protocol):
     """
 
     tokens: int
+
+    @property
+    def quality(self) -> float | None:
+        """The router's own target, if it is a quality that was calibrated."""
+        ...
+
+    @property
+    def usual(self) -> Floats | None:
+        """Gate 1's P(gain) on the calibration rows, (n,), if they are known: what requests usually look like."""
+        ...
 
     def check(self, quality: float | None) -> None:
         """Raises ConfigurationError if this target was not calibrated; the gates do so too."""
@@ -58,6 +76,8 @@ class CalibratedPolicy(Protocol):
     def before(self, prompt: PromptView) -> float: ...
     def during(self, view: RunView) -> float: ...
     def after(self, view: RunView) -> float: ...
+    @property
+    def usual(self) -> Floats | None: ...
     def thresholds_for(self, aim: Aim) -> Thresholds:
         """Raises ConfigurationError for a target that was not calibrated."""
         ...
@@ -76,6 +96,14 @@ class PolicyGates:
         self._thresholds: dict[float | None, Thresholds] = {}
         self.tokens = policy.gate2_tokens
 
+    @property
+    def quality(self) -> float | None:
+        return self._aim.value if self._aim.name == "quality" else None
+
+    @property
+    def usual(self) -> Floats | None:
+        return None if self._caveat else self._policy.usual
+
     def check(self, quality: float | None) -> None:
         self._at(quality)
 
@@ -87,11 +115,11 @@ class PolicyGates:
 
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
         window = answer.signals[-self.tokens :]
-        p_gain = float(self._policy.during(_run_view(messages, answer, window)))
+        p_gain = float(self._policy.during(run_view(messages, answer, window)))
         return self._against(2, "while generating", p_gain, self._at(quality).during)
 
     def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
-        p_gain = float(self._policy.after(_run_view(messages, answer, answer.signals)))
+        p_gain = float(self._policy.after(run_view(messages, answer, answer.signals)))
         return self._against(3, "after generation", p_gain, self._at(quality).after)
 
     def _at(self, quality: float | None) -> Thresholds:
@@ -117,6 +145,8 @@ class ConfidenceGates:
     """
 
     tokens = 16
+    quality: float | None = None
+    usual: Floats | None = None
 
     def __init__(self, confidence: float) -> None:
         self._confidence = confidence
@@ -146,27 +176,39 @@ class ConfidenceGates:
 
 
 class GeneralGates:
-    """The policy for pairs without one of their own: its word on the question, then the confidence of the tokens.
+    """The policy for pairs without one of their own. All that it says begins with "uncalibrated".
 
-    Both say that they are uncalibrated for this pair.
+    No quality can be promised for a pair that nobody has graded: for one the fifth of the questions that a large model
+    is likeliest to gain on goes up at once, and the confidence of the tokens judges the rest (decision 030). A limit
+    on share or cost is kept by the question alone, as if the requests were those that the policy was made from.
     """
 
     def __init__(self, policy: CalibratedPolicy, aim: Aim, confidence: float) -> None:
+        limited = aim.name != "quality"
+        aim = aim if limited else Aim("cloud_share", _LIKELIEST)
         self._question = PolicyGates(policy, aim, "uncalibrated for this pair (general policy): ")
-        self._tokens = ConfidenceGates(confidence)
-        self.tokens = self._tokens.tokens
+        self._rest = self._question if limited else ConfidenceGates(confidence)
+        self.tokens = self._rest.tokens
 
-    def check(self, quality: float | None) -> None:
-        self._question.check(quality)
+    @property
+    def quality(self) -> float | None:
+        return None
 
-    def before(self, messages: Sequence[Message], quality: float | None) -> Verdict:
-        return self._question.before(messages, quality)
+    @property
+    def usual(self) -> Floats | None:
+        return None
 
-    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
-        return self._tokens.during(messages, answer, quality)
+    def check(self, quality: float | None) -> None:  # noqa: ARG002
+        self._question.check(None)
 
-    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
-        return self._tokens.after(messages, answer, quality)
+    def before(self, messages: Sequence[Message], quality: float | None) -> Verdict:  # noqa: ARG002
+        return self._question.before(messages, None)
+
+    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:  # noqa: ARG002
+        return self._rest.during(messages, answer, None)
+
+    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:  # noqa: ARG002
+        return self._rest.after(messages, answer, None)
 
 
 def check_quality(gates: Gates, quality: float | None) -> None:
@@ -177,7 +219,7 @@ def check_quality(gates: Gates, quality: float | None) -> None:
         raise InvalidRequestError(error.message, param="updraft.quality", code="invalid_value") from error
 
 
-def _run_view(messages: Sequence[Message], answer: LocalAnswer, signals: Sequence[Signals]) -> RunView:
+def run_view(messages: Sequence[Message], answer: LocalAnswer, signals: Sequence[Signals]) -> RunView:
     from ..classifier.views import RunView  # numpy comes with it
 
     return RunView.of(messages, answer, signals)

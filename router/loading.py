@@ -15,6 +15,7 @@ from .choosing import Choice, load_gates
 from .cloud_tier import HttpCloudTier
 from .config import RouterConfig
 from .gates import Gates
+from .learning import Learner, LearningGates, pair_name
 from .local_tier import EngineLocalTier
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ async def _load_local(config: RouterConfig) -> tuple[EngineLocalTier | None, Gat
     except MissingDependencyError as error:
         return None, None, error
     try:
-        gates = await asyncio.to_thread(_load_gates, config, engine.model_id)
+        gates = await asyncio.to_thread(load_learning_gates, config, engine.model_id)
     except BaseException:
         engine.close()
         raise
@@ -67,6 +68,28 @@ def open_local(config: RouterConfig) -> LocalEngine:
     from ..local_engine.opening import open_engine
 
     return open_engine(model_file(config), sound=pocket_small_gguf())
+
+
+def load_learner(config: RouterConfig, tiers: Tiers) -> Learner | None:
+    """Who keeps what use teaches; None where there is nothing to compare. Raises ConfigurationError."""
+    if config.experience is None or tiers.local is None or tiers.cloud is None:
+        return None
+    from ..classifier.experience import Experience
+
+    pair = pair_name({"local": tiers.local.model_id, "cloud": config.cloud_model})
+    monitor = tiers.gates.monitor if isinstance(tiers.gates, LearningGates) else None
+    explored = 1.0 if config.shadow else config.exploration
+    return Learner(
+        Experience(config.experience), pair, explored=explored, keep_text=config.experience_text, monitor=monitor
+    )
+
+
+def load_learning_gates(config: RouterConfig, model_id: str) -> LearningGates:
+    """The gates of the pair, with exploration, shadow and drift alarm around them."""
+    from ..classifier.drift import DriftMonitor
+
+    gates = _load_gates(config, model_id)
+    return LearningGates(gates, exploration=config.exploration, shadow=config.shadow, monitor=DriftMonitor(gates.usual))
 
 
 def _load_gates(config: RouterConfig, model_id: str) -> Gates:

@@ -7,6 +7,7 @@ import logging
 import sqlite3
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 
 from ..protocol import sse
 from ..protocol.errors import (
@@ -25,8 +26,9 @@ from .cascade import Cascade, CloudReply, CloudStreamReply, LocalReply, Reply, T
 from .config import RouterConfig
 from .embeddings import embed
 from .job import Wanted, read_job, read_model
+from .learning import Learner, Seen
 from .ledger import Ledger
-from .loading import load_tiers
+from .loading import load_learner, load_tiers
 from .record import Record
 from .tiers import CloudFailure
 
@@ -43,6 +45,7 @@ class Router:
         self.config = config
         self._tiers = tiers
         self._ledger: Ledger | None = None
+        self._learner: Learner | None = None
         self._starting = asyncio.Lock()
         self._open: set[StreamBody] = set()
         self._closed = False
@@ -59,6 +62,8 @@ class Router:
                 self._ledger = Ledger(self.config.ledger)
             if self._tiers is None:
                 self._tiers = await load_tiers(self.config)
+            if self._learner is None and self.config.experience is not None:
+                self._learner = load_learner(self.config, self._tiers)
 
     async def close(self) -> None:
         """End what is still streaming, then the tiers and the ledger. Idempotent."""
@@ -67,12 +72,15 @@ class Router:
             await body.aclose()
         tiers, self._tiers = self._tiers, None
         ledger, self._ledger = self._ledger, None
+        learner, self._learner = self._learner, None
         try:
             if tiers is not None and tiers.local is not None:
                 await tiers.local.aclose()
             if tiers is not None and tiers.cloud is not None:
                 await tiers.cloud.aclose()
         finally:
+            if learner is not None:
+                await asyncio.to_thread(learner.close)
             if ledger is not None:
                 ledger.close()
 
@@ -165,6 +173,7 @@ class Router:
         else:
             return self._stream(cascade, streams.live(cascade, reply.run))
         self._write(record, 200)
+        self._learn(cascade, reply.completion if isinstance(reply, CloudReply) else None)
         return response
 
     def _stream(self, cascade: Cascade, events: AsyncGenerator[bytes]) -> WireResponse:
@@ -182,6 +191,13 @@ class Router:
             await cascade.aclose()
         finally:
             self._write(cascade.record, status)
+            if status == 200:
+                self._learn(cascade, None)
+
+    def _learn(self, cascade: Cascade, completion: dict[str, Any] | None) -> None:
+        answer = cascade.judged
+        if self._learner is not None and answer is not None and cascade.ruling.open:
+            self._learner.observe(Seen.of(cascade.record, cascade.chat.messages, answer, completion))
 
     def _refuse(self, record: Record, error: UpdraftError | CloudFailure) -> WireResponse:
         response = answer.failure(error, record)

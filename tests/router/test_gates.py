@@ -28,6 +28,7 @@ class ScriptedPolicy:
 
     gate2_tokens = 4
     models = PAIR
+    usual = None
 
     def __init__(self, before: float = 0.2, during: float = 0.3, after: float = 0.4) -> None:
         self._answers = before, during, after

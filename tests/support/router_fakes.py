@@ -124,6 +124,8 @@ class ScriptedGates:
     """Gates that escalate where told; gate 2 may collapse at a given number of tokens."""
 
     tokens = 2
+    quality = None
+    usual = None
 
     def check(self, quality: float | None) -> None:
         pass
