@@ -3,54 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
-from typing import Any
 
 import pytest
-from updraft.bench.questions import pocket_questions
 from updraft.classifier.graded import read_graded
 from updraft.classifier.text_policy import TextPolicy
+from updraft_oracle import QUESTIONS, oracle
+
+__all__ = ["oracle"]
 
 GSM8K = Path(__file__).resolve().parents[3] / "shared" / "data" / "routing" / "routellm_gsm8k.csv.gz"
-QUESTIONS = pocket_questions(160, seed=5)
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Iterator[str]:
-    """A cloud that knows the answers to the tasks, at 20 tokens read and 10 written each; one it never answers."""
-    answers = {question.prompt: question.answer for question in QUESTIONS[1:]}
-
-    class Oracle(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            request = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            answer = answers.get(request["messages"][-1]["content"])
-            message = {"role": "assistant", "content": answer}
-            body: dict[str, Any] = {
-                "id": "c1", "object": "chat.completion", "created": 1, "model": "oracle",
-                "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-                "usage": {"prompt_tokens": 20, "completion_tokens": 10, "total_tokens": 30},
-            }  # fmt: skip
-            data = json.dumps(body if answer else {"error": {"message": "out of order", "type": "x"}}).encode()
-            self.send_response(200 if answer else 400)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_arguments: object) -> None:
-            """Quiet."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Oracle) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
-        thread.join()
 
 
 def test_both_tiers_live_and_then_in_use(updraft, oracle: str, tmp_path: Path) -> None:
@@ -62,8 +24,8 @@ def test_both_tiers_live_and_then_in_use(updraft, oracle: str, tmp_path: Path) -
     done = updraft(*call, "--cloud-share", "0.5", "--save", "kept.jsonl", "--json", "out.json")
     assert done.returncode == 0, done.stderr
     assert "With 90% confidence, on requests like these: at most 50.0% go to the cloud." in done.stdout
-    assert "159 prompts, graded by agreement" in done.stdout
-    assert "1 of 160 prompts got no row" in done.stderr
+    assert "124 prompts, graded by agreement" in done.stdout
+    assert "1 of 125 prompts got no row" in done.stderr
     policy = TextPolicy.load(tmp_path / "home" / "policies" / "pocket-small--oracle")
     assert policy.card.models == {"local": "pocket-small", "cloud": "oracle"}
     assert policy.card.signals and not policy.card.estimated_tokens
