@@ -1,8 +1,7 @@
 """From graded prompts to a policy folder: both gates fitted, exported, checked, and the calibration rows beside them.
 
 Every P(gain) in the calibration rows is by members that did not see the row. The gates that ship were fitted on all
-rows, so the promise is about a router a little worse than the one that ships; `docs/routing.md` says how it held on
-rows kept apart.
+rows, so the promise is about a router a little worse than the one that ships (decision 029).
 """
 
 from __future__ import annotations
