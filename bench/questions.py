@@ -25,11 +25,21 @@ class Question:
     grade: Callable[[str], bool]
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A question whose answer nobody may know: `grade` is None then."""
+
+    id: str
+    kind: str
+    prompt: str
+    grade: Callable[[str], bool] | None = None
+
+
 class _Row(msgspec.Struct, forbid_unknown_fields=True):
     """One line of a task file."""
 
     prompt: str
-    answer: str | int | float
+    answer: str | int | float | None = None
     match: str = "exact"
     id: str | None = None
     kind: str = "file"
@@ -63,11 +73,40 @@ def read_questions(path: Path) -> list[Question]:
     return questions
 
 
-def _question(path: Path, number: int, line: str) -> Question:
+def read_prompts(path: Path) -> list[Prompt]:
+    """Prompts of a JSON Lines file as `read_questions` takes it, answers optional; or of a .txt file, one a line.
+
+    Raises InvalidRequestError naming the line that is wrong.
+    """
     try:
-        row = msgspec.json.decode(line, type=_Row)
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"Cannot read {path}: {error}") from error
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if path.suffix == ".txt":
+        return [Prompt(f"{path.name}:{number}", "file", line.strip()) for number, line in numbered]
+    return [_prompt(path, number, line) for number, line in numbered]
+
+
+def _prompt(path: Path, number: int, line: str) -> Prompt:
+    row = _row(path, number, line)
+    if row.answer is None:
+        return Prompt(row.id or f"{path.name}:{number}", row.kind, row.prompt)
+    question = _question(path, number, line)
+    return Prompt(question.id, question.kind, question.prompt, question.grade)
+
+
+def _row(path: Path, number: int, line: str) -> _Row:
+    try:
+        return msgspec.json.decode(line, type=_Row)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequestError(f"{path}, line {number}: {error}") from error
+
+
+def _question(path: Path, number: int, line: str) -> Question:
+    row = _row(path, number, line)
+    if row.answer is None:
+        raise InvalidRequestError(f"{path}, line {number}: answer is missing.")
     if row.match not in MATCHES:
         raise InvalidRequestError(
             f"{path}, line {number}: match must be one of {', '.join(MATCHES)}, got {row.match!r}."

@@ -17,9 +17,8 @@ __all__ = ["markdown_table", "save_png", "terminal_plot"]
 _WIDTH, _HEIGHT = 60, 16
 
 
-def terminal_plot(measured: Measured) -> str:
+def terminal_plot(curve: Curve, oracle: Curve) -> str:
     """Accuracy against the share of strong calls: `*` the router, `o` the oracle, `.` a router that tosses coins."""
-    curve, oracle = measured.curve, measured.oracle
     chance = Curve(np.array([0.0, 1.0]), np.array([curve.weak, curve.strong]), curve.weak, curve.strong)
     low = min(curve.accuracy.min(), curve.weak)
     high = max(oracle.accuracy.max(), low + 1e-9)

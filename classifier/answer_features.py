@@ -28,7 +28,7 @@ _ITEM = r"[^\s,;:<>.=?!]++(?:\.\d++)?"
 _LIST = re.compile(rf"(?<![^\s,;:<>=?!]){_ITEM}(?:\s*[,<>]\s*{_ITEM}){{2,}}")
 _SPELLED = re.compile(r"(?<![\w])([A-Za-z])(?!\w)")
 _MARK = re.compile(r"\b(?:answer|result|therefore)\b\W*", re.IGNORECASE)
-_REFUSAL = re.compile(r"\b(?:i cannot|i can't|i do not know|i don't know|not sure|unable to|sorry)\b", re.IGNORECASE)
+REFUSAL = re.compile(r"\b(?:i cannot|i can't|i do not know|i don't know|not sure|unable to|sorry)\b", re.IGNORECASE)
 
 ANSWER_NAMES = (
     "answer_chars",
@@ -114,8 +114,8 @@ def answer_checks(view: RunView) -> Array:
         sum(abs(text.count(a) - text.count(b)) for a, b in ("()", "[]", "{}")) + text.count('"') % 2,
         valid_json,
         opens_json and not valid_json,
-        _REFUSAL.search(text) is not None,
-        sum(ord(c) > 127 for c in text) / max(len(text), 1),
+        REFUSAL.search(text) is not None,
+        0 if text.isascii() else sum(ord(c) > 127 for c in text) / len(text),
         log1p(len(items)),
         len(items) - len(set(items)),
         _kinks(items),
@@ -165,11 +165,10 @@ def _bindings(asked: str, text: str) -> tuple[int, int]:
     A number that the question does not contain, or that stands without any of the question's words, counts as neither.
     """
     beside: dict[str, set[str]] = {}
-    known: set[str] = set()
     for numbers, words in _segments(asked):
-        known |= words
         for number in numbers:
             beside.setdefault(number, set()).update(words)
+    known = _letter_words(asked)
     bound = misbound = 0
     for numbers, words in _segments(text):
         for number in numbers & beside.keys() if words & known else set[str]():
@@ -181,11 +180,13 @@ def _bindings(asked: str, text: str) -> tuple[int, int]:
 
 
 def _segments(text: str) -> list[tuple[set[str], set[str]]]:
-    """The numbers and the words of each piece of `text` between marks."""
-    pieces = _SEGMENT.split(text.lower())
-    return [
-        (set(_NUMBER.findall(piece)), {word for word in _WORD.findall(piece) if word[0].isalpha()}) for piece in pieces
-    ]
+    """The numbers and the words of each piece of `text` between marks that has a number."""
+    numbered = ((piece, _NUMBER.findall(piece)) for piece in _SEGMENT.split(text))
+    return [(set(numbers), _letter_words(piece)) for piece, numbers in numbered if numbers]
+
+
+def _letter_words(text: str) -> set[str]:
+    return {word for word in _WORD.findall(text.lower()) if word[0].isalpha()}
 
 
 def _spelling(asked: str, working: str) -> tuple[bool, bool]:

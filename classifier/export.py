@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from .calibration import Curve
+from .graph_files import ML_OPSET, OPSET
 from .models import GateModel, LinearExpert, TreeExpert
 from .optional import load_module
 
 INPUT, OUTPUT = "features", "p_gain"
-OPSET, ML_OPSET = 17, 3
 
 
 def to_onnx(model: GateModel) -> bytes:

@@ -10,7 +10,7 @@ import csv
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,12 +22,13 @@ from ..protocol.errors import InvalidRequestError
 from .metrics import Bools, Floats
 from .views import Array
 
-__all__ = ["Columns", "GradedRow", "TokenSignals", "gains", "read_graded", "scores"]
+__all__ = ["Columns", "GradedRow", "TokenSignals", "gains", "read_graded", "scores", "write_graded"]
 
 _PROMPTS = ("prompt", "question", "query")
 _WEAK, _STRONG = ("weak", "weak_score", "local", "local_score"), ("strong", "strong_score", "cloud", "cloud_score")
 _ANSWERS = ("weak_response", "weak_answer", "local_response", "local_answer")
 _DOMAINS = ("domain", "category", "kind")
+_CLOUD_READ, _CLOUD_WRITTEN = "cloud_prompt_tokens", "cloud_tokens"
 _SIGNALS = ("logprobs", "entropies", "margins")
 _LARGEST_FIELD = 10_000_000
 
@@ -51,7 +52,10 @@ class TokenSignals:
 
 @dataclass(frozen=True, slots=True)
 class GradedRow:
-    """One prompt. `answer` and `signals` are the weak tier's; `domain` groups rows in reports and is no feature."""
+    """One prompt. `answer` and `signals` are the weak tier's; `domain` groups rows in reports and is no feature.
+
+    `cloud_read`, `cloud_written`: the tokens of prompt and answer as the strong tier counts them, if known.
+    """
 
     prompt: str
     weak: float
@@ -59,6 +63,8 @@ class GradedRow:
     domain: str = ""
     answer: str | None = None
     signals: TokenSignals | None = None
+    cloud_read: float | None = None
+    cloud_written: float | None = None
 
     @property
     def gain(self) -> bool:
@@ -76,12 +82,12 @@ class _Header:
     signals: bool
 
 
-def scores(rows: list[GradedRow]) -> tuple[Floats, Floats]:
+def scores(rows: Sequence[GradedRow]) -> tuple[Floats, Floats]:
     """The weak and the strong scores, (n,) each."""
     return np.array([row.weak for row in rows], np.float64), np.array([row.strong for row in rows], np.float64)
 
 
-def gains(rows: list[GradedRow]) -> Bools:
+def gains(rows: Sequence[GradedRow]) -> Bools:
     """(n,) where the strong tier is better."""
     return np.array([row.gain for row in rows], np.bool_)
 
@@ -102,6 +108,25 @@ def read_graded(path: Path, columns: Columns | None = None) -> list[GradedRow]:
     if not rows:
         raise InvalidRequestError(f"{path} holds no rows: give prompts with a weak and a strong score each.")
     return rows
+
+
+def write_graded(path: Path, rows: Sequence[GradedRow]) -> None:
+    """Rows as JSON Lines that `read_graded` takes. Raises InvalidRequestError if the file cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"".join(json.dumps(_record(row)).encode() + b"\n" for row in rows))
+    except OSError as error:
+        raise InvalidRequestError(f"Cannot write {path}: {error}") from error
+
+
+def _record(row: GradedRow) -> dict[str, Any]:
+    record: dict[str, Any] = {"prompt": row.prompt, "weak": row.weak, "strong": row.strong, "domain": row.domain}
+    if row.answer is not None:
+        record["weak_response"] = row.answer
+    if row.signals is not None:
+        series = row.signals.logprobs, row.signals.entropies, row.signals.margins
+        record |= {name: [float(x) for x in values] for name, values in zip(_SIGNALS, series, strict=True)}
+    return record | {_CLOUD_READ: row.cloud_read, _CLOUD_WRITTEN: row.cloud_written}
 
 
 def _opened(path: Path) -> TextIO:
@@ -169,6 +194,8 @@ def _row(where: str, record: Mapping[str, Any], header: _Header) -> GradedRow:
         _text(where, record, header.domain) if header.domain else "",
         _text(where, record, header.answer) if header.answer else None,
         _signals(where, record) if header.signals else None,
+        _tokens(where, record, _CLOUD_READ),
+        _tokens(where, record, _CLOUD_WRITTEN),
     )
 
 
@@ -188,6 +215,19 @@ def _score(where: str, record: Mapping[str, Any], column: str) -> float:
     if not 0 <= score <= 1:
         raise InvalidRequestError(f"{where}: {column} must be a score from 0 to 1, not {value!r}.")
     return score
+
+
+def _tokens(where: str, record: Mapping[str, Any], column: str) -> float | None:
+    value = record.get(column)
+    if value in (None, ""):
+        return None
+    try:
+        count = float(value)  # pyright: ignore[reportArgumentType]  # what is no number raises
+    except (TypeError, ValueError):
+        count = -1.0
+    if not 0 <= count < float("inf"):
+        raise InvalidRequestError(f"{where}: {column} must be a number of tokens, not {value!r}.")
+    return count
 
 
 def _signals(where: str, record: Mapping[str, Any]) -> TokenSignals:

@@ -22,6 +22,7 @@ __all__ = [
     "HalfSplits",
     "Population",
     "half_splits",
+    "most_of",
     "populations",
     "safe_threshold",
     "violation_rate",
@@ -42,7 +43,7 @@ def safe_threshold(p_gain: Floats, gain: Bools, alpha: float, delta: float = DEL
     With probability at least 1 - delta over the n calibration rows, the true risk of "local where P(gain) is at or
     below the threshold" is at most alpha.
     """
-    return _boldest(p_gain, gain, _most_losses(len(gain), alpha, delta))
+    return _boldest(p_gain, gain, most_of(len(gain), alpha, delta))
 
 
 def hindsight_threshold(p_gain: Floats, gain: Bools, alpha: float) -> float:
@@ -60,8 +61,13 @@ def _boldest(p_gain: Floats, gain: Bools, losses: int) -> float:
     return float(values[allowed[-1]]) if len(allowed) else NOTHING_LOCAL
 
 
-def _most_losses(n: int, alpha: float, delta: float) -> int:
-    """The most losses k whose Clopper-Pearson bound is at most alpha: P(Binomial(n, alpha) <= k) <= delta."""
+def most_of(n: int, alpha: float, delta: float) -> int:
+    """The most k of n whose one-sided Clopper-Pearson bound is at most alpha: P(Binomial(n, alpha) <= k) <= delta.
+
+    -1 if even none of n would not show it.
+    """
+    if alpha <= 0 or alpha >= 1:
+        return -1 if alpha <= 0 else n
     chance, k = 0.0, -1
     while k < n:
         chance += exp(

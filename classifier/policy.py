@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,16 @@ import numpy as np
 
 from ..protocol.errors import ConfigurationError
 from . import features
+from .aim import Aim
 from .features import FEATURE_VERSION, GATES, Gate, Layout
-from .optional import load_module
+from .graph_files import CARD_NAME, check_versions, open_graph, read_card, sha256
+from .metrics import Floats
 from .thresholds import Target, Thresholds
 from .views import Array, PromptView, RunView
 
-__all__ = ["FORMAT_VERSION", "Policy", "PolicyCard", "TrainedOn"]
+__all__ = ["CARD_NAME", "FORMAT_VERSION", "Policy", "PolicyCard", "TrainedOn", "sha256"]
 
 FORMAT_VERSION = 2
-CARD_NAME = "policy.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Policy:
     @classmethod
     def load(cls, folder: Path) -> Policy:
         """Read a policy folder. Raises ConfigurationError if it is missing, damaged, or made by another version."""
-        card = _read_card(folder / CARD_NAME)
+        card = _read_card(folder)
         return cls(card, {gate: _open_graph(folder / f"{gate}.onnx", gate, card) for gate in GATES})
 
     def before(self, prompt: PromptView) -> float:
@@ -80,6 +80,11 @@ class Policy:
     def after(self, view: RunView) -> float:
         """Gate 3: P(gain) from the whole run."""
         return self._probability("gate3", features.after(view))
+
+    @property
+    def usual(self) -> Floats | None:
+        """P(gain) of the calibration rows is not kept in this kind of policy."""
+        return None
 
     def thresholds(self, quality: float) -> Thresholds:
         """The thresholds for a quality target: those of the nearest calibrated target that is at least as strict.
@@ -97,6 +102,24 @@ class Policy:
             )
         return min(enough, key=lambda target: target.quality).thresholds
 
+    def thresholds_for(self, aim: Aim) -> Thresholds:
+        """The thresholds for any target. A share becomes the strictest calibrated quality whose cloud share is no more.
+
+        Raises ConfigurationError if there is none, and for a cost, as this kind of policy knows no token counts.
+        """
+        if aim.name == "quality":
+            return self.thresholds(aim.value)
+        if aim.name == "cost":
+            raise ConfigurationError("This policy knows no costs: state quality or cloud_share instead.", param="cost")
+        enough = [target for target in self.card.thresholds if target.cloud_share <= aim.value]
+        if not enough:
+            least = min((target.cloud_share for target in self.card.thresholds), default=1.0)
+            raise ConfigurationError(
+                f"This policy was calibrated down to a cloud share of {least:.3f}, not {aim.value}: raise the target.",
+                param="cloud_share",
+            )
+        return max(enough, key=lambda target: target.quality).thresholds
+
     def _probability(self, gate: Gate, vector: Array) -> float:
         session = self._sessions[gate]
         width = Layout(gate, self.card.hidden_size).width
@@ -108,50 +131,20 @@ class Policy:
         return float(session.run(None, {"features": vector[None]})[0][0])
 
 
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _read_card(path: Path) -> PolicyCard:
+def _read_card(folder: Path) -> PolicyCard:
+    raw = read_card(folder)
+    known = {"format_version": FORMAT_VERSION, "feature_version": FEATURE_VERSION}
+    check_versions(folder, raw, known, "retrain it with this version (python -m updraft.classifier.train)")
     try:
-        raw = path.read_bytes()
-        versions = msgspec.json.decode(raw, type=dict[str, Any])
-    except FileNotFoundError as error:
-        raise ConfigurationError(f"There is no policy at {path.parent}: {path.name} is missing.") from error
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} cannot be read as a policy ({error}): install or train it again.") from error
-    for name, known in (("format_version", FORMAT_VERSION), ("feature_version", FEATURE_VERSION)):
-        if versions.get(name) != known:
-            raise ConfigurationError(
-                f"The policy at {path.parent} has {name} {versions.get(name)}, this Updraft reads {known}: "
-                "retrain it with this version (python -m updraft.classifier.train) or install the matching one."
-            )
-    try:
-        return msgspec.json.decode(raw, type=PolicyCard)
+        return msgspec.convert(raw, PolicyCard)
     except msgspec.ValidationError as error:
-        raise ConfigurationError(f"{path} is not a valid policy ({error}): install or train it again.") from error
+        raise ConfigurationError(
+            f"{folder / CARD_NAME} is not a valid policy ({error}): install or train it again."
+        ) from error
 
 
 def _open_graph(path: Path, gate: Gate, card: PolicyCard) -> Any:
-    onnxruntime = load_module("onnxruntime", "edge")
-    try:
-        graph = path.read_bytes()
-    except OSError as error:
-        raise ConfigurationError(
-            f"The policy at {path.parent} lacks {path.name}: install or train it again."
-        ) from error
-    if sha256(graph) != card.files.get(gate):
-        raise ConfigurationError(
-            f"{path} is not the file its {CARD_NAME} describes (damaged or replaced): install or train it again."
-        )
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.inter_op_num_threads = 1
-    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-    try:
-        session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime raises its own tree of plain Exceptions
-        raise ConfigurationError(f"{path} cannot be run by onnxruntime ({error}): train the policy again.") from error
+    session = open_graph(path, card.files.get(gate))
     width = Layout(gate, card.hidden_size).width
     if session.get_inputs()[0].shape[-1] != width:
         raise ConfigurationError(

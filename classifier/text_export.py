@@ -11,23 +11,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper
 
 from .export import Graph
 from .text_router import Forest, Ridge, TextRouter
-from .views import Array
+from .text_rows import BUCKET_COUNTS, BUCKETS, MEASURES
 from .wording import COUNTS
 
-__all__ = ["graph_inputs", "router_to_onnx"]
-
-_BUCKETS, _COUNTS, _MEASURES = "buckets", "counts", "measures"
-
-
-def graph_inputs(measures: Array, counts: Array) -> dict[str, NDArray[Any]]:
-    """What the graph takes of one row, as `text_rows.vector` makes it."""
-    buckets = np.flatnonzero(counts)
-    return {_BUCKETS: buckets, _COUNTS: counts[buckets], _MEASURES: measures[None]}
+__all__ = ["router_to_onnx"]
 
 
 def router_to_onnx(router: TextRouter, n_measures: int) -> bytes:
@@ -36,28 +27,29 @@ def router_to_onnx(router: TextRouter, n_measures: int) -> bytes:
     Raises TypeError for a router with a member that does not ship.
     """
     graph = Graph()
-    rows = graph.node("Gather", graph.constant("directions", router.topics.directions), _BUCKETS, axis=0)
+    directions = graph.constant("directions", router.topics.directions.astype(np.float32))
+    rows = graph.node("Cast", graph.node("Gather", directions, BUCKETS, axis=0), to=TensorProto.DOUBLE)
     topics = graph.node("MatMul", _weighted_words(graph, router), rows)
     flat = graph.node("Reshape", topics, graph.constant("one_row", np.array([1, -1], np.int64)))
-    dense = graph.node("Concat", graph.node("Cast", flat, to=TensorProto.FLOAT), _MEASURES, axis=1)
+    dense = graph.node("Concat", graph.node("Cast", flat, to=TensorProto.FLOAT), MEASURES, axis=1)
     score = graph.constant("start", np.array([[router.bias]]))
     for name, weight in router.weights.items():
         raw = _member(graph, name, router.members[name], dense)
         score = graph.node("Add", score, graph.node("Mul", raw, graph.constant(f"{name}_weight", np.array([[weight]]))))
     return graph.finish(
         graph.curve(score, router.curve),
-        helper.make_tensor_value_info(_BUCKETS, TensorProto.INT64, ["m"]),
-        helper.make_tensor_value_info(_COUNTS, TensorProto.FLOAT, ["m"]),
-        helper.make_tensor_value_info(_MEASURES, TensorProto.FLOAT, [1, n_measures]),
+        helper.make_tensor_value_info(BUCKETS, TensorProto.INT64, ["m"]),
+        helper.make_tensor_value_info(BUCKET_COUNTS, TensorProto.FLOAT, ["m"]),
+        helper.make_tensor_value_info(MEASURES, TensorProto.FLOAT, [1, n_measures]),
     )
 
 
 def _weighted_words(graph: Graph, router: TextRouter) -> str:
     """(m,) double: counts times term weights, words and characters each of unit length over the square root of two."""
-    weights = graph.node("Gather", graph.constant("term_weights", router.topics.weights), _BUCKETS, axis=0)
-    weighted = graph.node("Mul", graph.node("Cast", _COUNTS, to=TensorProto.DOUBLE), weights)
+    weights = graph.node("Gather", graph.constant("term_weights", router.topics.weights), BUCKETS, axis=0)
+    weighted = graph.node("Mul", graph.node("Cast", BUCKET_COUNTS, to=TensorProto.DOUBLE), weights)
     squares = graph.node("Mul", weighted, weighted)
-    is_word = graph.node("Less", _BUCKETS, graph.constant("first_of_characters", np.array(COUNTS // 2)))
+    is_word = graph.node("Less", BUCKETS, graph.constant("first_of_characters", np.array(COUNTS // 2)))
     none = graph.constant("none", np.array(0.0))
     lengths = [_length(graph, graph.node("Where", is_word, *parts)) for parts in ((squares, none), (none, squares))]
     return graph.node("Div", weighted, graph.node("Where", is_word, *lengths))

@@ -24,7 +24,7 @@ from .text_rows import N_WORDING, TextRows
 from .views import Array
 from .wording import COUNTS
 
-__all__ = ["CANDIDATES", "Forest", "Labels", "Ridge", "TextRouter", "Topics", "fit_router"]
+__all__ = ["CANDIDATES", "SHIPPED", "Forest", "Labels", "Ridge", "TextRouter", "Topics", "fit_router"]
 
 MIN_LABELS = 100
 _TOPICS = 50
@@ -44,15 +44,23 @@ CANDIDATES: dict[str, tuple[str, ...]] = {
     "boosting": ("boosting",),
     "neighbours": ("neighbours",),
 }
-_SHIPPED = ("blend", "ridge", "forest")
+SHIPPED = {name: CANDIDATES[name] for name in ("blend", "ridge", "forest")}
 
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Both tiers' scores of the labelled rows, (n,) each."""
+    """Both tiers' scores of the labelled rows, (n,) each; `same`: (n,) marks of rows that ask the same, if any do.
+
+    Where rows were not drawn as requests come: `weight`, (n,), is one over the chance that a row was, and
+    `representative`, (n,), marks rows that together are an even draw. Models are fitted on all rows by weight,
+    calibrated and compared on the representative ones.
+    """
 
     weak: Floats
     strong: Floats
+    same: NDArray[Any] | None = None
+    weight: Floats | None = None
+    representative: Bools | None = None
 
     @property
     def gain(self) -> Floats:
@@ -63,12 +71,26 @@ class Labels:
         return self.strong > self.weak
 
     def take(self, rows: NDArray[Any]) -> Labels:
-        return Labels(self.weak[rows], self.strong[rows])
+        return Labels(
+            self.weak[rows],
+            self.strong[rows],
+            None if self.same is None else self.same[rows],
+            None if self.weight is None else self.weight[rows],
+            None if self.representative is None else self.representative[rows],
+        )
+
+    @property
+    def even(self) -> NDArray[Any]:
+        """The rows to calibrate and compare on."""
+        return np.flatnonzero(np.ones(len(self.weak), np.bool_) if self.representative is None else self.representative)
 
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """Term weights, (COUNTS,), and the directions of most variance among weighted prompts, (COUNTS, 50), float64."""
+    """Term weights, (COUNTS,), and the directions of most variance among weighted prompts, (COUNTS, 50).
+
+    float64, the directions rounded to what float32 holds, as they ship so.
+    """
 
     weights: Floats
     directions: Floats
@@ -78,7 +100,8 @@ class Topics:
         seen = np.asarray((counts > 0).sum(axis=0), np.float64).ravel()
         weights = np.log((1.0 + counts.shape[0]) / (1.0 + seen)) + 1.0
         svd = load_module("sklearn.decomposition", "train").TruncatedSVD(_TOPICS, random_state=seed)
-        return cls(weights, np.asarray(svd.fit(_weighted(counts, weights)).components_.T, np.float64))
+        directions = np.asarray(svd.fit(_weighted(counts, weights)).components_.T, np.float32)
+        return cls(weights, directions.astype(np.float64))
 
     def prepare(self, rows: TextRows) -> Array:
         """Topics and measures side by side, (n, k + m) float32: what members are fitted on."""
@@ -132,7 +155,8 @@ class _Compared:
 class TextRouter:
     """P(gain) of prompts: `curve(bias + sum(weight * member.score))`.
 
-    `inner_apgr`: every candidate's APGR in the inner cross-validation, from which `chosen` was chosen.
+    `crossed`: P(gain) of each row it was fitted on, by members that did not see the row. `inner_apgr`: every
+    candidate's APGR in the inner cross-validation, from which `chosen` was chosen.
     """
 
     topics: Topics
@@ -140,6 +164,7 @@ class TextRouter:
     weights: Mapping[str, float]
     bias: float
     curve: Curve
+    crossed: Floats
     chosen: str
     inner_apgr: Mapping[str, float]
 
@@ -152,12 +177,21 @@ class TextRouter:
         return np.clip(self.curve(self.score(rows)), 0.0, 1.0)
 
 
-def fit_router(rows: TextRows, labels: Labels, unlabelled: TextRows | None = None, seed: int = 0) -> TextRouter:
+def fit_router(
+    rows: TextRows,
+    labels: Labels,
+    unlabelled: TextRows | None = None,
+    seed: int = 0,
+    candidates: Mapping[str, tuple[str, ...]] | None = None,
+) -> TextRouter:
     """Fit on labelled `rows`; topics are found on `unlabelled` prompts too. The same seed gives the same router.
+
+    `candidates`: None compares all of them; those that do not ship are never chosen. Rows with `labels.same` alike
+    share a fold.
 
     Raises InvalidRequestError with fewer than 100 labels, or if no row or every row is a gain.
     """
-    n, better = len(labels.weak), labels.better
+    n, better = len(labels.even), labels.better[labels.even]
     if n < MIN_LABELS or better.all() or not better.any():
         raise InvalidRequestError(
             f"A router needs at least {MIN_LABELS} graded prompts, some better answered by the strong tier and some "
@@ -168,19 +202,23 @@ def fit_router(rows: TextRows, labels: Labels, unlabelled: TextRows | None = Non
         counts = load_module("scipy.sparse", "train").vstack((counts, unlabelled.counts)).tocsr()
     topics = Topics.fit(counts, seed)
     x = topics.prepare(rows)
-    crossed = _cross_fitted(x, labels, seed)
-    blends = {name: _Blend.of(members, crossed) for name, members in CANDIDATES.items()}
-    recovered = {name: _recovered(blend.score(crossed), labels.gain) for name, blend in blends.items()}
-    chosen = _chosen(recovered)
+    candidates = CANDIDATES if candidates is None else candidates
+    crossed = _cross_fitted(x, labels, seed, {member for blend in candidates.values() for member in blend})
+    blends = {name: _Blend.of(blend, crossed) for name, blend in candidates.items()}
+    even = labels.even
+    recovered = {name: _recovered(blend.score(crossed)[even], labels.gain[even]) for name, blend in blends.items()}
+    chosen = _chosen({name: recovered[name] for name in candidates if name in SHIPPED})
     blend = blends[chosen]
+    curve = fit_curve(blend.score(crossed)[even], better)
     return TextRouter(
         topics=topics,
         members={name: _fit(name, x, labels, seed) for name in blend.weights},
         weights=blend.weights,
         bias=blend.bias,
-        curve=fit_curve(blend.score(crossed), better),
+        curve=curve,
+        crossed=np.clip(curve(blend.score(crossed)), 0.0, 1.0),
         chosen=chosen,
-        inner_apgr={name: float(rows.sum() / labels.gain.sum()) for name, rows in recovered.items()},
+        inner_apgr={name: float(rows.sum() / labels.gain[even].sum()) for name, rows in recovered.items()},
     )
 
 
@@ -213,20 +251,21 @@ def _recovered(score: Floats, gain: Floats) -> Floats:
 
 def _chosen(recovered: Mapping[str, Floats]) -> str:
     """The first candidate that recovers less than the best by at most one standard error of their paired difference."""
-    best = max((recovered[name] for name in _SHIPPED), key=lambda rows: float(rows.mean()))
+    best = max(recovered.values(), key=lambda rows: float(rows.mean()))
     within = (
         name
-        for name in _SHIPPED
+        for name in recovered
         if (best - recovered[name]).mean() <= (best - recovered[name]).std() / np.sqrt(len(best))
     )
     return next(within)
 
 
-def _cross_fitted(x: Array, labels: Labels, seed: int) -> dict[str, Floats]:
+def _cross_fitted(x: Array, labels: Labels, seed: int, names: Iterable[str]) -> dict[str, Floats]:
     """The scores of each row by members that did not see its fold."""
     n = len(labels.weak)
-    folds = np.random.default_rng(seed).permutation(n) % _FOLDS
-    crossed = {name: np.zeros(n) for members in CANDIDATES.values() for name in members}
+    same = np.arange(n) if labels.same is None else np.unique(labels.same, return_inverse=True)[1]
+    folds = (np.random.default_rng(seed).permutation(same.max() + 1) % _FOLDS)[same]
+    crossed = {name: np.zeros(n) for name in sorted(names)}
     for fold in range(_FOLDS):
         held, kept = folds == fold, folds != fold
         for name, scores in crossed.items():
@@ -236,11 +275,11 @@ def _cross_fitted(x: Array, labels: Labels, seed: int) -> dict[str, Floats]:
 
 def _fit(name: str, x: Array, labels: Labels, seed: int) -> Member:
     if name == "ridge":
-        return _fit_ridge(x, labels.gain)
+        return _fit_ridge(x, labels.gain, np.ones(len(x)) if labels.weight is None else labels.weight)
     ensemble = load_module("sklearn.ensemble", "train")
     if name == "forest":
         trees = ensemble.ExtraTreesRegressor(_TREES, min_samples_leaf=_LEAF, max_features=0.3, random_state=seed)
-        return Forest(trees.fit(x, np.stack((labels.weak, labels.strong), axis=1)))
+        return Forest(trees.fit(x, np.stack((labels.weak, labels.strong), axis=1), sample_weight=labels.weight))
     if name == "boosting":
         settings = {"n_estimators": 100, "learning_rate": 0.05, "max_depth": 3, "subsample": 0.5, "max_features": 0.1}
         boosted = ensemble.GradientBoostingRegressor(min_samples_leaf=20, random_state=seed, **settings)
@@ -250,7 +289,9 @@ def _fit(name: str, x: Array, labels: Labels, seed: int) -> Member:
     return _Compared(neighbours.fit(x[:, topics], labels.gain), topics)
 
 
-def _fit_ridge(x: Array, gain: Floats) -> Ridge:
+def _fit_ridge(x: Array, gain: Floats, rows: Floats) -> Ridge:
+    """Each row counts as often as `rows`, (n,), says; only their ratios matter."""
+    share = rows / rows.mean()
     mean: Floats = x.mean(axis=0, dtype=np.float64)
     scale: Floats = np.asarray(np.maximum(x.std(axis=0, dtype=np.float64), 1e-3), np.float64)
     # Topics share one scale: dividing each by its own would make the least of them as loud as the first.
@@ -259,12 +300,14 @@ def _fit_ridge(x: Array, gain: Floats) -> Ridge:
     weight[:_TOPICS] = 1.0
     weight[_TOPICS : _TOPICS + N_WORDING] = _WORDING_WEIGHT
     standard = _standardised(x, mean, scale) * weight
-    centre: Floats = standard.mean(axis=0)
-    inner: Floats = (standard - centre).T @ (standard - centre) + _PENALTY * np.eye(x.shape[1])
-    aims: Floats = (standard - centre).T @ (gain - gain.mean())
+    centre: Floats = np.average(standard, axis=0, weights=share)
+    middle = float(np.average(gain, weights=share))
+    weighted: Floats = (standard - centre).T * share
+    inner: Floats = weighted @ (standard - centre) + _PENALTY * np.eye(x.shape[1])
+    aims: Floats = weighted @ (gain - middle)
     solved: Floats = np.asarray(np.linalg.solve(inner, aims), np.float64)
     weights: Floats = np.multiply(solved, weight)
-    return Ridge(mean, scale, weights, float(gain.mean() - centre @ solved))
+    return Ridge(mean, scale, weights, float(middle - centre @ solved))
 
 
 def _standardised(x: Array, mean: Floats, scale: Floats, clip: float = _CLIP) -> Floats:

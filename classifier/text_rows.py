@@ -23,9 +23,25 @@ from .steps import step_checks
 from .views import Array, PromptView, RunView
 from .wording import MEASURE_NAMES, wording
 
-__all__ = ["N_WORDING", "Mode", "TextRows", "featurise", "vector"]
+__all__ = [
+    "N_WORDING",
+    "TEXT_FEATURE_VERSION",
+    "Asked",
+    "Features",
+    "Mode",
+    "TextRows",
+    "featurise",
+    "graph_inputs",
+    "vector",
+]
 
+# Raise it with every change that alters any feature of any input, in any file that `vector` calls: a policy refuses
+# features it was not trained on.
+TEXT_FEATURE_VERSION = 1
+
+Features = tuple[Array, Array]
 Mode = Literal["prompt", "cascade"]
+BUCKETS, BUCKET_COUNTS, MEASURES = "buckets", "counts", "measures"
 N_WORDING = len(MEASURE_NAMES)
 _EMPTY = np.empty(0, np.float32)
 
@@ -41,10 +57,27 @@ class TextRows:
         return TextRows(self.counts[rows], self.measures[rows])
 
 
-def vector(row: GradedRow, mode: Mode) -> tuple[Array, Array]:
-    """The measures and the counts of one row. Raises InvalidRequestError if a cascade's row has no answer."""
-    question = question_of(row.prompt)
-    measures, counts = wording(question)
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The question inside a prompt and its wording, which both gates read."""
+
+    question: str
+    measures: Array
+    counts: Array
+
+    @classmethod
+    def of(cls, prompt: str) -> Asked:
+        question = question_of(prompt)
+        return cls(question, *wording(question))
+
+
+def vector(row: GradedRow, mode: Mode, asked: Asked | None = None) -> Features:
+    """The measures and the counts of one row; `asked`: what is known of its prompt from an earlier gate.
+
+    Raises InvalidRequestError if a cascade's row has no answer.
+    """
+    asked = asked or Asked.of(row.prompt)
+    question, measures, counts = asked.question, asked.measures, asked.counts
     if mode == "prompt":
         return measures, counts
     if row.answer is None:
@@ -52,6 +85,12 @@ def vector(row: GradedRow, mode: Mode) -> tuple[Array, Array]:
     view = _view(question, row)
     parts = (measures, answer_checks(view), step_checks(question, row.answer))
     return np.concatenate((*parts, signals(view)) if row.signals else parts), counts
+
+
+def graph_inputs(measures: Array, counts: Array) -> dict[str, NDArray[Any]]:
+    """What the exported graph takes of one row: only the buckets that hold something, as most are empty."""
+    buckets = np.flatnonzero(counts)
+    return {BUCKETS: buckets, BUCKET_COUNTS: counts[buckets], MEASURES: measures[None]}
 
 
 def featurise(rows: Sequence[GradedRow], mode: Mode) -> TextRows:

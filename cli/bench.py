@@ -43,7 +43,7 @@ def cascade(
 
     config = options.Pair(local="pocket", quality=quality).config()
     measured = measure(config, pocket_questions(tasks, seed), None, concurrency)
-    settings = {"tasks": tasks, "concurrency": concurrency, "seed": seed, "quality": config.quality}
+    settings = {"tasks": tasks, "concurrency": concurrency, "seed": seed, "quality": config.aim.value}
     show(Report.of({"bench": "cascade", **settings}, measured), json_path)
 
 
@@ -159,7 +159,7 @@ def router(
     config = {"data": data.name, "test": test and test.name, "labels": labels, "mode": mode, "seeds": seeds}
     report = Report.of({"bench": "router", **config, "weak": weak, "strong": strong}, measured.metrics)
     show(report, json_path)
-    Console().print(terminal_plot(measured), highlight=False)
+    Console().print(terminal_plot(measured.curve, measured.oracle), highlight=False)
     if markdown is not None:
         markdown.write_text(markdown_table(report), encoding="utf-8")
     if plot is not None:

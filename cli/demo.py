@@ -159,7 +159,7 @@ def _figures(
     rows["routed"]["quality_kept"] = quality_kept(rows)
     return {
         "n": len(questions),
-        "quality": config.quality,
+        "quality": config.aim.value,
         **rows,
         "routes": _routes(measured["routed"]),
         "draft": draft_figures(measured["routed"]),

@@ -13,7 +13,7 @@ import typer
 
 from .. import __version__
 from ..protocol.errors import ConfigurationError, InvalidRequestError, UpdraftError
-from . import ask, bench, chat, demo, doctor, evaluate, servers, store, tune, why
+from . import ask, bench, calibrate, chat, demo, doctor, evaluate, learn, servers, store, tune, why
 from .failures import message_of
 
 app = typer.Typer(
@@ -61,6 +61,9 @@ app.command()(store.pull)
 app.command()(store.models)
 app.command()(store.rm)
 app.command()(store.verify)
+app.command()(calibrate.calibrate)
+app.command()(learn.learn)
+app.command()(learn.feedback)
 app.command()(tune.tune)
 app.command()(doctor.doctor)
 app.add_typer(bench.app, name="bench")

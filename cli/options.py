@@ -59,6 +59,14 @@ Quality = Annotated[
     float | None,
     typer.Option("--quality", metavar="SHARE", help="Share of the cloud's quality to keep, above 0 and at most 1."),
 ]
+CloudShare = Annotated[
+    float | None,
+    typer.Option("--cloud-share", metavar="SHARE", help="Instead of a quality: send up at most this share, 0 to 1."),
+]
+Cost = Annotated[
+    float | None,
+    typer.Option("--cost", metavar="USD", help="Instead of a quality: at most this per 1,000 requests."),
+]
 Json = Annotated[Path | None, typer.Option("--json", metavar="PATH", help="Also write the figures here.")]
 
 
@@ -71,6 +79,8 @@ class Pair:
     cloud_model: str | None = None
     cloud_key_env: str | None = None
     quality: float | None = None
+    cloud_share: float | None = None
+    cost: float | None = None
 
     def config(self) -> RouterConfig:
         """The user's settings with these flags on top. Raises ConfigurationError."""
@@ -83,6 +93,8 @@ class Pair:
             "cloud_model": self.cloud_model,
             "cloud_api_key": None if self.cloud_key_env is None else key_from(self.cloud_key_env, "--cloud-key-env"),
             "quality": self.quality,
+            "cloud_share": self.cloud_share,
+            "cost": self.cost,
         }
         return RouterConfig.load({name: value for name, value in flags.items() if value is not None})
 

@@ -214,6 +214,12 @@ class Cascade:
         return self.tiers.gates
 
     @property
+    def judged(self) -> LocalAnswer | None:
+        """The local answer, if there is a whole one and the gates had a say."""
+        whole = self._answer is not None and self._answer.finish_reason is not None
+        return self._answer if whole and self.job.chat is not None and self.tiers.gates is not None else None
+
+    @property
     def chat(self) -> ChatRequest:
         if self.job.chat is None:
             raise EngineError("The local tier was asked for a request it cannot read.")

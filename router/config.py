@@ -9,6 +9,8 @@ from typing import Any, cast
 
 import msgspec
 
+from ..classifier.aim import Aim
+from ..classifier.folders import experience_file
 from ..protocol import settings
 from ..protocol.errors import ConfigurationError
 from .budget import Limits
@@ -45,10 +47,12 @@ class RouterConfig:
     local tier.
     cloud_url: an OpenAI-compatible base URL (`/v1` is added to a bare host), or None for no cloud tier.
     middle: smaller clouds to ask before that one, from the smallest up.
-    quality: share of the cloud's quality to keep, in (0, 1].
-    policy: `"auto"` (the packaged policy if it was calibrated for this pair, else token confidence), `"none"`
-    (token confidence), or a policy folder, which must have been calibrated for this pair unless
-    `allow_foreign_policy` is set.
+    quality, cloud_share, cost: the target, one of them at most (0.98 quality without any). `quality`: share of the
+    cloud's quality to keep, in (0, 1]; `cloud_share`: at most this share of the requests goes up; `cost`: at most this
+    many US dollars go to the cloud per 1,000 requests, by `prices`.
+    policy: `"auto"` (the policy that `updraft calibrate` wrote for this pair, or the packaged one of the pocket pair,
+    else the general policy with token confidence), `"none"` (token confidence), or a policy folder, which must have
+    been calibrated for this pair unless `allow_foreign_policy` is set.
     confidence: without a policy, escalate when the geometric mean token probability falls below this.
     hold_tokens: stream after this many local tokens; None holds the stream until the whole answer was judged.
     race_above: start the cloud beside the device where P(gain) before generation is at least this (0: always); None:
@@ -58,6 +62,9 @@ class RouterConfig:
     of one API key, and by those of one `user` of a key. They are kept in the ledger and need one.
     privacy: rules that keep a request on the device.
     cache: answers to keep for requests that ask exactly the same again; none by default.
+    experience: SQLite file with what judged answers teach, features only unless `experience_text` is set; None keeps
+    none. exploration: share of the answers that would stay, which go to the cloud all the same, so that labels are not
+    only of what goes up anyway. shadow: decide and log, but send every answer to the cloud.
     """
 
     local: str | None = "pocket"
@@ -65,7 +72,9 @@ class RouterConfig:
     cloud_api_key: str | None = field(default=None, repr=False)
     cloud_model: str = "pocket-large"
     middle: tuple[Middle, ...] = ()
-    quality: float = 0.98
+    quality: float | None = None
+    cloud_share: float | None = None
+    cost: float | None = None
     policy: str = "auto"
     allow_foreign_policy: bool = False
     confidence: float = 0.8
@@ -81,9 +90,14 @@ class RouterConfig:
     budget_per_user: Limits = field(default_factory=Limits)
     privacy: Privacy = field(default_factory=Privacy)
     cache: CacheSettings = field(default_factory=CacheSettings)
+    experience: Path | None = None
+    experience_text: bool = False
+    exploration: float = 0.0
+    shadow: bool = False
 
     def __post_init__(self) -> None:
-        _check(0 < self.quality <= 1, "quality", "above 0 and at most 1")
+        _ = self.aim  # raises if it is none
+        _check(0 <= self.exploration <= 1, "exploration", "a share from 0 to 1")
         _check(0 < self.confidence < 1, "confidence", "between 0 and 1")
         _check(self.hold_tokens is None or self.hold_tokens >= 1, "hold_tokens", "at least 1")
         _check(self.race_above is None or 0 <= self.race_above <= 1, "race_above", "from 0 to 1")
@@ -102,6 +116,13 @@ class RouterConfig:
         limited = any((self.budget, self.budget_per_key, self.budget_per_user))
         _check(self.ledger is not None or not limited, "ledger", "a file, since a budget is kept in it")
 
+    @property
+    def aim(self) -> Aim:
+        """The target. Raises ConfigurationError if there are several, or if it is out of range."""
+        aim = Aim.of(self.quality, self.cloud_share, self.cost)
+        price = self.prices.of_cloud(self.cloud_model)
+        return replace(aim, prices=(price.input, price.output))
+
     @staticmethod
     def load(
         overrides: Mapping[str, Any] | None = None,
@@ -110,10 +131,14 @@ class RouterConfig:
         file: Path | None = None,
     ) -> RouterConfig:
         """The user's settings: TOML file, then `UPDRAFT_*`, then `overrides` (as `RouterConfig` fields; tables
-        such as `prices` may be mappings). The ledger is on by default, in the state folder. Raises ConfigurationError.
+        such as `prices` may be mappings). Ledger and experience are on by default, in the state folder. Raises
+        ConfigurationError.
         """
         path = settings.config_file() if file is None else file
-        values: dict[str, Any] = {"ledger": settings.state_folder() / "ledger.sqlite3"}
+        values: dict[str, Any] = {
+            "ledger": settings.state_folder() / "ledger.sqlite3",
+            "experience": experience_file(),
+        }
         _merge(values, settings.read_toml(path), str(path))
         _merge(values, _nested(settings.environment(environ)), "the environment (UPDRAFT_*)")
         _merge(values, dict(overrides or {}), "the options")
@@ -133,11 +158,16 @@ _TABLES: dict[str, type[Any]] = {
     "cache": CacheSettings,
     "budget": Limits,  # after those whose names begin with it
 }
-_OPTIONAL = frozenset({"local", "cloud_url", "cloud_api_key", "hold_tokens", "race_above", "ledger"})
+TARGETS = ("quality", "cloud_share", "cost")
+_OPTIONAL = frozenset(
+    {"local", "cloud_url", "cloud_api_key", "hold_tokens", "race_above", "ledger", "experience", *TARGETS}
+)
 
 
 def _merge(into: dict[str, Any], update: dict[str, Any], source: str) -> None:
     _refuse_unknown(update, _KNOWN, source)
+    if any(update.get(name) is not None for name in TARGETS):  # a target replaces the one of an earlier source
+        into.update(dict.fromkeys(TARGETS))
     for name, value in update.items():
         if name == "middle":
             into[name] = _middle(value, source)

@@ -5,82 +5,136 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from ..classifier.aim import Aim
 from ..protocol.errors import ConfigurationError, InvalidRequestError
 from ..protocol.requests import Message
 from .tiers import LocalAnswer
 
 if TYPE_CHECKING:
-    from ..classifier.policy import Policy
+    from ..classifier.metrics import Floats
     from ..classifier.thresholds import Thresholds
-    from ..classifier.views import RunView, Signals
+    from ..classifier.views import PromptView, RunView, Signals
+
+
+_LIKELIEST = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One gate's word. `p_gain`: calibrated chance that the cloud's answer is better, if computed."""
+    """One gate's word. `p_gain`: calibrated chance that the cloud's answer is better, if computed.
+
+    `propensity`: the chance with which a judged answer goes up, where exploration has a say in it.
+    """
 
     gate: int
     escalate: bool
     reason: str
     p_gain: float | None = None
     threshold: float | None = None
+    propensity: float | None = None
 
 
 class Gates(Protocol):
     """The three gates for one pair of models. `tokens`: how many tokens gate 2 wants to see.
 
-    `quality` is the share of the cloud's quality to keep.
+    `quality` is the share of the cloud's quality that a request wants to keep; None: the router's own target.
     """
 
     tokens: int
 
-    def check(self, quality: float) -> None:
+    @property
+    def quality(self) -> float | None:
+        """The router's own target, if it is a quality that was calibrated."""
+        ...
+
+    @property
+    def usual(self) -> Floats | None:
+        """Gate 1's P(gain) on the calibration rows, (n,), if they are known: what requests usually look like."""
+        ...
+
+    def check(self, quality: float | None) -> None:
         """Raises ConfigurationError if this target was not calibrated; the gates do so too."""
         ...
 
-    def before(self, messages: Sequence[Message], quality: float) -> Verdict: ...
-    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float) -> Verdict:
+    def before(self, messages: Sequence[Message], quality: float | None) -> Verdict: ...
+    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
         """From the first `tokens` tokens, or on a longer answer from its last `tokens`: has it collapsed?"""
         ...
 
-    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float) -> Verdict: ...
+    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict: ...
+
+
+class CalibratedPolicy(Protocol):
+    """What the gates need of a policy of either kind: P(gain) at three moments, and thresholds for a target."""
+
+    @property
+    def models(self) -> dict[str, str]: ...
+    @property
+    def gate2_tokens(self) -> int: ...
+    def before(self, prompt: PromptView) -> float: ...
+    def during(self, view: RunView) -> float: ...
+    def after(self, view: RunView) -> float: ...
+    @property
+    def usual(self) -> Floats | None: ...
+    def thresholds_for(self, aim: Aim) -> Thresholds:
+        """Raises ConfigurationError for a target that was not calibrated."""
+        ...
 
 
 class PolicyGates:
-    """A calibrated policy: P(gain) against the thresholds of the wanted quality."""
+    """A calibrated policy: P(gain) against the thresholds of the router's target, or of the quality of a request.
 
-    def __init__(self, policy: Policy) -> None:
+    `caveat`: what every reason begins with, where the policy was made for another pair.
+    """
+
+    def __init__(self, policy: CalibratedPolicy, aim: Aim, caveat: str = "") -> None:
         self._policy = policy
-        self._thresholds: dict[float, Thresholds] = {}
+        self._aim = aim
+        self._caveat = caveat
+        self._thresholds: dict[float | None, Thresholds] = {}
         self.tokens = policy.gate2_tokens
 
-    def check(self, quality: float) -> None:
+    @property
+    def quality(self) -> float | None:
+        return self._aim.value if self._aim.name == "quality" else None
+
+    @property
+    def usual(self) -> Floats | None:
+        return None if self._caveat else self._policy.usual
+
+    def check(self, quality: float | None) -> None:
         self._at(quality)
 
-    def before(self, messages: Sequence[Message], quality: float) -> Verdict:
+    def before(self, messages: Sequence[Message], quality: float | None) -> Verdict:
         from ..classifier.views import PromptView
 
         p_gain = float(self._policy.before(PromptView.of(messages)))
-        return _against(1, "before generation", p_gain, self._at(quality).before)
+        return self._against(1, "before generation", p_gain, self._at(quality).before)
 
-    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float) -> Verdict:
+    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
         window = answer.signals[-self.tokens :]
-        p_gain = float(self._policy.during(_run_view(messages, answer, window)))
-        return _against(2, "while generating", p_gain, self._at(quality).during)
+        p_gain = float(self._policy.during(run_view(messages, answer, window)))
+        return self._against(2, "while generating", p_gain, self._at(quality).during)
 
-    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float) -> Verdict:
-        p_gain = float(self._policy.after(_run_view(messages, answer, answer.signals)))
-        return _against(3, "after generation", p_gain, self._at(quality).after)
+    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
+        p_gain = float(self._policy.after(run_view(messages, answer, answer.signals)))
+        return self._against(3, "after generation", p_gain, self._at(quality).after)
 
-    def _at(self, quality: float) -> Thresholds:
+    def _at(self, quality: float | None) -> Thresholds:
         if quality not in self._thresholds:
             if len(self._thresholds) >= 64:  # per-request targets are the caller's to choose: keep the memory bounded
                 self._thresholds.clear()
-            self._thresholds[quality] = self._policy.thresholds(quality)
+            aim = self._aim if quality is None else Aim("quality", quality)
+            self._thresholds[quality] = self._policy.thresholds_for(aim)
         return self._thresholds[quality]
+
+    def _against(self, gate: int, moment: str, p_gain: float, threshold: float) -> Verdict:
+        escalate = not p_gain <= threshold  # NaN escalates
+        sign = "above" if escalate else "at most"
+        reason = f"{self._caveat}P(gain) {p_gain:.3f} {sign} {threshold:.3f} {moment}"
+        return Verdict(gate, escalate, reason, p_gain, threshold)
 
 
 class ConfidenceGates:
@@ -91,20 +145,22 @@ class ConfidenceGates:
     """
 
     tokens = 16
+    quality: float | None = None
+    usual: Floats | None = None
 
     def __init__(self, confidence: float) -> None:
         self._confidence = confidence
 
-    def check(self, quality: float) -> None:
+    def check(self, quality: float | None) -> None:
         """Any target will do, as none is calibrated."""
 
-    def before(self, messages: Sequence[Message], quality: float) -> Verdict:  # noqa: ARG002
+    def before(self, messages: Sequence[Message], quality: float | None) -> Verdict:  # noqa: ARG002
         return Verdict(1, escalate=False, reason="uncalibrated: no policy for this pair of models")
 
-    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float) -> Verdict:  # noqa: ARG002
+    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:  # noqa: ARG002
         return self._judge(2, "while generating", answer.signals[-self.tokens :], self._confidence / 2)
 
-    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float) -> Verdict:  # noqa: ARG002
+    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:  # noqa: ARG002
         return self._judge(3, "after generation", answer.signals, self._confidence)
 
     def _judge(self, gate: int, moment: str, signals: Sequence[Signals], least: float) -> Verdict:
@@ -119,34 +175,43 @@ class ConfidenceGates:
         )
 
 
-def load_gates(
-    policy: str, *, models: dict[str, str], packaged: Path | None, allow_foreign: bool, confidence: float
-) -> Gates:
-    """The gates for the pair `models` ({"local", "cloud"}) under `RouterConfig.policy`.
+class GeneralGates:
+    """The policy for pairs without one of their own. All that it says begins with "uncalibrated".
 
-    Raises ConfigurationError if a policy named by its folder was made for other models and `allow_foreign` is off.
+    No quality can be promised for a pair that nobody has graded: for one the fifth of the questions that a large model
+    is likeliest to gain on goes up at once, and the confidence of the tokens judges the rest (decision 030). A limit
+    on share or cost is kept by the question alone, as if the requests were those that the policy was made from.
     """
-    if policy == "none":
-        return ConfidenceGates(confidence)
-    if policy == "auto" and packaged is None:
-        return ConfidenceGates(confidence)
-    from ..classifier.policy import Policy
 
-    folder = packaged if policy == "auto" and packaged is not None else Path(policy).expanduser()
-    loaded = Policy.load(folder)
-    if loaded.models == models or allow_foreign:
-        return PolicyGates(loaded)
-    if policy == "auto":
-        return ConfidenceGates(confidence)
-    raise ConfigurationError(
-        f"The policy in {folder} was calibrated for {_pair(loaded.models)}, but this router runs {_pair(models)}: its "
-        "thresholds would mean nothing here. Calibrate one for this pair, set policy='none' (token confidence), or set "
-        "allow_foreign_policy=true to use it as it is.",
-        param="policy",
-    )
+    def __init__(self, policy: CalibratedPolicy, aim: Aim, confidence: float) -> None:
+        limited = aim.name != "quality"
+        aim = aim if limited else Aim("cloud_share", _LIKELIEST)
+        self._question = PolicyGates(policy, aim, "uncalibrated for this pair (general policy): ")
+        self._rest = self._question if limited else ConfidenceGates(confidence)
+        self.tokens = self._rest.tokens
+
+    @property
+    def quality(self) -> float | None:
+        return None
+
+    @property
+    def usual(self) -> Floats | None:
+        return None
+
+    def check(self, quality: float | None) -> None:  # noqa: ARG002
+        self._question.check(None)
+
+    def before(self, messages: Sequence[Message], quality: float | None) -> Verdict:  # noqa: ARG002
+        return self._question.before(messages, None)
+
+    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:  # noqa: ARG002
+        return self._rest.during(messages, answer, None)
+
+    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:  # noqa: ARG002
+        return self._rest.after(messages, answer, None)
 
 
-def check_quality(gates: Gates, quality: float) -> None:
+def check_quality(gates: Gates, quality: float | None) -> None:
     """Raise InvalidRequestError if a request asks for a quality that was not calibrated."""
     try:
         gates.check(quality)
@@ -154,17 +219,7 @@ def check_quality(gates: Gates, quality: float) -> None:
         raise InvalidRequestError(error.message, param="updraft.quality", code="invalid_value") from error
 
 
-def _against(gate: int, moment: str, p_gain: float, threshold: float) -> Verdict:
-    escalate = not p_gain <= threshold  # NaN escalates
-    sign = "above" if escalate else "at most"
-    return Verdict(gate, escalate, f"P(gain) {p_gain:.3f} {sign} {threshold:.3f} {moment}", p_gain, threshold)
-
-
-def _pair(models: dict[str, str]) -> str:
-    return f"{models.get('local')} with {models.get('cloud')}"
-
-
-def _run_view(messages: Sequence[Message], answer: LocalAnswer, signals: Sequence[Signals]) -> RunView:
+def run_view(messages: Sequence[Message], answer: LocalAnswer, signals: Sequence[Signals]) -> RunView:
     from ..classifier.views import RunView  # numpy comes with it
 
     return RunView.of(messages, answer, signals)

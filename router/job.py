@@ -32,7 +32,7 @@ class Job:
     chat: ChatRequest | None
     unsupported: InvalidRequestError | None
     private: bool
-    quality: float
+    quality: float | None
     quality_given: bool
     hold_tokens: int | None
     deadline: float | None
@@ -97,7 +97,7 @@ def read_job(request: WireRequest, body: dict[str, Any], wanted: Wanted, config:
         chat=chat,
         unsupported=unsupported,
         private=options.private,
-        quality=config.quality if options.quality is None else options.quality,
+        quality=options.quality,
         quality_given=options.quality is not None,
         hold_tokens=config.hold_tokens if options.hold_tokens is None else options.hold_tokens,
         deadline=None if request.timeout_s is None else started + request.timeout_s,

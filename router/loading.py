@@ -7,11 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..classifier.folders import general_policy_folder, policy_folder_of
 from ..embedded.pocket import pocket_small_gguf
-from ..protocol.errors import MissingDependencyError, UpdraftError
+from ..embedded.pocket import policy_folder as pocket_policy_folder
+from ..protocol.errors import ConfigurationError, MissingDependencyError, UpdraftError
+from .choosing import Choice, load_gates
 from .cloud_tier import HttpCloudTier
 from .config import RouterConfig
-from .gates import Gates, load_gates
+from .gates import Gates
+from .learning import Learner, LearningGates, pair_name
 from .local_tier import EngineLocalTier
 from .shared import Rung, Tiers
 
@@ -50,43 +54,76 @@ async def _load_local(config: RouterConfig) -> tuple[EngineLocalTier | None, Gat
     if config.local is None:
         return None, None, None
     try:
-        engine = await asyncio.to_thread(_load_engine, config.local)
+        engine = await asyncio.to_thread(open_local, config)
     except MissingDependencyError as error:
         return None, None, error
     try:
-        gates = await asyncio.to_thread(_load_gates, config, engine.model_id)
+        gates = await asyncio.to_thread(load_learning_gates, config, engine.model_id)
     except BaseException:
         engine.close()
         raise
     return EngineLocalTier(engine), gates, None
 
 
-def _load_engine(name: str) -> LocalEngine:
-    from ..local_engine.opening import open_engine
-
-    return open_engine(_model_file(name), sound=pocket_small_gguf())
-
-
-def _model_file(name: str) -> Path:
-    if name == "pocket":
+def model_file(config: RouterConfig) -> Path:
+    """The GGUF file of the local model. Raises ConfigurationError if there is none, or its name has no known form."""
+    if config.local is None:
+        raise ConfigurationError("No local model is configured.", param="local")
+    if config.local == "pocket":
         return pocket_small_gguf()
     from ..local_engine.store.library import model_path
 
-    return model_path(name)
+    return model_path(config.local)
+
+
+def open_local(config: RouterConfig) -> LocalEngine:
+    """The engine of the local model. Raises ModelLoadError, ConfigurationError or MissingDependencyError."""
+    from ..local_engine.opening import open_engine
+
+    return open_engine(model_file(config), sound=pocket_small_gguf())
+
+
+def load_learner(config: RouterConfig, tiers: Tiers) -> Learner | None:
+    """Who keeps what use teaches; None where there is nothing to compare. Raises ConfigurationError."""
+    if config.experience is None or tiers.local is None or tiers.cloud is None:
+        return None
+    from ..classifier.experience import Experience
+
+    pair = pair_name({"local": tiers.local.model_id, "cloud": config.cloud_model})
+    monitor = tiers.gates.monitor if isinstance(tiers.gates, LearningGates) else None
+    explored = 1.0 if config.shadow else config.exploration
+    return Learner(
+        Experience(config.experience), pair, explored=explored, keep_text=config.experience_text, monitor=monitor
+    )
+
+
+def load_learning_gates(config: RouterConfig, model_id: str) -> LearningGates:
+    """The gates of the pair, with exploration, shadow and drift alarm around them."""
+    from ..classifier.drift import DriftMonitor
+
+    gates = _load_gates(config, model_id)
+    return LearningGates(gates, exploration=config.exploration, shadow=config.shadow, monitor=DriftMonitor(gates.usual))
 
 
 def _load_gates(config: RouterConfig, model_id: str) -> Gates:
-    packaged: Path | None = None
-    if config.local == "pocket" and config.policy == "auto":
-        from ..embedded.pocket import policy_folder
-
-        packaged = policy_folder()
+    models = {"local": model_id, "cloud": config.cloud_model}
     gates = load_gates(
-        config.policy,
-        models={"local": model_id, "cloud": config.cloud_model},
-        packaged=packaged,
-        allow_foreign=config.allow_foreign_policy,
-        confidence=config.confidence,
+        Choice(
+            config.policy,
+            models,
+            own=_own_policies(config, models),
+            general=general_policy_folder(),
+            allow_foreign=config.allow_foreign_policy,
+            confidence=config.confidence,
+            aim=config.aim,
+        )
     )
-    gates.check(config.quality)
+    gates.check(None)
     return gates
+
+
+def _own_policies(config: RouterConfig, models: dict[str, str]) -> tuple[Path, ...]:
+    """Where a policy of the pair may lie: what the user calibrated comes before what is packaged."""
+    calibrated = policy_folder_of(models)
+    packaged = (pocket_policy_folder(),) if config.local == "pocket" else ()
+    return ((calibrated,) if calibrated.is_dir() else ()) + packaged

@@ -45,5 +45,7 @@ class Prices:
         return Price(self.local_input, self.local_output).of(prompt_tokens, completion_tokens)
 
     def cloud(self, model: str, prompt_tokens: int, completion_tokens: int) -> float:
-        price = self.models.get(model) or Price(self.cloud_input, self.cloud_output)
-        return price.of(prompt_tokens, completion_tokens)
+        return self.of_cloud(model).of(prompt_tokens, completion_tokens)
+
+    def of_cloud(self, model: str) -> Price:
+        return self.models.get(model) or Price(self.cloud_input, self.cloud_output)

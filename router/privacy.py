@@ -111,9 +111,10 @@ def _has_iban(text: str) -> bool:
 
 
 def _joined(groups: list[str], longest: int) -> Iterator[str]:
-    """Every run of neighbouring groups as one word of at most `longest` characters."""
-    for first in range(len(groups)):
-        yield from _prefixes(groups[first : first + longest], longest)
+    """Every run of neighbouring groups, the first of at least four, as one word of at most `longest` characters."""
+    for first, group in enumerate(groups):
+        if len(group) >= 4:  # as on every card; and a megabyte of single digits would take seconds
+            yield from _prefixes(groups[first : first + longest], longest)
 
 
 def _prefixes(groups: list[str], longest: int) -> Iterator[str]:

@@ -33,8 +33,9 @@ from .cascade import Cascade, CloudReply, CloudStreamReply, LiveReply, LocalRepl
 from .config import RouterConfig
 from .embeddings import embed
 from .job import Job, Wanted, read_job, read_model
+from .learning import Learner, Seen
 from .ledger import Ledger
-from .loading import load_tiers
+from .loading import load_learner, load_tiers
 from .pace import Pace
 from .privacy import PrivacyRules
 from .record import Record
@@ -59,6 +60,7 @@ class Router:
         self._cache = config.cache.make()
         self._pace = Pace()
         self._budget: Budget | None = None
+        self._learner: Learner | None = None
         self._starting = asyncio.Lock()
         self._open: set[StreamBody] = set()
         self._closed = False
@@ -76,6 +78,8 @@ class Router:
                 self._budget = _budget(self.config, self._ledger)
             if self._tiers is None:
                 self._tiers = await load_tiers(self.config)
+            if self._learner is None and self.config.experience is not None:
+                self._learner = load_learner(self.config, self._tiers)
 
     async def close(self) -> None:
         """End what is still streaming, then the tiers and the ledger. Idempotent."""
@@ -84,6 +88,7 @@ class Router:
             await body.aclose()
         tiers, self._tiers = self._tiers, None
         ledger, self._ledger = self._ledger, None
+        learner, self._learner = self._learner, None
         try:
             if tiers is not None and tiers.local is not None:
                 await tiers.local.aclose()
@@ -91,6 +96,8 @@ class Router:
                 for tier in (*(rung.tier for rung in tiers.middle), tiers.cloud):
                     await tier.aclose()
         finally:
+            if learner is not None:
+                await asyncio.to_thread(learner.close)
             if ledger is not None:
                 ledger.close()
 
@@ -191,6 +198,7 @@ class Router:
         if slot is not None:
             slot.keep(msgspec.to_builtins(completion), record)
         self._write(record, 200)
+        self._learn(cascade, reply.completion if isinstance(reply, CloudReply) else None)
         return WireResponse.json(completion, headers=answer.headers(record))
 
     def _repeat(self, job: Job, kept: Cached, record: Record) -> WireResponse:
@@ -217,6 +225,13 @@ class Router:
                 await cascade.aclose()
         finally:
             self._write(record, status)
+            if cascade is not None and status == 200:
+                self._learn(cascade, None)
+
+    def _learn(self, cascade: Cascade, completion: dict[str, Any] | None) -> None:
+        answer = cascade.judged
+        if self._learner is not None and answer is not None and cascade.ruling.open:
+            self._learner.observe(Seen.of(cascade.record, cascade.chat.messages, answer, completion))
 
     def _refuse(self, record: Record, error: UpdraftError | CloudFailure) -> WireResponse:
         response = answer.failure(error, record)

@@ -71,7 +71,7 @@ def drawn() -> Measured:
 
 
 def test_the_curve_in_the_terminal() -> None:
-    lines = terminal_plot(drawn()).splitlines()
+    lines = terminal_plot(drawn().curve, drawn().oracle).splitlines()
     assert lines[0].startswith("  90.0%")
     assert "o" in lines[0]
     assert "*" in lines[-3]

@@ -10,9 +10,9 @@ import pytest
 from updraft.classifier.curve import cost_quality
 from updraft.classifier.graded import GradedRow, TokenSignals, gains, read_graded, scores
 from updraft.classifier.metrics import auroc
-from updraft.classifier.text_export import graph_inputs, router_to_onnx
+from updraft.classifier.text_export import router_to_onnx
 from updraft.classifier.text_router import Labels, TextRouter, fit_router
-from updraft.classifier.text_rows import Mode, featurise, vector
+from updraft.classifier.text_rows import Mode, featurise, graph_inputs, vector
 from updraft.protocol.errors import InvalidRequestError
 
 GSM8K = Path(__file__).resolve().parents[3] / "shared" / "data" / "routing" / "routellm_gsm8k.csv.gz"

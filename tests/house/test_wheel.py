@@ -59,6 +59,12 @@ def test_the_weights_come_with_it(wheel: list[str]) -> None:
     assert files <= set(wheel)
 
 
+def test_the_general_policy_comes_with_it(wheel: list[str]) -> None:
+    files = {f"updraft/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "classifier" / "default").iterdir()}
+    assert {f"updraft/classifier/default/{name}" for name in ("policy.json", "gate1.onnx", "calibration.npz")} == files
+    assert files <= set(wheel)
+
+
 def test_it_is_typed_and_holds_nothing_stray(wheel: list[str]) -> None:
     assert "updraft/py.typed" in wheel
     # Any module beside __init__.py would ship as part of the package: there are no others.

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from router_fakes import FakeSignals, FakeToken
-from updraft.classifier.policy import Policy
+from updraft.classifier import policies
+from updraft.classifier.aim import Aim
 from updraft.classifier.views import RunView
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
 from updraft.protocol.requests import Message
-from updraft.router.gates import ConfidenceGates, PolicyGates, check_quality, load_gates
+from updraft.router.choosing import Choice, load_gates
+from updraft.router.gates import ConfidenceGates, GeneralGates, PolicyGates, check_quality
 from updraft.router.tiers import LocalAnswer
 
 MESSAGES = [Message(role="user", content="What is 2 + 2?")]
@@ -26,10 +28,12 @@ class ScriptedPolicy:
 
     gate2_tokens = 4
     models = PAIR
+    usual = None
 
     def __init__(self, before: float = 0.2, during: float = 0.3, after: float = 0.4) -> None:
         self._answers = before, during, after
         self.views: list[Any] = []
+        self.aims: list[Aim] = []
 
     def before(self, prompt: Any) -> float:
         self.views.append(prompt)
@@ -43,8 +47,9 @@ class ScriptedPolicy:
         self.views.append(view)
         return self._answers[2]
 
-    def thresholds(self, quality: float) -> Any:
-        if quality > 0.99:
+    def thresholds_for(self, aim: Aim) -> Any:
+        self.aims.append(aim)
+        if aim.name == "quality" and aim.value > 0.99:
             raise ConfigurationError("calibrated up to 0.99")
         return SimpleNamespace(before=0.5, during=0.25, after=0.4)
 
@@ -56,19 +61,19 @@ def written(*logprobs: float) -> LocalAnswer:
 
 
 def test_a_policy_escalates_above_its_threshold() -> None:
-    gates = PolicyGates(ScriptedPolicy())  # type: ignore[arg-type]
+    gates = PolicyGates(ScriptedPolicy(), Aim())
     before = gates.before(MESSAGES, 0.98)
     assert (before.escalate, before.gate, before.p_gain, before.threshold) == (False, 1, 0.2, 0.5)
     assert gates.during(MESSAGES, written(-1.0), 0.98).escalate
     after = gates.after(MESSAGES, written(-1.0), 0.98)
     assert not after.escalate, "at the threshold is not above it"
     assert after.reason == "P(gain) 0.400 at most 0.400 after generation"
-    assert PolicyGates(ScriptedPolicy(after=math.nan)).after(MESSAGES, written(-1.0), 0.98).escalate  # type: ignore[arg-type]
+    assert PolicyGates(ScriptedPolicy(after=math.nan), Aim()).after(MESSAGES, written(-1.0), 0.98).escalate
 
 
 def test_gate_2_looks_at_the_last_tokens_and_gate_3_at_all() -> None:
     policy = ScriptedPolicy()
-    gates = PolicyGates(policy)  # type: ignore[arg-type]
+    gates = PolicyGates(policy, Aim())
     answer = written(-1.0, -2.0, -3.0, -4.0, -5.0)
     answer.prompt_hidden = np.ones(3, dtype=np.float32)
     gates.during(MESSAGES, answer, 0.98)
@@ -83,7 +88,7 @@ def test_gate_2_looks_at_the_last_tokens_and_gate_3_at_all() -> None:
 
 def test_a_quality_beyond_calibration_is_the_requests_fault() -> None:
     with pytest.raises(InvalidRequestError, match=r"up to 0\.99"):
-        check_quality(PolicyGates(ScriptedPolicy()), 1.0)  # type: ignore[arg-type]
+        check_quality(PolicyGates(ScriptedPolicy(), Aim()), 1.0)
 
 
 def test_confidence_without_a_policy() -> None:
@@ -101,26 +106,44 @@ def test_confidence_without_a_policy() -> None:
     assert gates.after(MESSAGES, written(), 0.98).escalate
 
 
-def test_whose_policy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_target_of_the_router_and_that_of_a_request() -> None:
     policy = ScriptedPolicy()
-    monkeypatch.setattr(Policy, "load", lambda folder: policy)
+    gates = PolicyGates(policy, Aim("cloud_share", 0.2))
+    gates.before(MESSAGES, None)
+    gates.before(MESSAGES, 0.9)
+    gates.before(MESSAGES, None)
+    assert policy.aims == [Aim("cloud_share", 0.2), Aim("quality", 0.9)]
 
-    def gates(name: str, models: dict[str, str], *, foreign: bool = False, packaged: Path | None = tmp_path) -> Any:
-        return load_gates(name, models=models, packaged=packaged, allow_foreign=foreign, confidence=0.8)
+
+def test_whose_policy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, general = ScriptedPolicy(), ScriptedPolicy(before=0.6)
+    monkeypatch.setattr(policies, "load_policy", lambda folder: policy if folder == tmp_path else general)
+
+    def gates(name: str, models: dict[str, str], **choice: Any) -> Any:
+        return load_gates(Choice(name, models, **{"own": (tmp_path,)} | choice))
 
     other = PAIR | {"cloud": "gpt"}
     assert isinstance(gates("auto", PAIR), PolicyGates)
     assert isinstance(gates("auto", other), ConfidenceGates)
-    assert isinstance(gates("auto", PAIR, packaged=None), ConfidenceGates)
+    assert isinstance(gates("auto", PAIR, own=()), ConfidenceGates)
     assert isinstance(gates("none", PAIR), ConfidenceGates)
     assert isinstance(gates(str(tmp_path), PAIR), PolicyGates)
-    assert isinstance(gates(str(tmp_path), other, foreign=True), PolicyGates)
+    foreign = gates(str(tmp_path), other, allow_foreign=True)
+    assert foreign.before(MESSAGES, None).reason.startswith("uncalibrated for this pair (policy of small with large)")
     with pytest.raises(
         ConfigurationError, match="calibrated for small with large, but this router runs small with gpt"
     ):
         gates(str(tmp_path), other)
+    with pytest.raises(ConfigurationError, match="cloud_share needs a calibrated policy"):
+        gates("none", PAIR, aim=Aim("cloud_share", 0.1))
+    fallback = gates("auto", other, general=tmp_path / "general")
+    assert isinstance(fallback, GeneralGates)
+    told = fallback.before(MESSAGES, None)
+    assert told.escalate
+    assert told.reason.startswith("uncalibrated for this pair (general policy): P(gain) 0.600 above 0.500")
+    assert fallback.after(MESSAGES, written(-5.0), None).escalate
 
 
 def test_a_policy_folder_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no policy"):
-        load_gates(str(tmp_path / "x"), models=PAIR, packaged=None, allow_foreign=False, confidence=0.8)
+        load_gates(Choice(str(tmp_path / "x"), PAIR))

@@ -125,20 +125,22 @@ class ScriptedGates:
     """Gates that escalate where told; gate 2 may collapse at a given number of tokens."""
 
     tokens = 2
+    quality = None
+    usual = None
 
-    def check(self, quality: float) -> None:
+    def check(self, quality: float | None) -> None:
         pass
 
     def __init__(self, *, before: bool = False, during_at: int | None = None, after: bool = False) -> None:
         self._before, self._during_at, self._after = before, during_at, after
 
-    def before(self, messages: Any, quality: float) -> Verdict:
+    def before(self, messages: Any, quality: float | None) -> Verdict:
         return self._verdict(1, self._before)
 
-    def during(self, messages: Any, answer: LocalAnswer, quality: float) -> Verdict:
+    def during(self, messages: Any, answer: LocalAnswer, quality: float | None) -> Verdict:
         return self._verdict(2, self._during_at is not None and len(answer.tokens) >= self._during_at)
 
-    def after(self, messages: Any, answer: LocalAnswer, quality: float) -> Verdict:
+    def after(self, messages: Any, answer: LocalAnswer, quality: float | None) -> Verdict:
         return self._verdict(3, self._after)
 
     def _verdict(self, gate: int, escalate: bool) -> Verdict:

@@ -1,0 +1,110 @@
+"""Puts prompts to both tiers, each alone, and grades what they say: rows for `updraft calibrate --live`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..classifier.agreement import GRADING, Said, grades
+from ..classifier.graded import GradedRow, TokenSignals
+from ..protocol.errors import UpdraftError
+from ..protocol.requests import Message
+from ..protocol.sampling import SamplingParams
+from .questions import Prompt
+
+if TYPE_CHECKING:
+    from ..classifier.views import RunView
+    from ..local_engine.engine import LocalEngine
+    from ..router.config import RouterConfig
+
+__all__ = ["BY_ANSWER", "BY_BOTH", "GRADING", "Live", "ask_both", "grading_of"]
+
+BY_ANSWER = "reference answers of the file"
+BY_BOTH = f"reference answers where the file has them, else {GRADING}"
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """`rows`: what was graded. `failures`: why a prompt has no row, one line each."""
+
+    rows: list[GradedRow]
+    failures: list[str]
+
+
+def grading_of(questions: Sequence[Prompt]) -> str:
+    referenced = sum(question.grade is not None for question in questions)
+    return BY_ANSWER if referenced == len(questions) else BY_BOTH if referenced else GRADING
+
+
+async def ask_both(
+    config: RouterConfig,
+    engine: LocalEngine,
+    questions: Sequence[Prompt],
+    on_done: Callable[[], None] = lambda: None,
+    *,
+    concurrency: int = 4,
+) -> Live:
+    """Each prompt once to the device and once to the cloud. A prompt that one of them fails on becomes a failure."""
+    from ..router.cloud_tier import HttpCloudTier
+    from ..router.tiers import CloudFailure
+
+    cloud = HttpCloudTier(config)
+    slots = asyncio.Semaphore(concurrency)
+
+    async def one(question: Prompt) -> GradedRow | str:
+        async with slots:
+            body = {"model": config.cloud_model, "messages": [{"role": "user", "content": question.prompt}]}
+            try:
+                local, completion = await asyncio.gather(
+                    asyncio.to_thread(_run, engine, question.prompt),
+                    cloud.complete("chat/completions", body, timeout_s=config.cloud_timeout_s),
+                )
+            except CloudFailure as failure:
+                return f"{question.id}: {failure.cause}"
+            except UpdraftError as error:
+                return f"{question.id}: {error.message}"
+            on_done()
+            return _graded(question, local, completion)
+
+    try:
+        found = await asyncio.gather(*(one(question) for question in questions))
+    finally:
+        await cloud.aclose()
+    return Live(
+        [row for row in found if isinstance(row, GradedRow)], [failure for failure in found if isinstance(failure, str)]
+    )
+
+
+def _run(engine: LocalEngine, prompt: str) -> RunView:
+    from ..classifier.views import RunView
+
+    messages = [Message("user", prompt)]
+    run = engine.start(messages, SamplingParams())
+    try:
+        for _token in run:
+            pass
+        return RunView.of(messages, run, run.signals)
+    finally:
+        run.close()
+
+
+def _graded(question: Prompt, local: RunView, completion: dict[str, Any]) -> GradedRow:
+    choice = completion["choices"][0]
+    said = Said(str(choice["message"].get("content") or ""), str(choice.get("finish_reason") or "stop"))
+    if question.grade is None:
+        weak, strong = grades(Said(local.answer, local.finish_reason), said)
+    else:
+        weak, strong = float(question.grade(local.answer)), float(question.grade(said.text))
+    usage = completion.get("usage") or {}
+    return GradedRow(
+        prompt=question.prompt,
+        weak=weak,
+        strong=strong,
+        domain=question.kind,
+        answer=local.answer,
+        signals=TokenSignals(local.logprobs, local.entropies, local.margins),
+        cloud_read=usage.get("prompt_tokens"),
+        cloud_written=usage.get("completion_tokens"),
+    )

@@ -1,0 +1,52 @@
+"""What a user asks of a router: one number, which calibration turns into thresholds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..protocol.errors import ConfigurationError
+
+__all__ = ["DEFAULT_QUALITY", "Aim", "AimName"]
+
+AimName = Literal["quality", "cloud_share", "cost"]
+DEFAULT_QUALITY = 0.98
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """`quality`: keep at least this share of the cloud's score, in (0, 1]. `cloud_share`: send up at most this share of
+    the requests, in [0, 1]. `cost`: spend at most this many US dollars on the cloud per 1,000 requests, 0 or more.
+
+    `prices`: of the cloud, in US dollars per million tokens, read and written; only `cost` looks at them.
+    Raises ConfigurationError for any other value.
+    """
+
+    name: AimName = "quality"
+    value: float = DEFAULT_QUALITY
+    prices: tuple[float, float] = (0.5, 1.5)
+
+    def __post_init__(self) -> None:
+        wanted, holds = {
+            "quality": ("above 0 and at most 1", 0 < self.value <= 1),
+            "cloud_share": ("from 0 to 1", 0 <= self.value <= 1),
+            "cost": ("0 or more US dollars per 1,000 requests", 0 <= self.value < float("inf")),
+        }[self.name]
+        if not holds:
+            raise ConfigurationError(f"{self.name} must be {wanted}, not {self.value}.", param=self.name)
+
+    @classmethod
+    def of(cls, quality: float | None, cloud_share: float | None, cost: float | None) -> Aim:
+        """The one that is given, quality 0.98 if none is. Raises ConfigurationError if there are several."""
+        stated: dict[AimName, float | None] = {"quality": quality, "cloud_share": cloud_share, "cost": cost}
+        given: list[tuple[AimName, float]] = [(name, value) for name, value in stated.items() if value is not None]
+        if len(given) > 1:
+            raise ConfigurationError(
+                f"{' and '.join(name for name, _ in given)} exclude each other: state one target, the rest follows.",
+                param=given[1][0],
+            )
+        return cls(*given[0]) if given else cls()
+
+    def __str__(self) -> str:
+        unit = " US dollars per 1,000 requests" if self.name == "cost" else ""
+        return f"{self.name} {self.value:g}{unit}"

@@ -1,0 +1,157 @@
+"""What use teaches: a bounded SQLite file of judged local answers, with grades where the cloud answered too.
+
+A row holds features (measures and hashed counts of wording) and numbers. The texts themselves are kept only where the
+user asked for it. Counts of hashed words are no text, but whoever has a guess at a prompt can check it against them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import zlib
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+
+from ..protocol.errors import ConfigurationError
+from .text_rows import TEXT_FEATURE_VERSION, Features
+from .wording import COUNTS
+
+__all__ = ["MOST_ROWS", "Experience", "Observation", "pack", "unpack"]
+
+MOST_ROWS = 20_000
+_VERSION = 1
+_PRUNE_EVERY = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One local answer that gate 3 has judged. `features`: packed. `local`, `cloud`: grades, None without a label.
+
+    `propensity`: the chance with which the cloud was asked too, given what the gates saw; 1 where they sent it up.
+    `explored`: the chance that an answer had at that time which they would keep; 0: labels were one-sided.
+    `accepted`: share of the local draft that the cloud took over. `thumb`: 1 up, -1 down, on the answer the user got,
+    which `answered_by` names.
+    """
+
+    id: str
+    pair: str
+    at: float
+    p_gain: float | None
+    propensity: float
+    explored: float
+    local: float | None
+    cloud: float | None
+    accepted: float | None
+    cloud_read: float | None
+    cloud_written: float | None
+    answered_by: str
+    features: bytes
+    thumb: int | None = None
+    prompt: str | None = None
+    answer: str | None = None
+    feature_version: int = TEXT_FEATURE_VERSION
+
+    @property
+    def grades(self) -> tuple[float, float] | None:
+        """The scores of both tiers; a thumb overrules the tier that it is about."""
+        local, cloud = self.local, self.cloud
+        if self.thumb is not None:
+            liked = float(self.thumb > 0)
+            if self.answered_by == "local":
+                local, cloud = liked, 1.0 if cloud is None else cloud
+            else:
+                local, cloud = 0.0 if local is None else local, liked
+        return None if local is None or cloud is None else (local, cloud)
+
+
+_NAMES = ", ".join(f.name for f in fields(Observation))
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS observations ({_NAMES.replace("id,", "id TEXT PRIMARY KEY,", 1)});
+CREATE INDEX IF NOT EXISTS observations_at ON observations (pair, at);
+"""
+_INSERT = f"INSERT OR REPLACE INTO observations ({_NAMES}) VALUES ({', '.join('?' * len(fields(Observation)))})"
+
+
+class Experience:
+    """Safe to use from any thread and by several processes. Keeps the newest `most` rows.
+
+    Raises ConfigurationError if the file cannot be opened, or is one of another version.
+    """
+
+    def __init__(self, path: Path, most: int = MOST_ROWS) -> None:
+        self.path = path
+        self._most = most
+        self._lock = threading.Lock()
+        self._written = 0
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = sqlite3.connect(path, timeout=5.0, check_same_thread=False, isolation_level=None)
+            (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+            if version not in (0, _VERSION):
+                self._connection.close()
+                raise ConfigurationError(
+                    f"{path} has format {version}, this version reads {_VERSION}: name another file.",
+                    param="experience",
+                )
+            self._connection.executescript(
+                f"PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; {_SCHEMA} PRAGMA user_version={_VERSION};"
+            )
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigurationError(f"{path} cannot be used for experience: {error}", param="experience") from error
+
+    def add(self, observation: Observation) -> None:
+        with self._lock:
+            self._connection.execute(_INSERT, astuple(observation))
+            self._written += 1
+            if self._written % _PRUNE_EVERY == 1:
+                self._connection.execute(
+                    "DELETE FROM observations WHERE id NOT IN (SELECT id FROM observations ORDER BY at DESC LIMIT ?)",
+                    (self._most,),
+                )
+
+    def feedback(self, request_id: str, *, up: bool) -> bool:
+        """Keep a thumb; whether there is such a request. The last thumb counts."""
+        with self._lock:
+            done = self._connection.execute(
+                "UPDATE observations SET thumb = ? WHERE id = ?", (1 if up else -1, request_id)
+            )
+            return done.rowcount > 0
+
+    def rows(self, pair: str, *, limit: int = MOST_ROWS) -> list[Observation]:
+        """The newest first, those of this version's features only."""
+        with self._lock:
+            found = self._connection.execute(
+                f"SELECT {_NAMES} FROM observations WHERE pair = ? AND feature_version = ? ORDER BY at DESC LIMIT ?",
+                (pair, TEXT_FEATURE_VERSION, limit),
+            ).fetchall()
+        return [Observation(*row) for row in found]
+
+    def pairs(self) -> dict[str, int]:
+        """Each pair and how many rows it has."""
+        with self._lock:
+            return dict(self._connection.execute("SELECT pair, count(*) FROM observations GROUP BY pair").fetchall())
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+
+def pack(features: Features) -> bytes:
+    """Measures and counts, compressed; a few hundred bytes."""
+    measures, counts = features
+    buckets = np.flatnonzero(counts).astype(np.uint16)
+    head = np.array([len(measures), len(buckets)], np.uint32).tobytes()
+    return zlib.compress(head + measures.astype(np.float32).tobytes() + buckets.tobytes() + counts[buckets].tobytes())
+
+
+def unpack(data: bytes) -> Features:
+    """The features of `pack`."""
+    raw = zlib.decompress(data)
+    n, m = np.frombuffer(raw, np.uint32, 2)
+    measures = np.frombuffer(raw, np.float32, n, 8)
+    buckets = np.frombuffer(raw, np.uint16, m, 8 + 4 * n)
+    counts = np.zeros(COUNTS, np.float32)
+    counts[buckets] = np.frombuffer(raw, np.float32, m, 8 + 4 * n + 2 * m)
+    return measures, counts

@@ -1,0 +1,194 @@
+"""From graded prompts to a policy folder: both gates fitted, exported, checked, and the calibration rows beside them.
+
+Every P(gain) in the calibration rows is by members that did not see the row. The gates that ship were fitted on all
+rows, so the promise is about a router a little worse than the one that ships (decision 029).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ..protocol.errors import InvalidRequestError
+from . import curve
+from .aim import Aim
+from .graded import GradedRow, scores
+from .graph_files import CARD_NAME, sha256
+from .guarantee import DELTA
+from .metrics import Floats, auroc, ece
+from .operating_point import CalibrationRows, operating_point
+from .optional import load_module
+from .text_export import router_to_onnx
+from .text_policy import CALIBRATION_NAME, KIND, VERSIONS, Point, Source, TextPolicy, TextPolicyCard, pack_calibration
+from .text_router import SHIPPED, Labels, TextRouter, fit_router
+from .text_rows import Mode, TextRows, featurise, graph_inputs
+
+__all__ = ["Material", "Recipe", "estimated_tokens", "fit_material", "fit_text_policy"]
+
+_TARGETS = (0.9, 0.95, 0.97, 0.98, 0.99)
+_CHARS_PER_TOKEN = 4.0
+_ANSWER_TOKENS = 256.0
+_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What the card will say that the rows do not; `seed`: the same seed and rows give the same files.
+
+    `candidates`: what cross-validation chooses among.
+    """
+
+    models: dict[str, str]
+    data: list[Source]
+    grading: str
+    date: str = ""
+    delta: float = DELTA
+    seed: int = 0
+    candidates: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: SHIPPED)
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """Features of each gate with their labels. `tokens`: read, written, (n,) each, and whether they are estimates."""
+
+    features: dict[Mode, TextRows]
+    labels: Labels
+    signals: bool
+    tokens: tuple[Floats, Floats, bool]
+
+
+def fit_text_policy(rows: Sequence[GradedRow], recipe: Recipe, out: Path) -> TextPolicy:
+    """Fit on `rows`, write the folder `out`, and return the policy as loaded from there.
+
+    There is a gate 3 if every row has an answer; it reads token signals if every row has them. Raises
+    InvalidRequestError as `fit_router` does.
+    """
+    modes: tuple[Mode, ...] = ("prompt", "cascade") if all(row.answer is not None for row in rows) else ("prompt",)
+    signals = all(row.signals is not None for row in rows)
+    rows = [row if signals else replace(row, signals=None) for row in rows]
+    return fit_material(
+        Material(
+            features={mode: featurise(rows, mode) for mode in modes},
+            labels=Labels(*scores(rows), same=np.array([row.prompt for row in rows])),
+            signals=signals and "cascade" in modes,
+            tokens=estimated_tokens(rows),
+        ),
+        recipe,
+        out,
+    )
+
+
+def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
+    """The same from features, wherever they come from. Raises InvalidRequestError as `fit_router` does."""
+    features, labels, (read, written, guessed) = material.features, material.labels, material.tokens
+    routers: dict[Mode, TextRouter] = {
+        mode: fit_router(rows, labels, seed=recipe.seed, candidates=recipe.candidates)
+        for mode, rows in features.items()
+    }
+    even = labels.even
+    calibration = CalibrationRows(
+        before=routers["prompt"].crossed[even],
+        after=routers["cascade"].crossed[even] if "cascade" in routers else None,
+        local=labels.weak[even],
+        cloud=labels.strong[even],
+        read=read[even],
+        written=written[even],
+    )
+    files = {_file_of(mode): _exported(router, features[mode]) for mode, router in routers.items()}
+    files[CALIBRATION_NAME] = pack_calibration(calibration)
+    card = TextPolicyCard(
+        kind=KIND,
+        **VERSIONS,
+        models=recipe.models,
+        data=recipe.data,
+        grading=recipe.grading,
+        date=recipe.date,
+        rows=len(labels.weak),
+        local_score=float(calibration.local.mean()),
+        cloud_score=float(calibration.cloud.mean()),
+        gain_rate=float(calibration.gain.mean()),
+        signals=material.signals,
+        estimated_tokens=guessed,
+        delta=recipe.delta,
+        points=[_point(calibration, Aim("quality", target), recipe.delta) for target in _TARGETS],
+        files={name: sha256(data) for name, data in files.items()},
+        metrics=_metrics(calibration) | recipe.metrics,
+    )
+    _write(out, card, files)
+    return TextPolicy.load(out)
+
+
+def estimated_tokens(rows: Sequence[GradedRow]) -> tuple[Floats, Floats, bool]:
+    """Tokens that the cloud reads and writes for each row, (n,) twice, and whether any had to be estimated.
+
+    Estimated are four characters a token, the local answer's length for the cloud's, and 256 tokens without one.
+    """
+    read = [row.cloud_read if row.cloud_read is not None else len(row.prompt) / _CHARS_PER_TOKEN for row in rows]
+    written = [row.cloud_written if row.cloud_written is not None else _likely_length(row) for row in rows]
+    guessed = any(row.cloud_read is None or row.cloud_written is None for row in rows)
+    return np.array(read, np.float64), np.array(written, np.float64), guessed
+
+
+def _likely_length(row: GradedRow) -> float:
+    return _ANSWER_TOKENS if row.answer is None else len(row.answer) / _CHARS_PER_TOKEN
+
+
+def _file_of(mode: Mode) -> str:
+    return "gate1.onnx" if mode == "prompt" else "gate3.onnx"
+
+
+def _exported(router: TextRouter, features: TextRows) -> bytes:
+    """The graph, checked against the Python model on every row. Raises RuntimeError if they differ."""
+    graph = router_to_onnx(router, features.measures.shape[1])
+    session = load_module("onnxruntime", "edge").InferenceSession(graph, providers=["CPUExecutionProvider"])
+    counts: Any = features.counts
+    theirs = [
+        session.run(None, graph_inputs(features.measures[i], counts[i].toarray().ravel()))[0][0]
+        for i in range(len(features.measures))
+    ]
+    gap = float(np.abs(np.array(theirs) - router.probability(features)).max())
+    if gap > _TOLERANCE:
+        raise RuntimeError(f"the exported gate differs from its Python model by {gap:.1e}")
+    return graph
+
+
+def _point(rows: CalibrationRows, aim: Aim, delta: float) -> Point:
+    found = operating_point(rows, aim, delta)
+    told = found.thresholds
+    return Point(str(aim), told.before, told.after, found.alpha, found.risk, found.quality, found.cloud_share)
+
+
+def _metrics(rows: CalibrationRows) -> dict[str, float]:
+    """How the gates rank and how honest they are, on rows that their members did not see."""
+    found: dict[str, float] = {}
+    for gate, p_gain in (("gate1", rows.before), ("gate3", rows.after)):
+        if p_gain is not None:
+            routed = curve.cost_quality(p_gain, rows.local, rows.cloud)
+            found |= {
+                f"{gate}.apgr": routed.apgr,
+                f"{gate}.cpt50": routed.cpt(0.5),
+                f"{gate}.cpt80": routed.cpt(0.8),
+                f"{gate}.auroc": auroc(p_gain, rows.gain),
+                f"{gate}.ece": ece(p_gain, rows.gain),
+            }
+    return found
+
+
+def _write(out: Path, card: TextPolicyCard, files: dict[str, bytes]) -> None:
+    """The card last, so that an interrupted write leaves no folder that passes for a policy."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / CARD_NAME).unlink(missing_ok=True)
+        for name in ("gate1.onnx", "gate3.onnx", CALIBRATION_NAME):
+            (out / name).unlink(missing_ok=True)
+        for name, data in files.items():
+            (out / name).write_bytes(data)
+        (out / CARD_NAME).write_bytes(msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
+    except OSError as error:
+        raise InvalidRequestError(f"The policy cannot be written to {out}: {error}") from error

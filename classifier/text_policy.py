@@ -1,0 +1,205 @@
+"""The policy of a pair that is known by graded prompts, as it ships and runs: a card, ONNX graphs, calibration numbers.
+
+`policy.json` is the card, `gate1.onnx` decides by the question, `gate3.onnx` (where the data had the local model's
+answers) by question and answer; `calibration.npz` holds each calibration row's P(gain), scores and token counts, no
+text, so that any target can be turned into thresholds when it is asked for.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from ..protocol.errors import ConfigurationError
+from .aim import Aim
+from .graded import GradedRow, TokenSignals
+from .graph_files import CARD_NAME, ML_OPSET, OPSET, check_versions, open_graph, read_card, read_checked
+from .metrics import Floats
+from .operating_point import CalibrationRows, OperatingPoint, operating_point
+from .text_rows import TEXT_FEATURE_VERSION, Asked, Features, Mode, graph_inputs, vector
+from .thresholds import Thresholds
+from .views import PromptView, RunView
+
+__all__ = [
+    "CALIBRATION_NAME",
+    "GENERAL",
+    "KIND",
+    "TEXT_FORMAT_VERSION",
+    "Point",
+    "Source",
+    "TextPolicy",
+    "TextPolicyCard",
+]
+
+KIND = "text"
+TEXT_FORMAT_VERSION = 1
+CALIBRATION_NAME = "calibration.npz"
+GENERAL = "any"
+VERSIONS: dict[str, Any] = {
+    "format_version": TEXT_FORMAT_VERSION,
+    "feature_version": TEXT_FEATURE_VERSION,
+    "opset": {"ai.onnx": OPSET, "ai.onnx.ml": ML_OPSET},
+}
+_NO_GATE_2 = 2**31
+_QUESTIONS_AT_ONCE = 64
+_REMEDY = "calibrate again with this version (updraft calibrate)"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file the policy learned from: its name, the SHA-256 of its bytes, and how many rows were read from it."""
+
+    name: str
+    sha256: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What a target came to on the calibration rows, for people; the router computes its own from `calibration.npz`."""
+
+    target: str
+    before: float
+    after: float
+    alpha: float | None
+    risk: float
+    quality: float
+    cloud_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class TextPolicyCard:
+    """`models` names the pair, or is "any" twice in a policy for pairs that have none of their own.
+
+    `grading`: what the scores are. `signals`: whether gate 3 reads token signals. `estimated_tokens`: whether the
+    token counts were estimated from characters. `points`: at confidence 1 - `delta`. `files`: SHA-256 of each file.
+    """
+
+    kind: Literal["text"]
+    format_version: int
+    feature_version: int
+    opset: dict[str, int]
+    models: dict[str, str]
+    data: list[Source]
+    grading: str
+    date: str
+    rows: int
+    local_score: float
+    cloud_score: float
+    gain_rate: float
+    signals: bool
+    estimated_tokens: bool
+    delta: float
+    points: list[Point]
+    files: dict[str, str]
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+
+
+class TextPolicy:
+    """P(gain) before and, if the data had answers, after generation. Thread-safe, deterministic.
+
+    Without a gate 3 the question has decided, and `after` repeats it.
+    """
+
+    gate2_tokens = _NO_GATE_2
+
+    def __init__(self, card: TextPolicyCard, sessions: dict[Mode, Any], calibration: CalibrationRows) -> None:
+        self.card = card
+        self.models = card.models
+        self.calibration = calibration
+        self._sessions = sessions
+        # Gate 3 asks about a question that gate 1 has read a moment ago.
+        self._asked = lru_cache(maxsize=_QUESTIONS_AT_ONCE)(Asked.of)
+
+    @classmethod
+    def load(cls, folder: Path) -> TextPolicy:
+        """Read a policy folder. Raises ConfigurationError if it is missing, damaged, or made by another version."""
+        raw = read_card(folder)
+        check_versions(folder, raw, VERSIONS, _REMEDY)
+        try:
+            card = msgspec.convert(raw, TextPolicyCard)
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(f"{folder / CARD_NAME} is not a valid policy ({error}): {_REMEDY}.") from error
+        sessions: dict[Mode, Any] = {"prompt": open_graph(folder / "gate1.onnx", card.files.get("gate1.onnx"))}
+        if "gate3.onnx" in card.files:
+            sessions["cascade"] = open_graph(folder / "gate3.onnx", card.files["gate3.onnx"])
+        data = read_checked(folder / CALIBRATION_NAME, card.files.get(CALIBRATION_NAME))
+        policy = cls(card, sessions, _calibration(folder / CALIBRATION_NAME, data))
+        policy._warm_up(folder)
+        return policy
+
+    @property
+    def usual(self) -> Floats:
+        """Gate 1's P(gain) on the calibration rows, (n,)."""
+        return self.calibration.before
+
+    @property
+    def reads_answers(self) -> bool:
+        return "cascade" in self._sessions
+
+    def before(self, prompt: PromptView) -> float:
+        """Gate 1: P(gain) from the question alone, in [0, 1]."""
+        asked = self._asked(prompt.text)
+        return self._probability("prompt", (asked.measures, asked.counts))
+
+    def during(self, view: RunView) -> float:
+        """There is no gate 2: what the question said."""
+        return self.before(view.prompt)
+
+    def after(self, view: RunView) -> float:
+        """Gate 3: P(gain) from question and answer."""
+        if not self.reads_answers:
+            return self.before(view.prompt)
+        row = graded_run(view, signals=self.card.signals)
+        return self._probability("cascade", vector(row, "cascade", self._asked(row.prompt)))
+
+    def operating_point(self, aim: Aim) -> OperatingPoint:
+        """What `aim` comes to, with the card's confidence."""
+        return operating_point(self.calibration, aim, self.card.delta)
+
+    def thresholds_for(self, aim: Aim) -> Thresholds:
+        return self.operating_point(aim).thresholds
+
+    def _probability(self, mode: Mode, features: Features) -> float:
+        return float(self._sessions[mode].run(None, graph_inputs(*features))[0][0])
+
+    def _warm_up(self, folder: Path) -> None:
+        """The first run allocates, and shows whether the graphs take the features that this version makes."""
+        nothing = np.zeros(3, np.float32)
+        row = GradedRow("What is 2 + 2?", 0.0, 0.0, "", "4", TokenSignals(nothing, nothing, nothing))
+        row = row if self.card.signals else GradedRow(row.prompt, 0.0, 0.0, "", row.answer)
+        for mode in self._sessions:
+            try:
+                self._probability(mode, vector(row, mode))
+            except Exception as error:  # onnxruntime raises its own tree of plain Exceptions
+                raise ConfigurationError(f"{folder} does not fit this version ({error}): {_REMEDY}.") from error
+
+
+def graded_run(view: RunView, *, signals: bool) -> GradedRow:
+    """A local run as the row of a graded file, without grades."""
+    told = TokenSignals(view.logprobs, view.entropies, view.margins) if signals else None
+    return GradedRow(view.prompt.text, 0.0, 0.0, "", view.answer, told)
+
+
+def pack_calibration(rows: CalibrationRows) -> bytes:
+    """The bytes of `calibration.npz`; the same rows give the same bytes."""
+    packed = io.BytesIO()
+    arrays = {f.name: getattr(rows, f.name) for f in fields(rows) if getattr(rows, f.name) is not None}
+    np.savez_compressed(packed, **{name: array.astype(np.float32) for name, array in arrays.items()})
+    return packed.getvalue()
+
+
+def _calibration(path: Path, data: bytes) -> CalibrationRows:
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as stored:
+            arrays = {name: np.asarray(stored[name], np.float64) for name in stored.files}
+        arrays.setdefault("after", None)  # pyright: ignore[reportArgumentType]
+        return CalibrationRows(**arrays)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigurationError(f"{path} holds no calibration rows ({error}): calibrate again.") from error

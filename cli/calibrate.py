@@ -1,0 +1,190 @@
+"""`updraft calibrate`: a routing policy for your own pair of models, from your own prompts."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..protocol.errors import ConfigurationError, InvalidRequestError
+from . import options
+
+if TYPE_CHECKING:
+    from ..classifier.graded import GradedRow
+    from ..classifier.text_fit import Recipe
+    from ..classifier.text_policy import TextPolicy
+    from ..router.config import RouterConfig
+
+
+def calibrate(
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="Graded prompts: .csv or .jsonl, also .gz (docs/routing.md says how)."
+        ),
+    ] = None,
+    live: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Ask both tiers the first N of --prompts and grade them.")
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help='For --live: .txt, a prompt a line, or .jsonl of {"prompt", "answer"?}.'
+        ),
+    ] = None,
+    weak: Annotated[str | None, typer.Option(help="Column of --data with the local model's score. [weak]")] = None,
+    strong: Annotated[str | None, typer.Option(help="Column with the cloud model's score. [strong]")] = None,
+    local: options.Local = None,
+    cloud: options.Cloud = None,
+    cloud_model: options.CloudModel = None,
+    cloud_key_env: options.CloudKeyEnv = None,
+    quality: options.Quality = None,
+    cloud_share: options.CloudShare = None,
+    cost: options.Cost = None,
+    confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="With which the target is promised.")] = 0.9,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write the policy here. [where the router looks for this pair's]"),
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Also keep the graded prompts of --live, text and all (.jsonl).")
+    ] = None,
+    json_path: options.Json = None,
+) -> None:
+    """Learn which prompts your local model can keep, and what a target costs.
+
+    Give graded prompts (--data), or let both tiers answer yours (--live). How --live grades: where a line of --prompts
+    has an "answer", both replies are compared with it. Elsewhere the [bold]cloud's reply counts as right[/bold] unless
+    it is empty, cut off or a refusal, and the local one if it agrees with it: the same JSON, the same final number, the
+    same few words, or mostly the same words. So "quality" then means agreement with the cloud.
+
+    The policy names both models, its data and its figures. Without --out it lies where the router finds it by itself.
+    At least 100 prompts; the more, the less has to go up for the same promise.
+
+    \b
+    Examples
+      updraft calibrate --data graded.csv --local model.gguf --cloud-model big --quality 0.97
+      updraft calibrate --live 500 --prompts mine.txt --local model.gguf --cloud https://host/v1 --cloud-model big
+      updraft calibrate --live 400 --prompts mine.jsonl --cloud-share 0.3
+    """
+    if (live is None) != (prompts is None):
+        raise ConfigurationError("--live N and --prompts FILE belong together.")
+    if live is not None and data is not None:
+        raise ConfigurationError("--data and --live exclude each other.")
+    if live is None and save is not None:
+        raise ConfigurationError("--save keeps what --live graded; --data is a file already.")
+    config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost).config()
+    if config.local is None:
+        raise ConfigurationError("There is no local model to calibrate: name one with --local.", param="local")
+    if prompts is not None and live is not None:
+        task = _from_life(config, prompts, live, save)
+    elif data is not None:
+        task = _from_file(data, weak, strong, config)
+    else:
+        raise ConfigurationError("Give --data FILE or --live N.")
+    _fit(task, config, 1 - confidence, out, json_path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """Graded rows and where they come from."""
+
+    rows: list[GradedRow]
+    models: dict[str, str]
+    source: Path
+    grading: str
+
+
+def _from_file(data: Path, weak: str | None, strong: str | None, config: RouterConfig) -> _Task:
+    from ..classifier.graded import Columns, read_graded
+
+    rows = read_graded(data, Columns(weak, strong))
+    return _Task(rows, {"local": _model_id(config), "cloud": config.cloud_model}, data, "the scores of the file")
+
+
+def _from_life(config: RouterConfig, prompts: Path, n: int, save: Path | None) -> _Task:
+    import asyncio
+
+    from rich.console import Console
+
+    from ..bench.both_tiers import ask_both, grading_of
+    from ..bench.questions import read_prompts
+    from ..router.loading import open_local
+    from .watch import Watch
+
+    asked = read_prompts(prompts)
+    if len(asked) < n:
+        raise InvalidRequestError(f"{prompts} holds {len(asked)} prompts, --live asks for {n}.", param="live")
+    watch = Watch(Console(stderr=True))
+    with options.with_cloud(config, watch.say) as running:
+        if running.cloud_url is None:
+            raise ConfigurationError("There is no cloud to compare with: name one with --cloud.", param="cloud_url")
+        with open_local(running) as engine, watch.stage("both tiers", n) as advance:
+            live = asyncio.run(ask_both(running, engine, asked[:n], lambda: advance("")))
+            models = {"local": engine.model_id, "cloud": running.cloud_model}
+    if live.failures:
+        shown = "; ".join(live.failures[:3])
+        watch.say(f"{len(live.failures)} of {n} prompts got no row, the policy is from the others: {shown}")
+    if save is not None:
+        from ..classifier.graded import write_graded
+
+        write_graded(save, live.rows)
+    return _Task(live.rows, models, prompts, grading_of(asked[:n]))
+
+
+def _fit(task: _Task, config: RouterConfig, delta: float, out: Path | None, json_path: Path | None) -> None:
+    from ..classifier.folders import policy_folder_of
+    from ..classifier.graph_files import sha256
+    from ..classifier.text_fit import Recipe, fit_text_policy
+    from ..classifier.text_policy import Source
+
+    recipe = Recipe(
+        models=task.models,
+        data=[Source(task.source.name, sha256(task.source.read_bytes()), len(task.rows))],
+        grading=task.grading,
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        delta=delta,
+    )
+    folder = out or policy_folder_of(task.models)
+    policy = fit_text_policy(task.rows, recipe, folder)
+    _show(policy, config)
+    _say_where(folder, recipe, given=out is not None)
+    if json_path is not None:
+        from ..bench.report import Report
+
+        Report.of({"calibrate": task.source.name, **task.models}, _figures(policy, config)).write(json_path)
+
+
+def _figures(policy: TextPolicy, config: RouterConfig) -> dict[str, Any]:
+    from ..classifier.calibrated import figures
+
+    return figures(policy, config.aim)
+
+
+def _show(policy: TextPolicy, config: RouterConfig) -> None:
+    from ..bench.router_report import terminal_plot
+    from ..classifier import curve
+    from ..classifier.calibrated import sentences
+
+    rows = policy.calibration
+    routed = curve.fine_curve(rows.judged, rows.local, rows.cloud)
+    oracle = curve.fine_curve(curve.oracle_scores(rows.local, rows.cloud), rows.local, rows.cloud)
+    typer.echo(terminal_plot(routed, oracle))
+    for line in sentences(policy, config.aim):
+        typer.echo(line)
+
+
+def _say_where(folder: Path, recipe: Recipe, *, given: bool) -> None:
+    pair = f"{recipe.models['local']} with {recipe.models['cloud']}"
+    how = f"set policy = {str(folder)!r}" if given else "the router takes it by itself"
+    typer.echo(f"Policy for {pair} in {folder}: {how}.")
+
+
+def _model_id(config: RouterConfig) -> str:
+    """The name under which the router will run the local model."""
+    from ..router.loading import model_file
+
+    return model_file(config).stem

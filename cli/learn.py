@@ -1,0 +1,100 @@
+"""`updraft learn` and `updraft feedback`: what use has shown, turned into a better policy."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ..protocol.errors import ConfigurationError, NotFoundError
+from . import options
+
+
+def learn(
+    local: options.Local = None,
+    cloud: options.Cloud = None,
+    cloud_model: options.CloudModel = None,
+    quality: options.Quality = None,
+    cloud_share: options.CloudShare = None,
+    cost: options.Cost = None,
+    confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="With which the target is promised.")] = 0.9,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write the policy here. [where the router looks for this pair's]"),
+    ] = None,
+    json_path: options.Json = None,
+) -> None:
+    """Fit the pair's policy again on what the router has seen: escalations are labels, and so is feedback.
+
+    Labels of escalations alone are one-sided. Set [bold]exploration[/bold] (say 0.05) in the settings, so that a share
+    of the answers that would stay is graded too, or run with [bold]shadow = true[/bold] for a while. Routers take the
+    new policy when they start.
+
+    \b
+    Examples
+      UPDRAFT_EXPLORATION=0.05 updraft serve
+      updraft learn
+      updraft learn --local model.gguf --cloud-model big --out policies/mine
+    """
+    config = options.Pair(local, cloud, cloud_model, None, quality, cloud_share, cost).config()
+    if config.experience is None or not config.experience.exists():
+        raise ConfigurationError(f"There is no experience at {config.experience}: use the router first.")
+    from ..classifier.calibrated import figures, sentences
+    from ..classifier.experience import Experience
+    from ..classifier.folders import policy_folder_of
+    from ..classifier.learn import GRADING
+    from ..classifier.learn import learn as fit
+    from ..classifier.text_fit import Recipe
+    from ..router.learning import pair_name
+    from ..router.loading import model_file
+
+    models = {"local": model_file(config).stem, "cloud": config.cloud_model}
+    experience = Experience(config.experience)
+    try:
+        rows = experience.rows(pair_name(models))
+        known = experience.pairs()
+    finally:
+        experience.close()
+    if not rows:
+        seen = ", ".join(f"{pair} ({n})" for pair, n in known.items()) or "no pair"
+        raise ConfigurationError(f"Nothing was seen of {pair_name(models)}. Known: {seen}.")
+    folder = out or policy_folder_of(models)
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    policy = fit(rows, Recipe(models, [], GRADING, date, 1 - confidence), folder)
+    for line in sentences(policy, config.aim):
+        typer.echo(line)
+    typer.echo(f"Policy for {pair_name(models)} in {folder}.")
+    if json_path is not None:
+        from ..bench.report import Report
+
+        Report.of({"learn": pair_name(models)}, figures(policy, config.aim)).write(json_path)
+
+
+def feedback(
+    request_id: Annotated[str, typer.Argument(help="As in the answer's updraft object, and the x-request-id header.")],
+    thumb: Annotated[Literal["up", "down"], typer.Argument(help="Was the answer good?")],
+) -> None:
+    """Say whether an answer was good. `updraft learn` takes it into account.
+
+    \b
+    Example
+      updraft feedback chatcmpl-0123456789abcdef down
+    """
+    from ..classifier.experience import Experience
+    from ..router.config import RouterConfig
+
+    path = RouterConfig.load().experience
+    if path is None or not path.exists():
+        raise ConfigurationError("There is no experience yet, or it is switched off (experience = 'none').")
+    experience = Experience(path)
+    try:
+        if not experience.feedback(request_id, up=thumb == "up"):
+            raise NotFoundError(
+                f"No judged answer {request_id!r} is in {path}: only answers that the local model wrote to their end "
+                "are kept, and of those the newest."
+            )
+    finally:
+        experience.close()
+    typer.echo(f"Noted: {thumb} for {request_id}.")

@@ -1,0 +1,88 @@
+"""Targets become thresholds whose promise holds: on populations of known risk, for every kind of target."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from updraft.classifier.aim import Aim
+from updraft.classifier.operating_point import (
+    CalibrationRows,
+    floor_of_risk,
+    floor_of_share,
+    operating_point,
+)
+from updraft.protocol.errors import ConfigurationError
+
+
+def drawn(rng: np.random.Generator, n: int, *, answers: bool = True) -> CalibrationRows:
+    """P(gain) is honest; gate 1 sees half of it. The cloud is right on everything the local model is, and on gains."""
+    p_gain = rng.beta(0.5, 1.5, n)
+    gain = rng.random(n) < p_gain
+    local = np.where(gain, 0.0, (rng.random(n) < 0.9).astype(float))
+    cloud = np.where(gain, 1.0, local)
+    before = np.clip(0.5 * p_gain + 0.5 * rng.beta(0.5, 1.5, n), 0, 1)
+    return CalibrationRows(before, p_gain if answers else None, local, cloud, np.full(n, 100.0), rng.uniform(0, 800, n))
+
+
+@pytest.mark.parametrize("answers", [True, False])
+@pytest.mark.parametrize("aim", [Aim("quality", 0.95), Aim("cloud_share", 0.3), Aim("cost", 0.2)])
+def test_a_promise_is_broken_at_most_as_often_as_stated(aim: Aim, answers: bool) -> None:
+    rng = np.random.default_rng(0)
+    many = drawn(rng, 100_000, answers=answers)
+    judged = many.before if many.after is None else many.after
+    broken, used = 0, []
+    for _ in range(100):
+        found = operating_point(drawn(rng, 500, answers=answers), aim, 0.1).thresholds
+        up = (many.before > found.before) | (judged > found.after)
+        kept = np.where(up, many.cloud, many.local).mean() / many.cloud.mean()
+        spent = 1000 * np.where(up, many.dollars(aim), 0.0).mean()
+        broken += {"quality": kept < 0.95, "cloud_share": up.mean() > 0.3, "cost": spent > 0.2}[aim.name]
+        used.append(up.mean())
+    assert broken <= 15, "0.1 of 100, and what chance allows"
+    # A router that always or never escalates keeps some of these promises, and is no use.
+    assert 0.05 < np.mean(used) < 0.9
+
+
+def test_what_nothing_can_show_is_kept_all_the_same() -> None:
+    few = drawn(np.random.default_rng(1), 20)
+    assert operating_point(few, Aim("quality", 0.99)).cloud_share == 1
+    assert operating_point(few, Aim("cloud_share", 0.01)).cloud_share == 0
+    assert operating_point(few, Aim("cost", 0.0)).cloud_share == 0
+    assert operating_point(few, Aim("quality", 1.0)).quality == 1
+
+
+def test_more_is_asked_more_is_sent() -> None:
+    rows = drawn(np.random.default_rng(2), 2_000)
+    shares = [operating_point(rows, Aim("quality", target)).cloud_share for target in (0.8, 0.9, 0.95, 0.98, 1.0)]
+    assert shares == sorted(shares)
+    assert shares[0] < shares[-1]
+    dear = operating_point(rows, Aim("cost", 0.2, prices=(5.0, 15.0)))
+    assert dear.cloud_share < operating_point(rows, Aim("cost", 0.2)).cloud_share
+    assert dear.cost <= 0.2
+
+
+@given(st.floats(0, 1), st.floats(0, 0.99))
+def test_no_oracle_is_below_the_floors(mu: float, alpha: float) -> None:
+    n = 1_000
+    gains = round(mu * n)
+    risk = max(0, gains - int(alpha * n + 1e-9))  # an oracle sends up gains until few enough are left
+    assert risk / n >= floor_of_risk(gains / n, alpha) - 1e-9
+    sent = next(sent for sent in range(n + 1) if gains - sent <= alpha * (n - sent) + 1e-9)
+    assert sent / n >= floor_of_share(gains / n, alpha) - 1e-9
+
+
+@pytest.mark.parametrize(("name", "value"), [("quality", 0.0), ("quality", 1.1), ("cloud_share", -0.1), ("cost", -1.0)])
+def test_targets_out_of_range(name: str, value: float) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name} must be"):
+        Aim(name, value)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError):
+        Aim(name, float("nan"))  # type: ignore[arg-type]
+
+
+def test_one_target_at_most() -> None:
+    assert Aim.of(None, None, None) == Aim("quality", 0.98)
+    assert Aim.of(None, 0.2, None) == Aim("cloud_share", 0.2)
+    with pytest.raises(ConfigurationError, match="quality and cost exclude each other"):
+        Aim.of(0.9, None, 1.0)

@@ -1,0 +1,167 @@
+"""A policy of graded prompts as a folder: what was fitted is what runs, and what does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from updraft.classifier.aim import Aim
+from updraft.classifier.graded import GradedRow, TokenSignals, gains
+from updraft.classifier.metrics import auroc
+from updraft.classifier.policies import load_policy
+from updraft.classifier.text_fit import Recipe, fit_text_policy
+from updraft.classifier.text_policy import Source, TextPolicy
+from updraft.classifier.text_rows import TEXT_FEATURE_VERSION, vector
+from updraft.classifier.views import PromptView, RunView
+from updraft.protocol.errors import ConfigurationError, InvalidRequestError
+from updraft.protocol.requests import Message
+
+WORDS = ["apple", "river", "stone", "circle", "market", "window", "garden", "silver", "paper", "bridge", "candle"]
+PAIR = {"local": "small", "cloud": "large"}
+RECIPE = Recipe(PAIR, [Source("rows.csv", "0" * 64, 400)], "graded file", "2026-11-22")
+NOTHING = np.empty(0, np.float32)
+
+
+def population(n: int, seed: int, *, answers: bool = True, signals: bool = False) -> list[GradedRow]:
+    """Proofs are hard for the local model, and it is unsure of what it gets wrong."""
+    rng = np.random.default_rng(seed)
+    rows: list[GradedRow] = []
+    for _ in range(n):
+        hard = rng.random() < 0.4
+        weak = float(rng.random() < (0.2 if hard else 0.95))
+        a, b = (int(x) for x in rng.integers(2, 90, 2))
+        task = "Prove rigorously that" if hard else "Please add up"
+        logprobs = -rng.exponential(0.1 if weak else 0.6, 8).astype(np.float32)
+        told = TokenSignals(logprobs, -logprobs, np.ones(8, np.float32)) if signals else None
+        answer = f"{a} + {b} = {a + b + (0 if weak or rng.random() < 0.3 else 3)}"
+        prompt = f"{task} {a} and {b} {' '.join(rng.choice(WORDS, 6))}?"
+        rows.append(GradedRow(prompt, weak, float(rng.random() < 0.95), "", answer if answers else None, told))
+    return rows
+
+
+def view(row: GradedRow) -> RunView:
+    told = row.signals or TokenSignals(NOTHING, NOTHING, NOTHING)
+    series = told.logprobs, told.entropies, told.margins
+    return RunView(PromptView(row.prompt), row.answer or "", *series, NOTHING, NOTHING, None, "stop")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("policy")
+    fit_text_policy(population(400, 0, signals=True), RECIPE, out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def policy(folder: Path) -> TextPolicy:
+    found = load_policy(folder)
+    assert isinstance(found, TextPolicy)
+    return found
+
+
+def test_both_gates_judge_rows_they_never_saw(policy: TextPolicy) -> None:
+    later = population(300, 1, signals=True)
+    before = np.array([policy.before(PromptView(row.prompt)) for row in later])
+    after = np.array([policy.after(view(row)) for row in later])
+    assert auroc(before, gains(later)) > 0.7
+    assert auroc(after, gains(later)) > 0.85
+    assert abs(after.mean() - gains(later).mean()) < 0.06
+
+
+def test_the_card_names_everything(policy: TextPolicy, folder: Path) -> None:
+    card = policy.card
+    assert (card.models, card.date, card.rows) == (PAIR, "2026-11-22", 400)
+    assert card.signals and card.estimated_tokens
+    assert card.data == RECIPE.data
+    assert card.gain_rate == pytest.approx(gains(population(400, 0)).mean())
+    assert {"gate1.apgr", "gate3.auroc", "gate3.ece"} <= card.metrics.keys()
+    assert [point.target for point in card.points] == [f"quality {q}" for q in (0.9, 0.95, 0.97, 0.98, 0.99)]
+    assert sorted(card.files) == sorted(path.name for path in folder.iterdir() if path.name != "policy.json")
+
+
+def test_targets_become_thresholds_at_run_time(policy: TextPolicy) -> None:
+    strict, lax = (policy.thresholds_for(Aim("quality", q)) for q in (0.97, 0.85))
+    assert strict.after < lax.after
+    point = policy.operating_point(Aim("cloud_share", 0.4))
+    assert 0.2 < point.cloud_share <= 0.4
+    assert policy.thresholds_for(Aim("cost", 0.0)).after == 1
+
+
+def test_without_answers_the_question_decides(tmp_path: Path) -> None:
+    policy = fit_text_policy(population(200, 2, answers=False), RECIPE, tmp_path)
+    row = population(1, 3)[0]
+    assert not policy.reads_answers
+    assert policy.after(view(row)) == policy.before(PromptView(row.prompt)) == policy.during(view(row))
+    found = policy.thresholds_for(Aim("quality", 0.9))
+    assert found.before == found.after
+
+
+def test_the_question_is_found_inside_a_harness(policy: TextPolicy) -> None:
+    asked = "Prove rigorously that 3 and 4 river stone apple?"
+    harness = (
+        "<system-reminder>\nPlease add up the tools you may use: Bash, Edit.\n</system-reminder>\n"
+        f"<user_query>\n{asked}\n</user_query>\n<environment_details>\n# Time\n12:00\n</environment_details>"
+    )
+    turn = "<|im_start|>{}\n{}<|im_end|>\n".format
+    chat = f"{turn('system', 'Please add up 4 and 5')}{turn('user', asked)}<|im_start|>assistant\n"
+    messages = [Message("system", "Please add up."), Message("user", "Hello"), Message("user", harness)]
+    plain = policy.before(PromptView(asked))
+    assert policy.before(PromptView.of(messages)) == plain
+    assert policy.before(PromptView(chat)) == plain
+    assert policy.before(PromptView("Please add up 3 and 4 river stone apple?")) < plain
+
+
+def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
+    rows = population(120, 4)
+    one, two = (fit_text_policy(rows, RECIPE, tmp_path / name) for name in ("one", "two"))
+    assert one.card == two.card
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"feature_version": 99}, r"feature_version 99, this Updraft reads .*calibrate again"),
+        ({"format_version": 0}, "format_version 0"),
+        ({"opset": {"ai.onnx": 9, "ai.onnx.ml": 3}}, "opset"),
+        ({"models": 3}, "not a valid policy"),
+        ({"files": {}}, "not the file its policy.json describes"),
+    ],
+)
+def test_another_version_is_refused(folder: Path, tmp_path: Path, change: dict[str, object], message: str) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    card = json.loads((copy / "policy.json").read_text())
+    (copy / "policy.json").write_text(json.dumps(card | change))
+    with pytest.raises(ConfigurationError, match=message):
+        load_policy(copy)
+
+
+@pytest.mark.parametrize("name", ["gate1.onnx", "gate3.onnx", "calibration.npz"])
+@pytest.mark.parametrize("data", [b"", b"nonsense", None])
+def test_a_damaged_folder_is_refused(folder: Path, tmp_path: Path, name: str, data: bytes | None) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / name).unlink()
+    if data is not None:
+        (copy / name).write_bytes(data)
+    with pytest.raises(ConfigurationError, match=name):
+        load_policy(copy)
+
+
+def test_too_little_to_learn_from_writes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="at least 100 graded prompts"):
+        fit_text_policy(population(50, 0), RECIPE, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_features_change_only_with_their_version() -> None:
+    """Sums over one fixed row: if they change, raise TEXT_FEATURE_VERSION, and then these numbers."""
+    answer = "She buys 3 x $4 = $12 of apples, so 12 + 5 = 18 in total.\n#### 18"
+    signals = TokenSignals(np.array([-0.1, -0.5], np.float32), np.array([0.2, 0.9], np.float32), np.ones(2, np.float32))
+    row = GradedRow("Ann buys 3 apples for $4 each.\nHow much is that?\nA. 12\nB. 13", 0.0, 0.0, "", answer, signals)
+    measures, counts = vector(row, "cascade")
+    weights = np.arange(1, len(measures) + 1)
+    assert TEXT_FEATURE_VERSION == 1
+    assert (len(measures), int(np.flatnonzero(counts).sum())) == (284, 413330)
+    assert float(measures @ weights) == pytest.approx(12371.2726, rel=1e-6)

@@ -1,0 +1,78 @@
+"""`updraft calibrate`: from graded prompts, or both tiers live, to a policy that the router uses by itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from updraft.classifier.graded import read_graded
+from updraft.classifier.text_policy import TextPolicy
+from updraft_oracle import QUESTIONS, oracle
+
+__all__ = ["oracle"]
+
+GSM8K = Path(__file__).resolve().parents[3] / "shared" / "data" / "routing" / "routellm_gsm8k.csv.gz"
+
+
+def test_both_tiers_live_and_then_in_use(updraft, oracle: str, tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": question.prompt}) for question in QUESTIONS))
+    pair = ["--cloud", oracle, "--cloud-model", "oracle"]
+    call = ["calibrate", "--live", str(len(QUESTIONS)), "--prompts", str(prompts), *pair]
+    done = updraft(*call, "--cloud-share", "0.5", "--save", "kept.jsonl", "--json", "out.json")
+    assert done.returncode == 0, done.stderr
+    assert "With 90% confidence, on requests like these: at most 50.0% go to the cloud." in done.stdout
+    assert "124 prompts, graded by agreement" in done.stdout
+    assert "1 of 125 prompts got no row" in done.stderr
+    policy = TextPolicy.load(tmp_path / "home" / "policies" / "pocket-small--oracle")
+    assert policy.card.models == {"local": "pocket-small", "cloud": "oracle"}
+    assert policy.card.signals and not policy.card.estimated_tokens
+    assert policy.calibration.written.mean() == 10
+    figures = json.loads((tmp_path / "out.json").read_text())["metrics"]
+    assert 0.05 < figures["gain_rate"] < 0.95
+    assert 0 < figures["cloud_share"] < 0.5
+    rows = read_graded(tmp_path / "kept.jsonl")
+    graded = [question.grade(row.answer or "") for question, row in zip(QUESTIONS[1:], rows, strict=True)]
+    agreed = sum(right == (row.weak == 1) for right, row in zip(graded, rows, strict=True))
+    assert agreed >= 0.9 * len(rows), "agreement with the right answer is nearly being right"
+    asked = updraft("ask", QUESTIONS[1].prompt, "--json", *pair)
+    assert json.loads(asked.stdout)["updraft"]["reason"].startswith("P(gain)"), asked.stdout
+
+
+def test_a_graded_file(updraft, tmp_path: Path) -> None:
+    if not GSM8K.exists():
+        pytest.skip(f"{GSM8K} is not there")
+    rows = read_graded(GSM8K)[:300]
+    data = tmp_path / "graded.jsonl"
+    data.write_text("\n".join(json.dumps({"prompt": r.prompt, "mixtral": r.weak, "gpt4": r.strong}) for r in rows))
+    call = ["calibrate", "--data", str(data), "--weak", "mixtral", "--strong", "gpt4", "--cloud-model", "gpt-4"]
+    done = updraft(*call, "--quality", "0.9", "--out", "policy")
+    assert done.returncode == 0, done.stderr
+    assert "Floor: to lose at most" in done.stdout
+    assert "(mu - alpha) / (1 - alpha)" in done.stdout
+    assert "stay local although only the cloud is right" in done.stdout
+    card = json.loads((tmp_path / "policy" / "policy.json").read_text())
+    assert card["models"] == {"local": "pocket-small", "cloud": "gpt-4"}
+    assert card["data"][0]["name"] == "graded.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "Give --data FILE or --live N"),
+        (["--live", "5"], "belong together"),
+        (["--data", "few.csv", "--save", "x"], "--save keeps what --live graded"),
+        (["--data", "few.csv", "--quality", "0.9", "--cost", "1"], "exclude each other"),
+        (["--data", "few.csv", "--local", "none"], "no local model to calibrate"),
+        (["--data", "few.csv"], "at least 100 graded prompts"),
+        (["--live", "5", "--prompts", "two.txt"], "holds 2 prompts, --live asks for 5"),
+    ],
+)
+def test_calls_that_make_no_sense(updraft, tmp_path: Path, flags: list[str], message: str) -> None:
+    (tmp_path / "few.csv").write_text("prompt,weak,strong\nWhat?,0,1\nHow?,1,1\n")
+    (tmp_path / "two.txt").write_text("What?\n\nHow?\n")
+    done = updraft("calibrate", *flags)
+    assert done.returncode == 2
+    assert message in done.stderr

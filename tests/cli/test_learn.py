@@ -1,0 +1,46 @@
+"""`updraft learn` and `updraft feedback` after real use: a shadow over the real local model, a cloud over sockets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import updraft as package
+from updraft.classifier.text_policy import TextPolicy
+from updraft.router.config import RouterConfig
+from updraft_oracle import QUESTIONS, oracle
+
+__all__ = ["oracle"]
+
+
+def test_a_shadow_teaches_a_policy(updraft, oracle: str, tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    file = tmp_path / "home" / "experience.sqlite3"
+    config = RouterConfig(cloud_url=oracle, cloud_model="oracle", experience=file, shadow=True)
+    with package.OpenAI(config=config) as client:
+        for question in QUESTIONS[1:111]:
+            messages = [{"role": "user", "content": question.prompt}]
+            completion = client.chat.completions.create(model="auto", messages=messages)
+            assert completion.choices[0].message.content == question.answer
+            info = completion.model_extra["updraft"]
+            assert info["reason"].startswith(("shadow: ", "uncalibrated for this pair (general policy)"))
+    pair = ["--cloud-model", "oracle"]
+    learned = updraft("learn", *pair, "--quality", "0.8", "--json", "out.json")
+    assert learned.returncode == 0, learned.stderr
+    assert "graded by agreement in use" in learned.stdout
+    policy = TextPolicy.load(tmp_path / "home" / "policies" / "pocket-small--oracle")
+    assert policy.card.rows == 110
+    assert 0.05 < policy.card.gain_rate < 0.95
+    assert json.loads((tmp_path / "out.json").read_text())["metrics"]["rows"] == 110
+    noted = updraft("feedback", info["request_id"], "down")
+    assert (noted.returncode, noted.stdout) == (0, f"Noted: down for {info['request_id']}.\n")
+    unknown = updraft("feedback", "chatcmpl-0", "up")
+    assert unknown.returncode == 1
+    assert "No judged answer" in unknown.stderr
+
+
+def test_nothing_was_seen(updraft) -> None:
+    done = updraft("learn")
+    assert done.returncode == 2
+    assert "use the router first" in done.stderr
