@@ -64,7 +64,7 @@ def _install(venv: Path, extras: set[str]) -> None:
     if not _works(python):
         _create(venv)
     _forget_stamps(venv)
-    if extras & {"edge", "all"}:
+    if extras & {"edge", "bench", "all"}:
         _install_llama(python)
     if extras & {"cloud", "train", "all"} and sys.platform == "linux":
         _install_torch(python)

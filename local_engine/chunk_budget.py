@@ -5,46 +5,79 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from math import inf
-from statistics import median
+from statistics import median, median_low
 
-#: A step with prompts in it may usually take this many times as long as one without. A reader is promised that hardly a
-#: gap in a hundred is longer than twice the usual one: the rest is for steps that are slow for other reasons.
-MOST_SLOWDOWN = 1.75
-_ROOM_TO_GROW = 1.5
+#: The part of what readers are promised that a usual step takes: the rest is for steps that are slow for other reasons.
+CAUTION = 0.875
 _FIRST_CHUNK = 2
-_TRIALS = 3
-_REFRESH_STEPS = 400
+_MOST_GROWTH = 4
+_PLAIN_EVERY, _FORGET_EVERY = 64, 800  # steps with prompts
+
+
+def promised_slowdown(decoding: int, catching_up: int) -> float:
+    """How many times its usual length a gap between tokens may have while prompts are computed: the share of the
+    machine that `decoding` of all the requests have a right to, and twice its length in any case."""
+    return max(2.0, 1 + catching_up / decoding)
 
 
 @dataclass(slots=True)
 class _Load:
-    """What is known of steps with one number of decoding sequences: their seconds without prompts, the chunk that joins
-    them now, how much slower it made the last steps, and the least chunk that was found too large."""
+    """Steps with one number of decoding sequences: seconds without prompts, and by chunk the last ones with."""
 
     plain_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=9))
-    chunk: int = _FIRST_CHUNK
-    slowdowns: list[float] = field(default_factory=list[float])
-    too_large: float = inf
-    mixed_steps: int = 0
+    mixed_s: dict[int, deque[float]] = field(default_factory=dict[int, deque[float]])
+    since_plain: int = 0
+    since_forgotten: int = 0
 
-    def adapt(self, most: int) -> None:
-        """The chunk that follows from a few trials with this one; a single one may be slow for other reasons."""
-        slowdown = median(self.slowdowns)
-        self.slowdowns.clear()
-        if slowdown > MOST_SLOWDOWN:
-            self.too_large = self.chunk
-            self.chunk = max(1, min(self.chunk - 1, int(self.chunk * MOST_SLOWDOWN / slowdown)))
-        elif slowdown < _ROOM_TO_GROW:
-            self.chunk = max(1, int(min(self.chunk + max(1, self.chunk // 8), self.too_large - 1, most)))
+    @property
+    def plain(self) -> float:
+        return median(self.plain_s)
+
+    def add(self, chunk: int, seconds: float) -> None:
+        if chunk == 0:
+            self.plain_s.append(seconds)
+            self.since_plain = 0
+            return
+        self.mixed_s.setdefault(chunk, deque(maxlen=3)).append(seconds)
+        self.since_plain += 1
+        self.since_forgotten += 1
+
+    def largest(self, seconds: float, base: float) -> int:
+        """The largest chunk that should take at most `seconds`, if none takes `base`: from the measured ones around it.
+
+        One slow step is no proof: a chunk that smaller ones speak for is tried twice before it counts as too large.
+        """
+        below, cost = 0, base
+        for chunk, costs in sorted(self.mixed_s.items()):
+            found = median_low(costs)
+            if found > seconds:
+                if len(costs) == 1 and _reach(below, cost - base, seconds - base) >= chunk:
+                    return chunk
+                between = below + int((chunk - below) * (seconds - cost) / (found - cost))
+                return max(1, min(between, chunk - 1))
+            below, cost = chunk, max(cost, found)
+        return _reach(below, cost - base, seconds - base)
+
+    def forget_larger_than(self, chunk: int) -> None:
+        self.mixed_s = {known: costs for known, costs in self.mixed_s.items() if known <= chunk}
+        self.since_forgotten = 0
+
+
+def _reach(chunk: int, seconds: float, most: float) -> int:
+    """The chunk that `most` seconds should be enough for, where none larger than `chunk`, which takes `seconds`, is
+    known. Costs grow ever more slowly with the chunk, so that this is rather too little than too much."""
+    if chunk == 0:
+        return _FIRST_CHUNK
+    return int(max(chunk, min(chunk * _MOST_GROWTH, chunk * most / seconds if seconds > 0 else inf)))
 
 
 class ChunkBudget:
-    """A controller per number of decoding sequences: the chunk grows while steps are fast enough, else it shrinks.
+    """Learns for every number of decoding sequences what chunks cost, and grants the largest that readers can bear.
 
     What a step costs is no straight line (kernels work on groups of rows), differs from machine to machine, and changes
-    with whoever else wants the processor. So nothing is modelled: steps without prompts are measured, and the chunk
-    follows the ratio of the two. What was too large is not tried again for 400 steps, so that hardly a reader's gap
-    in a hundred is an experiment; then a step without prompts is measured again, too.
+    with whoever else wants the processor. So steps are measured: without prompts now and then, with chunks as they
+    come. What was too large is not tried again for 800 steps, so that hardly a reader's gap in a hundred is an
+    experiment.
     """
 
     def __init__(self, most: int, *, apart: bool = False) -> None:
@@ -54,28 +87,34 @@ class ChunkBudget:
         self._apart = apart
         self._loads: dict[int, _Load] = {}
 
-    def grant(self, decoding: int) -> int:
-        """Prompt tokens that may join `decoding` rows in the next step; 0: a step without is to be measured first."""
+    def grant(self, decoding: int, catching_up: int = 1) -> int:
+        """Prompt tokens of `catching_up` sequences together that may join `decoding` rows in the next step; 0: a step
+        without is to be measured first."""
         if decoding == 0:
             return self._most
         load = self._loads.get(decoding)
-        if load is None or not load.plain_s or load.mixed_steps >= _REFRESH_STEPS:
+        if load is None or not load.plain_s or load.since_plain >= _PLAIN_EVERY:
             return 0
-        return load.chunk
+        plain = load.plain
+        if not load.mixed_s:
+            self._guess(load, decoding)
+        seconds = CAUTION * promised_slowdown(decoding, catching_up) * plain
+        chunk = load.largest(seconds - plain, 0.0) if self._apart else load.largest(seconds, plain)
+        if load.since_forgotten >= _FORGET_EVERY:
+            load.forget_larger_than(chunk)
+        return min(chunk, self._most)
+
+    def _guess(self, load: _Load, decoding: int) -> None:
+        """What chunks cost fewer decoding sequences more than a step without, they cost more of them at most."""
+        known = [fewer for fewer, other in self._loads.items() if fewer < decoding and other.mixed_s and other.plain_s]
+        if known:
+            other = self._loads[max(known)]
+            load.mixed_s = {
+                chunk: deque([load.plain + median_low(costs) - other.plain], maxlen=3)
+                for chunk, costs in other.mixed_s.items()
+            }
 
     def measured(self, decoding: int, chunk: int, seconds: float) -> None:
         """A step with `chunk` prompt tokens, for which `decoding` sequences waited, took `seconds`."""
-        if decoding == 0:
-            return
-        load = self._loads.setdefault(decoding, _Load())
-        if chunk == 0:
-            load.plain_s.append(seconds)
-            if load.mixed_steps >= _REFRESH_STEPS:
-                load.mixed_steps, load.too_large = 0, inf
-            return
-        load.mixed_steps += 1
-        if not load.plain_s or chunk < load.chunk:
-            return  # a prompt's last bit says nothing about full chunks
-        load.slowdowns.append(seconds / median(load.plain_s) + self._apart)
-        if len(load.slowdowns) == _TRIALS:
-            load.adapt(self._most)
+        if decoding:
+            self._loads.setdefault(decoding, _Load()).add(chunk, seconds)

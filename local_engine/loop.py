@@ -18,6 +18,8 @@ from .prefix_cache import PrefixCache
 from .scheduler import Limits, Scheduler, Sequence, Share, Step
 from .signals import Floats, SignalMeter
 
+# Computing fewer tokens again costs next to nothing, and the answer keeps the last bits it has on a fresh engine.
+_SHORTEST_SHARED = 16
 _CLOSED = "The local engine is closed."
 _NOT_FINITE = (
     "The model produced values that are not numbers: the file or the llama.cpp build is damaged. "
@@ -87,7 +89,11 @@ class EngineLoop:
         limits = self._options.limits
         self._context.clear()
         cache = PrefixCache(
-            self._context, cells=self._options.cells, sequences=self._options.sequences, sharing=limits.sharing
+            self._context,
+            cells=self._options.cells,
+            sequences=self._options.sequences,
+            sharing=limits.sharing,
+            shortest=_SHORTEST_SHARED,
         )
         self._budget = ChunkBudget(limits.rows, apart=not limits.mixes)
         self._scheduler = Scheduler(cache, self._budget, limits)

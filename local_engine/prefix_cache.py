@@ -71,13 +71,17 @@ class _Segment:
 class PrefixCache:
     """Hands out the `sequences` ids of a cache of `cells` cells, two more than are ever in use. One thread at a time.
 
-    With `sharing` "whole" only parked sequences that are wholly a prefix of a prompt are of use to it.
+    With `sharing` "whole" only parked sequences that are wholly a prefix of a prompt are of use to it. With "parts" a
+    common prefix of fewer than `shortest` tokens is computed anew.
     """
 
-    def __init__(self, memory: KVMemory, *, cells: int, sequences: int, sharing: Sharing = "parts") -> None:
+    def __init__(
+        self, memory: KVMemory, *, cells: int, sequences: int, sharing: Sharing = "parts", shortest: int = 1
+    ) -> None:
         self._memory = memory
         self._cells = cells
         self._sharing: Sharing = sharing
+        self._shortest = shortest
         self._ids = list(range(sequences - 1, -1, -1))
         self._root = _Segment(None, [], set())
         self._branches: dict[int, Branch] = {}
@@ -101,6 +105,8 @@ class PrefixCache:
     def open(self, tokens: Sequence[int]) -> Branch:
         """A sequence of one's own that holds the longest known prefix of `tokens`; may hold nothing yet."""
         segment, inside, length = self._find(tokens)
+        if self._sharing == "parts" and length < self._shortest:
+            segment, inside, length = self._root, 0, 0
         source = self._source(segment, length) if length else None
         if source in self._parked:
             self._parked[source] = self._parked.pop(source)

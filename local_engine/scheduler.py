@@ -211,8 +211,11 @@ class Scheduler:
         return step
 
     def _chunks(self, catching_up: list[Sequence], decoding: int) -> list[Share]:
-        """An equal part of the step's budget for each prompt, with what does not divide for the first."""
-        rows = min(self._budget.grant(decoding), self._limits.rows - decoding)
+        """An equal part of the step's budget for each prompt. What does not divide is for those that are furthest
+        behind, so that prompts end together, but for the first if there is not a token for each."""
+        rows = min(self._budget.grant(decoding, len(catching_up)), self._limits.rows - decoding)
+        if rows >= len(catching_up):
+            catching_up = sorted(catching_up, key=lambda sequence: -sequence.behind)
         outputs = self._limits.outputs - decoding - len(catching_up)
         chunks: list[Share] = []
         for place, sequence in enumerate(catching_up):

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
 _BLOCK = 64
+_AT_ONCE = 2**17  # logits: half a megabyte
 _LEAST = np.float32(-1e4)  # stands for -inf, of which 0 * log 0 would make NaN
 
 #: The quantiles of a run's signals that `SignalQuantiles` tells.
@@ -74,14 +75,25 @@ class Measured:
 
 
 class SignalMeter:
-    """Measures up to `rows` rows of `vocab_size` logits at once, in buffers of its own; the logits stay as they are."""
+    """Measures up to `rows` rows of `vocab_size` logits, in buffers of its own; the logits stay as they are.
+
+    As many rows at once as fit a processor's cache: more are not faster then, and of a large vocabulary take megabytes.
+    """
 
     def __init__(self, rows: int, vocab_size: int) -> None:
-        self._shifted = np.empty((rows, vocab_size), np.float32)
-        self._weights = np.empty((rows, vocab_size), np.float32)
+        self._rows = min(rows, max(1, _AT_ONCE // vocab_size))
+        self._shifted = np.empty((self._rows, vocab_size), np.float32)
+        self._weights = np.empty((self._rows, vocab_size), np.float32)
 
     def measure(self, logits: Floats) -> list[Measured]:
-        """`logits`: (n, vocab). Entropy is log Z - sum(p * (x - max)), with log Z of the shifted logits x - max."""
+        """`logits`: (n, vocab)."""
+        if len(logits) <= self._rows:
+            return self._measure(logits)
+        parts = (logits[start : start + self._rows] for start in range(0, len(logits), self._rows))
+        return [row for part in parts for row in self._measure(part)]
+
+    def _measure(self, logits: Floats) -> list[Measured]:
+        """Entropy is log Z - sum(p * (x - max)), with log Z of the shifted logits x - max."""
         count = len(logits)
         shifted, weights, every = self._shifted[:count], self._weights[:count], np.arange(count)
         places = logits.argmax(axis=1)

@@ -18,6 +18,11 @@ QUESTIONS = [f"What is {17 * i % 90 + 3} {'+-'[i % 2]} {5 * i % 40 + 2}?" for i 
     f"Reverse the word {word}." for word in ("stone", "river", "lamp", "cloud", "engine", "draft", "paper", "night")
 ]
 
+# Two hundred of all lengths: the longest prompts take a third of the context.
+MANY_QUESTIONS = QUESTIONS + [
+    f"Sort: {' '.join(str(17 * i * j % 97) for j in range(1, 2 + i % 50))}" for i in range(152)
+]
+
 
 def ask(text: str) -> list[Message]:
     return [Message(role="user", content=text)]
@@ -63,26 +68,31 @@ def solo(engine):
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [(LocalOptions(), {"type_k": 0, "type_v": 0}), (LocalOptions(kv_cache_type="f16"), {"flash_attn": True})],
+    ("ours", "theirs", "questions"),
+    [
+        (LocalOptions(), {"type_k": 0, "type_v": 0}, MANY_QUESTIONS),
+        (LocalOptions(kv_cache_type="f16"), {"flash_attn": True}, QUESTIONS),
+    ],
     ids=["exact", "f16"],
 )
-def test_greedy_answers_equal_llama_cpps_own(ours, theirs):
-    """Cold, one after the other: the same kernels on the same rows."""
+def test_greedy_answers_equal_llama_cpps_own(ours, theirs, questions):
+    """One after the other: the same kernels on the same rows."""
     from llama_cpp import Llama
 
-    reference = Llama(str(pocket.pocket_small_gguf()), n_ctx=512, verbose=False, n_threads=1, **theirs)
+    reference = Llama(
+        str(pocket.pocket_small_gguf()), n_ctx=512, verbose=False, n_threads=1, n_threads_batch=1, **theirs
+    )
     with LocalEngine.load(pocket.pocket_small_gguf(), ours) as engine:
-        for question in QUESTIONS:
-            run = engine.start(ask(question), greedy())
+        for question in questions:
+            run = engine.start(ask(question), greedy(24))
             list(run)
             reference.reset()
             expected = []
             for token in reference.generate(engine.encode_chat(ask(question)), temp=0, repeat_penalty=1.0):
-                if token == reference.token_eos() or len(expected) == 40:
+                if token == reference.token_eos() or len(expected) == 24:
                     break
                 expected.append(token)
-            assert run.token_ids == expected
+            assert run.token_ids == expected, question
     reference.close()
 
 

@@ -55,6 +55,13 @@ def common(one: list[int], other: list[int]) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
+def test_a_short_common_beginning_is_not_worth_it():
+    cache = PrefixCache(Log(), cells=100, sequences=8, shortest=4)
+    hold(cache, [1, 2, 3, 4, 5])
+    assert cache.open([1, 2, 3, 9]).length == 0
+    assert cache.open([1, 2, 3, 4, 9]).length == 4
+
+
 def test_the_least_recently_used_gives_way_first():
     cache, log = make(cells=30)
     a, b, c = hold(cache, [1] * 10), hold(cache, [2] * 10), hold(cache, [3] * 10)
