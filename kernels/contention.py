@@ -18,6 +18,8 @@ import psutil
 _INTERVAL_S = 0.2
 # A neighbour who gets less than this of a processor, while we use all, is not worth a thread.
 _TOLERATED = 0.4
+# Of a processor: what this process uses at least while it computes.
+_COMPUTING = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +68,12 @@ class ThreadGovernor:
 
     def _look(self) -> None:
         last, self._last = self._last, self._measure()
-        # After a pause the last look says nothing about now.
-        if last is None or not 0 < self._last.wall - last.wall < 10 * _INTERVAL_S:
+        if last is None or self._last.wall <= last.wall:
             return
-        others = (self._last.busy - last.busy - (self._last.own - last.own)) / (self._last.wall - last.wall)
+        wall, own = self._last.wall - last.wall, self._last.own - last.own
+        if wall > 10 * _INTERVAL_S and own < _COMPUTING * wall:
+            return  # a pause, not a long step: the last look says nothing about now
+        others = (self._last.busy - last.busy - own) / wall
         self._threads = max(1, min(self._most, int(self._processors - max(0.0, others) + _TOLERATED)))
 
 

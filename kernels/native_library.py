@@ -55,10 +55,10 @@ def _loaded(compiler: list[str]) -> ctypes.CDLL:
         folder = Path(tempfile.mkdtemp(prefix="updraft-native-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     target = folder / f"kernels-{_digest(compiler)}.so"
-    if target.exists():
+    if _is_whole(target):
         try:
             return ctypes.CDLL(str(target))
-        except OSError:  # damaged, or of a machine that only looked like this one
+        except OSError:  # of a machine that only looked like this one
             target.unlink(missing_ok=True)
     build(compiler, target)
     return ctypes.CDLL(str(target))
@@ -72,6 +72,8 @@ def _private(folder: Path) -> Path:
         raise PermissionError(f"{folder} belongs to another user")
     if found.st_mode & 0o022:
         folder.chmod(0o700)
+        for planted in folder.iterdir():  # perhaps: others could write here until now
+            planted.unlink()
     if not os.access(folder, os.W_OK):
         raise PermissionError(f"{folder} cannot be written to")
     return folder
@@ -93,7 +95,26 @@ def build(compiler: list[str], target: Path) -> None:
             list(at_once.map(_run, commands))
         library = Path(folder) / target.name
         _run([*compiler, "-shared", *objects, "-lm", "-o", str(library)])
+        mark = Path(folder) / "mark"
+        mark.write_text(_checksum(library))
         library.replace(target)  # whole or not at all, for others that start now
+        mark.replace(_mark_of(target))
+
+
+def _mark_of(library: Path) -> Path:
+    return library.with_suffix(".sha256")
+
+
+def _checksum(library: Path) -> str:
+    return hashlib.sha256(library.read_bytes()).hexdigest()
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether it is as it was built: the loader maps a file that was cut off, and the process dies of it later."""
+    try:
+        return _mark_of(library).read_text() == _checksum(library)
+    except OSError:
+        return False
 
 
 def _flags() -> list[str]:

@@ -90,7 +90,7 @@ class NativeLinear(nn.Module):
 
 def can_compute(weight: Tensor) -> bool:
     """Whether `NativeLinear` takes a layer with `weight` (out_features, in_features)."""
-    if weight.device.type != "cpu" or load() is None:
+    if weight.device.type != "cpu" or weight.shape[1] == 0 or load() is None:
         return False
     return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0)
 

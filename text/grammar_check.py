@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from ..protocol.errors import InvalidRequestError
+from ..protocol.errors import EngineError, InvalidRequestError
 from ..protocol.structured import Constraint
 from .grammar import GrammarCompiler, Vocabulary
 
@@ -27,6 +27,7 @@ MEMORY_BYTES = 512 * 2**20  # beyond what the process has before it sees a gramm
 _WALL_SECONDS = 30.0  # a machine may be busy; CPU time is what counts
 _MAX_KNOWN = 1024
 _LENGTH = struct.Struct("!I")
+_GONE = (TimeoutError, asyncio.IncompleteReadError, ConnectionError)
 
 
 class _Reply(msgspec.Struct):
@@ -47,7 +48,8 @@ class GrammarCheck:
         self._good: OrderedDict[Constraint, None] = OrderedDict()
 
     async def check(self, constraint: Constraint) -> None:
-        """Raises InvalidRequestError for a constraint that is wrong, or too dear to compile."""
+        """Raises InvalidRequestError for a constraint that is wrong, or too dear to compile; EngineError if nobody can
+        say."""
         if constraint not in self._good:  # what is known does not wait behind others' bad ones
             async with self._lock:
                 if constraint not in self._good:
@@ -61,10 +63,8 @@ class GrammarCheck:
 
     async def close(self) -> None:
         child, self._child = self._child, None
-        if child is not None and child.returncode is None:
-            child.kill()
         if child is not None:
-            await child.wait()
+            await _end(child)
 
     async def _ask(self, constraint: Constraint) -> _Reply:
         try:
@@ -72,7 +72,7 @@ class GrammarCheck:
             assert child.stdin is not None and child.stdout is not None
             child.stdin.write(_frame(constraint))
             return msgspec.msgpack.decode(await asyncio.wait_for(_read(child.stdout), _WALL_SECONDS), type=_Reply)
-        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+        except _GONE:
             await self.close()  # killed by its limits, or to be
             why = f"compiling it takes more than {CPU_SECONDS:g} s or {MEMORY_BYTES // 2**20} MB: simplify it."
             return _Reply(f"{constraint.param}: {why}", "grammar_too_complex")
@@ -84,9 +84,25 @@ class GrammarCheck:
         child = await asyncio.create_subprocess_exec(
             sys.executable, "-m", __name__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
-        assert child.stdin is not None
-        child.stdin.write(_frame(await asyncio.to_thread(self._vocabulary)))
+        assert child.stdin is not None and child.stdout is not None
+        try:
+            child.stdin.write(_frame(await asyncio.to_thread(self._vocabulary)))
+            await asyncio.wait_for(_read(child.stdout), _WALL_SECONDS)  # its sign that it is ready
+        except _GONE as error:
+            code = await _end(child)
+            why = f"Constraints cannot be checked: the process for it ended at its start (code {code})."
+            raise EngineError(why) from error
+        except BaseException:
+            await _end(child)
+            raise
         return child
+
+
+async def _end(child: asyncio.subprocess.Process) -> int:
+    """Its exit code; it is killed if it has none yet."""
+    if child.returncode is None:
+        child.kill()
+    return await child.wait()
 
 
 def _frame(message: object) -> bytes:
@@ -109,13 +125,18 @@ def main() -> None:
     compiler = GrammarCompiler(lambda: vocabulary)
     compiler.compile(Constraint("regex", "a", "the first"))  # builds the trie
     _limit_memory()
+    _say(_Reply())  # ready
     while frame := _next(sys.stdin.buffer):
         constraint = msgspec.msgpack.decode(frame, type=Constraint)
         _limit_time(CPU_SECONDS)
         reply = _try(compiler, constraint)
         _limit_time(0)
-        sys.stdout.buffer.write(_frame(reply))
-        sys.stdout.buffer.flush()
+        _say(reply)
+
+
+def _say(reply: _Reply) -> None:
+    sys.stdout.buffer.write(_frame(reply))
+    sys.stdout.buffer.flush()
 
 
 def _try(compiler: GrammarCompiler, constraint: Constraint) -> _Reply:

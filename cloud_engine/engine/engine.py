@@ -370,6 +370,7 @@ class Engine:
         state.num_draft_computed_tokens = min(state.num_draft_computed_tokens, state.num_computed_tokens)
         state.token_ids.extend(new)
         state.prediction.advance(state.token_ids, len(new), len(item.draft_ids))
+        self._speculator.follow(state.prediction)
         logprobs: tuple[TokenLogprob, ...] = ()
         if state.request.params.logprobs is not None and new:
             logprobs = tuple(log_probabilities(logits[: len(new)], new, state.request.params.logprobs))

@@ -23,6 +23,8 @@ class PredictionCursor:
         self._next: int | None = 0 if self._draft else None  # None: lost
         self._searched_to = 0  # draft tokens before this are spent: confirmed, refuted or passed over
         self._window = len(self._draft)
+        self._judged = False
+        self._held: bool | None = None
         self._ends: dict[tuple[int, ...], list[int]] = defaultdict(list)  # run of tokens -> where it ends
         for end in range(_ALIGN_ON, len(self._draft)):
             self._ends[tuple(self._draft[end - _ALIGN_ON : end])].append(end)
@@ -31,12 +33,17 @@ class PredictionCursor:
     def propose(self, limit: int, *, probe: bool = False) -> list[int]:
         """The next predicted tokens, at most `limit`; empty where the prediction is used up or lost.
 
-        `probe`: at its beginning only a few of them.
+        `probe`: nothing behind its first few tokens, until these have held.
         """
         if self._next is None:
             return []
-        window = PROBE_TOKENS if probe and self._next == 0 else self._window
+        window = PROBE_TOKENS - self._next if probe and self._next < PROBE_TOKENS else self._window
         return self._draft[self._next : self._next + min(limit, window)]
+
+    def take_verdict(self) -> bool | None:
+        """Whether the first few tokens held, as soon as that is known, and once; None before and after."""
+        held, self._held = self._held, None
+        return held
 
     def advance(self, generated: Sequence[int], num_new: int, num_proposed: int) -> None:
         """Follow the last `num_new` of the `generated` tokens, which came after `num_proposed` were proposed.
@@ -52,6 +59,8 @@ class PredictionCursor:
             agreed = next((i for i, (a, b) in enumerate(zip(new, rest, strict=False)) if a != b), len(rest))
             self.num_accepted += agreed
             self._searched_to = self._next + agreed
+            if not self._judged and (agreed < num_new or self._searched_to >= PROBE_TOKENS):
+                self._judged, self._held = True, self._searched_to >= min(PROBE_TOKENS, len(self._draft))
             if agreed == num_new:
                 self._next = self._searched_to
                 self._window *= 2 if num_proposed >= self._window else 1

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from .draft_length import Acceptance, AdaptiveDraftLength, Candidate, DraftLengthPolicy
 from .drafter import CatchUp, Drafter
-from .prediction import PROBE_TOKENS
 from .step_costs import StepReport
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from .config import EngineConfig
     from .drafter import RowOf
+    from .prediction import PredictionCursor
     from .request import RequestState
     from .scheduler import ScheduledRequest
 
@@ -96,10 +96,8 @@ class Speculator:
         self._draft_s = time.perf_counter() - started
 
     def record(self, item: ScheduledRequest, accepted: int) -> None:
-        """The target has accepted so many of the request's drafts. To be told before the request has their tokens."""
+        """The target has accepted so many of the request's drafts."""
         if item.drafter is None or not item.draft_ids:
-            if item.draft_ids and not item.state.num_generated_tokens:
-                self._predictions_held.append(accepted >= min(PROBE_TOKENS, len(item.draft_ids)))
             return
         name, proposed = item.drafter.name, len(item.draft_ids)
         record, drafts = self._records[name], item.state.drafts
@@ -109,6 +107,12 @@ class Speculator:
         drafts.acceptance.setdefault(name, Acceptance()).add(accepted, proposed)
         drafts.proposed += proposed
         drafts.accepted += accepted
+
+    def follow(self, prediction: PredictionCursor) -> None:
+        """The prediction has been followed over the tokens of a step."""
+        held = prediction.take_verdict()
+        if held is not None:
+            self._predictions_held.append(held)
 
     def observe(self, batch: Sequence[ScheduledRequest], step_s: float) -> None:
         """Learn from a finished step, which took `step_s` in all."""

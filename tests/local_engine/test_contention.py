@@ -85,6 +85,15 @@ def test_it_looks_five_times_a_second_and_forgets_after_a_pause(clock) -> None:
         assert len(left) == unseen
 
 
+def test_long_steps_are_no_pauses(clock) -> None:
+    """A neighbour comes and goes while every step takes three seconds."""
+    assert governed(clock, 2, 2, [1.0, 1.0, 0.0, 0.0], own=1.0, step_s=3.0) == [1, 1, 2, 2]
+
+
+def test_a_real_pause_is_one(clock) -> None:
+    assert governed(clock, 2, 2, [1.5, 1.5], own=0.0, step_s=3.0) == [2, 2]
+
+
 def test_real_neighbours_are_seen() -> None:
     """As many busy processes as processors: at least half of those is left to them."""
     count = len(os.sched_getaffinity(0))

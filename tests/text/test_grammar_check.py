@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from updraft.protocol.errors import InvalidRequestError
+from updraft.protocol.errors import EngineError, InvalidRequestError
 from updraft.protocol.requests import parse_chat
 from updraft.protocol.structured import Constraint
 from updraft.text.grammar import Vocabulary
@@ -126,6 +126,17 @@ def test_who_leaves_takes_no_one_elses_answer_along() -> None:
         await check.check(schema({"type": "string"}))
         with pytest.raises(InvalidRequestError, match="elephant"):
             await check.check(schema({"type": "elephant"}))
+
+    checking(test)
+
+
+def test_a_child_that_cannot_start_is_no_fault_of_the_constraint(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(check: GrammarCheck) -> None:
+        monkeypatch.setattr("sys.executable", "/bin/false")
+        with pytest.raises(EngineError, match="ended at its start"):
+            await check.check(schema({"type": "object"}))
+        monkeypatch.undo()
+        await check.check(schema({"type": "object"}))
 
     checking(test)
 

@@ -98,6 +98,22 @@ def test_predictions_are_probed_while_the_last_ones_mostly_failed(plain, make_en
     assert steps(right) == 1
 
 
+def test_a_prompt_that_fills_the_step_does_not_hide_a_useless_prediction(plain, make_engine, ask, run):
+    """Its first token comes from a step without room for drafts; and it happens to be right."""
+    (prompt, expected), useless = next(
+        (pair, [pair[1].token_ids[0], *[(token + 1) % 97 for token in pair[1].token_ids[1:]]])
+        for pair in zip(*plain, strict=True)
+        if len(pair[0]) == 16
+    )
+    engine = make_engine(token_budget=16, prefix_caching=False)
+    for _ in range(3):
+        run(engine, ask([prompt], max_tokens=LENGTH, drafts=[useless]))
+    assert list(engine._speculator._predictions_held) == [False] * 3
+    cursor = PredictionCursor(useless)
+    cursor.advance(expected.token_ids[:1], 1, 0)
+    assert len(cursor.propose(1000, probe=True)) == 7
+
+
 def test_an_edited_prediction_is_picked_up_again(plain, make_engine, ask, run):
     prompts, expected = plain
     answers = [e.token_ids for e in expected[:16]]
@@ -317,3 +333,22 @@ def test_the_cursor_proposes_all_the_rest_behind_a_probe_that_held() -> None:
     cursor = PredictionCursor(draft)
     cursor.advance(draft[:9], 9, 8)
     assert cursor.propose(1000, probe=True) == draft[9:]
+    assert (cursor.take_verdict(), cursor.take_verdict()) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("new", "verdict"),
+    [([100, 101], None), ([100, 101, 7], False), ([*range(100, 108), 7], True), ([*range(100, 105), 7], False)],
+    ids=str,
+)
+def test_when_the_beginning_of_a_prediction_is_judged(new, verdict) -> None:
+    cursor = PredictionCursor(list(range(100, 160)))
+    cursor.advance(new, len(new), 8)
+    assert cursor.take_verdict() is verdict
+    assert cursor.take_verdict() is None
+
+
+def test_a_short_prediction_holds_as_a_whole() -> None:
+    cursor = PredictionCursor([100, 101])
+    cursor.advance([100, 101, 7], 3, 2)
+    assert cursor.take_verdict() is True

@@ -122,10 +122,11 @@ def test_a_model_by_name_or_path(file: Path, tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_router_takes_the_name(file: Path) -> None:
-    from updraft.router.loading import _model_file
+    from updraft.router.config import RouterConfig
+    from updraft.router.loading import model_file
 
     pull(Library(), find(str(file)))
-    assert _model_file("mine") == Library().path("mine")
+    assert model_file(RouterConfig(local="mine")) == Library().path("mine")
 
 
 class TestOffline:
