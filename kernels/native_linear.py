@@ -39,16 +39,23 @@ class _LinearCall(ctypes.Structure):
 
 
 class NativeLinear(nn.Module):
-    """What `linear` computes, for inference, where `can_compute` says so. `shape` is (out_features, in_features)."""
+    """What `linear` computes, for inference, where `can_compute` says so. `shape` is (out_features, in_features).
 
-    def __init__(self, linear: nn.Linear) -> None:
+    `take_over`: the packed weights go where the plain ones lie, if they fit, so that none are left of which somebody
+    could still make use. New memory for each would leave holes where the plain ones were, into which the next may not
+    fit.
+    """
+
+    def __init__(self, linear: nn.Linear, *, take_over: bool = False) -> None:
         super().__init__()
         library = _library()
         weight = linear.weight.detach()
         self.shape = tuple(weight.shape)
         self.dtype = weight.dtype
         panel: int = library.linear_panel()
-        self._packed = weight.new_zeros(-(-self.shape[0] // panel), self.shape[1], panel)
+        packed = weight.new_zeros(-(-self.shape[0] // panel), self.shape[1], panel)
+        in_place = take_over and weight.is_contiguous() and weight.numel() == packed.numel()
+        self._packed = weight.view(packed.shape) if in_place else packed
         self._bias = None if linear.bias is None else linear.bias.detach().to(self.dtype).contiguous()
         self._weights = _Weights(
             packed=self._packed.data_ptr(),
@@ -63,10 +70,12 @@ class NativeLinear(nn.Module):
         library.linear_pack(
             ctypes.c_void_p(plain.data_ptr()),
             ctypes.c_int64(plain.stride(0)),
-            ctypes.c_void_p(self._packed.data_ptr()),
+            ctypes.c_void_p(packed.data_ptr()),
             ctypes.byref(self._weights),
             ctypes.c_int64(torch.get_num_threads()),
         )
+        if in_place:
+            self._packed.copy_(packed)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(rows, in_features) to (rows, out_features), in the dtype of the weights. Raises ConfigurationError for what

@@ -6,6 +6,8 @@ serves the rest: processors with matrix units (AMX), other architectures, and ma
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch import Tensor, nn
 
@@ -21,9 +23,11 @@ _CHECKED_ROWS = 40
 def pack_linears(model: nn.Module, *, batch_invariant: bool = False) -> None:
     """Replace every `nn.Linear` of a model on the CPU, in place, where its weights can be packed.
 
-    The plain weights go, but for those that another layer uses too (a tied head). A packed model stays as it is. Raises
-    ConfigurationError if `batch_invariant` cannot be had on this machine.
+    The plain weights are overwritten or go, but for those that another layer uses too (a tied head). A packed model
+    stays as it is. Raises ConfigurationError if `batch_invariant` cannot be had on this machine.
     """
+    own = (parameter for module in model.modules() for parameter in module.parameters(recurse=False))
+    owners = Counter(parameter.data_ptr() for parameter in own)
     places = [
         (parent, name)
         for parent in model.modules()
@@ -33,7 +37,8 @@ def pack_linears(model: nn.Module, *, batch_invariant: bool = False) -> None:
     for parent, name in places:  # one at a time: each plain matrix is freed before the next one is packed
         child = getattr(parent, name)
         if isinstance(child, nn.Linear):
-            setattr(parent, name, packed(child, batch_invariant=batch_invariant))
+            alone = owners[child.weight.data_ptr()] == 1  # no tied head
+            setattr(parent, name, packed(child, batch_invariant=batch_invariant, take_over=alone))
         elif batch_invariant and not child.is_invariant:
             raise ConfigurationError(
                 "batch_invariant: this model has been packed without it for another engine. Load it once more.",
@@ -53,11 +58,12 @@ def forms(linear: nn.Linear) -> list[nn.Module]:
     return found or [linear]
 
 
-def packed(linear: nn.Linear, *, batch_invariant: bool = False) -> nn.Module:
-    """What computes `linear` fastest here; the layer itself where nothing can pack it."""
+def packed(linear: nn.Linear, *, batch_invariant: bool = False, take_over: bool = False) -> nn.Module:
+    """What computes `linear` fastest here; the layer itself where nothing can pack it. `take_over`: its weights may be
+    overwritten."""
     onednn = onednn_linear.can_compute(linear.weight)
     if native_linear.can_compute(linear.weight) and (not onednn or _is_ahead_of_onednn(linear.weight)):
-        return NativeLinear(linear)
+        return NativeLinear(linear, take_over=take_over)
     return OneDnnLinear(linear, batch_invariant=batch_invariant) if onednn else linear
 
 

@@ -125,6 +125,32 @@ def test_the_plain_weights_go() -> None:
     torch.testing.assert_close(model(rows), wanted, rtol=1e-5, atol=1e-5)
 
 
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(96, 64)
+        self.inner, self.odd = nn.Linear(64, 64), nn.Linear(64, 65)
+        self.head = nn.Linear(64, 96, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        inner = self.inner(rows)
+        return self.odd(inner), self.head(inner)
+
+
+def test_weights_are_packed_where_they_lie_but_a_tied_head() -> None:
+    model = Tied().requires_grad_(False)
+    rows = torch.randn(5, 64)
+    expected, table = model(rows), model.embed.weight.clone()
+    memory = model.inner.weight.data_ptr()
+    pack_linears(model)
+    for found, wanted in zip(model(rows), expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+    assert torch.equal(model.embed.weight, table)
+    if isinstance(model.inner, NativeLinear):
+        assert model.inner._packed.data_ptr() == memory
+
+
 def test_a_layer_that_nothing_packs_stays() -> None:
     linear = nn.Linear(4, 4).to(torch.float16)
     assert packed(linear) is linear
