@@ -230,6 +230,8 @@ class Router:
 
     def _learn(self, cascade: Cascade, completion: dict[str, Any] | None) -> None:
         answer = cascade.judged
+        if cascade.record.cloud_model not in ("", self.config.cloud_model):
+            return  # a smaller cloud's answer says nothing about the pair that the policy is for
         if self._learner is not None and answer is not None and cascade.ruling.open:
             self._learner.observe(Seen.of(cascade.record, cascade.chat.messages, answer, completion))
 

@@ -16,7 +16,7 @@ from updraft.classifier.drift import DriftMonitor
 from updraft.classifier.experience import Experience, Observation
 from updraft.protocol.requests import Message
 from updraft.protocol.wire import WireRequest
-from updraft.router.config import RouterConfig
+from updraft.router.config import Middle, RouterConfig
 from updraft.router.gates import Verdict
 from updraft.router.learning import LearningGates
 from updraft.router.router import Router
@@ -73,6 +73,13 @@ def test_an_escalation_is_a_label_without_text(cloud: FakeCloud, tmp_path: Path)
     wal = tmp_path / "experience.sqlite3-wal"
     raw += wal.read_bytes() if wal.exists() else b""
     assert b"Question" not in raw and b"two three" not in raw
+
+
+def test_a_middle_cloud_teaches_nothing_about_the_pair(cloud: FakeCloud, tmp_path: Path) -> None:
+    gates = LearningGates(ScriptedGates(after=True))
+    (info,) = routed(cloud, tmp_path, gates, middle=(Middle(cloud.url, "medium"),))
+    assert info["tier"] == "cloud"
+    assert kept(tmp_path) == []
 
 
 def test_text_is_kept_where_the_user_asks_for_it(cloud: FakeCloud, tmp_path: Path) -> None:
