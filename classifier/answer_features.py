@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from math import log1p
 
@@ -16,14 +17,17 @@ import numpy as np
 
 from .views import Array, RunView
 
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+# A search for `\d\d*` skips to the next digit, one for `\d+` tries every character.
+_NUMBER = re.compile(r"\d\d*(?:\.\d+)?")
 _WORD = re.compile(r"\w+")
+# For `str.translate`: what belongs to no word becomes a blank.
+_BLANKED = "".join(chr(code) if _WORD.match(chr(code)) else " " for code in range(128))
 _STATEMENT = re.compile(
     r"(?<![\d.)*/×÷+-])(?<![*/×÷+-] )(-?\d+(?:\.\d+)?(?:\s*[-+*/×÷]\s*\d+(?:\.\d+)?)+)\s*=\s*(-?\d+(?:\.\d+)?)"
 )
 _TERM = re.compile(r"([-+*/×÷]?)\s*(\d+(?:\.\d+)?)")
 _INEQUALITY = re.compile(r"(?<![\d.])(-?\d+(?:\.\d+)?)\s*([<>])\s*(?=(-?\d+(?:\.\d+)?))")
-_SEGMENT = re.compile(r"[,;:?!\n]|\.(?!\d)")
+_SEGMENT = re.compile(r"[,;:?!\n.](?:(?<!\.)|(?!\d))")
 _ITEM = r"[^\s,;:<>.=?!]++(?:\.\d++)?"
 _LIST = re.compile(rf"(?<![^\s,;:<>=?!]){_ITEM}(?:\s*[,<>]\s*{_ITEM}){{2,}}")
 _SPELLED = re.compile(r"(?<![\w])([A-Za-z])(?!\w)")
@@ -68,12 +72,28 @@ ANSWER_NAMES = (
 )
 
 
-def answer_checks(view: RunView) -> Array:
-    """(len(ANSWER_NAMES),) float32."""
+@dataclass(frozen=True, slots=True)
+class Mentioned:
+    """What an answer is held against: the question's words, its numbers in order, and the words beside each number."""
+
+    words: frozenset[str]
+    numbers: tuple[str, ...]
+    beside: Mapping[str, frozenset[str]]
+
+    @classmethod
+    def of(cls, question: str) -> Mentioned:
+        beside: dict[str, frozenset[str]] = {}
+        for numbers, words in _segments(question):
+            beside |= {number: words.union(beside.get(number, ())) for number in numbers}
+        return cls(frozenset(_words(question.lower())), tuple(_NUMBER.findall(question)), beside)
+
+
+def answer_checks(view: RunView, mentioned: Mentioned | None = None) -> Array:
+    """(len(ANSWER_NAMES),) float32. `mentioned`: of the view's prompt, if it is known already."""
     text, asked = view.answer, view.prompt.text
-    words = _WORD.findall(text.lower())
-    asked_words = set(_WORD.findall(asked.lower()))
-    numbers, asked_numbers = _NUMBER.findall(text), _NUMBER.findall(asked)
+    mentioned = mentioned or Mentioned.of(asked)
+    words = _words(text.lower())
+    numbers = _NUMBER.findall(text)
     truths = [_holds(left, right) for left, right in _STATEMENT.findall(text)]
     truths += [
         float(left) < float(right) if sign == "<" else float(left) > float(right)
@@ -81,13 +101,13 @@ def answer_checks(view: RunView) -> Array:
     ]
     false = truths.count(False)
     working, final, marked = _split_final(text)
-    final_words = _WORD.findall(final.lower())
-    earlier = set(_WORD.findall(working.lower()))
+    final_words = _words(final.lower())
+    earlier = set(_words(working.lower()))
     trigrams = list(zip(words, words[1:], words[2:], strict=False))
     opens_json = text.lstrip()[:1] in ("{", "[")
     valid_json = opens_json and _is_json(text)
     items = _longest_list(text)
-    bound, misbound = _bindings(asked, text)
+    bound, misbound = _bindings(text, mentioned)
     spelled, misspelled = _spelling(asked, working)
     values = [
         log1p(len(text)),
@@ -96,8 +116,8 @@ def answer_checks(view: RunView) -> Array:
         view.finish_reason == "length",
         log1p(text.count("\n")),
         log1p(len(numbers)),
-        _share_outside(numbers, set(asked_numbers)),
-        _share_outside(asked_numbers, set(numbers)),
+        _share_outside(numbers, mentioned.beside),
+        _share_outside(mentioned.numbers, set(numbers)),
         log1p(len(truths)),
         log1p(false),
         false / max(len(truths), 1),
@@ -105,11 +125,11 @@ def answer_checks(view: RunView) -> Array:
         _distinct(words),
         _distinct(trigrams),
         log1p(_longest_repeat(words)),
-        1.0 - _share_outside(words, asked_words),
+        1.0 - _share_outside(words, mentioned.words),
         log1p(len(final)),
         log1p(len(final_words)),
         1.0 - _share_outside(final_words, earlier),
-        1.0 - _share_outside(final_words, asked_words),
+        1.0 - _share_outside(final_words, mentioned.words),
         marked,
         sum(abs(text.count(a) - text.count(b)) for a, b in ("()", "[]", "{}")) + text.count('"') % 2,
         valid_json,
@@ -159,34 +179,34 @@ def _kinks(items: Sequence[str]) -> int:
     return min(up, down)
 
 
-def _bindings(asked: str, text: str) -> tuple[int, int]:
+def _bindings(text: str, mentioned: Mentioned) -> tuple[int, int]:
     """Of the question's numbers used in the answer: how many stand by a word they stood by, how many by others only.
 
     A number that the question does not contain, or that stands without any of the question's words, counts as neither.
     """
-    beside: dict[str, set[str]] = {}
-    for numbers, words in _segments(asked):
-        for number in numbers:
-            beside.setdefault(number, set()).update(words)
-    known = _letter_words(asked)
     bound = misbound = 0
     for numbers, words in _segments(text):
-        for number in numbers & beside.keys() if words & known else set[str]():
-            if words & beside[number]:
-                bound += 1
-            else:
+        for number in frozenset[str]() if words.isdisjoint(mentioned.words) else numbers & mentioned.beside.keys():
+            if words.isdisjoint(mentioned.beside[number]):
                 misbound += 1
+            else:
+                bound += 1
     return bound, misbound
 
 
-def _segments(text: str) -> list[tuple[set[str], set[str]]]:
+def _segments(text: str) -> list[tuple[frozenset[str], frozenset[str]]]:
     """The numbers and the words of each piece of `text` between marks that has a number."""
     numbered = ((piece, _NUMBER.findall(piece)) for piece in _SEGMENT.split(text))
-    return [(set(numbers), _letter_words(piece)) for piece, numbers in numbered if numbers]
+    return [
+        (frozenset(numbers), frozenset(word for word in _words(piece.lower()) if word[0].isalpha()))
+        for piece, numbers in numbered
+        if numbers
+    ]
 
 
-def _letter_words(text: str) -> set[str]:
-    return {word for word in _WORD.findall(text.lower()) if word[0].isalpha()}
+def _words(text: str) -> list[str]:
+    """What `_WORD` finds, without a regular expression where there is only ASCII."""
+    return text.translate(_BLANKED).split() if text.isascii() else _WORD.findall(text)
 
 
 def _spelling(asked: str, working: str) -> tuple[bool, bool]:
@@ -213,7 +233,7 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _share_outside(items: Sequence[str], known: set[str]) -> float:
+def _share_outside(items: Sequence[str], known: Container[str]) -> float:
     return sum(item not in known for item in items) / max(len(items), 1)
 
 

@@ -6,16 +6,17 @@ Only numpy: the same functions make the rows that training fits and the row that
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
-from .answer_features import ANSWER_NAMES, answer_checks
+from .answer_features import ANSWER_NAMES, Mentioned, answer_checks
 from .run_features import PROMPT_SIGNAL_NAMES, SIGNAL_NAMES, prompt_signals, signals
 from .text_features import NGRAM_WIDTH, STRUCTURE_NAMES, ngrams, structure
 from .views import Array, PromptView, RunView
 
-__all__ = ["FEATURE_VERSION", "GATES", "Gate", "Layout", "PromptView", "RunView", "after", "before", "during"]
+__all__ = ["FEATURE_VERSION", "GATES", "Asked", "Gate", "Layout", "PromptView", "RunView", "after", "before", "during"]
 
 # Raise it with every change that alters any feature of any input: a policy refuses features it was not trained on.
 FEATURE_VERSION = 2
@@ -76,28 +77,48 @@ class Layout:
         ]
 
 
-def before(prompt: PromptView) -> Array:
-    """Gate 1's vector: the question alone."""
-    return np.concatenate((structure(prompt), ngrams(prompt.text)))
+@dataclass(frozen=True)
+class Asked:
+    """What the gates read of a question, each part once, when a gate first wants it."""
+
+    prompt: PromptView
+
+    @cached_property
+    def structure(self) -> Array:
+        return structure(self.prompt)
+
+    @cached_property
+    def ngrams(self) -> Array:
+        return ngrams(self.prompt.text)
+
+    @cached_property
+    def mentioned(self) -> Mentioned:
+        return Mentioned.of(self.prompt.text)
 
 
-def during(view: RunView, tokens: int) -> Array:
+def before(prompt: PromptView, asked: Asked | None = None) -> Array:
+    """Gate 1's vector: the question alone. `asked`: of this prompt, if an earlier gate has read it."""
+    asked = asked or Asked(prompt)
+    return np.concatenate((asked.structure, asked.ngrams))
+
+
+def during(view: RunView, tokens: int, asked: Asked | None = None) -> Array:
     """Gate 2's vector from the first `tokens` generated tokens; later tokens and the answer's text are not read."""
-    return np.concatenate(
-        (structure(view.prompt), prompt_signals(view), signals(view, tokens), _hidden(view.prompt_hidden))
-    )
+    asked = asked or Asked(view.prompt)
+    return np.concatenate((asked.structure, prompt_signals(view), signals(view, tokens), _hidden(view.prompt_hidden)))
 
 
-def after(view: RunView) -> Array:
+def after(view: RunView, asked: Asked | None = None) -> Array:
     """Gate 3's vector: everything. A run without an answer's hidden state counts as zeros there."""
+    asked = asked or Asked(view.prompt)
     answer_hidden = np.zeros_like(view.prompt_hidden) if view.answer_hidden is None else view.answer_hidden
     return np.concatenate(
         (
-            structure(view.prompt),
+            asked.structure,
             prompt_signals(view),
             signals(view),
-            answer_checks(view),
-            ngrams(view.prompt.text),
+            answer_checks(view, asked.mentioned),
+            asked.ngrams,
             _hidden(view.prompt_hidden),
             _hidden(answer_hidden),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from .features import FEATURE_VERSION, GATES, Gate, Layout
 from .graph_files import CARD_NAME, check_versions, open_graph, read_card, sha256
 from .metrics import Floats
 from .thresholds import Target, Thresholds
-from .views import Array, PromptView, RunView
+from .views import QUESTIONS_AT_ONCE, Array, PromptView, RunView
 
 __all__ = ["CARD_NAME", "FORMAT_VERSION", "Policy", "PolicyCard", "TrainedOn", "sha256"]
 
@@ -62,6 +63,8 @@ class Policy:
         self.models = card.models
         self.gate2_tokens = card.gate2_tokens
         self._sessions = sessions
+        # Gate 3 asks about a question that gate 1 has read a moment ago.
+        self._asked = lru_cache(maxsize=QUESTIONS_AT_ONCE)(features.Asked)
 
     @classmethod
     def load(cls, folder: Path) -> Policy:
@@ -71,15 +74,19 @@ class Policy:
 
     def before(self, prompt: PromptView) -> float:
         """Gate 1: P(gain) from the question alone, in [0, 1]."""
-        return self._probability("gate1", features.before(prompt))
+        return self._probability("gate1", features.before(prompt, self._asked(prompt)))
 
     def during(self, view: RunView) -> float:
         """Gate 2: P(gain) from the question and the first `gate2_tokens` tokens (fewer if the answer is shorter)."""
-        return self._probability("gate2", features.during(view, self.gate2_tokens))
+        return self._probability("gate2", features.during(view, self.gate2_tokens, self._asked(view.prompt)))
+
+    def read_ahead(self, prompt: PromptView) -> None:
+        """Do what gate 3 needs of the question, while the local model is busy."""
+        _ = self._asked(prompt).mentioned
 
     def after(self, view: RunView) -> float:
         """Gate 3: P(gain) from the whole run."""
-        return self._probability("gate3", features.after(view))
+        return self._probability("gate3", features.after(view, self._asked(view.prompt)))
 
     @property
     def usual(self) -> Floats | None:

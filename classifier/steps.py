@@ -17,11 +17,11 @@ import numpy as np
 
 from .views import Array
 
-__all__ = ["STEP_NAMES", "Step", "final_number", "step_checks", "steps"]
+__all__ = ["STEP_NAMES", "Given", "Step", "final_number", "step_checks", "steps"]
 
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?|\.\d+")
 _TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|[-+*/()%]")
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
+_THOUSANDS = re.compile(r",(?<=\d,)(?=\d{3}\b)")
 _TIMES = re.compile(r"(?<=[\d)\s])[ ]*[xX×⋅·][ ]*(?=[\d($])|\\times|\\cdot")
 _MARK = re.compile(r"<<([^<>=]*)=([^<>=]*)>>")
 _ASIDE = re.compile(r"\([^()\d]*\)")
@@ -35,6 +35,8 @@ _NUMBER_WORDS: dict[str, float] = {
     **{"dozen": 12, "half": 0.5, "quarter": 0.25, "third": 1 / 3, "twice": 2, "double": 2, "triple": 3, "week": 7},
 }
 _WORD = re.compile(r"[a-z]+")
+# For `str.translate`: what belongs to no word becomes a blank.
+_BLANKED = "".join(chr(code) if _WORD.match(chr(code)) else " " for code in range(128))
 _PHRASES = (
     *("however", "approximately", "round", "let's", "let x", "first", "therefore", "since", "because", "actually"),
     *("wait", "cannot", "can't", "not enough", "assume", "denote", "equation", "subtract", "per ", "in total"),
@@ -73,25 +75,40 @@ def final_number(text: str) -> tuple[float | None, bool]:
     return _value(numbers[0] if marked else numbers[-1]), bool(marked)
 
 
-def step_checks(question: str, answer: str) -> Array:
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What steps may start from: the question's numbers in figures and in words; and its length and sentences."""
+
+    numbers: tuple[float, ...]
+    worded: tuple[float, ...]
+    chars: int
+    sentences: int
+
+    @classmethod
+    def of(cls, question: str) -> Given:
+        numbers = tuple(_value(number) for number in _NUMBER.findall(question))
+        worded = tuple(_NUMBER_WORDS[word] for word in _words(question.lower()) if word in _NUMBER_WORDS)
+        return cls(numbers, worded, len(question), len(_SENTENCE.findall(question)))
+
+
+def step_checks(given: Given, answer: str) -> Array:
     """(len(STEP_NAMES),) float32."""
     found = steps(answer)
-    given = [_value(number) for number in _NUMBER.findall(question)]
-    worded = [_NUMBER_WORDS[word] for word in _WORD.findall(question.lower()) if word in _NUMBER_WORDS]
     final, marked = final_number(answer)
+    lower = answer.lower()
     values = (
         *_truth(found),
-        *_flow(found, given, worded),
-        *_ending(found, given, final),
+        *_flow(found, given.numbers, given.worded),
+        *_ending(found, given.numbers, final),
         float(marked),
-        len(given),
-        len(worded),
-        log1p(len(answer) / max(len(question), 1)),
-        log1p(len(_SENTENCE.findall(question))),
+        len(given.numbers),
+        len(given.worded),
+        log1p(len(answer) / max(given.chars, 1)),
+        log1p(given.sentences),
         float(answer.rstrip().endswith((".", "!"))),
         log1p(len(answer.strip().rpartition("####")[2])),
         *(log1p(answer.count(mark)) for mark in "+*/-%="),
-        *(float(phrase in answer.lower()) for phrase in _PHRASES),
+        *(float(phrase in lower) for phrase in _PHRASES),
     )
     return np.array(values, np.float32)
 
@@ -120,7 +137,8 @@ def _flow(found: Sequence[Step], given: Sequence[float], worded: Sequence[float]
         known |= {step.left, step.right}
     operands = {operand for step in found for operand in step.operands}
     scaled = operands | {100 * operand for operand in operands}  # a percentage may be used as a fraction
-    unused = sum(not _among(number, scaled, _EXACT) for number in given)
+    never = {number for number in set(given) if not _among(number, scaled, _EXACT)}
+    unused = sum(number in never for number in given)
     dead = sum(
         not any(_among(step.right, later.operands, _ROUNDED) for later in found[i + 1 :])
         for i, step in enumerate(found[:-1])
@@ -222,6 +240,11 @@ def _atom(tokens: Sequence[str], at: int, depth: int) -> tuple[float, int]:
     if at < len(tokens) and tokens[at] == "%":
         return value / 100, at + 1
     return value, at
+
+
+def _words(text: str) -> list[str]:
+    """What `_WORD` finds, without a regular expression where there is only ASCII."""
+    return text.translate(_BLANKED).split() if text.isascii() else _WORD.findall(text)
 
 
 def _value(number: str) -> float:

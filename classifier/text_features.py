@@ -72,10 +72,11 @@ def char_hashes(codes: NDArray[np.uint32], orders: tuple[int, ...] = _CHAR_ORDER
 def mixed(hashes: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """Every bit of a hash made to depend on every other (the finaliser of MurmurHash3)."""
     spread = hashes ^ (hashes >> np.uint32(16))
-    spread = spread * np.uint32(0x85EBCA6B)
+    spread *= np.uint32(0x85EBCA6B)
     spread ^= spread >> np.uint32(13)
-    spread = spread * np.uint32(0xC2B2AE35)
-    return spread ^ (spread >> np.uint32(16))
+    spread *= np.uint32(0xC2B2AE35)
+    spread ^= spread >> np.uint32(16)
+    return spread
 
 
 def _hashed(hashes: NDArray[np.uint32], width: int) -> Array:

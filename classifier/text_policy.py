@@ -24,7 +24,7 @@ from .metrics import Floats
 from .operating_point import CalibrationRows, OperatingPoint, operating_point
 from .text_rows import TEXT_FEATURE_VERSION, Asked, Features, Mode, graph_inputs, vector
 from .thresholds import Thresholds
-from .views import PromptView, RunView
+from .views import QUESTIONS_AT_ONCE, PromptView, RunView
 
 __all__ = [
     "CALIBRATION_NAME",
@@ -47,7 +47,6 @@ VERSIONS: dict[str, Any] = {
     "opset": {"ai.onnx": OPSET, "ai.onnx.ml": ML_OPSET},
 }
 _NO_GATE_2 = 2**31
-_QUESTIONS_AT_ONCE = 64
 _REMEDY = "calibrate again with this version (updraft calibrate)"
 
 
@@ -115,7 +114,7 @@ class TextPolicy:
         self.calibration = calibration
         self._sessions = sessions
         # Gate 3 asks about a question that gate 1 has read a moment ago.
-        self._asked = lru_cache(maxsize=_QUESTIONS_AT_ONCE)(Asked.of)
+        self._asked = lru_cache(maxsize=QUESTIONS_AT_ONCE)(Asked.of)
 
     @classmethod
     def load(cls, folder: Path) -> TextPolicy:
@@ -151,6 +150,11 @@ class TextPolicy:
     def during(self, view: RunView) -> float:
         """There is no gate 2: what the question said."""
         return self.before(view.prompt)
+
+    def read_ahead(self, prompt: PromptView) -> None:
+        """Do what gate 3 needs of the question, while the local model is busy."""
+        if self.reads_answers:
+            self._asked(prompt.text).read_ahead()
 
     def after(self, view: RunView) -> float:
         """Gate 3: P(gain) from question and answer."""

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..protocol.errors import InvalidRequestError
-from .answer_features import answer_checks
+from .answer_features import Mentioned, answer_checks
 from .graded import GradedRow, TokenSignals
 from .optional import load_module
 from .question import question_of
 from .run_features import signals
-from .steps import step_checks
+from .steps import Given, step_checks
 from .views import Array, PromptView, RunView
 from .wording import MEASURE_NAMES, wording
 
@@ -57,7 +58,7 @@ class TextRows:
         return TextRows(self.counts[rows], self.measures[rows])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Asked:
     """The question inside a prompt and its wording, which both gates read."""
 
@@ -70,6 +71,19 @@ class Asked:
         question = question_of(prompt)
         return cls(question, *wording(question))
 
+    @cached_property
+    def mentioned(self) -> Mentioned:
+        """What gate 3 holds the answer against; it can be read while the answer is being written."""
+        return Mentioned.of(self.question)
+
+    @cached_property
+    def given(self) -> Given:
+        return Given.of(self.question)
+
+    def read_ahead(self) -> None:
+        """Do now what gate 3 would have to do once the answer is there."""
+        _ = self.mentioned, self.given
+
 
 def vector(row: GradedRow, mode: Mode, asked: Asked | None = None) -> Features:
     """The measures and the counts of one row; `asked`: what is known of its prompt from an earlier gate.
@@ -77,19 +91,18 @@ def vector(row: GradedRow, mode: Mode, asked: Asked | None = None) -> Features:
     Raises InvalidRequestError if a cascade's row has no answer.
     """
     asked = asked or Asked.of(row.prompt)
-    question, measures, counts = asked.question, asked.measures, asked.counts
     if mode == "prompt":
-        return measures, counts
+        return asked.measures, asked.counts
     if row.answer is None:
         raise InvalidRequestError("A cascade is judged by the weak tier's answer: add a column weak_response.")
-    view = _view(question, row)
-    parts = (measures, answer_checks(view), step_checks(question, row.answer))
-    return np.concatenate((*parts, signals(view)) if row.signals else parts), counts
+    view = _view(asked.question, row)
+    parts = (asked.measures, answer_checks(view, asked.mentioned), step_checks(asked.given, row.answer))
+    return np.concatenate((*parts, signals(view)) if row.signals else parts), asked.counts
 
 
 def graph_inputs(measures: Array, counts: Array) -> dict[str, NDArray[Any]]:
     """What the exported graph takes of one row: only the buckets that hold something, as most are empty."""
-    buckets = np.flatnonzero(counts)
+    buckets = np.flatnonzero(counts > 0)  # none is negative
     return {BUCKETS: buckets, BUCKET_COUNTS: counts[buckets], MEASURES: measures[None]}
 
 

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from ..protocol.requests import Message
 
 Array = NDArray[np.float32]
+# Of how many questions a policy remembers what it has read: those of requests whose answers are being written.
+QUESTIONS_AT_ONCE = 64
 
 
 class Signals(Protocol):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from itertools import islice
+from math import log1p
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +31,16 @@ _QUANTITY = re.compile(r"[-+$£€]?[\d.,/^%]+(?: ?\S{1,3})?")
 _LONG_WORD = 8
 _CHAR_ORDERS = (4,)
 _MOST_OPTIONS = 12
+# As many as a power of two, which makes the remainder cheap.
 _POWERS = np.cumprod(np.full(64, 0x01000193, np.uint64)).astype(np.uint32)
 _POWERS.setflags(write=False)
 
 # 1 + log(n), and 0 for none; what is there more often than this counts as this often.
 _DAMPED = np.concatenate(([0.0], 1.0 + np.log(np.arange(1, 1024)))).astype(np.float32)
 _DAMPED.setflags(write=False)
+
+_BLANK = np.array([32], np.uint32)
+_BLANK.setflags(write=False)
 
 _MARKS = "+-*/=<>%()[]{}:;,.?!\n`_#$^\\|'\""
 _MARK_CODES = np.array([ord(mark) for mark in _MARKS])
@@ -67,14 +72,14 @@ def wording(question: str) -> tuple[Array, Array]:
     """
     text = folded(question)
     codes = code_points(text)
-    classes = _CLASS[np.minimum(codes, 128)]
+    ascii_codes = np.minimum(codes, np.uint32(128))
+    classes = _CLASS.take(ascii_codes)
     unnumbered = np.where(classes == 2, np.uint32(ord("0")), codes)
     tokens = _tokens(unnumbered, classes)
-    measures = np.concatenate((_sizes(text, codes, tokens), _options(text)))
+    measures = np.concatenate((_sizes(text, ascii_codes, tokens), _options(text)))
     pairs = tokens.hashes[:-1] * np.uint32(0x9E3779B1) + tokens.hashes[1:]
-    padded = np.concatenate(([np.uint32(32)], unnumbered, [np.uint32(32)]))
-    counts = (_counts(np.concatenate((tokens.hashes, pairs))), _counts(char_hashes(padded, _CHAR_ORDERS)))
-    return measures, np.concatenate(counts)
+    padded = np.concatenate((_BLANK, unnumbered, _BLANK))
+    return measures, _counts(np.concatenate((tokens.hashes, pairs)), char_hashes(padded, _CHAR_ORDERS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +94,20 @@ class _Tokens:
 def _tokens(codes: _Hashes, classes: NDArray[np.uint8]) -> _Tokens:
     if not len(codes):
         return _Tokens(codes, np.empty(0, np.int64), classes)
-    starts = np.flatnonzero(np.concatenate(([True], classes[1:] != classes[:-1])))
-    lengths = np.diff(np.append(starts, len(codes)))
+    bounds = np.concatenate(((0,), np.flatnonzero(classes[1:] != classes[:-1]) + 1, (len(codes),)))
+    starts, lengths = bounds[:-1], bounds[1:] - bounds[:-1]
     place = np.arange(len(codes)) - np.repeat(starts, lengths)
-    hashes = np.add.reduceat((codes + np.uint32(1)) * _POWERS[place % len(_POWERS)], starts, dtype=np.uint32)
-    kept = classes[starts] > 0
-    return _Tokens(hashes[kept], lengths[kept], classes[starts][kept])
+    terms = (codes + np.uint32(1)) * _POWERS.take(place & (len(_POWERS) - 1))
+    found = classes[starts]
+    kept = found > 0
+    return _Tokens(np.add.reduceat(terms, starts, dtype=np.uint32)[kept], lengths[kept], found[kept])
 
 
-def _counts(hashes: _Hashes) -> Array:
-    buckets = np.bincount(mixed(hashes) & np.uint32(COUNTS // 2 - 1), minlength=COUNTS // 2)
-    return _DAMPED[np.minimum(buckets, len(_DAMPED) - 1)]
+def _counts(words: _Hashes, characters: _Hashes) -> Array:
+    half = COUNTS // 2
+    places = mixed(np.concatenate((words, characters))) & np.uint32(half - 1)
+    places[len(words) :] += np.uint32(half)
+    return _DAMPED.take(np.bincount(places, minlength=COUNTS), mode="clip")
 
 
 def _hash_of(word: str) -> int:
@@ -110,33 +118,32 @@ _CUE_HASHES = np.sort(np.array([_hash_of(cue) for cue in _CUES], np.uint32))
 _CUE_HASHES.setflags(write=False)
 
 
-def _sizes(text: str, codes: _Hashes, tokens: _Tokens) -> Array:
-    """Lengths, numbers, marks and cue words."""
-    hashes, words = tokens.hashes[tokens.classes == 1], tokens.lengths[tokens.classes == 1]
-    numbers = tokens.lengths[tokens.classes == 2]
-    ascii_counts = np.bincount(np.minimum(codes, 128), minlength=129)
-    place = np.searchsorted(_CUE_HASHES, hashes)
-    known = _CUE_HASHES[np.minimum(place, len(_CUE_HASHES) - 1)] == hashes
-    cues = np.bincount(place[known], minlength=len(_CUE_HASHES))
-    lines = np.array([len(line) for line in text.split("\n")])
-    n_chars, n_words = max(len(codes), 1), max(len(words), 1)
+def _sizes(text: str, ascii_codes: _Hashes, tokens: _Tokens) -> Array:
+    """Lengths, numbers, marks and cue words. `ascii_codes`: code points, 128 for all beyond ASCII."""
+    is_word = tokens.classes == 1
+    hashes, words = np.sort(tokens.hashes[is_word]), tokens.lengths[is_word]
+    numbers = tokens.lengths[~is_word]
+    ascii_counts = np.bincount(ascii_codes, minlength=129)
+    cues = hashes.searchsorted(_CUE_HASHES, "right") - hashes.searchsorted(_CUE_HASHES, "left")
+    longest_line = max(map(len, text.split("\n")))
+    n_chars, n_words = max(len(ascii_codes), 1), max(len(words), 1)
     sizes = (
-        np.log1p(len(codes)),
-        np.log1p(len(hashes)),
+        log1p(len(ascii_codes)),
+        log1p(len(hashes)),
         words.sum() / n_words,
         words.max(initial=0),
-        (words > _LONG_WORD).sum() / n_words,
-        len(set(hashes.tolist())) / n_words,
-        np.log1p(len(numbers)),
+        np.count_nonzero(words > _LONG_WORD) / n_words,
+        (np.count_nonzero(hashes[1:] != hashes[:-1]) + min(len(hashes), 1)) / n_words,
+        log1p(len(numbers)),
         numbers.sum() / n_chars,
         numbers.max(initial=0),
         ascii_counts[128] / n_chars,
-        np.log1p(lines.max()),
-        lines.max() / n_chars,
+        log1p(longest_line),
+        longest_line / n_chars,
         *(float(text.endswith(mark)) for mark in (".", "?", ":")),
     )
-    marks = np.log1p(ascii_counts[_MARK_CODES])
-    return np.concatenate((sizes, marks, np.log1p(cues))).astype(np.float32)
+    logged = np.log1p(np.concatenate((ascii_counts[_MARK_CODES], cues)))
+    return np.concatenate((sizes, logged)).astype(np.float32)
 
 
 def _options(text: str) -> Array:

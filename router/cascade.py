@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ..protocol.errors import EngineError, UpdraftError
 from ..protocol.requests import ChatRequest, Message
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..text.tool_formats import ToolFormat
 
 _LONG_PROMPT = 2**14
+_T = TypeVar("_T")
 
 
 class State(StrEnum):
@@ -124,10 +125,7 @@ class Cascade:
         if self.job.quality_given:
             check_quality(self.gates, self.job.quality)
         messages, quality = self.chat.messages, self.job.quality
-        if sum(len(message.text) for message in messages) > _LONG_PROMPT:  # not on the loop: others are waiting there
-            verdict = await asyncio.to_thread(self.gates.before, messages, quality)
-        else:
-            verdict = self.gates.before(messages, quality)
+        verdict = await self._read(lambda: self.gates.before(messages, quality))
         if self._plan.tried == "one":
             verdict = replace(verdict, reason=f"{verdict.reason}; {self._plan.reason}")
             self.ruling = self.ruling if verdict.escalate else Ruling(True, False, self._plan.reason)
@@ -140,6 +138,8 @@ class Cascade:
     async def _local(self) -> State:
         try:
             run = await self.start_local()
+            if self.ruling.open:
+                await self._read(lambda: self.gates.read_ahead(self.chat.messages))
             while await self.escalation.beside_race(anext(run, None)) is not None:
                 if self._stops_early(run.answer):
                     await self.stop_local()
@@ -303,6 +303,11 @@ class Cascade:
             return situation
         charge = expected_charge(self.record, self.escalation.body())
         return replace(situation, over_budget=budget.exceeded(self.record.caller, charge))
+
+    async def _read(self, look: Callable[[], _T]) -> _T:
+        """What `look` finds in the prompt; in a long one not on the loop, as others are waiting there."""
+        long = sum(len(message.text) for message in self.chat.messages) > _LONG_PROMPT
+        return await asyncio.to_thread(look) if long else look()
 
     def _judge(self, verdict: Verdict, otherwise: State) -> State:
         self.decide(verdict)

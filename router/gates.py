@@ -59,6 +59,10 @@ class Gates(Protocol):
         ...
 
     def before(self, messages: Sequence[Message], quality: float | None) -> Verdict: ...
+    def read_ahead(self, messages: Sequence[Message]) -> None:
+        """Do what gate 3 needs of the question, while the local model is busy."""
+        ...
+
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
         """From the first `tokens` tokens, or on a longer answer from its last `tokens`: has it collapsed?"""
         ...
@@ -74,6 +78,7 @@ class CalibratedPolicy(Protocol):
     @property
     def gate2_tokens(self) -> int: ...
     def before(self, prompt: PromptView) -> float: ...
+    def read_ahead(self, prompt: PromptView) -> None: ...
     def during(self, view: RunView) -> float: ...
     def after(self, view: RunView) -> float: ...
     @property
@@ -112,6 +117,11 @@ class PolicyGates:
 
         p_gain = float(self._policy.before(PromptView.of(messages)))
         return self._against(1, "before generation", p_gain, self._at(quality).before)
+
+    def read_ahead(self, messages: Sequence[Message]) -> None:
+        from ..classifier.views import PromptView
+
+        self._policy.read_ahead(PromptView.of(messages))
 
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
         window = answer.signals[-self.tokens :]
@@ -156,6 +166,9 @@ class ConfidenceGates:
 
     def before(self, messages: Sequence[Message], quality: float | None) -> Verdict:  # noqa: ARG002
         return Verdict(1, escalate=False, reason="uncalibrated: no policy for this pair of models")
+
+    def read_ahead(self, messages: Sequence[Message]) -> None:
+        """Only the tokens are looked at."""
 
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:  # noqa: ARG002
         return self._judge(2, "while generating", answer.signals[-self.tokens :], self._confidence / 2)
@@ -203,6 +216,9 @@ class GeneralGates:
 
     def before(self, messages: Sequence[Message], quality: float | None) -> Verdict:  # noqa: ARG002
         return self._question.before(messages, None)
+
+    def read_ahead(self, messages: Sequence[Message]) -> None:
+        self._rest.read_ahead(messages)
 
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:  # noqa: ARG002
         return self._rest.during(messages, answer, None)

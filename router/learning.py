@@ -188,6 +188,9 @@ class LearningGates:
             self.monitor.asked(verdict.p_gain)
         return self._looking_on(verdict)
 
+    def read_ahead(self, messages: Sequence[Message]) -> None:
+        self._gates.read_ahead(messages)
+
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
         return self._looking_on(self._cautiously(self._gates.during(messages, answer, self._quality(quality))))
 

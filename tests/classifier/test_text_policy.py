@@ -71,6 +71,17 @@ def test_both_gates_judge_rows_they_never_saw(policy: TextPolicy) -> None:
     assert abs(after.mean() - gains(later).mean()) < 0.06
 
 
+def test_what_was_read_ahead_changes_no_decision(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = population(20, 2, signals=True)
+    plain, ahead = load_policy(folder), load_policy(folder)
+    expected = [plain.after(view(row)) for row in rows]
+    for row in rows:
+        ahead.read_ahead(PromptView(row.prompt))
+    for reader in ("answer_features.Mentioned", "steps.Given"):
+        monkeypatch.setattr(f"updraft.classifier.{reader}.of", lambda _: pytest.fail("the question is read again"))
+    assert [ahead.after(view(row)) for row in rows] == expected
+
+
 def test_the_card_names_everything(policy: TextPolicy, folder: Path) -> None:
     card = policy.card
     assert (card.models, card.date, card.rows) == (PAIR, "2026-11-22", 400)

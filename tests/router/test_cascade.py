@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from cascade_bench import run, text_of, updraft_of
@@ -153,6 +153,25 @@ def test_all_gates_pass(bench: Any, cloud: FakeCloud) -> None:
             assert response.headers["x-updraft-confidence"] == "0.9000"
         assert not cloud.requests
 
+    run(test())
+
+
+@pytest.mark.parametrize(("model", "read"), [("auto", 1), ("local", 0), ("cloud", 0)])
+def test_the_question_is_read_for_gate_3_while_the_model_writes(bench: Any, model: str, read: int) -> None:
+    class Reading(ScriptedGates):
+        running: ClassVar[list[int]] = []
+
+        def read_ahead(self, messages: Any) -> None:
+            assert [message.text for message in messages] == ["hi"]
+            self.running.append(b.local.running)
+
+    async def test() -> None:
+        nonlocal b
+        async with bench(Reading()) as b:
+            await b.ask(model=model, messages=[{"role": "user", "content": "hi"}])
+            assert Reading.running == [1] * read
+
+    b: Any = None
     run(test())
 
 

@@ -39,6 +39,9 @@ class ScriptedPolicy:
         self.views.append(prompt)
         return self._answers[0]
 
+    def read_ahead(self, prompt: Any) -> None:
+        self.views.append(prompt)
+
     def during(self, view: RunView) -> float:
         self.views.append(view)
         return self._answers[1]

@@ -137,6 +137,9 @@ class ScriptedGates:
     def before(self, messages: Any, quality: float | None) -> Verdict:
         return self._verdict(1, self._before)
 
+    def read_ahead(self, messages: Any) -> None:
+        pass
+
     def during(self, messages: Any, answer: LocalAnswer, quality: float | None) -> Verdict:
         return self._verdict(2, self._during_at is not None and len(answer.tokens) >= self._during_at)
 
