@@ -19,7 +19,7 @@ class Aim:
     the requests, in [0, 1]. `cost`: spend at most this many US dollars on the cloud per 1,000 requests, 0 or more.
 
     `prices`: of the cloud, in US dollars per million tokens, read and written; only `cost` looks at them.
-    Raises ConfigurationError for any other value.
+    Raises ConfigurationError for any other value, and for a cost where nothing has a price.
     """
 
     name: AimName = "quality"
@@ -34,6 +34,12 @@ class Aim:
         }[self.name]
         if not holds:
             raise ConfigurationError(f"{self.name} must be {wanted}, not {self.value}.", param=self.name)
+        if self.name == "cost" and not any(self.prices):
+            raise ConfigurationError(
+                "cost needs to know what the cloud's tokens cost, and both prices are 0: set prices.cloud_input and "
+                "prices.cloud_output, or state quality or cloud_share.",
+                param="prices",
+            )
 
     @classmethod
     def of(cls, quality: float | None, cloud_share: float | None, cost: float | None) -> Aim:

@@ -44,11 +44,8 @@ def calibrate(
     quality: options.Quality = None,
     cloud_share: options.CloudShare = None,
     cost: options.Cost = None,
-    confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="With which the target is promised.")] = 0.9,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Write the policy here. [where the router looks for this pair's]"),
-    ] = None,
+    confidence: options.Confidence = 0.9,
+    out: options.PolicyFolder = None,
     save: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Also keep the graded prompts of --live, text and all (.jsonl).")
     ] = None,

@@ -27,6 +27,8 @@ def chat(
     cloud_model: options.CloudModel = None,
     cloud_key_env: options.CloudKeyEnv = None,
     quality: options.Quality = None,
+    cloud_share: options.CloudShare = None,
+    cost: options.Cost = None,
 ) -> None:
     """Talk to both models; a dim line under each answer says which tier gave it, why, and at what P(gain).
 
@@ -39,7 +41,7 @@ def chat(
       updraft chat
       updraft chat --local model.gguf --cloud https://host/v1 --cloud-model big --cloud-key-env HOST_KEY
     """
-    config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality).config()
+    config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost).config()
     from .. import OpenAI
     from .conversation import introduction
 

@@ -36,6 +36,8 @@ def evaluate(
     cloud_model: options.CloudModel = None,
     cloud_key_env: options.CloudKeyEnv = None,
     quality: options.Quality = None,
+    cloud_share: options.CloudShare = None,
+    cost: options.Cost = None,
     json_path: options.Json = None,
 ) -> None:
     """Put the same questions to the router and to each tier alone, and compare.
@@ -52,7 +54,7 @@ def evaluate(
     """
     if tasks is not None and file is not None:
         raise ConfigurationError("--tasks and --file exclude each other.")
-    config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality).config()
+    config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost).config()
     from ..bench.questions import pocket_questions, read_questions
 
     questions = read_questions(file) if file is not None else pocket_questions(tasks or 200, seed)

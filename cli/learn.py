@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -19,11 +18,8 @@ def learn(
     quality: options.Quality = None,
     cloud_share: options.CloudShare = None,
     cost: options.Cost = None,
-    confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="With which the target is promised.")] = 0.9,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Write the policy here. [where the router looks for this pair's]"),
-    ] = None,
+    confidence: options.Confidence = 0.9,
+    out: options.PolicyFolder = None,
     json_path: options.Json = None,
 ) -> None:
     """Fit the pair's policy again on what the router has seen: escalations are labels, and so is feedback.

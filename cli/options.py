@@ -67,6 +67,14 @@ Cost = Annotated[
     float | None,
     typer.Option("--cost", metavar="USD", help="Instead of a quality: at most this per 1,000 requests."),
 ]
+Confidence = Annotated[
+    float,
+    typer.Option("--confidence", min=0.5, max=0.999, help="With which the target is promised."),
+]
+PolicyFolder = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FOLDER", help="Write the policy here. [where the router looks for this pair's]"),
+]
 Json = Annotated[Path | None, typer.Option("--json", metavar="PATH", help="Also write the figures here.")]
 
 

@@ -33,6 +33,8 @@ def serve(
     cloud_model: options.CloudModel = None,
     cloud_key_env: options.CloudKeyEnv = None,
     quality: options.Quality = None,
+    cloud_share: options.CloudShare = None,
+    cost: options.Cost = None,
 ) -> None:
     """Run the router as a local OpenAI server, so that any app can use it without a change of code.
 
@@ -52,7 +54,7 @@ def serve(
     from .conversation import introduction
 
     key = None if key_env is None else options.key_from(key_env, "--key-env")
-    config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality).config()
+    config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost).config()
     daemon = DaemonOptions(config, host, port, ready_file, key)
     bind_socket(host, port).close()  # a busy port is reported before the packaged cloud is started
     for line in introduction(config):

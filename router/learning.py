@@ -7,11 +7,13 @@ from __future__ import annotations
 import logging
 import random
 import sqlite3
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..protocol.prometheus import Metric
 from ..protocol.requests import Message
 from .gates import Gates, Verdict, run_view
 from .record import Record
@@ -22,12 +24,14 @@ if TYPE_CHECKING:
     from ..classifier.experience import Experience, Observation
     from ..classifier.metrics import Floats
 
-__all__ = ["Learner", "LearningGates", "Seen", "pair_name"]
+__all__ = ["MOST_WAITING", "Learner", "LearningCounts", "LearningGates", "Seen", "pair_name"]
 
 log = logging.getLogger("updraft.router")
 
 # A draft of which less was taken over is another answer.
 _TAKEN_OVER = 0.9
+# Each waiting answer holds its texts; a disk that stands still must not fill the memory with them.
+MOST_WAITING = 256
 
 
 def pair_name(models: dict[str, str]) -> str:
@@ -55,10 +59,34 @@ class Seen:
         return cls(record, messages, answer, text, str(choice.get("finish_reason") or "stop"))
 
 
+@dataclass(frozen=True, slots=True)
+class LearningCounts:
+    """What became of the answers that gate 3 judged: waiting to be kept, kept, dropped as too many waited, failed."""
+
+    waiting: int = 0
+    kept: int = 0
+    dropped: int = 0
+    failed: int = 0
+
+    def plus(self, *, waiting: int = 0, kept: int = 0, dropped: int = 0, failed: int = 0) -> LearningCounts:
+        return LearningCounts(self.waiting + waiting, self.kept + kept, self.dropped + dropped, self.failed + failed)
+
+    def metrics(self) -> list[Metric]:
+        return [
+            Metric("updraft_learning_waiting", "gauge", "judged answers that wait to be kept", self.waiting),
+            Metric("updraft_learning_kept_total", "counter", "judged answers kept as experience", self.kept),
+            Metric(
+                "updraft_learning_dropped_total", "counter", "judged answers dropped, as too many waited", self.dropped
+            ),
+            Metric("updraft_learning_failed_total", "counter", "judged answers that could not be kept", self.failed),
+        ]
+
+
 class Learner:
     """Keeps what was seen, on a thread of its own: no request waits for it.
 
-    `explored`: the least chance that a judged answer has of being graded. `keep_text`: keep prompt and answer too.
+    At most `MOST_WAITING` answers wait to be kept; what comes while as many do is dropped and counted. `explored`: the
+    least chance that a judged answer has of being graded. `keep_text`: keep prompt and answer too.
     """
 
     def __init__(
@@ -76,11 +104,24 @@ class Learner:
         self._keep_text = keep_text
         self._monitor = monitor
         self._thread = ThreadPoolExecutor(1, "updraft-learner")
+        self._lock = threading.Lock()
+        self._counts = LearningCounts()
+
+    @property
+    def counts(self) -> LearningCounts:
+        return self._counts
 
     def observe(self, seen: Seen) -> None:
-        """Only what gate 3 judged is kept: of other requests there is no whole local answer."""
-        if seen.record.verdict.gate == 3 and seen.record.verdict.propensity is not None:
+        """Only what gate 3 judged is kept: of other requests there is no whole local answer. Never waits."""
+        if seen.record.verdict.gate != 3 or seen.record.verdict.propensity is None:
+            return
+        with self._lock:
+            full = self._counts.waiting >= MOST_WAITING
+            self._counts = self._counts.plus(dropped=1) if full else self._counts.plus(waiting=1)
+        if not full:
             self._thread.submit(self._keep, seen)
+        elif self._counts.dropped == 1:
+            log.warning("answers come faster than they can be learned from: some are not kept (see /metrics)")
 
     def close(self) -> None:
         """Finish what is waiting. Idempotent."""
@@ -88,15 +129,20 @@ class Learner:
         self._experience.close()
 
     def _keep(self, seen: Seen) -> None:
+        kept = 0
         try:
             observation = self._observation(seen)
             self._experience.add(observation)
+            kept = 1
         except sqlite3.Error:
             log.exception("what request %s taught could not be kept", seen.record.request_id)
             return
         except Exception:
             log.exception("request %s could not be learned from", seen.record.request_id)
             return
+        finally:
+            with self._lock:
+                self._counts = self._counts.plus(waiting=-1, kept=kept, failed=1 - kept)
         grades = observation.grades
         if self._monitor is not None and grades is not None and observation.p_gain is not None:
             self._monitor.labelled(observation.p_gain, grades[1] > grades[0], observation.propensity)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ..protocol import sse
+from ..protocol import prometheus, sse
 from ..protocol.errors import (
     EngineError,
     MethodNotAllowedError,
@@ -33,7 +33,7 @@ from .cascade import Cascade, CloudReply, CloudStreamReply, LiveReply, LocalRepl
 from .config import RouterConfig
 from .embeddings import embed
 from .job import Job, Wanted, read_job, read_model
-from .learning import Learner, Seen
+from .learning import Learner, LearningCounts, Seen
 from .ledger import Ledger
 from .loading import load_learner, load_tiers
 from .pace import Pace
@@ -130,6 +130,9 @@ class Router:
         if path == "/health":
             _only(request, "GET")
             return WireResponse.json({"status": "ok"})
+        if path == "/metrics":
+            _only(request, "GET")
+            return self._metrics()
         raise NotFoundError(f"There is no {request.method} {path or '/'} here: try /v1/chat/completions.")
 
     async def _chat(self, request: WireRequest) -> WireResponse:
@@ -227,6 +230,11 @@ class Router:
             self._write(record, status)
             if cascade is not None and status == 200:
                 self._learn(cascade, None)
+
+    def _metrics(self) -> WireResponse:
+        counts = LearningCounts() if self._learner is None else self._learner.counts
+        text = prometheus.render(counts.metrics())
+        return WireResponse(200, {"content-type": prometheus.CONTENT_TYPE}, text.encode())
 
     def _learn(self, cascade: Cascade, completion: dict[str, Any] | None) -> None:
         answer = cascade.judged

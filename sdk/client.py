@@ -10,7 +10,7 @@ from typing import Any
 import openai
 
 from ..protocol.errors import ConfigurationError
-from ..router.config import RouterConfig
+from ..router.config import TARGETS, RouterConfig
 from .runtime import Runtime
 from .transport import BASE_URL, async_client, httpx_of_openai, sync_client
 
@@ -29,9 +29,11 @@ class OpenAI(openai.OpenAI):
     """`openai.OpenAI`, answered by the on-device model, the cloud, or both: `model="auto" | "local" | "cloud"`.
 
     cloud_url, cloud_api_key, cloud_model: an OpenAI-compatible endpoint. local: "pocket", a GGUF file, or None.
-    quality: share of the cloud's quality to keep. They override `config`, which overrides nothing else: without it the
-    user's settings are read (`RouterConfig.load`). All other arguments are upstream's, but `api_key` is another name of
-    `cloud_api_key`, never taken from OPENAI_API_KEY, and `base_url` and `http_client` belong to the router.
+    quality, cloud_share, cost: the target, one of them: the share of the cloud's quality to keep, the largest share of
+    the requests to send up, or the most US dollars to spend per 1,000 requests. They override `config`, which overrides
+    nothing else: without it the user's settings are read (`RouterConfig.load`). All other arguments are upstream's, but
+    `api_key` is another name of `cloud_api_key`, never taken from OPENAI_API_KEY, and `base_url` and `http_client`
+    belong to the router.
 
     Raises ConfigurationError for unusable settings. Close the client, or use it as a context manager.
     """
@@ -44,11 +46,19 @@ class OpenAI(openai.OpenAI):
         cloud_model: str | _Unset = _UNSET,
         local: str | Path | _Unset | None = _UNSET,
         quality: float | _Unset = _UNSET,
+        cloud_share: float | _Unset = _UNSET,
+        cost: float | _Unset = _UNSET,
         config: RouterConfig | None = None,
         **options: Any,
     ) -> None:
         given = _given(
-            cloud_url=cloud_url, cloud_api_key=cloud_api_key, cloud_model=cloud_model, local=local, quality=quality
+            cloud_url=cloud_url,
+            cloud_api_key=cloud_api_key,
+            cloud_model=cloud_model,
+            local=local,
+            quality=quality,
+            cloud_share=cloud_share,
+            cost=cost,
         )
         super().__init__(**_upstream(options, config, given, sync_client))
 
@@ -64,11 +74,19 @@ class AsyncOpenAI(openai.AsyncOpenAI):
         cloud_model: str | _Unset = _UNSET,
         local: str | Path | _Unset | None = _UNSET,
         quality: float | _Unset = _UNSET,
+        cloud_share: float | _Unset = _UNSET,
+        cost: float | _Unset = _UNSET,
         config: RouterConfig | None = None,
         **options: Any,
     ) -> None:
         given = _given(
-            cloud_url=cloud_url, cloud_api_key=cloud_api_key, cloud_model=cloud_model, local=local, quality=quality
+            cloud_url=cloud_url,
+            cloud_api_key=cloud_api_key,
+            cloud_model=cloud_model,
+            local=local,
+            quality=quality,
+            cloud_share=cloud_share,
+            cost=cost,
         )
         super().__init__(**_upstream(options, config, given, async_client))
 
@@ -106,4 +124,7 @@ def _upstream(
 def _settings(config: RouterConfig | None, given: dict[str, Any], api_key: Any) -> RouterConfig:
     if isinstance(api_key, str):
         given = {"cloud_api_key": api_key, **given}
-    return RouterConfig.load(given) if config is None else replace(config, **given)
+    if config is None:
+        return RouterConfig.load(given)
+    stated = any(name in given for name in TARGETS)  # then it replaces the one of `config`
+    return replace(config, **({**dict.fromkeys(TARGETS), **given} if stated else given))

@@ -86,6 +86,8 @@ def test_a_wrong_call_is_no_traceback(updraft) -> None:
         (["ask", "hi", "--local", "hf:no-file"], "hf:owner/repo/file.gguf"),
         (["ask", "hi", "--cloud", "ftp://x"], "must start with http:// or https://"),
         (["ask", "hi", "--quality", "1.5"], "quality must be above 0 and at most 1"),
+        (["ask", "hi", "--cloud-share", "1.5"], "cloud_share must be from 0 to 1"),
+        (["eval", "--cost", "1", "--quality", "0.9"], "quality and cost exclude each other"),
         (["ask", "hi", "--cloud-key-env", "NOT_SET"], "NOT_SET"),
         (["eval", "--tasks", "5", "--file", "x.jsonl"], "exclude each other"),
         (["eval", "--file", "missing.jsonl"], "Cannot read missing.jsonl"),

@@ -23,6 +23,7 @@ from updraft.cloud_engine.node.app import Served, create_node_app
 from updraft.cloud_engine.node.latency import Latencies
 from updraft.cloud_engine.node.metrics import node_metrics
 from updraft.protocol.prometheus import render
+from updraft.router.learning import LearningCounts
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fake_node import CONTEXT, FakeEngine, byte_tokenizer
@@ -78,3 +79,4 @@ def documented_metrics(server: str) -> set[tuple[str, str, str]]:
 def test_metrics(registry: NodeRegistry) -> None:
     assert documented_metrics("Node") == families(node_metrics(EngineStats(), Latencies(), healthy=True))
     assert documented_metrics("Gateway") == families(gateway_metrics(registry.nodes, Counters()))
+    assert documented_metrics("Router") == families(LearningCounts().metrics())

@@ -97,6 +97,12 @@ def test_home_moves_file_and_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("", {"UPDRAFT_QUALITY": "high"}, {}, "Invalid setting.*quality"),
         ("quality = 1.5", {}, {}, "quality must be above 0"),
         ("quality = nan", {}, {}, "quality must be above 0"),
+        (
+            "cost = 1\n[prices]\ncloud_input = 0\ncloud_output = 0",
+            {},
+            {},
+            "cost needs to know what the cloud's tokens cost",
+        ),
         ("hold_tokens = 0", {}, {}, "hold_tokens must be at least 1"),
         ("cloud_timeout_s = 0", {}, {}, "cloud_timeout_s"),
         ("[prices]\ncloud_input = -1", {}, {}, "prices.cloud_input"),

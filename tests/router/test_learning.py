@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sqlite3
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from exposition import parse
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, ScriptedLocal, tiers
 from updraft.classifier.drift import DriftMonitor
 from updraft.classifier.experience import Experience, Observation
@@ -18,7 +21,9 @@ from updraft.protocol.requests import Message
 from updraft.protocol.wire import WireRequest
 from updraft.router.config import Middle, RouterConfig
 from updraft.router.gates import Verdict
-from updraft.router.learning import LearningGates
+from updraft.router.learning import MOST_WAITING, Learner, LearningCounts, LearningGates, Seen
+from updraft.router.prices import Prices
+from updraft.router.record import Record
 from updraft.router.router import Router
 from updraft.router.tiers import LocalAnswer
 
@@ -73,6 +78,80 @@ def test_an_escalation_is_a_label_without_text(cloud: FakeCloud, tmp_path: Path)
     wal = tmp_path / "experience.sqlite3-wal"
     raw += wal.read_bytes() if wal.exists() else b""
     assert b"Question" not in raw and b"two three" not in raw
+
+
+class SlowDisk(Experience):
+    """Experience that is kept when `spins` is set, and not before."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.spins = threading.Event()
+
+    def add(self, observation: Observation) -> None:
+        assert self.spins.wait(30)
+        super().add(observation)
+
+
+def test_what_comes_too_fast_is_dropped_and_counted(tmp_path: Path) -> None:
+    disk = SlowDisk(tmp_path / "experience.sqlite3")
+    learner = Learner(disk, PAIR, explored=1.0)
+    try:
+        for _ in range(MOST_WAITING + 3):
+            record = Record(Prices(), "large")
+            record.decide(Verdict(3, escalate=False, reason="stays", p_gain=0.1, propensity=1.0))
+            learner.observe(Seen.of(record, ASKED, LocalAnswer(text="4", finish_reason="stop"), None))
+        assert learner.counts == LearningCounts(waiting=MOST_WAITING, dropped=3)
+    finally:
+        disk.spins.set()
+        learner.close()
+    assert learner.counts == LearningCounts(kept=MOST_WAITING, dropped=3)
+    assert len(kept(tmp_path)) == MOST_WAITING
+
+
+def test_a_disk_that_fails_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cloud: FakeCloud) -> None:
+    def full(_: Experience, __: Observation) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(Experience, "add", full)
+    seen: list[LearningCounts] = []
+    close = Learner.close
+
+    def closing(learner: Learner) -> None:
+        close(learner)
+        seen.append(learner.counts)
+
+    monkeypatch.setattr(Learner, "close", closing)
+    (info,) = routed(cloud, tmp_path, LearningGates(ScriptedGates()))
+    assert info["tier"] == "local", "the answer does not suffer"
+    assert seen == [LearningCounts(failed=1)]
+
+
+def test_the_counts_are_metrics(cloud: FakeCloud, tmp_path: Path) -> None:
+    async def run() -> dict[str, float]:
+        config = RouterConfig(cloud_url=cloud.url, cloud_model="large", experience=tmp_path / "e.sqlite3")
+        router = Router(config, tiers(ScriptedLocal(), config, LearningGates(ScriptedGates())))
+        await router.start()
+        try:
+            body = json.dumps({"model": "auto", "messages": [{"role": "user", "content": "2 + 2?"}]}).encode()
+            assert (await router.handle(WireRequest("POST", "/v1/chat/completions", body=body))).status == 200
+            while True:
+                response = await router.handle(WireRequest("GET", "/metrics"))
+                assert isinstance(response.body, bytes)
+                families = parse(response.body.decode())
+                found = {name: family.samples[name, ""] for name, family in families.items()}
+                if found["updraft_learning_waiting"] == 0:
+                    return found
+                await asyncio.sleep(0.01)
+        finally:
+            await router.close()
+
+    found = asyncio.run(asyncio.wait_for(run(), 30))
+    assert found == {
+        "updraft_learning_waiting": 0,
+        "updraft_learning_kept_total": 1,
+        "updraft_learning_dropped_total": 0,
+        "updraft_learning_failed_total": 0,
+    }
 
 
 def test_a_middle_cloud_teaches_nothing_about_the_pair(cloud: FakeCloud, tmp_path: Path) -> None:
