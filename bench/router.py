@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..classifier import curve, guarantee
 from ..classifier.graded import Columns, GradedRow, gains, read_graded, scores
-from ..classifier.metrics import Floats, auroc, bootstrap, ece
+from ..classifier.metrics import Floats, auroc, bootstrap, ece, ece_by_chance
 from ..classifier.text_router import Labels, TextRouter, fit_router
 from ..classifier.text_rows import Mode, TextRows, featurise
 from ..protocol.errors import InvalidRequestError
@@ -193,6 +193,7 @@ def _probability(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, Any
         "gain_rate": float(gain.mean()),
         "auroc": float(np.mean([auroc(run.ranked, gain) for run in runs])),
         "ece": float(np.mean([ece(run.p_gain, gain) for run in runs])),
+        "ece_by_chance": float(np.mean([ece_by_chance(run.p_gain) for run in runs])),
         "ece_by_domain": {
             name: float(np.mean([ece(run.p_gain[domains == name], gain[domains == name], bins=5) for run in runs]))
             for name in large

@@ -50,6 +50,13 @@ def ece(probabilities: NDArray[Any], outcomes: NDArray[Any], bins: int = ECE_BIN
     return sum(b.count * abs(b.predicted - b.observed) for b in table) / max(1, sum(b.count for b in table))
 
 
+def ece_by_chance(probabilities: NDArray[Any], bins: int = ECE_BINS, *, draws: int = 200, seed: int = 0) -> float:
+    """The mean calibration error that these very probabilities would show if each of them were exactly true."""
+    p = np.asarray(probabilities, np.float64)
+    rng = np.random.default_rng(seed)
+    return float(np.mean([ece(p, rng.random(len(p)) < p, bins) for _ in range(draws)]))
+
+
 def bootstrap(
     statistic: Callable[[NDArray[np.int64]], float], n: int, *, draws: int = 400, level: float = 0.95, seed: int = 0
 ) -> tuple[float, float]:

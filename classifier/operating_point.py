@@ -16,47 +16,21 @@ from math import log, sqrt
 import numpy as np
 
 from .aim import Aim
+from .calibration_rows import CalibrationRows
 from .guarantee import DELTA, most_of
 from .metrics import Bools, Floats
 from .thresholds import Thresholds, stays_positive
 
-__all__ = ["CalibrationRows", "OperatingPoint", "floor_of_risk", "floor_of_share", "operating_point"]
+__all__ = ["OperatingPoint", "floor_of_risk", "floor_of_share", "operating_point"]
 
 NEVER, ALWAYS = 1.0, -1.0
 ALL_UP, NONE_UP = Thresholds(ALWAYS, NEVER, ALWAYS), Thresholds(NEVER, NEVER, NEVER)
 _ENDLESS = 10**12
 _STEPS = 400
-# Gate 1 saves local time but may be wrong: this share of all rows it may send up against gate 3's judgement.
+# Gates 1 and 2 save local time but may be wrong: each may send up this share of all rows against gate 3's judgement.
 _EARLY_WASTE = 0.01
 # The part of delta that goes to the cloud's own score where a quality is asked for.
 _DELTA_OF_SCORE = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class CalibrationRows:
-    """(n,) float64 each: P(gain) of gate 1 and, if there is one, gate 3, by models that did not see the row; both
-    tiers' scores; the tokens that the cloud reads and writes for it.
-    """
-
-    before: Floats
-    after: Floats | None
-    local: Floats
-    cloud: Floats
-    read: Floats
-    written: Floats
-
-    @property
-    def gain(self) -> Bools:
-        return self.cloud > self.local
-
-    @property
-    def judged(self) -> Floats:
-        """P(gain) of the last gate that there is."""
-        return self.before if self.after is None else self.after
-
-    def dollars(self, aim: Aim) -> Floats:
-        """What the cloud costs for each row."""
-        return (self.read * aim.prices[0] + self.written * aim.prices[1]) / 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +110,9 @@ def _at(rows: CalibrationRows, level: float) -> Thresholds:
     """A step of the path; the higher `level`, the more stays local, and what stayed at a lower one stays."""
     if rows.after is None:
         return Thresholds(level, NEVER, level)
-    return Thresholds(_least_wasteful(rows.before, rows.after <= level), NEVER, level)
+    kept = rows.after <= level
+    during = NEVER if rows.during is None else _least_wasteful(rows.during, kept)
+    return Thresholds(_least_wasteful(rows.before, kept), during, level)
 
 
 def _least_wasteful(early: Floats, kept: Bools) -> float:
@@ -147,7 +123,8 @@ def _least_wasteful(early: Floats, kept: Bools) -> float:
 
 
 def _up(rows: CalibrationRows, thresholds: Thresholds) -> Bools:
-    return (rows.before > thresholds.before) | (rows.judged > thresholds.after)
+    up = (rows.before > thresholds.before) | (rows.judged > thresholds.after)
+    return up if rows.during is None else up | (rows.during > thresholds.during)
 
 
 def _observed(

@@ -13,10 +13,12 @@ import numpy as np
 from ..protocol.errors import ConfigurationError
 from . import features
 from .aim import Aim
+from .calibration_rows import CALIBRATION_NAME, CalibrationRows, unpack_calibration
 from .features import FEATURE_VERSION, GATES, Gate, Layout
-from .graph_files import CARD_NAME, check_versions, open_graph, read_card, sha256
+from .graph_files import CARD_NAME, check_versions, open_graph, read_card, read_checked, sha256
 from .metrics import Floats
-from .thresholds import Target, Thresholds
+from .operating_point import operating_point
+from .thresholds import CONFIDENCE, Target, Thresholds
 from .views import QUESTIONS_AT_ONCE, Array, PromptView, RunView
 
 __all__ = ["CARD_NAME", "FORMAT_VERSION", "Policy", "PolicyCard", "TrainedOn", "sha256"]
@@ -39,7 +41,9 @@ class TrainedOn:
 
 @dataclass(frozen=True, slots=True)
 class PolicyCard:
-    """`policy.json`. `files` maps each gate to the SHA-256 of its graph; `metrics` is flat, dotted names to numbers."""
+    """`policy.json`. `files` maps each gate to the SHA-256 of its graph, and `calibration.npz`, if there is one, to its
+    own; `metrics` is flat, dotted names to numbers.
+    """
 
     format_version: int
     feature_version: int
@@ -58,8 +62,9 @@ class Policy:
     `models` names the pair it was trained for; whether that is the pair in use is for the caller to check.
     """
 
-    def __init__(self, card: PolicyCard, sessions: dict[Gate, Any]) -> None:
+    def __init__(self, card: PolicyCard, sessions: dict[Gate, Any], calibration: CalibrationRows | None = None) -> None:
         self.card = card
+        self.calibration = calibration
         self.models = card.models
         self.gate2_tokens = card.gate2_tokens
         self._sessions = sessions
@@ -70,7 +75,8 @@ class Policy:
     def load(cls, folder: Path) -> Policy:
         """Read a policy folder. Raises ConfigurationError if it is missing, damaged, or made by another version."""
         card = _read_card(folder)
-        return cls(card, {gate: _open_graph(folder / f"{gate}.onnx", gate, card) for gate in GATES})
+        sessions: dict[Gate, Any] = {gate: _open_graph(folder / f"{gate}.onnx", gate, card) for gate in GATES}
+        return cls(card, sessions, _read_calibration(folder / CALIBRATION_NAME, card))
 
     def before(self, prompt: PromptView) -> float:
         """Gate 1: P(gain) from the question alone, in [0, 1]."""
@@ -90,7 +96,7 @@ class Policy:
 
     @property
     def usual(self) -> Floats | None:
-        """P(gain) of the calibration rows is not kept in this kind of policy."""
+        """Requests are not compared with the calibration rows of this kind of policy."""
         return None
 
     def thresholds(self, quality: float) -> Thresholds:
@@ -110,22 +116,19 @@ class Policy:
         return min(enough, key=lambda target: target.quality).thresholds
 
     def thresholds_for(self, aim: Aim) -> Thresholds:
-        """The thresholds for any target. A share becomes the strictest calibrated quality whose cloud share is no more.
+        """The thresholds for any target. A limit on share or cost is kept by the calibration rows, as confidently as a
+        quality.
 
-        Raises ConfigurationError if there is none, and for a cost, as this kind of policy knows no token counts.
+        Raises ConfigurationError for a quality that was not calibrated, and for a limit if the rows were not kept.
         """
         if aim.name == "quality":
             return self.thresholds(aim.value)
-        if aim.name == "cost":
-            raise ConfigurationError("This policy knows no costs: state quality or cloud_share instead.", param="cost")
-        enough = [target for target in self.card.thresholds if target.cloud_share <= aim.value]
-        if not enough:
-            least = min((target.cloud_share for target in self.card.thresholds), default=1.0)
+        if self.calibration is None:
             raise ConfigurationError(
-                f"This policy was calibrated down to a cloud share of {least:.3f}, not {aim.value}: raise the target.",
-                param="cloud_share",
+                f"This policy keeps no calibration rows, which {aim.name} needs: state a quality, or train it again.",
+                param=aim.name,
             )
-        return max(enough, key=lambda target: target.quality).thresholds
+        return operating_point(self.calibration, aim, 1.0 - CONFIDENCE).thresholds
 
     def _probability(self, gate: Gate, vector: Array) -> float:
         session = self._sessions[gate]
@@ -148,6 +151,11 @@ def _read_card(folder: Path) -> PolicyCard:
         raise ConfigurationError(
             f"{folder / CARD_NAME} is not a valid policy ({error}): install or train it again."
         ) from error
+
+
+def _read_calibration(path: Path, card: PolicyCard) -> CalibrationRows | None:
+    expected = card.files.get(CALIBRATION_NAME)
+    return None if expected is None else unpack_calibration(path, read_checked(path, expected))
 
 
 def _open_graph(path: Path, gate: Gate, card: PolicyCard) -> Any:

@@ -17,14 +17,15 @@ import numpy as np
 from ..protocol.errors import InvalidRequestError
 from . import curve
 from .aim import Aim
+from .calibration_rows import CALIBRATION_NAME, CalibrationRows, pack_calibration
 from .graded import GradedRow, scores
 from .graph_files import CARD_NAME, sha256
 from .guarantee import DELTA
 from .metrics import Floats, auroc, ece
-from .operating_point import CalibrationRows, operating_point
+from .operating_point import operating_point
 from .optional import load_module
 from .text_export import router_to_onnx
-from .text_policy import CALIBRATION_NAME, KIND, VERSIONS, Point, Source, TextPolicy, TextPolicyCard, pack_calibration
+from .text_policy import KIND, VERSIONS, Point, Source, TextPolicy, TextPolicyCard
 from .text_router import SHIPPED, Labels, TextRouter, fit_router
 from .text_rows import Mode, TextRows, featurise, graph_inputs
 

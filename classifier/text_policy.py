@@ -7,8 +7,7 @@ text, so that any target can be turned into thresholds when it is asked for.
 
 from __future__ import annotations
 
-import io
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -18,16 +17,16 @@ import numpy as np
 
 from ..protocol.errors import ConfigurationError
 from .aim import Aim
+from .calibration_rows import CALIBRATION_NAME, CalibrationRows, unpack_calibration
 from .graded import GradedRow, TokenSignals
 from .graph_files import CARD_NAME, ML_OPSET, OPSET, check_versions, open_graph, read_card, read_checked
 from .metrics import Floats
-from .operating_point import CalibrationRows, OperatingPoint, operating_point
+from .operating_point import OperatingPoint, operating_point
 from .text_rows import TEXT_FEATURE_VERSION, Asked, Features, Mode, graph_inputs, vector
 from .thresholds import Thresholds
 from .views import QUESTIONS_AT_ONCE, PromptView, RunView
 
 __all__ = [
-    "CALIBRATION_NAME",
     "GENERAL",
     "KIND",
     "TEXT_FORMAT_VERSION",
@@ -39,7 +38,6 @@ __all__ = [
 
 KIND = "text"
 TEXT_FORMAT_VERSION = 1
-CALIBRATION_NAME = "calibration.npz"
 GENERAL = "any"
 VERSIONS: dict[str, Any] = {
     "format_version": TEXT_FORMAT_VERSION,
@@ -129,7 +127,7 @@ class TextPolicy:
         if "gate3.onnx" in card.files:
             sessions["cascade"] = open_graph(folder / "gate3.onnx", card.files["gate3.onnx"])
         data = read_checked(folder / CALIBRATION_NAME, card.files.get(CALIBRATION_NAME))
-        policy = cls(card, sessions, _calibration(folder / CALIBRATION_NAME, data))
+        policy = cls(card, sessions, unpack_calibration(folder / CALIBRATION_NAME, data))
         policy._warm_up(folder)
         return policy
 
@@ -189,21 +187,3 @@ def graded_run(view: RunView, *, signals: bool) -> GradedRow:
     """A local run as the row of a graded file, without grades."""
     told = TokenSignals(view.logprobs, view.entropies, view.margins) if signals else None
     return GradedRow(view.prompt.text, 0.0, 0.0, "", view.answer, told)
-
-
-def pack_calibration(rows: CalibrationRows) -> bytes:
-    """The bytes of `calibration.npz`; the same rows give the same bytes."""
-    packed = io.BytesIO()
-    arrays = {f.name: getattr(rows, f.name) for f in fields(rows) if getattr(rows, f.name) is not None}
-    np.savez_compressed(packed, **{name: array.astype(np.float32) for name, array in arrays.items()})
-    return packed.getvalue()
-
-
-def _calibration(path: Path, data: bytes) -> CalibrationRows:
-    try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as stored:
-            arrays = {name: np.asarray(stored[name], np.float64) for name in stored.files}
-        arrays.setdefault("after", None)  # pyright: ignore[reportArgumentType]
-        return CalibrationRows(**arrays)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ConfigurationError(f"{path} holds no calibration rows ({error}): calibrate again.") from error

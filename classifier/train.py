@@ -15,6 +15,7 @@ import numpy as np
 
 from ..protocol.errors import ConfigurationError, UpdraftError
 from . import features
+from .calibration_rows import CALIBRATION_NAME, CalibrationRows, pack_calibration
 from .evaluate import Grouping, Report, cascade_rows, evaluate, leave_one_out
 from .features import FEATURE_VERSION, GATES, Gate, Layout
 from .metrics import Floats
@@ -80,6 +81,7 @@ def fit(records: Sequence[Outcome], out: Path, options: TrainOptions | None = No
         (out / f"{gate}.onnx").write_bytes(graph)
         files[gate] = sha256(graph)
     crossed: dict[Gate, Floats] = {gate: gates[gate].probability for gate in GATES}
+    files[CALIBRATION_NAME] = write_calibration(crossed, records, out)
     targets = choose_thresholds(cascade_rows(crossed, records), options.targets, confidence=options.confidence)
     card = PolicyCard(
         format_version=FORMAT_VERSION,
@@ -101,6 +103,27 @@ def fit(records: Sequence[Outcome], out: Path, options: TrainOptions | None = No
     )
     _write_card(card, out)
     return Trained(card, gates, rows, FitOptions(options.seed, options.trees))
+
+
+def write_calibration(p_gain: dict[Gate, Floats], records: Sequence[Outcome], out: Path) -> str:
+    """Write `calibration.npz` into `out` and return its SHA-256. `p_gain`: (n,) by gates that did not see the records.
+
+    What the cloud reads and writes is taken to be what the local model did.
+    """
+    rows = cascade_rows(p_gain, records)
+    packed = pack_calibration(
+        CalibrationRows(
+            before=rows.before,
+            during=rows.during,
+            after=rows.after,
+            local=rows.local_score,
+            cloud=rows.cloud_score,
+            read=np.array([len(record.view.prompt_logprobs) for record in records], np.float64),
+            written=np.array([len(record.view.logprobs) for record in records], np.float64),
+        )
+    )
+    (out / CALIBRATION_NAME).write_bytes(packed)
+    return sha256(packed)
 
 
 def measure(trained: Trained, test: Sequence[Outcome], leave_out: Sequence[Grouping] = ("kind", "family")) -> Report:

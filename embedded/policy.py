@@ -9,18 +9,20 @@ from __future__ import annotations
 import argparse
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from ..classifier import outcomes
+from ..classifier.calibration_rows import CALIBRATION_NAME
 from ..classifier.features import Gate
 from ..classifier.metrics import Floats
 from ..classifier.outcomes import Outcome
 from ..classifier.policy import CARD_NAME, Policy, sha256
 from ..classifier.show import show_card, show_report
-from ..classifier.train import EXPORT_TOLERANCE, Trained, TrainOptions, fit, measure
+from ..classifier.train import EXPORT_TOLERANCE, Trained, TrainOptions, fit, measure, write_calibration
 from . import pocket
 from .cards import write_cards
 from .collect import collect
@@ -69,6 +71,21 @@ def export_gap(trained: Trained, policy: Policy, rows: Sequence[Outcome]) -> flo
     return gap
 
 
+def recalibrate(weights: Path, n: int) -> None:
+    """Put rows of `n` fresh tasks, less those that the gates were trained on, behind the packed policy's limits."""
+    folder = weights / "policy"
+    policy = Policy.load(folder)
+    known = {task.prompt for task in make_tasks("calibration", policy.card.trained_on.rows)}
+    tasks = [task for task in make_tasks("calibration", n, seed=1) if task.prompt not in known]
+    rows = collect(tasks, weights / f"{pocket.SMALL}.gguf", weights / pocket.LARGE, "calibration")
+    packed = write_calibration(shipped_probabilities(policy, rows), rows, folder)
+    card = replace(policy.card, files=policy.card.files | {CALIBRATION_NAME: packed})
+    (folder / CARD_NAME).write_bytes(msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
+    report = msgspec.json.decode((folder / "report.json").read_bytes())
+    report["policy_sha256"] = sha256((folder / CARD_NAME).read_bytes())
+    (folder / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, default=Path("out"), help="folder with small/model and large/model")
@@ -78,7 +95,11 @@ def main() -> None:
     parser.add_argument("--calibration", type=int, default=6000, help="calibration tasks")
     parser.add_argument("--test", type=int, default=2000, help="test tasks")
     parser.add_argument("--date", default="", help="date to record in the cards")
+    parser.add_argument("--recalibrate", type=int, metavar="N", help="only draw new calibration rows: of N fresh tasks")
     args = parser.parse_args()
+    if args.recalibrate is not None:
+        recalibrate(args.weights, args.recalibrate)
+        return
     store = args.models / "outcomes"
     if not args.keep_models:
         pack(args.models / "small" / "model", args.models / "large" / "model", args.weights)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 from updraft.classifier.calibration import fit_curve
-from updraft.classifier.metrics import auroc, bootstrap, ece, reliability
+from updraft.classifier.metrics import auroc, bootstrap, ece, ece_by_chance, reliability
 
 
 @settings(max_examples=60, deadline=None)
@@ -66,3 +66,13 @@ def test_a_calibration_curve_rises_and_stays_a_probability(n: int, rate: float, 
     assert (curve.rises >= -1e-12).all()
     p = curve(np.concatenate((scores, [-1e9, 1e9])))
     assert ((p > -1e-9) & (p < 1 + 1e-9)).all()
+
+
+def test_calibration_error_by_chance_is_that_of_honest_probabilities() -> None:
+    rng = np.random.default_rng(0)
+    p = rng.beta(1, 2, 600)
+    honest = np.mean([ece(p, rng.random(600) < p) for _ in range(300)])
+    assert ece_by_chance(p) == pytest.approx(honest, rel=0.05)
+    assert ece_by_chance(np.tile(p, 16)) < 0.4 * honest, "luck evens out over more rows"
+    assert ece_by_chance(np.array([0.0, 1.0] * 50)) == 0
+    assert ece(p, rng.random(600) < p**2) > 2 * ece_by_chance(p), "a score that is not honest shows more"

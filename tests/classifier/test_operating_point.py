@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from updraft.classifier.aim import Aim
+from updraft.classifier.calibration_rows import CalibrationRows
 from updraft.classifier.operating_point import (
-    CalibrationRows,
     floor_of_risk,
     floor_of_share,
     operating_point,

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+from updraft.classifier.aim import Aim
 from updraft.classifier.evaluate import SINGLE_SIGNALS, is_wrong
 from updraft.classifier.features import GATES
 from updraft.classifier.metrics import ece
@@ -108,6 +109,43 @@ def test_thresholds_are_those_of_the_next_stricter_target(trained: Trained, poli
     short = Policy(replace(policy.card, thresholds=policy.card.thresholds[:2]), {})
     with pytest.raises(ConfigurationError, match=r"calibrated up to quality 0\.95"):
         short.thresholds(0.98)
+
+
+@pytest.mark.parametrize("share", [0.15, 0.2, 0.25, 0.3, 0.4])
+def test_a_limit_on_the_share_is_kept_and_used(policy_folder: Path, held_out: list[Outcome], share: float) -> None:
+    policy = Policy.load(policy_folder)
+    assert share - 0.06 <= went_up(policy, held_out, Aim("cloud_share", share)).mean() <= share + 0.03
+
+
+def test_a_limit_on_cost_is_kept_and_used(policy_folder: Path, held_out: list[Outcome]) -> None:
+    policy = Policy.load(policy_folder)
+    dollars = np.array([len(o.view.prompt_logprobs) * 2.0 + len(o.view.logprobs) * 8.0 for o in held_out]) / 1e6
+    everything = 1000 * dollars.mean()
+    for part in (0.2, 0.4):
+        up = went_up(policy, held_out, Aim("cost", part * everything, (2.0, 8.0)))
+        assert part - 0.08 <= 1000 * (dollars * up).mean() / everything <= part + 0.03
+    assert not went_up(policy, held_out, Aim("cost", 0.0)).any()
+
+
+def test_without_calibration_rows_only_a_quality_can_be_asked_for(trained: Trained) -> None:
+    card = replace(trained.card, files={gate: trained.card.files[gate] for gate in GATES})
+    bare = Policy(card, {})
+    assert bare.thresholds_for(Aim("quality", 0.98)) == bare.thresholds(0.98)
+    for aim in (Aim("cloud_share", 0.3), Aim("cost", 1.0)):
+        with pytest.raises(ConfigurationError, match=f"keeps no calibration rows, which {aim.name} needs"):
+            bare.thresholds_for(aim)
+
+
+def went_up(policy: Policy, rows: list[Outcome], aim: Aim) -> np.ndarray:
+    found = policy.thresholds_for(aim)
+    return np.array(
+        [
+            policy.before(o.view.prompt) > found.before
+            or policy.during(o.view) > found.during
+            or policy.after(o.view) > found.after
+            for o in rows
+        ]
+    )
 
 
 def test_a_run_of_another_model_is_refused(trained: Trained, policy_folder: Path, held_out: list[Outcome]) -> None:
