@@ -1,6 +1,7 @@
 """Builds and loads the kernels in `kernels/native/`: C, compiled once by the machine's own compiler, for its processor.
 
-Where there is no compiler, or it fails, the plain torch implementations run: `load` says why.
+Where there is no compiler, or it fails, the plain torch implementations run: `load` says why. Other rooms have C of
+their own: `load_from`.
 """
 
 from __future__ import annotations
@@ -36,32 +37,38 @@ class NativeBuildError(Exception):
 @functools.cache
 def load() -> ctypes.CDLL | None:
     """The library, built if it is not there yet; None where that fails, which is logged once."""
+    return load_from(_SOURCES, "plain torch")
+
+
+def load_from(sources: Path, instead: str, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL | None:
+    """The library made of all C in the folder `sources`, as `load` has it. `instead`: what the log says is used where
+    it cannot be had; `mode`: of `ctypes.CDLL`."""
     problems: list[str] = []
     for compiler in _compilers():
         try:
-            return _loaded(compiler)
+            return _loaded(compiler, sources, mode)
         except (NativeBuildError, OSError) as error:
             problems.append(str(error))
     reason = "; ".join(problems) or "there is no C compiler (set CC, or install gcc)"
-    _LOG.warning("No native CPU kernels, plain torch is used instead: %s", reason)
+    _LOG.warning("No native CPU kernels, %s is used instead: %s", instead, reason)
     return None
 
 
-def _loaded(compiler: list[str]) -> ctypes.CDLL:
+def _loaded(compiler: list[str], sources: Path, mode: int) -> ctypes.CDLL:
     """Raises NativeBuildError, and OSError for what cannot be kept or loaded even when it is built anew."""
     try:
         folder = _private(state_folder() / "native")
     except OSError:  # nothing can be kept: it is built for this process alone
         folder = Path(tempfile.mkdtemp(prefix="updraft-native-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    target = folder / f"kernels-{_digest(compiler)}.so"
+    target = folder / f"kernels-{_digest(compiler, sources)}.so"
     if _is_whole(target):
         try:
-            return ctypes.CDLL(str(target))
+            return ctypes.CDLL(str(target), mode)
         except OSError:  # of a machine that only looked like this one
             target.unlink(missing_ok=True)
-    build(compiler, target)
-    return ctypes.CDLL(str(target))
+    build(compiler, target, sources)
+    return ctypes.CDLL(str(target), mode)
 
 
 def _private(folder: Path) -> Path:
@@ -79,13 +86,13 @@ def _private(folder: Path) -> Path:
     return folder
 
 
-def build(compiler: list[str], target: Path) -> None:
+def build(compiler: list[str], target: Path, origin: Path) -> None:
     """Compile all sources into the shared library `target`. Raises NativeBuildError.
 
     OpenMP is not linked: torch has loaded its own, and two of them would fight over the processors.
     """
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        sources = sorted(_SOURCES.glob("*.c"))
+        sources = sorted(origin.glob("*.c"))
         objects = [str(Path(folder) / f"{source.stem}.o") for source in sources]
         commands = [
             [*compiler, *_flags(), "-c", str(source), "-o", compiled]
@@ -139,10 +146,10 @@ def _compilers() -> list[list[str]]:
     return found
 
 
-def _digest(compiler: list[str]) -> str:
+def _digest(compiler: list[str], origin: Path) -> str:
     """Of everything that the library depends on; the processor too, for a home folder may be shared by machines."""
     parts = [*compiler, *_flags(), _processor()]
-    parts += [source.read_text() for source in sorted(_SOURCES.iterdir()) if source.suffix in (".c", ".h")]
+    parts += [source.read_text() for source in sorted(origin.iterdir()) if source.suffix in (".c", ".h")]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

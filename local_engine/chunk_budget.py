@@ -11,7 +11,7 @@ from statistics import median, median_low
 CAUTION = 0.875
 _FIRST_CHUNK = 2
 _MOST_GROWTH = 4
-_PLAIN_EVERY, _FORGET_EVERY = 64, 800  # steps with prompts
+_PLAIN_EVERY, _FORGET_EVERY = 64, 400  # steps with prompts
 
 
 def promised_slowdown(decoding: int, catching_up: int) -> float:
@@ -76,7 +76,7 @@ class ChunkBudget:
 
     What a step costs is no straight line (kernels work on groups of rows), differs from machine to machine, and changes
     with whoever else wants the processor. So steps are measured: without prompts now and then, with chunks as they
-    come. What was too large is not tried again for 800 steps, so that hardly a reader's gap in a hundred is an
+    come. What was too large is not tried again for 400 steps, so that hardly a reader's gap in a hundred is an
     experiment.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..protocol.errors import EngineError, MissingDependencyError, ModelLoadError
+from .products import install
 
 Floats = npt.NDArray[np.float32]
 _LOG_ERROR, _LOG_CONTINUED = 4, 5
@@ -24,6 +26,7 @@ class Llama:
     """The loaded shared library: its functions as `api`, and the last error lines it logged."""
 
     def __init__(self) -> None:
+        install()  # before the library is loaded
         try:
             from llama_cpp import llama_cpp as api
         except (ImportError, OSError, RuntimeError) as error:  # the last two: a shared library that does not load
@@ -83,18 +86,17 @@ class LlamaModel:
         self.parameters: int = api.llama_model_n_params(self._model)
         self.train_context: int = api.llama_model_n_ctx_train(self._model)
         self.is_recurrent: bool = api.llama_model_is_recurrent(self._model) or api.llama_model_is_hybrid(self._model)
-        tokens = range(self.vocab_size)
-        self.end_ids = frozenset(token for token in tokens if api.llama_vocab_is_eog(self._vocab, token))
-        self._control = frozenset(token for token in tokens if api.llama_vocab_is_control(self._vocab, token))
+        # One call for each token: with a large vocabulary, each more is felt when a model is loaded.
+        attributes = list(map(api.llama_vocab_get_attr, itertools.repeat(self._vocab), range(self.vocab_size)))
+        self._control = _with(attributes, api.LLAMA_TOKEN_ATTR_CONTROL)
+        candidates = self._control.union(_named_ends(api, self._model, self._vocab))
+        self.end_ids = frozenset(token for token in candidates if api.llama_vocab_is_eog(self._vocab, token))
         self._control_texts = {
             api.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace"): token
             for token in sorted(self._control)
         }
         self.control_tokens = tuple(self._control_texts)
-        unknown = api.LLAMA_TOKEN_ATTR_UNKNOWN
-        self.special_ids = self._control | {
-            token for token in tokens if api.llama_vocab_get_attr(self._vocab, token) & unknown
-        }
+        self.special_ids = self._control | _with(attributes, api.LLAMA_TOKEN_ATTR_UNKNOWN)
 
     def text_of(self, which: Literal["bos", "eos"]) -> str:
         """The BOS or EOS token as text; empty if the vocabulary has none."""
@@ -148,3 +150,20 @@ class LlamaModel:
             if not self._model:
                 raise EngineError("The local engine is closed.")
             yield self._api
+
+
+def _with(attributes: list[int], attribute: int) -> frozenset[int]:
+    """The tokens that have it."""
+    return frozenset(token for token, found in enumerate(attributes) if found & attribute)
+
+
+def _named_ends(api: Any, model: Any, vocab: Any) -> Iterator[int]:
+    """What ends an answer because the file says so, control token or not. What llama.cpp knows by its text, and not by
+    a number in the file, it makes a control token."""
+    for name in ("eos", "eot", "fim_pad", "fim_rep", "fim_sep"):
+        token: int = getattr(api, f"llama_vocab_{name}")(vocab)
+        if token >= 0:
+            yield token
+    number = ctypes.create_string_buffer(16)  # "end of message": there is no function for it
+    if api.llama_model_meta_val_str(model, b"tokenizer.ggml.eom_token_id", number, len(number)) > 0:
+        yield int(number.value)

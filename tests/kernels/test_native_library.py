@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from updraft import local_engine
 from updraft.kernels import native_library
 from updraft.kernels.gated import gated, reference_gated
 from updraft.kernels.native_library import NativeBuildError, build, load
 from updraft.kernels.rms_norm import Norm, add_rms_norm, reference_rms_norm, rms_norm
 
+ROOMS = (Path(native_library.__file__).parent, Path(local_engine.__file__).parent)
+SOURCES = sorted(source for room in ROOMS for source in (room / "native").glob("*.c"))
 needs_c = pytest.mark.skipif(load() is None, reason="no C compiler")
 PROGRAM = """
 import torch
@@ -94,7 +97,7 @@ def test_a_library_that_does_not_load_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
-    monkeypatch.setattr(native_library, "build", lambda compiler, target: target.write_bytes(b"no library"))
+    monkeypatch.setattr(native_library, "build", lambda compiler, target, origin: target.write_bytes(b"no library"))
     with caplog.at_level(logging.WARNING):
         assert native_library.load.__wrapped__() is None
     assert "plain torch is used instead" in caplog.text
@@ -102,7 +105,7 @@ def test_a_library_that_does_not_load_is_said(
 
 def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
     with pytest.raises(NativeBuildError, match="/bin/false"):
-        build(["/bin/false"], tmp_path / "kernels.so")
+        build(["/bin/false"], tmp_path / "kernels.so", SOURCES[0].parent)
     assert not list(tmp_path.iterdir())
 
 
@@ -112,7 +115,7 @@ def test_it_builds_where_there_is_a_compiler() -> None:
 
 
 @pytest.mark.skipif(not native_library._compilers(), reason="no C compiler")
-@pytest.mark.parametrize("source", sorted((Path(native_library.__file__).parent / "native").glob("*.c")))
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 def test_no_warnings(source: Path, tmp_path: Path) -> None:
     compiler = native_library._compilers()[0]
     flags = [*native_library._flags(), "-Wall", "-Wextra", "-Werror"]
