@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+#: Stands in a block table where the block behind every window was, so that the others keep their places.
+NO_BLOCK = -1
+
 
 class BlockPool:
     """Fixed-size blocks numbered 0 to `num_blocks - 1`. Every operation is O(1).
 
-    A block with references is in use. A free block may still be *cached*: registered under the hash of its content,
-    found again by `lookup`, and evicted, least recently released first, when `allocate` needs it.
+    A block with references is in use. A free block may still be *cached*: registered under the hash of its content, or
+    under a number that stands in for it, found again by `lookup`, and evicted, least recently released first, when
+    `allocate` needs it.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._references = [0] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
-        self._hash_of: list[bytes | None] = [None] * num_blocks
-        self._cached: dict[bytes, int] = {}
+        self._hash_of: list[bytes | int | None] = [None] * num_blocks
+        self._cached: dict[bytes | int, int] = {}
 
     @property
     def num_free(self) -> int:
@@ -53,9 +57,9 @@ class BlockPool:
             if self._hash_of[block] is None:
                 self._free.move_to_end(block, last=False)  # nothing worth keeping: reuse it first
 
-    def register(self, block: int, content_hash: bytes) -> None:
-        """Make a full block findable. The first block with a content wins; later twins stay private."""
-        if content_hash not in self._cached:
+    def register(self, block: int, content_hash: bytes | int) -> None:
+        """Make a full block findable, unless it is. The first block with a content wins; later twins stay private."""
+        if content_hash not in self._cached and self._hash_of[block] is None:
             self._cached[content_hash] = block
             self._hash_of[block] = content_hash
 
@@ -66,5 +70,5 @@ class BlockPool:
             del self._cached[content_hash]
             self._hash_of[block] = None
 
-    def lookup(self, content_hash: bytes) -> int | None:
+    def lookup(self, content_hash: bytes | int) -> int | None:
         return self._cached.get(content_hash)

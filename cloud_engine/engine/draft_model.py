@@ -16,9 +16,9 @@ from torch.nn import functional
 
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
+from .block_pool import NO_BLOCK
 from .config import EngineConfig
 from .drafter import CatchUp, Drafter
-from .kv_cache import NO_BLOCK
 from .runner import Chunk, Runner, graph_limits
 from .sampler import sample
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 
-from .block_pool import BlockPool
+from .block_pool import NO_BLOCK, BlockPool
+from .prefix_cache import PrefixCache
 from .request import RequestState
-
-#: Stands in a block table where the block behind every window was, so that the others keep their places.
-NO_BLOCK = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +25,7 @@ class Window:
 class KVCacheManager:
     """Hands blocks to requests. Knows nothing of tensors; the runner turns block tables into memory.
 
-    Full blocks are hashed in a chain (parent hash + tokens), so equal hashes mean equal prefixes and a prefix found in
-    the pool need not be computed again. The chain begins with the request's salt.
+    Full blocks are found again by the prefix that ends in them (`PrefixCache`), and need not be computed again.
 
     Under a `window` a request gives back the blocks that none of its queries will see again, and takes blocks chunk by
     chunk instead of all at the start: however long it is, it never holds more than window and chunk need. One layer
@@ -42,7 +37,7 @@ class KVCacheManager:
     ) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
-        self._prefix_caching = prefix_caching
+        self._prefixes = PrefixCache(self.pool, block_size, gaps=window is not None) if prefix_caching else None
         self._window = window
         self._drafted: set[int] = set()  # registered blocks whose draft half is there, too
         self._copies: dict[int, int] = {}  # block -> the block whose content it is to get
@@ -115,8 +110,8 @@ class KVCacheManager:
             state.block_table[tail] = self._allocate()
             self._copies[state.block_table[tail]] = source
             self.pool.release(source)
-        elif written:
-            self.pool.forget(state.block_table[tail])
+        elif written and self._prefixes is not None:
+            self._prefixes.forget(state.block_table[tail])
         for _ in range(missing):
             state.block_table.append(self._allocate())
         state.num_own_slots = len(state.block_table) * self.block_size
@@ -129,9 +124,10 @@ class KVCacheManager:
             self.pool.share(block)
         child.block_table = list(blocks)
         parent.num_own_slots = child.num_own_slots = 0
-        child.block_hashes = parent.block_hashes[: child.num_computed_tokens // self.block_size]
-        child.num_registered_blocks = min(parent.num_registered_blocks, len(child.block_hashes))
-        child.num_drafted_blocks = min(parent.num_drafted_blocks, len(child.block_hashes))
+        full = child.num_computed_tokens // self.block_size
+        child.prefix.hashes = parent.prefix.hashes[:full]
+        child.num_registered_blocks = min(parent.num_registered_blocks, full)
+        child.num_drafted_blocks = min(parent.num_drafted_blocks, full)
 
     def take_copies(self) -> list[tuple[int, int]]:
         """(source, target) blocks to copy before the next pass; all sources are to be read before any is written."""
@@ -172,15 +168,12 @@ class KVCacheManager:
 
     def register(self, state: RequestState) -> None:
         """Make blocks that became full findable for later requests, and remember which the draft model filled, too."""
-        if not self._prefix_caching:
+        if self._prefixes is None:
             return
         full = state.num_computed_tokens // self.block_size
-        self._hash_up_to(state, full)
         if full > state.num_registered_blocks:
-            new = slice(state.num_registered_blocks, full)
-            for block, content_hash in zip(state.block_table[new], state.block_hashes[new], strict=True):
-                if block != NO_BLOCK:
-                    self.pool.register(block, content_hash)
+            blocks = state.block_table[:full]
+            self._prefixes.register(state.prefix, state.token_ids, blocks, state.num_registered_blocks)
             state.num_registered_blocks = full
         drafted = min(full, state.num_draft_computed_tokens // self.block_size)
         if drafted > state.num_drafted_blocks:
@@ -204,25 +197,19 @@ class KVCacheManager:
 
     def _allocate(self) -> int:
         block = self.pool.allocate()
-        self._drafted.discard(block)
+        if self._prefixes is not None:
+            self._prefixes.forget(block)
+            self._drafted.discard(block)
         return block
 
     def _cached_prefix(self, state: RequestState) -> list[int]:
         """The blocks of the longest cached prefix: of those that the next query can see, all must be there."""
-        if not self._prefix_caching:
+        if self._prefixes is None:
             return []
         end = state.num_skippable_tokens // self.block_size
-        self._hash_up_to(state, end)
-        hashes = state.block_hashes[:end]
         if self._window is not None:
-            return self._prefix_in_reach([self.pool.lookup(content_hash) for content_hash in hashes])
-        blocks: list[int] = []
-        for content_hash in hashes:
-            block = self.pool.lookup(content_hash)
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+            return self._prefix_in_reach(self._prefixes.each(state.prefix, state.token_ids, end))
+        return self._prefixes.leading(state.prefix, state.token_ids, end)
 
     def _prefix_in_reach(self, found: list[int | None]) -> list[int]:
         """Under a window, the longest prefix whose end has all blocks that the next query sees."""
@@ -236,15 +223,6 @@ class KVCacheManager:
             else:
                 blocks.append(block)
         return [NO_BLOCK] * index + blocks[::-1]
-
-    def _hash_up_to(self, state: RequestState, num_blocks: int) -> None:
-        hashes, size = state.block_hashes, self.block_size
-        tokens = array("I", state.token_ids[len(hashes) * size : num_blocks * size])
-        parent = hashes[-1] if hashes else state.request.cache_salt.encode()
-        data, width = tokens.tobytes(), size * tokens.itemsize
-        for start in range(0, len(data), width):
-            parent = hashlib.sha256(parent + data[start : start + width]).digest()
-            hashes.append(parent)
 
 
 def _held(blocks: Iterable[int]) -> Iterable[int]:

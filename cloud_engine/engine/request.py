@@ -13,6 +13,7 @@ from ...protocol.structured import Constraint
 from .draft_length import Acceptance
 from .ngram_index import NgramIndex
 from .prediction import PredictionCursor
+from .prefix_cache import PrefixHashes
 
 if TYPE_CHECKING:
     from ...text.grammar_state import GrammarState
@@ -160,7 +161,6 @@ class RequestState:
     prompt_logprobs: list[PromptLogprob] = field(default_factory=list[PromptLogprob])
     grammar: GrammarState | None = None
     block_table: list[int] = field(default_factory=list[int])
-    block_hashes: list[bytes] = field(default_factory=list[bytes])
     num_computed_tokens: int = 0
     num_own_slots: int = 0
     num_draft_computed_tokens: int = 0
@@ -171,11 +171,13 @@ class RequestState:
     first_token_at: float | None = None
     drafts: DraftRecord = field(init=False, default_factory=DraftRecord)
     decode: ScheduledRequest | None = field(init=False, default=None)
+    prefix: PrefixHashes = field(init=False)
     request_id: str = field(init=False)
     edits: bool = field(init=False)
     last_position: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.prefix = PrefixHashes(self.request.cache_salt)
         self.request_id = self.request.request_id
         self.edits = self.request.params.edits
         self.last_position = len(self.request.prompt_ids) + self.max_tokens - 1

@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from updraft.cloud_engine.engine.beam_search import BeamSearch
-from updraft.cloud_engine.engine.block_pool import BlockPool
+from updraft.cloud_engine.engine.block_pool import NO_BLOCK, BlockPool
 from updraft.cloud_engine.engine.config import EngineConfig, Policy
 from updraft.cloud_engine.engine.decode import append_tokens, expect_decode
 from updraft.cloud_engine.engine.drafter import CatchUp, Drafter
-from updraft.cloud_engine.engine.kv_cache import NO_BLOCK, KVCacheManager, Window
+from updraft.cloud_engine.engine.kv_cache import KVCacheManager, Window
 from updraft.cloud_engine.engine.prediction import PredictionCursor
 from updraft.cloud_engine.engine.request import BeamParams, GenerationRequest, RequestState
 from updraft.cloud_engine.engine.scheduler import ScheduledRequest, Scheduler

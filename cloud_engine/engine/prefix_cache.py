@@ -1,0 +1,120 @@
+"""Which blocks hold which prefixes, so that later requests need not compute them again; hashed when somebody asks."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from .block_pool import NO_BLOCK, BlockPool
+
+
+@dataclass(slots=True, eq=False)
+class Unhashed:
+    """The blocks of `token_ids` behind the first one, in the pool under `keys` that stand in for their hashes."""
+
+    token_ids: Sequence[int]
+    keys: list[int] = field(default_factory=list[int])
+
+
+@dataclass(slots=True, eq=False)
+class PrefixHashes:
+    """The hashes of a request's full blocks, as far as anybody needed them, chained: the parent's hash and the tokens.
+
+    Equal hashes (BLAKE2b) mean equal prefixes and salts. `unhashed`: what has no hashes yet, while the request is
+    alone.
+    """
+
+    salt: str
+    hashes: list[bytes] = field(default_factory=list[bytes])
+    unhashed: Unhashed | None = None
+
+    def extend(self, token_ids: Sequence[int], num_blocks: int, block_size: int) -> None:
+        """Hash the first `num_blocks` blocks of `token_ids`, so far as that is not done."""
+        tokens = array("I", token_ids[len(self.hashes) * block_size : num_blocks * block_size])
+        parent = self.hashes[-1] if self.hashes else self.salt.encode()
+        data, width = tokens.tobytes(), block_size * tokens.itemsize
+        for start in range(0, len(data), width):
+            parent = hashlib.blake2b(parent + data[start : start + width], digest_size=32).digest()
+            self.hashes.append(parent)
+
+
+class PrefixCache:
+    """Finds blocks by the prefix that ends in them.
+
+    A request whose first block nobody else begins with is *alone*: only that block is hashed, and those behind it are
+    kept in the pool under stand-ins, until somebody comes with the same first block. So what nobody shares costs next
+    to nothing. `gaps`: first blocks may be gone before those behind them, as under a window; then nobody is alone.
+    """
+
+    def __init__(self, pool: BlockPool, block_size: int, *, gaps: bool) -> None:
+        self._pool = pool
+        self._block_size = block_size
+        self._gaps = gaps
+        self._alone: dict[int, PrefixHashes] = {}  # by first block
+        self._keys = count()
+
+    def leading(self, prefix: PrefixHashes, token_ids: Sequence[int], num_blocks: int) -> list[int]:
+        """The cached ones of the first `num_blocks` blocks, up to the first that is missing."""
+        blocks: list[int] = []
+        if num_blocks > 0 and self._first_block(prefix, token_ids) is not None:
+            for found in self.each(prefix, token_ids, num_blocks):
+                if found is None:
+                    break
+                blocks.append(found)
+        return blocks
+
+    def each(self, prefix: PrefixHashes, token_ids: Sequence[int], num_blocks: int) -> list[int | None]:
+        """Where each of the first `num_blocks` blocks is cached, if it is."""
+        prefix.extend(token_ids, num_blocks, self._block_size)
+        return [self._pool.lookup(content_hash) for content_hash in prefix.hashes[:num_blocks]]
+
+    def register(self, prefix: PrefixHashes, token_ids: Sequence[int], blocks: Sequence[int], start: int) -> None:
+        """Make `blocks[start:]` findable, all of them full. `token_ids` may grow, but nothing in it changes."""
+        if start == 0 and not self._gaps and self._first_block(prefix, token_ids) is None:
+            self._pool.register(blocks[0], prefix.hashes[0])
+            self._alone[blocks[0]] = prefix
+            prefix.unhashed = Unhashed(token_ids)
+            start = 1
+        keys: Sequence[bytes | int]
+        if prefix.unhashed is not None:
+            keys = [next(self._keys) for _ in blocks[start:]]
+            prefix.unhashed.keys += keys
+        else:
+            prefix.extend(token_ids, len(blocks), self._block_size)
+            keys = prefix.hashes[start : len(blocks)]
+        for block, key in zip(blocks[start:], keys, strict=True):
+            if block != NO_BLOCK:
+                self._pool.register(block, key)
+
+    def share(self, first_block: int) -> None:
+        """Others may begin with this block from now on: whoever was alone with it gives its blocks their hashes."""
+        prefix = self._alone.pop(first_block, None)
+        if prefix is None or prefix.unhashed is None:
+            return
+        unhashed, prefix.unhashed = prefix.unhashed, None
+        end = 1 + len(unhashed.keys)
+        prefix.extend(unhashed.token_ids, end, self._block_size)
+        for key, content_hash in zip(unhashed.keys, prefix.hashes[1:end], strict=True):
+            block = self._pool.lookup(key)
+            if block is not None:  # not evicted meanwhile
+                self._pool.forget(block)
+                self._pool.register(block, content_hash)
+
+    def forget(self, block: int) -> None:
+        """Let nobody find a block any more, because its content changes."""
+        self._pool.forget(block)
+        prefix = self._alone.pop(block, None)
+        if prefix is not None:
+            prefix.unhashed = None  # out of reach now, and the first to be evicted
+
+    def _first_block(self, prefix: PrefixHashes, token_ids: Sequence[int]) -> int | None:
+        """Where the first block is cached, if it is."""
+        if not prefix.hashes:
+            prefix.extend(token_ids, 1, self._block_size)
+        block = self._pool.lookup(prefix.hashes[0])
+        if block is not None:
+            self.share(block)
+        return block
