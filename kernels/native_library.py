@@ -37,21 +37,25 @@ class NativeBuildError(Exception):
 @functools.cache
 def load() -> ctypes.CDLL | None:
     """The library, built if it is not there yet; None where that fails, which is logged once."""
-    return load_from(_SOURCES, "plain torch")
+    try:
+        return load_from(_SOURCES)
+    except NativeBuildError as error:
+        _LOG.warning("No native CPU kernels, plain torch is used instead: %s", error)
+        return None
 
 
-def load_from(sources: Path, instead: str, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL | None:
-    """The library made of all C in the folder `sources`, as `load` has it. `instead`: what the log says is used where
-    it cannot be had; `mode`: of `ctypes.CDLL`."""
+def load_from(sources: Path, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
+    """The library made of all C in the folder `sources`, built if it is not there yet. `mode`: of `ctypes.CDLL`.
+
+    Raises NativeBuildError where it cannot be had.
+    """
     problems: list[str] = []
     for compiler in _compilers():
         try:
             return _loaded(compiler, sources, mode)
         except (NativeBuildError, OSError) as error:
             problems.append(str(error))
-    reason = "; ".join(problems) or "there is no C compiler (set CC, or install gcc)"
-    _LOG.warning("No native CPU kernels, %s is used instead: %s", instead, reason)
-    return None
+    raise NativeBuildError("; ".join(problems) or "there is no C compiler (set CC, or install gcc)")
 
 
 def _loaded(compiler: list[str], sources: Path, mode: int) -> ctypes.CDLL:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ..kernels.native_library import load_from
+from ..kernels.native_library import NativeBuildError, load_from
 from .llama_build import PACKAGE
 from .machine import this_machine
 
@@ -34,8 +34,10 @@ def install() -> bool:
     folder = _known_libraries()
     if folder is None or platform.system() != "Linux" or "avx512_vnni" not in this_machine().instruction_sets:
         return False
-    ours = load_from(_SOURCES, "llama.cpp's own code", ctypes.RTLD_GLOBAL)
-    if ours is None:
+    try:
+        ours = load_from(_SOURCES, ctypes.RTLD_GLOBAL)
+    except NativeBuildError as error:
+        _log.info("llama.cpp's products are not replaced (%s): its own code is used.", error)
         return False
     try:
         ggml = ctypes.CDLL(str(folder / "libggml-cpu.so"))
@@ -58,7 +60,10 @@ def _known_libraries() -> Path | None:
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or not spec.submodule_search_locations:
         return None
-    version = importlib.metadata.version(PACKAGE)
+    try:
+        version = importlib.metadata.version(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        version = "of unknown version"
     if version not in KNOWN_VERSIONS:
         _log.info("%s %s is not one whose products are replaced: its own code is used.", PACKAGE, version)
         return None

@@ -58,8 +58,7 @@ def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
 
     folder = products._known_libraries()
     assert folder is not None, f"add {importlib.metadata.version('llama-cpp-python')} to KNOWN_VERSIONS, or pin another"
-    ours = load_from(Path(products.__file__).parent / "native", "nothing", ctypes.RTLD_GLOBAL)
-    assert ours is not None
+    ours = load_from(Path(products.__file__).parent / "native", ctypes.RTLD_GLOBAL)
     return ours, ctypes.CDLL(str(folder / "libggml-cpu.so"))
 
 
