@@ -172,8 +172,7 @@ class KVCacheManager:
             return
         full = state.num_computed_tokens // self.block_size
         if full > state.num_registered_blocks:
-            blocks = state.block_table[:full]
-            self._prefixes.register(state.prefix, state.token_ids, blocks, state.num_registered_blocks)
+            self._prefixes.register(state.prefix, state.token_ids, state.block_table, state.num_registered_blocks, full)
             state.num_registered_blocks = full
         drafted = min(full, state.num_draft_computed_tokens // self.block_size)
         if drafted > state.num_drafted_blocks:

@@ -71,23 +71,25 @@ class PrefixCache:
         prefix.extend(token_ids, num_blocks, self._block_size)
         return [self._pool.lookup(content_hash) for content_hash in prefix.hashes[:num_blocks]]
 
-    def register(self, prefix: PrefixHashes, token_ids: Sequence[int], blocks: Sequence[int], start: int) -> None:
-        """Make `blocks[start:]` findable, all of them full. `token_ids` may grow, but nothing in it changes."""
+    def register(
+        self, prefix: PrefixHashes, token_ids: Sequence[int], block_table: Sequence[int], start: int, end: int
+    ) -> None:
+        """Make `block_table[start:end]` findable, all of them full. `token_ids` may grow, but nothing in it changes."""
         if start == 0 and not self._gaps and self._first_block(prefix, token_ids) is None:
-            self._pool.register(blocks[0], prefix.hashes[0])
-            self._alone[blocks[0]] = prefix
+            self._pool.register(block_table[0], prefix.hashes[0])
+            self._alone[block_table[0]] = prefix
             prefix.unhashed = Unhashed(token_ids)
             start = 1
-        keys: Sequence[bytes | int]
         if prefix.unhashed is not None:
-            keys = [next(self._keys) for _ in blocks[start:]]
-            prefix.unhashed.keys += keys
-        else:
-            prefix.extend(token_ids, len(blocks), self._block_size)
-            keys = prefix.hashes[start : len(blocks)]
-        for block, key in zip(blocks[start:], keys, strict=True):
-            if block != NO_BLOCK:
+            for block in block_table[start:end]:
+                key = next(self._keys)
+                prefix.unhashed.keys.append(key)
                 self._pool.register(block, key)
+            return
+        prefix.extend(token_ids, end, self._block_size)
+        for index in range(start, end):
+            if block_table[index] != NO_BLOCK:
+                self._pool.register(block_table[index], prefix.hashes[index])
 
     def share(self, first_block: int) -> None:
         """Others may begin with this block from now on: whoever was alone with it gives its blocks their hashes."""
