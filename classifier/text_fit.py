@@ -99,6 +99,7 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
         cloud=labels.strong[even],
         read=read[even],
         written=written[even],
+        prompts=labels.evidence,
     )
     files = {_file_of(mode): _exported(router, features[mode]) for mode, router in routers.items()}
     files[CALIBRATION_NAME] = pack_calibration(calibration)

@@ -191,15 +191,18 @@ def pack_calibration(rows: CalibrationRows) -> bytes:
     """The bytes of `calibration.npz`; the same rows give the same bytes."""
     packed = io.BytesIO()
     arrays = {f.name: getattr(rows, f.name) for f in fields(rows) if getattr(rows, f.name) is not None}
-    np.savez_compressed(packed, **{name: array.astype(np.float32) for name, array in arrays.items()})
+    stored: dict[str, Any] = {name: np.asarray(array, np.float32) for name, array in arrays.items()}
+    np.savez_compressed(packed, **stored)
     return packed.getvalue()
 
 
 def _calibration(path: Path, data: bytes) -> CalibrationRows:
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as stored:
-            arrays = {name: np.asarray(stored[name], np.float64) for name in stored.files}
-        arrays.setdefault("after", None)  # pyright: ignore[reportArgumentType]
+            arrays: dict[str, Any] = {name: np.asarray(stored[name], np.float64) for name in stored.files}
+        arrays.setdefault("after", None)
+        if "prompts" in arrays:
+            arrays["prompts"] = int(arrays["prompts"])
         return CalibrationRows(**arrays)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(f"{path} holds no calibration rows ({error}): calibrate again.") from error

@@ -26,16 +26,18 @@ ASKED = [Message("user", "What is 2 + 2?")]
 PAIR = "scripted with large"
 
 
-def routed(cloud: FakeCloud, tmp_path: Path, gates: Any, n: int = 1, **settings: Any) -> list[dict[str, Any]]:
+def routed(
+    cloud: FakeCloud, tmp_path: Path, gates: Any, n: int = 1, *, local: ScriptedLocal | None = None, **settings: Any
+) -> list[dict[str, Any]]:
     """The `updraft` objects of `n` requests through a router with experience."""
 
     async def run() -> list[dict[str, Any]]:
         config = RouterConfig(
             cloud_url=cloud.url, cloud_model="large", experience=tmp_path / "experience.sqlite3", **settings
         )
-        local = ScriptedLocal()
-        local.model_id = "scripted"
-        router = Router(config, tiers(local, config, gates))
+        device = local or ScriptedLocal()
+        device.model_id = "scripted"
+        router = Router(config, tiers(device, config, gates))
         await router.start()
         found: list[dict[str, Any]] = []
         try:
@@ -102,21 +104,58 @@ def test_exploration_sends_its_share_up_and_says_so(cloud: FakeCloud, tmp_path: 
     explored = [info for info in found if info["tier"] == "cloud"]
     assert [info in explored for info in found] == [coins.random() < 0.25 for _ in found]
     assert 4 <= len(explored) <= 18
-    assert all(info["reason"].startswith("exploration: ") for info in explored)
+    assert all(info["reason"] == "exploration: would stay, gate 3" for info in explored)
     rows = kept(tmp_path)
     assert len(rows) == 40
     assert {row.propensity for row in rows} == {0.25}
     assert sum(row.grades is not None for row in rows) == len(explored)
+    assert {row.id for row in rows if row.drawn} == {info["request_id"] for info in explored}
+
+
+@pytest.mark.parametrize("early", [{"before": True}, {"during_at": 2}, {"before": True, "during_at": 2}])
+def test_exploration_sees_what_gates_1_and_2_send_up(cloud: FakeCloud, tmp_path: Path, early: dict[str, Any]) -> None:
+    gates = LearningGates(ScriptedGates(**early), exploration=0.25, rng=random.Random(3))
+    coins = random.Random(3)
+    found = routed(cloud, tmp_path, gates, 40, exploration=0.25)
+    drawn = [info for info in found if info["reason"] == "exploration: would go up, gate 3"]
+    assert [info in drawn for info in found] == [coins.random() < 0.25 for _ in found]
+    assert {info["tier"] for info in found} == {"cloud"}, "who asks loses no quality by it"
+    rows = kept(tmp_path)
+    assert {row.id for row in rows} == {info["request_id"] for info in drawn}
+    assert {(row.local, row.cloud, row.propensity, row.explored, row.drawn) for row in rows} == {(0, 1, 0.25, 0.25, 1)}
+
+
+def test_the_draw_knows_nothing_of_the_request(cloud: FakeCloud, tmp_path: Path) -> None:
+    """What went up by gate 3 alone is a label like any other, and part of the draw only by the same coin."""
+    gates = LearningGates(ScriptedGates(after=True), exploration=0.25, rng=random.Random(3))
+    routed(cloud, tmp_path, gates, 40, exploration=0.25)
+    coins = random.Random(3)
+    rows = sorted(kept(tmp_path), key=lambda row: row.at)
+    assert [row.drawn == 1 for row in rows] == [coins.random() < 0.25 for _ in range(40)]
+    assert {row.propensity for row in rows} == {1}
+
+
+def test_what_is_drawn_is_neither_raced_nor_left_to_a_middle_cloud(cloud: FakeCloud, tmp_path: Path) -> None:
+    gates = LearningGates(ScriptedGates(), exploration=1.0)
+    slow = ScriptedLocal(delay_s=0.02)
+    found = routed(
+        cloud, tmp_path, gates, 3, local=slow, exploration=1.0, race_above=0.0, middle=(Middle(cloud.url, "medium"),)
+    )
+    assert [row.drawn for row in kept(tmp_path)] == [1, 1, 1]
+    assert {info["route"] for info in found} == {"escalated"}
+    assert {body["model"] for body in cloud.requests} == {"large"}
+    assert len(cloud.requests) == 3
 
 
 def test_a_shadow_decides_and_does_not_act(cloud: FakeCloud, tmp_path: Path) -> None:
     for gates, reason in (
         (ScriptedGates(), "shadow: would stay, gate 3"),
         (ScriptedGates(before=True, after=True), "shadow: would go up, gate 3"),
+        (ScriptedGates(before=True), "shadow: would go up, gate 3"),
     ):
         (info,) = routed(cloud, tmp_path, LearningGates(gates, shadow=True), shadow=True)
         assert (info["tier"], info["reason"]) == ("cloud", reason)
-    assert [(row.propensity, row.explored) for row in kept(tmp_path)] == [(1, 1), (1, 1)]
+    assert [(row.propensity, row.explored, row.drawn) for row in kept(tmp_path)] == [(1, 1, 1)] * 3
 
 
 class Watching(ScriptedGates):
