@@ -109,7 +109,11 @@ class Experience:
                 f"PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; {_SCHEMA} PRAGMA user_version={_VERSION};"
             )
         except (OSError, sqlite3.Error) as error:
-            raise ConfigurationError(f"{path} cannot be used for experience: {error}", param="experience") from error
+            raise ConfigurationError(
+                f"{path} cannot be used for experience ({error}): move it away, and a new one is begun, or name "
+                "another.",
+                param="experience",
+            ) from error
 
     def add(self, observation: Observation) -> None:
         with self._lock:

@@ -24,7 +24,7 @@ from .text_rows import N_WORDING, TextRows
 from .views import Array
 from .wording import COUNTS
 
-__all__ = ["CANDIDATES", "SHIPPED", "Forest", "Labels", "Ridge", "TextRouter", "Topics", "fit_router"]
+__all__ = ["CANDIDATES", "MIN_LABELS", "SHIPPED", "Forest", "Labels", "Ridge", "TextRouter", "Topics", "fit_router"]
 
 MIN_LABELS = 100
 _TOPICS = 50

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from pathlib import Path
 
@@ -189,3 +190,23 @@ def test_rows_that_ask_the_same_count_once(tmp_path: Path) -> None:
     assert "450 rows count as 150 in what is promised." in sentences(copied, Aim())[1]
     uneven = Labels(np.zeros(40), np.zeros(40), same=np.array([0] * 30 + [*range(1, 11)]))
     assert uneven.evidence == int(40**2 / (30**2 + 10))
+
+
+def test_a_write_that_fails_leaves_the_policy_that_was_there(folder: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(folder, tmp_path / "policy"))
+    (out / "notes.txt").write_text("mine")
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # as a disk that is full
+    try:
+        with pytest.raises(InvalidRequestError, match=r"cannot be written to .*as it was\. Make room"):
+            fit_text_policy(population(120, 5), RECIPE, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+    assert TextPolicy.load(out).card.rows == 400
+    fit_text_policy(population(120, 5, answers=False), RECIPE, out)
+    assert {path.name for path in out.iterdir()} == {"policy.json", "gate1.onnx", "calibration.npz", "notes.txt"}
+    assert TextPolicy.load(out).card.rows == 120
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]

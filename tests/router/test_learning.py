@@ -14,11 +14,13 @@ import pytest
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, ScriptedLocal, tiers
 from updraft.classifier.drift import DriftMonitor
 from updraft.classifier.experience import Experience, Observation
+from updraft.classifier.folders import policy_folder_of
 from updraft.protocol.requests import Message
 from updraft.protocol.wire import WireRequest
 from updraft.router.config import Middle, RouterConfig
 from updraft.router.gates import Verdict
 from updraft.router.learning import LearningGates
+from updraft.router.loading import load_learning_gates
 from updraft.router.router import Router
 from updraft.router.tiers import LocalAnswer
 
@@ -82,6 +84,18 @@ def test_a_middle_cloud_teaches_nothing_about_the_pair(cloud: FakeCloud, tmp_pat
     (info,) = routed(cloud, tmp_path, gates, middle=(Middle(cloud.url, "medium"),))
     assert info["tier"] == "cloud"
     assert kept(tmp_path) == []
+
+
+def test_a_file_that_is_none_stops_learning_and_no_answer(
+    cloud: FakeCloud, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "experience.sqlite3"
+    path.write_bytes(b"garbage-garbage" * 100)
+    found = routed(cloud, tmp_path, LearningGates(ScriptedGates(after=True)), 3)
+    assert [info["tier"] for info in found] == ["cloud"] * 3
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "updraft.router"]
+    assert told.startswith("this router learns nothing from use") and str(path) in told and "move it away" in told
+    assert path.read_bytes() == b"garbage-garbage" * 100
 
 
 def test_text_is_kept_where_the_user_asks_for_it(cloud: FakeCloud, tmp_path: Path) -> None:
@@ -209,3 +223,12 @@ def test_usual_requests_raise_no_alarm() -> None:
     for p in rng.beta(1, 3, 5_000):
         monitor.asked(float(p))
         assert monitor.alarm is None
+
+
+def test_a_folder_without_a_card_is_no_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
+    folder = policy_folder_of({"local": "small", "cloud": "large"})
+    folder.mkdir(parents=True)
+    (folder / "gate1.onnx").write_bytes(b"the rest was never written")
+    gates = load_learning_gates(RouterConfig(local="small.gguf", cloud_model="large"), "small")
+    assert gates.before(ASKED, None).reason.startswith("uncalibrated for this pair (general policy)")
