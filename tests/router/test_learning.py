@@ -232,3 +232,23 @@ def test_a_folder_without_a_card_is_no_policy(tmp_path: Path, monkeypatch: pytes
     (folder / "gate1.onnx").write_bytes(b"the rest was never written")
     gates = load_learning_gates(RouterConfig(local="small.gguf", cloud_model="large"), "small")
     assert gates.before(ASKED, None).reason.startswith("uncalibrated for this pair (general policy)")
+
+
+def test_a_stream_that_was_drawn_is_held_until_all_gates_have_seen_it(cloud: FakeCloud, tmp_path: Path) -> None:
+    async def run(gates: LearningGates) -> bytes:
+        config = RouterConfig(cloud_url=cloud.url, cloud_model="large", ledger=None, experience=None, hold_tokens=1)
+        router = Router(config, tiers(ScriptedLocal(), config, gates))
+        body = {"model": "auto", "stream": True, "messages": [{"role": "user", "content": "2 + 2?"}]}
+        try:
+            response = await router.handle(WireRequest("POST", "/v1/chat/completions", body=json.dumps(body).encode()))
+            assert not isinstance(response.body, bytes)
+            return b"".join([chunk async for chunk in response.body])
+        finally:
+            await router.close()
+
+    streamed = asyncio.run(run(LearningGates(ScriptedGates())))
+    assert b'"tier":"local"' in streamed
+    drawn = asyncio.run(run(LearningGates(ScriptedGates(during_at=1), exploration=1.0)))
+    assert b'"tier":"cloud"' in drawn and b"exploration: would go up, gate 3" in drawn
+    assert b'"content":"one"' in streamed and b'"content":"one"' not in drawn
+    assert cloud.requests[-1]["prediction"]["content"] == LOCAL_TEXT
