@@ -20,7 +20,6 @@ def figures(policy: TextPolicy, aim: Aim) -> dict[str, Any]:
         "cloud_score": policy.card.cloud_score,
         "gain_rate": policy.card.gain_rate,
         "target": str(aim),
-        "delta": point.delta,
         "threshold_before": point.thresholds.before,
         "threshold_after": point.thresholds.after,
         "risk": point.risk,
@@ -30,6 +29,8 @@ def figures(policy: TextPolicy, aim: Aim) -> dict[str, Any]:
         "cost_per_1000": point.cost,
         **policy.card.metrics,
     }
+    if aim.name != "cost":
+        found["delta"] = point.delta
     if point.alpha is not None:
         mu = policy.card.gain_rate
         found |= {
@@ -51,6 +52,9 @@ def sentences(policy: TextPolicy, aim: Aim) -> list[str]:
         + (", by estimated token counts." if card.estimated_tokens else "."),
         _promise(aim, point),
     ]
+    rows = policy.calibration
+    if rows.evidence < len(rows.local):
+        lines.insert(1, f"Some ask the same: {len(rows.local)} rows count as {rows.evidence} in what is promised.")
     if point.alpha is not None:
         mu = card.gain_rate
         lines.append(
@@ -64,12 +68,15 @@ def sentences(policy: TextPolicy, aim: Aim) -> list[str]:
 
 
 def _promise(aim: Aim, point: OperatingPoint) -> str:
+    if aim.name == "cost":
+        return (
+            f"Expected, on requests like these: at most {aim.value:g} US dollars per 1,000 requests go to the cloud. "
+            "That is no promise, as rare long answers may be missing in the rows: for a limit that holds set a budget."
+        )
     sure = f"With {1 - point.delta:.0%} confidence, on requests like these"
     if point.alpha is not None:
         return (
             f"{sure}: at most {point.alpha:.2%} stay local although only the cloud is right (observed "
             f"{point.risk:.2%}), so at least {aim.value:.1%} of the cloud's score is kept."
         )
-    if aim.name == "cloud_share":
-        return f"{sure}: at most {aim.value:.1%} go to the cloud."
-    return f"{sure}: at most {aim.value:g} US dollars per 1,000 requests go to the cloud."
+    return f"{sure}: at most {aim.value:.1%} go to the cloud."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,8 @@ CALIBRATION_NAME = "calibration.npz"
 class CalibrationRows:
     """(n,) float64 each: P(gain) of gate 1 and, if there are any, gates 3 and 2, by models that did not see the row;
     both tiers' scores; the tokens that the cloud reads and writes for it.
+
+    `prompts`: as how many rows they count where some ask the same; None: as many as there are.
     """
 
     before: Floats
@@ -30,6 +33,12 @@ class CalibrationRows:
     read: Floats
     written: Floats
     during: Floats | None = None
+    prompts: int | None = None
+
+    @property
+    def evidence(self) -> int:
+        """For how many independent rows the bounds may take them."""
+        return len(self.local) if self.prompts is None else self.prompts
 
     @property
     def gain(self) -> Bools:
@@ -49,7 +58,8 @@ def pack_calibration(rows: CalibrationRows) -> bytes:
     """The bytes of `calibration.npz`; the same rows give the same bytes."""
     packed = io.BytesIO()
     arrays = {f.name: getattr(rows, f.name) for f in fields(rows) if getattr(rows, f.name) is not None}
-    np.savez_compressed(packed, **{name: array.astype(np.float32) for name, array in arrays.items()})
+    stored: dict[str, Any] = {name: np.asarray(array, np.float32) for name, array in arrays.items()}
+    np.savez_compressed(packed, **stored)
     return packed.getvalue()
 
 
@@ -57,8 +67,10 @@ def unpack_calibration(path: Path, data: bytes) -> CalibrationRows:
     """What `pack_calibration` wrote; `path` is what an error names. Raises ConfigurationError."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as stored:
-            arrays = {name: np.asarray(stored[name], np.float64) for name in stored.files}
-        arrays.setdefault("after", None)  # pyright: ignore[reportArgumentType]
+            arrays: dict[str, Any] = {name: np.asarray(stored[name], np.float64) for name in stored.files}
+        arrays.setdefault("after", None)
+        if "prompts" in arrays:
+            arrays["prompts"] = int(arrays["prompts"])
         return CalibrationRows(**arrays)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(f"{path} holds no calibration rows ({error}): calibrate again.") from error

@@ -13,15 +13,16 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..protocol.errors import ConfigurationError
 from .text_rows import TEXT_FEATURE_VERSION, Features
-from .wording import COUNTS
+from .views import Array
 
 __all__ = ["MOST_ROWS", "Experience", "Observation", "pack", "unpack"]
 
 MOST_ROWS = 20_000
-_VERSION = 1
+_VERSION = 2
 _PRUNE_EVERY = 200
 
 
@@ -30,7 +31,8 @@ class Observation:
     """One local answer that gate 3 has judged. `features`: packed. `local`, `cloud`: grades, None without a label.
 
     `propensity`: the chance with which the cloud was asked too, given what the gates saw; 1 where they sent it up.
-    `explored`: the chance that an answer had at that time which they would keep; 0: labels were one-sided.
+    `explored`: the chance that any request had at that time of being drawn to be graded; 0: labels were one-sided.
+    `drawn`: 1 if this one was, whatever the gates thought of it.
     `accepted`: share of the local draft that the cloud took over. `thumb`: 1 up, -1 down, on the answer the user got,
     which `answered_by` names.
     """
@@ -52,6 +54,12 @@ class Observation:
     prompt: str | None = None
     answer: str | None = None
     feature_version: int = TEXT_FEATURE_VERSION
+    drawn: int = 0
+
+    @property
+    def pair_grades(self) -> tuple[float, float] | None:
+        """The scores of both tiers, without thumbs; None where not both were graded."""
+        return None if self.local is None or self.cloud is None else (self.local, self.cloud)
 
     @property
     def grades(self) -> tuple[float, float] | None:
@@ -89,7 +97,9 @@ class Experience:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = sqlite3.connect(path, timeout=5.0, check_same_thread=False, isolation_level=None)
             (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-            if version not in (0, _VERSION):
+            if version == 1:  # whose draws left out what gates 1 and 2 sent up: they teach, and promise nothing
+                self._connection.execute("ALTER TABLE observations ADD COLUMN drawn DEFAULT 0")
+            elif version not in (0, _VERSION):
                 self._connection.close()
                 raise ConfigurationError(
                     f"{path} has format {version}, this version reads {_VERSION}: name another file.",
@@ -99,7 +109,11 @@ class Experience:
                 f"PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; {_SCHEMA} PRAGMA user_version={_VERSION};"
             )
         except (OSError, sqlite3.Error) as error:
-            raise ConfigurationError(f"{path} cannot be used for experience: {error}", param="experience") from error
+            raise ConfigurationError(
+                f"{path} cannot be used for experience ({error}): move it away, and a new one is begun, or name "
+                "another.",
+                param="experience",
+            ) from error
 
     def add(self, observation: Observation) -> None:
         with self._lock:
@@ -146,12 +160,10 @@ def pack(features: Features) -> bytes:
     return zlib.compress(head + measures.astype(np.float32).tobytes() + buckets.tobytes() + counts[buckets].tobytes())
 
 
-def unpack(data: bytes) -> Features:
-    """The features of `pack`."""
+def unpack(data: bytes) -> tuple[Array, NDArray[np.uint16], Array]:
+    """The measures of `pack`, (k,), the buckets that hold something, (m,) in rising order, and their counts, (m,)."""
     raw = zlib.decompress(data)
     n, m = np.frombuffer(raw, np.uint32, 2)
     measures = np.frombuffer(raw, np.float32, n, 8)
     buckets = np.frombuffer(raw, np.uint16, m, 8 + 4 * n)
-    counts = np.zeros(COUNTS, np.float32)
-    counts[buckets] = np.frombuffer(raw, np.float32, m, 8 + 4 * n + 2 * m)
-    return measures, counts
+    return measures, buckets, np.frombuffer(raw, np.float32, m, 8 + 4 * n + 2 * m)

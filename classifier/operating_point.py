@@ -1,10 +1,10 @@
 """From a target to the thresholds of a text policy, with a stated confidence, on the rows it was calibrated with.
 
-Three quantities can be promised, each by a walk along a fixed path of thresholds from the safest on, which stops at
+Two quantities can be promised, each by a walk along a fixed path of thresholds from the safest on, which stops at
 the first that cannot be shown to hold (Angelopoulos et al., "Learn then Test", 2021): the risk, which is the share of
-requests kept local although only the cloud was right, the share of requests that go up, and what they cost. Shares are
-bounded after Clopper and Pearson. `quality` q comes down to a risk of (1 - q) times the cloud's own score: what is not
-lost is kept.
+requests kept local although only the cloud was right, and the share of requests that go up. Shares are bounded after
+Clopper and Pearson. `quality` q comes down to a risk of (1 - q) times the cloud's own score: what is not lost is kept.
+What requests cost is expected only: no answer is too long to be rare, and rows do not show what they do not hold.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _DELTA_OF_SCORE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
-    """Thresholds for `aim`, which holds with confidence 1 - `delta`, and what the calibration rows did under them.
+    """Thresholds for `aim`, which holds with confidence 1 - `delta` (a cost is expected only), and what the calibration
+    rows did under them.
 
     `alpha`: the risk that is promised; None where the target is no quality. `risk`, `quality`, `cloud_share`,
     `before_share` (what gate 1 sends up) and `cost` (US dollars per 1,000 requests) are observed.
@@ -53,7 +54,8 @@ class OperatingPoint:
 
 
 def operating_point(rows: CalibrationRows, aim: Aim, delta: float = DELTA) -> OperatingPoint:
-    """The best thresholds shown to keep `aim` with confidence 1 - `delta`.
+    """The best thresholds shown to keep `aim` with confidence 1 - `delta`; for a cost, those that keep it on rows like
+    these, with a margin for what varies among them.
 
     Best is the least cloud share for a quality, and the most cloud share for a limit on share or cost. Where nothing
     can be shown, everything goes up for a quality and nothing for a limit: that keeps any of them.
@@ -83,19 +85,19 @@ def floor_of_share(mu: float, alpha: float) -> float:
 
 def _alpha(rows: CalibrationRows, aim: Aim, delta: float) -> float:
     """The risk that a quality allows: its share of the cloud's score, which is itself only known to a bound."""
-    slack = sqrt(log(1 / (_DELTA_OF_SCORE * delta)) / (2 * len(rows.cloud)))  # Hoeffding
+    slack = sqrt(log(1 / (_DELTA_OF_SCORE * delta)) / (2 * rows.evidence))  # Hoeffding
     return (1.0 - aim.value) * max(0.0, float(rows.cloud.mean()) - slack)
 
 
 def _test(rows: CalibrationRows, aim: Aim, alpha: float | None, delta: float) -> Callable[[Bools], bool]:
     """Whether the aim can be shown to hold when the rows of a mask go up."""
-    n = len(rows.gain)
+    n, evidence = len(rows.gain), rows.evidence
     if alpha is not None:
-        most = most_of(n, alpha, (1.0 - _DELTA_OF_SCORE) * delta)
-        return lambda up: int((rows.gain & ~up).sum()) <= most
+        most = most_of(evidence, alpha, (1.0 - _DELTA_OF_SCORE) * delta)
+        return lambda up: int((rows.gain & ~up).sum()) * evidence <= most * n
     if aim.name == "cloud_share":
-        most = most_of(n, aim.value, delta)
-        return lambda up: int(up.sum()) <= most
+        most = most_of(evidence, aim.value, delta)
+        return lambda up: int(up.sum()) * evidence <= most * n
     dollars = rows.dollars(aim)
     limit, dearest = aim.value / 1000, max(float(dollars.max()), aim.value / 1000, 1e-12)
     return lambda up: stays_positive((limit - np.where(up, dollars, 0.0)) / dearest, 1.0 - delta, _ENDLESS)

@@ -6,6 +6,8 @@ rows, so the promise is about a router a little worse than the one that ships (d
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,12 +31,13 @@ from .text_policy import KIND, VERSIONS, Point, Source, TextPolicy, TextPolicyCa
 from .text_router import SHIPPED, Labels, TextRouter, fit_router
 from .text_rows import Mode, TextRows, featurise, graph_inputs
 
-__all__ = ["Material", "Recipe", "estimated_tokens", "fit_material", "fit_text_policy"]
+__all__ = ["Material", "Recipe", "check_installed", "estimated_tokens", "fit_material", "fit_text_policy"]
 
 _TARGETS = (0.9, 0.95, 0.97, 0.98, 0.99)
 _CHARS_PER_TOKEN = 4.0
 _ANSWER_TOKENS = 256.0
 _TOLERANCE = 1e-5
+_FILES = (CARD_NAME, "gate1.onnx", "gate3.onnx", CALIBRATION_NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,13 @@ class Material:
     labels: Labels
     signals: bool
     tokens: tuple[Floats, Floats, bool]
+
+
+def check_installed() -> None:
+    """Raises MissingDependencyError if what fitting takes is missing: to be asked before rows are paid for."""
+    for name in ("scipy.sparse", "sklearn.ensemble", "onnx"):
+        load_module(name, "train")
+    load_module("onnxruntime", "edge")
 
 
 def fit_text_policy(rows: Sequence[GradedRow], recipe: Recipe, out: Path) -> TextPolicy:
@@ -100,6 +110,7 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
         cloud=labels.strong[even],
         read=read[even],
         written=written[even],
+        prompts=labels.evidence,
     )
     files = {_file_of(mode): _exported(router, features[mode]) for mode, router in routers.items()}
     files[CALIBRATION_NAME] = pack_calibration(calibration)
@@ -121,7 +132,8 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
         files={name: sha256(data) for name, data in files.items()},
         metrics=_metrics(calibration) | recipe.metrics,
     )
-    _write(out, card, files)
+    files[CARD_NAME] = msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n"
+    _write(out, files)
     return TextPolicy.load(out)
 
 
@@ -181,15 +193,37 @@ def _metrics(rows: CalibrationRows) -> dict[str, float]:
     return found
 
 
-def _write(out: Path, card: TextPolicyCard, files: dict[str, bytes]) -> None:
-    """The card last, so that an interrupted write leaves no folder that passes for a policy."""
+def _write(out: Path, files: Mapping[str, bytes]) -> None:
+    """Make `out` the folder of `files`: whole, or as it was. Other files in it stay."""
+    out = out.resolve()
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / CARD_NAME).unlink(missing_ok=True)
-        for name in ("gate1.onnx", "gate3.onnx", CALIBRATION_NAME):
-            (out / name).unlink(missing_ok=True)
-        for name, data in files.items():
-            (out / name).write_bytes(data)
-        (out / CARD_NAME).write_bytes(msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
+            new, old = Path(scratch, "new"), Path(scratch, "old")
+            new.mkdir()
+            for name, data in files.items():
+                with (new / name).open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+            _swap(out, new, old)
     except OSError as error:
-        raise InvalidRequestError(f"The policy cannot be written to {out}: {error}") from error
+        raise InvalidRequestError(
+            f"The policy cannot be written to {out}: {error}. What was there is as it was. Make room, or name another "
+            "folder with --out."
+        ) from error
+
+
+def _swap(out: Path, new: Path, old: Path) -> None:
+    if not out.exists():
+        new.rename(out)
+        return
+    out.rename(old)
+    try:
+        new.rename(out)
+    except OSError:
+        old.rename(out)
+        raise
+    for other in old.iterdir():
+        if other.name not in _FILES:
+            other.rename(out / other.name)

@@ -24,7 +24,7 @@ from .text_rows import N_WORDING, TextRows
 from .views import Array
 from .wording import COUNTS
 
-__all__ = ["CANDIDATES", "SHIPPED", "Forest", "Labels", "Ridge", "TextRouter", "Topics", "fit_router"]
+__all__ = ["CANDIDATES", "MIN_LABELS", "SHIPPED", "Forest", "Labels", "Ridge", "TextRouter", "Topics", "fit_router"]
 
 MIN_LABELS = 100
 _TOPICS = 50
@@ -83,6 +83,15 @@ class Labels:
     def even(self) -> NDArray[Any]:
         """The rows to calibrate and compare on."""
         return np.flatnonzero(np.ones(len(self.weak), np.bool_) if self.representative is None else self.representative)
+
+    @property
+    def evidence(self) -> int:
+        """As how many independent rows those count: all where none ask the same, else Kish's effective size."""
+        even = self.even
+        if self.same is None or not len(even):
+            return len(even)
+        asked = np.unique(self.same[even], return_counts=True)[1]
+        return int(len(even) ** 2 / float((asked**2).sum()) + 1e-9)
 
 
 @dataclass(frozen=True, slots=True)

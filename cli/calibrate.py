@@ -59,7 +59,8 @@ def calibrate(
     same few words, or mostly the same words. So "quality" then means agreement with the cloud.
 
     The policy names both models, its data and its figures. Without --out it lies where the router finds it by itself.
-    At least 100 prompts; the more, the less has to go up for the same promise.
+    At least 100 prompts; the more, the less has to go up for the same promise. Takes
+    pip install 'updraft-llm\\[train]'.
 
     \b
     Examples
@@ -82,7 +83,12 @@ def calibrate(
         task = _from_file(data, weak, strong, config)
     else:
         raise ConfigurationError("Give --data FILE or --live N.")
-    _fit(task, config, 1 - confidence, out, json_path)
+    try:
+        _fit(task, config, 1 - confidence, out, json_path)
+    except Exception:
+        if live is not None and save is None and task.rows:
+            _rescue(task.rows)
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +115,17 @@ def _from_life(config: RouterConfig, prompts: Path, n: int, save: Path | None) -
 
     from ..bench.both_tiers import ask_both, grading_of
     from ..bench.questions import read_prompts
+    from ..classifier.text_fit import check_installed
+    from ..classifier.text_router import MIN_LABELS
     from ..router.loading import open_local
     from .watch import Watch
 
     asked = read_prompts(prompts)
     if len(asked) < n:
         raise InvalidRequestError(f"{prompts} holds {len(asked)} prompts, --live asks for {n}.", param="live")
+    if n < MIN_LABELS:  # what can be known to fail must not be paid for first
+        raise InvalidRequestError(f"A policy needs at least {MIN_LABELS} graded prompts, not {n}.", param="live")
+    check_installed()
     watch = Watch(Console(stderr=True))
     with options.with_cloud(config, watch.say) as running:
         if running.cloud_url is None:
@@ -130,6 +141,16 @@ def _from_life(config: RouterConfig, prompts: Path, n: int, save: Path | None) -
 
         write_graded(save, live.rows)
     return _Task(live.rows, models, prompts, grading_of(asked[:n]))
+
+
+def _rescue(rows: list[GradedRow]) -> None:
+    """Keep what was paid for, and say where."""
+    from ..classifier.graded import write_graded
+    from ..protocol.settings import state_folder
+
+    path = state_folder() / "graded.jsonl"
+    write_graded(path, rows)
+    typer.echo(f"The graded prompts are in {path}: --data {path} goes on from there.", err=True)
 
 
 def _fit(task: _Task, config: RouterConfig, delta: float, out: Path | None, json_path: Path | None) -> None:

@@ -24,9 +24,9 @@ def learn(
 ) -> None:
     """Fit the pair's policy again on what the router has seen: escalations are labels, and so is feedback.
 
-    Labels of escalations alone are one-sided. Set [bold]exploration[/bold] (say 0.05) in the settings, so that a share
-    of the answers that would stay is graded too, or run with [bold]shadow = true[/bold] for a while. Routers take the
-    new policy when they start.
+    Labels of escalations alone are one-sided. Set [bold]exploration[/bold] (say 0.05) in the settings, so that both
+    tiers answer a share of all requests, whatever the gates say, or run with [bold]shadow = true[/bold] for a while.
+    Routers take the new policy when they start. Takes pip install 'updraft-llm\\[train]'.
 
     \b
     Examples
@@ -69,7 +69,9 @@ def learn(
 
 
 def feedback(
-    request_id: Annotated[str, typer.Argument(help="As in the answer's updraft object, and the x-request-id header.")],
+    request_id: Annotated[
+        str, typer.Argument(help="The answer's updraft.request_id, or its x-updraft-request-id header.")
+    ],
     thumb: Annotated[Literal["up", "down"], typer.Argument(help="Was the answer good?")],
 ) -> None:
     """Say whether an answer was good. `updraft learn` takes it into account.

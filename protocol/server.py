@@ -19,6 +19,7 @@ from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ConfigurationError, PortInUseError, UpdraftError
 from .http import Traffic
@@ -46,7 +47,7 @@ def serve(  # noqa: PLR0913
 
     Once connections are accepted, prints `ready http://HOST:PORT`, writes that URL to `ready_file` and calls
     `on_ready` with it. `sock`: a socket from `bind_socket`, for callers who have heavy work to do in between.
-    Raises PortInUseError or ConfigurationError.
+    Raises PortInUseError or ConfigurationError, and what `app` itself failed to start with.
     """
     if not (drain_s >= 0 and math.isfinite(drain_s)):
         raise ConfigurationError(f"drain_seconds must be a number of at least 0, got {drain_s}.", param="drain_seconds")
@@ -62,17 +63,23 @@ def serve(  # noqa: PLR0913
         if on_ready is not None:
             on_ready(url)
 
+    plain = _Plain(app)
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=1, backlog=1024
+        plain, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=1, backlog=1024
     )
     try:
         _Server(config, app.state.traffic, announce, drain_s).run(sockets=[sock])
+    except SystemExit:  # uvicorn's way to say that the app did not start
+        if plain.failure is None:
+            raise
     except OSError as error:
         if error.errno == errno.EADDRINUSE:  # bound by both, but the other was first to listen
             raise _port_in_use(*sock.getsockname()[:2]) from error
         raise
     finally:
         sock.close()
+    if plain.failure is not None:
+        raise plain.failure
 
 
 def is_loopback(host: str) -> bool:
@@ -135,6 +142,28 @@ def run_main(run: Callable[[], None]) -> int:
         sys.stderr.write(f"error: {error.message}\n")
         return 2
     return 0
+
+
+class _Plain:
+    """`app`; if it cannot start for a reason that it has a plain word for, that is kept in `failure`, not logged."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self.failure: UpdraftError | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await self._app(scope, receive, send)
+            return
+
+        async def told(message: Message) -> None:
+            plain = message["type"] == "lifespan.startup.failed" and isinstance(sys.exception(), UpdraftError)
+            await send({**message, "message": ""} if plain else message)
+
+        try:
+            await self._app(scope, receive, told)
+        except UpdraftError as error:
+            self.failure = error
 
 
 class _Server(uvicorn.Server):

@@ -74,6 +74,7 @@ class Cascade:
         self.record = record
         self.trail: list[State] = []
         self.ruling = Ruling(local=False, cloud=False, reason="")
+        self._gates = shared.tiers.gates
         self._plan = Plan("both")
         self._answer: LocalAnswer | None = None
         self._failure: CloudFailure | None = None
@@ -124,6 +125,8 @@ class Cascade:
     async def _before(self) -> State:
         if self.job.quality_given:
             check_quality(self.gates, self.job.quality)
+        if self._plan.tried == "both":  # what is drawn takes the time of both tiers
+            self._gates = self.gates.begin()
         messages, quality = self.chat.messages, self.job.quality
         verdict = await self._read(lambda: self.gates.before(messages, quality))
         if self._plan.tried == "one":
@@ -131,7 +134,8 @@ class Cascade:
             self.ruling = self.ruling if verdict.escalate else Ruling(True, False, self._plan.reason)
         state = self._judge(verdict, State.LOCAL)
         above = self.shared.config.race_above
-        if state is State.LOCAL and self.ruling.open and above is not None and (verdict.p_gain or 0.0) >= above:
+        races = above is not None and (verdict.p_gain or 0.0) >= above and not verdict.drawn
+        if state is State.LOCAL and self.ruling.open and races:
             self.escalation.race(self.cloud_patience_s)
         return state
 
@@ -209,9 +213,9 @@ class Cascade:
 
     @property
     def gates(self) -> Gates:
-        if self.tiers.gates is None:
+        if self._gates is None:
             raise EngineError("The router has a local tier but no gates.")
-        return self.tiers.gates
+        return self._gates
 
     @property
     def judged(self) -> LocalAnswer | None:
@@ -332,9 +336,10 @@ class Cascade:
     def _may_stream(self, answer: LocalAnswer) -> bool:
         """Without gates ahead there is nothing to wait for; with them, `hold_tokens` tokens.
 
-        An answer that is held to a form waits for all gates: no cloud could go on in the middle of it.
+        An answer that is held to a form waits for all gates: no cloud could go on in the middle of it. One that was
+        drawn does too: what is sent cannot go up any more.
         """
-        if not self.job.stream or (self.ruling.open and self.job.structured):
+        if not self.job.stream or (self.ruling.open and (self.job.structured or self.record.verdict.drawn)):
             return False
         hold = self.job.hold_tokens
         return not self.ruling.open or (hold is not None and len(answer.tokens) >= hold)

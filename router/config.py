@@ -63,8 +63,8 @@ class RouterConfig:
     privacy: rules that keep a request on the device.
     cache: answers to keep for requests that ask exactly the same again; none by default.
     experience: SQLite file with what judged answers teach, features only unless `experience_text` is set; None keeps
-    none. exploration: share of the answers that would stay, which go to the cloud all the same, so that labels are not
-    only of what goes up anyway. shadow: decide and log, but send every answer to the cloud.
+    none. exploration: share of the requests, drawn by a coin, that both tiers answer, so that labels are not only of
+    what goes up anyway. shadow: decide and log, but send every answer to the cloud.
     """
 
     local: str | None = "pocket"

@@ -81,13 +81,18 @@ class Escalation:
         self._streaming = 0.0  # since when, on the clock of time.monotonic()
 
     def ladder(self) -> list[Rung]:
-        """The clouds to ask, one up where one fails. A request that names a cloud asks that one and no other."""
+        """The clouds to ask, one up where one fails. A request that names a cloud asks that one and no other.
+
+        One that was drawn is to be graded by the best.
+        """
         tiers, config = self.shared.tiers, self.shared.config
         if tiers.cloud is None:
             raise EngineError("The router has no cloud tier.")
         top = Rung(config.cloud_model, tiers.cloud)
         if self.job.wanted == "cloud":
             return [next((rung for rung in tiers.middle if rung.model == self.record.model), top)]
+        if self.record.verdict.drawn:
+            return [top]
         p_gain = self.record.verdict.p_gain
         return [*(rung for rung in tiers.middle if rung.may_do(p_gain)), top]
 

@@ -25,7 +25,8 @@ _LIKELIEST = 0.2
 class Verdict:
     """One gate's word. `p_gain`: calibrated chance that the cloud's answer is better, if computed.
 
-    `propensity`: the chance with which a judged answer goes up, where exploration has a say in it.
+    `propensity`: the chance with which a judged answer goes up, where exploration has a say in it. `drawn`: the request
+    was drawn, by a coin that knows nothing of it, to be answered by both tiers and graded.
     """
 
     gate: int
@@ -34,6 +35,7 @@ class Verdict:
     p_gain: float | None = None
     threshold: float | None = None
     propensity: float | None = None
+    drawn: bool = False
 
 
 class Gates(Protocol):
@@ -56,6 +58,10 @@ class Gates(Protocol):
 
     def check(self, quality: float | None) -> None:
         """Raises ConfigurationError if this target was not calibrated; the gates do so too."""
+        ...
+
+    def begin(self) -> Gates:
+        """The gates of one request: those that explore may draw it, and remember so until its end."""
         ...
 
     def before(self, messages: Sequence[Message], quality: float | None) -> Verdict: ...
@@ -112,6 +118,9 @@ class PolicyGates:
     def check(self, quality: float | None) -> None:
         self._at(quality)
 
+    def begin(self) -> Gates:
+        return self
+
     def before(self, messages: Sequence[Message], quality: float | None) -> Verdict:
         from ..classifier.views import PromptView
 
@@ -164,6 +173,9 @@ class ConfidenceGates:
     def check(self, quality: float | None) -> None:
         """Any target will do, as none is calibrated."""
 
+    def begin(self) -> Gates:
+        return self
+
     def before(self, messages: Sequence[Message], quality: float | None) -> Verdict:  # noqa: ARG002
         return Verdict(1, escalate=False, reason="uncalibrated: no policy for this pair of models")
 
@@ -213,6 +225,9 @@ class GeneralGates:
 
     def check(self, quality: float | None) -> None:  # noqa: ARG002
         self._question.check(None)
+
+    def begin(self) -> Gates:
+        return self
 
     def before(self, messages: Sequence[Message], quality: float | None) -> Verdict:  # noqa: ARG002
         return self._question.before(messages, None)

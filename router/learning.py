@@ -86,7 +86,7 @@ class Learner:
     """Keeps what was seen, on a thread of its own: no request waits for it.
 
     At most `MOST_WAITING` answers wait to be kept; what comes while as many do is dropped and counted. `explored`: the
-    least chance that a judged answer has of being graded. `keep_text`: keep prompt and answer too.
+    chance with which a request is drawn to be graded. `keep_text`: keep prompt and answer too.
     """
 
     def __init__(
@@ -172,6 +172,7 @@ class Learner:
             cloud_written=record.cloud.completion_tokens if asked else None,
             answered_by=record.tier,
             features=pack(vector(row, "cascade")),
+            drawn=int(verdict.drawn),
             prompt=row.prompt if self._keep_text else None,
             answer=row.answer if self._keep_text else None,
         )
@@ -197,8 +198,8 @@ def _grades(seen: Seen, accepted: float | None) -> tuple[float | None, float | N
 class LearningGates:
     """The gates of a pair with exploration, shadow and caution around them.
 
-    `exploration`: the share of answers that gate 3 would keep, which go up all the same. `shadow`: every answer goes up
-    after gate 3, and gates 1 and 2 only say what they would do.
+    `exploration`: the share of the requests that is drawn, by a coin that knows nothing of them: gates 1 and 2 only say
+    what they would do, and the finished local answer goes up after gate 3. `shadow`: all are.
     """
 
     def __init__(
@@ -211,14 +212,18 @@ class LearningGates:
         rng: random.Random | None = None,
     ) -> None:
         self._gates = gates
-        self._exploration = exploration
-        self._shadow = shadow
+        self._exploration = 1.0 if shadow else exploration
+        self._why = "shadow" if shadow else "exploration"
         self.monitor = monitor
         self._rng = rng or random.Random()
         self.tokens = gates.tokens
 
     def check(self, quality: float | None) -> None:
         self._gates.check(quality)
+
+    def begin(self) -> Gates:
+        drawn = self._rng.random() < self._exploration
+        return _Drawn(self, self._exploration, self._why) if drawn else self
 
     @property
     def quality(self) -> float | None:
@@ -232,26 +237,17 @@ class LearningGates:
         verdict = self._cautiously(self._gates.before(messages, self._quality(quality)))
         if self.monitor is not None and verdict.p_gain is not None:
             self.monitor.asked(verdict.p_gain)
-        return self._looking_on(verdict)
+        return verdict
 
     def read_ahead(self, messages: Sequence[Message]) -> None:
         self._gates.read_ahead(messages)
 
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
-        return self._looking_on(self._cautiously(self._gates.during(messages, answer, self._quality(quality))))
+        return self._cautiously(self._gates.during(messages, answer, self._quality(quality)))
 
     def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
         verdict = self._cautiously(self._gates.after(messages, answer, self._quality(quality)))
-        if self._shadow:
-            reason = f"shadow: would {'go up' if verdict.escalate else 'stay'}, {verdict.reason}"
-            return replace(verdict, escalate=True, reason=reason, propensity=1.0)
-        if verdict.escalate:
-            return replace(verdict, propensity=1.0)
-        if self._rng.random() < self._exploration:
-            return replace(
-                verdict, escalate=True, reason=f"exploration: {verdict.reason}", propensity=self._exploration
-            )
-        return replace(verdict, propensity=self._exploration)
+        return replace(verdict, propensity=1.0 if verdict.escalate else self._exploration)
 
     def _quality(self, quality: float | None) -> float | None:
         """The quality to decide by: after an alarm only half of what was to be given up is."""
@@ -267,8 +263,44 @@ class LearningGates:
             return verdict
         return replace(verdict, reason=f"cautious, {self.monitor.alarm}: {verdict.reason}")
 
+
+class _Drawn:
+    """The gates of one request that is to be graded whatever they think of it. `chance`: with which it was drawn."""
+
+    def __init__(self, gates: LearningGates, chance: float, why: str) -> None:
+        self._gates = gates
+        self._chance = chance
+        self._why = why
+        self._early = False  # whether gate 1 or 2 would have sent it up, so that nothing had been seen of it
+        self.tokens = gates.tokens
+        self.quality = gates.quality
+        self.usual = gates.usual
+
+    def check(self, quality: float | None) -> None:
+        self._gates.check(quality)
+
+    def begin(self) -> Gates:
+        return self
+
+    def before(self, messages: Sequence[Message], quality: float | None) -> Verdict:
+        return self._looking_on(self._gates.before(messages, quality))
+
+    def read_ahead(self, messages: Sequence[Message]) -> None:
+        self._gates.read_ahead(messages)
+
+    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
+        return self._looking_on(self._gates.during(messages, answer, quality))
+
+    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
+        verdict = self._gates.after(messages, answer, quality)
+        alone = verdict.escalate and not self._early
+        told = self._told(verdict, up=verdict.escalate or self._early)
+        return replace(told, escalate=True, propensity=1.0 if alone else self._chance)
+
     def _looking_on(self, verdict: Verdict) -> Verdict:
-        """Gates 1 and 2 of a shadow let the local answer come to its end, so that gate 3 has something to judge."""
-        if not self._shadow or not verdict.escalate:
-            return verdict
-        return replace(verdict, escalate=False, reason=f"shadow: would go up, {verdict.reason}")
+        self._early = self._early or verdict.escalate
+        return replace(self._told(verdict, up=verdict.escalate), escalate=False)
+
+    def _told(self, verdict: Verdict, *, up: bool) -> Verdict:
+        reason = f"{self._why}: would {'go up' if up else 'stay'}, {verdict.reason}"
+        return replace(verdict, reason=reason, drawn=True)

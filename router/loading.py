@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..classifier.folders import general_policy_folder, policy_folder_of
+from ..classifier.graph_files import CARD_NAME
 from ..embedded.pocket import pocket_small_gguf
 from ..embedded.pocket import policy_folder as pocket_policy_folder
 from ..protocol.errors import ConfigurationError, MissingDependencyError, UpdraftError
@@ -21,6 +23,8 @@ from .shared import Rung, Tiers
 
 if TYPE_CHECKING:
     from ..local_engine.engine import LocalEngine
+
+log = logging.getLogger("updraft.router")
 
 
 async def load_tiers(config: RouterConfig) -> Tiers:
@@ -84,17 +88,22 @@ def open_local(config: RouterConfig) -> LocalEngine:
 
 
 def load_learner(config: RouterConfig, tiers: Tiers) -> Learner | None:
-    """Who keeps what use teaches; None where there is nothing to compare. Raises ConfigurationError."""
+    """Who keeps what use teaches; None where there is nothing to compare, or its file cannot be used: answers matter
+    more than what they teach.
+    """
     if config.experience is None or tiers.local is None or tiers.cloud is None:
         return None
     from ..classifier.experience import Experience
 
+    try:
+        experience = Experience(config.experience)
+    except ConfigurationError as error:
+        log.warning("this router learns nothing from use: %s", error.message)
+        return None
     pair = pair_name({"local": tiers.local.model_id, "cloud": config.cloud_model})
     monitor = tiers.gates.monitor if isinstance(tiers.gates, LearningGates) else None
     explored = 1.0 if config.shadow else config.exploration
-    return Learner(
-        Experience(config.experience), pair, explored=explored, keep_text=config.experience_text, monitor=monitor
-    )
+    return Learner(experience, pair, explored=explored, keep_text=config.experience_text, monitor=monitor)
 
 
 def load_learning_gates(config: RouterConfig, model_id: str) -> LearningGates:
@@ -126,4 +135,4 @@ def _own_policies(config: RouterConfig, models: dict[str, str]) -> tuple[Path, .
     """Where a policy of the pair may lie: what the user calibrated comes before what is packaged."""
     calibrated = policy_folder_of(models)
     packaged = (pocket_policy_folder(),) if config.local == "pocket" else ()
-    return ((calibrated,) if calibrated.is_dir() else ()) + packaged
+    return ((calibrated,) if (calibrated / CARD_NAME).is_file() else ()) + packaged

@@ -61,6 +61,7 @@ class Router:
         self._pace = Pace()
         self._budget: Budget | None = None
         self._learner: Learner | None = None
+        self._learner_tried = False  # once: without experience it goes on
         self._starting = asyncio.Lock()
         self._open: set[StreamBody] = set()
         self._closed = False
@@ -78,7 +79,8 @@ class Router:
                 self._budget = _budget(self.config, self._ledger)
             if self._tiers is None:
                 self._tiers = await load_tiers(self.config)
-            if self._learner is None and self.config.experience is not None:
+            if not self._learner_tried:
+                self._learner_tried = True
                 self._learner = load_learner(self.config, self._tiers)
 
     async def close(self) -> None:

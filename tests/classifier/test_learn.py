@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import random
+import sqlite3
+import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from router_fakes import ScriptedGates
+from updraft.classifier.aim import Aim
 from updraft.classifier.experience import Experience, Observation, pack, unpack
 from updraft.classifier.graded import GradedRow, TokenSignals
 from updraft.classifier.learn import even_draw, learn
 from updraft.classifier.metrics import auroc
-from updraft.classifier.text_fit import Recipe
+from updraft.classifier.text_fit import Material, Recipe
+from updraft.classifier.text_policy import TextPolicy
 from updraft.classifier.text_rows import vector
 from updraft.classifier.views import PromptView
+from updraft.classifier.wording import COUNTS
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
+from updraft.router.learning import LearningGates
+from updraft.router.tiers import LocalAnswer
 
 RECIPE = Recipe({"local": "small", "cloud": "large"}, [], "", "2026-11-22")
 WORDS = ["apple", "river", "stone", "circle", "market", "window", "garden", "silver", "paper", "bridge", "candle"]
@@ -38,7 +48,8 @@ def observed(n: int, seed: int, exploration: float, *, features: bool = True) ->
         answer = f"It is {rng.integers(90)}."
         row = GradedRow(prompt, 0, 0, "", answer, TokenSignals(logprobs, -logprobs, np.ones(6, np.float32)))
         propensity = 1.0 if hard else exploration
-        graded = rng.random() < propensity
+        drawn = rng.random() < exploration
+        graded = hard or drawn
         grades = (float(not gain), 1.0) if graded else (None, None)
         told = pack(vector(row, "cascade")) if features else b""
         rows.append(
@@ -55,6 +66,7 @@ def observed(n: int, seed: int, exploration: float, *, features: bool = True) ->
                 10.0 if graded else None,
                 "cloud" if graded else "local",
                 told,
+                drawn=int(drawn),
             )
         )
     return rows, gains / n
@@ -64,9 +76,10 @@ def observed(n: int, seed: int, exploration: float, *, features: bool = True) ->
 @settings(max_examples=50)
 def test_features_survive_packing(prompt: str, answer: str) -> None:
     measures, counts = vector(GradedRow(prompt, 0, 0, "", answer), "cascade")
-    found = unpack(pack((measures, counts)))
-    assert np.array_equal(found[0], measures, equal_nan=True)
-    assert (found[1] == counts).all()
+    found, buckets, held = unpack(pack((measures, counts)))
+    assert np.array_equal(found, measures, equal_nan=True)
+    assert (buckets == np.flatnonzero(counts)).all()
+    assert (held == counts[buckets]).all()
 
 
 def test_the_even_draw_gives_back_the_rate_of_gains() -> None:
@@ -129,3 +142,114 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "e.sqlite3").write_bytes(b"no database at all, but long enough to be looked at" * 30)
     with pytest.raises(ConfigurationError, match="cannot be used for experience"):
         Experience(tmp_path / "e.sqlite3")
+
+
+def test_an_older_file_teaches_and_promises_nothing(tmp_path: Path) -> None:
+    rows, _ = observed(3, 5, 1.0)
+    path = tmp_path / "e.sqlite3"
+    experience = Experience(path)
+    for row in rows:
+        experience.add(row)
+    experience.close()
+    with sqlite3.connect(path) as older:
+        older.execute("ALTER TABLE observations DROP COLUMN drawn")
+        older.execute("PRAGMA user_version = 1")
+    for _ in range(2):
+        experience = Experience(path)
+        found = experience.rows("small with large")
+        experience.close()
+        assert {row.id for row in found} == {"r0", "r1", "r2"}
+        assert all(row.grades is not None for row in found)
+        assert not even_draw(found).any()
+
+
+def test_a_thumb_teaches_and_leaves_the_promise_as_it_is(tmp_path: Path) -> None:
+    rows, _ = observed(300, 6, 1.0)
+    # Users who complain about what came from the cloud where only the cloud was right.
+    thumbed = [replace(row, thumb=-1) if row.local == 0 and i % 4 else row for i, row in enumerate(rows)]
+    plain, judged = (learn(each, RECIPE, tmp_path / name) for name, each in (("plain", rows), ("judged", thumbed)))
+    assert judged.card.gain_rate == plain.card.gain_rate
+    assert judged.card.cloud_score == plain.card.cloud_score == 1
+    assert len(judged.calibration.local) == len(plain.calibration.local) == 300
+    hard = PromptView("Prove rigorously that 7 stone river paper")
+    assert judged.before(hard) <= plain.before(hard)
+
+
+def material_of(rows: list[Observation], monkeypatch: pytest.MonkeyPatch) -> Material:
+    """What `learn` would fit."""
+    found: list[Material] = []
+
+    def fit(material: Material, *_: object) -> TextPolicy:
+        found.append(material)
+        raise InterruptedError
+
+    monkeypatch.setattr("updraft.classifier.learn.fit_material", fit)
+    with pytest.raises(InterruptedError):
+        learn(rows, RECIPE, Path("nowhere"))
+    return found[0]
+
+
+def test_a_thumb_on_what_stayed_weighs_as_much_as_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, _ = observed(2_000, 7, 0.1)
+    stayed = next(i for i, row in enumerate(rows) if row.grades is None)
+    rows[stayed] = replace(rows[stayed], thumb=-1)
+    weight = material_of(rows, monkeypatch).labels.weight
+    graded = [row.id for row in rows if row.grades is not None]
+    assert weight is not None
+    assert weight[graded.index(f"r{stayed}")] == 1
+    assert weight.max() == pytest.approx(10), "what exploration sent up stands for ten"
+
+
+def test_what_gate_1_sends_up_stays_in_the_promise(tmp_path: Path) -> None:
+    """Proofs are what the local model gets confidently wrong, and what gate 1 of the policy in use catches."""
+    rng, coin = np.random.default_rng(8), random.Random(8)
+    careful, careless = (
+        LearningGates(ScriptedGates(before=caught), exploration=0.4, rng=coin) for caught in (True, False)
+    )
+    rows: list[Observation] = []
+    for i in range(1_200):
+        hard = bool(rng.random() < 0.3)
+        gates = (careful if hard else careless).begin()
+        if gates.before([], None).escalate:
+            continue
+        verdict = gates.after([], LocalAnswer(), None)
+        gain = hard or bool(rng.random() < 0.1)
+        prompt = f"{'Prove rigorously that' if hard else 'Please add up'} {i} {' '.join(rng.choice(WORDS, 5))}"
+        logprobs = -rng.exponential(0.1 if hard or not gain else 0.8, 6).astype(np.float32)
+        row = GradedRow(prompt, 0, 0, "", "It is 4.", TokenSignals(logprobs, -logprobs, np.ones(6, np.float32)))
+        grades = (float(not gain), 1.0) if verdict.escalate else (None, None)
+        chance, told = verdict.propensity or 0.0, pack(vector(row, "cascade"))
+        rows.append(
+            Observation(
+                f"r{i}",
+                "p",
+                float(i),
+                0.5,
+                chance,
+                0.4,
+                *grades,
+                None,
+                20,
+                10,
+                "cloud",
+                told,
+                drawn=int(verdict.drawn),
+            )
+        )
+    policy = learn(rows, RECIPE, tmp_path)
+    assert policy.card.gain_rate == pytest.approx(0.37, abs=0.07)
+    asked = [policy.before(PromptView(f"Prove rigorously that {i} {WORDS[i % 11]} stone")) for i in range(50)]
+    assert np.mean(asked) > 0.8
+    assert policy.operating_point(Aim("quality", 0.95)).cloud_share > 0.3
+
+
+def test_many_rows_are_no_dense_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, _ = observed(5, 9, 1.0)
+    many = [replace(rows[i % 5], id=str(i)) for i in range(5_000)]
+    tracemalloc.start()
+    material = material_of(many, monkeypatch)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert material.features["prompt"].counts.shape == (5_000, COUNTS)
+    assert material.labels.evidence == 5
+    assert most < 5_000 * COUNTS * 4 / 4, "a quarter of what the dense counts alone would take"

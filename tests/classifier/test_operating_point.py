@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -28,7 +30,7 @@ def drawn(rng: np.random.Generator, n: int, *, answers: bool = True) -> Calibrat
 
 @pytest.mark.parametrize("answers", [True, False])
 @pytest.mark.parametrize("aim", [Aim("quality", 0.95), Aim("cloud_share", 0.3), Aim("cost", 0.2)])
-def test_a_promise_is_broken_at_most_as_often_as_stated(aim: Aim, answers: bool) -> None:
+def test_a_target_is_missed_at_most_as_often_as_stated(aim: Aim, answers: bool) -> None:
     rng = np.random.default_rng(0)
     many = drawn(rng, 100_000, answers=answers)
     judged = many.before if many.after is None else many.after
@@ -40,6 +42,7 @@ def test_a_promise_is_broken_at_most_as_often_as_stated(aim: Aim, answers: bool)
         spent = 1000 * np.where(up, many.dollars(aim), 0.0).mean()
         broken += {"quality": kept < 0.95, "cloud_share": up.mean() > 0.3, "cost": spent > 0.2}[aim.name]
         used.append(up.mean())
+    # What a cost here has to do with its limit holds for answers whose length is bounded, as these are.
     assert broken <= 15, "0.1 of 100, and what chance allows"
     # A router that always or never escalates keeps some of these promises, and is no use.
     assert 0.05 < np.mean(used) < 0.9
@@ -86,3 +89,20 @@ def test_one_target_at_most() -> None:
     assert Aim.of(None, 0.2, None) == Aim("cloud_share", 0.2)
     with pytest.raises(ConfigurationError, match="quality and cost exclude each other"):
         Aim.of(0.9, None, 1.0)
+
+
+@pytest.mark.parametrize("copies", [1, 3, 10])
+@pytest.mark.parametrize("aim", [Aim("quality", 0.9), Aim("cloud_share", 0.4)])
+def test_copies_of_a_prompt_are_no_further_evidence(aim: Aim, copies: int) -> None:
+    rng = np.random.default_rng(0)
+    many = drawn(rng, 100_000)
+    broken = 0
+    for _ in range(100):
+        once = drawn(rng, 150)
+        names = [f.name for f in fields(once) if f.name != "prompts"]
+        rows = CalibrationRows(*(np.repeat(getattr(once, name), copies) for name in names), prompts=150)
+        found = operating_point(rows, aim, 0.1).thresholds
+        up = (many.before > found.before) | (many.judged > found.after)
+        lost, most = float((many.gain & ~up).mean()), 0.1 * many.cloud.mean()
+        broken += lost > most if aim.name == "quality" else up.mean() > 0.4
+    assert broken <= 16, "0.1 of 100, and what chance allows"

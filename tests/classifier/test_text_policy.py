@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from updraft.classifier.aim import Aim
+from updraft.classifier.calibrated import figures, sentences
 from updraft.classifier.graded import GradedRow, TokenSignals, gains
 from updraft.classifier.metrics import auroc
 from updraft.classifier.policies import load_policy
 from updraft.classifier.text_fit import Recipe, fit_text_policy
 from updraft.classifier.text_policy import Source, TextPolicy
+from updraft.classifier.text_router import Labels
 from updraft.classifier.text_rows import TEXT_FEATURE_VERSION, vector
 from updraft.classifier.views import PromptView, RunView
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
@@ -176,3 +179,45 @@ def test_features_change_only_with_their_version() -> None:
     assert TEXT_FEATURE_VERSION == 1
     assert (len(measures), int(np.flatnonzero(counts).sum())) == (284, 413330)
     assert float(measures @ weights) == pytest.approx(12371.2726, rel=1e-6)
+
+
+def test_a_cost_is_expected_and_no_promise(tmp_path: Path) -> None:
+    """A rare answer of enormous length is in few samples: a limit would be exceeded far more often than stated."""
+    policy = fit_text_policy(population(150, 0), RECIPE, tmp_path)
+    for aim in (Aim("quality", 0.9), Aim("cloud_share", 0.3)):
+        assert any(line.startswith("With 90% confidence") for line in sentences(policy, aim))
+        assert figures(policy, aim)["delta"] == pytest.approx(0.1)
+    told = "\n".join(sentences(policy, Aim("cost", 0.2)))
+    assert "Expected, on requests like these: at most 0.2 US dollars" in told
+    assert "no promise" in told and "confidence" not in told
+    assert "delta" not in figures(policy, Aim("cost", 0.2))
+
+
+def test_rows_that_ask_the_same_count_once(tmp_path: Path) -> None:
+    rows = population(150, 0)
+    plain = fit_text_policy(rows, RECIPE, tmp_path / "plain")
+    copied = fit_text_policy(rows * 3, RECIPE, tmp_path / "copied")
+    assert (plain.calibration.evidence, copied.calibration.evidence) == (150, 150)
+    assert "450 rows count as 150 in what is promised." in sentences(copied, Aim())[1]
+    uneven = Labels(np.zeros(40), np.zeros(40), same=np.array([0] * 30 + [*range(1, 11)]))
+    assert uneven.evidence == int(40**2 / (30**2 + 10))
+
+
+def test_a_write_that_fails_leaves_the_policy_that_was_there(folder: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(folder, tmp_path / "policy"))
+    (out / "notes.txt").write_text("mine")
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # as a disk that is full
+    try:
+        with pytest.raises(InvalidRequestError, match=r"cannot be written to .*as it was\. Make room"):
+            fit_text_policy(population(120, 5), RECIPE, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+    assert TextPolicy.load(out).card.rows == 400
+    fit_text_policy(population(120, 5, answers=False), RECIPE, out)
+    assert {path.name for path in out.iterdir()} == {"policy.json", "gate1.onnx", "calibration.npz", "notes.txt"}
+    assert TextPolicy.load(out).card.rows == 120
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]

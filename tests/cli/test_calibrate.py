@@ -68,6 +68,10 @@ def test_a_graded_file(updraft, tmp_path: Path) -> None:
         (["--data", "few.csv", "--local", "none"], "no local model to calibrate"),
         (["--data", "few.csv"], "at least 100 graded prompts"),
         (["--live", "5", "--prompts", "two.txt"], "holds 2 prompts, --live asks for 5"),
+        (
+            ["--live", "2", "--prompts", "two.txt", "--cloud", "http://127.0.0.1:9/v1"],
+            "at least 100 graded prompts, not 2",
+        ),
     ],
 )
 def test_calls_that_make_no_sense(updraft, tmp_path: Path, flags: list[str], message: str) -> None:
@@ -76,3 +80,27 @@ def test_calls_that_make_no_sense(updraft, tmp_path: Path, flags: list[str], mes
     done = updraft("calibrate", *flags)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_nothing_is_paid_for_what_cannot_be_fitted(updraft, tmp_path: Path) -> None:
+    (tmp_path / "hidden" / "scipy").mkdir(parents=True)
+    (tmp_path / "hidden" / "scipy" / "__init__.py").write_text("raise ImportError('not here')")
+    (tmp_path / "prompts.txt").write_text("\n".join(f"What is {i}?" for i in range(100)))
+    path = f"{tmp_path / 'hidden'}:{Path(__file__).parents[2] / '.typing'}"
+    call = ["calibrate", "--live", "100", "--prompts", "prompts.txt", "--cloud", "http://127.0.0.1:9/v1"]
+    done = updraft(*call, env={"PYTHONPATH": path})
+    assert done.returncode == 1
+    assert done.stderr.strip() == "error: scipy is not installed: pip install 'updraft-llm[train]'."
+
+
+def test_what_was_paid_for_is_kept(updraft, oracle: str, tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": question.prompt}) for question in QUESTIONS))
+    call = ["calibrate", "--live", str(len(QUESTIONS)), "--prompts", str(prompts), "--out", "prompts.jsonl/policy"]
+    done = updraft(*call, "--cloud", oracle, "--cloud-model", "oracle")
+    assert done.returncode == 2
+    assert "The policy cannot be written to" in done.stderr
+    kept = tmp_path / "home" / "graded.jsonl"
+    assert f"The graded prompts are in {kept}" in done.stderr
+    assert len(read_graded(kept)) == len(QUESTIONS) - 1

@@ -71,3 +71,13 @@ def test_a_key_file_of_another_form_is_left_as_it_is(updraft, tmp_path: Path) ->
     assert file.read_text() == before
     file.write_text("")
     assert updraft("gateway-key", "b", "--keys", str(file)).returncode == 0
+
+
+def test_what_keeps_a_server_from_starting_is_one_line(updraft, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "ledger.sqlite3").write_text("garbage, no database " * 100)
+    done = updraft("serve", "--port", "0", "--cloud", "http://127.0.0.1:9/v1", "--local", "none")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("error: ")
+    assert "ledger.sqlite3" in done.stderr.strip().splitlines()[-1]

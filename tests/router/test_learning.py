@@ -17,11 +17,13 @@ from exposition import parse
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, ScriptedLocal, tiers
 from updraft.classifier.drift import DriftMonitor
 from updraft.classifier.experience import Experience, Observation
+from updraft.classifier.folders import policy_folder_of
 from updraft.protocol.requests import Message
 from updraft.protocol.wire import WireRequest
 from updraft.router.config import Middle, RouterConfig
 from updraft.router.gates import Verdict
 from updraft.router.learning import MOST_WAITING, Learner, LearningCounts, LearningGates, Seen
+from updraft.router.loading import load_learning_gates
 from updraft.router.prices import Prices
 from updraft.router.record import Record
 from updraft.router.router import Router
@@ -31,16 +33,18 @@ ASKED = [Message("user", "What is 2 + 2?")]
 PAIR = "scripted with large"
 
 
-def routed(cloud: FakeCloud, tmp_path: Path, gates: Any, n: int = 1, **settings: Any) -> list[dict[str, Any]]:
+def routed(
+    cloud: FakeCloud, tmp_path: Path, gates: Any, n: int = 1, *, local: ScriptedLocal | None = None, **settings: Any
+) -> list[dict[str, Any]]:
     """The `updraft` objects of `n` requests through a router with experience."""
 
     async def run() -> list[dict[str, Any]]:
         config = RouterConfig(
             cloud_url=cloud.url, cloud_model="large", experience=tmp_path / "experience.sqlite3", **settings
         )
-        local = ScriptedLocal()
-        local.model_id = "scripted"
-        router = Router(config, tiers(local, config, gates))
+        device = local or ScriptedLocal()
+        device.model_id = "scripted"
+        router = Router(config, tiers(device, config, gates))
         await router.start()
         found: list[dict[str, Any]] = []
         try:
@@ -161,6 +165,18 @@ def test_a_middle_cloud_teaches_nothing_about_the_pair(cloud: FakeCloud, tmp_pat
     assert kept(tmp_path) == []
 
 
+def test_a_file_that_is_none_stops_learning_and_no_answer(
+    cloud: FakeCloud, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "experience.sqlite3"
+    path.write_bytes(b"garbage-garbage" * 100)
+    found = routed(cloud, tmp_path, LearningGates(ScriptedGates(after=True)), 3)
+    assert [info["tier"] for info in found] == ["cloud"] * 3
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "updraft.router"]
+    assert told.startswith("this router learns nothing from use") and str(path) in told and "move it away" in told
+    assert path.read_bytes() == b"garbage-garbage" * 100
+
+
 def test_text_is_kept_where_the_user_asks_for_it(cloud: FakeCloud, tmp_path: Path) -> None:
     routed(cloud, tmp_path, LearningGates(ScriptedGates()), experience_text=True)
     (row,) = kept(tmp_path)
@@ -181,21 +197,58 @@ def test_exploration_sends_its_share_up_and_says_so(cloud: FakeCloud, tmp_path: 
     explored = [info for info in found if info["tier"] == "cloud"]
     assert [info in explored for info in found] == [coins.random() < 0.25 for _ in found]
     assert 4 <= len(explored) <= 18
-    assert all(info["reason"].startswith("exploration: ") for info in explored)
+    assert all(info["reason"] == "exploration: would stay, gate 3" for info in explored)
     rows = kept(tmp_path)
     assert len(rows) == 40
     assert {row.propensity for row in rows} == {0.25}
     assert sum(row.grades is not None for row in rows) == len(explored)
+    assert {row.id for row in rows if row.drawn} == {info["request_id"] for info in explored}
+
+
+@pytest.mark.parametrize("early", [{"before": True}, {"during_at": 2}, {"before": True, "during_at": 2}])
+def test_exploration_sees_what_gates_1_and_2_send_up(cloud: FakeCloud, tmp_path: Path, early: dict[str, Any]) -> None:
+    gates = LearningGates(ScriptedGates(**early), exploration=0.25, rng=random.Random(3))
+    coins = random.Random(3)
+    found = routed(cloud, tmp_path, gates, 40, exploration=0.25)
+    drawn = [info for info in found if info["reason"] == "exploration: would go up, gate 3"]
+    assert [info in drawn for info in found] == [coins.random() < 0.25 for _ in found]
+    assert {info["tier"] for info in found} == {"cloud"}, "who asks loses no quality by it"
+    rows = kept(tmp_path)
+    assert {row.id for row in rows} == {info["request_id"] for info in drawn}
+    assert {(row.local, row.cloud, row.propensity, row.explored, row.drawn) for row in rows} == {(0, 1, 0.25, 0.25, 1)}
+
+
+def test_the_draw_knows_nothing_of_the_request(cloud: FakeCloud, tmp_path: Path) -> None:
+    """What went up by gate 3 alone is a label like any other, and part of the draw only by the same coin."""
+    gates = LearningGates(ScriptedGates(after=True), exploration=0.25, rng=random.Random(3))
+    routed(cloud, tmp_path, gates, 40, exploration=0.25)
+    coins = random.Random(3)
+    rows = sorted(kept(tmp_path), key=lambda row: row.at)
+    assert [row.drawn == 1 for row in rows] == [coins.random() < 0.25 for _ in range(40)]
+    assert {row.propensity for row in rows} == {1}
+
+
+def test_what_is_drawn_is_neither_raced_nor_left_to_a_middle_cloud(cloud: FakeCloud, tmp_path: Path) -> None:
+    gates = LearningGates(ScriptedGates(), exploration=1.0)
+    slow = ScriptedLocal(delay_s=0.02)
+    found = routed(
+        cloud, tmp_path, gates, 3, local=slow, exploration=1.0, race_above=0.0, middle=(Middle(cloud.url, "medium"),)
+    )
+    assert [row.drawn for row in kept(tmp_path)] == [1, 1, 1]
+    assert {info["route"] for info in found} == {"escalated"}
+    assert {body["model"] for body in cloud.requests} == {"large"}
+    assert len(cloud.requests) == 3
 
 
 def test_a_shadow_decides_and_does_not_act(cloud: FakeCloud, tmp_path: Path) -> None:
     for gates, reason in (
         (ScriptedGates(), "shadow: would stay, gate 3"),
         (ScriptedGates(before=True, after=True), "shadow: would go up, gate 3"),
+        (ScriptedGates(before=True), "shadow: would go up, gate 3"),
     ):
         (info,) = routed(cloud, tmp_path, LearningGates(gates, shadow=True), shadow=True)
         assert (info["tier"], info["reason"]) == ("cloud", reason)
-    assert [(row.propensity, row.explored) for row in kept(tmp_path)] == [(1, 1), (1, 1)]
+    assert [(row.propensity, row.explored, row.drawn) for row in kept(tmp_path)] == [(1, 1, 1)] * 3
 
 
 class Watching(ScriptedGates):
@@ -249,3 +302,32 @@ def test_usual_requests_raise_no_alarm() -> None:
     for p in rng.beta(1, 3, 5_000):
         monitor.asked(float(p))
         assert monitor.alarm is None
+
+
+def test_a_folder_without_a_card_is_no_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
+    folder = policy_folder_of({"local": "small", "cloud": "large"})
+    folder.mkdir(parents=True)
+    (folder / "gate1.onnx").write_bytes(b"the rest was never written")
+    gates = load_learning_gates(RouterConfig(local="small.gguf", cloud_model="large"), "small")
+    assert gates.before(ASKED, None).reason.startswith("uncalibrated for this pair (general policy)")
+
+
+def test_a_stream_that_was_drawn_is_held_until_all_gates_have_seen_it(cloud: FakeCloud, tmp_path: Path) -> None:
+    async def run(gates: LearningGates) -> bytes:
+        config = RouterConfig(cloud_url=cloud.url, cloud_model="large", ledger=None, experience=None, hold_tokens=1)
+        router = Router(config, tiers(ScriptedLocal(), config, gates))
+        body = {"model": "auto", "stream": True, "messages": [{"role": "user", "content": "2 + 2?"}]}
+        try:
+            response = await router.handle(WireRequest("POST", "/v1/chat/completions", body=json.dumps(body).encode()))
+            assert not isinstance(response.body, bytes)
+            return b"".join([chunk async for chunk in response.body])
+        finally:
+            await router.close()
+
+    streamed = asyncio.run(run(LearningGates(ScriptedGates())))
+    assert b'"tier":"local"' in streamed
+    drawn = asyncio.run(run(LearningGates(ScriptedGates(during_at=1), exploration=1.0)))
+    assert b'"tier":"cloud"' in drawn and b"exploration: would go up, gate 3" in drawn
+    assert b'"content":"one"' in streamed and b'"content":"one"' not in drawn
+    assert cloud.requests[-1]["prediction"]["content"] == LOCAL_TEXT

@@ -131,6 +131,9 @@ class ScriptedGates:
     def check(self, quality: float | None) -> None:
         pass
 
+    def begin(self) -> ScriptedGates:
+        return self
+
     def __init__(self, *, before: bool = False, during_at: int | None = None, after: bool = False) -> None:
         self._before, self._during_at, self._after = before, during_at, after
 
