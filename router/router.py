@@ -195,11 +195,12 @@ class Router:
             completion = {**reply.completion, "updraft": record.info()}
         else:
             raise EngineError("The cascade gave a stream where none was asked for.")
+        response = WireResponse.json(completion, headers=answer.headers(record))
         if slot is not None:
             slot.keep(msgspec.to_builtins(completion), record)
         self._write(record, 200)
         self._learn(cascade, reply.completion if isinstance(reply, CloudReply) else None)
-        return WireResponse.json(completion, headers=answer.headers(record))
+        return response
 
     def _repeat(self, job: Job, kept: Cached, record: Record) -> WireResponse:
         """An answer that was kept, in the form in which it is wanted now."""
@@ -229,11 +230,16 @@ class Router:
                 self._learn(cascade, None)
 
     def _learn(self, cascade: Cascade, completion: dict[str, Any] | None) -> None:
+        """The request has its answer and its row by now: what fails here is logged, and harms neither."""
         answer = cascade.judged
         if cascade.record.cloud_model not in ("", self.config.cloud_model):
             return  # a smaller cloud's answer says nothing about the pair that the policy is for
-        if self._learner is not None and answer is not None and cascade.ruling.open:
+        if self._learner is None or answer is None or not cascade.ruling.open:
+            return
+        try:
             self._learner.observe(Seen.of(cascade.record, cascade.chat.messages, answer, completion))
+        except Exception:
+            log.exception("request %s could not be learned from", cascade.record.request_id)
 
     def _refuse(self, record: Record, error: UpdraftError | CloudFailure) -> WireResponse:
         response = answer.failure(error, record)
@@ -247,7 +253,7 @@ class Router:
             return
         try:
             self._ledger.record(record.row(status), self._settlement(record))
-        except sqlite3.Error:
+        except (sqlite3.Error, ValueError, OverflowError):  # the latter two: what SQLite cannot hold
             log.exception("request %s could not be entered in the ledger", record.request_id)
 
     def _settlement(self, record: Record) -> Callable[[sqlite3.Connection], None] | None:
