@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -89,17 +89,16 @@ class Router:
         tiers, self._tiers = self._tiers, None
         ledger, self._ledger = self._ledger, None
         learner, self._learner = self._learner, None
-        try:
-            if tiers is not None and tiers.local is not None:
-                await tiers.local.aclose()
-            if tiers is not None and tiers.cloud is not None:
-                for tier in (*(rung.tier for rung in tiers.middle), tiers.cloud):
-                    await tier.aclose()
-        finally:
-            if learner is not None:
-                await asyncio.to_thread(learner.close)
+        async with AsyncExitStack() as closing:  # all of them, also where one fails; the last one in goes first
             if ledger is not None:
-                ledger.close()
+                closing.callback(ledger.close)
+            if learner is not None:
+                closing.callback(learner.close)  # not in a thread: at the interpreter's exit nobody starts one any more
+            if tiers is not None and tiers.cloud is not None:
+                for tier in (tiers.cloud, *(rung.tier for rung in tiers.middle)):
+                    closing.push_async_callback(tier.aclose)
+            if tiers is not None and tiers.local is not None:
+                closing.push_async_callback(tiers.local.aclose)
 
     async def handle(self, request: WireRequest) -> WireResponse:
         """Answer one request. Every failure becomes an OpenAI error body; only cancellation is raised."""

@@ -1,0 +1,58 @@
+"""What the README shows runs as it stands there, in a process of its own that says nothing it was not asked to."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from router_fakes import CLOUD_TEXT, FakeCloud
+
+README = Path(__file__).parents[2] / "README.md"
+ASYNC = """
+import asyncio
+from updraft import AsyncOpenAI
+
+async def main():
+    client = AsyncOpenAI(cloud_url="http://127.0.0.1:8000")
+    stream = await client.chat.completions.create(
+        model="auto", messages=[{"role": "user", "content": "What is 347 + 586?"}], stream=True
+    )
+    async for chunk in stream:
+        print((chunk.choices[0].delta.content or "") if chunk.choices else "", end="")
+
+asyncio.run(main())
+"""
+
+
+def snippet() -> str:
+    (code,) = re.findall(r"## In your code\n+```python\n(.*?)```", README.read_text(), re.DOTALL)
+    return code
+
+
+@pytest.mark.parametrize("code", [snippet(), ASYNC], ids=["readme", "async"])
+def test_it_runs_and_leaves_quietly(code: str, cloud: FakeCloud, tmp_path: Path) -> None:
+    """Nobody closes the client: the interpreter's exit does, and what was seen is kept all the same."""
+    script = code.replace("http://127.0.0.1:8000", cloud.url)
+    assert cloud.url in script
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("UPDRAFT_")}
+    done = subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning", "-c", script],
+        env={**environ, "UPDRAFT_HOME": str(tmp_path)},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "933" in done.stdout or CLOUD_TEXT in done.stdout
+    for file, table in (("ledger", "requests"), ("experience", "observations")):
+        with sqlite3.connect(tmp_path / f"{file}.sqlite3") as connection:
+            (rows,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+        connection.close()
+        assert rows == 1, file
+        assert not (tmp_path / f"{file}.sqlite3-wal").exists(), f"the {file} was not closed"
