@@ -160,7 +160,11 @@ class HttpCloudStream:
                 if self._finished:
                     raise StopAsyncIteration
                 raise _cut("no finish reason came")
-            self._ready.extend(self._decode(payload) for payload in self._parser.feed(chunk))
+            try:
+                payloads = self._parser.feed(chunk)
+            except sse.EventTooLongError as error:
+                raise _nonsense("its stream holds an event without an end") from error
+            self._ready.extend(self._decode(payload) for payload in payloads)
         return self._ready.popleft()
 
     async def aclose(self) -> None:

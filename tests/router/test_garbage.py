@@ -10,6 +10,7 @@ import pytest
 from cascade_bench import run, text_of, updraft_of
 from router_fakes import LOCAL_TEXT, FakeCloud, ScriptedGates
 from updraft.classifier.experience import Experience
+from updraft.protocol.sse import MAX_EVENT_BYTES
 from updraft.router.budget import Limits
 from updraft.router.learning import Learner
 from updraft.router.ledger import Ledger
@@ -48,6 +49,7 @@ STREAMS = {
     "deep": events(DEEP),
     "a number": events(piece({"content": 5}), piece({}, "stop"), b"[DONE]"),
     "words": events(piece({"content": ["x"]}), piece({}, "stop"), b"[DONE]"),
+    "no end": b"data: " + b"x" * MAX_EVENT_BYTES,
     "no delta": events(piece(5), piece({}, "stop"), b"[DONE]"),
 }
 
@@ -142,5 +144,22 @@ def test_learning_harms_no_answer(bench: Any) -> None:
             b.router._learner = Broken()
             assert (await b.answer())["updraft"]["route"] == "escalated"
         assert [row.status for row in b.rows()] == [200]
+
+    run(test())
+
+
+def test_closing_closes_everything_whatever_fails(bench: Any) -> None:
+    class Broken:
+        def close(self) -> None:
+            raise RuntimeError("no more")
+
+    async def test() -> None:
+        async with bench() as b:
+            await b.answer()
+            b.router._learner = Broken()
+            with pytest.raises(RuntimeError, match="no more"):
+                await b.router.close()
+            assert b.local.closed
+        assert not b.ledger.with_name("ledger.sqlite3-wal").exists(), "the ledger is closed"
 
     run(test())
