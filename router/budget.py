@@ -25,6 +25,7 @@ log = logging.getLogger("updraft.router")
 
 DAY_S = 86_400
 ANSWER_TOKENS = 1024  # what an answer without a limit of its own is reckoned with
+MOST_TOKENS = 2**40  # of one request, whatever it asks for: the ledger's integers end somewhere
 ATTACHED_TOKENS = 1500  # what an image or a sound is reckoned with
 
 
@@ -159,11 +160,11 @@ def expected_tokens(body: dict[str, Any]) -> tuple[int, int]:
     """The most that a request is likely to make the cloud read and write, in tokens.
 
     Read: a token has at least one byte of UTF-8, so the bytes are a bound. Written: the caller's limit on each answer,
-    or 1,024.
+    or 1,024; never more than any cloud writes.
     """
     limit = next((body[name] for name in ("max_completion_tokens", "max_tokens") if _counts(body.get(name))), None)
     answers = max((body[name] for name in ("n", "best_of") if _counts(body.get(name))), default=1)
-    return _read_tokens(body), answers * (ANSWER_TOKENS if limit is None else limit)
+    return _read_tokens(body), min(answers * (ANSWER_TOKENS if limit is None else limit), MOST_TOKENS)
 
 
 def _read_tokens(value: Any) -> int:

@@ -224,3 +224,19 @@ def test_limits_that_mean_nothing_are_refused(limits: dict[str, Any]) -> None:
 def test_a_budget_needs_a_ledger() -> None:
     with pytest.raises(ConfigurationError, match="ledger must be a file"):
         RouterConfig(budget=Limits(usd=1.0))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"max_tokens": 2**63}, {"max_tokens": 2**62, "n": 8}, {"max_completion_tokens": 2**62}]
+)
+@pytest.mark.parametrize("model", ["cloud", "auto"])
+def test_no_request_is_too_large_to_be_counted(bench: Any, model: str, fields: dict[str, int]) -> None:
+    async def test() -> None:
+        async with bench(ESCALATE, budget=Limits(cloud_share=1.0)) as b:
+            for _ in range(2):
+                response = await b.ask(model, **fields)
+                assert response.status in (200, 400), response.body
+        rows = b.rows()
+        assert len(rows) == 2
+
+    run(test())
