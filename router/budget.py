@@ -84,23 +84,25 @@ class Budget:
         self._limits = {scope: each for scope, each in limits.items() if each}
         self._ledger = ledger
 
-    def exceeded(self, caller: Caller, charge: Charge) -> BudgetExceededError | None:
+    async def exceeded(self, caller: Caller, charge: Charge) -> BudgetExceededError | None:
         """Why `charge` does not fit into what is left; None if it does. Reserves nothing."""
         day = _today()
         try:
-            with self._ledger.transaction() as connection:
-                return self._exceeded(connection, day, caller, charge)
+            return await self._ledger.alone(lambda connection: self._exceeded(connection, day, caller, charge))
         except sqlite3.Error:
             return _unreadable()
 
-    def reserve(self, caller: Caller, charge: Charge) -> Reservation:
+    async def reserve(self, caller: Caller, charge: Charge) -> Reservation:
         """Take `charge` from all budgets of `caller`, or raise BudgetExceededError and take nothing."""
         day = _today()
+
+        def take(connection: sqlite3.Connection) -> None:
+            if (error := self._exceeded(connection, day, caller, charge)) is not None:
+                raise error
+            self._add(connection, day, caller, charge)
+
         try:
-            with self._ledger.transaction() as connection:
-                if (error := self._exceeded(connection, day, caller, charge)) is not None:
-                    raise error
-                self._add(connection, day, caller, charge)
+            await self._ledger.alone(take)
         except sqlite3.Error as error:
             raise _unreadable() from error
         return Reservation(day, charge)

@@ -26,6 +26,7 @@ from ..protocol.errors import (
 from ..protocol.responses import ModelCard, ModelList
 from ..protocol.wire import WireRequest, WireResponse
 from . import answer, streams
+from .books import Books
 from .budget import Budget
 from .cache import Cached, Slot, answer_of, stream_of
 from .caller import caller_of
@@ -45,6 +46,8 @@ from .tiers import CloudFailure
 
 log = logging.getLogger("updraft.router")
 
+BUSY_S = 0.02  # how long the event loop may wait for another process that writes into the ledger
+
 
 class Router:
     """One local and one cloud tier behind an OpenAI-shaped face. `start()` it on the event loop that will use it.
@@ -55,7 +58,7 @@ class Router:
     def __init__(self, config: RouterConfig, tiers: Tiers | None = None) -> None:
         self.config = config
         self._tiers = tiers
-        self._ledger: Ledger | None = None
+        self._books: Books | None = None
         self._privacy = PrivacyRules(config.privacy)
         self._cache = config.cache.make()
         self._pace = Pace()
@@ -73,9 +76,9 @@ class Router:
         async with self._starting:
             if self._closed:
                 raise OverloadedError("The router is closed.")
-            if self._ledger is None and self.config.ledger is not None:
-                self._ledger = Ledger(self.config.ledger)
-                self._budget = _budget(self.config, self._ledger)
+            if self._books is None and self.config.ledger is not None:
+                ledger = await asyncio.to_thread(Ledger, self.config.ledger, busy_s=BUSY_S)
+                self._books, self._budget = Books(ledger), _budget(self.config, ledger)
             if self._tiers is None:
                 self._tiers = await load_tiers(self.config)
             if self._learner is None and self.config.experience is not None:
@@ -87,11 +90,11 @@ class Router:
         for body in list(self._open):
             await body.aclose()
         tiers, self._tiers = self._tiers, None
-        ledger, self._ledger = self._ledger, None
+        books, self._books = self._books, None
         learner, self._learner = self._learner, None
         async with AsyncExitStack() as closing:  # all of them, also where one fails; the last one in goes first
-            if ledger is not None:
-                closing.callback(ledger.close)
+            if books is not None:
+                closing.push_async_callback(books.close)
             if learner is not None:
                 closing.callback(learner.close)  # not in a thread: at the interpreter's exit nobody starts one any more
             if tiers is not None and tiers.cloud is not None:
@@ -248,18 +251,15 @@ class Router:
         return response
 
     def _write(self, record: Record, status: int) -> None:
-        if self._ledger is None:
-            return
-        try:
-            self._ledger.record(record.row(status), self._settlement(record))
-        except (sqlite3.Error, ValueError, OverflowError):  # the latter two: what SQLite cannot hold
-            log.exception("request %s could not be entered in the ledger", record.request_id)
+        if self._books is not None:
+            self._books.enter(record.row(status), self._settlement(record))
 
     def _settlement(self, record: Record) -> Callable[[sqlite3.Connection], None] | None:
         budget = self._budget
         if budget is None:
             return None
-        return lambda connection: budget.settle(connection, record.caller, record.reserved, record.charge)
+        caller, reserved, charge = record.caller, record.reserved, record.charge
+        return lambda connection: budget.settle(connection, caller, reserved, charge)
 
     def _shared(self) -> Shared:
         return Shared(self.config, self._running(), self._pace, self._budget)
