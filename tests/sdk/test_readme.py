@@ -56,3 +56,43 @@ def test_it_runs_and_leaves_quietly(code: str, cloud: FakeCloud, tmp_path: Path)
         connection.close()
         assert rows == 1, file
         assert not (tmp_path / f"{file}.sqlite3-wal").exists(), f"the {file} was not closed"
+
+
+FORK = """
+import os, sys
+from updraft import OpenAI
+
+fresh, used = OpenAI(max_retries=0), OpenAI(max_retries=0)
+
+def ask(client):
+    try:
+        client.chat.completions.create(model="local", messages=[{"role": "user", "content": "What is 2 + 3?"}])
+        return "answered"
+    except Exception as error:
+        return str(error)
+
+print(ask(used), flush=True)
+child = os.fork()
+if child == 0:
+    print(ask(used), ask(fresh), sep=chr(10), flush=True)
+    used.close()
+    fresh.close()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print(ask(used))
+"""
+
+
+def test_a_fork_is_told_at_once_what_it_lacks(tmp_path: Path) -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("UPDRAFT_")}
+    done = subprocess.run(
+        [sys.executable, "-c", FORK],
+        env={**environ, "UPDRAFT_HOME": str(tmp_path)},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    first, refused, fresh, again = done.stdout.splitlines()
+    assert (first, fresh, again, done.returncode) == ("answered", "answered", "answered", 0)
+    assert "make a new client in the child" in refused
