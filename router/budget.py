@@ -25,6 +25,7 @@ log = logging.getLogger("updraft.router")
 
 DAY_S = 86_400
 ANSWER_TOKENS = 1024  # what an answer without a limit of its own is reckoned with
+MOST_TOKENS = 2**40  # of one request, whatever it asks for: the ledger's integers end somewhere
 ATTACHED_TOKENS = 1500  # what an image or a sound is reckoned with
 
 
@@ -83,23 +84,25 @@ class Budget:
         self._limits = {scope: each for scope, each in limits.items() if each}
         self._ledger = ledger
 
-    def exceeded(self, caller: Caller, charge: Charge) -> BudgetExceededError | None:
+    async def exceeded(self, caller: Caller, charge: Charge) -> BudgetExceededError | None:
         """Why `charge` does not fit into what is left; None if it does. Reserves nothing."""
         day = _today()
         try:
-            with self._ledger.transaction() as connection:
-                return self._exceeded(connection, day, caller, charge)
+            return await self._ledger.alone(lambda connection: self._exceeded(connection, day, caller, charge))
         except sqlite3.Error:
             return _unreadable()
 
-    def reserve(self, caller: Caller, charge: Charge) -> Reservation:
+    async def reserve(self, caller: Caller, charge: Charge) -> Reservation:
         """Take `charge` from all budgets of `caller`, or raise BudgetExceededError and take nothing."""
         day = _today()
+
+        def take(connection: sqlite3.Connection) -> None:
+            if (error := self._exceeded(connection, day, caller, charge)) is not None:
+                raise error
+            self._add(connection, day, caller, charge)
+
         try:
-            with self._ledger.transaction() as connection:
-                if (error := self._exceeded(connection, day, caller, charge)) is not None:
-                    raise error
-                self._add(connection, day, caller, charge)
+            await self._ledger.alone(take)
         except sqlite3.Error as error:
             raise _unreadable() from error
         return Reservation(day, charge)
@@ -159,11 +162,11 @@ def expected_tokens(body: dict[str, Any]) -> tuple[int, int]:
     """The most that a request is likely to make the cloud read and write, in tokens.
 
     Read: a token has at least one byte of UTF-8, so the bytes are a bound. Written: the caller's limit on each answer,
-    or 1,024.
+    or 1,024; never more than any cloud writes.
     """
     limit = next((body[name] for name in ("max_completion_tokens", "max_tokens") if _counts(body.get(name))), None)
     answers = max((body[name] for name in ("n", "best_of") if _counts(body.get(name))), default=1)
-    return _read_tokens(body), answers * (ANSWER_TOKENS if limit is None else limit)
+    return _read_tokens(body), min(answers * (ANSWER_TOKENS if limit is None else limit), MOST_TOKENS)
 
 
 def _read_tokens(value: Any) -> int:

@@ -15,7 +15,7 @@ import msgspec
 from ..protocol import sse
 from ..protocol.errors import ConfigurationError
 from .caller import Caller
-from .loose import rows, table, tables
+from .loose import parsed, rows, table, tables
 from .record import Record
 
 _OVERHEAD = 512  # bytes that Python needs for an entry beside its text
@@ -108,18 +108,21 @@ class Slot:
         return self._cache.get(self._key)
 
     def keep(self, completion: dict[str, Any], record: Record) -> None:
-        """Keep an answer, unless the moment had a say in it: a failure, a spent budget, a hand-over in its middle."""
-        if record.route in ("local", "cloud", "escalated") and not record.note and not record.momentary:
+        """Keep an answer, unless the moment had a say in it (a failure, a spent budget, a hand-over in its middle), or
+        it could not be given again as a stream.
+        """
+        lasting = record.route in ("local", "cloud", "escalated") and not record.note and not record.momentary
+        if lasting and _is_plain(completion):
             bare = {name: value for name, value in completion.items() if name != "updraft"}
             self._cache.put(self._key, Cached(msgspec.json.encode(bare), record.tier, time.monotonic()))
 
     async def keep_stream(self, events: AsyncGenerator[bytes], record: Record) -> AsyncGenerator[bytes]:
         """`events` as they are; if they end as they should, the completion that they make is kept."""
-        parser, chunks = sse.EventParser(), list[dict[str, Any]]()
+        raw: list[bytes] = []
         async with aclosing(events):
             async for event in events:
-                chunks += [chunk for payload in parser.feed(event) if (chunk := table(msgspec.json.decode(payload)))]
-                if parser.done and (completion := joined(chunks)) is not None:
+                raw.append(event)
+                if event.endswith(sse.DONE) and (completion := joined(raw)) is not None:
                     completion.setdefault("usage", msgspec.to_builtins(record.usage()))
                     self.keep(completion, record)
                 yield event
@@ -151,9 +154,17 @@ async def stream_of(completion: dict[str, Any], *, include_usage: bool) -> Async
     yield sse.DONE
 
 
-def joined(chunks: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The completion that the chunks of a stream make; None if they say more than text."""
-    if not chunks:
+def joined(events: list[bytes]) -> dict[str, Any] | None:
+    """The completion that the events of a stream make; None if they say more than text, or it in another way than ours.
+
+    The stream goes on either way: what cannot be kept is an answer all the same.
+    """
+    parser = sse.EventParser()
+    try:
+        chunks = [found for event in events for payload in parser.feed(event) if (found := table(parsed(payload)))]
+    except ValueError:
+        return None
+    if not chunks or not all(map(_is_ours, chunks)):
         return None
     whole = {name: value for name, value in chunks[0].items() if name not in ("choices", "usage", "updraft")}
     choices: dict[int, dict[str, Any]] = {}
@@ -182,6 +193,28 @@ def _add(choice: dict[str, Any], piece: dict[str, Any]) -> bool:
         kept: dict[str, Any] = choice["logprobs"] or {"content": [], "refusal": None}
         choice["logprobs"] = {**kept, "content": [*kept["content"], *(rows(logprobs.get("content")) or [])]}
     return True
+
+
+def _is_ours(chunk: dict[str, Any]) -> bool:
+    """Whether all its pieces say which choice they belong to, and text if anything."""
+    pieces = tables(chunk.get("choices"))
+    return pieces is not None and all(
+        isinstance(piece.get("index"), int)
+        and isinstance((table(piece.get("delta")) or {}).get("content"), str | None)
+        and isinstance(piece.get("finish_reason"), str | None)
+        for piece in pieces
+    )
+
+
+def _is_plain(completion: dict[str, Any]) -> bool:
+    """Whether all its choices have what a stream of them says."""
+    choices = tables(completion.get("choices"))
+    return bool(choices) and all(
+        isinstance(choice.get("index"), int)
+        and isinstance((table(choice.get("message")) or {"content": 0}).get("content"), str | None)
+        and isinstance(choice.get("finish_reason"), str)
+        for choice in choices
+    )
 
 
 def _is_zero(value: Any) -> bool:

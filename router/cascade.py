@@ -114,7 +114,7 @@ class Cascade:
     # The states
 
     async def _rules(self) -> State:
-        situation = self._situation()
+        situation = await self._situation()
         self.record.momentary = situation.over_budget is not None
         self.ruling = rule(self.job, situation)
         self.decide(Verdict(0, escalate=not self.ruling.local, reason=self.ruling.reason))
@@ -301,12 +301,12 @@ class Cascade:
         self.ruling = Ruling(local=True, cloud=False, reason=reason)
         return State.LOCAL
 
-    def _situation(self) -> Situation:
+    async def _situation(self) -> Situation:
         situation, budget = self.shared.situation(), self.shared.budget
         if budget is None or situation.cloud_missing is not None or situation.offline:
             return situation
         charge = expected_charge(self.record, self.escalation.body())
-        return replace(situation, over_budget=budget.exceeded(self.record.caller, charge))
+        return replace(situation, over_budget=await budget.exceeded(self.record.caller, charge))
 
     async def _read(self, look: Callable[[], _T]) -> _T:
         """What `look` finds in the prompt; in a long one not on the loop, as others are waiting there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -22,8 +23,10 @@ from ..protocol.errors import (
     UpstreamError,
 )
 from .config import RouterConfig
-from .loose import table, tables
+from .loose import parsed, table, tables
 from .tiers import CloudFailure
+
+log = logging.getLogger("updraft.router")
 
 MAX_BODY_BYTES = 32 * 2**20  # a completion is kilobytes; more than this is not an answer
 
@@ -87,8 +90,8 @@ class HttpCloudTier:
         await self._client.aclose()
 
     async def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        """An open response with status 200. A server that refuses `prediction` is asked again without, and is not
-        offered one again.
+        """An open response with status 200. A server that seems to refuse `prediction` is asked again without; if that
+        helps, it is not offered one again.
         """
         if not self.takes_prediction:
             body = {name: value for name, value in body.items() if name != "prediction"}
@@ -106,8 +109,11 @@ class HttpCloudTier:
         finally:
             await response.aclose()
         if response.status_code in (400, 422) and "prediction" in body and b"prediction" in raw:
+            bare = {name: value for name, value in body.items() if name != "prediction"}
+            answered = await self._post(path, bare)  # else it is not the draft that is refused: a server may quote us
             self.takes_prediction = False
-            return await self._post(path, body)
+            log.warning("%s refuses the prediction field: no drafts for it from here on", self._url)
+            return answered
         raise _refused(response, raw)
 
 
@@ -154,7 +160,11 @@ class HttpCloudStream:
                 if self._finished:
                     raise StopAsyncIteration
                 raise _cut("no finish reason came")
-            self._ready.extend(self._decode(payload) for payload in self._parser.feed(chunk))
+            try:
+                payloads = self._parser.feed(chunk)
+            except sse.EventTooLongError as error:
+                raise _nonsense("its stream holds an event without an end") from error
+            self._ready.extend(self._decode(payload) for payload in payloads)
         return self._ready.popleft()
 
     async def aclose(self) -> None:
@@ -162,8 +172,8 @@ class HttpCloudStream:
 
     def _decode(self, payload: bytes) -> tuple[bytes, dict[str, Any]]:
         try:
-            event = table(msgspec.json.decode(payload))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            event = table(parsed(payload))
+        except ValueError as error:
             raise _nonsense("its stream holds an event that is not JSON") from error
         if event is not None and event.get("error"):
             reported = table(event["error"]) or {"message": event["error"]}
@@ -172,6 +182,8 @@ class HttpCloudStream:
         choices = None if event is None else tables(event.get("choices"))
         if event is None or choices is None:
             raise _nonsense("its stream holds an event without choices")
+        if not all(_is_piece(choice) for choice in choices):
+            raise _nonsense("its stream holds a piece that is no part of a message")
         self._finished = self._finished or any(choice.get("finish_reason") for choice in choices)
         return payload, event
 
@@ -197,8 +209,8 @@ async def _read(response: httpx.Response) -> bytes:
 
 def _table(raw: bytes) -> dict[str, Any]:
     try:
-        return table(msgspec.json.decode(raw)) or {}
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return table(parsed(raw)) or {}
+    except ValueError as error:
         raise _nonsense("its answer is not JSON") from error
 
 
@@ -211,14 +223,36 @@ def _completion(raw: bytes) -> dict[str, Any]:
 
 
 def _is_choice(choice: dict[str, Any]) -> bool:
-    return table(choice.get("message")) is not None or isinstance(choice.get("text"), str)
+    """Whether it has a message that says something, if only the empty text. What says nothing would take the place of
+    the device's good answer.
+    """
+    message = table(choice.get("message"))
+    if message is None or not _is_content(message) or not isinstance(choice.get("finish_reason"), str | None):
+        return False
+    calls = message.get("tool_calls")
+    if calls is not None and tables(calls) is None:
+        return False
+    return message.get("content") is not None or any(
+        value for name, value in message.items() if name not in ("role", "content")
+    )
+
+
+def _is_piece(choice: dict[str, Any]) -> bool:
+    delta = choice.get("delta")
+    return delta is None or (table(delta) is not None and _is_content(delta))
+
+
+def _is_content(message: dict[str, Any]) -> bool:
+    """Whether its content is text, parts of one, or left out."""
+    content = message.get("content")
+    return content is None or isinstance(content, str) or bool(tables(content))
 
 
 def _refused(response: httpx.Response, raw: bytes) -> CloudFailure:
     """The server said no. Its own words are relayed where they are OpenAI-shaped."""
     status = response.status_code
-    with suppress(msgspec.DecodeError, UnicodeDecodeError):
-        body = table(msgspec.json.decode(raw)) or {}
+    with suppress(ValueError):
+        body = table(parsed(raw)) or {}
         if (error := table(body.get("error"))) is not None:
             message = str(error.get("message"))
             return CloudFailure(f"it answered {status}", _typed(status, message), status=status, relay=raw)

@@ -140,7 +140,7 @@ class RouterConfig:
             "experience": experience_file(),
         }
         _merge(values, settings.read_toml(path), str(path))
-        _merge(values, _nested(settings.environment(environ)), "the environment (UPDRAFT_*)")
+        _merge(values, _listed(_nested(settings.environment(environ))), "the environment (UPDRAFT_*)")
         _merge(values, dict(overrides or {}), "the options")
         try:
             return msgspec.convert(values, RouterConfig, strict=False, dec_hook=_decode)
@@ -213,6 +213,15 @@ def _nested(flat: dict[str, str]) -> dict[str, Any]:
         else:
             nested.setdefault(found, {})[name.removeprefix(f"{found}_")] = value
     return nested
+
+
+def _listed(given: dict[str, Any]) -> dict[str, Any]:
+    """Names in a variable are apart by commas: `UPDRAFT_PRIVACY_BUILTIN=email,iban`."""
+    privacy = table(given.get("privacy"))
+    if privacy is None or "builtin" not in privacy:
+        return given
+    names = [name.strip() for name in privacy["builtin"].split(",")]
+    return {**given, "privacy": {**privacy, "builtin": [name for name in names if name]}}
 
 
 def _decode(kind: type, value: Any) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import AsyncGenerator, Callable
+import math
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,11 +14,15 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..protocol.errors import AuthenticationError, ConfigurationError, PermissionDeniedError
+from ..protocol.errors import AuthenticationError, ConfigurationError, InvalidRequestError, PermissionDeniedError
 from ..protocol.http import create_app, read_wire_request, send, while_connected
 from ..protocol.server import bind_socket, is_loopback, serve
 from .config import RouterConfig
 from .router import Router
+
+#: Seconds that the client will wait for its answer to begin, like the read timeout of openai's clients.
+TIMEOUT_HEADER = "x-updraft-timeout"
+_CLIENTS_TIMEOUTS = ("x-stainless-read-timeout", "x-stainless-timeout")  # openai's, in Python and in JavaScript
 
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
@@ -59,7 +64,7 @@ def daemon_app(router: Router, api_key: str | None = None) -> FastAPI:
     @app.api_route("/{path:path}", methods=METHODS)
     async def _serve(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction] - the decorator uses it
         _check_caller(request, api_key)
-        wire = await read_wire_request(request)
+        wire = replace(await read_wire_request(request), timeout_s=patience_s(request.headers))
         async with while_connected(request.receive):
             response = await router.handle(wire)
         # The shell stamps its own x-request-id on everything; ours stays in x-updraft-request-id.
@@ -77,6 +82,30 @@ def _check_caller(request: Request, api_key: str | None) -> None:
     sent = request.headers.get("authorization", "").removeprefix("Bearer ")
     if api_key is not None and not hmac.compare_digest(sent.encode(), api_key.encode()):
         raise AuthenticationError("The API key is missing or wrong: send it as Authorization: Bearer KEY.")
+
+
+def patience_s(headers: Mapping[str, str]) -> float | None:
+    """How many seconds the client will wait: `x-updraft-timeout`, else what openai's own clients say of their timeout.
+
+    Raises InvalidRequestError if the first is no number above 0; the others are nobody's promise, and then ignored.
+    """
+    ours = headers.get(TIMEOUT_HEADER)
+    if ours is not None:
+        if (seconds := _seconds(ours)) is None:
+            raise InvalidRequestError(
+                f"{TIMEOUT_HEADER} must be a number of seconds above 0, not {ours[:40]!r}.", param=TIMEOUT_HEADER
+            )
+        return seconds
+    said = (_seconds(headers.get(name, "")) for name in _CLIENTS_TIMEOUTS)
+    return next((seconds for seconds in said if seconds is not None), None)
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        seconds = float(text)
+    except ValueError:
+        return None
+    return seconds if 0 < seconds < math.inf else None
 
 
 def _is_local_page(origin: str) -> bool:

@@ -31,7 +31,7 @@ async def embed(body: dict[str, Any], wanted: Wanted, shared: Shared, record: Re
         raise EngineError("The router has no cloud tier.")
     record.decide(Verdict(0, escalate=True, reason="embeddings come from the cloud"))
     body = {**body, "model": config.cloud_model}
-    with asking(shared, record, body):
+    async with asking(shared, record, body):
         answer = await tiers.cloud.embed(body, timeout_s=config.cloud_timeout_s)
     record.route = "cloud"
     record.cloud = CloudUsage.of(answer) or CloudUsage()

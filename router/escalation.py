@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -38,12 +38,12 @@ def expected_charge(record: Record, body: dict[str, Any]) -> Charge:
     return Charge(1, 1, read + written, record.cost_usd + record.prices.cloud(record.top_model, read, written))
 
 
-@contextmanager
-def asking(shared: Shared, record: Record, body: dict[str, Any]) -> Generator[None]:
+@asynccontextmanager
+async def asking(shared: Shared, record: Record, body: dict[str, Any]) -> AsyncGenerator[None]:
     """The block waits for the cloud's answer to `body`: what it may cost is reserved first. Raises CloudForbidden."""
     if shared.budget is not None and record.reserved is None:
         try:
-            record.reserved = shared.budget.reserve(record.caller, expected_charge(record, body))
+            record.reserved = await shared.budget.reserve(record.caller, expected_charge(record, body))
         except BudgetExceededError as error:
             raise CloudForbidden(error) from error
     began, record.unbilled = time.monotonic(), False
@@ -182,7 +182,7 @@ class Escalation:
         for rung in ladder:
             sent = {**body, "model": rung.model}
             try:
-                with asking(self.shared, self.record, sent):
+                async with asking(self.shared, self.record, sent):
                     answer = await send(rung.tier, sent)
             except CloudFailure as failure:
                 if rung is ladder[-1] or isinstance(failure, CloudForbidden):

@@ -54,9 +54,12 @@ class Seen:
         cls, record: Record, messages: Sequence[Message], answer: LocalAnswer, completion: dict[str, Any] | None
     ) -> Seen:
         """`completion`: the cloud's, where it gave a whole one."""
-        choice: dict[str, Any] = {} if completion is None else completion["choices"][0]
-        text = None if completion is None else str(choice["message"].get("content") or "")
-        return cls(record, messages, answer, text, str(choice.get("finish_reason") or "stop"))
+        if completion is None:
+            return cls(record, messages, answer, None)
+        choice: dict[str, Any] = completion["choices"][0]
+        content = choice["message"].get("content") or ""
+        text = content if isinstance(content, str) else None  # parts of a message are not told from each other here
+        return cls(record, messages, answer, text, choice.get("finish_reason") or "stop")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..protocol.errors import ConfigurationError
+
+T = TypeVar("T")
+
+RETRY_S = 0.1  # between two tries where another process writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +112,12 @@ class Ledger:
 
     A file of an older format is brought up to date; what is in it stays. Raises ConfigurationError if the file cannot
     be opened, is no ledger, or is one of a newer version.
+
+    `busy_s`: for how long a call waits while another process writes, before it raises sqlite3.OperationalError. Opening
+    waits up to 5 seconds in any case.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, busy_s: float = 5.0) -> None:
         self.path = path
         self._lock = threading.Lock()
         try:
@@ -119,6 +128,7 @@ class Ledger:
         try:
             self._connection.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;")
             self._migrate()
+            self._connection.execute(f"PRAGMA busy_timeout={round(busy_s * 1000)}")
         except sqlite3.Error as error:
             self._connection.close()
             raise ConfigurationError(f"The ledger {path} is unusable: {error}", param="ledger") from error
@@ -181,6 +191,18 @@ class Ledger:
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version={_VERSION}")
 
+    async def alone(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """What `work` gives in a transaction. Waits for other processes, up to 5 seconds, with the event loop free."""
+        until = time.monotonic() + 5.0
+        while True:
+            try:
+                with self.transaction() as connection:
+                    return work(connection)
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                    raise
+            await asyncio.sleep(RETRY_S)
+
     @contextmanager
     def transaction(self) -> Generator[sqlite3.Connection]:
         """Alone with the file, also among processes: what is read in it holds until it is written."""
@@ -188,7 +210,8 @@ class Ledger:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
+                self._connection.execute("COMMIT")
             except BaseException:
-                self._connection.execute("ROLLBACK")
+                if self._connection.in_transaction:  # a full disk may have ended it
+                    self._connection.execute("ROLLBACK")
                 raise
-            self._connection.execute("COMMIT")

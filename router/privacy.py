@@ -6,13 +6,16 @@ import asyncio
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..protocol.errors import ConfigurationError
-from .loose import rows, table, tables
+from .loose import parsed, rows, table, tables
 
 _LONG = 2**14  # characters: beyond it the search leaves the event loop to others
+_LARGE = 10**40  # numbers from here on are nobody's
+_BETWEEN = "\n\0\n"  # between two texts: no rule reads on from one into the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +53,49 @@ class PrivacyRules:
         """The name of the first rule that `body` meets, in any text of it; None if there is none."""
         if not self._rules:
             return None
-        text = "\n".join(_texts(body))
+        said = {name: value for name, value in body.items() if not isinstance(value, int | float)}  # a seed is no text
+        text = _BETWEEN.join(_texts(said))
         return await asyncio.to_thread(self.search, text) if len(text) > _LONG else self.search(text)
 
     def search(self, text: str) -> str | None:
         # Full-width digits and odd blanks are what they look like; half a character is none.
-        plain = unicodedata.normalize("NFKC", text).encode("utf-8", "replace").decode()
-        return next((name for name, found in self._rules.items() if found(plain)), None)
+        written = unicodedata.normalize("NFKC", text).encode("utf-8", "replace").decode()
+        plain = written.translate(_plainer(written))
+        texts = (written,) if plain == written else (written, plain)
+        return next((name for name, found in self._rules.items() if any(map(found, texts))), None)
+
+
+def _plainer(text: str) -> dict[int, str | None]:
+    """For `str.translate`: what nobody sees goes, every dash is one, and so is every digit."""
+    table: dict[int, str | None] = {}
+    for character in set(text):
+        kind = unicodedata.category(character) if character > "\x7f" else ""
+        if kind == "Cf":  # soft hyphens, zero-width blanks and joiners, marks of direction
+            table[ord(character)] = None
+        elif kind == "Pd" or character == "\u2212":  # the last is the sign for minus
+            table[ord(character)] = "-"
+        elif kind == "Nd":
+            table[ord(character)] = str(unicodedata.decimal(character))
+    return table
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every string in a request, names included; what a message says in several parts also in one piece."""
+    """Every string and number in a request, names included; what a message says in several parts also in one piece, and
+    the arguments of calls also as what their JSON says.
+    """
     if isinstance(value, str):
         yield value
+    elif isinstance(value, int | float):
+        yield repr(value) if abs(value) < _LARGE else ""
     elif (entries := table(value)) is not None:
         if parts := tables(entries.get("content")):
             yield "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
         for name, item in entries.items():
             yield name
             yield from _texts(item)
+            if name == "arguments" and isinstance(item, str):
+                with suppress(ValueError):  # not JSON: then it is text, and was looked at
+                    yield from _texts(parsed(item.encode("utf-8", "replace")))
     else:
         for item in rows(value) or ():
             yield from _texts(item)
@@ -90,6 +117,8 @@ def _searcher(pattern: str, name: str) -> Callable[[str], bool]:
 
 # A card: 13 to 19 digits, in groups or not, as issuers number them, with a right check digit (Luhn, ISO/IEC 7812-1).
 _DIGITS = re.compile(r"\d(?:[ -]?\d){12,}", re.ASCII)
+# The same in the groups that are printed on cards, all with the same other separator: two blanks, dots, line breaks.
+_GROUPS = re.compile(r"(?<!\d)(?=(\d{4}([\s._/-]{1,3})(?:\d{4}\2\d{4}\2\d{4}|\d{6}\2\d{4,5}))(?!\d|\2\d{4}))", re.ASCII)
 # An account: country, check digits and up to 30 letters and digits, in groups or not (ISO 13616).
 _ACCOUNT = re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]){11,60}", re.ASCII | re.IGNORECASE)
 
@@ -99,7 +128,16 @@ def _has_card(text: str) -> bool:
         13 <= len(digits) <= 19 and digits[0] in "23456" and _luhn(digits)
         for found in _DIGITS.finditer(text)
         for digits in _joined(re.split("[ -]", found[0]), 19)
+    ) or any(
+        found[1][0] in "23456" and _luhn(found[1].replace(found[2], "")) and not _goes_on(text, found.start(), found[2])
+        for found in _GROUPS.finditer(text)
     )
+
+
+def _goes_on(text: str, start: int, separator: str) -> bool:
+    """Whether four digits and `separator` are before `start`: then it is a column of numbers, not a card."""
+    before = text[max(0, start - len(separator) - 4) : start]
+    return before.endswith(separator) and before[:4].isdigit() and len(before) == len(separator) + 4
 
 
 def _has_iban(text: str) -> bool:
@@ -141,6 +179,7 @@ _PHONE = (
     r"(?:\+|\b00)[1-9](?:[ ()./-]{0,2}\d){7,14}\b"
     r"|(?:\(\d{3}\) ?|\b\d{3}[ .-])\d{3}[ .-]\d{4}\b"
     r"|(?:\(0\d{1,4}\) ?|\b0\d{1,4}[ /-])\d{3,8}(?:[ -]?\d{2,4}){0,3}\b"
+    r"|\b0[1-9]\d{1,3}\.\d{5,8}\b|\b0[1-9](?:\.\d{2}){4}\b"  # after dots, which are in dates and numbers as well
 )
 # Keys that say whose they are, private keys, and signed tokens (JWT). In ASCII: all of Unicode makes it megabytes.
 _API_KEY = (

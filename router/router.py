@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from ..protocol.errors import (
 from ..protocol.responses import ModelCard, ModelList
 from ..protocol.wire import WireRequest, WireResponse
 from . import answer, streams
+from .books import Books
 from .budget import Budget
 from .cache import Cached, Slot, answer_of, stream_of
 from .caller import caller_of
@@ -45,6 +46,8 @@ from .tiers import CloudFailure
 
 log = logging.getLogger("updraft.router")
 
+BUSY_S = 0.02  # how long the event loop may wait for another process that writes into the ledger
+
 
 class Router:
     """One local and one cloud tier behind an OpenAI-shaped face. `start()` it on the event loop that will use it.
@@ -55,7 +58,7 @@ class Router:
     def __init__(self, config: RouterConfig, tiers: Tiers | None = None) -> None:
         self.config = config
         self._tiers = tiers
-        self._ledger: Ledger | None = None
+        self._books: Books | None = None
         self._privacy = PrivacyRules(config.privacy)
         self._cache = config.cache.make()
         self._pace = Pace()
@@ -74,9 +77,9 @@ class Router:
         async with self._starting:
             if self._closed:
                 raise OverloadedError("The router is closed.")
-            if self._ledger is None and self.config.ledger is not None:
-                self._ledger = Ledger(self.config.ledger)
-                self._budget = _budget(self.config, self._ledger)
+            if self._books is None and self.config.ledger is not None:
+                ledger = await asyncio.to_thread(Ledger, self.config.ledger, busy_s=BUSY_S)
+                self._books, self._budget = Books(ledger), _budget(self.config, ledger)
             if self._tiers is None:
                 self._tiers = await load_tiers(self.config)
             if not self._learner_tried:
@@ -89,19 +92,18 @@ class Router:
         for body in list(self._open):
             await body.aclose()
         tiers, self._tiers = self._tiers, None
-        ledger, self._ledger = self._ledger, None
+        books, self._books = self._books, None
         learner, self._learner = self._learner, None
-        try:
-            if tiers is not None and tiers.local is not None:
-                await tiers.local.aclose()
-            if tiers is not None and tiers.cloud is not None:
-                for tier in (*(rung.tier for rung in tiers.middle), tiers.cloud):
-                    await tier.aclose()
-        finally:
+        async with AsyncExitStack() as closing:  # all of them, also where one fails; the last one in goes first
+            if books is not None:
+                closing.push_async_callback(books.close)
             if learner is not None:
-                await asyncio.to_thread(learner.close)
-            if ledger is not None:
-                ledger.close()
+                closing.callback(learner.close)  # not in a thread: at the interpreter's exit nobody starts one any more
+            if tiers is not None and tiers.cloud is not None:
+                for tier in (tiers.cloud, *(rung.tier for rung in tiers.middle)):
+                    closing.push_async_callback(tier.aclose)
+            if tiers is not None and tiers.local is not None:
+                closing.push_async_callback(tiers.local.aclose)
 
     async def handle(self, request: WireRequest) -> WireResponse:
         """Answer one request. Every failure becomes an OpenAI error body; only cancellation is raised."""
@@ -200,11 +202,12 @@ class Router:
             completion = {**reply.completion, "updraft": record.info()}
         else:
             raise EngineError("The cascade gave a stream where none was asked for.")
+        response = WireResponse.json(completion, headers=answer.headers(record))
         if slot is not None:
             slot.keep(msgspec.to_builtins(completion), record)
         self._write(record, 200)
         self._learn(cascade, reply.completion if isinstance(reply, CloudReply) else None)
-        return WireResponse.json(completion, headers=answer.headers(record))
+        return response
 
     def _repeat(self, job: Job, kept: Cached, record: Record) -> WireResponse:
         """An answer that was kept, in the form in which it is wanted now."""
@@ -239,11 +242,16 @@ class Router:
         return WireResponse(200, {"content-type": prometheus.CONTENT_TYPE}, text.encode())
 
     def _learn(self, cascade: Cascade, completion: dict[str, Any] | None) -> None:
+        """The request has its answer and its row by now: what fails here is logged, and harms neither."""
         answer = cascade.judged
         if cascade.record.cloud_model not in ("", self.config.cloud_model):
             return  # a smaller cloud's answer says nothing about the pair that the policy is for
-        if self._learner is not None and answer is not None and cascade.ruling.open:
+        if self._learner is None or answer is None or not cascade.ruling.open:
+            return
+        try:
             self._learner.observe(Seen.of(cascade.record, cascade.chat.messages, answer, completion))
+        except Exception:
+            log.exception("request %s could not be learned from", cascade.record.request_id)
 
     def _refuse(self, record: Record, error: UpdraftError | CloudFailure) -> WireResponse:
         response = answer.failure(error, record)
@@ -253,18 +261,15 @@ class Router:
         return response
 
     def _write(self, record: Record, status: int) -> None:
-        if self._ledger is None:
-            return
-        try:
-            self._ledger.record(record.row(status), self._settlement(record))
-        except sqlite3.Error:
-            log.exception("request %s could not be entered in the ledger", record.request_id)
+        if self._books is not None:
+            self._books.enter(record.row(status), self._settlement(record))
 
     def _settlement(self, record: Record) -> Callable[[sqlite3.Connection], None] | None:
         budget = self._budget
         if budget is None:
             return None
-        return lambda connection: budget.settle(connection, record.caller, record.reserved, record.charge)
+        caller, reserved, charge = record.caller, record.reserved, record.charge
+        return lambda connection: budget.settle(connection, caller, reserved, charge)
 
     def _shared(self) -> Shared:
         return Shared(self.config, self._running(), self._pace, self._budget)

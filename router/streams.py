@@ -18,6 +18,7 @@ from .answer import ChunkWriter, ShownTokens, token_logprobs
 from .cascade import Cascade
 from .gates import Verdict
 from .job import continued
+from .loose import table
 from .tiers import CloudFailure, CloudStream, CloudUsage, LocalAnswer, LocalGeneration, Token
 
 
@@ -251,10 +252,10 @@ async def _relayed(cascade: Cascade, stream: CloudStream, adopt: ChunkWriter | N
 
 def _without_role(event: dict[str, Any]) -> dict[str, Any]:
     """A continued turn has its role already."""
-    choices = [
-        {**choice, "delta": {name: value for name, value in choice.get("delta", {}).items() if name != "role"}}
-        for choice in event["choices"]
-    ]
+    choices: list[dict[str, Any]] = []
+    for choice in event["choices"]:
+        delta = table(choice.get("delta")) or {}
+        choices.append({**choice, "delta": {name: value for name, value in delta.items() if name != "role"}})
     return {**event, "choices": choices}
 
 

@@ -13,6 +13,8 @@ from ..protocol.sampling import SamplingParams
 from ..protocol.structured import Constraint, Tool
 from .loose import table
 
+_MOST_TOKENS = 2**32  # of one request; no model reads a thousandth of it
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -165,8 +167,9 @@ class CloudUsage:
 
 
 def _count(counts: dict[str, Any], name: str) -> int:
+    """0, as where nothing was said, for what cannot be a count: taken at its word it would spend every budget."""
     value: Any = counts.get(name)
-    return value if isinstance(value, int) and value >= 0 else 0
+    return value if isinstance(value, int) and 0 <= value <= _MOST_TOKENS else 0
 
 
 class CloudStream(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import CancelledError, Future
@@ -21,7 +22,8 @@ CLOSE_TIMEOUT_S = 30.0
 class Runtime:
     """Owns the loop, its thread and the router. Starts on the first request; nothing runs before.
 
-    Futures of `handle` and `next_chunk` are cancelled by their caller to stop the work behind them.
+    Futures of `handle` and `next_chunk` are cancelled by their caller to stop the work behind them. All three raise
+    OverloadedError after `close()`, and in a child of `os.fork()` once the parent has started: the thread stayed there.
     """
 
     def __init__(self, config: RouterConfig, make_router: Callable[[RouterConfig], Router] = Router) -> None:
@@ -32,6 +34,7 @@ class Runtime:
         self._thread: threading.Thread | None = None
         self._router: Router | None = None
         self._closed = False
+        self._pid: int | None = None  # of the process that started it
 
     def handle(self, request: WireRequest) -> Future[WireResponse]:
         router = self._started()
@@ -46,7 +49,11 @@ class Runtime:
         return self._submit(_release(body))
 
     def close(self) -> None:
-        """Cancel what is in flight, close the router (engine, sockets, ledger), end the thread. Idempotent."""
+        """Cancel what is in flight, close the router (engine, sockets, ledger), end the thread. Idempotent, and nothing
+        in a child of the process that started it: sockets and files are the parent's.
+        """
+        if self._is_of_the_parent:
+            return
         with self._lock:
             self._closed = True
             loop, thread, router = self._loop, self._thread, self._router
@@ -60,6 +67,7 @@ class Runtime:
             thread.join(CLOSE_TIMEOUT_S)
 
     def _started(self) -> Router:
+        self._check_process()
         with self._lock:
             if self._closed:
                 raise OverloadedError("This client is closed.")
@@ -68,10 +76,24 @@ class Runtime:
                 self._thread = threading.Thread(target=_run, args=(self._loop,), name="updraft-router", daemon=True)
                 self._thread.start()
                 self._router = self._make_router(self.config)
+                self._pid = os.getpid()
             return self._router
 
+    @property
+    def _is_of_the_parent(self) -> bool:
+        return self._pid not in (None, os.getpid())
+
+    def _check_process(self) -> None:
+        """Before anything is locked: the fork may have found the lock taken, by a thread that is not here."""
+        if self._is_of_the_parent:
+            raise OverloadedError(
+                "This client was used before os.fork(), and its models and connections stayed with the parent process: "
+                "make a new client in the child.",
+                code="forked",
+            )
+
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        loop = self._loop
+        loop = None if self._is_of_the_parent else self._loop
         if loop is None:
             work.close()
             raise OverloadedError("This client is closed.")

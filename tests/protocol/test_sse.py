@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from updraft.protocol import sse
@@ -40,3 +43,19 @@ def test_nothing_after_done_counts() -> None:
     parser = sse.EventParser()
     assert parser.feed(sse.event(1) + sse.DONE + sse.event(2)) == [b"1"]
     assert parser.feed(sse.event(3)) == []
+
+
+def test_an_event_without_an_end_costs_neither_memory_nor_time() -> None:
+    parser, chunk = sse.EventParser(), b"data: a long one"
+    began = time.process_time()
+    for _ in range(sse.MAX_EVENT_BYTES // len(chunk)):
+        assert parser.feed(chunk) == []
+    assert time.process_time() - began < 20, "looking through all of it each time takes minutes"
+    with pytest.raises(sse.EventTooLongError):
+        parser.feed(chunk)
+
+
+def test_long_events_that_end_are_events() -> None:
+    parser = sse.EventParser()
+    long = sse.event("x" * (sse.MAX_EVENT_BYTES - 100))
+    assert [len(payload) for payload in parser.feed(long * 3 + sse.DONE)] == [sse.MAX_EVENT_BYTES - 98] * 3

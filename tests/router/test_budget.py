@@ -165,7 +165,7 @@ def test_processes_on_one_ledger_share_the_limit(tmp_path: Path) -> None:
         budget = Budget({"all": Limits(usd=0.205)}, ledger)
         for _ in range(20):
             with contextlib.suppress(BudgetExceededError):
-                taken.append(budget.reserve(Caller(), ONE))
+                taken.append(asyncio.run(budget.reserve(Caller(), ONE)))
         ledger.close()
 
     threads = [threading.Thread(target=spend) for _ in range(4)]
@@ -178,7 +178,7 @@ def test_processes_on_one_ledger_share_the_limit(tmp_path: Path) -> None:
     budget = Budget({"all": Limits(usd=0.205)}, ledger)
     with ledger.transaction() as connection:
         budget.settle(connection, Caller(), taken[0], replace(ONE, usd=0.001))
-    assert budget.exceeded(Caller(), ONE) is None, "what was not used is free again"
+    assert asyncio.run(budget.exceeded(Caller(), ONE)) is None, "what was not used is free again"
     ledger.close()
 
 
@@ -187,17 +187,17 @@ def test_a_new_day_is_a_new_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("updraft.router.budget.time.time", lambda: now)
     ledger = Ledger(tmp_path / "ledger.sqlite3")
     budget = Budget({"key": Limits(cloud_tokens=100)}, ledger)
-    reserved = budget.reserve(Caller("k"), ONE)
-    error = budget.exceeded(Caller("k"), ONE)
+    reserved = asyncio.run(budget.reserve(Caller("k"), ONE))
+    error = asyncio.run(budget.exceeded(Caller("k"), ONE))
     assert error is not None
     assert error.renews_s == 6400
     assert "1972-09-28 00:00 UTC" in error.message
-    assert budget.exceeded(Caller("other"), ONE) is None
+    assert asyncio.run(budget.exceeded(Caller("other"), ONE)) is None
     now += 10_000
-    assert budget.exceeded(Caller("k"), ONE) is None
+    assert asyncio.run(budget.exceeded(Caller("k"), ONE)) is None
     with ledger.transaction() as connection:
         budget.settle(connection, Caller("k"), reserved, replace(ONE, cloud_tokens=99))
-    assert budget.exceeded(Caller("k"), ONE) is None, "yesterday's request is settled with yesterday"
+    assert asyncio.run(budget.exceeded(Caller("k"), ONE)) is None, "yesterday's request is settled with yesterday"
     ledger.close()
 
 
@@ -224,3 +224,19 @@ def test_limits_that_mean_nothing_are_refused(limits: dict[str, Any]) -> None:
 def test_a_budget_needs_a_ledger() -> None:
     with pytest.raises(ConfigurationError, match="ledger must be a file"):
         RouterConfig(budget=Limits(usd=1.0))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"max_tokens": 2**63}, {"max_tokens": 2**62, "n": 8}, {"max_completion_tokens": 10**30}]
+)
+@pytest.mark.parametrize("model", ["cloud", "auto"])
+def test_no_request_is_too_large_to_be_counted(bench: Any, model: str, fields: dict[str, int]) -> None:
+    async def test() -> None:
+        async with bench(ESCALATE, budget=Limits(cloud_share=1.0)) as b:
+            for _ in range(2):
+                response = await b.ask(model, **fields)
+                assert response.status in (200, 400), response.body
+        rows = b.rows()
+        assert len(rows) == 2
+
+    run(test())

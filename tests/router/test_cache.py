@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -105,6 +106,46 @@ def test_answers_age(bench: Any) -> None:
             await asyncio.sleep(0.25)
             routes.append((await b.answer(seed=3))["updraft"]["route"])
         assert routes == ["local", "cache", "local"]
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"},
+        {"index": "0", "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"},
+        {"index": 0, "message": {"role": "assistant", "content": "hi"}},
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": [{"type": "text", "text": "hi"}]},
+            "finish_reason": "stop",
+        },
+    ],
+)
+def test_an_answer_in_another_shape_is_one_and_is_not_kept(bench: Any, cloud: FakeCloud, choice: Any) -> None:
+    async def test() -> None:
+        async with bench(cache=ON) as b:
+            cloud.says = (200, json.dumps({"choices": [choice]}).encode())
+            assert (await b.answer("cloud", **SAME))["updraft"]["route"] == "cloud"
+            cloud.says = None
+            _, events, done = await b.stream("cloud", **SAME)
+            assert (text_of(events), done) == (CLOUD_TEXT, True), "asked again, and it is whole"
+
+    run(test())
+
+
+@pytest.mark.parametrize("first", [{"delta": {"content": "hi"}}, {"index": 0, "delta": {"content": [{"text": "hi"}]}}])
+def test_a_stream_in_another_shape_is_relayed_and_not_kept(bench: Any, cloud: FakeCloud, first: Any) -> None:
+    async def test() -> None:
+        last = {"delta": {}, "finish_reason": "stop"}
+        raw = b"".join(b"data: " + json.dumps({"choices": [piece]}).encode() + b"\n\n" for piece in (first, last))
+        cloud.says = (200, raw + b"data: [DONE]\n\n")
+        async with bench(cache=ON) as b:
+            for _ in range(2):
+                _, events, done = await b.stream("cloud", **SAME)
+                assert (events[0]["choices"], updraft_of(events)["route"], done) == ([first], "cloud", True)
+        assert [row.status for row in b.rows()] == [200, 200]
 
     run(test())
 

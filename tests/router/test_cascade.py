@@ -224,6 +224,20 @@ def test_a_server_that_refuses_prediction_is_asked_once_more_and_remembered(benc
     run(test())
 
 
+def test_a_refusal_of_something_else_leaves_drafts_alone(bench: Any, cloud: FakeCloud) -> None:
+    """Some servers quote the whole request in their refusal, the word `prediction` with it."""
+
+    async def test() -> None:
+        async with bench(ScriptedGates(after=True)) as b:
+            cloud.says = (422, b'{"detail": [{"type": "extra_forbidden", "input": {"prediction": {}}}]}')
+            assert (await b.answer())["updraft"]["route"] == "fallback"
+            cloud.says = None
+            assert (await b.answer())["updraft"]["route"] == "escalated"
+        assert ["prediction" in body for body in cloud.requests] == [True, False, True]
+
+    run(test())
+
+
 def test_a_quality_that_is_no_share_is_refused(bench: Any) -> None:
     async def test() -> None:
         async with bench() as b:

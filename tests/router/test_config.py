@@ -143,3 +143,9 @@ def test_cloud_url_is_a_base_url(given: str, used: str) -> None:
 
 def test_the_key_is_never_shown() -> None:
     assert "sk-secret" not in repr(RouterConfig(cloud_api_key="sk-secret"))
+
+
+@pytest.mark.parametrize(("given", "found"), [("email", ("email",)), ("email, iban,", ("email", "iban")), ("", ())])
+def test_a_list_in_a_variable_has_commas(tmp_path: Path, given: str, found: tuple[str, ...]) -> None:
+    environ = {"UPDRAFT_PRIVACY_BUILTIN": given}
+    assert RouterConfig.load(environ=environ, file=tmp_path / "none.toml").privacy.builtin == found

@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -24,14 +26,21 @@ CODE = """
 import sys
 from updraft.router.config import RouterConfig
 from updraft.router.daemon import DaemonOptions, run_daemon
-run_daemon(DaemonOptions(RouterConfig(local=None, cloud_url=sys.argv[1]), port=0))
+run_daemon(DaemonOptions(RouterConfig(cloud_url=sys.argv[1], **eval(sys.argv[2])), port=0))
 """
 USER = [{"role": "user", "content": "hello"}]
 
 
 @pytest.fixture
 def daemon(cloud: FakeCloud) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    process = subprocess.Popen([sys.executable, "-c", CODE, cloud.url], stdout=subprocess.PIPE, text=True)
+    with running_daemon(cloud, {"local": None}) as found:
+        yield found
+
+
+@contextmanager
+def running_daemon(cloud: FakeCloud, settings: dict[str, Any]) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    command = [sys.executable, "-c", CODE, cloud.url, repr(settings)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         line = process.stdout.readline()
@@ -96,6 +105,28 @@ def test_a_key_is_asked_for_where_one_is_set(cloud: FakeCloud) -> None:
         for key, status in (("secret", 200), ("wrong", 401), ("", 401)):
             answer = client.post("/v1/chat/completions", json=question, headers={"authorization": f"Bearer {key}"})
             assert answer.status_code == status
+
+
+def test_the_clients_timeout_is_the_deadline(cloud: FakeCloud) -> None:
+    """A slow cloud: the client that waits for 3 seconds gets the device's answer within them."""
+    cloud.mode = "slow"
+    with running_daemon(cloud, {"policy": "none", "confidence": 0.999999}) as (url, _):
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=3.0) as client:
+            completion = client.chat.completions.create(model="auto", messages=USER, max_tokens=8)
+            assert completion.model_extra and completion.model_extra["updraft"]["route"] == "fallback"
+        body = {"model": "cloud", "messages": USER}
+        with httpx.Client(base_url=f"{url}/v1", timeout=20) as http:
+            for headers, status in (
+                ({"x-updraft-timeout": "0.3", "x-stainless-read-timeout": "600"}, 504),
+                ({"x-stainless-timeout": "0.3"}, 504),
+                ({"x-updraft-timeout": "soon"}, 400),
+                ({"x-updraft-timeout": "-1"}, 400),
+            ):
+                answer = http.post("/chat/completions", json=body, headers=headers)
+                assert answer.status_code == status, headers
+            cloud.mode = "healthy"
+            answer = http.post("/chat/completions", json=body, headers={"x-stainless-read-timeout": "nan"})
+            assert answer.status_code == 200, "what a library says by itself is refused to nobody"
 
 
 def test_other_machines_need_a_key() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
@@ -53,6 +54,18 @@ def no_sockets() -> Iterator[list[str]]:
         ("credit_card", "order 99, card 5500-0000-0000-0004."),
         ("credit_card", "378282246310005"),
         ("credit_card", "\uff14111 1111\u00a01111 1111"),
+        ("credit_card", "4111\u200b1111\u200b1111\u200b1111"),
+        ("credit_card", "4111\u20131111\u20131111\u20131111 and 4111\u20111111"),
+        ("credit_card", "4111.1111.1111.1111, and so on"),
+        ("credit_card", "4111_1111_1111_1111"),
+        ("credit_card", "order 12  4111  1111  1111  1111"),
+        ("credit_card", "my card:\r\n4111\r\n1111\r\n1111\r\n1111\r\nthanks"),
+        ("credit_card", "3782.822463.10005"),
+        ("credit_card", "".join(chr(0x660 + int(digit)) for digit in "4111111111111111")),
+        ("email", "jo\u00adhn\u200b@\u00adexam\u00adple.com"),
+        ("phone", "0171.2345678"),
+        ("phone", "01.23.45.67.89"),
+        ("phone", "call\u200b030/90182000"),
         ("iban", "it is DE89 3704 0044 0532 0130 00 and thank you"),
         ("iban", "gb82west12345698765432"),
         ("phone", "call +49 (30) 901820-0"),
@@ -75,6 +88,9 @@ def test_what_is_found(rule: str, text: str) -> None:
         "GB82 WEST 1234 5698 7654 33",
         "What is 347 + 586? In 2024 it was 12:30, on 2024-05-06.",
         "x @ y, a@b, sk-1, pi is 3.14159265358979",
+        "4111\n1111\n1111\n1111\n5105\n1051\n0510\n5100",
+        "0.1712345678, 01.02.2024, 05.2024, 0.05.12345 \u2013 and 1990\u20132024",
+        "4111.1111.1111.1112, 4111  1111  1111",
         "version 1.2.3-4, 192.168.100.200:8080, $1,234,567.89",
         "",
     ],
@@ -98,7 +114,17 @@ def test_any_text_can_be_searched(text: str) -> None:
     PrivacyRules(ALL).search(text)
 
 
-@pytest.mark.parametrize("text", ["a" * 10**6, "1 " * 5 * 10**5, "DE00" + "A1 " * 3 * 10**5, "a@" * 5 * 10**5])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 10**6,
+        "1 " * 5 * 10**5,
+        "DE00" + "A1 " * 3 * 10**5,
+        "a@" * 5 * 10**5,
+        "4111.1111." * 10**5,
+        "1\u00ad\u2013" * 10**5,
+    ],
+)
 def test_no_pattern_hangs(text: str) -> None:
     rules = PrivacyRules(Privacy(builtin=tuple(BUILTIN), patterns={"bomb": r"(a+)+$", "words": r"(\w+\s?)*!"}))
     began = time.perf_counter()
@@ -155,6 +181,38 @@ def test_a_match_keeps_the_request_here_and_names_the_rule_only(
         assert b"4111" not in b.ledger.read_bytes()
 
     run(test())
+
+
+CARD = 4111111111111111
+CALL = {"type": "function", "function": {"name": "pay", "arguments": '{"card": "\\u0034111111111111111"}'}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"tools": [{"function": {"parameters": {"properties": {"card": {"type": "integer", "default": CARD}}}}}]},
+        {"tools": [{"function": {"parameters": {"properties": {"card": {"examples": [1, float(CARD)]}}}}}]},
+        {"messages": [{"role": "assistant", "content": None, "tool_calls": [CALL]}]},
+    ],
+)
+def test_numbers_and_arguments_are_text_too(body: dict[str, Any]) -> None:
+    assert run_match(body) == "credit_card"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"input": [[4111, 1111, 1111, 1111]]},
+        {"messages": [{"role": "user", "content": "4111 1111"}, {"content": "1111 1111"}]},
+        {"tools": [{"arguments": "{nonsense"}, {"arguments": "[" * 5000}, 10**300], "seed": CARD, "top_p": 1e308},
+    ],
+)
+def test_what_stands_apart_is_not_read_as_one(body: dict[str, Any]) -> None:
+    assert run_match(body) is None
+
+
+def run_match(body: dict[str, Any]) -> str | None:
+    return asyncio.run(PrivacyRules(ALL).match(body))
 
 
 def test_private_requests_open_no_socket(no_sockets: list[str], tmp_path: Path) -> None:

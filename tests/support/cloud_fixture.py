@@ -25,4 +25,5 @@ def cloud(cloud_server: FakeCloud) -> FakeCloud:
     cloud_server.disconnects = 0
     cloud_server.fail_after = None
     cloud_server.delay_s = 0.0
+    cloud_server.says = None
     return cloud_server

@@ -164,11 +164,16 @@ class FakeCloud:
     disconnects: int = 0
     delay_s: float = 0.0
     fail_after: int | None = None  # from this request on, break the connection
+    says: tuple[int, *tuple[bytes, ...]] | None = None  # every answer, byte for byte: its status, then its pieces
 
     async def chat(self, request: Request) -> Response:
         body = await request.json()
         self.requests.append(body)
         self.authorizations.append(request.headers.get("authorization"))
+        if self.says is not None:
+            status, *pieces = self.says
+            streams = body.get("stream") and status == 200
+            return StreamingResponse(_apart(pieces), status, media_type="text/event-stream" if streams else None)
         mode = self.mode
         if self.fail_after is not None and len(self.requests) > self.fail_after:
             mode = "reset"
@@ -247,6 +252,12 @@ class FakeCloud:
         except (asyncio.CancelledError, GeneratorExit):
             self.disconnects += 1
             raise
+
+
+async def _apart(pieces: list[bytes]) -> AsyncIterator[bytes]:
+    for index, piece in enumerate(pieces):
+        await asyncio.sleep(0.05 if index else 0)
+        yield piece
 
 
 def _usage(body: dict[str, Any], text: str) -> dict[str, Any]:

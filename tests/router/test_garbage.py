@@ -1,0 +1,165 @@
+"""What a cloud may send instead of an answer: the device's stands in, with a row each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cascade_bench import run, text_of, updraft_of
+from router_fakes import LOCAL_TEXT, FakeCloud, ScriptedGates
+from updraft.classifier.experience import Experience
+from updraft.protocol.sse import MAX_EVENT_BYTES
+from updraft.router.budget import Limits
+from updraft.router.learning import Learner
+from updraft.router.ledger import Ledger
+
+DEEP = b"[" * 5000 + b"]" * 5000
+
+
+def whole(message: Any, **more: Any) -> bytes:
+    return json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], **more}).encode()
+
+
+def events(*payloads: Any) -> bytes:
+    raw = (part if isinstance(part, bytes) else json.dumps(part).encode() for part in payloads)
+    return b"".join(b"data: " + part + b"\n\n" for part in raw)
+
+
+def piece(delta: Any, finish_reason: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}], **more}
+
+
+SAID = {"role": "assistant", "content": "The answer."}
+WHOLE = {
+    "deep": (200, DEEP),
+    "deep beside an answer": (200, b'{"odd": ' + DEEP + b", " + whole(SAID)[1:]),
+    "deep error": (500, DEEP),
+    "deep refusal": (400, b'{"error": ' + DEEP + b"}"),
+    "text": (200, b'{"choices": [{"text": "x", "finish_reason": "stop"}]}'),
+    "empty message": (200, whole({})),
+    "only a role": (200, whole({"role": "assistant", "content": None, "tool_calls": []})),
+    "a number": (200, whole({"role": "assistant", "content": 5})),
+    "an object": (200, whole({"role": "assistant", "content": {"a": 1}})),
+    "calls that are none": (200, whole({"role": "assistant", "content": None, "tool_calls": 5})),
+    "an odd reason": (200, b'{"choices": [{"message": {"content": "x"}, "finish_reason": 7}]}'),
+}
+STREAMS = {
+    "deep": events(DEEP),
+    "a number": events(piece({"content": 5}), piece({}, "stop"), b"[DONE]"),
+    "words": events(piece({"content": ["x"]}), piece({}, "stop"), b"[DONE]"),
+    "no end": b"data: " + b"x" * MAX_EVENT_BYTES,
+    "no delta": events(piece(5), piece({}, "stop"), b"[DONE]"),
+}
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_no_answer_takes_the_place_of_the_devices(bench: Any, cloud: FakeCloud, kind: str) -> None:
+    async def test() -> None:
+        cloud.says = WHOLE[kind]
+        async with bench(ScriptedGates(after=True)) as b:
+            answer = await b.answer()
+            assert answer["choices"][0]["message"]["content"] == LOCAL_TEXT
+            assert answer["updraft"]["route"] == "fallback"
+            assert (await b.answer("cloud"))["error"]["type"] in ("upstream_error", "invalid_request_error")
+        assert [(row.route, row.status == 200) for row in b.rows()] == [("none", False), ("fallback", True)]
+
+    run(test())
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_no_stream_takes_the_place_of_the_devices(bench: Any, cloud: FakeCloud, kind: str) -> None:
+    async def test() -> None:
+        cloud.says = (200, STREAMS[kind])
+        async with bench(ScriptedGates(after=True)) as b:
+            _, said, done = await b.stream()
+            assert (text_of(said), updraft_of(said)["route"], done) == (LOCAL_TEXT, "fallback", True)
+            cloud.says = (200, events(piece({"content": "The "})), STREAMS[kind])
+            _, said, done = await b.stream("cloud")
+            assert (said[-1]["error"]["type"], done) == ("upstream_error", False), "it had begun: a typed end"
+        assert [(row.route, row.status) for row in b.rows()] == [("cloud", 502), ("fallback", 200)]
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": ""},
+        {"role": "assistant", "content": [{"type": "text", "text": "x"}]},
+        {"role": "assistant", "content": None, "refusal": "no"},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+    ],
+)
+def test_what_says_something_is_an_answer(bench: Any, cloud: FakeCloud, tmp_path: Path, message: Any) -> None:
+    """Also to those who learn from it."""
+
+    async def test() -> None:
+        cloud.says = (200, whole(message))
+        async with bench(ScriptedGates(after=True)) as b:
+            b.router._learner = Learner(Experience(tmp_path / "experience.sqlite3"), "pair")
+            answer = await b.answer()
+            assert (answer["choices"][0]["message"], answer["updraft"]["route"]) == (message, "escalated")
+        assert [row.status for row in b.rows()] == [200]
+
+    run(test())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_counts_that_cannot_be_are_no_counts(bench: Any, cloud: FakeCloud, stream: bool) -> None:
+    """The row is kept, and the budget loses what was reserved, not what was claimed."""
+
+    async def test() -> None:
+        usage = {"prompt_tokens": 10**19, "completion_tokens": 10**30}
+        chunks = events(piece({"content": "x"}, usage=usage), piece({}, "stop"), b"[DONE]")
+        cloud.says = (200, chunks if stream else whole(SAID, usage=usage))
+        async with bench(budget=Limits(cloud_tokens=10_000)) as b:
+            for _ in range(2):
+                if stream:
+                    _, _, done = await b.stream("cloud", max_tokens=50)
+                    assert done
+                else:
+                    assert (await b.answer("cloud", max_tokens=50))["choices"][0]["message"] == SAID
+        ledger = Ledger(b.ledger)
+        with ledger.transaction() as connection:
+            (spent,) = connection.execute("SELECT cloud_tokens FROM spending").fetchone()
+        ledger.close()
+        assert 100 < spent < 1000
+        assert [(row.status, row.cloud_prompt_tokens) for row in b.rows()] == [(200, 0)] * 2
+
+    run(test())
+
+
+def test_learning_harms_no_answer(bench: Any) -> None:
+    class Broken:
+        def observe(self, seen: Any) -> None:
+            raise RuntimeError("no more")
+
+        def close(self) -> None:
+            pass
+
+    async def test() -> None:
+        async with bench(ScriptedGates(after=True)) as b:
+            b.router._learner = Broken()
+            assert (await b.answer())["updraft"]["route"] == "escalated"
+        assert [row.status for row in b.rows()] == [200]
+
+    run(test())
+
+
+def test_closing_closes_everything_whatever_fails(bench: Any) -> None:
+    class Broken:
+        def close(self) -> None:
+            raise RuntimeError("no more")
+
+    async def test() -> None:
+        async with bench() as b:
+            await b.answer()
+            b.router._learner = Broken()
+            with pytest.raises(RuntimeError, match="no more"):
+                await b.router.close()
+            assert b.local.closed
+        assert not b.ledger.with_name("ledger.sqlite3-wal").exists(), "the ledger is closed"
+
+    run(test())
