@@ -99,8 +99,8 @@ def test_copies_of_a_prompt_are_no_further_evidence(aim: Aim, copies: int) -> No
     broken = 0
     for _ in range(100):
         once = drawn(rng, 150)
-        names = [f.name for f in fields(once) if f.name != "prompts"]
-        rows = CalibrationRows(*(np.repeat(getattr(once, name), copies) for name in names), prompts=150)
+        arrays = {f.name: getattr(once, f.name) for f in fields(once) if getattr(once, f.name) is not None}
+        rows = CalibrationRows(**{name: np.repeat(array, copies) for name, array in arrays.items()}, prompts=150)
         found = operating_point(rows, aim, 0.1).thresholds
         up = (many.before > found.before) | (many.judged > found.after)
         lost, most = float((many.gain & ~up).mean()), 0.1 * many.cloud.mean()
