@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalEngine", "LocalOptions", "LocalRun", "LocalToken", "LoraAdapter", "TokenSignals"]
 
-# Characters of the longest token any vocabulary was seen to have, with room to spare.
-_LONGEST_TOKEN = 512
-
 
 class LocalEngine:
     """A loaded model, and the thread that runs it (`EngineLoop`). Thread-safe, and at home in event loops."""
@@ -195,7 +192,9 @@ class LocalEngine:
 
     def _refuse_hopeless(self, characters: int) -> None:
         """Tokenizing a megabyte takes seconds: refuse first what cannot fit however well it packs."""
-        if characters > self.context_length * _LONGEST_TOKEN:
+        if characters <= self.context_length:
+            return  # without a look at the vocabulary
+        if characters > self.context_length * self._model.longest_token:
             raise ContextLengthError(
                 f"The prompt of {characters:,} characters cannot fit the context of {self.context_length} tokens: "
                 "shorten the messages.",
@@ -260,7 +259,7 @@ def _start_loop(model: LlamaModel, layout: Layout, options: LocalOptions) -> Eng
         ),
     )
     mixes = layout.sharing == "parts"
-    limits = Limits(options.parallel, rows=layout.rows, outputs=layout.outputs, mixes=mixes, sharing=layout.sharing)
+    limits = Limits(layout.parallel, rows=layout.rows, outputs=layout.outputs, mixes=mixes, sharing=layout.sharing)
     return EngineLoop(model, context, LoopOptions(layout.cells, layout.sequences, options.queue_limit, limits))
 
 

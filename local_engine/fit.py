@@ -118,13 +118,20 @@ def quantizable(header: GgufHeader) -> bool:
 
 def _ways_out(header: GgufHeader, plan: Plan, room: int) -> Iterator[str]:
     """Smaller contexts that fit: in the type asked for, and in eight bits where that gives more tokens."""
-    tokens = largest_context(header, plan, room)
+    tokens = _askable(header, largest_context(header, plan, room))
     if tokens:
         yield _smaller(tokens)
     if plan.kv_cache_type in ("f32", "f16") and quantizable(header):
-        more = largest_context(header, replace(plan, kv_cache_type="q8_0", flash_attention=True), room)
+        eight_bits = replace(plan, kv_cache_type="q8_0", flash_attention=True)
+        more = _askable(header, largest_context(header, eight_bits, room))
         if more > tokens:
             yield f"{_smaller(more)} with kv_cache_type='q8_0'"
+
+
+def _askable(header: GgufHeader, cells: int) -> int:
+    """The context to ask for where so many cells fit: an engine adds some for itself, and knows what was trained."""
+    tokens = (cells - 1) // _CELLS * _CELLS if cells else 0
+    return min(tokens, _number(header, "context_length", default=tokens))
 
 
 def _smaller(tokens: int) -> str:

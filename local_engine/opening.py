@@ -100,7 +100,7 @@ def engine_pool(
 def plan_of(header: GgufHeader, options: LocalOptions) -> Plan:
     """What `LocalEngine` will do with these options, as far as memory depends on it. Raises InvalidRequestError."""
     options.check()
-    layout = Layout.of(_traits(header), options)
+    layout = layout_of(header, options)
     return Plan(
         context_length=layout.cells,
         kv_cache_type=layout.kv_cache_type,
@@ -111,8 +111,10 @@ def plan_of(header: GgufHeader, options: LocalOptions) -> Plan:
     )
 
 
-def _traits(header: GgufHeader) -> ModelTraits:
+def layout_of(header: GgufHeader, options: LocalOptions) -> Layout:
+    """The layout that an engine of this file will have. `options` have been checked."""
     trained, state = header.hyperparameter("context_length"), header.hyperparameter("ssm.state_size")
-    return ModelTraits(
+    traits = ModelTraits(
         header.parameters, vocabulary_size(header), trained if isinstance(trained, int) else DEFAULT_CELLS, bool(state)
     )
+    return Layout.of(traits, options)
