@@ -18,6 +18,7 @@ from ..protocol.sampling import SamplingParams
 from ..protocol.structured import Constraint, Tool
 from ..text import tool_turns
 from ..text.chat import ChatTemplate, encoding_runs, special_pattern
+from .adapters import read_adapter
 from .context import ContextOptions, LlamaContext, LoraAdapter
 from .generation import Generation, GenerationRequest, LocalToken, Scoring
 from .gguf import GgufHeader, read_header
@@ -63,13 +64,16 @@ class LocalEngine:
     def load(cls, path: Path | str, options: LocalOptions | None = None) -> LocalEngine:
         """Map a GGUF file and make its context ready.
 
-        Raises ModelLoadError for a file that is missing, truncated, foreign or without a usable context;
+        Raises ModelLoadError for a file that is missing, truncated, foreign or without a usable context, and for
+        adapters that are for another model;
         MissingDependencyError if llama-cpp-python is not installed; InvalidRequestError or ConfigurationError for
         impossible options.
         """
         path, options = Path(path), options or LocalOptions()
         options.check()
         header = read_header(path)
+        for adapter in options.adapters:
+            read_adapter(adapter.path, header)
         model = LlamaModel(path, gpu_layers=options.gpu_layers, repack=options.repack is not False)
         try:
             if options.context_length is not None and options.context_length > model.train_context:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from .adapters import read_adapter
 from .engine import LocalEngine, LocalOptions
 from .fit import DEFAULT_CELLS, Plan, ensure_fits, estimate, reserve, vocabulary_size
 from .gguf import read_header
@@ -51,8 +52,8 @@ class EngineCandidate:
     def load(self) -> LocalEngine:
         """Raises ModelLoadError, MissingDependencyError, ConfigurationError."""
         ensure_usable_build(self.sound)
-        if self.path != self.sound:
-            ensure_loadable(self.path)
+        if self.path != self.sound or self.options.adapters:
+            ensure_loadable(self.path, self.options.adapters)
         return LocalEngine.load(self.path, self.options)
 
 
@@ -98,7 +99,8 @@ def engine_pool(
 
 
 def plan_of(header: GgufHeader, options: LocalOptions) -> Plan:
-    """What `LocalEngine` will do with these options, as far as memory depends on it. Raises InvalidRequestError."""
+    """What `LocalEngine` will do with these options, as far as memory depends on it. Raises InvalidRequestError, and
+    ModelLoadError for an adapter that cannot be used."""
     options.check()
     layout = layout_of(header, options)
     return Plan(
@@ -108,6 +110,7 @@ def plan_of(header: GgufHeader, options: LocalOptions) -> Plan:
         outputs=layout.outputs,
         sequences=layout.sequences,
         flash_attention=not layout.exact and options.flash_attention is not False,
+        adapters=sum(read_adapter(adapter.path, header).data_end for adapter in options.adapters),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..protocol.errors import InvalidRequestError
@@ -60,6 +61,13 @@ class LocalOptions:
                 raise InvalidRequestError(
                     f"{name} must be a whole number of {least:,} to {most:,}, got {value!r}.",
                     param=name,
+                    code="invalid_value",
+                )
+        for adapter in self.adapters:
+            if not math.isfinite(adapter.scale):
+                raise InvalidRequestError(
+                    f"The scale of {adapter.path} must be a finite number, got {adapter.scale!r}.",
+                    param="adapters",
                     code="invalid_value",
                 )
         if self.kv_cache_type not in (None, "f32", "f16", "q8_0", "q4_0"):
