@@ -11,10 +11,12 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..protocol.errors import ModelLoadError, UpdraftError
+from ..protocol.errors import InvalidRequestError, ModelLoadError, UpdraftError
+from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
 from .child import ChildEnd, expect_crashes, run_child
 from .context import LoraAdapter
@@ -25,7 +27,12 @@ from .probe import build_key
 _CONTEXT = 64
 _SLOWEST_DISK = 20e6  # bytes/s
 _PATIENCE_S = 30.0
+_TEMPLATE_BYTES = 2**29  # that rendering a short chat may take beside the loaded model
 _SAMPLE = "".join(map(chr, range(1, 0x250))) + "日本語 🙂 <s></s><|im_end|>" + " " * 40
+
+
+if TYPE_CHECKING:
+    from .engine import LocalEngine
 
 
 class _Verdict(msgspec.Struct, frozen=True):
@@ -95,8 +102,27 @@ def attempt(path: Path, adapters: Sequence[str] = ()) -> str:
             engine.tokenize(_SAMPLE, allow_special=True)
             for _ in engine.start_text("A", SamplingParams(max_tokens=1, temperature=0.0)):
                 pass
+            return _template_complaint(engine)
     except UpdraftError as error:
         return error.message
+    return ""
+
+
+def _template_complaint(engine: LocalEngine) -> str:
+    """A template may refuse the messages, but not want a machine's memory for them; for its time the parent looks."""
+    if engine.chat_template is None:
+        return ""
+    if sys.platform == "linux":  # only Linux holds a process to that
+        import resource
+
+        mapped = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + _TEMPLATE_BYTES, hard))
+    try:
+        engine.chat_template.segments([Message("user", "A")])
+    except InvalidRequestError as error:
+        if isinstance(error.__cause__, MemoryError):
+            return "its chat template takes more memory than any prompt needs."
     return ""
 
 

@@ -238,6 +238,15 @@ def test_a_hang_is_an_error(tmp_path, file) -> None:
         ensure_loadable(written(tmp_path, file.build()), timeout_s=3)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system limits a process's memory")
+def test_a_chat_template_that_wants_all_memory(tmp_path, file) -> None:
+    file.put(b"tokenizer.chat_template", Value(STRING, text(b"{{ 'a' | center(20000000000) }}")))
+    with pytest.raises(ModelLoadError, match="chat template takes more memory"):
+        ensure_loadable(written(tmp_path, file.build()))
+    file.put(b"tokenizer.chat_template", Value(STRING, text(b"{{ raise_exception('not so') }}")))
+    ensure_loadable(written(tmp_path, file.build()))
+
+
 def ended(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
