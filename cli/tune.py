@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def tune(
     model: Annotated[
-        str, typer.Argument(help="pocket, a GGUF file, a pulled model's name, or hf:owner/repo/file.gguf.")
+        str, typer.Argument(help="pocket, a GGUF file, a pulled model's name, or hf:owner/repo:file.gguf.")
     ] = "pocket",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
