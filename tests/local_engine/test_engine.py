@@ -224,6 +224,12 @@ def test_bad_requests(engine, tiny):
         engine.score([10_000])
     with pytest.raises(InvalidRequestError, match="context_length"):
         LocalEngine.load(tiny.gguf, LocalOptions(context_length=0))
+    for impossible in (
+        {"ubatch": 10**9}, {"threads": 1000}, {"threads": 2.5}, {"context_length": "512"}, {"parallel": True},
+        {"gpu_layers": 10**9}, {"queue_limit": None},
+    ):  # fmt: skip
+        with pytest.raises(InvalidRequestError, match=next(iter(impossible))):
+            LocalEngine.load(tiny.gguf, LocalOptions(**impossible))
     with pytest.raises(ModelLoadError, match="lower context_length"):
         LocalEngine.load(tiny.gguf, LocalOptions(context_length=100_000))
     with pytest.raises(InvalidRequestError, match="kv_cache_type"):
