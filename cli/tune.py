@@ -21,8 +21,8 @@ def tune(
     """Measure threads, weight repacking and batch size for a model on this machine, in under 30 seconds.
 
     Each candidate runs in a process of its own. What is not faster by more than the noise, twice, stays as it is. The
-    type of the KV cache and the context size follow from the memory there is. The result is remembered for this model
-    and machine, and used wherever you do not say otherwise.
+    type of the KV cache, answers at once and the context size follow from the memory there is. The result is remembered
+    for this model and machine, and used wherever you do not say otherwise.
 
     \b
     Examples

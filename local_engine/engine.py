@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalEngine", "LocalOptions", "LocalRun", "LocalToken", "LoraAdapter", "TokenSignals"]
 
+_USUAL_TOKEN = 16  # characters; texts that could be of longer ones only are worth the fifth of a second of looking
+
 
 class LocalEngine:
     """A loaded model, and the thread that runs it (`EngineLoop`). Thread-safe, and at home in event loops."""
@@ -196,7 +198,7 @@ class LocalEngine:
 
     def _refuse_hopeless(self, characters: int) -> None:
         """Tokenizing a megabyte takes seconds: refuse first what cannot fit however well it packs."""
-        if characters <= self.context_length:
+        if characters <= self.context_length * _USUAL_TOKEN:
             return  # without a look at the vocabulary
         if characters > self.context_length * self._model.longest_token:
             raise ContextLengthError(

@@ -354,8 +354,9 @@ def test_tokens_that_do_not_exist(engine, tiny):
 
 
 def test_what_no_token_can_hold_is_not_tokenized(tiny, engine, monkeypatch):
-    longest = max(map(len, tiny.tokenizer.get_vocab()))
-    most = longest * engine.context_length
+    assert engine._model.longest_token == max(map(len, tiny.tokenizer.get_vocab()))
+    monkeypatch.setattr(engine._model, "longest_token", 40)
+    most = 40 * engine.context_length
     monkeypatch.setattr(type(engine._model), "tokenize", lambda *_, **__: [5] * 1000)
     with pytest.raises(ContextLengthError, match="1000 tokens"):
         engine.start_text("a" * most, SamplingParams(max_tokens=1))
