@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..protocol.errors import ConfigurationError
+from ..protocol.wal import use_wal
 from .text_rows import TEXT_FEATURE_VERSION, Features
 from .views import Array
 
@@ -105,9 +106,8 @@ class Experience:
                     f"{path} has format {version}, this version reads {_VERSION}: name another file.",
                     param="experience",
                 )
-            self._connection.executescript(
-                f"PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; {_SCHEMA} PRAGMA user_version={_VERSION};"
-            )
+            use_wal(self._connection)
+            self._connection.executescript(f"{_SCHEMA} PRAGMA user_version={_VERSION};")
         except (OSError, sqlite3.Error) as error:
             raise ConfigurationError(
                 f"{path} cannot be used for experience ({error}): move it away, and a new one is begun, or name "

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from ..cloud_engine.models.hub import download_file
-from ..local_engine.store.library import model_path
+from ..local_engine.store.library import Library, model_path
+from ..local_engine.store.pull import pulled
 from ..protocol.errors import ModelLoadError
+from .store import obtain
 
 
 def resolve(name: str) -> str:
-    """What `RouterConfig.local` takes for `name`; a hub file is downloaded on first use.
+    """What `RouterConfig.local` takes for `name`; what a hub has is pulled on first use, as `updraft pull` does it.
 
-    Raises ConfigurationError for a name of no known form, ModelLoadError where there is no such file.
+    Raises InvalidRequestError for a name of no known form, ModelLoadError where there is no such file, and what pulling
+    raises.
     """
     if name in ("pocket", "none"):
         return name
     if name.startswith("hf:"):
-        return str(download_file(name))
+        library = Library()
+        there = pulled(library, name) or obtain(library, name).name
+        return str(library.path(there))
     path = model_path(name)
     if not path.is_file():
         raise ModelLoadError(
             f"There is no local model {name!r}. Name a GGUF file, a model that was pulled (updraft models lists them), "
-            "hf:owner/repo/file.gguf, pocket, or none."
+            "hf:owner/repo:file.gguf, pocket, or none."
         )
     return str(path.resolve())

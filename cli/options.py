@@ -38,7 +38,7 @@ Local = Annotated[
         "--local",
         metavar="MODEL",
         help="On-device model: [bold]pocket[/bold] (in the package, the default), a file.gguf, a pulled model's name, "
-        "hf:owner/repo/file.gguf (downloaded once), or none.",
+        "hf:owner/repo:file.gguf (downloaded once), or none.",
     ),
 ]
 Cloud = Annotated[

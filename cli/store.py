@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ..local_engine.store.library import Entry, Library
+    from ..local_engine.store.library import Entry, Library, Manifest
     from ..local_engine.store.offer import Offer
     from ..local_engine.store.work import Report
 
@@ -45,26 +45,36 @@ def pull(
       updraft pull https://example.org/model.gguf --name mine --sha256 9f86d0...
       updraft chat --local Qwen3-0.6B-Q8_0
     """
-    from ..local_engine.store import find as finding
     from ..local_engine.store.library import Library
+
+    library = Library()
+    there = obtain(library, model, name=name, sha256=sha256, yes=yes)
+    typer.echo(f"{there.name} is here: updraft chat --local {there.name}", err=True)
+    typer.echo(str(library.path(there.name)))
+
+
+def obtain(
+    library: Library, model: str, *, name: str | None = None, sha256: str | None = None, yes: bool = False
+) -> Manifest:
+    """What `model` means, fetched unless it is there; on a terminal, and without `yes`, asked for first."""
+    from ..local_engine.store import find as finding
     from ..local_engine.store.pull import check_space, stored
     from ..local_engine.store.pull import pull as fetch
 
-    library = Library()
     with _reporting("finding") as report:
         offer = finding.find(model, name=name, sha256=sha256, report=report)
-    if (there := stored(library, offer)) is None:
-        _introduce(offer, check_space(library, offer), library)
-        if not yes and sys.stdin.isatty() and sys.stderr.isatty():
-            typer.confirm("Download it?", default=True, abort=True, err=True)
-        try:
-            with _reporting(offer.name) as report:
-                there = fetch(library, offer, report=report)
-        except KeyboardInterrupt:
-            typer.secho("Interrupted. The same command goes on from here.", err=True)
-            raise typer.Exit(130) from None
-    typer.echo(f"{there.name} is here: updraft chat --local {there.name}", err=True)
-    typer.echo(str(library.path(there.name)))
+    if (there := stored(library, offer)) is not None:
+        return there
+    _introduce(offer, check_space(library, offer), library)
+    if not yes and sys.stdin.isatty() and sys.stderr.isatty():
+        typer.confirm("Download it?", default=True, abort=True, err=True)
+    try:
+        with _reporting(offer.name) as report:
+            return fetch(library, offer, report=report)
+    except KeyboardInterrupt:
+        after = "goes on from here" if offer.can_continue else "begins again"
+        typer.secho(f"Interrupted. The same command {after}.", err=True)
+        raise typer.Exit(130) from None
 
 
 def models(as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False) -> None:

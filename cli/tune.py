@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 def tune(
     model: Annotated[
-        str, typer.Argument(help="pocket, a GGUF file, a pulled model's name, or hf:owner/repo/file.gguf.")
+        str, typer.Argument(help="pocket, a GGUF file, a pulled model's name, or hf:owner/repo:file.gguf.")
     ] = "pocket",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Measure threads, weight repacking and batch size for a model on this machine, in under 30 seconds.
 
     Each candidate runs in a process of its own. What is not faster by more than the noise, twice, stays as it is. The
-    type of the KV cache and the context size follow from the memory there is. The result is remembered for this model
-    and machine, and used wherever you do not say otherwise.
+    type of the KV cache, answers at once and the context size follow from the memory there is. The result is remembered
+    for this model and machine, and used wherever you do not say otherwise.
 
     \b
     Examples

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import math
 import os
 import signal
 import subprocess
@@ -10,6 +12,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+_BOUNDS = "UPDRAFT_CHILD"  # the parent's id, and how long a child may live in seconds
+_GRACE_S = 5
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +31,11 @@ class ChildEnd:
 
 def run_child(module: str, arguments: Sequence[str], *, timeout_s: float) -> ChildEnd:
     """Run `python -m module arguments`, whose last line on standard output is a JSON object, with this `sys.path`."""
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        _BOUNDS: f"{os.getpid()} {math.ceil(timeout_s) + _GRACE_S}",
+    }
     try:
         child = subprocess.run(
             [sys.executable, "-m", module, *arguments],
@@ -49,9 +59,21 @@ def run_child(module: str, arguments: Sequence[str], *, timeout_s: float) -> Chi
 
 
 def expect_crashes() -> None:
-    """For a child whose crash is an expected outcome: no core file, and no debugger called by llama.cpp for a trace."""
-    os.environ["GGML_NO_BACKTRACE"] = "1"
-    if sys.platform != "win32":
-        import resource
+    """For a child whose crash is an expected outcome: no core file, and no debugger called by llama.cpp for a trace.
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    Its end is expected, too: with its parent, who may be killed, and where a system has no such tie, a little after the
+    time that the parent gave it.
+    """
+    os.environ["GGML_NO_BACKTRACE"] = "1"
+    if sys.platform == "win32":
+        return
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if bounds := os.environ.pop(_BOUNDS, ""):
+        parent, seconds = map(int, bounds.split())
+        signal.alarm(seconds)  # ends it even where Python's own threads stand still
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)  # the parent died before that

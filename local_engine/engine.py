@@ -18,6 +18,7 @@ from ..protocol.sampling import SamplingParams
 from ..protocol.structured import Constraint, Tool
 from ..text import tool_turns
 from ..text.chat import ChatTemplate, encoding_runs, special_pattern
+from .adapters import read_adapter
 from .context import ContextOptions, LlamaContext, LoraAdapter
 from .generation import Generation, GenerationRequest, LocalToken, Scoring
 from .gguf import GgufHeader, read_header
@@ -38,8 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalEngine", "LocalOptions", "LocalRun", "LocalToken", "LoraAdapter", "TokenSignals"]
 
-# Characters of the longest token any vocabulary was seen to have, with room to spare.
-_LONGEST_TOKEN = 512
+_USUAL_TOKEN = 16  # characters; texts that could be of longer ones only are worth the fifth of a second of looking
 
 
 class LocalEngine:
@@ -66,13 +66,16 @@ class LocalEngine:
     def load(cls, path: Path | str, options: LocalOptions | None = None) -> LocalEngine:
         """Map a GGUF file and make its context ready.
 
-        Raises ModelLoadError for a file that is missing, truncated, foreign or without a usable context;
+        Raises ModelLoadError for a file that is missing, truncated, foreign or without a usable context, and for
+        adapters that are for another model;
         MissingDependencyError if llama-cpp-python is not installed; InvalidRequestError or ConfigurationError for
         impossible options.
         """
         path, options = Path(path), options or LocalOptions()
         options.check()
         header = read_header(path)
+        for adapter in options.adapters:
+            read_adapter(adapter.path, header)
         model = LlamaModel(path, gpu_layers=options.gpu_layers, repack=options.repack is not False)
         try:
             if options.context_length is not None and options.context_length > model.train_context:
@@ -195,7 +198,9 @@ class LocalEngine:
 
     def _refuse_hopeless(self, characters: int) -> None:
         """Tokenizing a megabyte takes seconds: refuse first what cannot fit however well it packs."""
-        if characters > self.context_length * _LONGEST_TOKEN:
+        if characters <= self.context_length * _USUAL_TOKEN:
+            return  # without a look at the vocabulary
+        if characters > self.context_length * self._model.longest_token:
             raise ContextLengthError(
                 f"The prompt of {characters:,} characters cannot fit the context of {self.context_length} tokens: "
                 "shorten the messages.",
@@ -260,7 +265,7 @@ def _start_loop(model: LlamaModel, layout: Layout, options: LocalOptions) -> Eng
         ),
     )
     mixes = layout.sharing == "parts"
-    limits = Limits(options.parallel, rows=layout.rows, outputs=layout.outputs, mixes=mixes, sharing=layout.sharing)
+    limits = Limits(layout.parallel, rows=layout.rows, outputs=layout.outputs, mixes=mixes, sharing=layout.sharing)
     return EngineLoop(model, context, LoopOptions(layout.cells, layout.sequences, options.queue_limit, limits))
 
 

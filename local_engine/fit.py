@@ -32,7 +32,8 @@ _RESERVE_SHARE, _LEAST_RESERVE = 0.02, 128 * 2**20
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How a model is to run, as far as its memory depends on it. `ubatch`: tokens computed at once at most; `outputs`:
-    how many of them with logits, None for all. `whole_windows`: layers with a sliding window keep all tokens."""
+    how many of them with logits, None for all. `whole_windows`: layers with a sliding window keep all tokens.
+    `adapters`: bytes of the files that are loaded beside the model's."""
 
     context_length: int
     kv_cache_type: KvCacheType = "f16"
@@ -41,6 +42,7 @@ class Plan:
     sequences: int = 1
     flash_attention: bool = True
     whole_windows: bool = True
+    adapters: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ def estimate(header: GgufHeader, plan: Plan) -> Need:
     """What `plan` takes for the model of a header; a little more than llama.cpp will allocate, not less."""
     tokens, merges = (header.arrays.get(f"tokenizer.ggml.{name}") for name in ("tokens", "merges"))
     return Need(
-        weights=sum(tensor.size for tensor in header.tensors),
+        weights=sum(tensor.size for tensor in header.tensors) + plan.adapters,
         kv_cache=math.ceil(sum(_layer_cache(header, plan, layer) for layer in range(_number(header, "block_count")))),
         compute=_compute(header, plan),
         outputs=_FLOAT * _outputs(plan) * (vocabulary_size(header) + _number(header, "embedding_length")),
@@ -118,13 +120,20 @@ def quantizable(header: GgufHeader) -> bool:
 
 def _ways_out(header: GgufHeader, plan: Plan, room: int) -> Iterator[str]:
     """Smaller contexts that fit: in the type asked for, and in eight bits where that gives more tokens."""
-    tokens = largest_context(header, plan, room)
+    tokens = _askable(header, largest_context(header, plan, room))
     if tokens:
         yield _smaller(tokens)
     if plan.kv_cache_type in ("f32", "f16") and quantizable(header):
-        more = largest_context(header, replace(plan, kv_cache_type="q8_0", flash_attention=True), room)
+        eight_bits = replace(plan, kv_cache_type="q8_0", flash_attention=True)
+        more = _askable(header, largest_context(header, eight_bits, room))
         if more > tokens:
             yield f"{_smaller(more)} with kv_cache_type='q8_0'"
+
+
+def _askable(header: GgufHeader, cells: int) -> int:
+    """The context to ask for where so many cells fit: an engine adds some for itself, and knows what was trained."""
+    tokens = (cells - 1) // _CELLS * _CELLS if cells else 0
+    return min(tokens, _number(header, "context_length", default=tokens))
 
 
 def _smaller(tokens: int) -> str:

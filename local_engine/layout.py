@@ -12,6 +12,7 @@ from .options import LocalOptions
 from .prefix_cache import Sharing
 
 _ROWS = 512  # tokens of a step, as in llama_cpp.Llama: other sizes would give other last bits
+_PARALLEL = 8
 _OUTPUT_VALUES = 2**22  # logits of one step: 16 MiB
 _PARKED = 16  # sequences that the prefix cache holds at most, beside those that run
 _SMALL = 100_000_000  # parameters up to which attention is computed exactly, and prompts are scored
@@ -29,11 +30,13 @@ class ModelTraits:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`context_length`: tokens of one prompt and answer; `cells`: of the whole KV cache; `sequences`: its ids; `rows`
-    and `outputs`: of a step at most. `exact`: a float32 cache without flash attention. `scores_prompts`: every prompt's
-    tokens get their log-probabilities. `sharing`: what sequences can share of the cache."""
+    """`context_length`: tokens of one prompt and answer; `parallel`: answers written at once; `cells`: of the whole KV
+    cache; `sequences`: its ids; `rows` and `outputs`: of a step at most. `exact`: a float32 cache without flash
+    attention. `scores_prompts`: every prompt's tokens get their log-probabilities. `sharing`: what sequences can share
+    of the cache."""
 
     context_length: int
+    parallel: int
     cells: int
     sequences: int
     rows: int
@@ -46,7 +49,7 @@ class Layout:
     @classmethod
     def of(cls, model: ModelTraits, options: LocalOptions) -> Layout:
         """`options` have been checked."""
-        parallel, small = options.parallel, model.parameters < _SMALL
+        parallel, small = options.parallel or _PARALLEL, model.parameters < _SMALL
         context_length = options.context_length or min(model.train_context, DEFAULT_CELLS)
         kv_cache_type = options.kv_cache_type or ("f32" if small else "f16")
         exact = kv_cache_type == "f32" and not options.flash_attention
@@ -61,4 +64,6 @@ class Layout:
             sequences = parallel + (4 if model.is_recurrent else 0)  # with a state or a stream for each
         rows = max(options.ubatch or _ROWS, sequences)  # llama.cpp insists on one output for each id
         outputs = max(sequences, min(rows, _OUTPUT_VALUES // model.vocab_size))
-        return cls(context_length, cells, sequences, rows, outputs, kv_cache_type, exact, scores_prompts, sharing)
+        return cls(
+            context_length, parallel, cells, sequences, rows, outputs, kv_cache_type, exact, scores_prompts, sharing
+        )

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..protocol.errors import EngineError, MissingDependencyError, ModelLoadError
+from ..protocol.errors import EngineError, InvalidRequestError, MissingDependencyError, ModelLoadError
 from .products import install
 
 Floats = npt.NDArray[np.float32]
@@ -67,7 +67,8 @@ class LlamaModel:
         """Raises ModelLoadError, with llama.cpp's own words, if it refuses the file. `gpu_layers` None: its default."""
         library = llama()
         self._api = api = library.api
-        self._lock = threading.Lock()  # between `close` and whoever reads the vocabulary
+        self._readers = 0  # of the vocabulary: side by side, since a long text takes seconds; `close` waits for them
+        self._changed = threading.Condition()
         library.last_errors()
         params = api.llama_model_default_params()
         params.load_mode = api.LLAMA_LOAD_MODE_MMAP
@@ -104,6 +105,13 @@ class LlamaModel:
             token = api.llama_vocab_bos(self._vocab) if which == "bos" else api.llama_vocab_eos(self._vocab)
             return api.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace") if token >= 0 else ""
 
+    @functools.cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token: no text of n tokens has more than n times as many."""
+        with self._open() as api:
+            texts = (api.llama_vocab_get_text(self._vocab, token) for token in range(self.vocab_size))
+            return max(len(text.decode("utf-8", "replace")) for text in texts)
+
     def special_id(self, text: str) -> int | None:
         """The control token written `text`; None if there is none."""
         return self._control_texts.get(text)
@@ -120,7 +128,9 @@ class LlamaModel:
         return buffer[:count]
 
     def token_bytes(self, token: int, *, skip_special: bool = True) -> bytes:
-        """The bytes a token stands for; empty for a control token unless asked for."""
+        """The bytes a token stands for; empty for a control token unless asked for. Raises InvalidRequestError."""
+        if not 0 <= token < self.vocab_size:  # llama.cpp would abort
+            raise InvalidRequestError(f"There is no token {token}: the model has {self.vocab_size:,}.")
         if skip_special and token in self._control:
             return b""
         size = 64
@@ -138,18 +148,26 @@ class LlamaModel:
             return self._model
 
     def close(self) -> None:
-        """Unmap the weights; every context must be closed before."""
-        with self._lock:
+        """Unmap the weights, once nobody reads the vocabulary; every context must be closed before."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._readers)
             if self._model:
                 self._api.llama_model_free(self._model)
             self._model = None
 
     @contextmanager
     def _open(self) -> Iterator[Any]:
-        with self._lock:
+        with self._changed:
             if not self._model:
                 raise EngineError("The local engine is closed.")
+            self._readers += 1
+        try:
             yield self._api
+        finally:
+            with self._changed:
+                self._readers -= 1
+                if not self._readers:
+                    self._changed.notify_all()
 
 
 def _with(attributes: list[int], attribute: int) -> frozenset[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -21,6 +22,10 @@ from .signals import Floats, SignalMeter
 # Computing fewer tokens again costs next to nothing, and the answer keeps the last bits it has on a fresh engine.
 _SHORTEST_SHARED = 16
 _CLOSED = "The local engine is closed."
+_FORKED = (
+    "The local engine runs in the process that loaded it, and this one was forked from that: load it here again, or "
+    "start processes with multiprocessing's method 'spawn'."
+)
 _NOT_FINITE = (
     "The model produced values that are not numbers: the file or the llama.cpp build is damaged. "
     "`updraft doctor` checks the build."
@@ -53,6 +58,7 @@ class EngineLoop:
         self._begin_afresh()
         # Commands of other threads. Unlike a lock, this may be used even where a garbage collection interrupts it.
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._process = os.getpid()
         self._lock = threading.RLock()  # guards the next two; a garbage collection may come back to it
         self._open = 0
         self._closed = False
@@ -61,8 +67,11 @@ class EngineLoop:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Queue a job that fits the cache. Raises OverloadedError if the queue is full, EngineError after `close`."""
+        """Queue a job that fits the cache. Raises OverloadedError if the queue is full, EngineError after `close`, and
+        in a process that was forked from the engine's."""
         limits = self._options.limits
+        if os.getpid() != self._process:  # before the lock, which another thread may have held
+            raise EngineError(_FORKED)
         with self._lock:
             if self._closed:
                 raise EngineError(_CLOSED)

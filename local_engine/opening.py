@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from .adapters import read_adapter
 from .engine import LocalEngine, LocalOptions
 from .fit import DEFAULT_CELLS, Plan, ensure_fits, estimate, reserve, vocabulary_size
 from .gguf import read_header
@@ -51,8 +52,8 @@ class EngineCandidate:
     def load(self) -> LocalEngine:
         """Raises ModelLoadError, MissingDependencyError, ConfigurationError."""
         ensure_usable_build(self.sound)
-        if self.path != self.sound:
-            ensure_loadable(self.path)
+        if self.path != self.sound or self.options.adapters:
+            ensure_loadable(self.path, self.options.adapters)
         return LocalEngine.load(self.path, self.options)
 
 
@@ -98,9 +99,10 @@ def engine_pool(
 
 
 def plan_of(header: GgufHeader, options: LocalOptions) -> Plan:
-    """What `LocalEngine` will do with these options, as far as memory depends on it. Raises InvalidRequestError."""
+    """What `LocalEngine` will do with these options, as far as memory depends on it. Raises InvalidRequestError, and
+    ModelLoadError for an adapter that cannot be used."""
     options.check()
-    layout = Layout.of(_traits(header), options)
+    layout = layout_of(header, options)
     return Plan(
         context_length=layout.cells,
         kv_cache_type=layout.kv_cache_type,
@@ -108,11 +110,14 @@ def plan_of(header: GgufHeader, options: LocalOptions) -> Plan:
         outputs=layout.outputs,
         sequences=layout.sequences,
         flash_attention=not layout.exact and options.flash_attention is not False,
+        adapters=sum(read_adapter(adapter.path, header).data_end for adapter in options.adapters),
     )
 
 
-def _traits(header: GgufHeader) -> ModelTraits:
+def layout_of(header: GgufHeader, options: LocalOptions) -> Layout:
+    """The layout that an engine of this file will have. `options` have been checked."""
     trained, state = header.hyperparameter("context_length"), header.hyperparameter("ssm.state_size")
-    return ModelTraits(
+    traits = ModelTraits(
         header.parameters, vocabulary_size(header), trained if isinstance(trained, int) else DEFAULT_CELLS, bool(state)
     )
+    return Layout.of(traits, options)

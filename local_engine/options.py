@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..protocol.errors import InvalidRequestError
 from .context import LoraAdapter
 from .fit import KvCacheType
 
-_MOST_PARALLEL = 64
+_RANGES = {  # least and most; llama.cpp aborts beyond 512 threads
+    "context_length": (1, 2**31 - 1),
+    "parallel": (1, 64),
+    "queue_limit": (0, 2**20),
+    "threads": (1, 512),
+    "gpu_layers": (0, 2**16),
+    "ubatch": (2, 2**14),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +24,8 @@ class LocalOptions:
     """How to run a model; None lets the engine choose, or what `updraft tune` has found.
 
     `context_length`: tokens of prompt and answer together; None: what the model was trained on, at most 4,096.
-    `parallel`: answers written at once; they share a KV cache of `context_length` tokens, or of 4,096 if that is more.
+    `parallel`: answers written at once, None for 8; they share a KV cache of `context_length` tokens, or of 4,096 if
+    that is more (but not of more than each can use).
     `queue_limit`: requests that may wait for these. `threads`: None for one per 20 million parameters, up to the
     physical cores: on less work the threads mostly wait for each other. `gpu_layers`: None for llama.cpp's choice, 0
     for none. `repack`: weights are copied into a form that suits the processor, None: yes. `ubatch`: tokens of a step,
@@ -29,7 +38,7 @@ class LocalOptions:
     """
 
     context_length: int | None = None
-    parallel: int = 8
+    parallel: int | None = None
     queue_limit: int = 256
     threads: int | None = None
     gpu_layers: int | None = None
@@ -44,18 +53,23 @@ class LocalOptions:
 
     def check(self) -> None:
         """Raises InvalidRequestError for what no model can do."""
-        for name, least in (("context_length", 1), ("threads", 1), ("ubatch", 2), ("parallel", 1), ("queue_limit", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
+        for name, (least, most) in _RANGES.items():
+            value: object = getattr(self, name)
+            if value is None and name != "queue_limit":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
                 raise InvalidRequestError(
-                    f"{name} must be at least {least}, got {value}.", param=name, code="invalid_value"
+                    f"{name} must be a whole number of {least:,} to {most:,}, got {value!r}.",
+                    param=name,
+                    code="invalid_value",
                 )
-        if self.parallel > _MOST_PARALLEL:
-            raise InvalidRequestError(
-                f"parallel must be at most {_MOST_PARALLEL}, got {self.parallel}.",
-                param="parallel",
-                code="invalid_value",
-            )
+        for adapter in self.adapters:
+            if not math.isfinite(adapter.scale):
+                raise InvalidRequestError(
+                    f"The scale of {adapter.path} must be a finite number, got {adapter.scale!r}.",
+                    param="adapters",
+                    code="invalid_value",
+                )
         if self.kv_cache_type not in (None, "f32", "f16", "q8_0", "q4_0"):
             raise InvalidRequestError(
                 f"kv_cache_type must be f32, f16, q8_0 or q4_0, got {self.kv_cache_type!r}.",

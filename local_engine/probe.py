@@ -67,8 +67,11 @@ def ensure_usable_build(model_path: Path, *, timeout_s: float = 60.0) -> None:
     """
     remembered = settings.state_folder() / "llama-build-ok"
     key = build_key()
-    if key and remembered.exists() and remembered.read_text(encoding="ascii", errors="replace") == key:
-        return
+    try:
+        if key and remembered.read_text(encoding="ascii", errors="replace") == key:
+            return
+    except OSError as error:  # none yet, as a rule; whatever is in its place, the build is tried
+        _log.debug("No working build is remembered: %s", error)
     report = probe(model_path, timeout_s=timeout_s)
     if report.status in ("not_installed", "import_failed"):
         raise MissingDependencyError(f"{report.detail} {report.advice}")

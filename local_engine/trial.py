@@ -9,13 +9,17 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..protocol.errors import ModelLoadError, UpdraftError
+from ..protocol.errors import InvalidRequestError, ModelLoadError, UpdraftError
+from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
 from .child import ChildEnd, expect_crashes, run_child
+from .context import LoraAdapter
 from .gguf import read_header
 from .notes import Notes, file_key
 from .probe import build_key
@@ -23,7 +27,12 @@ from .probe import build_key
 _CONTEXT = 64
 _SLOWEST_DISK = 20e6  # bytes/s
 _PATIENCE_S = 30.0
+_TEMPLATE_BYTES = 2**29  # that rendering a short chat may take beside the loaded model
 _SAMPLE = "".join(map(chr, range(1, 0x250))) + "日本語 🙂 <s></s><|im_end|>" + " " * 40
+
+
+if TYPE_CHECKING:
+    from .engine import LocalEngine
 
 
 class _Verdict(msgspec.Struct, frozen=True):
@@ -32,26 +41,30 @@ class _Verdict(msgspec.Struct, frozen=True):
     complaint: str = ""
 
 
-def ensure_loadable(path: Path, *, timeout_s: float | None = None) -> None:
-    """Load `path` on trial unless its verdict is known. Takes seconds once, then a look at a small file.
+def ensure_loadable(path: Path, adapters: Sequence[LoraAdapter] = (), *, timeout_s: float | None = None) -> None:
+    """Load `path` on trial, with its adapters, unless its verdict is known. Takes seconds once, then a look at a small
+    file.
 
     `timeout_s` None: half a minute, and what a slow disk needs for the size of the file. Raises ModelLoadError, with
     what happened, for a file that crashes llama.cpp, is refused by it, or is not done in time.
     """
-    notes, key = Notes("tried-models"), file_key(path) + build_key()
+    files = [path, *(Path(adapter.path) for adapter in adapters)]
+    notes, key = Notes("tried-models"), "".join(map(file_key, files)) + build_key()
     verdict = notes.read(key, _Verdict)
     if verdict is None:
         read_header(path)
-        verdict, lasting = _on_trial(path, timeout_s or _PATIENCE_S + path.stat().st_size / _SLOWEST_DISK)
+        patience_s = _PATIENCE_S + sum(file.stat().st_size for file in files) / _SLOWEST_DISK
+        verdict, lasting = _on_trial(files, timeout_s or patience_s)
         if lasting:
             notes.write(key, verdict)
     if verdict.complaint:
-        raise ModelLoadError(f"The model file {path} cannot be used: {verdict.complaint}")
+        beside = f" with {', '.join(str(file) for file in files[1:])}" if adapters else ""
+        raise ModelLoadError(f"The model file {path} cannot be used{beside}: {verdict.complaint}")
 
 
-def _on_trial(path: Path, timeout_s: float) -> tuple[_Verdict, bool]:
+def _on_trial(files: Sequence[Path], timeout_s: float) -> tuple[_Verdict, bool]:
     """The verdict, and whether it will be the same next time."""
-    end = run_child(__name__, [str(path)], timeout_s=timeout_s)
+    end = run_child(__name__, [str(file) for file in files], timeout_s=timeout_s)
     if end.status == "ok":
         complaint = end.found["complaint"]
         return _Verdict(complaint), not complaint
@@ -70,8 +83,8 @@ def _cause(end: ChildEnd) -> str:
     return f"{end.detail}, {violated[0]}" if violated else end.detail
 
 
-def attempt(path: Path) -> str:
-    """Load the file, read its whole vocabulary, generate one token. What is wrong; empty if nothing is.
+def attempt(path: Path, adapters: Sequence[str] = ()) -> str:
+    """Load file and adapters, read the whole vocabulary, generate one token. What is wrong; empty if nothing is.
 
     May crash: see the module.
     """
@@ -81,18 +94,38 @@ def attempt(path: Path) -> str:
         header = read_header(path)
         trained = header.hyperparameter("context_length")
         context = min(_CONTEXT, trained) if isinstance(trained, int) else _CONTEXT
-        with LocalEngine.load(path, LocalOptions(context_length=context, threads=1)) as engine:
+        loras = tuple(LoraAdapter(adapter) for adapter in adapters)
+        with LocalEngine.load(path, LocalOptions(context_length=context, threads=1, adapters=loras)) as engine:
             tokens = header.arrays.get("tokenizer.ggml.tokens")
             for token in range(0 if tokens is None else tokens.length):
                 engine.token_bytes(token, skip_special=False)
             engine.tokenize(_SAMPLE, allow_special=True)
             for _ in engine.start_text("A", SamplingParams(max_tokens=1, temperature=0.0)):
                 pass
+            return _template_complaint(engine)
     except UpdraftError as error:
         return error.message
     return ""
 
 
+def _template_complaint(engine: LocalEngine) -> str:
+    """A template may refuse the messages, but not want a machine's memory for them; for its time the parent looks."""
+    if engine.chat_template is None:
+        return ""
+    if sys.platform == "linux":  # only Linux holds a process to that
+        import resource
+
+        mapped = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + _TEMPLATE_BYTES, hard))
+    try:
+        engine.chat_template.segments([Message("user", "A")])
+    except InvalidRequestError as error:
+        if isinstance(error.__cause__, MemoryError):
+            return "its chat template takes more memory than any prompt needs."
+    return ""
+
+
 if __name__ == "__main__":
     expect_crashes()
-    sys.stdout.write(json.dumps({"complaint": attempt(Path(sys.argv[1]))}) + "\n")
+    sys.stdout.write(json.dumps({"complaint": attempt(Path(sys.argv[1]), sys.argv[2:])}) + "\n")

@@ -22,6 +22,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ubatch: int | None = None
     kv_cache_type: KvCacheType | None = None
     context_length: int | None = None
+    parallel: int | None = None
 
 
 def remember(path: Path, settings: Settings) -> None:

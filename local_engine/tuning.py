@@ -16,10 +16,12 @@ import msgspec
 
 from ..protocol.errors import ModelLoadError
 from .child import run_child
-from .fit import KvCacheType, Plan, ensure_fits, estimate, largest_context, quantizable
+from .fit import KvCacheType, ensure_fits, estimate, quantizable
 from .gguf import read_header
 from .gguf_header import GgufHeader
 from .machine import Machine, default_threads, this_machine
+from .opening import layout_of, plan_of
+from .options import LocalOptions
 from .trial import ensure_loadable
 from .tuned import Settings, remember
 from .tuning_run import Job, Speeds
@@ -27,8 +29,8 @@ from .tuning_run import Job, Speeds
 BUDGET_S = 26.0
 _PROMPT, _ANSWER = 256, 128  # tokens of the request whose time is compared
 _LEAST_GAIN = 0.05
-_CONTEXT = 4096
-_SMALL = 100_000_000  # parameters up to which attention is exact and the cache float32: the engine's default
+_CONTEXT_STEP = 256
+_FEWER = (None, 4, 2, 1)  # answers at once
 _RUN_S = 4.0  # a run that may take longer than what is left is not begun
 
 
@@ -84,9 +86,9 @@ def tune(path: Path, room: int, *, report: Callable[[Measured], None] = lambda _
     Raises ModelLoadError for a file that cannot be used, ModelTooLargeError for one that does not fit.
     """
     started, machine, header = time.monotonic(), this_machine(), read_header(path)
-    default = Choice(default_threads(header.parameters), True, 256, "f32" if header.parameters < _SMALL else "f16")
-    context, kind = _memory_settings(path.name, header, default, room)
-    default = replace(default, kv_cache_type=kind or default.kv_cache_type)
+    fitting = _fitting(path.name, header, room)
+    layout = layout_of(header, fitting)
+    default = Choice(default_threads(header.parameters), True, layout.rows, layout.kv_cache_type)
     ensure_loadable(path)
     search = _Search(path, started + BUDGET_S, report)
     best, gain = _descend(search, default, machine, header)
@@ -94,33 +96,33 @@ def tune(path: Path, room: int, *, report: Callable[[Measured], None] = lambda _
         threads=None if best.threads == default.threads else best.threads,
         repack=None if best.repack == default.repack else best.repack,
         ubatch=None if best.ubatch == default.ubatch else best.ubatch,
-        kv_cache_type=kind,
-        context_length=context,
+        kv_cache_type=fitting.kv_cache_type,
+        context_length=fitting.context_length,
+        parallel=fitting.parallel,
     )
     remember(path, settings)
     return Tuning(settings, default, tuple(search.runs), gain, tuple(search.skipped), time.monotonic() - started)
 
 
-def _memory_settings(
-    name: str, header: GgufHeader, default: Choice, room: int
-) -> tuple[int | None, KvCacheType | None]:
-    """Context and type of its cache where the default does not fit. These cost memory or precision, not time: so they
-    follow from what there is, and the smaller type is taken before the smaller context."""
-    trained = header.hyperparameter("context_length")
-    exact = default.kv_cache_type == "f32"
-    plan = Plan(
-        context_length=min(trained, _CONTEXT) if isinstance(trained, int) else _CONTEXT,
-        kv_cache_type=default.kv_cache_type,
-        flash_attention=not exact,
-    )
-    if estimate(header, plan).total <= room:
-        return None, None
-    eight_bits = quantizable(header)
-    smaller = replace(plan, kv_cache_type="q8_0", flash_attention=True) if eight_bits else plan
-    tokens = largest_context(header, smaller, room)
-    if not tokens:
-        ensure_fits(name, header, smaller, room)
-    return (None if tokens == plan.context_length else tokens), "q8_0" if eight_bits else None
+def _fitting(name: str, header: GgufHeader, room: int) -> LocalOptions:
+    """The default options, or the nearest to them that fit. Raises ModelTooLargeError."""
+    options = LocalOptions()
+    for options in _smaller_and_smaller(header):
+        if estimate(header, plan_of(header, options)).total <= room:
+            return options
+    ensure_fits(name, header, plan_of(header, options), room)
+    return options
+
+
+def _smaller_and_smaller(header: GgufHeader) -> Iterator[LocalOptions]:
+    """These cost memory or precision, not time: so they follow from what there is. The smaller type of the cache is
+    taken before fewer answers at once, and those before a smaller context, which would refuse what could be asked."""
+    yield LocalOptions()
+    kind: KvCacheType | None = "q8_0" if quantizable(header) else None
+    longest = layout_of(header, LocalOptions()).context_length
+    for context in (None, *range((longest - 1) // _CONTEXT_STEP * _CONTEXT_STEP, 0, -_CONTEXT_STEP)):
+        for parallel in _FEWER:
+            yield LocalOptions(kv_cache_type=kind, context_length=context, parallel=parallel)
 
 
 def _descend(search: _Search, default: Choice, machine: Machine, header: GgufHeader) -> tuple[Choice, float]:

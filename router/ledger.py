@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..protocol.errors import ConfigurationError
+from ..protocol.wal import use_wal
 
 T = TypeVar("T")
 
@@ -126,7 +127,7 @@ class Ledger:
         except (OSError, sqlite3.Error) as error:
             raise ConfigurationError(f"The ledger {path} cannot be opened: {error}", param="ledger") from error
         try:
-            self._connection.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;")
+            use_wal(self._connection)
             self._migrate()
             self._connection.execute(f"PRAGMA busy_timeout={round(busy_s * 1000)}")
         except sqlite3.Error as error:

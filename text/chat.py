@@ -24,15 +24,12 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
 
 from ..protocol.errors import InvalidRequestError, ModelLoadError
 from ..protocol.requests import Message
 from ..protocol.structured import Tool
 from . import tool_turns
+from .sandbox import MOST_ITEMS, Sandbox
 from .tool_turns import Change
 
 _FIRST_STAND_IN = 0xF0000
@@ -62,9 +59,10 @@ class ChatTemplate:
         self.source = source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._special = special_pattern({bos_token, eos_token, *special_tokens})
+        self._sandbox = _environment()
         try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
+            self._template = self._sandbox.from_string(source)
+        except (jinja2.TemplateError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise ModelLoadError(f"The model's chat template is not valid Jinja: {error}.") from error
 
     def render(
@@ -133,21 +131,33 @@ class ChatTemplate:
     def _render(
         self, messages: Sequence[Message], tools: Sequence[Tool], change: Change, add_generation_prompt: bool
     ) -> str:
+        pieces: list[str] = []
+        length = 0
         try:
-            return self._template.render(
-                messages=[_as_dict(message, change) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=[tool_turns.tool_as_dict(tool, change) for tool in tools] or None,
-                documents=None,
-                **self._tokens,
-            )
+            with self._sandbox.bounded():
+                for piece in self._template.generate(
+                    messages=[_as_dict(message, change) for message in messages],
+                    add_generation_prompt=add_generation_prompt,
+                    tools=[tool_turns.tool_as_dict(tool, change) for tool in tools] or None,
+                    documents=None,
+                    **self._tokens,
+                ):
+                    pieces.append(piece)
+                    length += len(piece)
+                    if length > MOST_ITEMS:
+                        raise jinja2.TemplateError(f"it writes more than {MOST_ITEMS:,} characters")
+                return "".join(pieces)
         except jinja2.TemplateError as error:
             raise InvalidRequestError(
                 f"The model's chat template refused the messages: {error}", param="messages"
             ) from error
-        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise InvalidRequestError(
                 f"The model's chat template failed on these messages: {error!r}", param="messages"
+            ) from error
+        except (RecursionError, MemoryError) as error:
+            raise InvalidRequestError(
+                f"The model's chat template takes too much memory: {error!r}", param="messages"
             ) from error
 
 
@@ -239,20 +249,8 @@ def _as_dict(message: Message, change: Change) -> dict[str, Any]:
     return {**fields, **tool_turns.fields(message, change)}
 
 
-class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` marks assistant text for training; rendering ignores the marks."""
-
-    tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
-    )
+def _environment() -> Sandbox:
+    environment = Sandbox()
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

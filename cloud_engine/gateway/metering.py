@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...protocol.errors import ConfigurationError
+from ...protocol.wal import use_wal
 
 _MAX_BATCH = 1000
 _RETRY_S = 1.0
@@ -56,7 +57,7 @@ class Meter:
         columns = ", ".join(f"{column.name} {_SQL_TYPES[str(column.type)]}" for column in fields(UsageRow))
         try:
             with self._connect() as connection:
-                connection.execute("PRAGMA journal_mode = WAL")
+                use_wal(connection)
                 connection.execute(f"CREATE TABLE IF NOT EXISTS usage (id INTEGER PRIMARY KEY, {columns})")
             connection.close()
         except sqlite3.Error as error:

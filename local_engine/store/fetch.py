@@ -46,7 +46,8 @@ def _fetch_web(offer: Offer, part: Part, patience: Patience, report: Report) -> 
                 if part.size >= best + patience.worthwhile:
                     failures, best = 0, part.size
                 failures += 1
-                give_up_or_wait(error, failures, patience, report, f", {part.size:,} bytes are kept")
+                kept = f", {part.size:,} bytes are kept" if offer.can_continue else ""
+                give_up_or_wait(error, failures, patience, report, kept)
 
 
 def _one_connection(client: httpx.Client, offer: Offer, part: Part, patience: Patience, report: Report) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import httpx
+import msgspec
 
 from ...protocol import settings
-from ...protocol.errors import DownloadError, InvalidRequestError, OfflineError
+from ...protocol.errors import ConfigurationError, DownloadError, InvalidRequestError, OfflineError
 from ..gguf import read_header
 from .hub import endpoint, hub_offer
 from .naming import OnDisk, OnHub, OnWeb, check_name, licence_in, name_for, parse, printable
@@ -16,7 +18,8 @@ from .offer import Offer
 from .web import Patience, check_url, new_client, open_stream, origin, validator_of
 from .work import Report, patiently
 
-_TRUE = frozenset({"1", "true", "yes", "on"})
+_HUB_SWITCH = {"": False, **dict.fromkeys(("0", "false", "no", "off"), False)}  # as the hub's own library reads it
+_HUB_SWITCH |= dict.fromkeys(("1", "true", "yes", "on"), True)
 
 
 def find(
@@ -51,10 +54,17 @@ def find(
 
 def is_offline() -> bool:
     """HF_HUB_OFFLINE, or the setting `offline` from UPDRAFT_OFFLINE or the settings file. Raises ConfigurationError."""
-    if os.environ.get("HF_HUB_OFFLINE", "").strip().lower() in _TRUE:
-        return True
-    ours = settings.environment().get("offline")
-    return ours.strip().lower() in _TRUE if ours else settings.read_toml(settings.config_file()).get("offline") is True
+    theirs = os.environ.get("HF_HUB_OFFLINE", "").strip()
+    if theirs.lower() not in _HUB_SWITCH:
+        raise ConfigurationError(f"HF_HUB_OFFLINE must be 1 or 0, got {theirs!r}.")
+    value: Any = settings.environment().get("offline") or settings.read_toml(settings.config_file()).get(
+        "offline", False
+    )
+    try:
+        ours = msgspec.convert(value, bool, strict=False)  # as the router reads it
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"The setting offline must be true or false, got {value!r}.") from error
+    return ours or _HUB_SWITCH[theirs.lower()]
 
 
 def refuse_offline(what: str) -> None:

@@ -74,7 +74,7 @@ class Library:
             return None
 
     def entries(self) -> list[Entry]:
-        """All there is, by name, with what is under way."""
+        """All there is, by name, with what is under way. Files that no model could be called after are not ours."""
         models = {path.stem: path for path in self._glob(self.folder, "*.gguf")}
         manifests = {path.stem for path in self._glob(self.folder, "*.json")}
         under_way = {path.stem: path for path in self._glob(self.partial, "*.part")}
@@ -120,21 +120,29 @@ class Library:
         """Give a complete part its name, all at once. Raises OSError."""
         path = self.path(manifest.name)
         part.sync()
-        # The manifest first: after a crash in between there is a manifest without a model, which is no model.
+        # Without a manifest, a model counts as damaged and is fetched again: so whatever a crash leaves is never taken
+        # for what it is not. The old manifest goes before its model is replaced, the new one comes after.
         temporary = self.partial / f"{manifest.name}.manifest"
         with temporary.open("wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(manifest)))
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(self._manifest(manifest.name))
+        self._manifest(manifest.name).unlink(missing_ok=True)
+        self._sync_folder()
         part.path.replace(path)
+        self._sync_folder()
+        temporary.replace(self._manifest(manifest.name))
         part.discard()
+        self._sync_folder()
+        return path
+
+    def _sync_folder(self) -> None:
+        """What was renamed stays so, in this order, whatever happens to the machine."""
         folder = os.open(self.folder, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
-        return path
 
     @contextmanager
     def lock(self, name: str, waiting: Callable[[], None] | None = None) -> Iterator[None]:
@@ -186,7 +194,8 @@ class Library:
 
     @staticmethod
     def _glob(folder: Path, pattern: str) -> list[Path]:
-        return [path for path in folder.glob(pattern) if path.is_file()] if folder.is_dir() else []
+        found = folder.glob(pattern) if folder.is_dir() else ()
+        return [path for path in found if is_name(path.stem) and path.is_file()]
 
 
 def model_path(name: str) -> Path:

@@ -13,7 +13,10 @@ import msgspec
 
 from ...protocol.errors import DiskSpaceError
 
+#: Bytes that stay free: a disk filled to the last one stops more than this program.
+SPARE = 64 * 1024 * 1024
 _BLOCK = 1024 * 1024
+_BETWEEN_LOOKS = 4 * _BLOCK
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -36,7 +39,7 @@ class Part:
         # Unbuffered: what was not written when the disk is full would be written again on closing, and fail again.
         self._file = self.path.open("r+b" if continued and self.path.exists() else "w+b", buffering=0)
         self._hash = hashlib.sha256()
-        self.size = 0
+        self.size = self._looked_at = 0
         try:
             self._note_path.write_bytes(msgspec.json.encode(note))
             while block := self._file.read(_BLOCK):
@@ -53,7 +56,11 @@ class Part:
         return self._hash.hexdigest()
 
     def append(self, data: bytes) -> None:
-        """Raises DiskSpaceError when the disk is full; what fitted stays, and counts."""
+        """Raises DiskSpaceError when the disk is as good as full; what fitted stays and counts, if it can go on."""
+        if self.size >= self._looked_at + _BETWEEN_LOOKS:  # its size may be unknown, and others write, too
+            self._looked_at = self.size
+            if shutil.disk_usage(self.path.parent).free < SPARE:
+                raise self._disk_full()
         view = memoryview(data)
         while view:
             try:
@@ -71,7 +78,7 @@ class Part:
         self._file.seek(0)
         self._file.truncate()
         self._hash = hashlib.sha256()
-        self.size = 0
+        self.size = self._looked_at = 0
 
     def sync(self) -> None:
         """Down to the disk, so that the name it gets next is never the name of a hole."""
@@ -93,11 +100,15 @@ class Part:
 
     def _disk_full(self) -> DiskSpaceError:
         needed = None if self._note.size is None else self._note.size - self.size
-        free = shutil.disk_usage(self.path.parent).free
         wanted = "" if needed is None else f", {needed:,} are missing"
+        there, advice = f"{self.size:,} bytes are there", "pull again, which continues; or give it up with `updraft rm`"
+        if self._note.identity is None:
+            self.restart()
+            there, advice = "what had arrived is deleted", "pull again, from the beginning"
+        free = shutil.disk_usage(self.path.parent).free
         return DiskSpaceError(
-            f"The disk of {self.path.parent} is full: {self.size:,} bytes are there{wanted}, {free:,} are free. Make "
-            "room and pull again, which continues; or give it up with `updraft rm`.",
+            f"The disk of {self.path.parent} is full: {there}{wanted}, {free:,} bytes are free and {SPARE:,} are to "
+            f"stay so. Make room and {advice}.",
             needed=needed,
             free=free,
         )

@@ -6,17 +6,17 @@ import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ...protocol.errors import ChecksumError, DiskSpaceError, InvalidRequestError, ModelLoadError
+from ...protocol.errors import ChecksumError, DiskSpaceError, InvalidRequestError, ModelLoadError, ModelNotFoundError
 from ..gguf import read_header
+from .choice import HubFile, choose
 from .fetch import fetch
+from .hub import endpoint
 from .library import Library, Manifest
-from .naming import licence_in
+from .naming import OnHub, licence_in, parse
 from .offer import Offer
-from .part import Note, Part, read_note
+from .part import SPARE, Note, Part, read_note
 from .web import Patience
 from .work import Report
-
-_SPARE = 64 * 1024 * 1024  # a disk filled to the last byte stops more than this program
 
 
 def stored(library: Library, offer: Offer) -> Manifest | None:
@@ -37,6 +37,26 @@ def stored(library: Library, offer: Offer) -> Manifest | None:
     return None  # a newer version of the same, or what is there was cut short: it is replaced
 
 
+def pulled(library: Library, wanted: str) -> str | None:
+    """The name of the complete model that came from where `wanted`, a hub's file, means; None if none did, or several.
+
+    Nobody is asked for it: it works without a network. Raises InvalidRequestError for a malformed name.
+    """
+    place = parse(wanted, endpoint())
+    if not isinstance(place, OnHub):
+        return None
+    prefix = f"hf:{place.repo}:"
+    names = {
+        entry.source.removeprefix(prefix): entry.name
+        for entry in library.entries()
+        if entry.state == "ready" and entry.source.startswith(prefix)
+    }
+    try:
+        return names[choose(place.repo, [HubFile(path) for path in names], place.choice).path]
+    except (ModelNotFoundError, InvalidRequestError):  # then the hub says what there is
+        return None
+
+
 def missing_bytes(library: Library, offer: Offer) -> int | None:
     """What is still to be fetched; None where the size is unknown."""
     if offer.size is None:
@@ -51,9 +71,9 @@ def check_space(library: Library, offer: Offer) -> int:
     """The free bytes of the library's disk. Raises DiskSpaceError if the rest of the offer does not fit."""
     free = shutil.disk_usage(_existing(library.folder)).free
     needed = missing_bytes(library, offer)
-    if needed is not None and needed + _SPARE > free:
+    if needed is not None and needed + SPARE > free:
         raise DiskSpaceError(
-            f"{offer.name} needs {needed:,} more bytes (and {_SPARE:,} to spare), the disk of {library.folder} has "
+            f"{offer.name} needs {needed:,} more bytes (and {SPARE:,} to spare), the disk of {library.folder} has "
             f"{free:,} free. Make room, or name a folder on another disk: UPDRAFT_MODELS.",
             needed=needed,
             free=free,

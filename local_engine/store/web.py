@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import httpx
@@ -88,7 +90,7 @@ def open_stream(client: httpx.Client, address: str, headers: dict[str, str], tok
         # Storage networks behind a hub have their own signed addresses: a token there is a token given away.
         secret = {"authorization": f"Bearer {token}"} if token and origin(url) == home else {}
         try:
-            response = client.send(client.build_request("GET", url, headers={**headers, **secret}), stream=True)
+            response = _send(client, client.build_request("GET", url, headers={**headers, **secret}))
         except httpx.TransportError as error:
             raise PassingError(f"{url.host}: {_reason(error)}") from error
         if response.status_code not in _REDIRECTS:
@@ -109,6 +111,32 @@ def body_of(response: httpx.Response) -> Iterator[bytes]:
 def validator_of(response: httpx.Response) -> str | None:
     """What tells one version of a file from another on the same server."""
     return response.headers.get("etag") or response.headers.get("last-modified")
+
+
+def _send(client: httpx.Client, request: httpx.Request) -> httpx.Response:
+    """The answer with its body unread. Headers that come drop by drop would never meet the limit of a single read: so
+    all of them have as long as one connection and one read may take. Raises PassingError, httpx.TransportError."""
+    answer: Future[httpx.Response] = Future()
+
+    def ask() -> None:
+        try:
+            response = client.send(request, stream=True)
+        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(error)
+            return
+        if answer.set_running_or_notify_cancel():
+            answer.set_result(response)
+        else:
+            response.close()
+
+    threading.Thread(target=ask, name="updraft-asking", daemon=True).start()
+    try:
+        return answer.result((client.timeout.connect or 0) + (client.timeout.read or 0))
+    except TimeoutError:
+        if answer.cancel():
+            raise PassingError(f"{request.url.host} sent no whole answer in time") from None
+        return answer.result()
 
 
 def _redirected(url: httpx.URL, location: str) -> httpx.URL:

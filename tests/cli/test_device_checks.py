@@ -17,6 +17,9 @@ from updraft.cli.device_checks import (
 )
 from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine.machine import Machine, this_machine
+from updraft.local_engine.store.find import find
+from updraft.local_engine.store.library import Library
+from updraft.local_engine.store.pull import pull
 from updraft.local_engine.tuned import Settings, remember
 
 MACHINE = Machine("Some Processor", 4, 8, None, 16 * 10**9, 8 * 10**9, ("avx2", "avx512f", "amx_int8"))
@@ -57,6 +60,10 @@ def test_memory(tmp_path, monkeypatch) -> None:
     assert tight.status == "fail"
     assert "pocket-small.gguf needs" in tight.found
     assert "0.0 MB are free" in tight.found
+    library = Library()
+    pull(library, find(str(pocket_small_gguf()), name="mine"))
+    library.path("mine").write_bytes(b"?" * library.path("mine").stat().st_size)  # `updraft verify` says so
+    assert check_memory(MACHINE) == found
     monkeypatch.setenv("UPDRAFT_LOCAL", str(tmp_path / "none.gguf"))
     assert "none.gguf" in check_memory(MACHINE).found
 

@@ -83,7 +83,7 @@ def test_a_wrong_call_is_no_traceback(updraft) -> None:
     [
         (["ask", "   "], "The question is empty"),
         (["ask", "hi", "--local", "missing.gguf"], "There is no local model 'missing.gguf'"),
-        (["ask", "hi", "--local", "hf:no-file"], "hf:owner/repo/file.gguf"),
+        (["ask", "hi", "--local", "hf:no-file"], "hf:owner/repo:file.gguf"),
         (["ask", "hi", "--cloud", "ftp://x"], "must start with http:// or https://"),
         (["ask", "hi", "--quality", "1.5"], "quality must be above 0 and at most 1"),
         (["ask", "hi", "--cloud-share", "1.5"], "cloud_share must be from 0 to 1"),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from updraft.local_engine.engine import LocalEngine, LocalOptions
+from updraft.local_engine.llama import llama
 from updraft.protocol.errors import ContextLengthError, EngineError, InvalidRequestError, ModelLoadError
 from updraft.protocol.requests import Message
 from updraft.protocol.sampling import SamplingParams
@@ -223,6 +224,12 @@ def test_bad_requests(engine, tiny):
         engine.score([10_000])
     with pytest.raises(InvalidRequestError, match="context_length"):
         LocalEngine.load(tiny.gguf, LocalOptions(context_length=0))
+    for impossible in (
+        {"ubatch": 10**9}, {"threads": 1000}, {"threads": 2.5}, {"context_length": "512"}, {"parallel": True},
+        {"gpu_layers": 10**9}, {"queue_limit": None},
+    ):  # fmt: skip
+        with pytest.raises(InvalidRequestError, match=next(iter(impossible))):
+            LocalEngine.load(tiny.gguf, LocalOptions(**impossible))
     with pytest.raises(ModelLoadError, match="lower context_length"):
         LocalEngine.load(tiny.gguf, LocalOptions(context_length=100_000))
     with pytest.raises(InvalidRequestError, match="kv_cache_type"):
@@ -303,3 +310,55 @@ def test_nothing_is_printed(tiny, capfd):
     with LocalEngine.load(tiny.gguf) as engine:
         list(engine.start_text("the", SamplingParams(max_tokens=2)))
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_long_text_keeps_nobody_waiting_but_close(tiny, monkeypatch):
+    """Tokenizing megabytes takes seconds, in which every stream needs the bytes of its tokens."""
+    api, begun, go_on = llama().api, threading.Event(), threading.Event()
+    real = api.llama_tokenize
+
+    def slow(*arguments):
+        begun.set()
+        assert go_on.wait(30)
+        return real(*arguments)
+
+    with LocalEngine.load(tiny.gguf) as engine:
+        list(engine.start_text("0", SamplingParams(max_tokens=1)))
+        expected = [engine.token_bytes(token) for token in range(300)]
+        monkeypatch.setattr(api, "llama_tokenize", slow)
+        tokenized = []
+        reader = threading.Thread(target=lambda: tokenized.append(engine.tokenize("a" * 100)))
+        reader.start()
+        assert begun.wait(30)
+        found = []
+        other = threading.Thread(target=lambda: found.extend(map(engine.token_bytes, range(300))), daemon=True)
+        other.start()
+        other.join(10)
+        assert found == expected
+        closer = threading.Thread(target=engine.close)
+        closer.start()
+        closer.join(0.2)
+        assert closer.is_alive()  # the vocabulary is being read
+        go_on.set()
+        for thread in (reader, closer):
+            thread.join(30)
+        assert len(tokenized) == 1
+        with pytest.raises(EngineError, match="closed"):
+            engine.tokenize("a")
+
+
+def test_tokens_that_do_not_exist(engine, tiny):
+    for token in (-1, tiny.tokenizer.get_vocab_size(), 10**7):
+        with pytest.raises(InvalidRequestError, match="no token"):
+            engine.token_bytes(token)
+
+
+def test_what_no_token_can_hold_is_not_tokenized(tiny, engine, monkeypatch):
+    assert engine._model.longest_token == max(map(len, tiny.tokenizer.get_vocab()))
+    monkeypatch.setattr(engine._model, "longest_token", 40)
+    most = 40 * engine.context_length
+    monkeypatch.setattr(type(engine._model), "tokenize", lambda *_, **__: [5] * 1000)
+    with pytest.raises(ContextLengthError, match="1000 tokens"):
+        engine.start_text("a" * most, SamplingParams(max_tokens=1))
+    with pytest.raises(ContextLengthError, match=f"{most + 1:,} characters"):
+        engine.start_text("a" * (most + 1), SamplingParams(max_tokens=1))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
 import pytest
 from gguf_shapes import Shape, write
 from updraft.embedded.pocket import pocket_small_gguf
-from updraft.local_engine.fit import Plan, ensure_fits, estimate, largest_context
+from updraft.local_engine.engine import LocalOptions
+from updraft.local_engine.fit import KvCacheType, Plan, ensure_fits, estimate, largest_context
 from updraft.local_engine.gguf import read_header
 from updraft.local_engine.llama import llama
+from updraft.local_engine.opening import plan_of
 from updraft.protocol.errors import ModelTooLargeError
 
 Q8_0, Q4_0, F16 = (gguf.GGMLQuantizationType[name] for name in ("Q8_0", "Q4_0", "F16"))
@@ -126,19 +129,44 @@ def test_layers_that_differ(tmp_path) -> None:
 
 def test_what_does_not_fit_is_refused_with_the_numbers(shape_file) -> None:
     header = read_header(shape_file("long context"))
-    plan = Plan(32_768)
+    options = LocalOptions(context_length=32_768)
+    plan = plan_of(header, options)
     need = estimate(header, plan)
     assert ensure_fits("long", header, plan, need.total) == need
     room = need.total - need.kv_cache // 2
-    with pytest.raises(ModelTooLargeError, match=r"long needs .* MB .* 32,768 tokens in f16.* are free: ") as caught:
+    with pytest.raises(ModelTooLargeError, match=r"long needs .* MB .* 32,784 tokens in f32.* are free: ") as caught:
         ensure_fits("long", header, plan, room)
     assert (caught.value.needed, caught.value.available) == (need.total, room)
     smaller, quantized = map(int, re.findall(r"context_length=(\d+)", caught.value.message))
     assert "kv_cache_type='q8_0'" in caught.value.message
-    for tokens, kind in ((smaller, "f16"), (quantized, "q8_0")):
-        assert estimate(header, Plan(tokens, kv_cache_type=kind)).total <= room
-        assert tokens == 32_768 or estimate(header, Plan(tokens + 256, kv_cache_type=kind)).total > room
+
+    def needed(tokens: int, kind: KvCacheType | None) -> int:
+        """By the engine that is asked for so."""
+        asked = replace(options, context_length=tokens, kv_cache_type=kind)
+        return estimate(header, plan_of(header, asked)).total
+
+    for tokens, kind in ((smaller, None), (quantized, "q8_0")):
+        assert needed(tokens, kind) <= room
+        assert tokens == 32_768 or needed(tokens + 256, kind) > room
     assert smaller < quantized
+
+
+@pytest.mark.parametrize("share", [0.9, 0.5, 0.4])
+def test_the_advice_is_good(share) -> None:
+    """What a refusal proposes is not refused, nor more than the model was trained on."""
+    header = read_header(pocket_small_gguf())
+    plan = plan_of(header, LocalOptions())
+    room = int(estimate(header, plan).total * share)
+    with pytest.raises(ModelTooLargeError) as caught:
+        ensure_fits("pocket", header, plan, room)
+    proposed = re.findall(r"context_length=(\d+)( and parallel=1)?( with kv_cache_type='q8_0')?", caught.value.message)
+    assert proposed
+    for tokens, alone, quantized in proposed:
+        options = LocalOptions(
+            context_length=int(tokens), parallel=1 if alone else None, kv_cache_type="q8_0" if quantized else None
+        )
+        assert int(tokens) <= 512
+        assert estimate(header, plan_of(header, options)).total <= room
 
 
 def test_weights_that_do_not_fit_leave_only_another_model(shape_file) -> None:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
 
+import gguf
+import numpy as np
+import psutil
 import pytest
 from gguf_fuzz import ARRAY, STRING, File, Value, corpus, text
 from gguf_trials import try_all
 from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine import trial
-from updraft.local_engine.engine import LocalEngine
+from updraft.local_engine.child import ChildEnd
+from updraft.local_engine.engine import LocalEngine, LocalOptions, LoraAdapter
 from updraft.local_engine.gguf import read_header
+from updraft.local_engine.opening import EngineCandidate
 from updraft.local_engine.trial import ensure_loadable
 from updraft.protocol.errors import ModelLoadError
 from updraft.protocol.sampling import SamplingParams
@@ -229,6 +236,95 @@ def test_a_hang_is_an_error(tmp_path, file) -> None:
     file.put(b"tokenizer.ggml.model", Value(STRING, text(b"rwkv")))
     with pytest.raises(ModelLoadError, match="more than 3 s"):
         ensure_loadable(written(tmp_path, file.build()), timeout_s=3)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system limits a process's memory")
+def test_a_chat_template_that_wants_all_memory(tmp_path, file) -> None:
+    file.put(b"tokenizer.chat_template", Value(STRING, text(b"{{ 'a' | center(20000000000) }}")))
+    with pytest.raises(ModelLoadError, match="chat template takes more memory"):
+        ensure_loadable(written(tmp_path, file.build()))
+    file.put(b"tokenizer.chat_template", Value(STRING, text(b"{{ raise_exception('not so') }}")))
+    ensure_loadable(written(tmp_path, file.build()))
+
+
+def ended(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(("seconds", "how"), [(60, psutil.Process.kill), (3, psutil.Process.suspend)])
+def test_a_trial_ends_with_its_parent(tmp_path, file, seconds, how) -> None:
+    """Also with one that lives but does nothing any more, a little after its time."""
+    file.put(b"tokenizer.ggml.model", Value(STRING, text(b"rwkv")))
+    path = written(tmp_path, file.build())
+    code = "import sys\nfrom updraft.local_engine import child\n"
+    code += "child.run_child('updraft.local_engine.trial', [sys.argv[1]], timeout_s=float(sys.argv[2]))"
+    with subprocess.Popen([sys.executable, "-c", code, str(path), str(seconds)]) as parent:
+        try:
+            process, end = psutil.Process(parent.pid), time.monotonic() + 30
+            while not (children := process.children()):
+                assert time.monotonic() < end
+            while children[0].cpu_times().user < 0.6:  # past its imports
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            how(process)
+            while not ended(children[0]):
+                assert time.monotonic() < end, "it goes on"
+                time.sleep(0.05)
+        finally:
+            parent.kill()
+
+
+def adapter(path: Path, down: np.ndarray, up: np.ndarray, name: str = "blk.0.attn_q.weight", alpha=8.0) -> LoraAdapter:
+    writer = gguf.GGUFWriter(path, read_header(pocket_small_gguf()).architecture)
+    writer.add_string("general.type", "adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", alpha)
+    writer.add_tensor(f"{name}.lora_a", down)
+    writer.add_tensor(f"{name}.lora_b", up)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return LoraAdapter(path)
+
+
+DOWN, UP = np.full((4, 64), 0.01, np.float32), np.full((64, 4), 0.01, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"down": np.ones((4, 64), np.int32)}, "of type 26"),
+        ({"up": np.ones((64, 4), np.int8)}, "of type 24"),
+        ({"down": DOWN.astype(np.float64)}, "of type 28"),
+        ({"down": np.ones((3, 4, 64), np.float32)}, r"shape \(64, 4, 3\), for weights of \(64, 64\)"),
+        ({"up": np.ones((64, 5), np.float32)}, "factors"),
+        ({"down": np.ones((4, 32), np.float32)}, "factors"),
+        ({"name": "blk.9.attn_q.weight"}, "nothing for"),
+        ({"name": "blk.0.attn_norm.weight"}, "for weights of"),
+        ({"name": "token_embd.weight"}, "factors"),
+        ({"alpha": float("nan")}, "alpha is nan"),
+    ],
+)
+def test_hostile_adapters(tmp_path, changes, says) -> None:
+    """Most of these take the process down where llama.cpp multiplies with them."""
+    lora = adapter(tmp_path / "lora.gguf", **{"down": DOWN, "up": UP, **changes})
+    with pytest.raises(ModelLoadError, match=f"adapter .*lora.gguf cannot be used.*{says}"):
+        LocalEngine.load(pocket_small_gguf(), LocalOptions(adapters=(lora,)))
+
+
+def test_adapters_are_counted_and_tried_with_their_model(tmp_path, monkeypatch) -> None:
+    lora, path = adapter(tmp_path / "lora.gguf", DOWN, UP), pocket_small_gguf()
+    options = LocalOptions(adapters=(lora,))
+    candidate = EngineCandidate.of(path, options, sound=path)
+    assert candidate.need - EngineCandidate.of(path, None, sound=path).need == Path(lora.path).stat().st_size
+    with candidate.load() as engine:
+        assert list(engine.start_text("2 + 2", SamplingParams(max_tokens=2, ignore_eos=True)))
+    monkeypatch.setattr(trial, "run_child", lambda *_, **__: ChildEnd("crashed", "SIGSEGV"))
+    candidate.load().close()  # both are known by now
+    adapter(tmp_path / "lora.gguf", DOWN, 2 * UP)
+    with pytest.raises(ModelLoadError, match=r"with .*lora\.gguf: llama\.cpp crashes on it \(SIGSEGV\)"):
+        candidate.load()
 
 
 def survivors(folder: Path, count: int, seed: int) -> tuple[list[Path], list[str]]:

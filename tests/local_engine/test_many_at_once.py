@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import os
+import signal
 import threading
 import time
 from dataclasses import replace
@@ -343,3 +345,23 @@ def test_idle_costs_nothing(engine):
     before = time.process_time()
     time.sleep(0.5)
     assert time.process_time() - before < 0.1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_forked_process_is_told(engine):
+    """The engine's thread is not in it, so that nobody would ever answer."""
+    child = os.fork()
+    if not child:
+        try:
+            engine.start_text("0", SamplingParams(max_tokens=1))
+        except EngineError as error:
+            os._exit(0 if "forked" in error.message else 2)
+        os._exit(1)
+    end = time.monotonic() + 20
+    while not (found := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.01)
+    assert os.waitstatus_to_exitcode(found[1]) == 0
+    assert list(engine.start_text("0", SamplingParams(max_tokens=1, ignore_eos=True)))

@@ -48,6 +48,9 @@ def test_a_state_folder_that_cannot_be_written_stops_nothing(tiny, tmp_path, mon
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path / "file" / "home"))
     ensure_usable_build(tiny.gguf)
+    (tmp_path / "llama-build-ok").mkdir()
+    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
+    ensure_usable_build(tiny.gguf)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,11 @@ import pytest
 from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine import tuning
 from updraft.local_engine.child import ChildEnd
-from updraft.local_engine.fit import Plan, estimate, quantizable
+from updraft.local_engine.engine import LocalOptions
+from updraft.local_engine.fit import estimate, quantizable
 from updraft.local_engine.gguf import read_header
 from updraft.local_engine.machine import Machine
+from updraft.local_engine.opening import EngineCandidate, plan_of
 from updraft.local_engine.tuned import Settings, recall
 from updraft.local_engine.tuning import tune
 from updraft.protocol.errors import ModelLoadError, ModelTooLargeError
@@ -70,7 +72,7 @@ def test_who_wins_once_only_does_not_win(tiny, measured) -> None:
 
 
 def test_two_settings_together(tiny, measured) -> None:
-    measured(lambda job, _: (10.0 if job["threads"] == 8 else 14.0) * (1 if job["ubatch"] == 256 else 1.3))
+    measured(lambda job, _: (10.0 if job["threads"] == 8 else 14.0) * (1 if job["ubatch"] == 512 else 1.3))
     assert tune(tiny.gguf, ROOM).settings == Settings(threads=16, ubatch=128)
 
 
@@ -93,16 +95,36 @@ def test_no_time_is_said(tiny, measured, monkeypatch) -> None:
     assert "threads" in found.skipped
 
 
-def test_little_memory_takes_a_smaller_cache_before_a_smaller_context(tmp_path, measured) -> None:
+def test_little_memory_takes_a_smaller_cache_before_fewer_answers_and_a_smaller_context(tmp_path, measured) -> None:
     measured(lambda job, _: 10.0)
     path = shutil.copy(pocket_small_gguf(), tmp_path / "model.gguf")
-    need = estimate(read_header(path), Plan(512, kv_cache_type="f32", flash_attention=False)).total
-    assert tune(path, need).settings == Settings()
-    assert tune(path, need - 1).settings == Settings(kv_cache_type="q8_0")
-    smallest = estimate(read_header(path), Plan(512, kv_cache_type="q8_0")).total
-    assert tune(path, smallest - 1).settings == Settings(kv_cache_type="q8_0", context_length=256)
-    with pytest.raises(ModelTooLargeError):
-        tune(path, 2**20)
+
+    def need(**options) -> int:
+        return estimate(read_header(path), plan_of(read_header(path), LocalOptions(**options))).total
+
+    def tuned(room: int) -> Settings:
+        """What is chosen runs in that room."""
+        settings = tune(path, room).settings
+        EngineCandidate.of(path, None, sound=path).check(room)
+        return settings
+
+    assert tuned(need()) == Settings()
+    assert tuned(need() - 1) == Settings(kv_cache_type="q8_0")
+    assert tuned(need(kv_cache_type="q8_0") - 1) == Settings(kv_cache_type="q8_0", parallel=4)
+    alone = need(kv_cache_type="q8_0", parallel=1)
+    assert tuned(alone) == Settings(kv_cache_type="q8_0", parallel=1)
+    assert tuned(alone - 1).context_length == 256
+    least = need(kv_cache_type="q8_0", parallel=1, context_length=256)
+    assert tuned(least) == Settings(kv_cache_type="q8_0", parallel=1, context_length=256)
+    with pytest.raises(ModelTooLargeError, match="use a smaller or more strongly quantized model"):
+        tune(path, least - 1)
+
+
+def test_the_default_that_is_measured_is_the_engines(tiny, measured) -> None:
+    runs = measured(lambda job, _: 10.0)
+    tune(tiny.gguf, ROOM)
+    default = plan_of(read_header(tiny.gguf), LocalOptions())
+    assert (runs[0]["ubatch"], runs[0]["kv_cache_type"]) == (default.ubatch, default.kv_cache_type)
 
 
 def test_heads_that_are_no_whole_blocks_keep_their_type(tiny) -> None:

@@ -133,3 +133,25 @@ def test_unusable_files(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(ConfigurationError, match="format 9"):
         Ledger(newer)
+
+
+def test_a_new_file_may_be_opened_by_many_at_once(tmp_path: Path) -> None:
+    """SQLite refuses a second switch to a write-ahead log at once, whatever its timeout."""
+    refused: list[Exception] = []
+
+    def open_and_write(path: Path, start: threading.Barrier) -> None:
+        start.wait()
+        try:
+            Ledger(path).close()
+        except ConfigurationError as error:
+            refused.append(error)
+
+    for number in range(100):
+        start = threading.Barrier(6)
+        arguments = (tmp_path / f"{number}.sqlite3", start)
+        threads = [threading.Thread(target=open_and_write, args=arguments) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not refused

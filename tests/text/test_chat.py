@@ -1,6 +1,8 @@
 """Chat templates: same text as transformers, and no way for a user to write a control token."""
 
 import datetime
+import resource
+import time
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from updraft.protocol.errors import InvalidRequestError, ModelLoadError
 from updraft.protocol.requests import Message, TextPart
+from updraft.text import sandbox
 from updraft.text.chat import ChatTemplate, Segment, encoding_runs, special_pattern
 
 CHATML = (
@@ -151,3 +154,51 @@ def test_real_templates(path):
     assert "".join(segment.text for segment in segments) == rendered
     assert "2+2" not in control
     assert "Sure?" not in control
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 20000000000 }}",
+        "{{ [1] * 20000000000 }}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{{ (2 ** 4000) * (2 ** 4000) }}",
+        "{% set ns = namespace(s='a' * 16) %}{% for i in range(40) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+        "{% set ns = namespace(s='a' * 16) %}{% for i in range(40) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+        "{% set s = 'a' * 100000 %}{% for i in range(99999) %}{{ s }}{% endfor %}",
+    ],
+)
+def test_a_template_gets_bounded_memory(source) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InvalidRequestError, match="template"):
+        ChatTemplate(source).render([Message("user", "hi")])
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18  # in KiB
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for x in 'ab' recursive %}{% if loop.depth < 60 %}{{ loop('ab') }}{% endif %}{% endfor %}",
+    ],
+)
+def test_a_template_gets_bounded_time(source, monkeypatch) -> None:
+    monkeypatch.setattr(sandbox, "CPU_SECONDS", 0.2)
+    template, began = ChatTemplate(source), time.thread_time()
+    with pytest.raises(InvalidRequestError, match="computes for more than"):
+        template.render([Message("user", "hi")])
+    assert time.thread_time() - began < 2
+
+
+def test_a_template_too_deep_to_compile_is_refused() -> None:
+    for source in ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "{% if 1 %}" * 3000 + "x" + "{% endif %}" * 3000):
+        with pytest.raises(ModelLoadError, match="chat template"):
+            ChatTemplate(source)
+
+
+def test_operators_mean_what_they_meant() -> None:
+    source = "{{ 1 + 2 }}{{ 3 * 4 }}{{ 2 ** 5 }}{{ 'a' + 'b' }}{{ 'a' * 3 }}{{ 1 ~ none ~ 'x' ~ messages[0].role }}"
+    source += "{% for a in 'xyz' %}{{ a }}{{ loop.length }}{% if loop.last %}!{% endif %}{% else %}none{% endfor %}"
+    assert ChatTemplate(source).render([Message("user", "hi")]) == "31232abaaa1Nonexuserx3y3z3!"

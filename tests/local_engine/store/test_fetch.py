@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import socket
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -373,3 +377,29 @@ def test_what_the_hub_does_not_give(hub: Hub, patience: Patience, tmp_path: Path
     hub.statuses = [200]
     with pytest.raises(DownloadError, match="cannot be read"):
         find(NAME, patience=patience)
+
+
+def test_headers_drop_by_drop_are_a_failure(patience: Patience) -> None:
+    """Each read is quick, and there is always one more."""
+    done = threading.Event()
+
+    def drip(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.recv(4096)
+            connection.sendall(b"HTTP/1.1 200 OK\r\n")
+            while not done.wait(0.05):
+                connection.sendall(b"x: y\r\n")
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=drip, args=(server.accept()[0],), daemon=True).start()
+
+    hurry, said = replace(patience, connect_s=0.2, read_s=0.3, tries=2), []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=serve, daemon=True).start()
+        began = time.monotonic()
+        with pytest.raises(DownloadError, match="no whole answer in time; gave up after 2 tries"):
+            find(f"http://127.0.0.1:{server.getsockname()[1]}/x.gguf", patience=hurry, report=Report(say=said.append))
+        done.set()
+    assert time.monotonic() - began < 5

@@ -107,6 +107,40 @@ def test_a_broken_manifest_stops_nothing_else(file: Path, library: Library, mani
     assert library.verify("mine", Report()) == "ready"
 
 
+def test_files_that_are_no_models_of_ours(file: Path, library: Library) -> None:
+    pull(library, find(str(file)))
+    for name in ("._mine.gguf", "my other model.gguf", "pocket.gguf", ".DS_Store.json"):
+        (library.folder / name).write_bytes(b"x")
+    assert [(entry.name, entry.state) for entry in library.entries()] == [("mine", "ready")]
+
+
+@pytest.mark.parametrize("step", range(3))
+def test_a_kill_while_a_model_is_replaced(file: Path, library: Library, monkeypatch, step: int) -> None:
+    """After each of the steps: what is called ready is what its manifest says, and the next pull repairs."""
+    pull(library, find(str(file)))
+    newer = bytearray(MODEL)
+    newer[-1] ^= 1
+    file.write_bytes(newer)
+    done, (replace, unlink) = [], (Path.replace, Path.unlink)
+
+    def counted(real, path: Path, *arguments, **options):
+        if path.name in ("mine.json", "mine.part", "mine.manifest"):
+            if len(done) == step:
+                raise KeyboardInterrupt
+            done.append(path.name)
+        return real(path, *arguments, **options)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Path, "replace", lambda path, target: counted(replace, path, target))
+        patched.setattr(Path, "unlink", lambda path, missing_ok=False: counted(unlink, path, missing_ok=missing_ok))
+        pull(library, find(str(file)))
+    for entry in library.entries():
+        assert entry.state != "ready" or library.verify("mine", Report()) == "ready"
+    pull(library, find(str(file)))
+    assert library.path("mine").read_bytes() == newer
+    assert library.verify("mine", Report()) == "ready"
+
+
 def test_a_model_by_name_or_path(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library()
     pull(library, find(str(file)))
@@ -148,6 +182,17 @@ class TestOffline:
         assert is_offline()
         monkeypatch.setenv("UPDRAFT_OFFLINE", "0")
         assert not is_offline()
+        (tmp_path / "home" / "config.toml").write_text('offline = "true"')
+        monkeypatch.delenv("UPDRAFT_OFFLINE")
+        assert is_offline()
+
+    @pytest.mark.parametrize(
+        ("variable", "value"), [("UPDRAFT_OFFLINE", "y"), ("UPDRAFT_OFFLINE", "enabled"), ("HF_HUB_OFFLINE", "2")]
+    )
+    def test_a_switch_that_cannot_be_read_is_not_off(self, variable, value, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(variable, value)
+        with pytest.raises(ConfigurationError, match=value):
+            find("hf:owner/repo")
 
 
 class TestSpace:
@@ -173,6 +218,21 @@ class TestSpace:
             part.append(b"x" * 1000)
         assert caught.value.needed == 10_000_000 - 1000
         assert part.size == 1000
+
+    @pytest.mark.parametrize("identity", ["same", None])
+    def test_the_last_bytes_stay_free(self, tmp_path: Path, monkeypatch, identity: str | None) -> None:
+        """Of whatever size the file turns out to be; what cannot be continued does not stay."""
+        usage, block = namedtuple("usage", "total used free"), b"x" * 2**20
+        start = 80 * 2**20
+        with Part(tmp_path, "x", Note(identity, "there", None)) as part:
+            monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, start - part.path.stat().st_size))
+            with pytest.raises(DiskSpaceError) as caught:
+                for _ in range(80):
+                    part.append(block)
+            assert ("which continues" in caught.value.message) == (identity is not None)
+            assert ("is deleted" in caught.value.message) == (identity is None)
+            kept = part.path.stat().st_size
+        assert 16 * 2**20 <= kept <= 24 * 2**20 if identity else kept == 0
 
     def test_what_fitted_is_continued(self, hub: Hub, library: Library, patience: Patience, tmp_path: Path) -> None:
         """A limit of the system on the size of files, lifted afterwards."""

@@ -1,0 +1,63 @@
+"""What a LoRA adapter's file may hold: llama.cpp multiplies with whatever is in it, and aborts or crashes on most."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..protocol.errors import ModelLoadError
+from .gguf import read_header
+from .gguf_header import GgufHeader, Tensor
+
+_UNMULTIPLIED = frozenset({24, 25, 26, 27, 28})  # integers and float64: no kernel takes them as a factor
+_DOWN, _UP = ".lora_a", ".lora_b"
+_EMBEDDING = "token_embd.weight"  # looked up, not multiplied: its factors lie the other way round
+
+
+def read_adapter(path: Path | str, base: GgufHeader) -> GgufHeader:
+    """Read the header of an adapter and check it against that of the model it is for.
+
+    Raises ModelLoadError for what `read_header` refuses, and for an adapter that is none or is for another model.
+    """
+    header = read_header(Path(path))
+    wrong = next(_complaints(header, base), None)
+    if wrong is not None:
+        raise ModelLoadError(f"The adapter {path} cannot be used: {wrong}. Convert it again, for this very model.")
+    return header
+
+
+def _complaints(header: GgufHeader, base: GgufHeader) -> Iterator[str]:
+    if (header.metadata.get("general.type"), header.metadata.get("adapter.type")) != ("adapter", "lora"):
+        yield "it is no LoRA adapter"
+    if header.architecture != base.architecture:
+        yield f"it is for {header.architecture}, the model is {base.architecture}"
+    alpha = header.metadata.get("adapter.lora.alpha")
+    if not isinstance(alpha, float) or not math.isfinite(alpha):
+        yield f"its adapter.lora.alpha is {alpha!r}"
+    weights = {tensor.name: tensor for tensor in base.tensors}
+    factors = {tensor.name: tensor for tensor in header.tensors if not tensor.name.endswith("_norm.weight")}
+    for name, factor in factors.items():
+        target, suffix = name[: -len(_DOWN)], name[-len(_DOWN) :]
+        weight = weights.get(target)
+        if suffix not in (_DOWN, _UP) or weight is None:
+            yield f"the model has nothing for its {name!r}"
+        elif factor.kind in _UNMULTIPLIED or not factor.size:
+            yield f"its {name!r} is of type {factor.kind}, which cannot be multiplied with"
+        elif len(factor.shape) != len(weight.shape) or len(factor.shape) < 2:
+            yield f"its {name!r} has the shape {factor.shape}, for weights of {weight.shape}"
+        elif suffix == _DOWN:
+            other = factors.get(target + _UP)
+            if other is None or not _fit(weight, factor, other):
+                shapes = f"{factor.shape} and {None if other is None else other.shape}"
+                yield f"its factors for {target!r} are {shapes}, the weights {weight.shape}"
+        elif target + _DOWN not in factors:
+            yield f"it has only one factor for {target!r}"
+
+
+def _fit(weight: Tensor, down: Tensor, up: Tensor) -> bool:
+    """Whether the factors have one rank, and the ends of the weights. Shapes are the fastest dimension first."""
+    if weight.name == _EMBEDDING:
+        return weight.shape == (up.shape[1], down.shape[1]) and down.shape[0] == up.shape[0]
+    ends = (down.shape[0], up.shape[1], *down.shape[2:]) == weight.shape
+    return ends and down.shape[1] == up.shape[0] and down.shape[2:] == up.shape[2:]

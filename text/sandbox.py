@@ -1,0 +1,130 @@
+"""Where chat templates run: programs of strangers, which get neither the machine's time nor its memory.
+
+Jinja's own sandbox keeps them from the interpreter. This one also bounds what they compute: its clock is looked at in
+every turn of a loop and every call of a macro, and what is multiplied, added or joined is measured before it is made.
+What filters may still waste shows when a model is loaded on trial, under limits of the operating system.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.runtime
+import jinja2.sandbox
+import jinja2.visitor
+from jinja2.exceptions import SecurityError
+
+CPU_SECONDS = 5.0  # of one rendering; real templates take milliseconds
+MOST_ITEMS = 2**25  # characters of a text, items of a list
+_MOST_BITS = 2**12
+
+
+class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """The whitespace rules and statements that chat templates are written for. One rendering per thread at a time."""
+
+    intercepted_binops = frozenset({"+", "*", "**"})
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_GenerationTag, "jinja2.ext.loopcontrols"],
+            optimized=False,
+            finalize=_as_it_is,
+        )
+        self._clock = threading.local()
+
+    @contextmanager
+    def bounded(self) -> Iterator[None]:
+        """Renderings in this thread end after `CPU_SECONDS` with a SecurityError."""
+        self._clock.end = time.thread_time() + CPU_SECONDS
+        yield
+
+    def tick(self) -> str:
+        """Called by every turn of a loop."""
+        if time.thread_time() > self._clock.end:
+            raise SecurityError(f"it computes for more than {CPU_SECONDS:.0f} seconds")
+        return ""
+
+    def joined(self, parts: list[Any]) -> str:
+        """The operator `~`."""
+        texts = [str(part) for part in parts]
+        _measure(sum(map(len, texts)))
+        return "".join(texts)
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
+            _measure(len(left) + len(right))
+        elif operator == "*" and (hasattr(left, "__len__") or hasattr(right, "__len__")):
+            items, times = (left, right) if hasattr(left, "__len__") else (right, left)
+            _measure(len(items) * times if isinstance(times, int) else 0)
+        elif operator != "+" and isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length()
+            if (bits * right if operator == "**" else bits + right.bit_length()) > _MOST_BITS:
+                raise SecurityError("it computes with numbers of thousands of digits")
+        return super().call_binop(context, operator, left, right)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
+        return _Bounds(self).visit(super()._parse(source, name, filename))
+
+
+@jinja2.pass_context
+def _as_it_is(_: jinja2.runtime.Context, value: Any) -> Any:
+    """For Jinja to leave even constants to the rendering: it would compute them while it compiles, unbounded."""
+    return value
+
+
+def _measure(items: int) -> None:
+    if items > MOST_ITEMS:
+        raise SecurityError(f"it makes something of {items:,} characters or items")
+
+
+class _Bounds(jinja2.visitor.NodeTransformer):
+    """Puts calls of the sandbox's `tick` and `joined` into a template."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+
+    def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:
+        self.generic_visit(node)
+        return self._call("joined", node, jinja2.nodes.List(node.nodes))
+
+    def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:
+        return self._ticking(node)
+
+    def visit_Macro(self, node: jinja2.nodes.Macro) -> jinja2.nodes.Node:
+        return self._ticking(node)
+
+    def visit_CallBlock(self, node: jinja2.nodes.CallBlock) -> jinja2.nodes.Node:
+        return self._ticking(node)
+
+    def _ticking(self, node: Any) -> jinja2.nodes.Node:
+        self.generic_visit(node)
+        tick = jinja2.nodes.ExprStmt(self._call("tick", node), lineno=node.lineno)
+        tick.set_environment(self._sandbox)
+        node.body.insert(0, tick)
+        return node
+
+    def _call(self, name: str, node: jinja2.nodes.Node, *arguments: jinja2.nodes.Expr) -> jinja2.nodes.Call:
+        call = jinja2.nodes.Call(jinja2.nodes.EnvironmentAttribute(name), list(arguments), [], None, None)
+        call.set_lineno(node.lineno, override=False)
+        call.set_environment(self._sandbox)
+        return call
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}` marks assistant text for training; rendering ignores the marks."""
+
+    tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
