@@ -96,7 +96,7 @@ SHARED = LocalOptions(queue_limit=6, prompt_logprobs=False, kv_cache_type="f32")
 KINDS = {
     "apart": LocalOptions(queue_limit=6),
     "shared prefixes": SHARED,
-    "too few cells": SHARED,
+    "too few cells": replace(SHARED, context_length=256),
     "half precision": replace(SHARED, kv_cache_type="f16", flash_attention=False),
 }
 
@@ -140,7 +140,7 @@ def soak(seconds: float, kind: str) -> Counter[str]:
 @pytest.fixture(params=KINDS)
 def kind(request, monkeypatch) -> str:
     if request.param == "too few cells":
-        monkeypatch.setattr(layout, "DEFAULT_CELLS", 512)
+        monkeypatch.setattr(layout, "DEFAULT_CELLS", 256)
     return request.param
 
 

@@ -66,7 +66,7 @@ def test_an_unsure_or_too_long_answer_comes_from_the_cloud(tiny: Path, cloud: Fa
         long = client.chat.completions.create(model="auto", messages=[{"role": "user", "content": "word " * 2000}])
         assert long.model_extra is not None
         assert long.model_extra["updraft"]["reason"].startswith("beyond the local model")
-        with pytest.raises(openai.BadRequestError, match="does not fit"):
+        with pytest.raises(openai.BadRequestError, match="cannot fit the context"):
             client.chat.completions.create(model="local", messages=[{"role": "user", "content": "word " * 2000}])
 
 
