@@ -197,7 +197,7 @@ class KVCacheManager:
     def _allocate(self) -> int:
         block = self.pool.allocate()
         if self._prefixes is not None:
-            self._prefixes.forget(block)
+            self._prefixes.evicted(block)
             self._drafted.discard(block)
         return block
 

@@ -108,6 +108,10 @@ class PrefixCache:
     def forget(self, block: int) -> None:
         """Let nobody find a block any more, because its content changes."""
         self._pool.forget(block)
+        self.evicted(block)
+
+    def evicted(self, block: int) -> None:
+        """The pool has forgotten a block to give it to somebody else."""
         prefix = self._alone.pop(block, None)
         if prefix is not None:
             prefix.unhashed = None  # out of reach now, and the first to be evicted
