@@ -19,7 +19,7 @@ def main(folder: Path, dtype: str, device: str) -> None:
     keep_freed_memory()
     engine = Engine(ServedModel(load_model(folder, dtype=DTYPES[dtype], device=device)), EngineConfig())
     engine.add_request(GenerationRequest("first", list(range(1, 17)), SamplingParams(max_tokens=1, ignore_eos=True)))
-    assert engine.step()[0].token_ids
+    assert next(iter(engine.step())).token_ids
     sys.stdout.write("first token\n")
     sys.stdout.flush()
 

@@ -16,7 +16,8 @@ from ..cloud_engine.engine.engine import Engine
 from ..cloud_engine.engine.kv_cache import KVCacheManager
 from ..cloud_engine.engine.prediction import PredictionCursor
 from ..cloud_engine.engine.request import GenerationRequest, RequestState
-from ..cloud_engine.engine.scheduler import ScheduledRequest, Scheduler
+from ..cloud_engine.engine.scheduled_request import ScheduledRequest
+from ..cloud_engine.engine.scheduler import Scheduler
 from ..cloud_engine.engine.served_model import ServedModel
 from ..cloud_engine.models.config import ModelConfig
 from ..cloud_engine.models.decoder import Decoder

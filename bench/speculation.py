@@ -29,7 +29,7 @@ from .shapes import model_folder
 
 if TYPE_CHECKING:
     from ..cloud_engine.engine.drafter import RowOf
-    from ..cloud_engine.engine.scheduler import ScheduledRequest
+    from ..cloud_engine.engine.scheduled_request import ScheduledRequest
 
 LOADS = (1, 4, 16, 64)
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)

@@ -21,7 +21,8 @@ from ...protocol.errors import InvalidRequestError
 from .kv_cache import KVCacheManager
 from .request import BeamParams, FinishReason, GenerationRequest, RequestState, TokenLogprob
 from .sampler import log_probabilities
-from .scheduler import ScheduledRequest, Scheduler
+from .scheduled_request import ScheduledRequest
+from .scheduler import Scheduler
 
 
 def check_beams(request: GenerationRequest, num_ends: int, vocab_size: int) -> None:

@@ -25,7 +25,7 @@ from .sampler import sample
 if TYPE_CHECKING:
     from .drafter import RowOf
     from .request import RequestState
-    from .scheduler import ScheduledRequest
+    from .scheduled_request import ScheduledRequest
 
 
 class DraftModel(Drafter):

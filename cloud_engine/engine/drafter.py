@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from .request import RequestState
     from .sampler import SamplingRow
-    from .scheduler import ScheduledRequest
+    from .scheduled_request import ScheduledRequest
 
     #: How the target will sample a request's next token after as many of its drafts: see `Engine._sampling_row`.
     RowOf = Callable[[ScheduledRequest, int], SamplingRow]

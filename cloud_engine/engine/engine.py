@@ -22,7 +22,6 @@ from ..models.decoder import Decoder
 from ..models.loader import Progress
 from .beam_search import BeamSearch
 from .config import EngineConfig
-from .decode import append_tokens, expect_decode
 from .draft_model import DraftModel
 from .drafter import Drafter
 from .kv_cache import KVCacheManager, Window
@@ -34,10 +33,12 @@ from .prompt_scores import score_prompts
 from .request import FinishReason, GenerationRequest, RequestState, RequestStats, TokenLogprob, TokenOutput
 from .runner import Chunk, Runner, block_bytes, graph_limits
 from .sampler import SamplingRow, log_probabilities, sample
-from .scheduler import ScheduledRequest, Scheduler
+from .scheduled_request import ScheduledRequest
+from .scheduler import Scheduler
 from .served_model import DraftWeights, ServedModel
 from .speculation import Speculator
 from .stats import EngineStats
+from .step_outputs import StepOutputs
 from .vocabulary import check_same_vocabulary
 
 _HOST_CACHE_BYTES = 2**30
@@ -171,7 +172,7 @@ class Engine:
             self._scheduler.remove(state)
         self._counters.aborted_requests += expected or bool(states)
 
-    def step(self) -> list[TokenOutput]:
+    def step(self) -> StepOutputs:
         """Move every scheduled request on by one step and return the tokens that came out."""
         started = time.perf_counter()
         batch = self._scheduler.schedule()
@@ -266,10 +267,11 @@ class Engine:
             mask = state.grammar.mask(item.draft_ids[:index])
         return SamplingRow(state.temperature, state.seed, len(state.token_ids) + index, request.params, edits, mask)
 
-    def _advance(self, batch: list[ScheduledRequest], logits: Tensor, tokens: list[int]) -> list[TokenOutput]:
-        outputs, others = append_tokens(batch, tokens, self._cache)
+    def _advance(self, batch: list[ScheduledRequest], logits: Tensor, tokens: list[int]) -> StepOutputs:
+        decoded, others = self._scheduler.decodes.take(batch, tokens)
         self._counters.steps += 1
-        self._counters.generated_tokens += len(outputs)
+        self._counters.generated_tokens += len(decoded.token_ids)
+        outputs: list[TokenOutput] = []
         beams: dict[str, list[tuple[ScheduledRequest, Tensor]]] = {}
         for item, row in others:
             rows = slice(row, row + item.num_samples)
@@ -282,7 +284,7 @@ class Engine:
                 outputs += self._catch_up(item)
         for request_id, items in beams.items():
             outputs += self._advance_beams(request_id, items)
-        return outputs
+        return StepOutputs(decoded, outputs)
 
     def _advance_beams(self, request_id: str, items: list[tuple[ScheduledRequest, Tensor]]) -> list[TokenOutput]:
         """All answers of a beam search come out together, when it is over."""
@@ -316,10 +318,10 @@ class Engine:
 
     def _catch_up(self, item: ScheduledRequest) -> list[TokenOutput]:
         """A step that samples nothing has no output, unless it is the last one of an embedding."""
-        state = item.state
+        state, is_done = item.state, item.is_caught_up
         state.num_computed_tokens += item.num_tokens
         self._cache.register(state)
-        if state.pool is None or not item.is_caught_up:
+        if state.pool is None or not is_done:
             return []
         stats = state.stats()
         self._finish(state, stats)
@@ -385,7 +387,7 @@ class Engine:
         else:
             self._cache.register(state)
             self._cache.trim(state)
-            expect_decode(state)
+            self._scheduler.decodes.join(state)
         return output
 
     def _until_end(self, tokens: list[int], state: RequestState) -> tuple[list[int], FinishReason | None]:
@@ -417,7 +419,7 @@ class Engine:
 def _chunk(item: ScheduledRequest) -> Chunk:
     state = item.state
     if state.decode is item:
-        return Chunk(state.token_ids[-1:], item.start, state.block_table, 1)
+        return Chunk(state.token_ids[-1:], state.num_computed_tokens, state.block_table, 1)
     known = state.token_ids[item.start : item.start + item.num_tokens]
     num_logits = item.num_prompt_scores + item.num_samples
     return Chunk(known + item.draft_ids, item.start, state.block_table, num_logits, state.pool)

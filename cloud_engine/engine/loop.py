@@ -11,6 +11,7 @@ from .engine import Engine
 from .messages import Abort, Add, Close, Command, Failed, Prepared, Stepped
 from .preparation import Preparations
 from .request import GenerationRequest
+from .step_outputs import StepOutputs
 from .wires import Wires
 
 FAILURES_TO_GIVE_UP = 3
@@ -35,7 +36,7 @@ class EngineLoop:
 
     def run(self) -> None:
         """Returns when told to close. Raises what the step raised after which `FAILURES_TO_GIVE_UP` have failed."""
-        self._report(Stepped([], self._engine.stats()))
+        self._report(Stepped(StepOutputs(), self._engine.stats()))
         try:
             while self._obey_commands():
                 self._step()
@@ -52,7 +53,7 @@ class EngineLoop:
                 self._obey(command)
                 obeyed += 1
             if obeyed:
-                self._report(Stepped([], self._engine.stats()))
+                self._report(Stepped(StepOutputs(), self._engine.stats()))
             if self._engine.has_work:
                 return True
 
@@ -113,7 +114,7 @@ class EngineLoop:
                 raise
             _log.exception("A step of the engine failed; its requests are lost, the engine starts afresh.")
             lost = self._engine.reset()
-            self._report(Stepped([], self._engine.stats()))
+            self._report(Stepped(StepOutputs(), self._engine.stats()))
             self._report(Failed(lost, _failure_of(error, "ask again", EngineRestartedError)))
         else:
             self._failures = 0

@@ -13,8 +13,9 @@ import msgspec
 from ...protocol import errors
 from ...protocol.errors import EngineError, InvalidRequestError, UpdraftError
 from .config import EngineConfig
-from .request import GenerationRequest, TokenOutput
+from .request import GenerationRequest
 from .stats import EngineStats
+from .step_outputs import StepOutputs
 
 
 class Load(msgspec.Struct, tag=True, frozen=True):
@@ -65,7 +66,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 class Stepped(msgspec.Struct, tag=True, frozen=True):
     """What one step brought, and the counters after it. Commands are followed by one without outputs."""
 
-    outputs: list[TokenOutput]
+    outputs: StepOutputs
     stats: EngineStats
 
 

@@ -13,7 +13,7 @@ from .drafter import CatchUp, Drafter
 if TYPE_CHECKING:
     from .drafter import RowOf
     from .request import RequestState
-    from .scheduler import ScheduledRequest
+    from .scheduled_request import ScheduledRequest
 
 
 class NgramDrafter(Drafter):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .request import PromptLogprob
 from .sampler import log_probabilities
-from .scheduler import ScheduledRequest
+from .scheduled_request import ScheduledRequest
 
 
 def score_prompts(batch: Sequence[ScheduledRequest], logits: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from .prefix_cache import PrefixHashes
 if TYPE_CHECKING:
     from ...text.grammar_state import GrammarState
     from .pooling import MeanPool
-    from .scheduler import ScheduledRequest
+    from .scheduled_request import ScheduledRequest
 
 FinishReason = Literal["stop", "length", "error"]
 
@@ -104,7 +104,8 @@ class TokenOutput(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     `index`: which of the request's `n` answers. `logprobs` has one entry per token if the request asked for any.
     `stats` comes with `finish_reason`, and `error`, saying why this answer could not go on, with the reason "error".
     `prompt_logprobs`, if asked for, come with the first output of the first answer: one entry per prompt token but the
-    first, of which there is nothing to say. `cached_tokens`: of the prompt, found in the cache. `embedding`
+    first, of which there is nothing to say. `cached_tokens`: of the prompt, found in the cache; None where that has
+    been said before. `embedding`
     (hidden_size,) comes with `finish_reason`, if one was asked for.
     """
 
@@ -116,7 +117,7 @@ class TokenOutput(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     index: int = 0
     prompt_logprobs: tuple[PromptLogprob, ...] = ()
     error: str | None = None
-    cached_tokens: int = 0
+    cached_tokens: int | None = None
     embedding: tuple[float, ...] = ()
 
 

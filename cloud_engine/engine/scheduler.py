@@ -13,50 +13,15 @@ import time
 from bisect import insort, insort_left
 from itertools import chain
 
-import msgspec
-
 from ...protocol.errors import OverloadedError
 from ...protocol.prometheus import Distribution
 from .config import EngineConfig, Policy
-from .drafter import Drafter
+from .decode import PlainDecodes
 from .kv_cache import KVCacheManager
 from .request import RequestState
+from .scheduled_request import ScheduledRequest
 from .speculation import Speculator
 from .stats import QUEUE_SECONDS
-
-
-class ScheduledRequest(msgspec.Struct, eq=False):
-    """One request's share of a step: known tokens from `start`, then `draft_ids` to verify.
-
-    `drafter` is to propose `num_drafts` of them; where it is None they come from the request's prediction.
-    """
-
-    state: RequestState
-    start: int
-    num_tokens: int
-    draft_ids: list[int] = []
-    drafter: Drafter | None = None
-    num_drafts: int = 0
-
-    @property
-    def is_caught_up(self) -> bool:
-        """Whether this step reaches the last known token, and therefore yields a new one."""
-        return self.start + self.num_tokens == len(self.state.token_ids)
-
-    @property
-    def num_samples(self) -> int:
-        """Rows to sample: one behind the last known token and one behind each draft token; none for an embedding."""
-        return 1 + len(self.draft_ids) if self.is_caught_up and not self.state.request.embed else 0
-
-    @property
-    def num_prompt_scores(self) -> int:
-        """Rows before those to sample whose logits tell how likely the next token of the prompt was."""
-        state = self.state
-        if state.request.params.prompt_logprobs is None:
-            return 0
-        first = max(self.start, len(state.prompt_logprobs))
-        return max(0, min(self.start + self.num_tokens, state.num_prompt_tokens - 1) - first)
-
 
 #: What a level of priority, and a token of a prompt, are worth in seconds of waiting.
 PRIORITY_S, PREFILL_TOKEN_S = 10.0, 0.01
@@ -89,6 +54,7 @@ class Scheduler:
         self._speculator = speculator or Speculator([], config)
         self.waiting: list[RequestState] = []
         self.running: list[RequestState] = []
+        self.decodes = PlainDecodes(cache)  # those of them that are
         self.num_preemptions = 0
         self.queue_seconds = Distribution(QUEUE_SECONDS)  # from arrival to the first step
 
@@ -110,25 +76,27 @@ class Scheduler:
         insort(self.waiting, state, key=_order)
 
     def schedule(self) -> list[ScheduledRequest]:
-        """The next step: running requests first, then new ones, then drafts with whatever budget is left."""
+        """The next step: running requests first, then new ones, then drafts with whatever budget is left.
+
+        In the batch the plain decodes come first.
+        """
         self._cache.release_out_of_reach(self.running)
         if self._config.policy == "priority":
             self._yield_to_priority()
         self._admit_ahead()
         preemptions = self.num_preemptions
-        batch, budget = self._continue_running()
+        decodes, others, budget = self._continue_running()
         if self.num_preemptions == preemptions:
-            budget = self._admit_waiting(batch, budget)
+            budget = self._admit_waiting(others, budget)
         # Drafts use budget and blocks nobody else wants: they never delay or preempt a request.
-        self._speculator.grant(batch, budget, self._cache.grow)
-        return batch
+        for item in self._speculator.grant(decodes, others, budget, self._cache.grow):
+            self.decodes.leave(item.state)
+        return [*decodes, *others]
 
     def remove(self, state: RequestState) -> None:
         """Forget a finished or aborted request, wherever it is, and free its blocks."""
         if state in self.running:
-            self.running.remove(state)
-            self._cache.free(state)
-            state.decode = None
+            self._stop(state)
         else:
             self.waiting.remove(state)
 
@@ -140,27 +108,32 @@ class Scheduler:
         child.order = parent.order
         parent.unforked = max(0, parent.unforked - 1)
         self._cache.fork(parent, child)
-        insort(self.running, child, key=_order)
+        self._run(child)
 
     def requests(self) -> list[RequestState]:
         return list(chain(self.running, self.waiting))
 
-    def _continue_running(self) -> tuple[list[ScheduledRequest], int]:
-        """The shares of the running requests, and what they leave of the step's budget: a token is kept for each."""
-        batch: list[ScheduledRequest] = []
+    def _continue_running(self) -> tuple[list[ScheduledRequest], list[ScheduledRequest], int]:
+        """The shares of the running requests: plain decodes, and others. And what they leave of the step's budget.
+
+        A token is kept for each, and blocks are taken in their order.
+        """
+        plain, others = self.decodes.shares(self.running)
         budget, preemptions = self._config.token_budget - len(self.running), self.num_preemptions
-        for state in self.running:  # the last of which may be preempted meanwhile
-            item = state.decode
-            if item is None:
-                start = state.num_computed_tokens
-                item = ScheduledRequest(state, start, min(len(state.token_ids) - start, 1 + budget))
-                budget -= item.num_tokens - 1
-            if item.start + item.num_tokens > state.num_own_slots and not self._make_room(state, item.num_tokens):
-                break  # it gave itself up, and it was the last, or one of the last beams
-            batch.append(item)
+        batch: list[ScheduledRequest] = []
+        for state in sorted([*others, *self.decodes.in_need()], key=_order):
+            num_tokens = min(len(state.token_ids) - state.num_computed_tokens, 1 + budget)
+            if not state.block_table or not self._make_room(state, num_tokens):
+                continue  # it had to go, for an earlier one or as the last of all
+            if state.decode is not None:
+                self.decodes.has_room(state.decode)
+            else:
+                batch.append(ScheduledRequest(state, num_tokens))
+                budget -= num_tokens - 1
         if self.num_preemptions != preemptions:
+            plain, _ = self.decodes.shares(self.running)
             batch = [item for item in batch if item.state.block_table]  # others went with a beam behind them
-        return batch, budget
+        return plain, batch, budget
 
     def _make_room(self, state: RequestState, num_tokens: int) -> bool:
         """Blocks for the next `num_tokens`, at the cost of later arrivals. False: the request itself had to go."""
@@ -200,7 +173,7 @@ class Scheduler:
                 return False
         for state in states:
             self.waiting.remove(state)
-            insort(self.running, state, key=_order)
+            self._run(state)
             if state.num_preemptions == 0:
                 state.num_cached_tokens = state.num_computed_tokens
                 self.queue_seconds.observe(time.monotonic() - state.arrived)
@@ -210,13 +183,21 @@ class Scheduler:
         """Send the last of the running requests back to its place in the queue, its blocks to the pool."""
         victims = _beams_of(self.running[-1], self.running)
         for victim in reversed(victims):
-            self.running.remove(victim)
-            self._cache.free(victim)
-            victim.decode = None
+            self._stop(victim)
             victim.num_preemptions += 1
             insort_left(self.waiting, victim, key=_order)
         self.num_preemptions += 1
         return victims
+
+    def _run(self, state: RequestState) -> None:
+        insort(self.running, state, key=_order)
+        self.decodes.running_changed()
+
+    def _stop(self, state: RequestState) -> None:
+        self.running.remove(state)
+        self._cache.free(state)
+        self.decodes.leave(state)
+        self.decodes.running_changed()
 
     def _admit_waiting(self, batch: list[ScheduledRequest], budget: int) -> int:
         """Add new requests as far as the budget goes. Returns what they leave of it."""
@@ -226,7 +207,7 @@ class Scheduler:
                 break
             for behind, state in zip(reversed(range(len(states))), states, strict=True):
                 num_tokens = min(len(state.token_ids) - state.num_computed_tokens, budget - behind)
-                batch.append(ScheduledRequest(state, state.num_computed_tokens, num_tokens))
+                batch.append(ScheduledRequest(state, num_tokens))
                 budget -= num_tokens
         return budget
 

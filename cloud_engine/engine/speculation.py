@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from .draft_length import Acceptance, AdaptiveDraftLength, Candidate, DraftLengthPolicy
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from .drafter import RowOf
     from .prediction import PredictionCursor
     from .request import RequestState
-    from .scheduler import ScheduledRequest
+    from .scheduled_request import ScheduledRequest
 
     Grow = Callable[[RequestState, int], bool]
 
@@ -63,13 +64,17 @@ class Speculator:
             named |= {f"{name}_proposed": record.proposed, f"{name}_accepted": record.accepted}
         return named
 
-    def grant(self, batch: Sequence[ScheduledRequest], budget: int, grow: Grow) -> None:
-        """Give drafts at most `budget` tokens of the step. `grow` gets a request blocks, or says there are none."""
+    def grant(
+        self, decodes: Sequence[ScheduledRequest], others: Sequence[ScheduledRequest], budget: int, grow: Grow
+    ) -> list[ScheduledRequest]:
+        """Give drafts at most `budget` tokens of the step. `grow` gets a request blocks, or says there are none.
+
+        `decodes`: the plain ones, none of which has a prediction. Returns whom the drafters are to draft for.
+        """
         asking: list[ScheduledRequest] = []
-        sequences, self._granted = len(batch), False
-        if not self._drafters or self._policy.rests:
-            batch = [item for item in batch if item.state.decode is not item]  # only these may have a prediction
-        for item in batch:
+        sequences, self._granted = len(decodes) + len(others), False
+        drafters_work = bool(self._drafters) and not self._policy.rests
+        for item in chain(decodes, others) if drafters_work else others:
             limit = min(budget, item.state.num_remaining_tokens - 1)
             if limit <= 0 or not item.is_caught_up or item.state.request.beam:
                 continue
@@ -80,8 +85,7 @@ class Speculator:
                 item.draft_ids = predicted
                 self._granted = True
                 budget -= len(predicted)
-        if self._drafters and asking and not self._policy.rests:
-            self._grant_drafters(asking, sequences, budget, grow)
+        return self._grant_drafters(asking, sequences, budget, grow) if drafters_work and asking else []
 
     def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> None:
         """Have the granted drafts made."""
@@ -144,16 +148,20 @@ class Speculator:
         held = self._predictions_held
         return sum(held) >= _TRUSTED_SHARE * len(held)
 
-    def _grant_drafters(self, asking: list[ScheduledRequest], sequences: int, budget: int, grow: Grow) -> None:
+    def _grant_drafters(
+        self, asking: list[ScheduledRequest], sequences: int, budget: int, grow: Grow
+    ) -> list[ScheduledRequest]:
         offers = [(item, *offer) for item in asking if (offer := self._best_offer(item.state, budget)) is not None]
         lengths = self._policy.plan([candidate for _, _, candidate in offers], sequences)
+        granted_to: list[ScheduledRequest] = []
         for (item, drafter, _), length in zip(offers, lengths, strict=True):
             granted = min(length, budget)
             if granted and grow(item.state, len(item.state.token_ids) + granted):
                 item.drafter, item.num_drafts = drafter, granted
-                item.state.decode = None
                 self._granted = True
                 budget -= granted
+                granted_to.append(item)
+        return granted_to
 
     def _best_offer(self, state: RequestState, budget: int) -> tuple[Drafter, Candidate] | None:
         """The drafter that is likeliest to be right; of equals the one that is asked for nothing."""

@@ -115,7 +115,8 @@ class _Answer:
 
     def push(self, output: TokenOutput) -> Piece:
         piece = Piece()
-        self._cached_tokens = output.cached_tokens
+        if output.cached_tokens is not None:
+            self._cached_tokens = output.cached_tokens
         for index, token_id in enumerate(output.token_ids):
             if output.logprobs:
                 self._held_scores.append((self._decoded, ScoredToken(token_id, output.logprobs[index])))

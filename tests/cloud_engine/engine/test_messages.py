@@ -22,6 +22,7 @@ from updraft.cloud_engine.engine.request import (
     TokenOutput,
 )
 from updraft.cloud_engine.engine.stats import EngineStats
+from updraft.cloud_engine.engine.step_outputs import DecodedTokens, StepOutputs
 from updraft.protocol import errors
 from updraft.protocol.errors import ContextLengthError, InvalidRequestError, UpdraftError
 from updraft.protocol.prometheus import Distribution
@@ -109,8 +110,13 @@ def test_a_request_arrives(request: GenerationRequest) -> None:
     assert messages.decode_command(messages.encode_command(command)) == command
 
 
-@given(st.lists(OUTPUTS, max_size=3), ENGINE_STATS)
-def test_outputs_and_counters_arrive(outputs: list[TokenOutput], stats: EngineStats) -> None:
+DECODED = st.lists(st.tuples(TEXT, COUNTS, COUNTS), max_size=3).map(
+    lambda rows: DecodedTokens([name for name, _, _ in rows], [i for _, i, _ in rows], [token for _, _, token in rows])
+)
+
+
+@given(st.builds(StepOutputs, DECODED, st.lists(OUTPUTS, max_size=3)), ENGINE_STATS)
+def test_outputs_and_counters_arrive(outputs: StepOutputs, stats: EngineStats) -> None:
     report = messages.Stepped(outputs, stats)
     assert messages.decode_report(messages.encode_report(report)) == report
 

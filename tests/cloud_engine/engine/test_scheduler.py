@@ -19,12 +19,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from updraft.cloud_engine.engine.beam_search import BeamSearch
 from updraft.cloud_engine.engine.block_pool import NO_BLOCK, BlockPool
 from updraft.cloud_engine.engine.config import EngineConfig, Policy
-from updraft.cloud_engine.engine.decode import append_tokens, expect_decode
 from updraft.cloud_engine.engine.drafter import CatchUp, Drafter
 from updraft.cloud_engine.engine.kv_cache import KVCacheManager, Window
 from updraft.cloud_engine.engine.prediction import PredictionCursor
 from updraft.cloud_engine.engine.request import BeamParams, GenerationRequest, RequestState
-from updraft.cloud_engine.engine.scheduler import ScheduledRequest, Scheduler
+from updraft.cloud_engine.engine.scheduled_request import ScheduledRequest
+from updraft.cloud_engine.engine.scheduler import Scheduler
 from updraft.cloud_engine.engine.speculation import Speculator
 from updraft.protocol.errors import ConfigurationError, OverloadedError
 
@@ -156,8 +156,8 @@ class Simulation(RuleBasedStateMachine):
         for item in batch:
             self.check_reads(item)
         tokens = self.random.choices([0, 1, END], [6, 6, 1], k=sum(item.num_samples for item in batch))
-        outputs, others = append_tokens(batch, tokens, self.cache)
-        assert len(outputs) + len(others) == len(batch)
+        decoded, others = self.scheduler.decodes.take(batch, tokens)
+        assert len(decoded.token_ids) + len(others) == len(batch)
         for item, row in others:
             if item.state.request_id not in self.searches:
                 self.advance(item, tokens[row : row + item.num_samples])
@@ -206,7 +206,7 @@ class Simulation(RuleBasedStateMachine):
         else:
             assert state.num_remaining_tokens > 0
             self.cache.trim(state)
-            expect_decode(state)
+            self.scheduler.decodes.join(state)
 
     def advance_beams(self, request_id: str, items: list[ScheduledRequest]) -> None:
         search = self.searches[request_id]
@@ -226,7 +226,7 @@ class Simulation(RuleBasedStateMachine):
             self.scheduler.remove(child)
         else:
             self.cache.register(child)
-            expect_decode(child)
+            self.scheduler.decodes.join(child)
 
     @precondition(lambda self: self.scheduler.requests())
     @rule(data=st.data())
@@ -377,8 +377,9 @@ def test_decodes_go_on_while_a_long_prompt_is_prefilled() -> None:
         batch = scheduler.schedule()
         shares.append([(item.state.request_id, item.num_tokens) for item in batch])
         for item in batch:
+            caught_up = item.is_caught_up
             item.state.num_computed_tokens += item.num_tokens
-            if item.is_caught_up:
+            if caught_up:
                 item.state.token_ids.append(0)
     assert shares[0] == [("long", 8)]
     assert shares[3] == [("long", 6), ("short", 2)]
@@ -389,8 +390,9 @@ def ran(scheduler: Scheduler) -> list[str]:
     """One step; who was in it, in order."""
     batch = scheduler.schedule()
     for item in batch:
+        caught_up = item.is_caught_up
         item.state.num_computed_tokens += item.num_tokens
-        if item.is_caught_up:
+        if caught_up:
             item.state.token_ids.append(0)
     return [item.state.request_id for item in batch]
 
