@@ -83,6 +83,10 @@ def node(
         Literal["fcfs", "priority", "shortest-prefill"],
         typer.Option(help="Who goes first: by arrival, by the requests' priority field, or short prompts."),
     ] = "fcfs",
+    max_waiting: Annotated[int, typer.Option(min=1, help="Requests queued before others are refused with 503.")] = 256,
+    prefix_caching: Annotated[
+        bool, typer.Option(help="Keep what was computed of a prompt for others that begin alike.")
+    ] = True,
     num_draft_tokens: Annotated[
         int, typer.Option(min=1, help="Most tokens drafted per step and request; how many pays is measured.")
     ] = 8,
@@ -102,6 +106,10 @@ def node(
         Literal["auto", "torch", "native", "triton"],
         typer.Option(help="What computes attention: plain torch, C on a CPU, or Triton on a GPU."),
     ] = "auto",
+    cuda_graphs: Annotated[
+        bool,
+        typer.Option(help="On a GPU, decode by captured graphs: a start of seconds more, steps with less overhead."),
+    ] = True,
     restart: Annotated[bool, typer.Option("--restart", help="Start the engine anew when its process dies.")] = False,
     drain_seconds: Annotated[
         float, typer.Option(min=0, help="Seconds that requests in flight get to finish on SIGTERM or Ctrl-C.")
@@ -137,6 +145,8 @@ def node(
             token_budget=token_budget,
             num_blocks=num_blocks,
             policy=policy,
+            max_waiting=max_waiting,
+            prefix_caching=prefix_caching,
             num_draft_tokens=num_draft_tokens,
             ngram=ngram,
             device=device,
@@ -144,6 +154,7 @@ def node(
             block_size=block_size,
             batch_invariant=batch_invariant,
             attention_backend=attention_backend,
+            cuda_graphs=cuda_graphs,
             restart=restart,
             drain_seconds=drain_seconds,
             tool_parser=tool_parser,

@@ -11,8 +11,17 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-_NAME = re.compile(r"\s*([A-Za-z0-9_.-]{1,64})\s*(?:\[ARGS\]\s*)?(?=\{)")
-_MAYBE_NAME = re.compile(r"\s*[A-Za-z0-9_.-]{0,64}\s*(?:\[|\[A|\[AR|\[ARG|\[ARGS|\[ARGS\]\s*)?")
+
+def _begun(mark: str) -> str:
+    """A pattern of all that this mark may begin with."""
+    return "|".join(re.escape(mark[:end]) for end in range(len(mark), 0, -1))
+
+
+# A name, and what newer Mistral models write between it and the arguments: an id of their own, which is passed over.
+_NAME = re.compile(r"\s*([A-Za-z0-9_.-]{1,64})\s*(?:\[CALL_ID\]\s*\w{0,64}\s*)?(?:\[ARGS\]\s*)?(?=\{)")
+_MAYBE_NAME = re.compile(
+    rf"\s*[A-Za-z0-9_.-]{{0,64}}\s*(?:{_begun('[CALL_ID]')}|(?:\[CALL_ID\]\s*\w{{0,64}}\s*)?(?:{_begun('[ARGS]')})?\s*)"
+)
 
 
 @dataclass(frozen=True, slots=True)

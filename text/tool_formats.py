@@ -31,7 +31,8 @@ class ModelText(Protocol):
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """`hermes` (also Qwen): `<tool_call>{json}</tool_call>`. `llama3`: the JSON alone. `mistral`: a list of them behind
-    `[TOOL_CALLS]`; `mistral-args`, of newer ones: `[TOOL_CALLS]name[ARGS]{json}`.
+    `[TOOL_CALLS]`; `mistral-args`, of newer ones: `[TOOL_CALLS]name[ARGS]{json}`, some with a
+    `[CALL_ID]` behind the name.
 
     `marks` are the special tokens that belong to the format, as id -> text: they are part of what a parser reads.
     """
@@ -58,7 +59,7 @@ class ToolFormat:
             raise ConfigurationError(
                 f"tool_parser must be {', '.join(get_args(FormatName))} or auto, got {name!r}.", param="tool_parser"
             )
-        ids = {text: model.special_id(text) for text in (syntax.opener, syntax.closer, "[ARGS]") if text}
+        ids = {text: model.special_id(text) for text in (syntax.opener, syntax.closer, "[CALL_ID]", "[ARGS]") if text}
         return ToolFormat(name, syntax, {token_id: text for text, token_id in ids.items() if token_id is not None})
 
     @staticmethod

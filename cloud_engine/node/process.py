@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 class NodeOptions:
     """`model` and `draft` are names as `models.hub.find_model` takes them.
 
-    `dtype`, `block_size`, `batch_invariant`, `attention_backend`: see `EngineConfig`. `draft` is a smaller model of
-    the same vocabulary for speculative decoding; `ngram`: draft from the text itself, too. `threads` None: torch's
-    default. `num_blocks` None sizes the KV cache for a full batch. `restart`: replace an engine that dies.
-    `drain_seconds`: what requests in flight get to finish on SIGTERM. `tool_parser`: a `ToolFormat`'s name, or "auto".
+    `max_waiting`, `prefix_caching`, `cuda_graphs`, `dtype`, `block_size`, `batch_invariant`, `attention_backend`: see
+    `EngineConfig`. `draft` is a smaller model of the same vocabulary for speculative decoding; `ngram`: draft from the
+    text itself, too. `threads` None: torch's default. `num_blocks` None sizes the KV cache for a full batch. `restart`:
+    replace an engine that dies. `drain_seconds`: what requests in flight get to finish on SIGTERM. `tool_parser`: a
+    `ToolFormat`'s name, or "auto".
     `exit_with_parent`: stop when the starting process is gone.
     """
 
@@ -36,6 +37,8 @@ class NodeOptions:
     token_budget: int = 512
     num_blocks: int | None = None
     policy: Policy = "fcfs"
+    max_waiting: int = 256
+    prefix_caching: bool = True
     num_draft_tokens: int = 8
     ngram: bool = False
     device: str = "cpu"
@@ -43,6 +46,7 @@ class NodeOptions:
     block_size: int = 16
     batch_invariant: bool = False
     attention_backend: AttentionChoice = "auto"
+    cuda_graphs: bool = True
     restart: bool = False
     drain_seconds: float = DRAIN_S
     tool_parser: str = "auto"
@@ -86,6 +90,8 @@ def _load(folder: Path, options: NodeOptions) -> Load:
         token_budget=options.token_budget,
         num_blocks=options.num_blocks,
         policy=options.policy,
+        max_waiting=options.max_waiting,
+        prefix_caching=options.prefix_caching,
         num_draft_tokens=options.num_draft_tokens,
         ngram=options.ngram,
         device=options.device,
@@ -93,6 +99,7 @@ def _load(folder: Path, options: NodeOptions) -> Load:
         block_size=options.block_size,
         batch_invariant=options.batch_invariant,
         attention_backend=options.attention_backend,
+        cuda_graphs=options.cuda_graphs,
         num_threads=options.threads,
     )
     return Load(str(folder), str(find_model(options.draft)) if options.draft else None, config)

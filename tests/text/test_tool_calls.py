@@ -51,6 +51,12 @@ CASES: list[tuple[ToolSyntax, str, Read]] = [
         ("", [("f", '{"a": 1}'), ("g", "{}")]),
     ),
     (MISTRAL, '[TOOL_CALLS]f[ARGS]{"a": {}}[TOOL_CALLS]g{"b": 2}', ("", [("f", '{"a": {}}'), ("g", '{"b": 2}')])),
+    (
+        MISTRAL,
+        '[TOOL_CALLS]f[CALL_ID]x1[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]y2[ARGS]{}',
+        ("", [("f", '{"a": 1}'), ("g", "{}")]),
+    ),
+    (MISTRAL, "[TOOL_CALLS]f[CALL_ID]no args", ("[TOOL_CALLS]f[CALL_ID]no args", [])),
     (MISTRAL, 'Hm. [TOOL_CALLS]f[ARGS]{"a": 1} tail', ("Hm. tail", [("f", '{"a": 1}')])),
     (MISTRAL, "[TOOL_CALLS][] and [TOOL_CALLS] no", ("[TOOL_CALLS][] and [TOOL_CALLS] no", [])),
 ]
@@ -78,6 +84,7 @@ PARTS = [
     "<tool_call>",
     "</tool_call>",
     "[TOOL_CALLS]",
+    "[CALL_ID]",
     "[ARGS]",
     "<|python_tag|>",
     '{"name": "f", "arguments": ',

@@ -87,6 +87,20 @@ def libraries(process: psutil.Process) -> set[str]:
     return {Path(mapped.path).name for mapped in process.memory_maps()}
 
 
+def test_a_queue_of_one_and_no_prefix_cache(started: Start) -> None:
+    flags = ("--max-batch-size", "1", "--max-waiting", "1", "--no-prefix-caching", "--no-cuda-graphs")
+    with started(*flags) as node:
+        for _ in range(2):
+            usage = node.post(prompt="Once upon a time" * 9, max_tokens=1).json()["usage"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+        with leaving_client(node, ENDLESS):
+            wait_for(lambda: node.metric("running") == 1)
+            with leaving_client(node, ENDLESS):
+                wait_for(lambda: node.metric("waiting") == 1)
+                refused = node.post(prompt="Hello", max_tokens=1)
+    assert (refused.status_code, "queue is full (1 requests" in refused.text) == (503, True)
+
+
 def test_only_the_core_loads_torch(node: Node) -> None:
     assert node.post(prompt="Hello", max_tokens=4).status_code == 200
     loaded = [any("torch" in name for name in libraries(psutil.Process(pid))) for pid in (node.face.pid, node.core.pid)]
