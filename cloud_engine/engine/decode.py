@@ -15,6 +15,9 @@ from .request import RequestState
 from .scheduled_request import ScheduledRequest
 from .step_outputs import DecodedTokens
 
+#: Full blocks of an answer that others can find together: several are hashed in little more time than one.
+BLOCKS_AT_ONCE = 4
+
 #: Shares of a step that are no plain decodes, each with the first of its rows.
 Others = list[tuple[ScheduledRequest, int]]
 
@@ -94,7 +97,8 @@ class PlainDecodes:
             state.num_computed_tokens += 1
         for item in due:
             if item.state.decode is item and item not in ending:
-                self._cache.register(item.state)
+                if len(item.state.block_table) % BLOCKS_AT_ONCE == 0:
+                    self._cache.register(item.state)
                 self._expect(item)
         return DecodedTokens(columns.request_ids, columns.indices, list(tokens_of)), others
 

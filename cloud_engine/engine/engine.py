@@ -399,7 +399,6 @@ class Engine:
         return tokens, "length" if len(tokens) == state.num_remaining_tokens else None
 
     def _finish(self, state: RequestState, stats: RequestStats) -> None:
-        self._cache.register(state)
         self._scheduler.remove(state)
         self._requests[state.request_id].remove(state)
         if not self._requests[state.request_id]:

@@ -195,6 +195,7 @@ class Scheduler:
 
     def _stop(self, state: RequestState) -> None:
         self.running.remove(state)
+        self._cache.register(state)  # a plain decode may have full blocks that are not
         self._cache.free(state)
         self.decodes.leave(state)
         self.decodes.running_changed()

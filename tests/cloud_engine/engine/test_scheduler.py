@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from updraft.cloud_engine.engine.beam_search import BeamSearch
 from updraft.cloud_engine.engine.block_pool import NO_BLOCK, BlockPool
 from updraft.cloud_engine.engine.config import EngineConfig, Policy
+from updraft.cloud_engine.engine.decode import BLOCKS_AT_ONCE
 from updraft.cloud_engine.engine.drafter import CatchUp, Drafter
 from updraft.cloud_engine.engine.kv_cache import KVCacheManager, Window
 from updraft.cloud_engine.engine.prediction import PredictionCursor
@@ -261,7 +262,8 @@ class Simulation(RuleBasedStateMachine):
     @invariant()
     def full_blocks_can_be_found(self) -> None:
         for state in self.scheduler.running:
-            assert state.num_registered_blocks == state.num_computed_tokens // BLOCK
+            behind = state.num_computed_tokens // BLOCK - state.num_registered_blocks
+            assert behind == 0 or (state.decode is not None and 0 < behind < BLOCKS_AT_ONCE)
 
     @invariant()
     def empty_slots_are_counted(self) -> None:
