@@ -18,7 +18,7 @@ import numpy as np
 
 from ..protocol.errors import InvalidRequestError
 from . import curve
-from .aim import Aim
+from .aim import PROMISES, Aim
 from .calibration_rows import CALIBRATION_NAME, CalibrationRows, pack_calibration
 from .graded import GradedRow, scores
 from .graph_files import CARD_NAME, sha256
@@ -128,7 +128,11 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
         signals=material.signals,
         estimated_tokens=guessed,
         delta=recipe.delta,
-        points=[_point(calibration, Aim("quality", target), recipe.delta) for target in _TARGETS],
+        points=[
+            _point(calibration, Aim("quality", target, promise=promise), recipe.delta)
+            for promise in PROMISES
+            for target in _TARGETS
+        ],
         files={name: sha256(data) for name, data in files.items()},
         metrics=_metrics(calibration) | recipe.metrics,
     )

@@ -75,7 +75,8 @@ class TextPolicyCard:
     """`models` names the pair, or is "any" twice in a policy for pairs that have none of their own.
 
     `grading`: what the scores are. `signals`: whether gate 3 reads token signals. `estimated_tokens`: whether the
-    token counts were estimated from characters. `points`: at confidence 1 - `delta`. `files`: SHA-256 of each file.
+    token counts were estimated from characters. `points`: at confidence 1 - `delta`, or "on average" over
+    calibrations where they say so. `files`: SHA-256 of each file.
     """
 
     kind: Literal["text"]
@@ -162,7 +163,7 @@ class TextPolicy:
         return self._probability("cascade", vector(row, "cascade", self._asked(row.prompt)))
 
     def operating_point(self, aim: Aim) -> OperatingPoint:
-        """What `aim` comes to, with the card's confidence."""
+        """What `aim` comes to, with the card's confidence or on average."""
         return operating_point(self.calibration, aim, self.card.delta)
 
     def thresholds_for(self, aim: Aim) -> Thresholds:
