@@ -96,8 +96,8 @@ class Policy:
 
     @property
     def usual(self) -> Floats | None:
-        """Requests are not compared with the calibration rows of this kind of policy."""
-        return None
+        """Gate 1's P(gain) of requests like the calibration's, (n,), if it was kept."""
+        return None if self.calibration is None else self.calibration.usual
 
     def thresholds(self, quality: float) -> Thresholds:
         """The thresholds for a quality target: those of the nearest calibrated target that is at least as strict.

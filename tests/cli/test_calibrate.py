@@ -61,7 +61,8 @@ def test_a_graded_file(updraft, tmp_path: Path) -> None:
     assert "Target quality 0.9 on average" in again.stdout, again.stderr
     assert "On average over calibrations, of which this is one" in again.stdout
     figures = json.loads((tmp_path / "mean.json").read_text())["metrics"]
-    assert figures["target"] == "quality 0.9 on average" and "delta" not in figures
+    assert "delta" not in figures
+    assert figures["alpha"] == pytest.approx(0.1 * figures["cloud_score"])
 
 
 @pytest.mark.parametrize(
