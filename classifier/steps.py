@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite, log1p
+from typing import NamedTuple
 
 import numpy as np
 
@@ -47,8 +48,7 @@ _MOST_STEPS = 200
 _DEEPEST = 40
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """`left = right` as stated: both sides' values, the numbers on the left, and how many operators join them."""
 
     operands: tuple[float, ...]
