@@ -1,4 +1,4 @@
-"""What a user asks of a router: one number, which calibration turns into thresholds."""
+"""What a user asks of a router: one number, which calibration turns into thresholds, and how surely it is to hold."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Literal
 
 from ..protocol.errors import ConfigurationError
 
-__all__ = ["DEFAULT_QUALITY", "Aim", "AimName"]
+__all__ = ["DEFAULT_QUALITY", "PROMISES", "Aim", "AimName", "Promise"]
 
 AimName = Literal["quality", "cloud_share", "cost"]
+Promise = Literal["confidence", "mean"]
+PROMISES: tuple[Promise, ...] = ("confidence", "mean")
 DEFAULT_QUALITY = 0.98
 
 
@@ -19,12 +21,15 @@ class Aim:
     the requests, in [0, 1]. `cost`: spend at most this many US dollars on the cloud per 1,000 requests, 0 or more.
 
     `prices`: of the cloud, in US dollars per million tokens, read and written; only `cost` looks at them.
+    `promise`: `"confidence"`, the target holds with the confidence of the calibration; or `"mean"`, it holds on average
+    over calibrations, of which about every other one misses it by a little. A cost is expected only, under either.
     Raises ConfigurationError for any other value, and for a cost where nothing has a price.
     """
 
     name: AimName = "quality"
     value: float = DEFAULT_QUALITY
     prices: tuple[float, float] = (0.5, 1.5)
+    promise: Promise = "confidence"
 
     def __post_init__(self) -> None:
         wanted, holds = {
@@ -34,6 +39,8 @@ class Aim:
         }[self.name]
         if not holds:
             raise ConfigurationError(f"{self.name} must be {wanted}, not {self.value}.", param=self.name)
+        if self.promise not in PROMISES:
+            raise ConfigurationError(f"promise must be {' or '.join(PROMISES)}, not {self.promise}.", param="promise")
         if self.name == "cost" and not any(self.prices):
             raise ConfigurationError(
                 "cost needs to know what the cloud's tokens cost, and both prices are 0: set prices.cloud_input and "
@@ -54,5 +61,6 @@ class Aim:
         return cls(*given[0]) if given else cls()
 
     def __str__(self) -> str:
-        unit = " US dollars per 1,000 requests" if self.name == "cost" else ""
-        return f"{self.name} {self.value:g}{unit}"
+        if self.name == "cost":
+            return f"cost {self.value:g} US dollars per 1,000 requests"
+        return f"{self.name} {self.value:g}{' on average' if self.promise == 'mean' else ''}"

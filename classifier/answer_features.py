@@ -12,6 +12,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import log1p
+from operator import ne
 
 import numpy as np
 
@@ -22,17 +23,24 @@ _NUMBER = re.compile(r"\d\d*(?:\.\d+)?")
 _WORD = re.compile(r"\w+")
 # For `str.translate`: what belongs to no word becomes a blank.
 _BLANKED = "".join(chr(code) if _WORD.match(chr(code)) else " " for code in range(128))
+# What must not stand before a number is asked when its first character was read, which is quick in the same way.
 _STATEMENT = re.compile(
-    r"(?<![\d.)*/×÷+-])(?<![*/×÷+-] )(-?\d+(?:\.\d+)?(?:\s*[-+*/×÷]\s*\d+(?:\.\d+)?)+)\s*=\s*(-?\d+(?:\.\d+)?)"
+    r"([-\d](?<![\d.)*/×÷+-][-\d])(?<![*/×÷+-] [-\d])(?<!-(?!\d))\d*(?:\.\d+)?(?:\s*[-+*/×÷]\s*\d+(?:\.\d+)?)+)"
+    r"\s*=\s*(-?\d+(?:\.\d+)?)"
 )
 _TERM = re.compile(r"([-+*/×÷]?)\s*(\d+(?:\.\d+)?)")
-_INEQUALITY = re.compile(r"(?<![\d.])(-?\d+(?:\.\d+)?)\s*([<>])\s*(?=(-?\d+(?:\.\d+)?))")
+_INEQUALITY = re.compile(r"([-\d](?<![\d.][-\d])(?<!-(?!\d))\d*(?:\.\d+)?)\s*([<>])\s*(?=(-?\d+(?:\.\d+)?))")
 _SEGMENT = re.compile(r"[,;:?!\n.](?:(?<!\.)|(?!\d))")
 _ITEM = r"[^\s,;:<>.=?!]++(?:\.\d++)?"
 _LIST = re.compile(rf"(?<![^\s,;:<>=?!]){_ITEM}(?:\s*[,<>]\s*{_ITEM}){{2,}}")
+_SEPARATOR = re.compile(r"\s*[,<>]\s*")
 _SPELLED = re.compile(r"(?<![\w])([A-Za-z])(?!\w)")
-_MARK = re.compile(r"\b(?:answer|result|therefore)\b\W*", re.IGNORECASE)
-REFUSAL = re.compile(r"\b(?:i cannot|i can't|i do not know|i don't know|not sure|unable to|sorry)\b", re.IGNORECASE)
+_MARKS = ("answer", "result", "therefore")
+_MARK = re.compile(rf"\b(?:{'|'.join(_MARKS)})\b\W*", re.IGNORECASE)
+_REFUSALS = ("i cannot", "i can't", "i do not know", "i don't know", "not sure", "unable to", "sorry")
+REFUSAL = re.compile(rf"\b(?:{'|'.join(_REFUSALS)})\b", re.IGNORECASE)
+_NO_LETTER = re.compile(r"[^a-z]")
+_LETTERS = {code: None for code in range(128) if _NO_LETTER.match(chr(code))}  # for `str.translate`
 
 ANSWER_NAMES = (
     "answer_chars",
@@ -74,33 +82,40 @@ ANSWER_NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Mentioned:
-    """What an answer is held against: the question's words, its numbers in order, and the words beside each number."""
+    """What an answer is held against: the question's words, its numbers in order, the words beside each number, and its
+    letters without what is between them.
+    """
 
     words: frozenset[str]
     numbers: tuple[str, ...]
     beside: Mapping[str, frozenset[str]]
+    letters: str
 
     @classmethod
     def of(cls, question: str) -> Mentioned:
         beside: dict[str, frozenset[str]] = {}
         for numbers, words in _segments(question):
             beside |= {number: words.union(beside.get(number, ())) for number in numbers}
-        return cls(frozenset(_words(question.lower())), tuple(_NUMBER.findall(question)), beside)
+        lower = question.lower()
+        letters = lower.translate(_LETTERS) if lower.isascii() else _NO_LETTER.sub("", lower)
+        return cls(frozenset(_words(lower)), tuple(_NUMBER.findall(question)), beside, letters)
 
 
 def answer_checks(view: RunView, mentioned: Mentioned | None = None) -> Array:
     """(len(ANSWER_NAMES),) float32. `mentioned`: of the view's prompt, if it is known already."""
-    text, asked = view.answer, view.prompt.text
-    mentioned = mentioned or Mentioned.of(asked)
-    words = _words(text.lower())
+    text = view.answer
+    mentioned = mentioned or Mentioned.of(view.prompt.text)
+    lower = text.lower()
+    words = _words(lower)
     numbers = _NUMBER.findall(text)
     truths = [_holds(left, right) for left, right in _STATEMENT.findall(text)]
-    truths += [
-        float(left) < float(right) if sign == "<" else float(left) > float(right)
-        for left, sign, right in _INEQUALITY.findall(text)
-    ]
+    if "<" in text or ">" in text:
+        truths += [
+            float(left) < float(right) if sign == "<" else float(left) > float(right)
+            for left, sign, right in _INEQUALITY.findall(text)
+        ]
     false = truths.count(False)
-    working, final, marked = _split_final(text)
+    working, final, marked = _split_final(text, lower)
     final_words = _words(final.lower())
     earlier = set(_words(working.lower()))
     trigrams = list(zip(words, words[1:], words[2:], strict=False))
@@ -108,7 +123,7 @@ def answer_checks(view: RunView, mentioned: Mentioned | None = None) -> Array:
     valid_json = opens_json and _is_json(text)
     items = _longest_list(text)
     bound, misbound = _bindings(text, mentioned)
-    spelled, misspelled = _spelling(asked, working)
+    spelled, misspelled = _spelling(mentioned.letters, working)
     values = [
         log1p(len(text)),
         log1p(len(words)),
@@ -134,7 +149,7 @@ def answer_checks(view: RunView, mentioned: Mentioned | None = None) -> Array:
         sum(abs(text.count(a) - text.count(b)) for a, b in ("()", "[]", "{}")) + text.count('"') % 2,
         valid_json,
         opens_json and not valid_json,
-        REFUSAL.search(text) is not None,
+        _may_say(_REFUSALS, lower) and REFUSAL.search(text) is not None,
         0 if text.isascii() else sum(ord(c) > 127 for c in text) / len(text),
         log1p(len(items)),
         len(items) - len(set(items)),
@@ -165,7 +180,9 @@ def _holds(left: str, right: str) -> bool:
 
 def _longest_list(text: str) -> list[str]:
     """The items of the longest list in `text`: three or more words or numbers between commas or comparison signs."""
-    lists = [re.split(r"\s*[,<>]\s*", found) for found in _LIST.findall(text)]
+    if sum(map(text.count, ",<>")) < 2:
+        return []
+    lists = [_SEPARATOR.split(found) for found in _LIST.findall(text)]
     return max(lists, key=len, default=list[str]())
 
 
@@ -210,19 +227,24 @@ def _words(text: str) -> list[str]:
 
 
 def _spelling(asked: str, working: str) -> tuple[bool, bool]:
-    """Whether the working spells something letter by letter, and whether the question lacks those letters."""
+    """Whether the working spells something letter by letter, and whether `asked`, the question's letters, lacks it."""
     letters = "".join(_SPELLED.findall(working)).lower()
     spelled = len(letters) > 2
-    return spelled, spelled and letters not in re.sub(r"[^a-z]", "", asked.lower())
+    return spelled, spelled and letters not in asked
 
 
-def _split_final(text: str) -> tuple[str, str, bool]:
+def _split_final(text: str, lower: str) -> tuple[str, str, bool]:
     """The working, the final result, and whether the answer marks its result ("Answer: 12"); else its last line."""
-    marks = list(_MARK.finditer(text))
+    marks = list(_MARK.finditer(text)) if _may_say(_MARKS, lower) else []
     if marks:
         return text[: marks[-1].start()], text[marks[-1].end() :], True
     working, _, final = text.rstrip().rpartition("\n")
     return working, final, False
+
+
+def _may_say(phrases: Sequence[str], lower: str) -> bool:
+    """False if a search for `phrases` whatever their case would find none; most texts have none."""
+    return not lower.isascii() or any(phrase in lower for phrase in phrases)
 
 
 def _is_json(text: str) -> bool:
@@ -242,6 +264,8 @@ def _distinct(items: Sequence[object]) -> float:
 
 
 def _longest_repeat(words: Sequence[str]) -> int:
+    if all(map(ne, words, words[1:])):
+        return 0
     longest = current = 0
     for before, word in pairwise(words):
         current = current + 1 if word == before else 0

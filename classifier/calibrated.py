@@ -29,7 +29,7 @@ def figures(policy: TextPolicy, aim: Aim) -> dict[str, Any]:
         "cost_per_1000": point.cost,
         **policy.card.metrics,
     }
-    if aim.name != "cost":
+    if aim.name != "cost" and aim.promise == "confidence":
         found["delta"] = point.delta
     if point.alpha is not None:
         mu = policy.card.gain_rate
@@ -73,7 +73,10 @@ def _promise(aim: Aim, point: OperatingPoint) -> str:
             f"Expected, on requests like these: at most {aim.value:g} US dollars per 1,000 requests go to the cloud. "
             "That is no promise, as rare long answers may be missing in the rows: for a limit that holds set a budget."
         )
-    sure = f"With {1 - point.delta:.0%} confidence, on requests like these"
+    if aim.promise == "mean":
+        sure = "On average over calibrations, of which this is one, on requests like these"
+    else:
+        sure = f"With {1 - point.delta:.0%} confidence, on requests like these"
     if point.alpha is not None:
         return (
             f"{sure}: at most {point.alpha:.2%} stay local although only the cloud is right (observed "

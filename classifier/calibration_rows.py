@@ -23,7 +23,8 @@ class CalibrationRows:
     """(n,) float64 each: P(gain) of gate 1 and, if there are any, gates 3 and 2, by models that did not see the row;
     both tiers' scores; the tokens that the cloud reads and writes for it.
 
-    `prompts`: as how many rows they count where some ask the same; None: as many as there are.
+    `prompts`: as how many rows they count where some ask the same; None: as many as there are. `asked`: (m,) gate 1's
+    P(gain) of requests as they come, where the rows were not drawn so.
     """
 
     before: Floats
@@ -34,11 +35,17 @@ class CalibrationRows:
     written: Floats
     during: Floats | None = None
     prompts: int | None = None
+    asked: Floats | None = None
 
     @property
     def evidence(self) -> int:
         """For how many independent rows the bounds may take them."""
         return len(self.local) if self.prompts is None else self.prompts
+
+    @property
+    def usual(self) -> Floats:
+        """Gate 1's P(gain) of usual requests, (m,)."""
+        return self.before if self.asked is None else self.asked
 
     @property
     def gain(self) -> Bools:

@@ -6,11 +6,13 @@ so that the graph and the Python model agree to about 1e-6.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from .calibration import Curve
 from .graph_files import ML_OPSET, OPSET
@@ -29,7 +31,7 @@ def to_onnx(model: GateModel) -> bytes:
         score = graph.node("Add", score, graph.node("Mul", raw, graph.constant(f"weight{i}", np.array([[weight]]))))
     return graph.finish(
         graph.curve(score, model.curve),
-        helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, ["n", model.layout.width]),
+        [helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, ["n", model.layout.width])],
     )
 
 
@@ -37,11 +39,12 @@ class Graph:
     """Collects nodes and constants. Every method returns the name of a (n, k) double tensor."""
 
     def __init__(self) -> None:
+        self._ids = count()
         self._nodes: list[NodeProto] = []
         self._constants: list[TensorProto] = []
 
     def node(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
-        name = f"t{len(self._nodes)}"
+        name = f"t{next(self._ids)}"
         self._nodes.append(helper.make_node(operator, inputs, [name], domain=domain, **attributes))
         return name
 
@@ -58,7 +61,7 @@ class Graph:
 
     def _trees(self, expert: TreeExpert) -> str:
         node = _tree_node(expert)
-        raw = f"t{len(self._nodes)}"
+        raw = f"t{next(self._ids)}"
         node.input[:] = [INPUT]
         node.output[:] = [f"{raw}_label", raw]
         node.name = raw
@@ -90,18 +93,36 @@ class Graph:
             "Clip", self.node("Add", risen, self.constant("curve_low", np.array([[curve.low]]))), zero, one
         )
 
+    def unless_known(self, known: str, make: Callable[[], str]) -> str:
+        """The float matrix that the nodes of `make` compute; or `known`, an input, where that is not empty: then these
+        nodes do not run.
+        """
+        outer, self._nodes = self._nodes, []
+        computed = self._branch(make())
+        self._nodes = []
+        given = self._branch(self.node("Identity", known))
+        self._nodes = outer
+        empty = self.node("Equal", self.node("Size", known), self.constant("no_size", np.array(0)))
+        name = f"t{next(self._ids)}"
+        self._nodes.append(helper.make_node("If", [empty], [name], then_branch=computed, else_branch=given))
+        return name
+
+    def _branch(self, result: str) -> GraphProto:
+        output = helper.make_tensor_value_info(result, TensorProto.FLOAT, [1, None])
+        return helper.make_graph(self._nodes, f"{result}_branch", [], [output])
+
     def append(self, node: NodeProto) -> None:
         self._nodes.append(node)
 
-    def finish(self, probability: str, *inputs: ValueInfoProto) -> bytes:
-        """The model from `inputs` to `p_gain`, (n,) float32."""
+    def finish(self, probability: str, inputs: Sequence[ValueInfoProto], also: Sequence[ValueInfoProto] = ()) -> bytes:
+        """The model from `inputs` to `p_gain`, (n,) float32, and `also` further results."""
         flat = self.node("Reshape", probability, self.constant("flat", np.array([-1], np.int64)))
         self._nodes.append(helper.make_node("Cast", [flat], [OUTPUT], to=TensorProto.FLOAT))
         graph = helper.make_graph(
             self._nodes,
             "p_gain",
             inputs,
-            [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["n"])],
+            [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["n"]), *also],
             self._constants,
         )
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", ML_OPSET)]

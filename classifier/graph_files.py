@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ..protocol.errors import ConfigurationError
-from .optional import load_module
+from .optional import load_onnxruntime
 
 __all__ = ["CARD_NAME", "ML_OPSET", "OPSET", "open_graph", "read_card", "read_checked", "sha256"]
 
@@ -60,7 +60,7 @@ def read_checked(path: Path, expected: str | None) -> bytes:
 
 def open_graph(path: Path, expected: str | None) -> Any:
     """An onnxruntime session on one thread. Raises ConfigurationError, or MissingDependencyError."""
-    onnxruntime = load_module("onnxruntime", "edge")
+    onnxruntime = load_onnxruntime()
     graph = read_checked(path, expected)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1

@@ -1,32 +1,44 @@
-"""Risk control: the boldest threshold whose risk is shown to be at most alpha, and checks that the promise is kept.
+"""Risk control: the boldest threshold whose risk is promised to be at most alpha, and checks that the promise is kept.
 
-The risk is the share of requests that stay local although only the cloud was right. A threshold is shown safe when the
-one-sided Clopper-Pearson bound on its risk is at most alpha at confidence 1 - delta. Thresholds are tested in a fixed
-order, from the one that escalates everything on, and the walk stops at the first that fails, so no correction for
-multiple tests is due (Angelopoulos et al., "Learn then Test", 2021). The risk only grows along that path, so the walk
-comes to this: keep rows local in rising order of P(gain) for as long as few enough of them are losses.
+The risk is the share of requests that stay local although only the cloud was right. There are two promises. With
+*confidence*: a threshold is shown safe when the one-sided Clopper-Pearson bound on its risk is at most alpha at
+confidence 1 - delta. Thresholds are tested in a fixed order, from the one that escalates everything on, and the walk
+stops at the first that fails, so no correction for multiple tests is due (Angelopoulos et al., "Learn then Test",
+2021). In the *mean* over calibrations: the boldest threshold with (losses + 1) / (n + 1) at most alpha (Angelopoulos
+et al., "Conformal Risk Control", 2022). The risk only grows along the path, so both come to this: keep rows local in
+rising order of P(gain) for as long as few enough of them are losses.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import exp, lgamma, log, log1p
+from math import exp, floor, lgamma, log, log1p
 
 import numpy as np
 
+from .aim import Promise
 from .metrics import Bools, Floats
 
 __all__ = [
     "ALPHAS",
     "DELTA",
+    "RULES",
     "HalfSplits",
     "Population",
+    "Rule",
     "half_splits",
+    "mean_threshold",
     "most_of",
+    "most_on_average",
     "populations",
     "safe_threshold",
+    "true_risks",
     "violation_rate",
 ]
+
+# From P(gain) and gain, (n,) each, and alpha to the threshold to escalate above.
+Rule = Callable[[Floats, Bools, float], float]
 
 ALPHAS = (0.02, 0.05, 0.1)
 DELTA = 0.1
@@ -44,6 +56,14 @@ def safe_threshold(p_gain: Floats, gain: Bools, alpha: float, delta: float = DEL
     below the threshold" is at most alpha.
     """
     return _boldest(p_gain, gain, most_of(len(gain), alpha, delta))
+
+
+def mean_threshold(p_gain: Floats, gain: Bools, alpha: float) -> float:
+    """The same for a promise on average: the expected true risk, over calibrations of n rows, is at most alpha."""
+    return _boldest(p_gain, gain, most_on_average(len(gain), alpha))
+
+
+RULES: Mapping[Promise, Rule] = {"confidence": safe_threshold, "mean": mean_threshold}
 
 
 def hindsight_threshold(p_gain: Floats, gain: Bools, alpha: float) -> float:
@@ -77,6 +97,11 @@ def most_of(n: int, alpha: float, delta: float) -> int:
             return k
         k += 1
     return n
+
+
+def most_on_average(n: int, alpha: float) -> int:
+    """The most k of n with (k + 1) / (n + 1) at most alpha, -1 if even none is too many: the next row may be lost."""
+    return max(-1, floor(alpha * (n + 1) + 1e-9) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +138,23 @@ def populations(seed: int = 0) -> list[Population]:
     ]
 
 
-def violation_rate(population: Population, alpha: float, *, draws: int = _DRAWS, seed: int = 0) -> float:
-    """How often, over `draws` calibrations of 500 rows, the *true* risk of the threshold exceeds alpha."""
+def true_risks(
+    population: Population, alpha: float, rule: Rule = safe_threshold, *, draws: int = _DRAWS, seed: int = 0
+) -> Floats:
+    """(draws,) the *true* risk of the threshold that `rule` takes from each of `draws` calibrations of 500 rows."""
     rng = np.random.default_rng(seed)
     ordered = np.argsort(population.scores, kind="stable")
     values = population.scores[ordered]
     risks = np.concatenate(([0.0], np.cumsum(population.rates[ordered]) / len(values)))
-    chosen = [safe_threshold(*population.draw(rng, _ROWS), alpha) for _ in range(draws)]
-    return float((risks[np.searchsorted(values, chosen, side="right")] > alpha).mean())
+    chosen = [rule(*population.draw(rng, _ROWS), alpha) for _ in range(draws)]
+    return risks[np.searchsorted(values, chosen, side="right")]
+
+
+def violation_rate(
+    population: Population, alpha: float, rule: Rule = safe_threshold, *, draws: int = _DRAWS, seed: int = 0
+) -> float:
+    """How often that risk exceeds alpha."""
+    return float((true_risks(population, alpha, rule, draws=draws, seed=seed) > alpha).mean())
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +176,23 @@ class HalfSplits:
     def share_over_hindsight(self) -> float:
         return self.share / self.hindsight_share if self.hindsight_share else float("nan")
 
+    @property
+    def always_over_hindsight(self) -> float:
+        """The same for a router that sends everything up: what no useful one comes near."""
+        return 1.0 / self.hindsight_share if self.hindsight_share else float("nan")
 
-def half_splits(p_gain: Floats, gain: Bools, alpha: float, *, splits: int = _SPLITS, seed: int = 0) -> HalfSplits:
-    """Halve (p_gain, gain), both (n,), `splits` times."""
-    rng = np.random.default_rng(seed)
+
+def half_splits(
+    p_gain: Floats, gain: Bools, alpha: float, rule: Rule = safe_threshold, *, splits: int = _SPLITS
+) -> HalfSplits:
+    """Halve (p_gain, gain), both (n,), `splits` times; `rule` sees the one half only."""
+    rng = np.random.default_rng(0)
     n, half = len(gain), len(gain) // 2
     found: list[tuple[float, float, float, float, float]] = []
     for _ in range(splits):
         order = rng.permutation(n)
         fit, test = order[:half], order[half:]
-        threshold = safe_threshold(p_gain[fit], gain[fit], alpha)
+        threshold = rule(p_gain[fit], gain[fit], alpha)
         best = hindsight_threshold(p_gain[test], gain[test], alpha)
         risk = float((gain[test] & (p_gain[test] <= threshold)).mean())
         lost = int((gain[fit] & (p_gain[fit] <= threshold)).sum())

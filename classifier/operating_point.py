@@ -1,9 +1,10 @@
-"""From a target to the thresholds of a text policy, with a stated confidence, on the rows it was calibrated with.
+"""From a target to the thresholds of a text policy, with a stated confidence or on average, on its calibration rows.
 
 Two quantities can be promised, each by a walk along a fixed path of thresholds from the safest on, which stops at
 the first that cannot be shown to hold (Angelopoulos et al., "Learn then Test", 2021): the risk, which is the share of
 requests kept local although only the cloud was right, and the share of requests that go up. Shares are bounded after
-Clopper and Pearson. `quality` q comes down to a risk of (1 - q) times the cloud's own score: what is not lost is kept.
+Clopper and Pearson, or on average by conformal risk control (Angelopoulos et al., 2022), which counts one row more as
+lost. `quality` q comes down to a risk of (1 - q) times the cloud's own score: what is not lost is kept.
 What requests cost is expected only: no answer is too long to be rare, and rows do not show what they do not hold.
 """
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from .aim import Aim
 from .calibration_rows import CalibrationRows
-from .guarantee import DELTA, most_of
+from .guarantee import DELTA, most_of, most_on_average
 from .metrics import Bools, Floats
 from .thresholds import Thresholds, stays_positive
 
@@ -35,8 +36,8 @@ _DELTA_OF_SCORE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
-    """Thresholds for `aim`, which holds with confidence 1 - `delta` (a cost is expected only), and what the calibration
-    rows did under them.
+    """Thresholds for `aim`, which holds with confidence 1 - `delta` or on average, as `aim.promise` says (a cost is
+    expected only), and what the calibration rows did under them.
 
     `alpha`: the risk that is promised; None where the target is no quality. `risk`, `quality`, `cloud_share`,
     `before_share` (what gate 1 sends up) and `cost` (US dollars per 1,000 requests) are observed.
@@ -54,8 +55,8 @@ class OperatingPoint:
 
 
 def operating_point(rows: CalibrationRows, aim: Aim, delta: float = DELTA) -> OperatingPoint:
-    """The best thresholds shown to keep `aim` with confidence 1 - `delta`; for a cost, those that keep it on rows like
-    these, with a margin for what varies among them.
+    """The best thresholds shown to keep `aim`, with confidence 1 - `delta` or on average; for a cost, those that keep
+    it on rows like these, with a margin for what varies among them.
 
     Best is the least cloud share for a quality, and the most cloud share for a limit on share or cost. Where nothing
     can be shown, everything goes up for a quality and nothing for a limit: that keeps any of them.
@@ -84,7 +85,12 @@ def floor_of_share(mu: float, alpha: float) -> float:
 
 
 def _alpha(rows: CalibrationRows, aim: Aim, delta: float) -> float:
-    """The risk that a quality allows: its share of the cloud's score, which is itself only known to a bound."""
+    """The risk that a quality allows: its share of the cloud's score, which is itself only known to a bound.
+
+    On average no bound is due: what is lost and what may be lost are added up over the same rows.
+    """
+    if aim.promise == "mean":
+        return (1.0 - aim.value) * float(rows.cloud.mean())
     slack = sqrt(log(1 / (_DELTA_OF_SCORE * delta)) / (2 * rows.evidence))  # Hoeffding
     return (1.0 - aim.value) * max(0.0, float(rows.cloud.mean()) - slack)
 
@@ -92,11 +98,15 @@ def _alpha(rows: CalibrationRows, aim: Aim, delta: float) -> float:
 def _test(rows: CalibrationRows, aim: Aim, alpha: float | None, delta: float) -> Callable[[Bools], bool]:
     """Whether the aim can be shown to hold when the rows of a mask go up."""
     n, evidence = len(rows.gain), rows.evidence
+    if alpha is not None and aim.promise == "mean":
+        # What a row loses less what it may lose is at most 1, and only grows along the path.
+        return lambda up: float((rows.gain & ~up).mean()) * evidence + 1.0 <= alpha * evidence + 1e-9
     if alpha is not None:
         most = most_of(evidence, alpha, (1.0 - _DELTA_OF_SCORE) * delta)
         return lambda up: int((rows.gain & ~up).sum()) * evidence <= most * n
     if aim.name == "cloud_share":
-        most = most_of(evidence, aim.value, delta)
+        mean = aim.promise == "mean"
+        most = most_on_average(evidence, aim.value) if mean else most_of(evidence, aim.value, delta)
         return lambda up: int(up.sum()) * evidence <= most * n
     dollars = rows.dollars(aim)
     limit, dearest = aim.value / 1000, max(float(dollars.max()), aim.value / 1000, 1e-12)

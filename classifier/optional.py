@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any, Literal
 
 from ..protocol.errors import MissingDependencyError
@@ -15,3 +16,13 @@ def load_module(name: str, extra: Literal["edge", "train"]) -> Any:
     except ImportError as error:
         package = name.partition(".")[0]
         raise MissingDependencyError(f"{package} is not installed: pip install 'updraft-llm[{extra}]'.") from error
+
+
+def load_onnxruntime() -> Any:
+    """The module `onnxruntime`, without its telemetry. Raises as `load_module` does.
+
+    On import it starts a thread that reports to its maker: an endpoint that nobody chose, in a library that keeps
+    requests on the device. That thread is not in a child of `os.fork()`, whose exit would wait for it for ever.
+    """
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    return load_module("onnxruntime", "edge")

@@ -96,8 +96,8 @@ class Policy:
 
     @property
     def usual(self) -> Floats | None:
-        """Requests are not compared with the calibration rows of this kind of policy."""
-        return None
+        """Gate 1's P(gain) of requests like the calibration's, (n,), if it was kept."""
+        return None if self.calibration is None else self.calibration.usual
 
     def thresholds(self, quality: float) -> Thresholds:
         """The thresholds for a quality target: those of the nearest calibrated target that is at least as strict.
@@ -117,15 +117,16 @@ class Policy:
 
     def thresholds_for(self, aim: Aim) -> Thresholds:
         """The thresholds for any target. A limit on share or cost is kept by the calibration rows, as confidently as a
-        quality.
+        quality; a promise on average is theirs too.
 
-        Raises ConfigurationError for a quality that was not calibrated, and for a limit if the rows were not kept.
+        Raises ConfigurationError for a quality that was not calibrated, and for the others if the rows were not kept.
         """
-        if aim.name == "quality":
+        if aim.name == "quality" and aim.promise == "confidence":
             return self.thresholds(aim.value)
         if self.calibration is None:
             raise ConfigurationError(
-                f"This policy keeps no calibration rows, which {aim.name} needs: state a quality, or train it again.",
+                f"This policy keeps no calibration rows, which {aim} needs: state a quality with promise = "
+                "'confidence', or train it again.",
                 param=aim.name,
             )
         return operating_point(self.calibration, aim, 1.0 - CONFIDENCE).thresholds

@@ -8,10 +8,12 @@ that is never used, a result that nothing continues, an answer that no step reac
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import log1p
+from math import isfinite, log1p
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,8 +48,7 @@ _MOST_STEPS = 200
 _DEEPEST = 40
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """`left = right` as stated: both sides' values, the numbers on the left, and how many operators join them."""
 
     operands: tuple[float, ...]
@@ -130,19 +131,12 @@ def _truth(found: Sequence[Step]) -> tuple[float, ...]:
 
 def _flow(found: Sequence[Step], given: Sequence[float], worded: Sequence[float]) -> tuple[float, ...]:
     """Where numbers come from and go to: strangers, givens that no step uses, results that no later step uses."""
-    known = {*given, *worded}
-    strangers = 0
-    for step in found:
-        strangers += sum(not _among(operand, known, _ROUNDED) for operand in step.operands)
-        known |= {step.left, step.right}
+    strangers = _strangers(found, sorted({*given, *worded}))
     operands = {operand for step in found for operand in step.operands}
-    scaled = operands | {100 * operand for operand in operands}  # a percentage may be used as a fraction
+    scaled = sorted(operands | {100 * operand for operand in operands})  # a percentage may be used as a fraction
     never = {number for number in set(given) if not _among(number, scaled, _EXACT)}
     unused = sum(number in never for number in given)
-    dead = sum(
-        not any(_among(step.right, later.operands, _ROUNDED) for later in found[i + 1 :])
-        for i, step in enumerate(found[:-1])
-    )
+    dead = _dead_ends(found)
     distinct = len({(step.operands, step.left) for step in found if step.operators})
     results = [step.right for step in found]
     return (
@@ -160,6 +154,27 @@ def _flow(found: Sequence[Step], given: Sequence[float], worded: Sequence[float]
     )
 
 
+def _strangers(found: Sequence[Step], known: list[float]) -> int:
+    """How many operands are neither `known`, which rise, nor in an earlier step."""
+    strangers = 0
+    for step in found:
+        strangers += sum(not _among(operand, known, _ROUNDED) for operand in step.operands)
+        insort(known, step.left)
+        insort(known, step.right)
+    return strangers
+
+
+def _dead_ends(found: Sequence[Step]) -> int:
+    """How many results, the last apart, no later step uses."""
+    dead = 0
+    later: list[float] = []
+    for earlier, step in pairwise(reversed(found)):
+        for operand in earlier.operands:
+            insort(later, operand)
+        dead += not _among(step.right, later, _ROUNDED)
+    return dead
+
+
 def _ending(found: Sequence[Step], given: Sequence[float], final: float | None) -> tuple[float, ...]:
     """How the answer relates to the steps and the question."""
     if final is None:
@@ -172,8 +187,8 @@ def _ending(found: Sequence[Step], given: Sequence[float], final: float | None) 
         size,
         size - log1p(max(given, default=0.0)),
         float(bool(results) and _same(results[-1], final, _ROUNDED)),
-        float(_among(final, results, _ROUNDED)),
-        float(_among(final, given, _EXACT)),
+        float(_among(final, sorted(results), _ROUNDED)),
+        float(_among(final, sorted(given), _EXACT)),
     )
 
 
@@ -185,7 +200,7 @@ def _step(left: str, right: str) -> Step | None:
     except _NotArithmeticError:
         return None
     operands = tuple(float(token) for token in tokens if token[-1].isdigit())
-    if not np.isfinite((value, stated, *operands)).all():
+    if not all(map(isfinite, (value, stated, *operands))):
         return None
     return Step(operands, value, stated, sum(token in "+-*/" for token in tokens))
 
@@ -196,6 +211,8 @@ class _NotArithmeticError(ValueError):
 
 def _calculate(tokens: Sequence[str]) -> float:
     """The value of an expression of + - * / % and brackets. Raises _NotArithmeticError."""
+    if len(tokens) == 1 and tokens[0][-1].isdigit():  # most are
+        return float(tokens[0])
     value, rest = _sum(tokens, 0)
     if rest != len(tokens):
         raise _NotArithmeticError
@@ -255,18 +272,16 @@ def _same(a: float, b: float, tolerance: float) -> bool:
     return abs(a - b) <= tolerance * max(1.0, abs(b))
 
 
-def _among(value: float, others: Sequence[float] | set[float], tolerance: float) -> bool:
-    if value in others:
-        return True
-    for other in others:  # as `_same` says; this is where the time of a decision goes
-        size = other if other >= 0 else -other
-        if -tolerance * (size if size > 1.0 else 1.0) <= value - other <= tolerance * (size if size > 1.0 else 1.0):
-            return True
-    return False
+def _among(value: float, ordered: Sequence[float], tolerance: float) -> bool:
+    """Whether one of `ordered`, which rise, is the same: if any is, then so is its neighbour next to `value`."""
+    at = bisect_left(ordered, value)
+    return (at < len(ordered) and _same(value, ordered[at], tolerance)) or (
+        at > 0 and _same(value, ordered[at - 1], tolerance)
+    )
 
 
 def _whole(value: float) -> bool:
-    return abs(value - np.rint(value)) < 1e-9
+    return abs(value - round(value)) < 1e-9
 
 
 STEP_NAMES = (

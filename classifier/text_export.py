@@ -1,6 +1,7 @@
 """Write a text router as one ONNX graph: one question's counts and measures in, P(gain) out.
 
-Only buckets that hold something go in: a question of 200 characters fills a twentieth of them, one of 2,000 a third.
+Only buckets that hold something go in: a question of 200 characters fills a twentieth of them, one of 2,000 a fifth.
+Of a cascade's graph the part that reads the question can run alone, and the rest without it.
 
 Sums run in double precision and are rounded where Python rounds them, and thresholds of trees are rounded down to the
 next single-precision number, so that no row can take another branch than in Python.
@@ -14,34 +15,54 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from .export import Graph
+from .text_gate import BUCKET_COUNTS, BUCKETS, MEASURES, READ, TOPICS
 from .text_router import Forest, Ridge, TextRouter
-from .text_rows import BUCKET_COUNTS, BUCKETS, MEASURES
+from .text_rows import Mode
 from .wording import COUNTS
 
 __all__ = ["router_to_onnx"]
 
 
-def router_to_onnx(router: TextRouter, n_measures: int) -> bytes:
+def router_to_onnx(router: TextRouter, n_measures: int, mode: Mode) -> bytes:
     """`buckets` (m,) int64, their `counts` (m,) and `measures` (1, n_measures) float32 -> `p_gain` (1,) float32.
 
-    Raises TypeError for a router with a member that does not ship.
+    In a cascade also `topics` (1, k) float32 -> `read` (1, 50) float32, the question's topics: computed from its
+    buckets where k is 0, else those given. Raises TypeError for a router with a member that does not ship.
     """
     graph = Graph()
+    inputs = [
+        helper.make_tensor_value_info(BUCKETS, TensorProto.INT64, ["m"]),
+        helper.make_tensor_value_info(BUCKET_COUNTS, TensorProto.FLOAT, ["m"]),
+        helper.make_tensor_value_info(MEASURES, TensorProto.FLOAT, [1, n_measures]),
+    ]
+    if mode == "prompt":
+        return graph.finish(_probability(graph, router, _topics(graph, router)), inputs)
+    known = graph.unless_known(TOPICS, lambda: _topics(graph, router))
+    graph.append(helper.make_node("Identity", [known], [READ]))
+    return graph.finish(
+        _probability(graph, router, known),
+        [*inputs, helper.make_tensor_value_info(TOPICS, TensorProto.FLOAT, [1, "k"])],
+        [helper.make_tensor_value_info(READ, TensorProto.FLOAT, [1, router.topics.directions.shape[1]])],
+    )
+
+
+def _topics(graph: Graph, router: TextRouter) -> str:
+    """(1, 50) float32 of the question."""
+    # Widened before rows are picked, as that is done once, when the graph is opened.
     directions = graph.constant("directions", router.topics.directions.astype(np.float32))
-    rows = graph.node("Cast", graph.node("Gather", directions, BUCKETS, axis=0), to=TensorProto.DOUBLE)
+    rows = graph.node("Gather", graph.node("Cast", directions, to=TensorProto.DOUBLE), BUCKETS, axis=0)
     topics = graph.node("MatMul", _weighted_words(graph, router), rows)
     flat = graph.node("Reshape", topics, graph.constant("one_row", np.array([1, -1], np.int64)))
-    dense = graph.node("Concat", graph.node("Cast", flat, to=TensorProto.FLOAT), MEASURES, axis=1)
+    return graph.node("Cast", flat, to=TensorProto.FLOAT)
+
+
+def _probability(graph: Graph, router: TextRouter, topics: str) -> str:
+    dense = graph.node("Concat", topics, MEASURES, axis=1)
     score = graph.constant("start", np.array([[router.bias]]))
     for name, weight in router.weights.items():
         raw = _member(graph, name, router.members[name], dense)
         score = graph.node("Add", score, graph.node("Mul", raw, graph.constant(f"{name}_weight", np.array([[weight]]))))
-    return graph.finish(
-        graph.curve(score, router.curve),
-        helper.make_tensor_value_info(BUCKETS, TensorProto.INT64, ["m"]),
-        helper.make_tensor_value_info(BUCKET_COUNTS, TensorProto.FLOAT, ["m"]),
-        helper.make_tensor_value_info(MEASURES, TensorProto.FLOAT, [1, n_measures]),
-    )
+    return graph.curve(score, router.curve)
 
 
 def _weighted_words(graph: Graph, router: TextRouter) -> str:

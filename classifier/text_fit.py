@@ -18,18 +18,19 @@ import numpy as np
 
 from ..protocol.errors import InvalidRequestError
 from . import curve
-from .aim import Aim
+from .aim import PROMISES, Aim
 from .calibration_rows import CALIBRATION_NAME, CalibrationRows, pack_calibration
 from .graded import GradedRow, scores
 from .graph_files import CARD_NAME, sha256
 from .guarantee import DELTA
 from .metrics import Floats, auroc, ece
 from .operating_point import operating_point
-from .optional import load_module
+from .optional import load_module, load_onnxruntime
 from .text_export import router_to_onnx
+from .text_gate import TextGate
 from .text_policy import KIND, VERSIONS, Point, Source, TextPolicy, TextPolicyCard
 from .text_router import SHIPPED, Labels, TextRouter, fit_router
-from .text_rows import Mode, TextRows, featurise, graph_inputs
+from .text_rows import Mode, TextRows, featurise
 
 __all__ = ["Material", "Recipe", "check_installed", "estimated_tokens", "fit_material", "fit_text_policy"]
 
@@ -71,7 +72,7 @@ def check_installed() -> None:
     """Raises MissingDependencyError if what fitting takes is missing: to be asked before rows are paid for."""
     for name in ("scipy.sparse", "sklearn.ensemble", "onnx"):
         load_module(name, "train")
-    load_module("onnxruntime", "edge")
+    load_onnxruntime()
 
 
 def fit_text_policy(rows: Sequence[GradedRow], recipe: Recipe, out: Path) -> TextPolicy:
@@ -112,7 +113,7 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
         written=written[even],
         prompts=labels.evidence,
     )
-    files = {_file_of(mode): _exported(router, features[mode]) for mode, router in routers.items()}
+    files = {_file_of(mode): _exported(router, features[mode], mode) for mode, router in routers.items()}
     files[CALIBRATION_NAME] = pack_calibration(calibration)
     card = TextPolicyCard(
         kind=KIND,
@@ -128,7 +129,11 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
         signals=material.signals,
         estimated_tokens=guessed,
         delta=recipe.delta,
-        points=[_point(calibration, Aim("quality", target), recipe.delta) for target in _TARGETS],
+        points=[
+            _point(calibration, Aim("quality", target, promise=promise), recipe.delta)
+            for promise in PROMISES
+            for target in _TARGETS
+        ],
         files={name: sha256(data) for name, data in files.items()},
         metrics=_metrics(calibration) | recipe.metrics,
     )
@@ -156,14 +161,13 @@ def _file_of(mode: Mode) -> str:
     return "gate1.onnx" if mode == "prompt" else "gate3.onnx"
 
 
-def _exported(router: TextRouter, features: TextRows) -> bytes:
+def _exported(router: TextRouter, features: TextRows, mode: Mode) -> bytes:
     """The graph, checked against the Python model on every row. Raises RuntimeError if they differ."""
-    graph = router_to_onnx(router, features.measures.shape[1])
-    session = load_module("onnxruntime", "edge").InferenceSession(graph, providers=["CPUExecutionProvider"])
+    graph = router_to_onnx(router, features.measures.shape[1], mode)
+    gate = TextGate(load_onnxruntime().InferenceSession(graph, providers=["CPUExecutionProvider"]))
     counts: Any = features.counts
     theirs = [
-        session.run(None, graph_inputs(features.measures[i], counts[i].toarray().ravel()))[0][0]
-        for i in range(len(features.measures))
+        gate.decide(gate.read(counts[i].toarray().ravel()), measures) for i, measures in enumerate(features.measures)
     ]
     gap = float(np.abs(np.array(theirs) - router.probability(features)).max())
     if gap > _TOLERANCE:

@@ -22,7 +22,8 @@ from .graded import GradedRow, TokenSignals
 from .graph_files import CARD_NAME, ML_OPSET, OPSET, check_versions, open_graph, read_card, read_checked
 from .metrics import Floats
 from .operating_point import OperatingPoint, operating_point
-from .text_rows import TEXT_FEATURE_VERSION, Asked, Features, Mode, graph_inputs, vector
+from .text_gate import Read, TextGate
+from .text_rows import TEXT_FEATURE_VERSION, Asked, Mode, vector
 from .thresholds import Thresholds
 from .views import QUESTIONS_AT_ONCE, PromptView, RunView
 
@@ -37,7 +38,7 @@ __all__ = [
 ]
 
 KIND = "text"
-TEXT_FORMAT_VERSION = 1
+TEXT_FORMAT_VERSION = 2
 GENERAL = "any"
 VERSIONS: dict[str, Any] = {
     "format_version": TEXT_FORMAT_VERSION,
@@ -75,7 +76,8 @@ class TextPolicyCard:
     """`models` names the pair, or is "any" twice in a policy for pairs that have none of their own.
 
     `grading`: what the scores are. `signals`: whether gate 3 reads token signals. `estimated_tokens`: whether the
-    token counts were estimated from characters. `points`: at confidence 1 - `delta`. `files`: SHA-256 of each file.
+    token counts were estimated from characters. `points`: at confidence 1 - `delta`, or "on average" over
+    calibrations where they say so. `files`: SHA-256 of each file.
     """
 
     kind: Literal["text"]
@@ -106,13 +108,14 @@ class TextPolicy:
 
     gate2_tokens = _NO_GATE_2
 
-    def __init__(self, card: TextPolicyCard, sessions: dict[Mode, Any], calibration: CalibrationRows) -> None:
+    def __init__(self, card: TextPolicyCard, gates: dict[Mode, TextGate], calibration: CalibrationRows) -> None:
         self.card = card
         self.models = card.models
         self.calibration = calibration
-        self._sessions = sessions
+        self._gates = gates
         # Gate 3 asks about a question that gate 1 has read a moment ago.
         self._asked = lru_cache(maxsize=QUESTIONS_AT_ONCE)(Asked.of)
+        self._read = lru_cache(maxsize=QUESTIONS_AT_ONCE)(self._read_for_gate_3)
 
     @classmethod
     def load(cls, folder: Path) -> TextPolicy:
@@ -123,27 +126,30 @@ class TextPolicy:
             card = msgspec.convert(raw, TextPolicyCard)
         except msgspec.ValidationError as error:
             raise ConfigurationError(f"{folder / CARD_NAME} is not a valid policy ({error}): {_REMEDY}.") from error
-        sessions: dict[Mode, Any] = {"prompt": open_graph(folder / "gate1.onnx", card.files.get("gate1.onnx"))}
+        gates: dict[Mode, TextGate] = {
+            "prompt": TextGate(open_graph(folder / "gate1.onnx", card.files.get("gate1.onnx")))
+        }
         if "gate3.onnx" in card.files:
-            sessions["cascade"] = open_graph(folder / "gate3.onnx", card.files["gate3.onnx"])
+            gates["cascade"] = TextGate(open_graph(folder / "gate3.onnx", card.files["gate3.onnx"]))
         data = read_checked(folder / CALIBRATION_NAME, card.files.get(CALIBRATION_NAME))
-        policy = cls(card, sessions, unpack_calibration(folder / CALIBRATION_NAME, data))
+        policy = cls(card, gates, unpack_calibration(folder / CALIBRATION_NAME, data))
         policy._warm_up(folder)
         return policy
 
     @property
     def usual(self) -> Floats:
         """Gate 1's P(gain) on the calibration rows, (n,)."""
-        return self.calibration.before
+        return self.calibration.usual
 
     @property
     def reads_answers(self) -> bool:
-        return "cascade" in self._sessions
+        return "cascade" in self._gates
 
     def before(self, prompt: PromptView) -> float:
         """Gate 1: P(gain) from the question alone, in [0, 1]."""
         asked = self._asked(prompt.text)
-        return self._probability("prompt", (asked.measures, asked.counts))
+        gate = self._gates["prompt"]
+        return gate.decide(gate.read(asked.counts), asked.measures)
 
     def during(self, view: RunView) -> float:
         """There is no gate 2: what the question said."""
@@ -153,32 +159,35 @@ class TextPolicy:
         """Do what gate 3 needs of the question, while the local model is busy."""
         if self.reads_answers:
             self._asked(prompt.text).read_ahead()
+            self._read(prompt.text)
 
     def after(self, view: RunView) -> float:
         """Gate 3: P(gain) from question and answer."""
         if not self.reads_answers:
             return self.before(view.prompt)
         row = graded_run(view, signals=self.card.signals)
-        return self._probability("cascade", vector(row, "cascade", self._asked(row.prompt)))
+        measures, _ = vector(row, "cascade", self._asked(row.prompt))
+        return self._gates["cascade"].decide(self._read(row.prompt), measures)
 
     def operating_point(self, aim: Aim) -> OperatingPoint:
-        """What `aim` comes to, with the card's confidence."""
+        """What `aim` comes to, with the card's confidence or on average."""
         return operating_point(self.calibration, aim, self.card.delta)
 
     def thresholds_for(self, aim: Aim) -> Thresholds:
         return self.operating_point(aim).thresholds
 
-    def _probability(self, mode: Mode, features: Features) -> float:
-        return float(self._sessions[mode].run(None, graph_inputs(*features))[0][0])
+    def _read_for_gate_3(self, text: str) -> Read:
+        return self._gates["cascade"].read(self._asked(text).counts)
 
     def _warm_up(self, folder: Path) -> None:
         """The first run allocates, and shows whether the graphs take the features that this version makes."""
         nothing = np.zeros(3, np.float32)
         row = GradedRow("What is 2 + 2?", 0.0, 0.0, "", "4", TokenSignals(nothing, nothing, nothing))
         row = row if self.card.signals else GradedRow(row.prompt, 0.0, 0.0, "", row.answer)
-        for mode in self._sessions:
+        for mode, gate in self._gates.items():
+            measures, counts = vector(row, mode)
             try:
-                self._probability(mode, vector(row, mode))
+                gate.decide(gate.read(counts), measures)
             except Exception as error:  # onnxruntime raises its own tree of plain Exceptions
                 raise ConfigurationError(f"{folder} does not fit this version ({error}): {_REMEDY}.") from error
 

@@ -32,7 +32,6 @@ __all__ = [
     "Mode",
     "TextRows",
     "featurise",
-    "graph_inputs",
     "vector",
 ]
 
@@ -42,7 +41,6 @@ TEXT_FEATURE_VERSION = 1
 
 Features = tuple[Array, Array]
 Mode = Literal["prompt", "cascade"]
-BUCKETS, BUCKET_COUNTS, MEASURES = "buckets", "counts", "measures"
 N_WORDING = len(MEASURE_NAMES)
 _EMPTY = np.empty(0, np.float32)
 
@@ -98,12 +96,6 @@ def vector(row: GradedRow, mode: Mode, asked: Asked | None = None) -> Features:
     view = _view(asked.question, row)
     parts = (asked.measures, answer_checks(view, asked.mentioned), step_checks(asked.given, row.answer))
     return np.concatenate((*parts, signals(view)) if row.signals else parts), asked.counts
-
-
-def graph_inputs(measures: Array, counts: Array) -> dict[str, NDArray[Any]]:
-    """What the exported graph takes of one row: only the buckets that hold something, as most are empty."""
-    buckets = np.flatnonzero(counts > 0)  # none is negative
-    return {BUCKETS: buckets, BUCKET_COUNTS: counts[buckets], MEASURES: measures[None]}
 
 
 def featurise(rows: Sequence[GradedRow], mode: Mode) -> TextRows:

@@ -20,7 +20,7 @@ from .evaluate import Grouping, Report, cascade_rows, evaluate, leave_one_out
 from .features import FEATURE_VERSION, GATES, Gate, Layout
 from .metrics import Floats
 from .models import FitOptions, FittedGate, Rows, fit_gate
-from .optional import load_module
+from .optional import load_module, load_onnxruntime
 from .outcomes import Outcome, load
 from .policy import CARD_NAME, FORMAT_VERSION, PolicyCard, TrainedOn, sha256
 from .thresholds import CONFIDENCE, TARGETS, choose_thresholds
@@ -81,7 +81,9 @@ def fit(records: Sequence[Outcome], out: Path, options: TrainOptions | None = No
         (out / f"{gate}.onnx").write_bytes(graph)
         files[gate] = sha256(graph)
     crossed: dict[Gate, Floats] = {gate: gates[gate].probability for gate in GATES}
-    files[CALIBRATION_NAME] = write_calibration(crossed, records, out)
+    calibration = pack_calibration(calibration_of(crossed, records))
+    (out / CALIBRATION_NAME).write_bytes(calibration)
+    files[CALIBRATION_NAME] = sha256(calibration)
     targets = choose_thresholds(cascade_rows(crossed, records), options.targets, confidence=options.confidence)
     card = PolicyCard(
         format_version=FORMAT_VERSION,
@@ -105,25 +107,21 @@ def fit(records: Sequence[Outcome], out: Path, options: TrainOptions | None = No
     return Trained(card, gates, rows, FitOptions(options.seed, options.trees))
 
 
-def write_calibration(p_gain: dict[Gate, Floats], records: Sequence[Outcome], out: Path) -> str:
-    """Write `calibration.npz` into `out` and return its SHA-256. `p_gain`: (n,) by gates that did not see the records.
+def calibration_of(p_gain: dict[Gate, Floats], records: Sequence[Outcome]) -> CalibrationRows:
+    """The rows behind a policy's limits. `p_gain`: (n,) each, by gates that did not see the records.
 
     What the cloud reads and writes is taken to be what the local model did.
     """
     rows = cascade_rows(p_gain, records)
-    packed = pack_calibration(
-        CalibrationRows(
-            before=rows.before,
-            during=rows.during,
-            after=rows.after,
-            local=rows.local_score,
-            cloud=rows.cloud_score,
-            read=np.array([len(record.view.prompt_logprobs) for record in records], np.float64),
-            written=np.array([len(record.view.logprobs) for record in records], np.float64),
-        )
+    return CalibrationRows(
+        before=rows.before,
+        during=rows.during,
+        after=rows.after,
+        local=rows.local_score,
+        cloud=rows.cloud_score,
+        read=np.array([len(record.view.prompt_logprobs) for record in records], np.float64),
+        written=np.array([len(record.view.logprobs) for record in records], np.float64),
     )
-    (out / CALIBRATION_NAME).write_bytes(packed)
-    return sha256(packed)
 
 
 def measure(trained: Trained, test: Sequence[Outcome], leave_out: Sequence[Grouping] = ("kind", "family")) -> Report:
@@ -161,7 +159,7 @@ def _exported(fitted: FittedGate, x: Array) -> bytes:
     from .export import INPUT, to_onnx
 
     graph = to_onnx(fitted.model)
-    session = load_module("onnxruntime", "edge").InferenceSession(graph, providers=["CPUExecutionProvider"])
+    session = load_onnxruntime().InferenceSession(graph, providers=["CPUExecutionProvider"])
     gap = float(np.abs(session.run(None, {INPUT: x})[0] - fitted.model.probability(x)).max())
     if gap > EXPORT_TOLERANCE:
         raise RuntimeError(f"the exported {fitted.model.layout.gate} differs from its Python model by {gap:.1e}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import islice
 from math import log1p
 
 import numpy as np
@@ -26,7 +25,7 @@ COUNTS = 8192
 
 _Hashes = NDArray[np.uint32]
 
-_OPTION = re.compile(r"^\(?(?:[a-j]|\d\d?)[.):] (.*)$", re.MULTILINE)
+_OPTION = re.compile(r"\(?(?:[a-j]|\d\d?)[.):] (.*)")
 _QUANTITY = re.compile(r"[-+$£€]?[\d.,/^%]+(?: ?\S{1,3})?")
 _LONG_WORD = 8
 _CHAR_ORDERS = (4,)
@@ -148,11 +147,12 @@ def _sizes(text: str, ascii_codes: _Hashes, tokens: _Tokens) -> Array:
 
 def _options(text: str) -> Array:
     """What a multiple choice looks like, if the question is one: its stem and its options."""
-    found = list(islice(_OPTION.finditer(text), _MOST_OPTIONS))
+    lines = text.split("\n")
+    found = {at: option[1] for at, line in enumerate(lines) if (option := _OPTION.fullmatch(line))}
     if len(found) < 2:
         return np.zeros(len(_OPTION_NAMES), np.float32)
-    options = [option.group(1) for option in found]
-    stem = text[: found[0].start()].rstrip()
+    options = list(found.values())[:_MOST_OPTIONS]
+    stem = "\n".join(lines[: next(iter(found))]).rstrip()
     lengths = np.array([len(option) for option in options], np.float64)
     bags = [set(option.split()) for option in options]
     every = set[str]().union(*bags)

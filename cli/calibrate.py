@@ -44,6 +44,7 @@ def calibrate(
     quality: options.Quality = None,
     cloud_share: options.CloudShare = None,
     cost: options.Cost = None,
+    promise: options.Promise = None,
     confidence: options.Confidence = 0.9,
     out: options.PolicyFolder = None,
     save: Annotated[
@@ -74,7 +75,7 @@ def calibrate(
         raise ConfigurationError("--data and --live exclude each other.")
     if live is None and save is not None:
         raise ConfigurationError("--save keeps what --live graded; --data is a file already.")
-    config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost).config()
+    config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise).config()
     if config.local is None:
         raise ConfigurationError("There is no local model to calibrate: name one with --local.", param="local")
     if prompts is not None and live is not None:

@@ -18,6 +18,7 @@ def learn(
     quality: options.Quality = None,
     cloud_share: options.CloudShare = None,
     cost: options.Cost = None,
+    promise: options.Promise = None,
     confidence: options.Confidence = 0.9,
     out: options.PolicyFolder = None,
     json_path: options.Json = None,
@@ -34,7 +35,7 @@ def learn(
       updraft learn
       updraft learn --local model.gguf --cloud-model big --out policies/mine
     """
-    config = options.Pair(local, cloud, cloud_model, None, quality, cloud_share, cost).config()
+    config = options.Pair(local, cloud, cloud_model, None, quality, cloud_share, cost, promise).config()
     if config.experience is None or not config.experience.exists():
         raise ConfigurationError(f"There is no experience at {config.experience}: use the router first.")
     from ..classifier.calibrated import figures, sentences

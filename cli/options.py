@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..classifier.aim import Promise as PromiseName
 from ..protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -67,6 +68,14 @@ Cost = Annotated[
     float | None,
     typer.Option("--cost", metavar="USD", help="Instead of a quality: at most this per 1,000 requests."),
 ]
+Promise = Annotated[
+    PromiseName | None,
+    typer.Option(
+        "--promise",
+        help="The target holds with the calibration's [bold]confidence[/bold] (the default), or in the "
+        "[bold]mean[/bold] over calibrations, which sends up less.",
+    ),
+]
 Confidence = Annotated[
     float,
     typer.Option("--confidence", min=0.5, max=0.999, help="With which the target is promised."),
@@ -89,6 +98,7 @@ class Pair:
     quality: float | None = None
     cloud_share: float | None = None
     cost: float | None = None
+    promise: PromiseName | None = None
 
     def config(self) -> RouterConfig:
         """The user's settings with these flags on top. Raises ConfigurationError."""
@@ -103,6 +113,7 @@ class Pair:
             "quality": self.quality,
             "cloud_share": self.cloud_share,
             "cost": self.cost,
+            "promise": self.promise,
         }
         return RouterConfig.load({name: value for name, value in flags.items() if value is not None})
 

@@ -16,13 +16,14 @@ import msgspec
 import numpy as np
 
 from ..classifier import outcomes
-from ..classifier.calibration_rows import CALIBRATION_NAME
+from ..classifier.calibration_rows import CALIBRATION_NAME, CalibrationRows, pack_calibration
 from ..classifier.features import Gate
 from ..classifier.metrics import Floats
 from ..classifier.outcomes import Outcome
 from ..classifier.policy import CARD_NAME, Policy, sha256
 from ..classifier.show import show_card, show_report
-from ..classifier.train import EXPORT_TOLERANCE, Trained, TrainOptions, fit, measure, write_calibration
+from ..classifier.train import EXPORT_TOLERANCE, Trained, TrainOptions, calibration_of, fit, measure
+from ..classifier.views import PromptView
 from . import pocket
 from .cards import write_cards
 from .collect import collect
@@ -78,8 +79,20 @@ def recalibrate(weights: Path, n: int) -> None:
     known = {task.prompt for task in make_tasks("calibration", policy.card.trained_on.rows)}
     tasks = [task for task in make_tasks("calibration", n, seed=1) if task.prompt not in known]
     rows = collect(tasks, weights / f"{pocket.SMALL}.gguf", weights / pocket.LARGE, "calibration")
-    packed = write_calibration(shipped_probabilities(policy, rows), rows, folder)
-    card = replace(policy.card, files=policy.card.files | {CALIBRATION_NAME: packed})
+    calibration = calibration_of(shipped_probabilities(policy, rows), rows)
+    put_calibration(replace(calibration, asked=usual_requests(policy, n)), policy, folder)
+
+
+def usual_requests(policy: Policy, n: int) -> Floats:
+    """(n,) gate 1's P(gain) of fresh tasks, all of them: what drift is told by must hold the kinds as use does."""
+    return np.array([policy.before(PromptView(task.prompt)) for task in make_tasks("calibration", n, seed=1)])
+
+
+def put_calibration(calibration: CalibrationRows, policy: Policy, folder: Path) -> None:
+    """Write the rows into `folder`, whose policy it is, and name them in its card and report."""
+    packed = pack_calibration(calibration)
+    (folder / CALIBRATION_NAME).write_bytes(packed)
+    card = replace(policy.card, files=policy.card.files | {CALIBRATION_NAME: sha256(packed)})
     (folder / CARD_NAME).write_bytes(msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
     report = msgspec.json.decode((folder / "report.json").read_bytes())
     report["policy_sha256"] = sha256((folder / CARD_NAME).read_bytes())

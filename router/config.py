@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
-from ..classifier.aim import Aim
+from ..classifier.aim import Aim, Promise
 from ..classifier.folders import experience_file
 from ..protocol import settings
 from ..protocol.errors import ConfigurationError
@@ -50,6 +50,8 @@ class RouterConfig:
     quality, cloud_share, cost: the target, one of them at most (0.98 quality without any). `quality`: share of the
     cloud's quality to keep, in (0, 1]; `cloud_share`: at most this share of the requests goes up; `cost`: at most this
     many US dollars go to the cloud per 1,000 requests, by `prices`.
+    promise: `"confidence"`, the target holds with the confidence of the calibration; `"mean"`, on average over
+    calibrations, which sends up less (docs/routing.md).
     policy: `"auto"` (the policy that `updraft calibrate` wrote for this pair, or the packaged one of the pocket pair,
     else the general policy with token confidence), `"none"` (token confidence), or a policy folder, which must have
     been calibrated for this pair unless `allow_foreign_policy` is set.
@@ -75,6 +77,7 @@ class RouterConfig:
     quality: float | None = None
     cloud_share: float | None = None
     cost: float | None = None
+    promise: Promise = "confidence"
     policy: str = "auto"
     allow_foreign_policy: bool = False
     confidence: float = 0.8
@@ -121,7 +124,7 @@ class RouterConfig:
         """The target. Raises ConfigurationError if there are several, or if it is out of range."""
         aim = Aim.of(self.quality, self.cloud_share, self.cost)
         price = self.prices.of_cloud(self.cloud_model)
-        return replace(aim, prices=(price.input, price.output))
+        return replace(aim, prices=(price.input, price.output), promise=self.promise)
 
     @staticmethod
     def load(

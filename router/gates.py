@@ -145,14 +145,15 @@ class PolicyGates:
         if quality not in self._thresholds:
             if len(self._thresholds) >= 64:  # per-request targets are the caller's to choose: keep the memory bounded
                 self._thresholds.clear()
-            aim = self._aim if quality is None else Aim("quality", quality)
+            aim = self._aim if quality is None else Aim("quality", quality, promise=self._aim.promise)
             self._thresholds[quality] = self._policy.thresholds_for(aim)
         return self._thresholds[quality]
 
     def _against(self, gate: int, moment: str, p_gain: float, threshold: float) -> Verdict:
         escalate = not p_gain <= threshold  # NaN escalates
         sign = "above" if escalate else "at most"
-        reason = f"{self._caveat}P(gain) {p_gain:.3f} {sign} {threshold:.3f} {moment}"
+        mean = ", a threshold that keeps the target on average" if self._aim.promise == "mean" else ""
+        reason = f"{self._caveat}P(gain) {p_gain:.3f} {sign} {threshold:.3f} {moment}{mean}"
         return Verdict(gate, escalate, reason, p_gain, threshold)
 
 
@@ -210,7 +211,7 @@ class GeneralGates:
 
     def __init__(self, policy: CalibratedPolicy, aim: Aim, confidence: float) -> None:
         limited = aim.name != "quality"
-        aim = aim if limited else Aim("cloud_share", _LIKELIEST)
+        aim = aim if limited else Aim("cloud_share", _LIKELIEST)  # nothing is promised, so no promise is named
         self._question = PolicyGates(policy, aim, "uncalibrated for this pair (general policy): ")
         self._rest = self._question if limited else ConfidenceGates(confidence)
         self.tokens = self._rest.tokens

@@ -16,6 +16,12 @@ from .loose import parsed, rows, table, tables
 _LONG = 2**14  # characters: beyond it the search leaves the event loop to others
 _LARGE = 10**40  # numbers from here on are nobody's
 _BETWEEN = "\n\0\n"  # between two texts: no rule reads on from one into the next
+# Digits at either end of a text, whatever marks stand around them, and a text of nothing else.
+_SEAM = 64
+_HEAD = re.compile(r"\W*(\d[\d .-]*)")
+_TAIL = re.compile(r"(\d[\d .-]*)\W*\Z")
+_WHOLE = re.compile(r"\W*\d[\d .-]*\W*")
+_CARD_DIGITS = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,7 @@ class PrivacyRules:
         if not self._rules:
             return None
         said = {name: value for name, value in body.items() if not isinstance(value, int | float)}  # a seed is no text
-        text = _BETWEEN.join(_texts(said))
+        text = _BETWEEN.join((*_texts(said), *_seams(said)))
         return await asyncio.to_thread(self.search, text) if len(text) > _LONG else self.search(text)
 
     def search(self, text: str) -> str | None:
@@ -99,6 +105,25 @@ def _texts(value: Any) -> Iterator[str]:
     else:
         for item in rows(value) or ():
             yield from _texts(item)
+
+
+def _seams(body: dict[str, Any]) -> Iterator[str]:
+    """The long runs of digits that somebody's messages make only together: the end of one and the start of the next."""
+    said: dict[Any, list[str]] = {}
+    for message in tables(body.get("messages")) or ():
+        content = message.get("content")
+        parts = [part.get("text") for part in tables(content) or ()]
+        text = content if isinstance(content, str) else "".join(part for part in parts if isinstance(part, str))
+        said.setdefault(str(message.get("role")), []).append(text)
+    for texts in said.values():
+        run = ""
+        for text in texts:
+            head, tail = _HEAD.match(text[:_SEAM]), _TAIL.search(text[-_SEAM:])
+            together = f"{run} {head[1]}".replace(".", " ").replace("  ", " ") if run and head else ""
+            if sum(map(str.isdigit, together)) >= _CARD_DIGITS:
+                yield together
+            whole = together and len(text) < _SEAM and _WHOLE.fullmatch(text)  # then the run goes on
+            run = together[-_SEAM:] if whole else tail[1] if tail else ""
 
 
 def _searcher(pattern: str, name: str) -> Callable[[str], bool]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import openai
 
+from ..classifier.aim import Promise
 from ..protocol.errors import ConfigurationError
 from ..router.config import TARGETS, RouterConfig
 from .runtime import Runtime
@@ -30,10 +31,10 @@ class OpenAI(openai.OpenAI):
 
     cloud_url, cloud_api_key, cloud_model: an OpenAI-compatible endpoint. local: "pocket", a GGUF file, or None.
     quality, cloud_share, cost: the target, one of them: the share of the cloud's quality to keep, the largest share of
-    the requests to send up, or the most US dollars to spend per 1,000 requests. They override `config`, which overrides
-    nothing else: without it the user's settings are read (`RouterConfig.load`). All other arguments are upstream's, but
-    `api_key` is another name of `cloud_api_key`, never taken from OPENAI_API_KEY, and `base_url` and `http_client`
-    belong to the router.
+    the requests to send up, or the most US dollars to spend per 1,000 requests. promise: "confidence" or "mean", how
+    surely it is to hold. They override `config`, which overrides nothing else: without it the user's settings are read
+    (`RouterConfig.load`). All other arguments are upstream's, but `api_key` is another name of `cloud_api_key`, never
+    taken from OPENAI_API_KEY, and `base_url` and `http_client` belong to the router.
 
     Raises ConfigurationError for unusable settings. Close the client, or use it as a context manager.
     """
@@ -48,6 +49,7 @@ class OpenAI(openai.OpenAI):
         quality: float | _Unset = _UNSET,
         cloud_share: float | _Unset = _UNSET,
         cost: float | _Unset = _UNSET,
+        promise: Promise | _Unset = _UNSET,
         config: RouterConfig | None = None,
         **options: Any,
     ) -> None:
@@ -59,6 +61,7 @@ class OpenAI(openai.OpenAI):
             quality=quality,
             cloud_share=cloud_share,
             cost=cost,
+            promise=promise,
         )
         super().__init__(**_upstream(options, config, given, sync_client))
 
@@ -76,6 +79,7 @@ class AsyncOpenAI(openai.AsyncOpenAI):
         quality: float | _Unset = _UNSET,
         cloud_share: float | _Unset = _UNSET,
         cost: float | _Unset = _UNSET,
+        promise: Promise | _Unset = _UNSET,
         config: RouterConfig | None = None,
         **options: Any,
     ) -> None:
@@ -87,6 +91,7 @@ class AsyncOpenAI(openai.AsyncOpenAI):
             quality=quality,
             cloud_share=cloud_share,
             cost=cost,
+            promise=promise,
         )
         super().__init__(**_upstream(options, config, given, async_client))
 

@@ -47,7 +47,10 @@ def test_with_a_test_file(tmp_path: Path) -> None:
     assert metrics["unchanged.casing"] == metrics["unchanged.blanks"] == 1
     names = {"apgr_std", "apgr_cleaned", "auroc", "ece", "decision_ms.p99", "ece_by_domain.other"}
     names |= {
-        f"{name}_{alpha}" for name in ("violation_rate", "share_over_hindsight") for alpha in ("0.02", "0.05", "0.1")
+        f"{name}{promise}_{alpha}"
+        for name in ("violation_rate", "expected_risk", "risk", "exceedance", "share_over_hindsight")
+        for promise in ("", "_mean")
+        for alpha in ("0.02", "0.05", "0.1")
     }
     assert names <= metrics.keys()
     assert "| apgr |" in table.read_text()

@@ -6,7 +6,20 @@ import numpy as np
 import pytest
 from scipy.stats import beta, betabinom
 from updraft.classifier import guarantee
-from updraft.classifier.guarantee import ALPHAS, DELTA, Population, half_splits, populations, safe_threshold
+from updraft.classifier.guarantee import (
+    ALPHAS,
+    DELTA,
+    NOTHING_LOCAL,
+    Population,
+    half_splits,
+    hindsight_threshold,
+    mean_threshold,
+    most_on_average,
+    populations,
+    safe_threshold,
+    true_risks,
+)
+from updraft.classifier.metrics import Bools, Floats
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
@@ -17,10 +30,37 @@ def test_the_true_risk_is_rarely_exceeded(shape: Population, alpha: float) -> No
     assert rate <= DELTA + 2.5 * np.sqrt(DELTA * (1 - DELTA) / draws)
 
 
-def test_ignoring_confidence_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ignoring_confidence_breaks_it() -> None:
     """The check can fail: a threshold at the observed risk violates about every other time."""
-    monkeypatch.setattr(guarantee, "safe_threshold", guarantee.hindsight_threshold)
-    assert guarantee.violation_rate(populations()[0], 0.05, draws=300) > 0.3
+    assert guarantee.violation_rate(populations()[0], 0.05, hindsight_threshold, draws=300) > 0.3
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("shape", populations(), ids=lambda shape: shape.name)
+def test_on_average_the_true_risk_is_at_most_alpha(shape: Population, alpha: float) -> None:
+    risks = true_risks(shape, alpha, mean_threshold, draws=1000)
+    assert risks.mean() <= alpha + 3 * risks.std() / np.sqrt(len(risks))
+    assert risks.mean() >= true_risks(shape, alpha, draws=200).mean(), "bolder than with confidence"
+
+
+def test_one_loss_more_is_too_many_on_average() -> None:
+    """The check can fail: where nearly each threshold is a loss, the average leaves no room for another."""
+    shape = populations()[3]
+
+    def bolder(p_gain: Floats, gain: Bools, alpha: float) -> float:
+        return mean_threshold(p_gain, gain, alpha + 2 / (len(gain) + 1))
+
+    risks = true_risks(shape, 0.02, bolder, draws=4000)
+    assert risks.mean() > 0.02 + 3 * risks.std() / np.sqrt(len(risks))
+
+
+@pytest.mark.parametrize(
+    ("n", "alpha", "most"), [(99, 0.05, 4), (98, 0.05, 3), (19, 0.05, 0), (18, 0.05, -1), (9, 0.0, -1)]
+)
+def test_how_many_losses_an_average_allows(n: int, alpha: float, most: int) -> None:
+    assert most_on_average(n, alpha) == most
+    assert (most + 1) / (n + 1) <= alpha or most == -1
+    assert (most + 2) / (n + 1) > alpha
 
 
 @pytest.mark.parametrize("n", [60, 332, 2000])
@@ -48,10 +88,15 @@ def test_always_escalating_fails_the_share() -> None:
     rng = np.random.default_rng(0)
     p = rng.random(600)
     gain = rng.random(600) < p * 0.5
-    informed = half_splits(p, gain, 0.1, splits=50)
-    assert informed.risk <= 0.1
-    assert informed.share_over_hindsight < 1.6
-    assert 1.0 / informed.hindsight_share > informed.share_over_hindsight + 0.1
+
+    def always(p_gain: Floats, gain: Bools, alpha: float) -> float:
+        return NOTHING_LOCAL
+
+    sure, mean, up = (half_splits(p, gain, 0.1, rule, splits=100) for rule in (safe_threshold, mean_threshold, always))
+    assert (sure.risk, mean.risk) <= (0.1, 0.1)
+    assert mean.share_over_hindsight <= 1.15 < up.share_over_hindsight
+    assert mean.share_over_hindsight < sure.share_over_hindsight < up.share_over_hindsight
+    assert up.share_over_hindsight == pytest.approx(mean.always_over_hindsight)
 
 
 def test_the_luck_of_two_halves() -> None:

@@ -131,8 +131,8 @@ def test_without_calibration_rows_only_a_quality_can_be_asked_for(trained: Train
     card = replace(trained.card, files={gate: trained.card.files[gate] for gate in GATES})
     bare = Policy(card, {})
     assert bare.thresholds_for(Aim("quality", 0.98)) == bare.thresholds(0.98)
-    for aim in (Aim("cloud_share", 0.3), Aim("cost", 1.0)):
-        with pytest.raises(ConfigurationError, match=f"keeps no calibration rows, which {aim.name} needs"):
+    for aim in (Aim("cloud_share", 0.3), Aim("cost", 1.0), Aim("quality", 0.98, promise="mean")):
+        with pytest.raises(ConfigurationError, match=f"keeps no calibration rows, which {aim} needs"):
             bare.thresholds_for(aim)
 
 

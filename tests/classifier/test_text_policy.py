@@ -92,7 +92,12 @@ def test_the_card_names_everything(policy: TextPolicy, folder: Path) -> None:
     assert card.data == RECIPE.data
     assert card.gain_rate == pytest.approx(gains(population(400, 0)).mean())
     assert {"gate1.apgr", "gate3.auroc", "gate3.ece"} <= card.metrics.keys()
-    assert [point.target for point in card.points] == [f"quality {q}" for q in (0.9, 0.95, 0.97, 0.98, 0.99)]
+    targets = [f"quality {q}" for q in (0.9, 0.95, 0.97, 0.98, 0.99)]
+    assert [point.target for point in card.points] == [*targets, *(f"{target} on average" for target in targets)]
+    sure, mean = (
+        next(point for point in card.points if point.target == f"quality 0.9{how}") for how in ("", " on average")
+    )
+    assert mean.cloud_share <= sure.cloud_share
     assert sorted(card.files) == sorted(path.name for path in folder.iterdir() if path.name != "policy.json")
 
 

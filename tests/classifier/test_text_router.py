@@ -11,8 +11,9 @@ from updraft.classifier.curve import cost_quality
 from updraft.classifier.graded import GradedRow, TokenSignals, gains, read_graded, scores
 from updraft.classifier.metrics import auroc
 from updraft.classifier.text_export import router_to_onnx
+from updraft.classifier.text_gate import TextGate
 from updraft.classifier.text_router import Labels, TextRouter, fit_router
-from updraft.classifier.text_rows import Mode, featurise, graph_inputs, vector
+from updraft.classifier.text_rows import Mode, featurise, vector
 from updraft.protocol.errors import InvalidRequestError
 
 GSM8K = Path(__file__).resolve().parents[3] / "shared" / "data" / "routing" / "routellm_gsm8k.csv.gz"
@@ -59,9 +60,14 @@ def test_learns_and_exports(train: list[GradedRow], test: list[GradedRow], mode:
     p_gain = router.probability(features)
     assert auroc(p_gain, gains(test)) > least
     assert abs(p_gain.mean() - gains(test).mean()) < 0.06
-    graph = onnxruntime.InferenceSession(router_to_onnx(router, features.measures.shape[1]))
-    exported = [graph.run(None, graph_inputs(*vector(row, mode)))[0][0] for row in test]
+    gate = TextGate(onnxruntime.InferenceSession(router_to_onnx(router, features.measures.shape[1], mode)))
+    found = [vector(row, mode) for row in test]
+    exported = [gate.decide(gate.read(counts), measures) for measures, counts in found]
     assert np.abs(exported - p_gain).max() < 1e-5
+    if mode == "cascade":
+        reads = [gate.read(counts) for _, counts in found]
+        assert all(len(read["buckets"]) == 0 for read in reads), "the question is not read again"
+        assert gate.decide(reads[1], found[0][0]) != exported[0], "and what was read is what decides"
 
 
 def test_a_seed_gives_the_same_router(train: list[GradedRow], test: list[GradedRow]) -> None:

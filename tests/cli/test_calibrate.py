@@ -56,6 +56,13 @@ def test_a_graded_file(updraft, tmp_path: Path) -> None:
     card = json.loads((tmp_path / "policy" / "policy.json").read_text())
     assert card["models"] == {"local": "pocket-small", "cloud": "gpt-4"}
     assert card["data"][0]["name"] == "graded.jsonl"
+    assert "With 90% confidence" in done.stdout
+    again = updraft(*call, "--quality", "0.9", "--promise", "mean", "--out", "other", "--json", "mean.json")
+    assert "Target quality 0.9 on average" in again.stdout, again.stderr
+    assert "On average over calibrations, of which this is one" in again.stdout
+    figures = json.loads((tmp_path / "mean.json").read_text())["metrics"]
+    assert "delta" not in figures
+    assert figures["alpha"] == pytest.approx(0.1 * figures["cloud_score"])
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from updraft.classifier.aim import Aim
+from updraft.classifier.drift import DriftMonitor
 from updraft.classifier.evaluate import Report, cascade_rows, evaluate
 from updraft.classifier.features import Gate, PromptView
 from updraft.classifier.metrics import Floats
@@ -97,6 +98,16 @@ def test_a_limit_on_the_cloud_share_is_kept_and_used(
     rows = cascade_rows(p_gain, outcomes)
     # The calibration rows are harder than these (decision 035), which leaves some of the limit unused.
     assert 0.75 * share <= simulate(rows, told).cloud_share <= share
+
+
+def test_its_own_tasks_are_usual_and_other_questions_are_not(policy: Policy) -> None:
+    monitor = DriftMonitor(policy.usual)
+    for task in make_tasks("test", 600, seed=5):
+        monitor.asked(policy.before(PromptView(task.prompt)))
+        assert monitor.alarm is None
+    for i in range(200):
+        monitor.asked(policy.before(PromptView(f"Explain chapter {i} of the book on tides, and why sailors read it.")))
+    assert "requests are unlike those of the calibration" in (monitor.alarm or "")
 
 
 def test_the_report_is_about_the_shipped_files(report: dict[str, Any], measured: Report) -> None:

@@ -150,3 +150,15 @@ def test_whose_policy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_policy_folder_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no policy"):
         load_gates(Choice(str(tmp_path / "x"), PAIR))
+
+
+def test_a_promise_on_average_is_named_in_every_reason_and_kept_for_targets_of_requests() -> None:
+    policy = ScriptedPolicy()
+    gates = PolicyGates(policy, Aim("cloud_share", 0.3, promise="mean"))
+    verdict = gates.before(MESSAGES, None)
+    assert (
+        verdict.reason == "P(gain) 0.200 at most 0.500 before generation, a threshold that keeps the target on average"
+    )
+    gates.before(MESSAGES, 0.9)
+    assert policy.aims == [Aim("cloud_share", 0.3, promise="mean"), Aim("quality", 0.9, promise="mean")]
+    assert "on average" not in PolicyGates(policy, Aim("quality", 0.9)).before(MESSAGES, None).reason

@@ -239,3 +239,45 @@ def test_private_requests_open_no_socket(no_sockets: list[str], tmp_path: Path) 
             await router.close()
 
     run(test())
+
+
+def conversation(*said: tuple[str, str]) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": text} for role, text in said]}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [("user", "My card: 4111 1111"), ("assistant", "Go on."), ("user", "1111 1111, valid until 12/27")],
+        [("user", "4111-1111-11"), ("user", "11-1111")],
+        [("user", "first 4111"), ("user", "1111."), ("user", "(1111)"), ("user", "1111 is the end")],
+        [("user", "first half 4111.1111."), ("user", "1111.1111.")],
+        [("user", "37828224"), ("assistant", "12"), ("user", "6310005")],
+    ],
+)
+def test_a_card_in_several_messages_is_seen(said: list[tuple[str, str]]) -> None:
+    rules = PrivacyRules(Privacy(builtin=("credit_card",)))
+    assert asyncio.run(rules.match(conversation(*said))) == "credit_card"
+    parts = {"messages": [{"role": r, "content": [{"type": "text", "text": text}]} for r, text in said]}
+    assert asyncio.run(rules.match(parts)) == "credit_card"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [("user", "4111 1111"), ("user", "1111 1112")],
+        [("user", "4111 1111"), ("assistant", "1111 1111")],
+        [("user", "4111 1111 pens"), ("user", "1111 1111")],
+        [("user", "4111 1111"), ("user", "and 1111 1111")],
+        [("user", "4111 1111"), ("user", "so?"), ("user", "1111 1111")],
+        [("user", ""), ("user", "1111 1111")],
+    ],
+)
+def test_other_numbers_in_several_messages_are_no_card(said: list[tuple[str, str]]) -> None:
+    assert asyncio.run(PrivacyRules(ALL).match(conversation(*said))) is None
+
+
+def test_a_thousand_messages_of_digits_are_quick() -> None:
+    started = time.perf_counter()
+    asyncio.run(PrivacyRules(ALL).match(conversation(*(("user", "1 " * 500) for _ in range(500)))))
+    assert time.perf_counter() - started < 5

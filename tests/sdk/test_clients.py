@@ -341,6 +341,7 @@ def test_settings_of_the_constructor(config: RouterConfig, monkeypatch: pytest.M
     assert settings(config=config, quality=0.9).quality == 0.9
     assert str(settings(config=config, cloud_share=0.3).aim) == "cloud_share 0.3"
     assert str(settings(config=replace(config, quality=0.9), cost=2.0).aim) == "cost 2 US dollars per 1,000 requests"
+    assert str(settings(quality=0.9, promise="mean").aim) == "quality 0.9 on average"
     assert str(settings(cost=0.5).aim) == "cost 0.5 US dollars per 1,000 requests"
     assert settings(local=Path("m.gguf"), cloud_url="http://h:1").local == "m.gguf"
     assert settings(cloud_url="http://h:1").cloud_url == "http://h:1/v1"
@@ -350,6 +351,7 @@ def test_settings_of_the_constructor(config: RouterConfig, monkeypatch: pytest.M
         {"quality": 2},
         {"cloud_share": 1.5},
         {"cost": -1},
+        {"promise": "surely"},
         {"base_url": "http://x/v1"},
         {"cloud_url": "ftp://x"},
         {"http_client": object()},
