@@ -206,6 +206,7 @@ static void computed(const Params *params, const Product *p, int type) {
     }
 }
 
+/* One row of activations ggml computes well itself. */
 bool updraft_blocks_of_256(const Params *params, const Product *product, int type) {
     int64_t most = PACKED_BYTES / (product->k * (int64_t)sizeof(Packed)); /* columns at once */
     if (product->n < 2 || most < COLUMNS) return false;

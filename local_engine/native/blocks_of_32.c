@@ -134,9 +134,11 @@ static void computed(const Params *params, const Product *p, int type) {
         }
 }
 
+/* One row of activations ggml computes well itself, but not of Q5_0, which it takes long to unpack. */
 bool updraft_blocks_of_32(const Params *params, const Product *product, int type) {
+    int64_t fewest = type == TYPE_Q5_0 ? 1 : 2;
     int64_t most = PACKED_BYTES / (product->k * UNIT(COLUMNS)) * COLUMNS; /* columns at once */
-    if (product->n < 2 || most < COLUMNS) return false;
+    if (product->n < fewest || most < COLUMNS) return false;
     for (int64_t from = 0; from < product->n; from += most) {
         Product some = part(product, sizeof(Q8_0), from, product->n - from < most ? product->n - from : most);
         computed(params, &some, type);

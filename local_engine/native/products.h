@@ -55,6 +55,6 @@ INLINE __m128 sums(const __m256 v[4]) {
 INLINE float from_half(uint16_t half) { return _cvtsh_ss(half); }
 #endif
 
-/* False if it is not for us: one row of activations ggml computes well itself. */
+/* False if it is not for us. */
 bool updraft_blocks_of_32(const Params *params, const Product *product, int type);
 bool updraft_blocks_of_256(const Params *params, const Product *product, int type);
