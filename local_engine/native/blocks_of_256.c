@@ -209,8 +209,8 @@ static void computed(const Params *params, const Product *p, int type) {
 /* One row of activations ggml computes well itself. */
 bool updraft_blocks_of_256(const Params *params, const Product *product, int type) {
     int64_t most = PACKED_BYTES / (product->k * (int64_t)sizeof(Packed)); /* columns at once */
-    if (product->n < 2 || most < COLUMNS) return false;
-    most -= most % COLUMNS;
+    if (product->n < 2 || most < 2) return false;
+    if (most > COLUMNS) most -= most % COLUMNS;
     for (int64_t from = 0; from < product->n; from += most) {
         Product some = part(product, sizeof(Q8_K), from, product->n - from < most ? product->n - from : most);
         computed(params, &some, type);

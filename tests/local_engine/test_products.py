@@ -118,7 +118,7 @@ def test_every_size_has_the_bits_of_ggml(libraries, kind: Kind, rows: int, colum
 
 @needs_vnni
 @pytest.mark.parametrize("kind", products.KINDS, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("size", [(4, 2, 90), (9, 600, 3), (8, 50, 90)])
+@pytest.mark.parametrize("size", [(4, 2, 90), (9, 600, 3), (8, 50, 90), (3, 9, 150)])
 def test_what_does_not_fit_the_buffer_is_computed_in_parts(libraries, kind: Kind, size: tuple[int, int, int]) -> None:
     assert same(libraries, kind, size)
 
