@@ -21,6 +21,7 @@ from .device_checks import (
     check_memory,
     check_neighbours,
     check_processor,
+    check_products,
     check_tuning,
     unused_instruction_sets,
 )
@@ -49,7 +50,7 @@ def run_checks(cloud: str | None, cloud_key_env: str | None) -> Iterator[Check]:
     for group in PACKAGES:
         yield check_packages(group)
     if _version("llama-cpp-python"):
-        yield check_llama()
+        yield from check_llama()
         yield from check_device()
     if _version("torch"):
         yield check_torch()
@@ -78,21 +79,24 @@ def check_packages(group: str) -> Check:
     return Check(group, status, f"missing: {', '.join(missing)}", f"{first}pip install '{wanted}'")
 
 
-def check_llama() -> Check:
+def check_llama() -> Iterator[Check]:
     """A wrong build of llama.cpp dies on its first token, so a few are generated in a process of their own."""
     from ..embedded import pocket
     from ..local_engine.probe import probe
 
     report = probe(pocket.pocket_small_gguf(), timeout_s=PROBE_TIMEOUT_S)
     if report.status != "ok":
-        return Check("llama.cpp", "fail", report.detail, report.advice)
-    if report.advice:
-        return Check("llama.cpp", "warn", report.detail, report.advice)
+        yield Check("llama.cpp", "fail", report.detail, report.advice)
+        return
     unused = unused_instruction_sets(this_machine(), report.system_info)
-    if unused:
+    if report.advice:
+        yield Check("llama.cpp", "warn", report.detail, report.advice)
+    elif unused:
         advice = f"it was built for another processor: {REBUILD_COMMAND}"
-        return Check("llama.cpp", "warn", f"{report.detail} It does not use {', '.join(unused)}.", advice)
-    return Check("llama.cpp", "ok", report.detail)
+        yield Check("llama.cpp", "warn", f"{report.detail} It does not use {', '.join(unused)}.", advice)
+    else:
+        yield Check("llama.cpp", "ok", report.detail)
+    yield check_products(report.products)
 
 
 def check_device() -> Iterator[Check]:

@@ -11,6 +11,7 @@ from .findings import Check
 
 if TYPE_CHECKING:
     from ..local_engine.machine import Machine
+    from ..local_engine.products import Served
 
 _WATCH_S = 0.5
 _BUSY = 0.4  # of a processor, from which on the engine gives a thread up
@@ -46,6 +47,13 @@ def unused_instruction_sets(machine: Machine, system_info: str) -> list[str]:
         for name, feature in _FEATURES.items()
         if name in machine.instruction_sets and f"{feature} = 1" not in system_info
     ]
+
+
+def check_products(served: Served) -> Check:
+    """For which types of weights steps of several rows are computed by code of ours, and why not for the others."""
+    found = f"ours for {', '.join(served.types)}" if served.types else "llama.cpp's own"
+    found += f": {served.reason}" if served.reason else ""
+    return Check("products", "warn" if served.fix else "ok", found, served.fix)
 
 
 def check_neighbours(machine: Machine) -> Check:

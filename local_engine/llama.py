@@ -23,10 +23,11 @@ _LOG_ERROR, _LOG_CONTINUED = 4, 5
 
 
 class Llama:
-    """The loaded shared library: its functions as `api`, and the last error lines it logged."""
+    """The loaded shared library: its functions as `api`, the products in it that are ours, and the last error lines
+    it logged."""
 
     def __init__(self) -> None:
-        install()  # before the library is loaded
+        self.products = install()  # before the library is loaded
         try:
             from llama_cpp import llama_cpp as api
         except (ImportError, OSError, RuntimeError) as error:  # the last two: a shared library that does not load

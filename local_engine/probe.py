@@ -12,9 +12,11 @@ import json
 import logging
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
 
 from ..protocol import settings
 from ..protocol.errors import ConfigurationError, MissingDependencyError, UpdraftError
@@ -22,6 +24,7 @@ from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
 from .child import ChildEnd, expect_crashes, run_child
 from .llama_build import PACKAGE, REBUILD_COMMAND, processor
+from .products import Served
 
 _log = logging.getLogger("updraft.local")
 Status = Literal["ok", "not_installed", "import_failed", "crashed", "timeout", "failed"]
@@ -32,7 +35,8 @@ class ProbeReport:
     """What was found. `detail` describes it; `advice` says what to do, empty if nothing.
 
     `status`: "crashed": killed by a signal (named in `detail`); "failed": an error of ours, such as a damaged model
-    file. `tokens_per_s` and `system_info` (llama.cpp's list of build features) only if it ran.
+    file. `tokens_per_s`, `system_info` (llama.cpp's list of build features) and `products` (which of ours it
+    computed with) only if it ran.
     """
 
     status: Status
@@ -40,6 +44,7 @@ class ProbeReport:
     advice: str = ""
     tokens_per_s: float | None = None
     system_info: str = ""
+    products: Served = field(default_factory=Served)
 
 
 def probe(model_path: Path, *, timeout_s: float = 60.0) -> ProbeReport:
@@ -98,8 +103,9 @@ def _report(child: ChildEnd) -> ProbeReport:
     features = found["system_info"]
     risky = [name for name in ("OPENMP", "AMX_INT8") if f"{name} = 1" in features]
     advice = f"It was built with {' and '.join(risky)}, which is known to hang or crash. {rebuild}" if risky else ""
-    speed = found["tokens_per_s"]
-    return ProbeReport("ok", f"{PACKAGE} {found['version']} works, {speed:.0f} tokens/s.", advice, speed, features)
+    speed, products = found["tokens_per_s"], msgspec.convert(found["products"], Served)
+    detail = f"{PACKAGE} {found['version']} works, {speed:.0f} tokens/s."
+    return ProbeReport("ok", detail, advice, speed, features, products)
 
 
 def build_key() -> str:
@@ -135,6 +141,7 @@ def _run_child(model_path: Path) -> dict[str, Any]:
         "tokens_per_s": max(steps, 1) / seconds,
         "system_info": library.api.llama_print_system_info().decode().strip(),
         "version": importlib.metadata.version(PACKAGE),
+        "products": asdict(library.products),
     }
 
 

@@ -1,8 +1,8 @@
-"""Matrix products of our own in place of llama.cpp's: for Q8_0 weights on Linux and processors with AVX-512 VNNI.
+"""Matrix products of our own in place of llama.cpp's: on Linux and processors with AVX-512 VNNI.
 
-The dynamic linker resolves a name by what was loaded globally first. So a library that exports the name of ggml's
-product comes before ggml, and hands on what it does not compute (decision 033). It serves if its results have the very
-bits of ggml's; anything else leaves llama.cpp as it is.
+The dynamic linker resolves a name by what was loaded globally first. So a library that exports the names of ggml's
+products comes before ggml, and hands on what it does not compute (decisions 033 and 040). A type of weights is served
+if the results have the very bits of ggml's; anything else leaves llama.cpp as it is.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import importlib.metadata
 import importlib.util
 import logging
 import platform
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,66 +22,134 @@ from ..kernels.native_library import NativeBuildError, load_from
 from .llama_build import PACKAGE
 from .machine import this_machine
 
-#: llama-cpp-python whose function has the arguments that ours has: tried in the tests.
+#: llama-cpp-python whose functions have the arguments that ours have: tried in the tests.
 KNOWN_VERSIONS = ("0.3.36",)
 _SOURCES = Path(__file__).parent / "native"
 _log = logging.getLogger("updraft.local")
-_Q8_0, _F32 = 8, 0  # of enum ggml_type
+_F32 = 0  # of enum ggml_type
 _SIZES = ((8, 2, 3), (6, 9, 28), (5, 40, 5))  # rows of weights, rows of activations, blocks: tiles and what is left
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
 
 
-def install() -> bool:
-    """Before llama.cpp is loaded: make it use ours where it can. Whether it does; the log says why not."""
-    folder = _known_libraries()
-    if folder is None or platform.system() != "Linux" or "avx512_vnni" not in this_machine().instruction_sets:
-        return False
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A type of quantised weights as ggml has it. `number`: of `enum ggml_type`. A block has `values` values in
+    `block_bytes` bytes, with its half-precision scale at `scale_at`. Activations beside it are of the type `beside`,
+    with blocks of `beside_bytes`, which `quantizer` makes; `dot` multiplies one row by one."""
+
+    name: str
+    number: int
+    values: int
+    block_bytes: int
+    scale_at: int
+    beside: int
+    beside_bytes: int
+    quantizer: str
+    dot: str
+
+
+KINDS = (
+    Kind("Q8_0", 8, 32, 34, 0, 8, 34, "quantize_row_q8_0", "ggml_vec_dot_q8_0_q8_0"),
+    Kind("Q5_0", 6, 32, 22, 0, 8, 34, "quantize_row_q8_0", "ggml_vec_dot_q5_0_q8_0"),
+    Kind("Q4_K", 12, 256, 144, 0, 15, 292, "quantize_row_q8_K", "ggml_vec_dot_q4_K_q8_K"),
+    Kind("Q6_K", 14, 256, 210, 208, 15, 292, "quantize_row_q8_K", "ggml_vec_dot_q6_K_q8_K"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """`types`: of weights whose products are ours. `reason`: why others are not, empty if all are; `fix`: what can be
+    done about it, empty if nothing."""
+
+    types: tuple[str, ...] = ()
+    reason: str = ""
+    fix: str = ""
+
+
+def install() -> Served:
+    """Before llama.cpp is loaded: make it use ours where it can. The log says why not, too."""
+    try:
+        served = _installed()
+    except NotServedError as error:
+        served = Served(reason=str(error), fix=error.fix)
+    if served.types and served.reason:
+        _log.warning("Some products are llama.cpp's own: %s.", served.reason)
+    elif served.reason:
+        _log.info("Products are llama.cpp's own: %s.", served.reason)
+    return served
+
+
+class NotServedError(Exception):
+    """Why nothing is replaced, and what can be done about it."""
+
+    def __init__(self, reason: str, fix: str = "") -> None:
+        super().__init__(reason)
+        self.fix = fix
+
+
+def _installed() -> Served:
+    """Raises NotServedError."""
+    folder = known_libraries()
+    if platform.system() != "Linux":
+        raise NotServedError("they are replaced on Linux only")
+    if "avx512_vnni" not in this_machine().instruction_sets:
+        raise NotServedError("this processor has no AVX-512 VNNI")
     try:
         ours = load_from(_SOURCES, ctypes.RTLD_GLOBAL)
     except NativeBuildError as error:
-        _log.info("llama.cpp's products are not replaced (%s): its own code is used.", error)
-        return False
+        raise NotServedError(f"ours could not be built ({error})", "install gcc, or set CC to a C compiler") from error
     try:
         ggml = ctypes.CDLL(str(folder / "libggml-cpu.so"))
         ggml.ggml_cpu_init()  # fills its tables of half-precision numbers
-        original = ctypes.cast(ggml.llamafile_sgemm, ctypes.c_void_p)
-    except (OSError, AttributeError) as error:  # another layout, or built without the function: nobody calls ours
-        _log.info("llama.cpp's products cannot be replaced (%s): its own code is used.", error)
-        return False
-    ours.updraft_hand_on(original)
-    ours.updraft_serve(1)
-    if all(_agree(ours, ggml, size) for size in _SIZES):
-        return True
-    ours.updraft_serve(0)
-    _log.warning("Products of Q8_0 matrices have other bits than llama.cpp's: its own code is used.")
-    return False
+        ours.updraft_hand_on(ctypes.cast(ggml.llamafile_sgemm, ctypes.c_void_p))
+        ours.updraft_hand_on_tiled(ctypes.cast(ggml.ggml_compute_forward_mul_mat_tiled, ctypes.c_void_p))
+        wrong = [kind for kind in KINDS if not _agrees(ours, ggml, kind)]
+    except (OSError, AttributeError) as error:  # another layout, or built without the functions: nobody calls ours
+        raise NotServedError(f"this build of llama.cpp has other functions ({error})") from error
+    right = [kind for kind in KINDS if kind not in wrong]
+    serve(ours, *right)
+    reason = f"with other bits than llama.cpp's: {', '.join(kind.name for kind in wrong)}" if wrong else ""
+    return Served(tuple(kind.name for kind in right), reason)
 
 
-def _known_libraries() -> Path | None:
-    """The folder of llama.cpp's libraries, if it is a version that we know."""
+def known_libraries() -> Path:
+    """The folder of llama.cpp's libraries, if it is a version that we know. Raises NotServedError."""
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or not spec.submodule_search_locations:
-        return None
+        raise NotServedError(f"{PACKAGE} is not installed")
     try:
         version = importlib.metadata.version(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
         version = "of unknown version"
     if version not in KNOWN_VERSIONS:
-        _log.info("%s %s is not one whose products are replaced: its own code is used.", PACKAGE, version)
-        return None
+        raise NotServedError(f"{PACKAGE} {version} is not one whose products are replaced")
     return Path(spec.submodule_search_locations[0]) / "lib"
 
 
-def _agree(ours: ctypes.CDLL, ggml: ctypes.CDLL, size: tuple[int, int, int]) -> bool:
-    expected, found = (product(library, size) for library in (ggml, ours))
-    return expected is not None and found is not None and expected.tobytes() == found.tobytes()
+def serve(ours: ctypes.CDLL, *kinds: Kind) -> None:
+    """Compute these and no others."""
+    ours.updraft_serve(ctypes.c_uint32(sum(1 << kind.number for kind in kinds)))
 
 
-def product(library: ctypes.CDLL, size: tuple[int, int, int], threads: int = 2) -> npt.NDArray[np.float32] | None:
-    """What `library` makes of scrambled Q8_0 blocks: (rows of activations, rows of weights). None if it computes no
-    such product. `size`: rows of weights and of activations, blocks in a row."""
+def _agrees(ours: ctypes.CDLL, ggml: ctypes.CDLL, kind: Kind) -> bool:
+    serve(ours, kind)
+    if _weights_type(ours, ggml, kind) != kind.number:
+        return False
+    for size in _SIZES:
+        found = product(ours, ggml, kind, size)
+        if found is None or found.tobytes() != dots(ggml, kind, size).tobytes():
+            return False
+    return True
+
+
+def product(
+    library: ctypes.CDLL, ggml: ctypes.CDLL, kind: Kind, size: tuple[int, int, int], threads: int = 2
+) -> Floats | None:
+    """What `library` makes of scrambled blocks: (rows of activations, rows of weights). None if it computes no such
+    product. `size`: rows of weights and of activations, blocks in a row."""
     rows, columns, blocks = size
-    weights, activations = _blocks(0, rows, blocks), _blocks(1, columns, blocks)
-    activations[:, :, 2:][activations[:, :, 2:] == 128] = 0  # no activation is -128
+    weights, activations = _weights(kind, rows, blocks), _activations(ggml, kind, columns, blocks)
     result = np.zeros((columns, rows), np.float32)
     for thread in range(threads):
         params = (ctypes.c_int * 16)(thread, threads)  # longer than ggml_compute_params, which begins so
@@ -95,19 +164,63 @@ def product(library: ctypes.CDLL, size: tuple[int, int, int], threads: int = 2) 
             ctypes.c_int64(blocks),
             ctypes.c_void_p(result.ctypes.data),
             ctypes.c_int64(rows),
-            *(_Q8_0, _Q8_0, _F32),
+            *(kind.number, kind.beside, _F32),
         )
         if not computed:
             return None
     return result
 
 
-def _blocks(seed: int, rows: int, blocks: int) -> npt.NDArray[np.uint8]:
-    """Rows as they lie in memory: a half-precision scale of about 0.1 and 32 signed bytes each, scrambled by hand, for
-    to import numpy's generators takes longer than all else here."""
-    mixed = np.arange(1, rows * blocks * 34 + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15 + 2 * seed)
+def dots(ggml: ctypes.CDLL, kind: Kind, size: tuple[int, int, int]) -> Floats:
+    """The same, as ggml multiplies one row by one row."""
+    rows, columns, blocks = size
+    weights, activations = _weights(kind, rows, blocks), _activations(ggml, kind, columns, blocks)
+    result, dot, none = np.zeros((columns, rows), np.float32), getattr(ggml, kind.dot), ctypes.c_size_t(0)
+    for column, row in np.ndindex(columns, rows):
+        to, one, other = (
+            ctypes.c_void_p(array.ctypes.data) for array in (result[column, row:], weights[row], activations[column])
+        )
+        dot(blocks * kind.values, to, none, one, none, other, none, 1)
+    return result
+
+
+def _weights(kind: Kind, rows: int, blocks: int) -> Bytes:
+    """Rows as they lie in memory, with scales of about 0.1."""
+    found = (_scrambled(rows * blocks * kind.block_bytes) >> np.uint64(56)).astype(np.uint8)
+    found = found.reshape(rows, blocks, kind.block_bytes)
+    found[:, :, kind.scale_at + 1] = found[:, :, kind.scale_at + 1] & 0x83 | 0x2C  # sign and mantissa stay
+    return found
+
+
+def _activations(ggml: ctypes.CDLL, kind: Kind, rows: int, blocks: int) -> Bytes:
+    """Rows as ggml quantises them."""
+    count = rows * blocks * kind.values
+    values = (_scrambled(2 * count)[count:] >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - np.float32(1)
+    found = np.zeros((rows, blocks, kind.beside_bytes), np.uint8)
+    getattr(ggml, kind.quantizer)(
+        ctypes.c_void_p(values.ctypes.data), ctypes.c_void_p(found.ctypes.data), ctypes.c_int64(count)
+    )
+    return found
+
+
+def _scrambled(count: int) -> npt.NDArray[np.uint64]:
+    """By hand, for to import numpy's generators takes longer than all else here."""
+    mixed = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)
-    mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    found = (mixed >> np.uint64(56)).astype(np.uint8).reshape(rows, blocks, 34)
-    found[:, :, 1] = found[:, :, 1] & 0x83 | 0x2C  # of the scale: sign and mantissa stay
+    return mixed * np.uint64(0xBF58476D1CE4E5B9)
+
+
+class _InitParams(ctypes.Structure):
+    _fields_ = (("size", ctypes.c_size_t), ("memory", ctypes.c_void_p), ("without_data", ctypes.c_bool))
+
+
+def _weights_type(ours: ctypes.CDLL, ggml: ctypes.CDLL, kind: Kind) -> int:
+    """What our library reads as the type of weights in a product that ggml made, whose fields it has to know."""
+    for name in ("ggml_init", "ggml_new_tensor_2d", "ggml_mul_mat"):
+        getattr(ggml, name).restype = ctypes.c_void_p
+    context = ctypes.c_void_p(ggml.ggml_init(_InitParams(1 << 14, None, True)))
+    size = ctypes.c_int64(kind.values), ctypes.c_int64(1)
+    factors = [ctypes.c_void_p(ggml.ggml_new_tensor_2d(context, number, *size)) for number in (kind.number, _F32)]
+    found: int = ours.updraft_weights_type(ctypes.c_void_p(ggml.ggml_mul_mat(context, *factors)))
+    ggml.ggml_free(context)
     return found

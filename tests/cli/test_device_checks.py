@@ -12,11 +12,13 @@ from updraft.cli.device_checks import (
     check_memory,
     check_neighbours,
     check_processor,
+    check_products,
     check_tuning,
     unused_instruction_sets,
 )
 from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine.machine import Machine, this_machine
+from updraft.local_engine.products import Served
 from updraft.local_engine.store.find import find
 from updraft.local_engine.store.library import Library
 from updraft.local_engine.store.pull import pull
@@ -50,6 +52,14 @@ def test_a_build_for_another_processor() -> None:
     """AMX is not missed: it is left out on purpose."""
     assert unused_instruction_sets(MACHINE, "CPU : SSE3 = 1 | AVX2 = 1 | AVX512 = 1 | ") == []
     assert unused_instruction_sets(MACHINE, "CPU : SSE3 = 1 | AVX = 1 | ") == ["avx2", "avx512f"]
+
+
+def test_products() -> None:
+    assert check_products(Served(("Q8_0", "Q5_0"))).found == "ours for Q8_0, Q5_0"
+    none = check_products(Served(reason="this processor has no AVX-512 VNNI"))
+    assert (none.status, none.found) == ("ok", "llama.cpp's own: this processor has no AVX-512 VNNI")
+    fixable = check_products(Served(reason="ours could not be built", fix="install gcc"))
+    assert (fixable.status, fixable.fix) == ("warn", "install gcc")
 
 
 def test_memory(tmp_path, monkeypatch) -> None:

@@ -5,17 +5,24 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from updraft.bench.local_shapes import Shape, q4_k_m, q8_0
+from updraft.embedded.pocket import pocket_small_gguf
+from updraft.kernels.native_library import NativeBuildError, load_from
 from updraft.local_engine import products
+from updraft.local_engine.engine import LocalEngine, LocalOptions
 from updraft.local_engine.llama import LlamaModel, llama
 from updraft.local_engine.machine import this_machine
+from updraft.local_engine.products import Kind, Served
 
 llama()  # has put them in place
 needs_vnni = pytest.mark.skipif(
@@ -26,7 +33,7 @@ import ctypes, hashlib, sys
 from updraft.local_engine import llama, products
 from updraft.local_engine.engine import LocalEngine
 if sys.argv[2] == "theirs":
-    llama.install = lambda: False
+    llama.install = products.Served
 else:
     found, load = [], products.load_from
     products.load_from = lambda *arguments: found.append(load(*arguments)) or found[0]
@@ -34,74 +41,151 @@ served = lambda: ctypes.c_int64.in_dll(found[0], "updraft_products").value if sy
 with LocalEngine.load(sys.argv[1]) as engine:
     before = served()
     bits = hashlib.sha256(engine.score([5, 6, 7, 8, 9, 10, 11] * 9).tobytes()).hexdigest()
-    print(bits, served() > before)
+    print(bits, served() - before)
 """
 
 
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the types that a Q4_K_M file of this width has: Q5_0 and Q8_0, and Q6_K and Q4_K where 256 fit."""
+    folder = tmp_path_factory.mktemp("mixed")
+    shape = Shape(layers=8, width=320, kv=1, feed_forward=512, vocabulary=1000, context=256)
+    return q4_k_m(folder / "mixed.gguf", q8_0(folder / "source.gguf", shape), threads=2)
+
+
 @needs_vnni
-def test_llama_cpp_computes_with_ours_and_gives_the_same_bits() -> None:
-    from updraft.embedded.pocket import pocket_small_gguf
+@pytest.mark.parametrize("model", ["pocket", "mixed"])
+def test_llama_cpp_computes_with_ours_and_gives_the_same_bits(model: str, mixed: Path) -> None:
+    """Those of its dot products: for many rows of K-quants it has another way, which can be turned off."""
+    path = mixed if model == "mixed" else pocket_small_gguf()
 
     def run(whose: str) -> list[str]:
-        command = [sys.executable, "-c", DECODE, str(pocket_small_gguf()), whose]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        command = [sys.executable, "-c", DECODE, str(path), whose]
+        environment = {**os.environ, "GGML_CPU_TILED_MM": "0"} if whose == "theirs" else None
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        return done.stdout.split()
 
     ours, theirs = run("ours"), run("theirs")
-    assert (ours[1], theirs[1]) == ("True", "False")
+    types = ("Q8_0", "Q5_0", "Q6_K")  # not Q4_K, which is repacked
+    matrices = {tensor.name for tensor in GGUFReader(path).tensors if tensor.tensor_type.name in types}
+    assert int(ours[1]) >= len(matrices - {"token_embd.weight"}) > 0 == int(theirs[1])
     assert ours[0] == theirs[0]
+
+
+def test_the_mixed_model_has_all_types(mixed: Path) -> None:
+    assert {tensor.tensor_type.name for tensor in GGUFReader(mixed).tensors} == {"F32", "Q4_K", "Q5_0", "Q6_K", "Q8_0"}
+
+
+@needs_vnni
+def test_an_answer_does_not_depend_on_the_rows_beside_it(mixed: Path) -> None:
+    """llama.cpp alone computes K-quants otherwise from eight rows on, and repacked ones from four."""
+    with LocalEngine.load(mixed, LocalOptions(kv_cache_type="f32", repack=False)) as engine:
+        long, short = engine.score(list(range(5, 45))), engine.score(list(range(5, 12)))
+    assert np.array_equal(long[: len(short)].view(np.int32), short.view(np.int32))
 
 
 @pytest.fixture(scope="module")
 def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
-    """Ours and ggml's."""
-    from updraft.kernels.native_library import load_from
-
-    folder = products._known_libraries()
-    assert folder is not None, f"add {importlib.metadata.version('llama-cpp-python')} to KNOWN_VERSIONS, or pin another"
+    """Ours, serving all types, and ggml's."""
+    try:
+        folder = products.known_libraries()
+    except products.NotServedError as error:
+        pytest.fail(f"add it to KNOWN_VERSIONS, or pin another: {error}")
     ours = load_from(Path(products.__file__).parent / "native", ctypes.RTLD_GLOBAL)
+    products.serve(ours, *products.KINDS)
     return ours, ctypes.CDLL(str(folder / "libggml-cpu.so"))
 
 
-@needs_vnni
-@settings(max_examples=60, deadline=None)
-@given(rows=st.integers(1, 70), columns=st.integers(2, 80), blocks=st.integers(1, 60), threads=st.integers(1, 5))
-def test_every_size_has_the_bits_of_ggml(libraries, rows: int, columns: int, blocks: int, threads: int) -> None:
+def same(libraries, kind: Kind, size: tuple[int, int, int], threads: int = 2) -> bool:
     ours, ggml = libraries
-    found = products.product(ours, (rows, columns, blocks), threads)
-    expected = products.product(ggml, (rows, columns, blocks), threads)
-    assert found is not None and expected is not None
-    assert np.array_equal(found.view(np.int32), expected.view(np.int32))
+    found = products.product(ours, ggml, kind, size, threads)
+    assert found is not None
+    return np.array_equal(found.view(np.int32), products.dots(ggml, kind, size).view(np.int32))
 
 
 @needs_vnni
-@pytest.mark.parametrize("size", [(4, 2, 700), (9, 600, 3), (8, 30, 400)])
-def test_what_does_not_fit_the_buffer_is_computed_in_parts_or_handed_on(libraries, size: tuple[int, int, int]) -> None:
+@settings(max_examples=120, deadline=None)
+@given(
+    kind=st.sampled_from(products.KINDS),
+    rows=st.integers(1, 30),
+    columns=st.integers(2, 40),
+    blocks=st.integers(1, 40),
+    threads=st.integers(1, 5),
+)
+def test_every_size_has_the_bits_of_ggml(libraries, kind: Kind, rows: int, columns: int, blocks: int, threads: int):
+    assert same(libraries, kind, (rows, columns, blocks), threads)
+
+
+@needs_vnni
+@pytest.mark.parametrize("kind", products.KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("size", [(4, 2, 90), (9, 600, 3), (8, 50, 90), (3, 9, 150)])
+def test_what_does_not_fit_the_buffer_is_computed_in_parts(libraries, kind: Kind, size: tuple[int, int, int]) -> None:
+    assert same(libraries, kind, size)
+
+
+@needs_vnni
+def test_the_longest_rows_are_left_to_ggml(libraries) -> None:
     ours, ggml = libraries
-    found, expected = products.product(ours, size), products.product(ggml, size)
-    assert found is not None and expected is not None and np.array_equal(found, expected)
+    by_name = {kind.name: kind for kind in products.KINDS}
+    assert products.product(ours, ggml, by_name["Q6_K"], (2, 2, 700)) is None  # ggml multiplies row by row
+    assert same(libraries, by_name["Q8_0"], (2, 2, 700))
 
 
 @needs_vnni
-def test_one_row_is_left_to_ggml(libraries) -> None:
-    assert products.product(libraries[0], (8, 1, 4)) is None
+@pytest.mark.parametrize("kind", products.KINDS, ids=lambda kind: kind.name)
+def test_what_is_not_served_is_handed_on(libraries, kind: Kind) -> None:
+    ours, ggml = libraries
+    counted = ctypes.c_int64.in_dll(ours, "updraft_products")
+    products.serve(ours, *(other for other in products.KINDS if other != kind))
+    before, found = counted.value, products.product(ours, ggml, kind, (8, 2, 4))
+    products.serve(ours, *products.KINDS)
+    assert counted.value == before
+    assert (found is None) == (kind.values == 256)
+
+
+@needs_vnni
+def test_one_row_is_left_to_ggml_but_of_q5_0(libraries) -> None:
+    ones = [kind.name for kind in products.KINDS if products.product(*libraries, kind, (8, 1, 4)) is not None]
+    assert ones == ["Q5_0"]
+    assert all(same(libraries, products.KINDS[1], (rows, 1, 28)) for rows in (1, 6, 70))
 
 
 @needs_vnni
 def test_other_bits_are_not_served(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(products, "_agree", lambda *_: False)
+    dots = products.dots
+    monkeypatch.setattr(products, "dots", lambda ggml, kind, size: dots(ggml, kind, size) + (kind.name == "Q5_0"))
     with caplog.at_level(logging.WARNING):
-        assert not products.install()
-    assert "other bits" in caplog.text
+        assert products.install() == Served(("Q8_0", "Q4_K", "Q6_K"), "with other bits than llama.cpp's: Q5_0")
+    assert "Q5_0" in caplog.text
     monkeypatch.undo()
-    assert products.install()
+    assert products.install() == Served(tuple(kind.name for kind in products.KINDS))
+
+
+@needs_vnni
+def test_tensors_with_other_fields_are_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_weights_type", lambda *_: 0)
+    assert not products.install().types
+    monkeypatch.undo()
+    assert products.install().types
 
 
 def test_unknown_versions_are_left_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "99.0")
     with caplog.at_level(logging.INFO):
-        assert not products.install()
-    if sys.platform == "linux":
-        assert "99.0" in caplog.text
+        assert "99.0" in products.install().reason
+    assert "99.0" in caplog.text
+
+
+@needs_vnni
+def test_without_a_compiler_llama_cpp_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> ctypes.CDLL:
+        raise NativeBuildError("there is none")
+
+    monkeypatch.setattr(products, "load_from", fail)
+    found = products.install()
+    assert not found.types
+    assert "there is none" in found.reason
+    assert "gcc" in found.fix
 
 
 def test_ends_and_controls_are_what_llama_cpp_says_of_each_token(tiny) -> None:
