@@ -17,7 +17,7 @@ from updraft.kernels.native_library import NativeBuildError, build, load
 from updraft.kernels.rms_norm import Norm, add_rms_norm, reference_rms_norm, rms_norm
 
 ROOMS = (Path(native_library.__file__).parent, Path(local_engine.__file__).parent)
-SOURCES = sorted(source for room in ROOMS for source in (room / "native").glob("*.c"))
+SOURCES = sorted(source for room in ROOMS for source in (room / "native").rglob("*.c"))
 needs_c = pytest.mark.skipif(load() is None, reason="no C compiler")
 PROGRAM = """
 import torch

@@ -7,7 +7,6 @@ import importlib.metadata
 import logging
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,7 +57,7 @@ def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
 
     folder = products._known_libraries()
     assert folder is not None, f"add {importlib.metadata.version('llama-cpp-python')} to KNOWN_VERSIONS, or pin another"
-    ours = load_from(Path(products.__file__).parent / "native", ctypes.RTLD_GLOBAL)
+    ours = load_from(products._SOURCES, ctypes.RTLD_GLOBAL)
     return ours, ctypes.CDLL(str(folder / "libggml-cpu.so"))
 
 
