@@ -97,6 +97,8 @@ def build(compiler: list[str], target: Path, origin: Path) -> None:
     """
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         sources = sorted(origin.glob("*.c"))
+        if not sources:
+            raise NativeBuildError(f"there is no C in {origin}: install the package again")
         objects = [str(Path(folder) / f"{source.stem}.o") for source in sources]
         commands = [
             [*compiler, *_flags(), "-c", str(source), "-o", compiled]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from math import inf
 from statistics import median, median_low
 
-#: The part of what readers are promised that a usual step takes: the rest is for steps that are slow for other reasons.
-CAUTION = 0.875
-_FIRST_CHUNK = 2
-_MOST_GROWTH = 4
 _PLAIN_EVERY, _FORGET_EVERY = 64, 400  # steps with prompts
+_SAMPLES = 3  # of a chunk's cost
+_STEPS_OF_NOISE, _WORST = 128, 2  # the promise is about the slowest in a hundred
+_LEAST_NOISE, _USUAL_NOISE, _MOST_NOISE = 1.05, 1.15, 1.4
 
 
 def promised_slowdown(decoding: int, catching_up: int) -> float:
@@ -22,8 +20,13 @@ def promised_slowdown(decoding: int, catching_up: int) -> float:
 
 @dataclass(slots=True)
 class _Load:
-    """Steps with one number of decoding sequences: seconds without prompts, and by chunk the last ones with."""
+    """Steps with one number of decoding sequences: seconds without prompts, and by chunk the last ones with.
 
+    `own_rows`: those of the decoding sequences in a step with a chunk, none if chunks have steps of their own.
+    """
+
+    decoding: int
+    own_rows: int
     plain_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=9))
     mixed_s: dict[int, deque[float]] = field(default_factory=dict[int, deque[float]])
     since_plain: int = 0
@@ -33,51 +36,57 @@ class _Load:
     def plain(self) -> float:
         return median(self.plain_s)
 
+    def expected(self, chunk: int) -> float | None:
+        """Seconds that such a step usually takes; None before that is known."""
+        known = self.plain_s if chunk == 0 else self.mixed_s.get(chunk, ())
+        return median(known) if len(known) >= _SAMPLES else None
+
     def add(self, chunk: int, seconds: float) -> None:
         if chunk == 0:
             self.plain_s.append(seconds)
             self.since_plain = 0
             return
-        self.mixed_s.setdefault(chunk, deque(maxlen=3)).append(seconds)
+        self.mixed_s.setdefault(chunk, deque(maxlen=_SAMPLES)).append(seconds)
         self.since_plain += 1
         self.since_forgotten += 1
 
-    def largest(self, seconds: float, base: float) -> int:
-        """The largest chunk that should take at most `seconds`, if none takes `base`: from the measured ones around it.
+    def largest(self, seconds: float) -> int:
+        """The largest chunk whose step should take at most `seconds`: from the measured ones around it.
 
-        One slow step is no proof: a chunk that smaller ones speak for is tried twice before it counts as too large.
+        A row costs no more in a larger step than in a smaller one. That bounds what is larger than all that was
+        measured; between two measured chunks the cost is taken as a line. One slow step is no proof: a chunk that
+        smaller ones speak for is tried twice before it counts as too large.
         """
-        below, cost = 0, base
+        rows, cost = self.own_rows, self.plain if self.own_rows else 0.0
         for chunk, costs in sorted(self.mixed_s.items()):
-            found = median_low(costs)
+            found, more = median_low(costs), self.own_rows + chunk
             if found > seconds:
-                if len(costs) == 1 and _reach(below, cost - base, seconds - base) >= chunk:
+                if len(costs) == 1 and self._reach(rows, cost, seconds) >= chunk:
                     return chunk
-                between = below + int((chunk - below) * (seconds - cost) / (found - cost))
-                return max(1, min(between, chunk - 1))
-            below, cost = chunk, max(cost, found)
-        return _reach(below, cost - base, seconds - base)
+                between = rows + (more - rows) * (seconds - cost) / (found - cost) - self.own_rows
+                return max(1, min(int(between), chunk - 1))
+            rows, cost = more, max(cost, found)
+        return self._reach(rows, cost, seconds)
+
+    def _reach(self, rows: int, cost: float, seconds: float) -> int:
+        """The chunk that `seconds` are enough for, if `rows` rows together take `cost`."""
+        if not rows:
+            rows, cost = self.decoding, self.plain
+        return max(1, int(rows * seconds / cost) - self.own_rows)
 
     def forget_larger_than(self, chunk: int) -> None:
         self.mixed_s = {known: costs for known, costs in self.mixed_s.items() if known <= chunk}
         self.since_forgotten = 0
 
 
-def _reach(chunk: int, seconds: float, most: float) -> int:
-    """The chunk that `most` seconds should be enough for, where none larger than `chunk`, which takes `seconds`, is
-    known. Costs grow ever more slowly with the chunk, so that this is rather too little than too much."""
-    if chunk == 0:
-        return _FIRST_CHUNK
-    return int(max(chunk, min(chunk * _MOST_GROWTH, chunk * most / seconds if seconds > 0 else inf)))
-
-
 class ChunkBudget:
     """Learns for every number of decoding sequences what chunks cost, and grants the largest that readers can bear.
 
-    What a step costs is no straight line (kernels work on groups of rows), differs from machine to machine, and changes
-    with whoever else wants the processor. So steps are measured: without prompts now and then, with chunks as they
-    come. What was too large is not tried again for 400 steps, so that hardly a reader's gap in a hundred is an
-    experiment.
+    What a step costs is no straight line (a few rows may be as cheap as one, kernels work on groups of rows), differs
+    from machine to machine, and changes with whoever else wants the processor. So steps are measured: without prompts
+    now and then, with chunks as they come. What was too large is not tried again for 400 steps, so that hardly a
+    reader's gap in a hundred is an experiment. And as the promise is about the slowest gaps, what steps are slower than
+    usual for other reasons is taken off beforehand.
     """
 
     def __init__(self, most: int, *, apart: bool = False) -> None:
@@ -86,6 +95,7 @@ class ChunkBudget:
         self._most = most
         self._apart = apart
         self._loads: dict[int, _Load] = {}
+        self._slowness: deque[float] = deque(maxlen=_STEPS_OF_NOISE)  # of the last steps, over what they usually take
 
     def grant(self, decoding: int, catching_up: int = 1) -> int:
         """Prompt tokens of `catching_up` sequences together that may join `decoding` rows in the next step; 0: a step
@@ -95,26 +105,26 @@ class ChunkBudget:
         load = self._loads.get(decoding)
         if load is None or not load.plain_s or load.since_plain >= _PLAIN_EVERY:
             return 0
-        plain = load.plain
-        if not load.mixed_s:
-            self._guess(load, decoding)
-        seconds = CAUTION * promised_slowdown(decoding, catching_up) * plain
-        chunk = load.largest(seconds - plain, 0.0) if self._apart else load.largest(seconds, plain)
+        seconds = promised_slowdown(decoding, catching_up) * load.plain / self._noise()
+        chunk = load.largest(seconds - load.plain if self._apart else seconds)
         if load.since_forgotten >= _FORGET_EVERY:
             load.forget_larger_than(chunk)
         return min(chunk, self._most)
 
-    def _guess(self, load: _Load, decoding: int) -> None:
-        """What chunks cost fewer decoding sequences more than a step without, they cost more of them at most."""
-        known = [fewer for fewer, other in self._loads.items() if fewer < decoding and other.mixed_s and other.plain_s]
-        if known:
-            other = self._loads[max(known)]
-            load.mixed_s = {
-                chunk: deque([load.plain + median_low(costs) - other.plain], maxlen=3)
-                for chunk, costs in other.mixed_s.items()
-            }
-
     def measured(self, decoding: int, chunk: int, seconds: float) -> None:
         """A step with `chunk` prompt tokens, for which `decoding` sequences waited, took `seconds`."""
-        if decoding:
-            self._loads.setdefault(decoding, _Load()).add(chunk, seconds)
+        if not decoding:
+            return
+        load = self._loads.get(decoding)
+        if load is None:
+            load = self._loads[decoding] = _Load(decoding, 0 if self._apart else decoding)
+        usual = load.expected(chunk)
+        if usual is not None:
+            self._slowness.append(seconds / usual)
+        load.add(chunk, seconds)
+
+    def _noise(self) -> float:
+        """How many times as long as usual the slowest steps take. Where they take far longer, no chunk would do."""
+        if len(self._slowness) < _STEPS_OF_NOISE // 4:
+            return _USUAL_NOISE
+        return min(max(sorted(self._slowness)[-_WORST], _LEAST_NOISE), _MOST_NOISE)

@@ -88,6 +88,7 @@ class LlamaContext:
             raise
         self._memory = api.llama_get_memory(self._context)
         self._batch = _Batch(api, options.n_batch)
+        self._gives_hidden: bool | None = None
 
     def share(self, source: int, target: int, length: int) -> None:
         """Let `target`, which holds nothing, hold the first `length` tokens of `source` too, in the same cells.
@@ -110,7 +111,7 @@ class LlamaContext:
         (n, hidden), else None: float32 views that the next call overwrites. Raises NoRoomError, EngineError.
         """
         tokens, outputs = self._batch.fill(rows)
-        self._api.llama_set_embeddings(self._context, tokens == outputs)
+        self._want_hidden(tokens == outputs)
         if (threads := self._governor.threads()) != self._threads:
             self._threads = threads
             self._api.llama_set_n_threads(self._context, threads, threads)
@@ -127,6 +128,12 @@ class LlamaContext:
         if tokens != outputs:
             return logits, None
         return logits, np.ctypeslib.as_array(self._api.llama_get_embeddings(self._context), (outputs, hidden_size))
+
+    def _want_hidden(self, wanted: bool) -> None:
+        """Tell llama.cpp if that is new: each call lets other threads run, and the step waits for them to stop."""
+        if wanted != self._gives_hidden:
+            self._api.llama_set_embeddings(self._context, wanted)
+            self._gives_hidden = wanted
 
     def close(self) -> None:
         if self._context:

@@ -7,7 +7,7 @@ log-probabilities of its tokens. The gates of the router live on these.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalEngine", "LocalOptions", "LocalRun", "LocalToken", "LoraAdapter", "TokenSignals"]
 
+_PIECES = 4096  # tokens whose bytes are remembered
 _USUAL_TOKEN = 16  # characters; texts that could be of longer ones only are worth the fifth of a second of looking
 
 
@@ -54,6 +55,8 @@ class LocalEngine:
         temperature = header.metadata.get("general.sampling.temp")
         self.default_temperature: float | None = None if temperature is None else float(temperature)
         self._model = model
+        # llama.cpp is asked once: while it is, other threads run, and a step would wait for them at each token.
+        self._piece = lru_cache(_PIECES)(model.token_bytes)
         self._tool_parser = options.tool_parser
         self._special = special_pattern(model.control_tokens)
         self.chat_template = _template(model, header)
@@ -239,7 +242,7 @@ class LocalEngine:
             score_prompt=self._scores_prompts or params.prompt_logprobs is not None,
             marks=marks,
         )
-        generation = Generation(request, self._model.token_bytes)
+        generation = Generation(request, self._piece)
         self._resources.loop.submit(generation)
         return LocalRun(self._resources, generation)
 

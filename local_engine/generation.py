@@ -112,7 +112,7 @@ class Generation:
     def choose(self, row: Measured, hidden: Floats | None) -> None:
         if self.sequence.finished:
             return  # computed again after a preemption, for a hidden state
-        token = self._request.sampler.choose(row.logits, self._answer)
+        token = self._request.sampler.choose(row.logits, self._answer, row.token)
         event = self._advance(token, row)
         if event.is_first:
             self._begun, self.sequence.scored = True, 0

@@ -17,7 +17,8 @@ from .generation import Job
 from .llama import LlamaModel
 from .prefix_cache import PrefixCache
 from .scheduler import Limits, Scheduler, Sequence, Share, Step
-from .signals import Floats, SignalMeter
+from .signal_meter import SignalMeter
+from .signals import Floats
 
 # Computing fewer tokens again costs next to nothing, and the answer keeps the last bits it has on a fresh engine.
 _SHORTEST_SHARED = 16
@@ -53,7 +54,7 @@ class EngineLoop:
         self._model = model
         self._context = context
         self._options = options
-        self._meter = SignalMeter(options.limits.running, model.vocab_size)
+        self._meter = SignalMeter(model.vocab_size)
         self._jobs: dict[Sequence, Job] = {}
         self._begin_afresh()
         # Commands of other threads. Unlike a lock, this may be used even where a garbage collection interrupts it.

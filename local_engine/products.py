@@ -24,7 +24,7 @@ from .machine import this_machine
 
 #: llama-cpp-python whose functions have the arguments that ours have: tried in the tests.
 KNOWN_VERSIONS = ("0.3.36",)
-_SOURCES = Path(__file__).parent / "native"
+_SOURCES = Path(__file__).parent / "native" / "products"
 _log = logging.getLogger("updraft.local")
 _F32 = 0  # of enum ggml_type
 _SIZES = ((8, 2, 3), (6, 9, 28), (5, 40, 5))  # rows of weights, rows of activations, blocks: tiles and what is left

@@ -45,17 +45,21 @@ class RowSampler:
         self._seed = secrets.randbits(64) if params.seed is None else params.seed
         self._editor = LogitEditor(params, vocab_size, prompt_ids, self._end_ids) if params.edits else None
         self._grammar = constraint
+        self._is_greedy = self._temperature < LEAST_TEMPERATURE and self._editor is None and constraint is None
 
     @property
     def complete(self) -> bool:
         """Whether the grammar is: nothing may follow the tokens chosen so far."""
         return self._grammar is not None and self._grammar.complete
 
-    def choose(self, logits: Floats, generated: Sequence[int]) -> int:
-        """The token after `generated`, which holds what was chosen before. `logits` (vocab,) stay as they are.
+    def choose(self, logits: Floats, generated: Sequence[int], best: int | None = None) -> int:
+        """The token after `generated`, which holds what was chosen before. `logits` (vocab,) stay as they are; `best`:
+        where they are largest, if that is known.
 
         Raises InvalidRequestError if the grammar, alone or with the other options, leaves nothing to choose.
         """
+        if self._is_greedy and best is not None:
+            return best
         row = logits if self._editor is None else self._editor.edited(logits, generated)
         if self._grammar is None:
             return self._pick(row, None, len(generated))

@@ -1,4 +1,4 @@
-"""How sure the model was: one pass over the raw logits of a step gives the numbers for every token chosen in it."""
+"""How sure the model was of a token: numbers from its row of raw logits, and how they are distributed over a run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
 _BLOCK = 64
-_AT_ONCE = 2**17  # logits: half a megabyte
-_LEAST = np.float32(-1e4)  # stands for -inf, of which 0 * log 0 would make NaN
 
 #: The quantiles of a run's signals that `SignalQuantiles` tells.
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -49,10 +47,11 @@ class SignalQuantiles:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One row of logits: `log_total` is the log of the sum of their exponentials, `best` their maximum."""
+    """One row of logits: `token` is the most likely one (of equals the first), `log_total` the log of the sum of all
+    exponentials."""
 
     logits: Floats
-    best: float
+    token: int
     log_total: float
     entropy: float
     margin: float
@@ -72,45 +71,6 @@ class Measured:
         """The `count` most likely tokens with their log-probabilities, best first."""
         found = top_tokens(self.logits, count)
         return tuple((int(token), self.logprob(int(token))) for token in found)
-
-
-class SignalMeter:
-    """Measures up to `rows` rows of `vocab_size` logits, in buffers of its own; the logits stay as they are.
-
-    As many rows at once as fit a processor's cache: more are not faster then, and of a large vocabulary take megabytes.
-    """
-
-    def __init__(self, rows: int, vocab_size: int) -> None:
-        self._rows = min(rows, max(1, _AT_ONCE // vocab_size))
-        self._shifted = np.empty((self._rows, vocab_size), np.float32)
-        self._weights = np.empty((self._rows, vocab_size), np.float32)
-
-    def measure(self, logits: Floats) -> list[Measured]:
-        """`logits`: (n, vocab)."""
-        if len(logits) <= self._rows:
-            return self._measure(logits)
-        parts = (logits[start : start + self._rows] for start in range(0, len(logits), self._rows))
-        return [row for part in parts for row in self._measure(part)]
-
-    def _measure(self, logits: Floats) -> list[Measured]:
-        """Entropy is log Z - sum(p * (x - max)), with log Z of the shifted logits x - max."""
-        count = len(logits)
-        shifted, weights, every = self._shifted[:count], self._weights[:count], np.arange(count)
-        places = logits.argmax(axis=1)
-        best = logits[every, places]
-        np.subtract(logits, best[:, None], out=shifted)
-        shifted[every, places] = -np.inf
-        margins = -shifted.max(axis=1) if logits.shape[1] > 1 else np.full(count, np.inf, np.float32)
-        shifted[every, places] = 0
-        np.exp(shifted, out=weights)
-        totals = weights.sum(axis=1)
-        products = np.einsum("ij,ij->i", weights, shifted)
-        if np.isnan(products).any():
-            products = np.einsum("ij,ij->i", weights, np.maximum(shifted, _LEAST, out=shifted))
-        log_totals = np.log(totals)
-        entropies = log_totals - products / totals
-        columns = zip(logits, best, best + log_totals, entropies, margins, strict=True)
-        return [Measured(row, *map(float, numbers)) for row, *numbers in columns]
 
 
 def top_tokens(logits: Floats, count: int) -> npt.NDArray[np.intp]:

@@ -17,7 +17,7 @@ from updraft.kernels.native_library import NativeBuildError, build, load
 from updraft.kernels.rms_norm import Norm, add_rms_norm, reference_rms_norm, rms_norm
 
 ROOMS = (Path(native_library.__file__).parent, Path(local_engine.__file__).parent)
-SOURCES = sorted(source for room in ROOMS for source in (room / "native").glob("*.c"))
+SOURCES = sorted(source for room in ROOMS for source in (room / "native").rglob("*.c"))
 needs_c = pytest.mark.skipif(load() is None, reason="no C compiler")
 PROGRAM = """
 import torch
@@ -157,3 +157,8 @@ def test_what_is_trained_stays_in_torch() -> None:
     rows = torch.randn(2, 32, requires_grad=True)
     gated(rows, "silu").sum().backward()
     assert rows.grad is not None
+
+
+def test_a_folder_without_c_builds_no_empty_library(tmp_path: Path) -> None:
+    with pytest.raises(NativeBuildError, match="there is no C in"):
+        build(native_library._compilers()[0], tmp_path / "kernels.so", tmp_path)

@@ -91,7 +91,7 @@ def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
         folder = products.known_libraries()
     except products.NotServedError as error:
         pytest.fail(f"add it to KNOWN_VERSIONS, or pin another: {error}")
-    ours = load_from(Path(products.__file__).parent / "native", ctypes.RTLD_GLOBAL)
+    ours = load_from(products._SOURCES, ctypes.RTLD_GLOBAL)
     products.serve(ours, *products.KINDS)
     return ours, ctypes.CDLL(str(folder / "libggml-cpu.so"))
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from updraft.local_engine.chunk_budget import CAUTION, ChunkBudget, promised_slowdown
+from updraft.local_engine.chunk_budget import ChunkBudget, promised_slowdown
 from updraft.local_engine.prefix_cache import PrefixCache
 from updraft.local_engine.scheduler import Limits, Scheduler, Sequence, Share, Step
 
@@ -336,7 +336,48 @@ def test_the_chunk_settles_below_what_readers_are_promised(machine, crowds):
     if least < 1.3:
         assert np.median(settled) > 1.4, "and the prompt is not starved either"
     assert budget.grant(0) == 512
-    assert CAUTION < 1
+
+
+@settings(max_examples=100)
+@given(
+    decoding=st.integers(2, 16),  # beside one reader the smallest chunk may be a whole gap
+    free_rows=st.floats(0, 40),
+    plain=st.floats(0.001, 0.5),
+    noise=st.floats(0, 0.15),
+    seed=st.integers(0, 2**16),
+)
+def test_readers_are_spared_from_the_first_step_on(decoding, free_rows, plain, noise, seed):
+    """Where a step waits for memory up to some rows and for the processor beyond, nothing has to be tried out:
+    no gap is beyond the promise while the budget learns."""
+    random, budget = np.random.default_rng(seed), ChunkBudget(512)
+
+    def seconds(chunk):
+        return plain * max(1.0, (decoding + chunk) / max(free_rows, decoding)) * (1 + noise * random.random() ** 3)
+
+    for _ in range(64):
+        budget.measured(decoding, 0, seconds(0))
+    gaps, tokens = [], []
+    for _ in range(430):
+        chunk = budget.grant(decoding)
+        gaps.append(seconds(chunk))
+        tokens.append(chunk)
+        budget.measured(decoding, chunk, gaps[-1])
+    assert max(gaps) <= 2 * plain * (1 + noise)
+    most = 2 * max(free_rows, decoding) - decoding  # in a machine without noise
+    assert np.median(tokens[50:]) >= max(1, int(0.55 * most)), "and the prompt gets what is left"
+
+
+@pytest.mark.parametrize("often", [20, 60])
+def test_slow_steps_of_other_origin_are_taken_off_the_promise(often):
+    """Where one step in `often` takes 1.35 times as long whatever is in it."""
+    budget = ChunkBudget(512)
+    gaps = []
+    for count in range(1500):
+        chunk = budget.grant(3) if count > 64 else 0
+        gaps.append((1 + 0.05 * chunk) * (1 if count % often else 1.35))
+        budget.measured(3, chunk, gaps[-1])
+    assert np.quantile(gaps[65:], 0.99) <= 2
+    assert np.median(gaps[65:]) > 1.3
 
 
 def test_many_prompts_get_their_share_beside_one_reader():
@@ -348,10 +389,10 @@ def test_many_prompts_get_their_share_beside_one_reader():
 
 def test_one_slow_step_does_not_starve_prompts():
     budget = ChunkBudget(512)
-    for chunk, seconds in ((0, 0.02), (2, 0.5), (2, 0.021)):
+    for chunk, seconds in ((0, 0.02), (1, 0.5), (1, 0.021)):
         assert budget.grant(1) == chunk
         budget.measured(1, chunk, seconds)
-    assert budget.grant(1) > 2
+    assert budget.grant(1) > 1
 
 
 def test_chunks_grow_again_when_a_neighbour_has_left():
@@ -361,7 +402,7 @@ def test_chunks_grow_again_when_a_neighbour_has_left():
     before = np.median(machine.slowdowns(budget, 2, 1, steps=60))
     crowded.slowdowns(budget, 2, 1, steps=300)
     assert budget.grant(2) == 1
-    assert np.median(machine.slowdowns(budget, 2, 1, steps=2000)[1000:]) == before
+    assert np.median(machine.slowdowns(budget, 2, 1, steps=2000)[1000:]) >= before
 
 
 def test_eight_that_ask_at_once_are_served_almost_as_if_together():
