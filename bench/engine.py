@@ -25,7 +25,7 @@ from ..protocol.sampling import SamplingParams
 from . import peers
 from .ceilings import MatrixProducts, matmul_flops, memory_bandwidth
 from .invariance import invariance_figures
-from .scheduling import kv_waste, scheduler_microseconds, step_rows
+from .scheduling import kv_waste, scheduler_microseconds, step_rows, turnover_microseconds
 from .speculation import oracle_figures, pocket_figures
 from .workload import Asked, Workload, draw
 
@@ -72,8 +72,13 @@ def measure(setting: Setting, say: Say) -> dict[str, float]:
     say(f"prefill: {figures['prefill_tokens_per_s']:,.0f} tokens/s")
     figures |= prefix_figures(model)
     say(f"prefix cache: {figures['prefix_warm_over_cold_ttft']:.3f} of the time to a first token when warm")
-    figures |= {"scheduler_us_256": scheduler_microseconds(), "kv_waste": kv_waste(setting.workload)}
-    say(f"scheduler: {figures['scheduler_us_256']:.0f} us a step at 256 sequences")
+    figures |= {
+        "scheduler_us_256": scheduler_microseconds(),
+        "scheduler_us_256_turnover": turnover_microseconds(),
+        "kv_waste": kv_waste(setting.workload),
+    }
+    steady, turnover = figures["scheduler_us_256"], figures["scheduler_us_256_turnover"]
+    say(f"scheduler: {steady:.0f} us a step at 256 sequences, {turnover:.0f} where they come and go")
     if setting.device == "cpu":  # where the mode can be had
         figures |= invariance_figures(
             setting.folder,

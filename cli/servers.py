@@ -84,7 +84,9 @@ def node(
         Literal["fcfs", "priority", "shortest-prefill"],
         typer.Option(help="Who goes first: by arrival, by the requests' priority field, or short prompts."),
     ] = "fcfs",
-    max_waiting: Annotated[int, typer.Option(min=1, help="Requests queued before others are refused with 503.")] = 256,
+    max_waiting: Annotated[
+        int, typer.Option(min=1, help="Requests queued beyond a full batch; others are refused.")
+    ] = 256,
     prefix_caching: Annotated[
         bool, typer.Option(help="Keep what was computed of a prompt for others that begin alike.")
     ] = True,

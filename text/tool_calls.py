@@ -18,9 +18,11 @@ def _begun(mark: str) -> str:
 
 
 # A name, and what newer Mistral models write between it and the arguments: an id of their own, which is passed over.
-_NAME = re.compile(r"\s*([A-Za-z0-9_.-]{1,64})\s*(?:\[CALL_ID\]\s*\w{0,64}\s*)?(?:\[ARGS\]\s*)?(?=\{)")
+# Nothing is tried twice (`+` behind a quantifier): blanks without end would take time without end.
+_ID = r"\[CALL_ID\]\s*+[A-Za-z0-9_-]{0,64}+\s*+"
+_NAME = re.compile(rf"\s*+([A-Za-z0-9_.-]{{1,64}}+)\s*+(?:{_ID})?+(?:\[ARGS\]\s*+)?+(?=\{{)")
 _MAYBE_NAME = re.compile(
-    rf"\s*[A-Za-z0-9_.-]{{0,64}}\s*(?:{_begun('[CALL_ID]')}|(?:\[CALL_ID\]\s*\w{{0,64}}\s*)?(?:{_begun('[ARGS]')})?\s*)"
+    rf"\s*+[A-Za-z0-9_.-]{{0,64}}+\s*+(?:{_begun('[CALL_ID]')}|(?:{_ID})?+(?:{_begun('[ARGS]')})?+\s*+)"
 )
 
 

@@ -76,6 +76,10 @@ class EngineClient(ABC):
             if unfinished:
                 self._send(Abort(request.request_id))
 
+    def stop_answer(self, request_id: str, index: int) -> None:
+        """No more is wanted of one of a request's answers, others go on: nothing more is computed for it."""
+        self._send(Abort(request_id, index))
+
     def stats(self) -> EngineStats:
         """As of the last step or command."""
         busy = self._stats.running + self._stats.waiting > 0

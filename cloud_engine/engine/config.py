@@ -12,6 +12,7 @@ Policy = Literal["fcfs", "priority", "shortest-prefill"]
 DraftLength = Literal["adaptive", "fixed"]
 
 
+_MOST = 2**31 - 1
 _CHOICES = (
     ("policy", get_args(Policy)),
     ("draft_length", get_args(DraftLength)),
@@ -25,14 +26,15 @@ class EngineConfig:
 
     `block_size`: tokens per KV block. `num_blocks`: blocks in the pool; None gives every sequence of a full batch the
     model's whole context, within 1 GiB. `max_batch_size`: requests per step. `token_budget`: tokens per step, drafts
-    included. `policy`: who goes first, see `scheduler.order_of`. `max_waiting`: queued requests before OverloadedError.
-    `num_draft_tokens`: most tokens drafted per request and step. `draft_length`: how many of these, as pays by what is
-    measured or always all. `ngram`: also draft by looking up what followed the same tokens before. `seed`: where
-    requests without a seed of their own get theirs from. `num_threads`: torch threads, None for torch's default.
-    `batch_invariant`: the same tokens, to the last bit of their log-probabilities, whatever else is in the batch and
-    however a prompt is cut (on a CPU, at some cost). `attention_backend`: plain torch, C for CPUs, Triton for CUDA
-    devices; "auto" takes what is fastest where the model is. `cuda_graphs`: capture decoding and verification at the
-    start, where attention is Triton's.
+    included. `policy`: who goes first, see `scheduler.order_of`. `max_waiting`: queued requests, beyond those that fill
+    the batch, before OverloadedError, whatever their priority. `num_draft_tokens`: most tokens drafted per request and
+    step. `draft_length`: how many of these, as pays by what is measured or always all. `ngram`: also draft by looking
+    up what followed the same tokens before. `prefix_caching`: keep what was computed for requests that begin alike.
+    `seed`: where requests without a seed of their own get theirs from. `num_threads`: torch threads, None for torch's
+    default. `batch_invariant`: the same tokens, to the last bit of their log-probabilities, whatever else is in the
+    batch and however a prompt is cut (on a CPU, at some cost). `attention_backend`: plain torch, C for CPUs, Triton for
+    CUDA devices; "auto" takes what is fastest where the model is. `cuda_graphs`: capture decoding and verification at
+    the start, where attention is Triton's.
     """
 
     block_size: int = 16
@@ -55,13 +57,17 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_batch_size", "max_waiting", "num_draft_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} must be at least 1, got {getattr(self, name)}.", param=name)
+            if not 1 <= getattr(self, name) <= _MOST:
+                raise ConfigurationError(f"{name} must be 1 to {_MOST}, got {getattr(self, name)}.", param=name)
         for name, choices in _CHOICES:
             if getattr(self, name) not in choices:
                 raise ConfigurationError(
                     f"{name} must be {' or '.join(choices)}, got {getattr(self, name)!r}.", param=name
                 )
+        if self.token_budget > _MOST:
+            raise ConfigurationError(
+                f"token_budget must be at most {_MOST}, got {self.token_budget}.", param="token_budget"
+            )
         if self.token_budget < self.max_batch_size:
             raise ConfigurationError(
                 f"token_budget ({self.token_budget}) must be at least max_batch_size ({self.max_batch_size}), "
@@ -70,5 +76,5 @@ class EngineConfig:
             )
         for name in ("num_blocks", "num_threads"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name} must be at least 1 or left out, got {value}.", param=name)
+            if value is not None and not 1 <= value <= _MOST:
+                raise ConfigurationError(f"{name} must be 1 to {_MOST} or left out, got {value}.", param=name)

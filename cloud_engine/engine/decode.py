@@ -6,9 +6,9 @@ can wait. No torch here.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
 
 from .kv_cache import KVCacheManager
 from .request import RequestState
@@ -32,37 +32,39 @@ class PlainDecodes:
 
     def __init__(self, cache: KVCacheManager) -> None:
         self._cache = cache
+        self._columns = _Columns()
+        self._others: list[RequestState] | None = None  # who runs beside them; None: it has to be looked up
+        self._shared = False  # the columns are as `shares` said them
         self._steps = 0  # taken so far
         self._due: dict[int, list[ScheduledRequest]] = {}  # step -> who is to be looked at behind it; some have left
         self._full: list[ScheduledRequest] = []  # who needs a block before the next step; some have left
-        self._columns: _Columns | None = None  # None: one of them has left
-        self._outdated = False  # by who joined, or came or went beside them
 
     def join(self, state: RequestState) -> None:
         """For a running request that has just got a token: keep its share, if only a plain decode can come of it."""
         request = state.request
         if state.grammar is None and request.params.logprobs is None and not request.draft_ids:
             state.decode = ScheduledRequest(state, 1)
+            self._columns.insert(state.decode)
+            self._others = None
             self._expect(state.decode)
-            self._outdated = True
 
     def leave(self, state: RequestState) -> None:
         """Something else is to happen to a request that may be one of these."""
         if state.decode is not None:
+            self._columns.remove(state.decode)
+            self._others, self._shared = None, False
             state.decode = None
-            self._columns = None
 
     def running_changed(self) -> None:
         """To be said when other requests have begun or ceased to run."""
-        self._outdated = True
+        self._others = None
 
     def shares(self, running: Sequence[RequestState]) -> tuple[list[ScheduledRequest], list[RequestState]]:
         """Of the running requests, in their order: the shares of these, and the requests that are none of these."""
-        if self._columns is None or self._outdated:
-            self._columns = _Columns.of([state.decode for state in running if state.decode is not None])
-            self._columns.others = [state for state in running if state.decode is None]
-            self._outdated = False
-        return self._columns.items, self._columns.others
+        if self._others is None:
+            self._others = [state for state in running if state.decode is None]
+        self._shared = True
+        return self._columns.items.copy(), self._others
 
     def in_need(self) -> list[RequestState]:
         """Who lacks a block for the next token. To each of them `has_room` is to be said, or it has to `leave`."""
@@ -79,28 +81,30 @@ class PlainDecodes:
         `batch`: the shares of these first, as `shares` says them, then all others. Returns what came of it, and all
         others, with those that end.
         """
-        if self._columns is None:  # some of them got drafts meanwhile
-            columns, rows, others = _sorted_out(batch)
-            tokens_of = [tokens[row] for row in rows]
-        else:
-            columns = self._columns
-            rows, tokens_of = range(len(columns.items)), tokens[: len(columns.items)]
+        if self._shared:
+            columns, rows = self._columns, range(len(self._columns.items))
             others = _with_rows(batch[len(rows) :], len(rows))
-        due = self._due.pop(self._steps, [])
+        else:  # some of them got drafts meanwhile
+            columns, rows, others = _sorted_out(batch)
+        due = [item for item in self._due.pop(self._steps, ()) if item.state.decode is item]
         self._steps += 1
-        if ending := columns.ending(tokens_of, due):
-            kept = [index for index, item in enumerate(columns.items) if item not in ending]
-            others = [(item, row) for item, row in zip(columns.items, rows, strict=True) if item in ending] + others
-            columns, tokens_of = columns.only(kept), [tokens_of[index] for index in kept]
-        for state, token in zip(columns.states, tokens_of, strict=True):
+        tokens_of = [tokens[row] for row in rows]
+        states, request_ids, indices = columns.states, columns.request_ids.copy(), columns.indices.copy()
+        if ends := columns.ends(tokens_of, due):
+            others = [(columns.items[at], rows[at]) for at in ends] + others
+            states = states.copy()
+            for at in reversed(ends):
+                del states[at], request_ids[at], indices[at], tokens_of[at]
+        for state, token in zip(states, tokens_of, strict=True):
             state.token_ids.append(token)
             state.num_computed_tokens += 1
+        ended = {columns.items[at] for at in ends}
         for item in due:
-            if item.state.decode is item and item not in ending:
+            if item not in ended:
                 if len(item.state.block_table) % BLOCKS_AT_ONCE == 0:
                     self._cache.register(item.state)
                 self._expect(item)
-        return DecodedTokens(columns.request_ids, columns.indices, list(tokens_of)), others
+        return DecodedTokens(request_ids, indices, tokens_of), others
 
     def _expect(self, item: ScheduledRequest) -> None:
         """Note when this one is to be looked at."""
@@ -113,34 +117,48 @@ class PlainDecodes:
             self._due.setdefault(self._steps + max(steps, 0), []).append(item)
 
 
-@dataclass(slots=True)
 class _Columns:
-    """What is needed of plain decodes in every step, one entry each."""
+    """What is needed of plain decodes in every step, one entry each, in the order of the running requests."""
 
-    items: list[ScheduledRequest]
-    states: list[RequestState]
-    request_ids: list[str]
-    indices: list[int]
-    end_ids: frozenset[int]  # of any of them
-    others: list[RequestState]  # who runs beside them
+    def __init__(self, items: Sequence[ScheduledRequest] = ()) -> None:
+        """`items`: in that order."""
+        self.items = list(items)
+        self.states = [item.state for item in items]
+        self.request_ids = [state.request_id for state in self.states]
+        self.indices = [state.index for state in self.states]
+        self._kinds = Counter(state.end_ids for state in self.states)  # few: most requests end by the same tokens
+        self._end_ids = frozenset[int]().union(*self._kinds)
 
-    @classmethod
-    def of(cls, items: list[ScheduledRequest]) -> Self:
-        states = [item.state for item in items]
-        end_ids = frozenset[int]().union(*{state.end_ids for state in states})
-        return cls(
-            items, states, [state.request_id for state in states], [state.index for state in states], end_ids, []
-        )
+    def insert(self, item: ScheduledRequest) -> None:
+        state = item.state
+        at = bisect_right(self.states, state.order, key=_order)
+        self.items.insert(at, item)
+        self.states.insert(at, state)
+        self.request_ids.insert(at, state.request_id)
+        self.indices.insert(at, state.index)
+        self._kinds[state.end_ids] += 1
+        if self._kinds[state.end_ids] == 1:
+            self._end_ids |= state.end_ids
 
-    def only(self, kept: Sequence[int]) -> _Columns:
-        return _Columns.of([self.items[index] for index in kept])
+    def remove(self, item: ScheduledRequest) -> None:
+        at = self._place(item)
+        del self.items[at], self.states[at], self.request_ids[at], self.indices[at]
+        kind = item.state.end_ids
+        self._kinds[kind] -= 1
+        if not self._kinds[kind]:
+            del self._kinds[kind]
+            self._end_ids = frozenset[int]().union(*self._kinds)
 
-    def ending(self, tokens: Sequence[int], due: Sequence[ScheduledRequest]) -> set[ScheduledRequest]:
+    def ends(self, tokens: Sequence[int], due: Sequence[ScheduledRequest]) -> list[int]:
         """Whose answer ends with its token: at its length, which only those `due` can have reached, or by the token."""
-        ending = {item for item in due if item.state.num_computed_tokens + 1 >= item.state.last_position}
-        if not self.end_ids.isdisjoint(tokens):
-            ending.update(item for item, token in zip(self.items, tokens, strict=True) if token in item.state.end_ids)
-        return ending
+        found = {self._place(item) for item in due if item.start + 1 >= item.state.last_position}
+        if not self._end_ids.isdisjoint(tokens):
+            found.update(at for at, token in enumerate(tokens) if token in self.states[at].end_ids)
+        return sorted(found)
+
+    def _place(self, item: ScheduledRequest) -> int:
+        """Where it is, among those of equal order."""
+        return self.items.index(item, bisect_left(self.states, item.state.order, key=_order))
 
 
 def _sorted_out(batch: Sequence[ScheduledRequest]) -> tuple[_Columns, list[int], Others]:
@@ -154,7 +172,7 @@ def _sorted_out(batch: Sequence[ScheduledRequest]) -> tuple[_Columns, list[int],
             rows.append(row)
         else:
             others.append((item, row))
-    return _Columns.of(plain), rows, others
+    return _Columns(plain), rows, others
 
 
 def _with_rows(batch: Sequence[ScheduledRequest], row: int) -> Others:
@@ -164,3 +182,7 @@ def _with_rows(batch: Sequence[ScheduledRequest], row: int) -> Others:
         placed.append((item, row))
         row += item.num_samples
     return placed
+
+
+def _order(state: RequestState) -> float:
+    return state.order

@@ -31,7 +31,10 @@ class CatchUp:
 
 
 class Drafter(ABC):
-    """`name` goes into the statistics. `takes_passes`: every token takes a pass of a model, so drafts are not free."""
+    """`name` goes into the statistics, which count "draft" and "ngram" (`EngineStats`).
+
+    `takes_passes`: every token takes a pass of a model, so drafts are not free.
+    """
 
     name: str
     takes_passes: bool = False

@@ -163,8 +163,18 @@ class Engine:
         if request.beam is not None:
             self._searches[request.request_id] = BeamSearch(state, request.beam, self._scheduler, self._cache)
 
-    def abort(self, request_id: str) -> None:
-        """Drop a request and free its blocks; one that is not here (any more) is no error."""
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Drop a request and free its blocks; one that is not here (any more) is no error.
+
+        With an `index` only this one of its answers, while others go on.
+        """
+        others = [state for state in self._requests.get(request_id, ()) if state.index != index]
+        if index is not None and others:
+            for state in self._requests[request_id]:
+                if state.index == index:
+                    self._scheduler.remove(state)
+            self._requests[request_id] = others
+            return
         expected = self._expected.pop(request_id, None) is not None
         self._searches.pop(request_id, None)
         states = self._requests.pop(request_id, [])
@@ -409,7 +419,8 @@ class Engine:
         counters = self._counters
         counters.finished_requests += 1
         counters.prompt_tokens += stats.prompt_tokens
-        counters.prefix_query_tokens += stats.prompt_tokens if request.uses_prefix_cache else 0
+        looked_up = self.config.prefix_caching and request.uses_prefix_cache
+        counters.prefix_query_tokens += stats.prompt_tokens if looked_up else 0
         counters.prefix_hit_tokens += stats.cached_tokens
         counters.accepted_prediction_tokens += stats.accepted_prediction_tokens
         counters.rejected_prediction_tokens += stats.rejected_prediction_tokens

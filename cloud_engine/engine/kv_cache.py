@@ -168,7 +168,7 @@ class KVCacheManager:
 
     def register(self, state: RequestState) -> None:
         """Make blocks that became full findable for later requests, and remember which the draft model filled, too."""
-        if self._prefixes is None:
+        if self._prefixes is None or not state.request.uses_prefix_cache:
             return
         full = state.num_computed_tokens // self.block_size
         if full > state.num_registered_blocks:

@@ -65,9 +65,9 @@ class EngineLoop:
             case Prepared(request_id):
                 with self._reporting_failure(request_id):
                     self._add_prepared(request_id)
-            case Abort(request_id):
+            case Abort(request_id, index):
                 self._preparations.cancel(request_id)
-                self._engine.abort(request_id)
+                self._engine.abort(request_id, index)
             case _:
                 raise TypeError(f"A running engine takes no {type(command).__name__}.")
 

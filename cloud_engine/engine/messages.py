@@ -31,9 +31,10 @@ class Add(msgspec.Struct, tag=True, frozen=True):
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):
-    """Drop a request; one that is not there (any more) is no error."""
+    """Drop a request, or one of its answers; one that is not there (any more) is no error."""
 
     request_id: str
+    index: int | None = None
 
 
 class Prepared(msgspec.Struct, tag=True, frozen=True):

@@ -61,7 +61,7 @@ class GenerationRequest:
 
     @property
     def uses_prefix_cache(self) -> bool:
-        """An embedding needs the hidden states of every token, and the cache has none."""
+        """An embedding needs the hidden states of every token, and the cache has none: it neither looks nor adds."""
         return not self.embed
 
 

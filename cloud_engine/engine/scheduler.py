@@ -54,6 +54,7 @@ class Scheduler:
         self._speculator = speculator or Speculator([], config)
         self.waiting: list[RequestState] = []
         self.running: list[RequestState] = []
+        self._places = 0  # in the batch: of the running, and of all that is still to branch off from them
         self.decodes = PlainDecodes(cache)  # those of them that are
         self.num_preemptions = 0
         self.queue_seconds = Distribution(QUEUE_SECONDS)  # from arrival to the first step
@@ -66,8 +67,12 @@ class Scheduler:
         return num_beams * self._cache.most_blocks_for(num_tokens) <= self._cache.pool.num_blocks
 
     def check_room(self, expected: int = 0) -> None:
-        """Raises OverloadedError when the queue is full, `expected` requests that are still to come included."""
-        if len(self.waiting) + expected >= self._config.max_waiting:
+        """Raises OverloadedError when the queue is full, `expected` requests that are still to come included.
+
+        Who fills up the batch does not count: they are let in by the next step only.
+        """
+        free = max(0, self._config.max_batch_size - self._places)
+        if len(self.waiting) + expected >= self._config.max_waiting + free:
             raise OverloadedError(f"The queue is full ({self._config.max_waiting} requests waiting): try again later.")
 
     def add(self, state: RequestState) -> None:
@@ -106,7 +111,9 @@ class Scheduler:
         `_admit` has kept a place for it, or the caller removes another beam for it.
         """
         child.order = parent.order
-        parent.unforked = max(0, parent.unforked - 1)
+        if parent.unforked:
+            parent.unforked -= 1
+            self._places -= 1
         self._cache.fork(parent, child)
         self._run(child)
 
@@ -191,10 +198,12 @@ class Scheduler:
 
     def _run(self, state: RequestState) -> None:
         insort(self.running, state, key=_order)
+        self._places += 1 + state.unforked
         self.decodes.running_changed()
 
     def _stop(self, state: RequestState) -> None:
         self.running.remove(state)
+        self._places -= 1 + state.unforked
         self._cache.register(state)  # a plain decode may have full blocks that are not
         self._cache.free(state)
         self.decodes.leave(state)
@@ -214,9 +223,7 @@ class Scheduler:
 
     def _has_place(self, states: list[RequestState]) -> bool:
         """Whether the batch has rows for them, and for all that is still to branch off from them and the running."""
-        if len(self.running) + len(states) > self._config.max_batch_size:
-            return False
-        return sum(1 + state.unforked for state in chain(self.running, states)) <= self._config.max_batch_size
+        return self._places + sum(1 + state.unforked for state in states) <= self._config.max_batch_size
 
 
 def _beams_of(state: RequestState, among: list[RequestState]) -> list[RequestState]:

@@ -27,7 +27,7 @@ def _options() -> NodeOptions:
     add("--token-budget", type=int, help="tokens per step")
     add("--num-blocks", type=int, help="blocks of the KV cache")
     add("--policy", choices=("fcfs", "priority", "shortest-prefill"), help="who goes first")
-    add("--max-waiting", type=int, help="requests queued before others are refused")
+    add("--max-waiting", type=int, help="requests queued, beyond a full batch, before others are refused")
     add("--no-prefix-caching", dest="prefix_caching", action="store_false", help="compute every prompt anew")
     add("--num-draft-tokens", type=int, help="most tokens drafted per step and request")
     add("--ngram", action="store_true", help="also draft by looking up repetitions in prompt and answer")

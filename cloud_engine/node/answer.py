@@ -27,6 +27,7 @@ class TokenSource(Protocol):
     async def start(self) -> None: ...
     async def close(self) -> None: ...
     def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenOutput]: ...
+    def stop_answer(self, request_id: str, index: int) -> None: ...
     def stats(self) -> EngineStats: ...
 
 
@@ -83,6 +84,8 @@ async def pieces(
                 del open_answers[output.index]
                 if not open_answers:
                     return
+                if output.finish_reason is None:  # but by a stop string, of which the engine knows nothing
+                    engine.stop_answer(request.request_id, output.index)
 
 
 def total_usage(pieces: Iterable[Piece]) -> Usage:

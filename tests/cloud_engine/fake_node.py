@@ -60,6 +60,8 @@ class FakeEngine:
 
     async def close(self) -> None: ...
 
+    def stop_answer(self, request_id: str, index: int) -> None: ...
+
     def stats(self) -> EngineStats:
         return self._stats
 

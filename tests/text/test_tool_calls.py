@@ -1,6 +1,7 @@
 """Tool calls in text: three families of models, any cut into chunks, and what only looks like a call."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -53,13 +54,20 @@ CASES: list[tuple[ToolSyntax, str, Read]] = [
     (MISTRAL, '[TOOL_CALLS]f[ARGS]{"a": {}}[TOOL_CALLS]g{"b": 2}', ("", [("f", '{"a": {}}'), ("g", '{"b": 2}')])),
     (
         MISTRAL,
-        '[TOOL_CALLS]f[CALL_ID]x1[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]y2[ARGS]{}',
+        '[TOOL_CALLS]f[CALL_ID]chatcmpl-1f_2e[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]y2[ARGS]{}',
         ("", [("f", '{"a": 1}'), ("g", "{}")]),
     ),
     (MISTRAL, "[TOOL_CALLS]f[CALL_ID]no args", ("[TOOL_CALLS]f[CALL_ID]no args", [])),
     (MISTRAL, 'Hm. [TOOL_CALLS]f[ARGS]{"a": 1} tail', ("Hm. tail", [("f", '{"a": 1}')])),
     (MISTRAL, "[TOOL_CALLS][] and [TOOL_CALLS] no", ("[TOOL_CALLS][] and [TOOL_CALLS] no", [])),
 ]
+
+
+def test_blanks_without_end_take_no_time() -> None:
+    for begun in ("", "f", "f[CALL_ID]", "f[CALL_ID]x", "f[ARGS]"):
+        started = time.perf_counter()
+        assert read(MISTRAL, ["[TOOL_CALLS]" + begun + " " * 20_000, "!"])[1] == []
+        assert time.perf_counter() - started < 1
 
 
 def read(syntax: ToolSyntax, chunks: list[str]) -> Read:

@@ -126,6 +126,17 @@ def test_an_aborted_embedding_leaves_nothing_behind(llama: tuple[Any, Decoder]) 
     assert engine.stats().kv_blocks_used == 0
 
 
+def test_an_embedding_takes_no_room_in_the_prefix_cache(llama: tuple[Any, Decoder]) -> None:
+    _, model = llama
+    engine = engine_of(model, num_blocks=16)
+    prompt = PROMPTS[-1][:70]
+    question = GenerationRequest("q", prompt, SamplingParams(temperature=0, max_tokens=1))
+    step_to_the_end(engine, question)
+    for number in range(12):
+        step_to_the_end(engine, embedding_of("e", [number, *prompt[:50]]))
+    assert step_to_the_end(engine, question)["q"].stats.cached_tokens == 64
+
+
 def test_limits(llama: tuple[Any, Decoder]) -> None:
     _, model = llama
     engine = engine_of(model)

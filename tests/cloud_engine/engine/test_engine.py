@@ -187,7 +187,7 @@ def test_aborting_one_leaves_the_others_right(greedy, make_engine, make_prompts,
 
 
 def test_bad_requests_are_refused_and_change_nothing(make_engine):
-    engine = make_engine(max_waiting=2, num_blocks=4)
+    engine = make_engine(max_waiting=1, max_batch_size=1, num_blocks=4)
 
     def add(name: str, prompt: list[int], max_tokens: int | None = 4, drafts: list[int] | None = None) -> None:
         engine.add_request(GenerationRequest(name, prompt, SamplingParams(max_tokens=max_tokens), drafts or []))
@@ -311,6 +311,61 @@ def test_aborting_drops_all_answers(make_engine, ask) -> None:
     assert not engine.has_work
     assert engine.stats().kv_blocks_used == 0
     assert engine.stats().aborted_requests == 1
+
+
+def test_one_of_several_answers_can_be_dropped(make_engine, ask, run) -> None:
+    (request,) = ask([list(range(40))], n=3, max_tokens=30, temperature=1.0, seed=1, ignore_eos=True)
+    engine, answers, whole = make_engine(), ([], [], []), ([], [], [])
+    for found, dropped in ((whole, False), (answers, True)):
+        engine.add_request(request)
+        while engine.has_work:
+            for output in engine.step():
+                found[output.index].extend(output.token_ids)
+            if dropped and len(answers[1]) == 5:
+                engine.abort(request.request_id, 1)
+                engine.abort(request.request_id, 1)  # gone already
+    assert answers == (whole[0], whole[1][:5], whole[2])
+    assert [len(tokens) for tokens in whole] == [30, 30, 30]
+    stats = engine.stats()
+    assert (stats.kv_blocks_used, stats.running, stats.aborted_requests) == (0, 0, 0)
+
+
+def test_the_last_answer_dropped_is_the_request_dropped(make_engine, ask) -> None:
+    (request,) = ask([list(range(40))], n=2, max_tokens=30)
+    engine = make_engine()
+    engine.add_request(request)
+    engine.step()
+    for index in (0, 1):
+        engine.abort(request.request_id, index)
+    assert not engine.has_work
+    assert engine.stats().aborted_requests == 1
+
+
+def test_a_running_answer_is_found_four_blocks_at_a_time(make_engine, ask, run) -> None:
+    (request,) = ask([list(range(16))], max_tokens=120, ignore_eos=True)
+    (alone,) = run(make_engine(), [request])
+    engine = make_engine()
+    engine.add_request(request)
+    known = list(range(16))
+    while len(known) < 16 + 52:
+        for output in engine.step():
+            known += output.token_ids
+    follower = GenerationRequest("follower", [*known[:65], 1, 2], SamplingParams(temperature=0.0, max_tokens=1))
+    engine.add_request(follower)
+    ends = [output for _ in range(3) for output in engine.step() if output.request_id == "follower"]
+    assert ends[-1].stats.cached_tokens == 64
+    assert alone.token_ids[:52] == known[16:]
+
+
+def test_a_burst_fills_an_idle_batch_and_then_the_queue(make_engine, ask) -> None:
+    engine = make_engine(max_batch_size=4, max_waiting=2)
+    requests = ask([[1, 2, 3]] * 7)
+    for request in requests[:6]:
+        engine.add_request(request)
+    with pytest.raises(OverloadedError):
+        engine.add_request(requests[6])
+    engine.step()
+    assert (engine.stats().running, engine.stats().waiting) == (4, 2)
 
 
 @pytest.mark.parametrize("n", [0, 9])

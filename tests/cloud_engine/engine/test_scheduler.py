@@ -114,7 +114,8 @@ class Simulation(RuleBasedStateMachine):
         state.unforked = answers - 1
         state.end_ids = frozenset([END] if ends else [])
         assert self.scheduler.fits(len(prompt) + output)
-        full = len(self.scheduler.waiting) >= WAITING
+        free = max(0, BATCH - sum(1 + state.unforked for state in self.scheduler.running))
+        full = len(self.scheduler.waiting) >= WAITING + free
         try:
             self.scheduler.check_room()
         except OverloadedError:
