@@ -20,6 +20,7 @@ from .products import install
 
 Floats = npt.NDArray[np.float32]
 _LOG_ERROR, _LOG_CONTINUED = 4, 5
+_loading = threading.Lock()
 
 
 class Llama:
@@ -38,8 +39,9 @@ class Llama:
         self.api: Any = api
         self.errors: deque[str] = deque(maxlen=8)
         self._last_level = 0
-        self._callback = api.llama_log_callback(self._log)  # kept: the library holds only a pointer
-        api.llama_log_set(self._callback, ctypes.c_void_p(0))
+        callback = api.llama_log_callback(self._log)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))  # for ever: the library calls it whatever becomes of us
+        api.llama_log_set(callback, ctypes.c_void_p(0))
         api.llama_backend_init()
 
     def _log(self, level: int, text: bytes, _: object) -> None:
@@ -55,9 +57,14 @@ class Llama:
         return lines or "llama.cpp gave no reason"
 
 
-@functools.cache
 def llama() -> Llama:
-    """The library, loaded on first use. Raises MissingDependencyError."""
+    """The library, loaded on first use, once for all threads. Raises MissingDependencyError."""
+    with _loading:  # `functools.cache` alone lets every thread that comes before the first is done load it, too
+        return _loaded()
+
+
+@functools.cache
+def _loaded() -> Llama:
     return Llama()
 
 
