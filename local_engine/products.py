@@ -14,6 +14,7 @@ import logging
 import platform
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -128,32 +129,30 @@ def known_libraries() -> Path:
 
 
 def serve(ours: ctypes.CDLL, *kinds: Kind) -> None:
-    """Compute these and no others."""
+    """Compute these and no others. Not while llama.cpp computes: its threads would disagree on who does what."""
     ours.updraft_serve(ctypes.c_uint32(sum(1 << kind.number for kind in kinds)))
 
 
 def _agrees(ours: ctypes.CDLL, ggml: ctypes.CDLL, kind: Kind) -> bool:
-    serve(ours, kind)
     if _weights_type(ours, ggml, kind) != kind.number:
         return False
     for size in _SIZES:
-        found = product(ours, ggml, kind, size)
+        found = product(ours.updraft_product, ggml, kind, size)
         if found is None or found.tobytes() != dots(ggml, kind, size).tobytes():
             return False
     return True
 
 
 def product(
-    library: ctypes.CDLL, ggml: ctypes.CDLL, kind: Kind, size: tuple[int, int, int], threads: int = 2
+    function: Any, ggml: ctypes.CDLL, kind: Kind, size: tuple[int, int, int], threads: int = 2
 ) -> Floats | None:
-    """What `library` makes of scrambled blocks: (rows of activations, rows of weights). None if it computes no such
-    product. `size`: rows of weights and of activations, blocks in a row."""
+    """What `function`, a `llamafile_sgemm`, makes of scrambled blocks: (rows of activations, rows of weights). None if
+    it computes no such product. `size`: rows of weights and of activations, blocks in a row."""
     rows, columns, blocks = size
     weights, activations = _weights(kind, rows, blocks), _activations(ggml, kind, columns, blocks)
     result = np.zeros((columns, rows), np.float32)
     for thread in range(threads):
         params = (ctypes.c_int * 16)(thread, threads)  # longer than ggml_compute_params, which begins so
-        function = library.llamafile_sgemm
         function.restype = ctypes.c_bool
         computed = function(
             params,

@@ -98,7 +98,7 @@ def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
 
 def same(libraries, kind: Kind, size: tuple[int, int, int], threads: int = 2) -> bool:
     ours, ggml = libraries
-    found = products.product(ours, ggml, kind, size, threads)
+    found = products.product(ours.llamafile_sgemm, ggml, kind, size, threads)
     assert found is not None
     return np.array_equal(found.view(np.int32), products.dots(ggml, kind, size).view(np.int32))
 
@@ -127,7 +127,8 @@ def test_what_does_not_fit_the_buffer_is_computed_in_parts(libraries, kind: Kind
 def test_the_longest_rows_are_left_to_ggml(libraries) -> None:
     ours, ggml = libraries
     by_name = {kind.name: kind for kind in products.KINDS}
-    assert products.product(ours, ggml, by_name["Q6_K"], (2, 2, 700)) is None  # ggml multiplies row by row
+    found = products.product(ours.llamafile_sgemm, ggml, by_name["Q6_K"], (2, 2, 700))
+    assert found is None  # ggml multiplies row by row
     assert same(libraries, by_name["Q8_0"], (2, 2, 700))
 
 
@@ -137,7 +138,7 @@ def test_what_is_not_served_is_handed_on(libraries, kind: Kind) -> None:
     ours, ggml = libraries
     counted = ctypes.c_int64.in_dll(ours, "updraft_products")
     products.serve(ours, *(other for other in products.KINDS if other != kind))
-    before, found = counted.value, products.product(ours, ggml, kind, (8, 2, 4))
+    before, found = counted.value, products.product(ours.llamafile_sgemm, ggml, kind, (8, 2, 4))
     products.serve(ours, *products.KINDS)
     assert counted.value == before
     assert (found is None) == (kind.values == 256)
@@ -145,9 +146,31 @@ def test_what_is_not_served_is_handed_on(libraries, kind: Kind) -> None:
 
 @needs_vnni
 def test_one_row_is_left_to_ggml_but_of_q5_0(libraries) -> None:
-    ones = [kind.name for kind in products.KINDS if products.product(*libraries, kind, (8, 1, 4)) is not None]
+    ours, ggml = libraries
+    single = (products.product(ours.llamafile_sgemm, ggml, kind, (8, 1, 4)) for kind in products.KINDS)
+    ones = [kind.name for kind, found in zip(products.KINDS, single, strict=True) if found is not None]
     assert ones == ["Q5_0"]
     assert all(same(libraries, products.KINDS[1], (rows, 1, 28)) for rows in (1, 6, 70))
+
+
+@needs_vnni
+def test_a_check_changes_nothing_for_those_who_compute(libraries, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads of one product must agree on whether it is ours."""
+    ours, _ = libraries
+    served, check = [], products._agrees
+
+    def watched(*arguments) -> bool:
+        agrees = check(*arguments)
+        counted = ctypes.c_int64.in_dll(ours, "updraft_products")
+        before = counted.value
+        for kind in products.KINDS:
+            assert same(libraries, kind, (8, 2, 4))
+        served.append(counted.value - before)
+        return agrees
+
+    monkeypatch.setattr(products, "_agrees", watched)
+    products.install()
+    assert served == [len(products.KINDS)] * len(products.KINDS)
 
 
 @needs_vnni

@@ -9,7 +9,7 @@ typedef bool Sgemm(
     void *c, int64_t ldc, int a_type, int b_type, int c_type);
 
 static Sgemm *ggmls;
-static uint32_t served; /* a bit for each type of weights */
+static _Atomic uint32_t served; /* a bit for each type of weights */
 
 /* Calls computed here, for tests; without a lock, so that some may be missing. */
 EXPORT int64_t updraft_products;
@@ -37,7 +37,8 @@ EXPORT void updraft_hand_on_tiled(Tiled *others) { ggmls_tiled = others; }
 /* The type of the weights that `result` is made of. */
 EXPORT int updraft_weights_type(const Tensor *result) { return result->sources[0]->type; }
 
-/* Which types of weights to compute here, a bit for each; the others are handed on. */
+/* Which types of weights to compute here, a bit for each; the others are handed on. Between two products: the threads
+   of one divide it as the first of them does. */
 EXPORT void updraft_serve(uint32_t types) { served = types; }
 
 static bool serves(int type) { return type >= 0 && type < 32 && served >> type & 1; }
@@ -50,11 +51,18 @@ static bool computed(const Params *params, const Product *product, int a_type, i
     return false;
 }
 
-EXPORT bool llamafile_sgemm(
+/* The product whether its type is served or not, to be compared with ggml's. False: not computed here. */
+EXPORT bool updraft_product(
     const Params *params, int64_t m, int64_t n, int64_t k, const void *a, int64_t lda, const void *b, int64_t ldb,
     void *c, int64_t ldc, int a_type, int b_type, int c_type) {
     Product product = {m, n, k, a, lda, b, ldb, c, ldc};
-    if (serves(a_type) && c_type == TYPE_F32 && computed(params, &product, a_type, b_type)) {
+    return c_type == TYPE_F32 && computed(params, &product, a_type, b_type);
+}
+
+EXPORT bool llamafile_sgemm(
+    const Params *params, int64_t m, int64_t n, int64_t k, const void *a, int64_t lda, const void *b, int64_t ldb,
+    void *c, int64_t ldc, int a_type, int b_type, int c_type) {
+    if (serves(a_type) && updraft_product(params, m, n, k, a, lda, b, ldb, c, ldc, a_type, b_type, c_type)) {
         if (params->thread == 0) updraft_products++;
         return true;
     }
