@@ -43,6 +43,14 @@ with LocalEngine.load(sys.argv[1]) as engine:
     bits = hashlib.sha256(engine.score([5, 6, 7, 8, 9, 10, 11] * 9).tobytes()).hexdigest()
     print(bits, served() - before)
 """
+SMALL_STACK = """
+import sys, threading
+from updraft.local_engine.engine import LocalEngine, LocalOptions
+
+threading.stack_size(2**18)
+with LocalEngine.load(sys.argv[1], LocalOptions(threads=1, repack=False)) as engine:  # its thread computes
+    print(engine.score([5, 6, 7, 8, 9, 10, 11] * 9).shape)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +78,14 @@ def test_llama_cpp_computes_with_ours_and_gives_the_same_bits(model: str, mixed:
     matrices = {tensor.name for tensor in GGUFReader(path).tensors if tensor.tensor_type.name in types}
     assert int(ours[1]) >= len(matrices - {"token_embd.weight"}) > 0 == int(theirs[1])
     assert ours[0] == theirs[0]
+
+
+@needs_vnni
+@pytest.mark.parametrize("model", ["pocket", "mixed"])
+def test_threads_with_small_stacks_can_compute(model: str, mixed: Path) -> None:
+    path = mixed if model == "mixed" else pocket_small_gguf()
+    done = subprocess.run([sys.executable, "-c", SMALL_STACK, str(path)], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("(63, "), f"{done.returncode}: {done.stderr}"
 
 
 def test_the_mixed_model_has_all_types(mixed: Path) -> None:

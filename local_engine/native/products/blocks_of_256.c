@@ -185,7 +185,7 @@ TILES(Q6_K)
 
 /* This thread's rows of the matrix times columns that fit the buffer when packed. */
 static void computed(const Params *params, const Product *p, int type) {
-    Packed packed[PACKED_BYTES / sizeof(Packed)];
+    Packed *packed = (Packed *)updraft_packed;
     Tile *const *kinds = type == TYPE_Q4_K ? Q4_K_tiles : Q6_K_tiles;
     int64_t row_bytes = p->lda * (int64_t)(type == TYPE_Q4_K ? sizeof(Q4_K) : sizeof(Q6_K));
     int64_t tiles = (p->n + COLUMNS - 1) / COLUMNS;

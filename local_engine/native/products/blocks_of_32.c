@@ -113,7 +113,7 @@ TILES(Q5_0)
 
 /* This thread's rows of the matrix times columns that fit the buffer when packed. */
 static void computed(const Params *params, const Product *p, int type) {
-    uint8_t packed[PACKED_BYTES] __attribute__((aligned(64)));
+    uint8_t *packed = updraft_packed;
     Tile *const *kinds = type == TYPE_Q8_0 ? Q8_0_tiles : Q5_0_tiles;
     int64_t row_bytes = p->lda * (int64_t)(type == TYPE_Q8_0 ? sizeof(Q8_0) : sizeof(Q5_0));
     int64_t panels = (p->m + ROWS - 1) / ROWS, tiles = (p->n + COLUMNS - 1) / COLUMNS;

@@ -4,6 +4,8 @@
 
 #include "products.h"
 
+_Thread_local uint8_t updraft_packed[PACKED_BYTES];
+
 typedef bool Sgemm(
     const Params *params, int64_t m, int64_t n, int64_t k, const void *a, int64_t lda, const void *b, int64_t ldb,
     void *c, int64_t ldc, int a_type, int b_type, int c_type);

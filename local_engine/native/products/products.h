@@ -27,8 +27,10 @@ typedef struct {
     int64_t ldc;
 } Product;
 
-/* Packed activations of one product at most: they stay in the second-level cache. */
+/* Packed activations of one product at most: they stay in the second-level cache. Not on the stack, of which a thread
+   may have no more than this: the C library takes it from the heap at a thread's first product, and frees it with it. */
 #define PACKED_BYTES (1 << 18)
+extern _Thread_local uint8_t updraft_packed[PACKED_BYTES] __attribute__((aligned(64), visibility("hidden")));
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__) && defined(__AVX512BW__)
 #define HAS_VNNI 1
