@@ -11,6 +11,7 @@ import ctypes
 import importlib.metadata
 import importlib.util
 import logging
+import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from .machine import this_machine
 
 #: llama-cpp-python whose functions have the arguments that ours have: tried in the tests.
 KNOWN_VERSIONS = ("0.3.36",)
+_SONAME = "libggml-cpu.so.0"  # under which they are found once loaded, from whatever file
 _SOURCES = Path(__file__).parent / "native" / "products"
 _log = logging.getLogger("updraft.local")
 _F32 = 0  # of enum ggml_type
@@ -77,7 +79,7 @@ def install() -> Served:
     if served.types and served.reason:
         _log.warning("Some products are llama.cpp's own: %s.", served.reason)
     elif served.reason:
-        _log.info("Products are llama.cpp's own: %s.", served.reason)
+        _log.info("Products are llama.cpp's own: %s.", "; ".join(filter(None, (served.reason, served.fix))))
     return served
 
 
@@ -96,6 +98,11 @@ def _installed() -> Served:
         raise NotServedError("they are replaced on Linux only")
     if "avx512_vnni" not in this_machine().instruction_sets:
         raise NotServedError("this processor has no AVX-512 VNNI")
+    if _is_too_late():
+        raise NotServedError(
+            "llama.cpp was loaded before them, and has bound its own",
+            "load a model with updraft before anything else in the process imports llama_cpp",
+        )
     try:
         ours = load_from(_SOURCES, ctypes.RTLD_GLOBAL)
     except NativeBuildError as error:
@@ -126,6 +133,15 @@ def known_libraries() -> Path:
     if version not in KNOWN_VERSIONS:
         raise NotServedError(f"{PACKAGE} {version} is not one whose products are replaced")
     return Path(spec.submodule_search_locations[0]) / "lib"
+
+
+def _is_too_late() -> bool:
+    """Whether ggml is in the process and ours are not: the linker has bound the names to its own functions."""
+    try:
+        ctypes.CDLL(_SONAME, os.RTLD_NOLOAD)
+    except OSError:  # it is not loaded
+        return False
+    return not hasattr(ctypes.CDLL(None), "updraft_serve")
 
 
 def serve(ours: ctypes.CDLL, *kinds: Kind) -> None:

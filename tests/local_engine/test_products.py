@@ -61,6 +61,14 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return q4_k_m(folder / "mixed.gguf", q8_0(folder / "source.gguf", shape), threads=2)
 
 
+@pytest.fixture(scope="module")
+def k_quants(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that is wide enough for K-quants throughout."""
+    folder = tmp_path_factory.mktemp("k_quants")
+    shape = Shape(layers=4, width=256, kv=1, feed_forward=512, vocabulary=1000, context=256)
+    return q4_k_m(folder / "k.gguf", q8_0(folder / "source.gguf", shape), threads=2)
+
+
 @needs_vnni
 @pytest.mark.parametrize("model", ["pocket", "mixed"])
 def test_llama_cpp_computes_with_ours_and_gives_the_same_bits(model: str, mixed: Path) -> None:
@@ -93,9 +101,9 @@ def test_the_mixed_model_has_all_types(mixed: Path) -> None:
 
 
 @needs_vnni
-def test_an_answer_does_not_depend_on_the_rows_beside_it(mixed: Path) -> None:
+def test_an_answer_does_not_depend_on_the_rows_beside_it(k_quants: Path) -> None:
     """llama.cpp alone computes K-quants otherwise from eight rows on, and repacked ones from four."""
-    with LocalEngine.load(mixed, LocalOptions(kv_cache_type="f32", repack=False)) as engine:
+    with LocalEngine.load(k_quants, LocalOptions(kv_cache_type="f32", repack=False)) as engine:
         long, short = engine.score(list(range(5, 45))), engine.score(list(range(5, 12)))
     assert np.array_equal(long[: len(short)].view(np.int32), short.view(np.int32))
 
@@ -213,6 +221,14 @@ def test_unknown_versions_are_left_alone(monkeypatch: pytest.MonkeyPatch, caplog
     with caplog.at_level(logging.INFO):
         assert "99.0" in products.install().reason
     assert "99.0" in caplog.text
+
+
+@needs_vnni
+def test_what_llama_cpp_has_bound_before_is_not_called_ours() -> None:
+    code = "import updraft, llama_cpp; from updraft.local_engine.llama import llama; print(llama().products)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "types=(), reason='llama.cpp was loaded before" in done.stdout
+    assert "before anything else" in done.stdout
 
 
 @needs_vnni
