@@ -395,6 +395,22 @@ def test_one_slow_step_does_not_starve_prompts():
     assert budget.grant(1) > 1
 
 
+def test_a_chunk_is_tried_twice_before_it_counts_as_too_large():
+    budget, slow, quick = ChunkBudget(512), 0.9, 0.11
+    for _ in range(3):
+        budget.measured(4, 0, 0.1)
+    chunk = budget.grant(4)
+    assert chunk > 1
+    budget.measured(4, chunk, slow)
+    assert budget.grant(4) == chunk  # it may have been a neighbour
+    budget.measured(4, chunk, quick)
+    assert budget.grant(4) >= chunk
+    larger = budget.grant(4)
+    for _ in range(2):
+        budget.measured(4, larger, slow)
+    assert budget.grant(4) < larger
+
+
 def test_chunks_grow_again_when_a_neighbour_has_left():
     budget = ChunkBudget(512)
     machine = Steps(0.02, 0.0, 0.1, 0.0, seed=0)

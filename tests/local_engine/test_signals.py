@@ -62,6 +62,16 @@ def test_a_large_vocabulary(meter):
         assert measured.logprob(17) == pytest.approx(np.log(p[17]), abs=1e-4)
 
 
+def test_the_many_unlikely_tokens_count(meter):
+    """Each alone is too little to change a sum of one in single precision, all together they are not."""
+    logits = np.full((1, 160_000), -16.65, np.float32)
+    logits[0, :16] = 0  # one in each lane of the C
+    (row,) = meter(160_000).measure(logits)
+    p = softmax(logits[0])
+    assert row.log_total == pytest.approx(-np.log(p[0]), abs=5e-5)
+    assert row.entropy == pytest.approx(-(p * np.log(p)).sum(), abs=1e-3)
+
+
 def test_the_first_of_equals_is_the_most_likely(meter):
     """Wherever they lie in the sixteen lanes of the C."""
     for places in ((5, 4), (3, 20), (40, 17), (99, 96), (0, 16), (63,)):
