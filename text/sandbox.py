@@ -44,7 +44,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             optimized=False,
             finalize=_as_it_is,
         )
-        self.filters = check_filters()
+        self.filters = check_filters(self.tick)
         self.globals.pop("lipsum")  # writes as many words as it is told to
         self._clock = threading.local()
 
@@ -55,7 +55,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         yield
 
     def tick(self) -> str:
-        """Called by every turn of a loop."""
+        """Called by every turn of a loop, every call and every filter."""
         if time.thread_time() > self._clock.end:
             raise SecurityError(f"it computes for more than {CPU_SECONDS:.0f} seconds")
         return ""

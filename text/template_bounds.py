@@ -50,6 +50,9 @@ def measure(items: int) -> None:
 def weigh(value: Any, per_item: int = 0) -> int:
     """The characters in `value`, however deep, and at least one for each thing in it; `per_item`: for each item of a
     container and each level above it. Raises SecurityError for more than may be."""
+    if isinstance(value, str):  # nearly always
+        measure(len(value))
+        return len(value)
     weight, walked, rest = 0, 1, [(value, 0)]
     while rest:
         found, level = rest.pop()
@@ -69,10 +72,10 @@ def weigh(value: Any, per_item: int = 0) -> int:
     return weight
 
 
-def check_filters() -> dict[str, Callable[..., Any]]:
-    """Jinja's own filters that are allowed, by name, each with its checks."""
+def check_filters(tick: Callable[[], object]) -> dict[str, Callable[..., Any]]:
+    """Jinja's own filters that are allowed, by name, each with its checks; they call `tick` first."""
     kinds = ((_PLAIN, _plain), (_WALKING, _walking), (_DEEP, _deep), (_WRITING, _writing))
-    return {name: _checked(name, check) for names, check in kinds for name in names.split()}
+    return {name: _checked(name, check, tick) for names, check in kinds for name in names.split()}
 
 
 def check_method(method: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
@@ -112,13 +115,16 @@ def settled(value: Any) -> Any:
     return items
 
 
-def _checked(name: str, check: Callable[[str, list[Any], Mapping[str, Any]], None]) -> Callable[..., Any]:
+def _checked(
+    name: str, check: Callable[[str, list[Any], Mapping[str, Any]], None], tick: Callable[[], object]
+) -> Callable[..., Any]:
     """The filter of Jinja's, with a check of what it gets."""
     original = FILTERS[name]
     at = 1 if hasattr(original, "jinja_pass_arg") else 0  # first comes what Jinja itself passes
 
     @functools.wraps(original)
     def checked(*arguments: Any, **options: Any) -> Any:
+        tick()
         values = [*map(settled, arguments[at:])]
         check(name, values, options)
         return original(*arguments[:at], *values, **options)
@@ -146,7 +152,7 @@ def _deep(name: str, values: list[Any], options: Mapping[str, Any]) -> None:
 def _writing(name: str, values: list[Any], options: Mapping[str, Any]) -> None:
     """`values`: the text, and what the filter or method `name` takes beside it."""
     arguments = [*values[1:], *options.values()]
-    inside = weigh(values[0]) + weigh(arguments)
+    inside = weigh(values[0]) + (weigh(arguments) if arguments else 0)
     text = str(values[0])
     texts = [argument for argument in arguments if isinstance(argument, str)]
     numbers = [argument for argument in arguments if isinstance(argument, int)]
