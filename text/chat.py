@@ -252,7 +252,7 @@ def _as_dict(message: Message, change: Change) -> dict[str, Any]:
 
 def _environment() -> Sandbox:
     environment = Sandbox()
-    environment.filters["tojson"] = _to_json
+    environment.add_filter("tojson", _to_json)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment

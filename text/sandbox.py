@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,6 +47,15 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.filters = check_filters(self.tick)
         self.globals.pop("lipsum")  # writes as many words as it is told to
         self._clock = threading.local()
+
+    def add_filter(self, name: str, function: Callable[..., Any]) -> None:
+        """`function` has to measure what it makes; the clock is looked at before it runs."""
+
+        def ticking(*arguments: Any, **options: Any) -> Any:
+            self.tick()
+            return function(*arguments, **options)
+
+        self.filters[name] = ticking
 
     @contextmanager
     def bounded(self) -> Iterator[None]:

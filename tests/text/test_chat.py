@@ -182,6 +182,7 @@ def test_a_template_gets_bounded_memory(source) -> None:
         "{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
         "{{ ([range(9999) | list] * 9999) | map('sort') | map('length') | list }}",
+        "{{ ([range(9999) | list] * 9999) | map('tojson') | map('length') | list }}",
         "{% for x in 'ab' recursive %}{% if loop.depth < 60 %}{{ loop('ab') }}{% endif %}{% endfor %}",
     ],
 )
