@@ -7,6 +7,7 @@ their own: `load_from`.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -16,8 +17,10 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 import sysconfig
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,6 +28,7 @@ from ..protocol.settings import state_folder
 
 _SOURCES = Path(__file__).parent / "native"
 _COMPILE_S = 120
+_STALE_S = 3600
 #: Of native/vectors.h: rows and heads have to be multiples of it.
 LANES = 16
 _LOG = logging.getLogger(__name__)
@@ -59,13 +63,26 @@ def load_from(sources: Path, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
 
 
 def _loaded(compiler: list[str], sources: Path, mode: int) -> ctypes.CDLL:
-    """Raises NativeBuildError, and OSError for what cannot be kept or loaded even when it is built anew."""
+    """Raises NativeBuildError, and OSError where nothing can be written anywhere."""
+    name = f"kernels-{_digest(compiler, sources)}.so"
     try:
-        folder = _private(state_folder() / "native")
-    except OSError:  # nothing can be kept: it is built for this process alone
-        folder = Path(tempfile.mkdtemp(prefix="updraft-native-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    target = folder / f"kernels-{_digest(compiler, sources)}.so"
+        return _kept(compiler, _private(state_folder() / "native") / name, sources, mode)
+    except OSError as error:
+        _LOG.warning("Compiled for this process alone, as it cannot be kept: %s.", error)
+    folder = Path(tempfile.mkdtemp(prefix="updraft-native-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    build(compiler, folder / name, sources)
+    try:
+        return ctypes.CDLL(str(folder / name), mode)
+    except OSError as error:
+        raise NativeBuildError(
+            f"what was compiled does not load (is {folder.parent} mounted noexec?): {error}"
+        ) from error
+
+
+def _kept(compiler: list[str], target: Path, sources: Path, mode: int) -> ctypes.CDLL:
+    """Raises NativeBuildError, and OSError for what cannot be kept or loaded even when it is built anew."""
+    _sweep(target.parent)
     if _is_whole(target):
         try:
             return ctypes.CDLL(str(target), mode)
@@ -82,12 +99,29 @@ def _private(folder: Path) -> Path:
     if found.st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user")
     if found.st_mode & 0o022:
-        folder.chmod(0o700)
-        for planted in folder.iterdir():  # perhaps: others could write here until now
-            planted.unlink()
+        _discard(folder)
+        folder.mkdir(mode=0o700)
     if not os.access(folder, os.W_OK):
         raise PermissionError(f"{folder} cannot be written to")
+    if sys.platform == "linux" and os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        raise PermissionError(f"{folder} is mounted noexec (set UPDRAFT_HOME to a folder that is not)")
     return folder
+
+
+def _discard(folder: Path) -> None:
+    """Whatever lies there may be planted. It goes all at once: what cannot be removed is at least found no more."""
+    _LOG.warning("Others could write to %s: what lay there is thrown away.", folder)
+    aside = Path(tempfile.mkdtemp(prefix=f"{folder.name}-discarded-", dir=folder.parent))
+    folder.rename(aside / folder.name)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what builds left that were killed: each has a folder of its own, for some minutes at most."""
+    for left in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a build that ends just now
+            if left.is_dir() and time.time() - left.stat().st_mtime > _STALE_S:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def build(compiler: list[str], target: Path, origin: Path) -> None:

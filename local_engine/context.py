@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,7 +145,7 @@ class LlamaContext:
         if not adapters:
             return
         api = self._api
-        loaded = [api.llama_adapter_lora_init(model, str(adapter.path).encode()) for adapter in adapters]
+        loaded = [api.llama_adapter_lora_init(model, os.fsencode(adapter.path)) for adapter in adapters]
         for adapter, handle in zip(adapters, loaded, strict=True):
             if not handle:
                 raise ModelLoadError(f"llama.cpp cannot apply the adapter {adapter.path}: {llama().last_errors()}.")

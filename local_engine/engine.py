@@ -6,6 +6,7 @@ log-probabilities of its tokens. The gates of the router live on these.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -86,7 +87,8 @@ class LocalEngine:
                     f"{path.name} was trained on {model.train_context} tokens of context, "
                     f"{options.context_length} were asked for: lower context_length."
                 )
-            return cls(model, header, options.model_id or path.stem, options)
+            name = os.fsencode(path.stem).decode("utf-8", "replace")  # responses and ledger take UTF-8 only
+            return cls(model, header, options.model_id or name, options)
         except BaseException:
             model.close()
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import os
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -83,7 +84,7 @@ class LlamaModel:
         params.use_extra_bufts = repack
         if gpu_layers is not None:
             params.n_gpu_layers = gpu_layers
-        self._model: Any = api.llama_model_load_from_file(str(path).encode(), params)
+        self._model: Any = api.llama_model_load_from_file(os.fsencode(path), params)
         if not self._model:
             raise ModelLoadError(f"llama.cpp cannot load {path}: {library.last_errors()}.")
         if api.llama_model_has_encoder(self._model) or not api.llama_model_has_decoder(self._model):

@@ -88,7 +88,10 @@ class EngineLoop:
         self._inbox.put(partial(self._end, job))
 
     def close(self) -> None:
-        """Let all jobs fail and free everything; returns when that is done, after a step that is running."""
+        """Let all jobs fail and free everything; returns when that is done, after a step that is running. Does nothing
+        in a process that was forked from the engine's: the thread is not there, and its lock may be held for ever."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             self._closed = True
         self._inbox.put(self._stop)

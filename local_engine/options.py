@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
 
 from ..protocol.errors import InvalidRequestError
 from .context import LoraAdapter
 from .fit import KvCacheType
 
+#: Types of a KV cache that only flash attention can read.
+QUANTIZED: tuple[KvCacheType, ...] = ("q8_0", "q4_0")
 _RANGES = {  # least and most; llama.cpp aborts beyond 512 threads
     "context_length": (1, 2**31 - 1),
     "parallel": (1, 64),
@@ -16,6 +21,14 @@ _RANGES = {  # least and most; llama.cpp aborts beyond 512 threads
     "threads": (1, 512),
     "gpu_layers": (0, 2**16),
     "ubatch": (2, 2**14),
+}
+_SWITCH = (bool | None, "True, False or None")
+_KINDS = {
+    "repack": _SWITCH,
+    "flash_attention": _SWITCH,
+    "prompt_logprobs": _SWITCH,
+    "model_id": (str | None, "a text or None"),
+    "tool_parser": (str, "a text"),
 }
 
 
@@ -58,27 +71,31 @@ class LocalOptions:
             if value is None and name != "queue_limit":
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-                raise InvalidRequestError(
-                    f"{name} must be a whole number of {least:,} to {most:,}, got {value!r}.",
-                    param=name,
-                    code="invalid_value",
-                )
-        for adapter in self.adapters:
-            if not math.isfinite(adapter.scale):
-                raise InvalidRequestError(
-                    f"The scale of {adapter.path} must be a finite number, got {adapter.scale!r}.",
-                    param="adapters",
-                    code="invalid_value",
-                )
-        if self.kv_cache_type not in (None, "f32", "f16", "q8_0", "q4_0"):
-            raise InvalidRequestError(
-                f"kv_cache_type must be f32, f16, q8_0 or q4_0, got {self.kv_cache_type!r}.",
-                param="kv_cache_type",
-                code="invalid_value",
-            )
-        if self.kv_cache_type in ("q8_0", "q4_0") and self.flash_attention is False:
+                raise _wrong(name, f"a whole number of {least:,} to {most:,}", value)
+        for name, (kind, expected) in _KINDS.items():
+            if not isinstance(getattr(self, name), kind):
+                raise _wrong(name, expected, getattr(self, name))
+        _check_adapters(self.adapters)
+        if self.kv_cache_type not in (None, "f32", "f16", *QUANTIZED):
+            raise _wrong("kv_cache_type", "f32, f16, q8_0 or q4_0", self.kv_cache_type)
+        if self.kv_cache_type in QUANTIZED and self.flash_attention is False:
             raise InvalidRequestError(
                 f"A KV cache of type {self.kv_cache_type} needs flash attention: leave flash_attention to the engine.",
                 param="flash_attention",
                 code="invalid_value",
             )
+
+
+def _check_adapters(adapters: object) -> None:
+    if not isinstance(adapters, tuple | list):
+        raise _wrong("adapters", "a tuple of LoraAdapter", adapters)
+    for adapter in cast(Sequence[object], adapters):
+        if not isinstance(adapter, LoraAdapter) or not isinstance(adapter.path, str | Path):
+            raise _wrong("adapters", "a tuple of LoraAdapter, each with the path of its file", adapter)
+        scale: object = adapter.scale
+        if not isinstance(scale, int | float) or not math.isfinite(scale):
+            raise _wrong("adapters", f"a tuple of LoraAdapter, the scale of {adapter.path} a finite number", scale)
+
+
+def _wrong(name: str, expected: str, value: object) -> InvalidRequestError:
+    return InvalidRequestError(f"{name} must be {expected}, got {value!r}.", param=name, code="invalid_value")

@@ -76,8 +76,8 @@ class Measured:
 def top_tokens(logits: Floats, count: int) -> npt.NDArray[np.intp]:
     """Ids of the `count` largest logits (vocab,), largest first, of equals the lower id.
 
-    The largest are in the columns of a (64, vocab / 64) view with the largest maxima: a pass over all logits, then over
-    a few.
+    The largest are in the columns of a (64, vocab / 64) view with the largest maxima, all of those that are equal: a
+    pass over all logits, then over a few.
     """
     count = min(count, len(logits))
     if count == 0:
@@ -87,9 +87,9 @@ def top_tokens(logits: Floats, count: int) -> npt.NDArray[np.intp]:
         candidates = np.arange(len(logits))
     else:
         maxima = logits[: width * _BLOCK].reshape(_BLOCK, width).max(axis=0)
-        columns = np.argpartition(maxima, -count)[-count:]
+        columns = np.flatnonzero(maxima >= np.partition(maxima, -count)[-count])
         rest = np.arange(width * _BLOCK, len(logits))
-        candidates = np.sort(np.concatenate(((columns[:, None] + width * np.arange(_BLOCK)).ravel(), rest)))
+        candidates = np.concatenate(((width * np.arange(_BLOCK)[:, None] + columns).ravel(), rest))  # ascending
     return candidates[np.argsort(-logits[candidates], kind="stable")[:count]]
 
 

@@ -11,6 +11,7 @@ from .engine import LocalOptions
 from .fit import KvCacheType
 from .machine import this_machine
 from .notes import Notes, file_key
+from .options import QUANTIZED
 from .probe import build_key
 
 
@@ -36,9 +37,12 @@ def recall(path: Path) -> Settings | None:
 
 
 def tuned_options(path: Path, options: LocalOptions) -> LocalOptions:
-    """`options` with what was found for the fields that are None: whoever says what he wants gets that."""
+    """`options` with what was found for the fields that are None: whoever says what he wants gets that. What was found
+    and contradicts it is left out."""
     found = recall(path) or Settings()
     missing = {name: value for name, value in msgspec.structs.asdict(found).items() if getattr(options, name) is None}
+    if options.flash_attention is False and found.kv_cache_type in QUANTIZED:
+        missing.pop("kv_cache_type", None)
     return dataclasses.replace(options, **missing)
 
 

@@ -6,6 +6,7 @@ second comparison; differences within the noise change nothing.
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -200,7 +201,7 @@ class _Search:
             seconds=seconds,
         )
         left = max(1.0, self._deadline - time.monotonic())
-        end = run_child("updraft.local_engine.tuning_run", [msgspec.json.encode(job).decode()], timeout_s=left)
+        end = run_child("updraft.local_engine.tuning_run", [json.dumps(msgspec.to_builtins(job))], timeout_s=left)
         if end.status != "ok" or "error" in end.found:
             return Measured(choice, f"{note}: {end.found.get('error') or end.detail or end.status}")
         return _measured(choice, note, msgspec.convert(end.found, Speeds))

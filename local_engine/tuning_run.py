@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -52,7 +52,7 @@ class _Run:
         self._api = api = library.api
         params = api.llama_model_default_params()
         params.load_mode, params.use_extra_bufts = api.LLAMA_LOAD_MODE_MMAP, job.repack
-        model: Any = api.llama_model_load_from_file(str(Path(job.path)).encode(), params)
+        model: Any = api.llama_model_load_from_file(os.fsencode(job.path), params)
         if not model:
             raise ModelLoadError(f"llama.cpp cannot load {job.path}: {library.last_errors()}.")
         options = api.llama_context_default_params()
@@ -106,7 +106,7 @@ class _Run:
 if __name__ == "__main__":
     expect_crashes()
     try:
-        found = msgspec.to_builtins(measure(msgspec.json.decode(sys.argv[1], type=Job)))
+        found = msgspec.to_builtins(measure(msgspec.convert(json.loads(sys.argv[1]), Job)))
     except ModelLoadError as error:
         found = {"error": error.message}
     sys.stdout.write(json.dumps(found) + "\n")

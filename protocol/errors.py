@@ -14,7 +14,8 @@ class UpdraftError(Exception):
     """Base of all errors raised on purpose.
 
     `status` is the HTTP status on the wire; `retryable` says whether the same request may succeed later
-    (`x-should-retry`, which the openai client obeys).
+    (`x-should-retry`, which the openai client obeys). Paths in a message may hold bytes that are no UTF-8 (PEP 383):
+    they are written as escapes, so that every terminal, log and response can show it.
     """
 
     status: ClassVar[int] = 500
@@ -23,8 +24,8 @@ class UpdraftError(Exception):
     retryable: ClassVar[bool] = False
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = message.encode("utf-8", "backslashreplace").decode()
+        super().__init__(self.message)
         self.param = param
         self.code = code if code is not None else self.default_code
 

@@ -30,6 +30,7 @@ from ..protocol.requests import Message
 from ..protocol.structured import Tool
 from . import tool_turns
 from .sandbox import MOST_ITEMS, Sandbox
+from .template_bounds import settled, weigh
 from .tool_turns import Change
 
 _FIRST_STAND_IN = 0xF0000
@@ -251,7 +252,7 @@ def _as_dict(message: Message, change: Change) -> dict[str, Any]:
 
 def _environment() -> Sandbox:
     environment = Sandbox()
-    environment.filters["tojson"] = _to_json
+    environment.add_filter("tojson", _to_json)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
@@ -259,6 +260,8 @@ def _environment() -> Sandbox:
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
     """Plain JSON: Jinja's own filter escapes `<` and `&` for HTML, which models were not trained on."""
+    value, beside = settled(value), [indent, *options.values()]
+    weigh(value, per_item=sum(each if isinstance(each, int) else weigh(each) for each in beside if each is not None))
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 

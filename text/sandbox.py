@@ -1,15 +1,16 @@
 """Where chat templates run: programs of strangers, which get neither the machine's time nor its memory.
 
 Jinja's own sandbox keeps them from the interpreter. This one also bounds what they compute: its clock is looked at in
-every turn of a loop and every call of a macro, and what is multiplied, added or joined is measured before it is made.
-What filters may still waste shows when a model is loaded on trial, under limits of the operating system.
+every turn of a loop and every call of a macro, a method or a filter, and what is multiplied, added, joined, formatted
+or filtered is measured before it is made (`template_bounds`). What many small steps may
+still pile up shows when a model is loaded on trial, under limits of the operating system.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,15 +23,18 @@ import jinja2.sandbox
 import jinja2.visitor
 from jinja2.exceptions import SecurityError
 
+from .template_bounds import MOST_CHARACTERS, check_filters, check_formatting, check_method, measure, settled, weigh
+
 CPU_SECONDS = 5.0  # of one rendering; real templates take milliseconds
-MOST_ITEMS = 2**25  # characters of a text, items of a list
+MOST_ITEMS = MOST_CHARACTERS
 _MOST_BITS = 2**12
+_OF_JINJA = ("_loop_vars", "_block_vars")  # it passes them with every call in a loop or block
 
 
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """The whitespace rules and statements that chat templates are written for. One rendering per thread at a time."""
 
-    intercepted_binops = frozenset({"+", "*", "**"})
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
         super().__init__(
@@ -40,7 +44,18 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             optimized=False,
             finalize=_as_it_is,
         )
+        self.filters = check_filters(self.tick)
+        self.globals.pop("lipsum")  # writes as many words as it is told to
         self._clock = threading.local()
+
+    def add_filter(self, name: str, function: Callable[..., Any]) -> None:
+        """`function` has to measure what it makes; the clock is looked at before it runs."""
+
+        def ticking(*arguments: Any, **options: Any) -> Any:
+            self.tick()
+            return function(*arguments, **options)
+
+        self.filters[name] = ticking
 
     @contextmanager
     def bounded(self) -> Iterator[None]:
@@ -49,28 +64,39 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         yield
 
     def tick(self) -> str:
-        """Called by every turn of a loop."""
+        """Called by every turn of a loop, every call and every filter."""
         if time.thread_time() > self._clock.end:
             raise SecurityError(f"it computes for more than {CPU_SECONDS:.0f} seconds")
         return ""
 
     def joined(self, parts: list[Any]) -> str:
         """The operator `~`."""
+        weigh(parts)
         texts = [str(part) for part in parts]
-        _measure(sum(map(len, texts)))
+        measure(sum(map(len, texts)))
         return "".join(texts)
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
-            _measure(len(left) + len(right))
+            measure(len(left) + len(right))
         elif operator == "*" and (hasattr(left, "__len__") or hasattr(right, "__len__")):
             items, times = (left, right) if hasattr(left, "__len__") else (right, left)
-            _measure(len(items) * times if isinstance(times, int) else 0)
+            measure(len(items) * times if isinstance(times, int) else 0)
+        elif operator == "%":
+            if isinstance(left, str):
+                check_formatting(left, right)
         elif operator != "+" and isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length()
             if (bits * right if operator == "**" else bits + right.bit_length()) > _MOST_BITS:
                 raise SecurityError("it computes with numbers of thousands of digits")
         return super().call_binop(context, operator, left, right)
+
+    def call(self, context: jinja2.runtime.Context, called: Any, /, *arguments: Any, **options: Any) -> Any:
+        """Every call of a template that is no filter."""
+        self.tick()
+        arguments = tuple(map(settled, arguments))
+        check_method(called, arguments, {name: options[name] for name in options if name not in _OF_JINJA})
+        return super().call(context, called, *arguments, **options)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
         return _Bounds(self).visit(super()._parse(source, name, filename))
@@ -78,13 +104,11 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 @jinja2.pass_context
 def _as_it_is(_: jinja2.runtime.Context, value: Any) -> Any:
-    """For Jinja to leave even constants to the rendering: it would compute them while it compiles, unbounded."""
+    """What is written. Also for Jinja to leave even constants to the rendering: it would compute them while it
+    compiles, unbounded."""
+    if not isinstance(value, str):
+        weigh(value)
     return value
-
-
-def _measure(items: int) -> None:
-    if items > MOST_ITEMS:
-        raise SecurityError(f"it makes something of {items:,} characters or items")
 
 
 class _Bounds(jinja2.visitor.NodeTransformer):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import os
+import shutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,8 +33,6 @@ print(load() is not None, tuple(gated(torch.ones(2, 64), "silu").shape))
 
 
 def run(home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    import os
-
     return subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={**os.environ, "UPDRAFT_HOME": str(home), **environment},
@@ -89,8 +92,59 @@ def test_a_folder_that_others_can_write_to_is_closed(tmp_path: Path) -> None:
     folder = tmp_path / "native"
     folder.mkdir()
     folder.chmod(0o777)
+    (folder / "kernels-0.so").write_bytes(b"planted")
+    (folder / "in the way").mkdir()
     native_library._private(folder)
     assert folder.stat().st_mode & 0o077 == 0
+    assert not list(folder.iterdir())
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_what_cannot_be_removed_is_found_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "native"
+    folder.mkdir()
+    folder.chmod(0o777)
+    (folder / "kernels-0.so").write_bytes(b"planted")
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    for _ in range(2):
+        assert not list(native_library._private(folder).iterdir())
+
+
+@needs_c
+def test_builds_that_were_killed_leave_nothing_for_ever(tmp_path: Path) -> None:
+    folders = [tmp_path / "native" / name for name in ("tmpold", "tmpnew")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "attention.o").write_bytes(b"half")
+    (tmp_path / "native").chmod(0o700)
+    os.utime(folders[0], (time.time() - 2 * 3600,) * 2)
+    assert run(tmp_path).stdout.strip() == "True (2, 32)"
+    assert [folder.exists() for folder in folders] == [False, True]
+
+
+@needs_c
+def test_a_folder_that_nothing_runs_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where it is mounted noexec: the library is built, and then does not load."""
+    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
+    real = ctypes.CDLL
+
+    def loaded(name: str, mode: int) -> ctypes.CDLL:
+        if name.startswith(str(tmp_path)):
+            raise OSError("failed to map segment from shared object")
+        return real(name, mode)
+
+    monkeypatch.setattr(ctypes, "CDLL", loaded)
+    assert native_library.load_from(SOURCES[0].parent)
+    assert "failed to map segment" in caplog.text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
+def test_noexec_is_seen_before_anything_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    with pytest.raises(PermissionError, match="mounted noexec"):
+        native_library._private(tmp_path / "native")
 
 
 def test_a_library_that_does_not_load_is_said(

@@ -240,7 +240,8 @@ def test_a_hang_is_an_error(tmp_path, file) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system limits a process's memory")
 def test_a_chat_template_that_wants_all_memory(tmp_path, file) -> None:
-    file.put(b"tokenizer.chat_template", Value(STRING, text(b"{{ 'a' | center(20000000000) }}")))
+    many = b"{% set n = namespace(x=[]) %}{% for i in range(99) %}{% set n.x = n.x + ['a' * 2**24] %}{% endfor %}"
+    file.put(b"tokenizer.chat_template", Value(STRING, text(many)))
     with pytest.raises(ModelLoadError, match="chat template takes more memory"):
         ensure_loadable(written(tmp_path, file.build()))
     file.put(b"tokenizer.chat_template", Value(STRING, text(b"{{ raise_exception('not so') }}")))

@@ -358,10 +358,40 @@ def test_a_forked_process_is_told(engine):
         except EngineError as error:
             os._exit(0 if "forked" in error.message else 2)
         os._exit(1)
+    assert exit_code(child) == 0
+    assert list(engine.start_text("0", SamplingParams(max_tokens=1, ignore_eos=True)))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_forked_process_closes_without_waiting(engine):
+    """As at its exit, even where a thread that it does not have held the lock."""
+    loop = engine._resources.loop
+    held, forked = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with loop._lock:
+            held.set()
+            forked.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    child = os.fork()
+    if not child:
+        loop.close()
+        os._exit(0)
+    forked.set()
+    holder.join()
+    assert exit_code(child) == 0
+    assert list(engine.start_text("0", SamplingParams(max_tokens=1, ignore_eos=True)))
+
+
+def exit_code(child: int) -> int:
+    """Of a forked process, which is killed after 20 seconds."""
     end = time.monotonic() + 20
     while not (found := os.waitpid(child, os.WNOHANG))[0]:
         if time.monotonic() > end:
             os.kill(child, signal.SIGKILL)
         time.sleep(0.01)
-    assert os.waitstatus_to_exitcode(found[1]) == 0
-    assert list(engine.start_text("0", SamplingParams(max_tokens=1, ignore_eos=True)))
+    return os.waitstatus_to_exitcode(found[1])

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine import opening, trial
-from updraft.local_engine.engine import LocalEngine, LocalOptions
+from updraft.local_engine.engine import LocalEngine, LocalOptions, LoraAdapter
 from updraft.local_engine.fit import Plan
 from updraft.local_engine.gguf import read_header
 from updraft.local_engine.opening import EngineCandidate, ProcessMemory, engine_pool, open_engine, plan_of
 from updraft.local_engine.tuned import Settings, remember
+from updraft.local_engine.tuning import Choice, _Search
 from updraft.protocol.errors import InvalidRequestError, ModelLoadError, ModelTooLargeError
 from updraft.protocol.sampling import SamplingParams
 
@@ -69,6 +73,52 @@ def test_what_was_tuned_is_used_and_flags_win(tiny) -> None:
         assert engine.context_length == 200
     tiny.gguf.touch()  # another file, as far as anyone knows
     assert EngineCandidate.of(tiny.gguf, None, sound=pocket_small_gguf()).options == LocalOptions()
+
+
+def test_what_was_tuned_gives_way_to_what_it_contradicts(tiny) -> None:
+    remember(tiny.gguf, Settings(threads=2, kv_cache_type="q8_0"))
+    asked = LocalOptions(flash_attention=False)
+    found = EngineCandidate.of(tiny.gguf, asked, sound=pocket_small_gguf())
+    assert found.options == LocalOptions(flash_attention=False, threads=2)
+    with pytest.raises(InvalidRequestError, match="needs flash attention"):
+        EngineCandidate.of(tiny.gguf, replace(asked, kv_cache_type="q8_0"), sound=pocket_small_gguf())
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"flash_attention": "off"},
+        {"repack": "no"},
+        {"prompt_logprobs": "x"},
+        {"model_id": 5},
+        {"tool_parser": None},
+        {"adapters": "a.gguf"},
+        {"adapters": ("a.gguf",)},
+        {"adapters": (LoraAdapter(None),)},
+        {"adapters": (LoraAdapter("a.gguf", "1"),)},
+        {"adapters": (LoraAdapter("a.gguf", float("nan")),)},
+    ],
+)
+def test_options_of_a_wrong_type_are_refused_by_name(option) -> None:
+    (name,) = option
+    with pytest.raises(InvalidRequestError, match=f"^{name} must be") as refused:
+        LocalOptions(**option).check()
+    assert refused.value.param == name
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_names_of_files_need_not_be_utf_8(tmp_path) -> None:
+    path = tmp_path / os.fsdecode(b"mod\xe8le.gguf")
+    with pytest.raises(ModelLoadError, match="Cannot open") as missing:
+        open_engine(path, sound=pocket_small_gguf())
+    assert r"mod\udce8le.gguf" in missing.value.message
+    shutil.copy(pocket_small_gguf(), path)
+    with open_engine(path, sound=pocket_small_gguf()) as engine:
+        assert engine.model_id == "mod\ufffdle"
+        assert answer(engine)
+    search = _Search(path, time.monotonic() + 20, lambda _: None)
+    found = search._measure(Choice(1, repack=True, ubatch=32, kv_cache_type="f32"), "", prompt=8, seconds=0.05)
+    assert found.answer_tokens_per_s > 0, found.note
 
 
 def test_a_cache_in_eight_bits() -> None:

@@ -115,6 +115,13 @@ def test_top_tokens(row, count):
     np.testing.assert_array_equal(row[found], np.sort(row)[::-1][:count])
 
 
+@pytest.mark.parametrize("kinds", [1, 2, 50, 10**6])
+def test_of_equal_tokens_the_lower_ids_are_top(kinds):
+    row = np.random.default_rng(0).integers(0, kinds, 152_001).astype(np.float32)
+    for count in (1, 5, 20):
+        np.testing.assert_array_equal(top_tokens(row, count), np.argsort(-row, kind="stable")[:count])
+
+
 def test_quantiles():
     assert SignalQuantiles.of([]) is None
     found = SignalQuantiles.of([TokenSignals(-float(i), float(i), 2.0 * i) for i in range(101)])

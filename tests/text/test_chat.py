@@ -181,6 +181,8 @@ def test_a_template_gets_bounded_memory(source) -> None:
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
         "{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{{ ([range(9999) | list] * 9999) | map('sort') | map('length') | list }}",
+        "{{ ([range(9999) | list] * 9999) | map('tojson') | map('length') | list }}",
         "{% for x in 'ab' recursive %}{% if loop.depth < 60 %}{{ loop('ab') }}{% endif %}{% endfor %}",
     ],
 )
@@ -190,6 +192,79 @@ def test_a_template_gets_bounded_time(source, monkeypatch) -> None:
     with pytest.raises(InvalidRequestError, match="computes for more than"):
         template.render([Message("user", "hi")])
     assert time.thread_time() - began < 2
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' | center(3 * 10**9) }}",
+        "{{ 'a'.ljust(3 * 10**9) }}",
+        "{{ 'a'.zfill(3 * 10**9) }}",
+        "{{ '%3000000000d' % 1 }}",
+        "{{ '%*d' % (3000000000, 1) }}",
+        "{{ '%3000000000d' | format(1) }}",
+        "{{ '{:>3000000000}'.format(1) }}",
+        "{{ '{:>{}}'.format(1, 3000000000) }}",
+        "{{ ('{0}' * 100000).format('a' * 100000) }}",
+        "{{ 'a\nb' | indent(2 * 10**9) }}",
+        "{{ 'a\nb' | indent(width='a' * 30000000) }}",
+        "{{ ('a' * 30000000).replace('a', 'b' * 100) }}",
+        "{{ ('a' * 30000000) | replace('a', 'b' * 100) }}",
+        "{{ ('a' * 30000000).replace('', 'b' * 100) }}",
+        "{{ ('a' * 30000000) | replace(new='b' * 100, old='a') }}",
+        "{{ ('a' * 30000000) | replace('a', ['b' * 100]) }}",
+        "{{ (['a'] * 99999) | join(['b' * 1000]) }}",
+        "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x] * 2 %}{% endfor %}{{ n.x | upper }}",
+        "{{ (['a' * 30000000] * 1000) | join }}",
+        "{{ ('a' * 30000000).join('bbbbbb') }}",
+        "{{ 'a'.join(['a' * 30000000] * 1000) }}",
+        "{{ 'a'.join((['a' * 30000000] * 1000) | map('upper')) }}",
+        "{{ ['a' * 30000000, 'b' * 30000000] | tojson }}",
+        "{{ [[[1]]] | tojson(indent=10**9) }}",
+        "{{ [1, 2] | tojson(separators=('a' * 30000000, 'b')) }}",
+        "{{ ['a' * 30000000, 'b' * 30000000] }}",
+        "{{ ['a' * 30000000, 'b' * 30000000] | string }}",
+        "{{ 'x' ~ ['a' * 30000000, 'b' * 30000000] }}",
+        "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x] * 2 %}{% endfor %}{{ n.x | tojson }}",
+        "{% set n = namespace() %}{% for i in range(60) %}{% set n.x = namespace(a=n.x, b=n.x) %}{% endfor %}{{ n.x }}",
+        "{{ (range(99999) | list * 300) | unique | list }}",
+        "{{ (range(99999) | list * 300) | sort }}",
+        "{{ (range(99999) | list * 300) | map('string') | list }}",
+        "{{ ('a' * 30000000) | list }}",
+        "{{ ('a' * 30000000) | title }}",
+        "{{ ('ab ' * 10000000).split() }}",
+        "{{ ('a' * 30000000) | trim('b' * 30000000) }}",
+        "{{ ('a' * 30000000).strip('b' * 30000000) }}",
+        "{{ ('a' * 30000000).encode('utf-32') }}",
+        "{{ (5).to_bytes(3 * 10**9, 'big') }}",
+    ],
+)
+def test_what_filters_and_methods_take_and_make_is_measured(source) -> None:
+    """Only for a second message, as a trial with one would not find it."""
+    template = ChatTemplate("{% if messages | length > 1 %}" + source + "{% endif %}")
+    assert template.render([user("A")]) == ""
+    memory, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
+    with pytest.raises(InvalidRequestError, match=r"template refused the messages: it"):
+        template.render([user("A"), user("B")])
+    assert time.thread_time() - began < 2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 2**19  # in KiB
+
+
+@pytest.mark.parametrize("source", ["{{ 'a' | pprint }}", "{{ 'a' | wordwrap(1) }}", "{{ 'a' | urlize }}"])
+def test_filters_that_no_model_uses_are_refused(source) -> None:
+    with pytest.raises(ModelLoadError, match="No filter named"):
+        ChatTemplate(source)
+
+
+def test_filters_and_methods_mean_what_they_meant() -> None:
+    source = """{{ ['b', 'a'] | sort | join(', ') }}|{{ 'a-b'.split('-')[1] }}|{{ 'x' | center(3) }}|{{ '%02d' % 7 }}|{{
+    '{:>3}'.format('y') }}|{{ 'a\nb' | indent(2) }}|{{ {'b': 1, 'a': [2]} | dictsort }}|{{ [1, 1, 2] | unique | list
+    }}|{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | map('upper') | join('+') }}|{{
+    ', '.join(['a', 'b'] | map('trim')) }}|{{ {'a': [1, 2]} | tojson(indent=1) }}|{{ ' a '.strip() | replace('a', 'b')
+    }}|{{ messages[0].get('name', 'none') }}|{{ 'ab'[::-1] | title }}|{{ '5' | int + 1.5 }}|{{ 7 % 4 }}"""
+    expected = "a, b|b| x |07|  y|a\n  b|[('a', [2]), ('b', 1)]|[1, 2]|HI|a, b|"
+    expected += '{\n "a": [\n  1,\n  2\n ]\n}|b|none|Ba|6.5|3'
+    assert ChatTemplate(source).render([user("hi")]) == expected
 
 
 def test_a_template_too_deep_to_compile_is_refused() -> None:
