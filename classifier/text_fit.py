@@ -17,6 +17,7 @@ import numpy as np
 from . import curve
 from .aim import PROMISES, Aim
 from .calibration_rows import CALIBRATION_NAME, CalibrationRows, pack_calibration
+from .drift import distance
 from .graded import GradedRow, scores
 from .graph_files import sha256
 from .guarantee import DELTA
@@ -27,7 +28,7 @@ from .policy_files import policy_folder, put_policy, settled, stored_name
 from .text_export import router_to_onnx
 from .text_gate import TextGate
 from .text_policy import GATE_FILES, KIND, VERSIONS, Point, Source, TextPolicy, TextPolicyCard
-from .text_router import SHIPPED, Labels, TextRouter, fit_router
+from .text_router import SHIPPED, Labels, TextRouter, fit_router, unseen
 from .text_rows import Mode, TextRows, featurise
 
 __all__ = ["Material", "Recipe", "check_installed", "estimated_tokens", "fit_material", "fit_text_policy"]
@@ -103,6 +104,7 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
         for mode, rows in features.items()
     }
     even = labels.even
+    asked = unseen(routers["prompt"], features["prompt"], labels, recipe.seed)[even]
     calibration = CalibrationRows(
         before=routers["prompt"].crossed[even],
         after=routers["cascade"].crossed[even] if "cascade" in routers else None,
@@ -111,6 +113,8 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
         read=read[even],
         written=written[even],
         prompts=labels.evidence,
+        asked=asked,
+        gap=distance(asked, routers["prompt"].probability(features["prompt"])[even]),
     )
     made = {GATE_FILES[mode]: _exported(router, features[mode], mode) for mode, router in routers.items()}
     made[CALIBRATION_NAME] = pack_calibration(calibration)

@@ -19,9 +19,9 @@ import numpy as np
 from ..protocol.errors import ConfigurationError
 from .aim import Aim
 from .calibration_rows import CALIBRATION_NAME, CalibrationRows, unpack_calibration
+from .drift import Usual
 from .graded import GradedRow, TokenSignals
 from .graph_files import CARD_NAME, ML_OPSET, OPSET, check_versions, file_named, open_graph, read_card, read_checked
-from .metrics import Floats
 from .operating_point import OperatingPoint, operating_point
 from .text_gate import Read, TextGate
 from .text_rows import TEXT_FEATURE_VERSION, Asked, Mode, vector
@@ -141,8 +141,8 @@ class TextPolicy:
         return policy
 
     @property
-    def usual(self) -> Floats:
-        """Gate 1's P(gain) on the calibration rows, (n,)."""
+    def usual(self) -> Usual:
+        """Gate 1's P(gain) of requests like the calibration's."""
         return self.calibration.usual
 
     @property

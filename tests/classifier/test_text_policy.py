@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from updraft.classifier.aim import Aim
 from updraft.classifier.calibrated import figures, sentences
+from updraft.classifier.drift import DriftMonitor
 from updraft.classifier.graded import GradedRow, TokenSignals, gains
 from updraft.classifier.metrics import auroc
 from updraft.classifier.policies import load_policy
@@ -116,6 +117,19 @@ def test_without_answers_the_question_decides(tmp_path: Path) -> None:
     assert policy.after(view(row)) == policy.before(PromptView(row.prompt)) == policy.during(view(row))
     found = policy.thresholds_for(Aim("quality", 0.9))
     assert found.before == found.after
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_requests_like_the_calibrations_raise_no_alarm_and_others_do(tmp_path: Path, seed: int) -> None:
+    """The gate that ships judges them, and others than it judged the rows: few rows, where these differ most."""
+    policy = fit_text_policy(population(120, seed, answers=False), RECIPE, tmp_path)
+    monitor = DriftMonitor(policy.usual)
+    for row in population(1_000, 50 + seed, answers=False):
+        monitor.asked(policy.before(PromptView(row.prompt)))
+        assert monitor.alarm is None
+    for i in range(500):
+        monitor.asked(policy.before(PromptView(f"Explain chapter {i} of the book on tides, and why sailors read it.")))
+    assert "requests are unlike those of the calibration" in (monitor.alarm or "")
 
 
 def test_the_question_is_found_inside_a_harness(policy: TextPolicy) -> None:
