@@ -11,6 +11,7 @@ import numpy as np
 
 from ..protocol.errors import ConfigurationError
 from .aim import Aim
+from .drift import Usual
 from .metrics import Bools, Floats
 
 __all__ = ["CALIBRATION_NAME", "CalibrationRows", "pack_calibration", "unpack_calibration"]
@@ -24,7 +25,7 @@ class CalibrationRows:
     both tiers' scores; the tokens that the cloud reads and writes for it.
 
     `prompts`: as how many rows they count where some ask the same; None: as many as there are. `asked`: (m,) gate 1's
-    P(gain) of requests as they come, where the rows were not drawn so.
+    P(gain) of requests as they come, where that of the rows is not; `gap`: how far what ships may lie from it.
     """
 
     before: Floats
@@ -36,6 +37,7 @@ class CalibrationRows:
     during: Floats | None = None
     prompts: int | None = None
     asked: Floats | None = None
+    gap: float = 0.0
 
     @property
     def evidence(self) -> int:
@@ -43,9 +45,9 @@ class CalibrationRows:
         return len(self.local) if self.prompts is None else self.prompts
 
     @property
-    def usual(self) -> Floats:
-        """Gate 1's P(gain) of usual requests, (m,)."""
-        return self.before if self.asked is None else self.asked
+    def usual(self) -> Usual:
+        """What drift is told by."""
+        return Usual(self.before if self.asked is None else self.asked, self.gap)
 
     @property
     def gain(self) -> Bools:
@@ -78,6 +80,7 @@ def unpack_calibration(path: Path, data: bytes) -> CalibrationRows:
         arrays.setdefault("after", None)
         if "prompts" in arrays:
             arrays["prompts"] = int(arrays["prompts"])
+        arrays["gap"] = float(arrays.get("gap", 0.0))
         return CalibrationRows(**arrays)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(f"{path} holds no calibration rows ({error}): calibrate again.") from error

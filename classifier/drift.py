@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from dataclasses import dataclass
 from math import log, sqrt
 
 import numpy as np
 
 from .metrics import Floats
 
-__all__ = ["DriftMonitor", "stricter"]
+__all__ = ["DriftMonitor", "Usual", "distance", "stricter"]
 
 _WINDOW, _LEAST, _EVERY = 500, 100, 25
 _CRITICAL = sqrt(-log(1e-4 / 2) / 2)
@@ -28,11 +29,28 @@ def stricter(quality: float) -> float:
     return 1.0 - (1.0 - quality) / 2
 
 
-class DriftMonitor:
-    """`baseline`: gate 1's P(gain) on the calibration rows, (n,); None where they are not known. Thread-safe."""
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """Gate 1's P(gain) of requests like the calibration's, (n,). `gap`: how far the gate's own may lie from these, in
+    [0, 1], where others than it judged them.
+    """
 
-    def __init__(self, baseline: Floats | None) -> None:
-        self._baseline = None if baseline is None else np.sort(np.asarray(baseline, np.float64))
+    p_gain: Floats
+    gap: float = 0.0
+
+
+def distance(one: Floats, other: Floats) -> float:
+    """Between two samples, (n,) and (m,), after Kolmogorov and Smirnov: the most by which their shares below differ."""
+    places = np.concatenate((one, other))
+    shares = (np.searchsorted(np.sort(sample), places, side="right") / len(sample) for sample in (one, other))
+    return float(np.abs(next(shares) - next(shares)).max())
+
+
+class DriftMonitor:
+    """`usual`: None where it is not known. Thread-safe."""
+
+    def __init__(self, usual: Usual | None) -> None:
+        self._usual = usual
         self._asked: deque[float] = deque(maxlen=_WINDOW)
         self._labelled: deque[tuple[float, float, float]] = deque(maxlen=_WINDOW)
         self._lock = threading.Lock()
@@ -62,17 +80,13 @@ class DriftMonitor:
             self._alarm = self._shifted() or self._miscalibrated()
 
     def _shifted(self) -> str | None:
-        if self._baseline is None or len(self._asked) < _LEAST:
+        if self._usual is None or len(self._asked) < _LEAST:
             return None
-        recent = np.sort(np.array(self._asked))
-        n, m = len(recent), len(self._baseline)
-        places = np.concatenate((recent, self._baseline))
-        share = np.searchsorted(recent, places, side="right") / n
-        usual = np.searchsorted(self._baseline, places, side="right") / m
-        distance = float(np.abs(share - usual).max())
-        if distance <= _CRITICAL * sqrt((n + m) / (n * m)):
+        n, m = len(self._asked), len(self._usual.p_gain)
+        found = distance(np.array(self._asked), self._usual.p_gain)
+        if found <= self._usual.gap + _CRITICAL * sqrt((n + m) / (n * m)):
             return None
-        return f"requests are unlike those of the calibration (distance {distance:.2f})"
+        return f"requests are unlike those of the calibration (distance {found:.2f})"
 
     def _miscalibrated(self) -> str | None:
         if len(self._labelled) < _LEAST:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import msgspec
 from ..protocol.errors import ConfigurationError
 from .optional import load_onnxruntime
 
-__all__ = ["CARD_NAME", "ML_OPSET", "OPSET", "open_graph", "read_card", "read_checked", "sha256"]
+__all__ = ["CARD_NAME", "ML_OPSET", "OPSET", "file_named", "open_graph", "read_card", "read_checked", "sha256"]
 
 CARD_NAME = "policy.json"
 OPSET, ML_OPSET = 17, 3
@@ -41,6 +42,12 @@ def check_versions(folder: Path, card: Mapping[str, Any], known: Mapping[str, An
                 f"The policy at {folder} has {name} {card.get(name)}, this Updraft reads {version}: "
                 f"{remedy} or install the matching one."
             )
+
+
+def file_named(files: Mapping[str, str], name: str) -> str | None:
+    """Under which name a card's `files` have `gate1.onnx`, say: that, or `gate1-<digits>.onnx`. None if they do not."""
+    stem, suffix = name.rsplit(".", 1)
+    return next((file for file in files if re.fullmatch(rf"{stem}(-[0-9a-f]+)?\.{suffix}", file)), None)
 
 
 def read_checked(path: Path, expected: str | None) -> bytes:

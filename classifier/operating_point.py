@@ -107,6 +107,8 @@ def _test(rows: CalibrationRows, aim: Aim, alpha: float | None, delta: float) ->
     if aim.name == "cloud_share":
         mean = aim.promise == "mean"
         most = most_on_average(evidence, aim.value) if mean else most_of(evidence, aim.value, delta)
+        # The bounds are for one threshold that is a row's own P(gain); each further one lets in about a row more.
+        most -= sum(gate is not None for gate in (rows.after, rows.during))
         return lambda up: int(up.sum()) * evidence <= most * n
     dollars = rows.dollars(aim)
     limit, dearest = aim.value / 1000, max(float(dollars.max()), aim.value / 1000, 1e-12)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from .graph_files import read_card
 from .policy import Policy
+from .policy_files import settled
 from .text_policy import KIND, TextPolicy
 
 __all__ = ["load_policy"]
@@ -13,4 +14,8 @@ __all__ = ["load_policy"]
 
 def load_policy(folder: Path) -> Policy | TextPolicy:
     """Raises ConfigurationError if it is missing, damaged, or made by another version."""
+    return settled(folder, _load)
+
+
+def _load(folder: Path) -> Policy | TextPolicy:
     return TextPolicy.load(folder) if read_card(folder).get("kind") == KIND else Policy.load(folder)

@@ -14,9 +14,9 @@ from ..protocol.errors import ConfigurationError
 from . import features
 from .aim import Aim
 from .calibration_rows import CALIBRATION_NAME, CalibrationRows, unpack_calibration
+from .drift import Usual
 from .features import FEATURE_VERSION, GATES, Gate, Layout
 from .graph_files import CARD_NAME, check_versions, open_graph, read_card, read_checked, sha256
-from .metrics import Floats
 from .operating_point import operating_point
 from .thresholds import CONFIDENCE, Target, Thresholds
 from .views import QUESTIONS_AT_ONCE, Array, PromptView, RunView
@@ -95,8 +95,8 @@ class Policy:
         return self._probability("gate3", features.after(view, self._asked(view.prompt)))
 
     @property
-    def usual(self) -> Floats | None:
-        """Gate 1's P(gain) of requests like the calibration's, (n,), if it was kept."""
+    def usual(self) -> Usual | None:
+        """Gate 1's P(gain) of requests like the calibration's, if it was kept."""
         return None if self.calibration is None else self.calibration.usual
 
     def thresholds(self, quality: float) -> Thresholds:

@@ -6,8 +6,6 @@ rows, so the promise is about a router a little worse than the one that ships (d
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,20 +14,21 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..protocol.errors import InvalidRequestError
 from . import curve
 from .aim import PROMISES, Aim
 from .calibration_rows import CALIBRATION_NAME, CalibrationRows, pack_calibration
+from .drift import distance
 from .graded import GradedRow, scores
-from .graph_files import CARD_NAME, sha256
+from .graph_files import sha256
 from .guarantee import DELTA
 from .metrics import Floats, auroc, ece
 from .operating_point import operating_point
 from .optional import load_module, load_onnxruntime
+from .policy_files import policy_folder, put_policy, settled, stored_name
 from .text_export import router_to_onnx
 from .text_gate import TextGate
-from .text_policy import KIND, VERSIONS, Point, Source, TextPolicy, TextPolicyCard
-from .text_router import SHIPPED, Labels, TextRouter, fit_router
+from .text_policy import GATE_FILES, KIND, VERSIONS, Point, Source, TextPolicy, TextPolicyCard
+from .text_router import SHIPPED, Labels, TextRouter, fit_router, unseen
 from .text_rows import Mode, TextRows, featurise
 
 __all__ = ["Material", "Recipe", "check_installed", "estimated_tokens", "fit_material", "fit_text_policy"]
@@ -38,7 +37,6 @@ _TARGETS = (0.9, 0.95, 0.97, 0.98, 0.99)
 _CHARS_PER_TOKEN = 4.0
 _ANSWER_TOKENS = 256.0
 _TOLERANCE = 1e-5
-_FILES = (CARD_NAME, "gate1.onnx", "gate3.onnx", CALIBRATION_NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +77,11 @@ def fit_text_policy(rows: Sequence[GradedRow], recipe: Recipe, out: Path) -> Tex
     """Fit on `rows`, write the folder `out`, and return the policy as loaded from there.
 
     There is a gate 3 if every row has an answer; it reads token signals if every row has them. Raises
-    InvalidRequestError as `fit_router` does.
+    InvalidRequestError as `fit_router` does, and if `out` is no folder or cannot be written.
     """
     modes: tuple[Mode, ...] = ("prompt", "cascade") if all(row.answer is not None for row in rows) else ("prompt",)
     signals = all(row.signals is not None for row in rows)
+    out = policy_folder(out)
     rows = [row if signals else replace(row, signals=None) for row in rows]
     return fit_material(
         Material(
@@ -98,12 +97,14 @@ def fit_text_policy(rows: Sequence[GradedRow], recipe: Recipe, out: Path) -> Tex
 
 def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
     """The same from features, wherever they come from. Raises InvalidRequestError as `fit_router` does."""
+    folder = policy_folder(out)
     features, labels, (read, written, guessed) = material.features, material.labels, material.tokens
     routers: dict[Mode, TextRouter] = {
         mode: fit_router(rows, labels, seed=recipe.seed, candidates=recipe.candidates)
         for mode, rows in features.items()
     }
     even = labels.even
+    asked = unseen(routers["prompt"], features["prompt"], labels, recipe.seed)[even]
     calibration = CalibrationRows(
         before=routers["prompt"].crossed[even],
         after=routers["cascade"].crossed[even] if "cascade" in routers else None,
@@ -112,9 +113,12 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
         read=read[even],
         written=written[even],
         prompts=labels.evidence,
+        asked=asked,
+        gap=distance(asked, routers["prompt"].probability(features["prompt"])[even]),
     )
-    files = {_file_of(mode): _exported(router, features[mode], mode) for mode, router in routers.items()}
-    files[CALIBRATION_NAME] = pack_calibration(calibration)
+    made = {GATE_FILES[mode]: _exported(router, features[mode], mode) for mode, router in routers.items()}
+    made[CALIBRATION_NAME] = pack_calibration(calibration)
+    files = {stored_name(name, data): data for name, data in made.items()}
     card = TextPolicyCard(
         kind=KIND,
         **VERSIONS,
@@ -137,9 +141,8 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
         files={name: sha256(data) for name, data in files.items()},
         metrics=_metrics(calibration) | recipe.metrics,
     )
-    files[CARD_NAME] = msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n"
-    _write(out, files)
-    return TextPolicy.load(out)
+    put_policy(folder, files, msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
+    return settled(folder, TextPolicy.load)
 
 
 def estimated_tokens(rows: Sequence[GradedRow]) -> tuple[Floats, Floats, bool]:
@@ -155,10 +158,6 @@ def estimated_tokens(rows: Sequence[GradedRow]) -> tuple[Floats, Floats, bool]:
 
 def _likely_length(row: GradedRow) -> float:
     return _ANSWER_TOKENS if row.answer is None else len(row.answer) / _CHARS_PER_TOKEN
-
-
-def _file_of(mode: Mode) -> str:
-    return "gate1.onnx" if mode == "prompt" else "gate3.onnx"
 
 
 def _exported(router: TextRouter, features: TextRows, mode: Mode) -> bytes:
@@ -195,39 +194,3 @@ def _metrics(rows: CalibrationRows) -> dict[str, float]:
                 f"{gate}.ece": ece(p_gain, rows.gain),
             }
     return found
-
-
-def _write(out: Path, files: Mapping[str, bytes]) -> None:
-    """Make `out` the folder of `files`: whole, or as it was. Other files in it stay."""
-    out = out.resolve()
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
-            new, old = Path(scratch, "new"), Path(scratch, "old")
-            new.mkdir()
-            for name, data in files.items():
-                with (new / name).open("wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-            _swap(out, new, old)
-    except OSError as error:
-        raise InvalidRequestError(
-            f"The policy cannot be written to {out}: {error}. What was there is as it was. Make room, or name another "
-            "folder with --out."
-        ) from error
-
-
-def _swap(out: Path, new: Path, old: Path) -> None:
-    if not out.exists():
-        new.rename(out)
-        return
-    out.rename(old)
-    try:
-        new.rename(out)
-    except OSError:
-        old.rename(out)
-        raise
-    for other in old.iterdir():
-        if other.name not in _FILES:
-            other.rename(out / other.name)

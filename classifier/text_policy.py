@@ -2,7 +2,8 @@
 
 `policy.json` is the card, `gate1.onnx` decides by the question, `gate3.onnx` (where the data had the local model's
 answers) by question and answer; `calibration.npz` holds each calibration row's P(gain), scores and token counts, no
-text, so that any target can be turned into thresholds when it is asked for.
+text, so that any target can be turned into thresholds when it is asked for. The card has them under these names, or
+under longer ones that end in a hash, as `policy_files.py` puts them there.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import numpy as np
 from ..protocol.errors import ConfigurationError
 from .aim import Aim
 from .calibration_rows import CALIBRATION_NAME, CalibrationRows, unpack_calibration
+from .drift import Usual
 from .graded import GradedRow, TokenSignals
-from .graph_files import CARD_NAME, ML_OPSET, OPSET, check_versions, open_graph, read_card, read_checked
-from .metrics import Floats
+from .graph_files import CARD_NAME, ML_OPSET, OPSET, check_versions, file_named, open_graph, read_card, read_checked
 from .operating_point import OperatingPoint, operating_point
 from .text_gate import Read, TextGate
 from .text_rows import TEXT_FEATURE_VERSION, Asked, Mode, vector
@@ -45,6 +46,7 @@ VERSIONS: dict[str, Any] = {
     "feature_version": TEXT_FEATURE_VERSION,
     "opset": {"ai.onnx": OPSET, "ai.onnx.ml": ML_OPSET},
 }
+GATE_FILES: dict[Mode, str] = {"prompt": "gate1.onnx", "cascade": "gate3.onnx"}
 _NO_GATE_2 = 2**31
 _REMEDY = "calibrate again with this version (updraft calibrate)"
 
@@ -126,19 +128,21 @@ class TextPolicy:
             card = msgspec.convert(raw, TextPolicyCard)
         except msgspec.ValidationError as error:
             raise ConfigurationError(f"{folder / CARD_NAME} is not a valid policy ({error}): {_REMEDY}.") from error
+        files = {name: file_named(card.files, name) or name for name in (*GATE_FILES.values(), CALIBRATION_NAME)}
         gates: dict[Mode, TextGate] = {
-            "prompt": TextGate(open_graph(folder / "gate1.onnx", card.files.get("gate1.onnx")))
+            mode: TextGate(open_graph(folder / files[name], card.files.get(files[name])))
+            for mode, name in GATE_FILES.items()
+            if mode == "prompt" or files[name] in card.files
         }
-        if "gate3.onnx" in card.files:
-            gates["cascade"] = TextGate(open_graph(folder / "gate3.onnx", card.files["gate3.onnx"]))
-        data = read_checked(folder / CALIBRATION_NAME, card.files.get(CALIBRATION_NAME))
-        policy = cls(card, gates, unpack_calibration(folder / CALIBRATION_NAME, data))
+        calibration = folder / files[CALIBRATION_NAME]
+        data = read_checked(calibration, card.files.get(calibration.name))
+        policy = cls(card, gates, unpack_calibration(calibration, data))
         policy._warm_up(folder)
         return policy
 
     @property
-    def usual(self) -> Floats:
-        """Gate 1's P(gain) on the calibration rows, (n,)."""
+    def usual(self) -> Usual:
+        """Gate 1's P(gain) of requests like the calibration's."""
         return self.calibration.usual
 
     @property

@@ -10,7 +10,7 @@ standard error (decision 023); nearest neighbours are there for comparison only,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +24,18 @@ from .text_rows import N_WORDING, TextRows
 from .views import Array
 from .wording import COUNTS
 
-__all__ = ["CANDIDATES", "MIN_LABELS", "SHIPPED", "Forest", "Labels", "Ridge", "TextRouter", "Topics", "fit_router"]
+__all__ = [
+    "CANDIDATES",
+    "MIN_LABELS",
+    "SHIPPED",
+    "Forest",
+    "Labels",
+    "Ridge",
+    "TextRouter",
+    "Topics",
+    "fit_router",
+    "unseen",
+]
 
 MIN_LABELS = 100
 _TOPICS = 50
@@ -178,7 +189,10 @@ class TextRouter:
     inner_apgr: Mapping[str, float]
 
     def score(self, rows: TextRows) -> Floats:
-        x = self.topics.prepare(rows)
+        return self.blended(self.topics.prepare(rows))
+
+    def blended(self, x: Array) -> Floats:
+        """The score of rows that `topics` have prepared."""
         return self.bias + _added(weight * self.members[name].score(x) for name, weight in self.weights.items())
 
     def probability(self, rows: TextRows) -> Floats:
@@ -231,6 +245,20 @@ def fit_router(
     )
 
 
+def unseen(router: TextRouter, rows: TextRows, labels: Labels, seed: int = 0) -> Floats:
+    """(n,) P(gain) of the rows that `router` was fitted on as it judges further ones: by topics and members that were
+    found without the row. `router.crossed` has seen its wording, and rows that topics were found on lie further apart.
+    """
+    scores, folds = np.zeros(len(labels.weak)), _folds(labels, seed)
+    for fold in range(_FOLDS):
+        held, kept = np.flatnonzero(folds == fold), np.flatnonzero(folds != fold)
+        learned, topics = labels.take(kept), Topics.fit(rows.take(kept).counts, seed)
+        x, others = topics.prepare(rows.take(kept)), topics.prepare(rows.take(held))
+        members = {name: _fit(name, x, learned, seed) for name in router.members}
+        scores[held] = replace(router, topics=topics, members=members).blended(others)
+    return np.clip(router.curve(scores), 0.0, 1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class _Blend:
     """`bias + sum(weight * score)`: the mean of the members' scores, each brought to zero mean and unit spread."""
@@ -271,15 +299,19 @@ def _chosen(recovered: Mapping[str, Floats]) -> str:
 
 def _cross_fitted(x: Array, labels: Labels, seed: int, names: Iterable[str]) -> dict[str, Floats]:
     """The scores of each row by members that did not see its fold."""
-    n = len(labels.weak)
-    same = np.arange(n) if labels.same is None else np.unique(labels.same, return_inverse=True)[1]
-    folds = (np.random.default_rng(seed).permutation(same.max() + 1) % _FOLDS)[same]
-    crossed = {name: np.zeros(n) for name in sorted(names)}
+    folds = _folds(labels, seed)
+    crossed = {name: np.zeros(len(folds)) for name in sorted(names)}
     for fold in range(_FOLDS):
         held, kept = folds == fold, folds != fold
         for name, scores in crossed.items():
             scores[held] = _fit(name, x[kept], labels.take(kept), seed).score(x[held])
     return crossed
+
+
+def _folds(labels: Labels, seed: int) -> NDArray[Any]:
+    """(n,) the fold of each row; those that ask the same share one."""
+    same = np.arange(len(labels.weak)) if labels.same is None else np.unique(labels.same, return_inverse=True)[1]
+    return (np.random.default_rng(seed).permutation(same.max() + 1) % _FOLDS)[same]
 
 
 def _fit(name: str, x: Array, labels: Labels, seed: int) -> Member:

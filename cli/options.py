@@ -82,7 +82,12 @@ Confidence = Annotated[
 ]
 PolicyFolder = Annotated[
     Path | None,
-    typer.Option("--out", metavar="FOLDER", help="Write the policy here. [where the router looks for this pair's]"),
+    typer.Option(
+        "--out",
+        metavar="FOLDER",
+        file_okay=False,
+        help="Write the policy here. [where the router looks for this pair's]",
+    ),
 ]
 Json = Annotated[Path | None, typer.Option("--json", metavar="PATH", help="Also write the figures here.")]
 

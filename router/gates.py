@@ -13,7 +13,7 @@ from ..protocol.requests import Message
 from .tiers import LocalAnswer
 
 if TYPE_CHECKING:
-    from ..classifier.metrics import Floats
+    from ..classifier.drift import Usual
     from ..classifier.thresholds import Thresholds
     from ..classifier.views import PromptView, RunView, Signals
 
@@ -52,8 +52,8 @@ class Gates(Protocol):
         ...
 
     @property
-    def usual(self) -> Floats | None:
-        """Gate 1's P(gain) on the calibration rows, (n,), if they are known: what requests usually look like."""
+    def usual(self) -> Usual | None:
+        """Gate 1's P(gain) of requests like those of the calibration, if known: what requests usually look like."""
         ...
 
     def check(self, quality: float | None) -> None:
@@ -88,7 +88,7 @@ class CalibratedPolicy(Protocol):
     def during(self, view: RunView) -> float: ...
     def after(self, view: RunView) -> float: ...
     @property
-    def usual(self) -> Floats | None: ...
+    def usual(self) -> Usual | None: ...
     def thresholds_for(self, aim: Aim) -> Thresholds:
         """Raises ConfigurationError for a target that was not calibrated."""
         ...
@@ -112,7 +112,7 @@ class PolicyGates:
         return self._aim.value if self._aim.name == "quality" else None
 
     @property
-    def usual(self) -> Floats | None:
+    def usual(self) -> Usual | None:
         return None if self._caveat else self._policy.usual
 
     def check(self, quality: float | None) -> None:
@@ -166,7 +166,7 @@ class ConfidenceGates:
 
     tokens = 16
     quality: float | None = None
-    usual: Floats | None = None
+    usual: Usual | None = None
 
     def __init__(self, confidence: float) -> None:
         self._confidence = confidence
@@ -221,7 +221,7 @@ class GeneralGates:
         return None
 
     @property
-    def usual(self) -> Floats | None:
+    def usual(self) -> Usual | None:
         return None
 
     def check(self, quality: float | None) -> None:  # noqa: ARG002

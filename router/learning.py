@@ -20,9 +20,8 @@ from .record import Record
 from .tiers import LocalAnswer
 
 if TYPE_CHECKING:
-    from ..classifier.drift import DriftMonitor
+    from ..classifier.drift import DriftMonitor, Usual
     from ..classifier.experience import Experience, Observation
-    from ..classifier.metrics import Floats
 
 __all__ = ["MOST_WAITING", "Learner", "LearningCounts", "LearningGates", "Seen", "pair_name"]
 
@@ -233,7 +232,7 @@ class LearningGates:
         return self._gates.quality
 
     @property
-    def usual(self) -> Floats | None:
+    def usual(self) -> Usual | None:
         return self._gates.usual
 
     def before(self, messages: Sequence[Message], quality: float | None) -> Verdict:

@@ -73,6 +73,32 @@ def test_a_target_is_kept_on_average(aim: Aim, copies: int) -> None:
     assert np.mean(np.array(over) > 0) > 0.2, "a single calibration may miss it: nothing else is promised"
 
 
+def by_three(rng: np.random.Generator, n: int) -> CalibrationRows:
+    """Gates 1 and 2 know little of what gate 3 says, so that each sends up rows of its own."""
+    z = rng.normal(size=n)
+    gain = rng.random(n) < 1 / (1 + np.exp(1 - 1.5 * z))
+    before, during, after = (
+        1 / (1 + np.exp(-slope * z - noise * rng.normal(size=n))) for slope, noise in ((0.3, 1), (0.5, 1), (1.5, 0.3))
+    )
+    return CalibrationRows(before, after, np.where(gain, 0.0, 1.0), np.ones(n), np.ones(n), np.ones(n), during)
+
+
+@pytest.mark.parametrize("aim", [Aim("cloud_share", 0.05, promise="mean"), Aim("cloud_share", 0.1)])
+def test_a_limit_is_kept_by_three_gates(aim: Aim) -> None:
+    """Their thresholds are all chosen on the same 100 rows: each lets in about one row in a hundred unseen."""
+    rng = np.random.default_rng(0)
+    many = by_three(rng, 20_000)
+    shares: list[float] = []
+    for _ in range(600):
+        found = operating_point(by_three(rng, 100), aim, 0.1).thresholds
+        up = (many.before > found.before) | (many.judged > found.after) | (np.asarray(many.during) > found.during)
+        shares.append(float(up.mean()))
+    if aim.promise == "mean":
+        assert np.mean(shares) <= aim.value + 3 * np.std(shares) / np.sqrt(len(shares))
+    assert np.mean(np.array(shares) > aim.value) <= (0.5 if aim.promise == "mean" else 0.1)
+    assert np.mean(shares) > 0.4 * aim.value, "and it is used"
+
+
 def test_an_average_sends_up_less() -> None:
     rows = drawn(np.random.default_rng(3), 400)
     for sure in (Aim("quality", 0.95), Aim("quality", 0.9)):
@@ -81,6 +107,24 @@ def test_an_average_sends_up_less() -> None:
         assert operating_point(rows, mean).alpha == pytest.approx((1 - sure.value) * rows.cloud.mean())
     with pytest.raises(ConfigurationError, match="promise must be confidence or mean"):
         Aim("quality", 0.9, promise="surely")  # type: ignore[arg-type]
+
+
+def test_what_a_quality_may_lose_is_what_the_bounds_say() -> None:
+    """Numbers by hand, at delta 0.1 and n = 400 gains that are kept one after the other.
+
+    Hoeffding's slack of the cloud's score, at a tenth of delta: sqrt(ln(1 / 0.01) / 800) = 0.0758713. Of the rest of
+    delta, 0.09: P(Binomial(400, 0.0924129) <= 28) = 0.068 and (<= 29) = 0.0956, which all of delta would allow.
+    """
+    score = np.linspace(0.1, 0.9, 400)
+    rows = CalibrationRows(score, None, np.zeros(400), np.ones(400), np.ones(400), np.ones(400))
+    found = operating_point(rows, Aim("quality", 0.9), 0.1)
+    assert found.alpha == pytest.approx(0.0924129, abs=1e-7)
+    assert found.risk == 28 / 400
+    half = replace(rows, cloud=np.repeat([1.0, 0.0], 200))
+    assert operating_point(half, Aim("quality", 0.9), 0.1).alpha == pytest.approx(0.0424129, abs=1e-7)
+    assert operating_point(replace(rows, prompts=100), Aim("quality", 0.9), 0.1).alpha == pytest.approx(
+        0.0848257, abs=1e-7
+    )
 
 
 def test_what_nothing_can_show_is_kept_all_the_same() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from updraft.classifier.aim import Aim
 from updraft.classifier.calibrated import figures, sentences
+from updraft.classifier.drift import DriftMonitor
 from updraft.classifier.graded import GradedRow, TokenSignals, gains
 from updraft.classifier.metrics import auroc
 from updraft.classifier.policies import load_policy
@@ -118,6 +119,19 @@ def test_without_answers_the_question_decides(tmp_path: Path) -> None:
     assert found.before == found.after
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_requests_like_the_calibrations_raise_no_alarm_and_others_do(tmp_path: Path, seed: int) -> None:
+    """The gate that ships judges them, and others than it judged the rows: few rows, where these differ most."""
+    policy = fit_text_policy(population(120, seed, answers=False), RECIPE, tmp_path)
+    monitor = DriftMonitor(policy.usual)
+    for row in population(1_000, 50 + seed, answers=False):
+        monitor.asked(policy.before(PromptView(row.prompt)))
+        assert monitor.alarm is None
+    for i in range(500):
+        monitor.asked(policy.before(PromptView(f"Explain chapter {i} of the book on tides, and why sailors read it.")))
+    assert "requests are unlike those of the calibration" in (monitor.alarm or "")
+
+
 def test_the_question_is_found_inside_a_harness(policy: TextPolicy) -> None:
     asked = "Prove rigorously that 3 and 4 river stone apple?"
     harness = (
@@ -146,7 +160,8 @@ def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
         ({"format_version": 0}, "format_version 0"),
         ({"opset": {"ai.onnx": 9, "ai.onnx.ml": 3}}, "opset"),
         ({"models": 3}, "not a valid policy"),
-        ({"files": {}}, "not the file its policy.json describes"),
+        ({"files": {}}, "lacks gate1.onnx"),
+        ({"files": {"gate1.onnx": "0" * 64}}, "lacks gate1.onnx"),
     ],
 )
 def test_another_version_is_refused(folder: Path, tmp_path: Path, change: dict[str, object], message: str) -> None:
@@ -161,9 +176,11 @@ def test_another_version_is_refused(folder: Path, tmp_path: Path, change: dict[s
 @pytest.mark.parametrize("data", [b"", b"nonsense", None])
 def test_a_damaged_folder_is_refused(folder: Path, tmp_path: Path, name: str, data: bytes | None) -> None:
     copy = shutil.copytree(folder, tmp_path / "copy")
-    (copy / name).unlink()
+    [path] = copy.glob(name.replace(".", "-*."))
+    path.unlink()
     if data is not None:
-        (copy / name).write_bytes(data)
+        path.write_bytes(data)
+    name = path.name
     with pytest.raises(ConfigurationError, match=name):
         load_policy(copy)
 
@@ -223,6 +240,7 @@ def test_a_write_that_fails_leaves_the_policy_that_was_there(folder: Path, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["policy"]
     assert TextPolicy.load(out).card.rows == 400
     fit_text_policy(population(120, 5, answers=False), RECIPE, out)
-    assert {path.name for path in out.iterdir()} == {"policy.json", "gate1.onnx", "calibration.npz", "notes.txt"}
-    assert TextPolicy.load(out).card.rows == 120
+    policy = TextPolicy.load(out)
+    assert {path.name for path in out.iterdir()} == {"policy.json", "notes.txt", *policy.card.files}
+    assert (policy.card.rows, policy.reads_answers) == (120, False)
     assert [path.name for path in tmp_path.iterdir()] == ["policy"]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from exposition import parse
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, ScriptedLocal, tiers
-from updraft.classifier.drift import DriftMonitor
+from updraft.classifier.drift import DriftMonitor, Usual
 from updraft.classifier.experience import Experience, Observation
 from updraft.classifier.folders import policy_folder_of
 from updraft.protocol.requests import Message
@@ -267,7 +267,7 @@ class Watching(ScriptedGates):
 
 def test_an_alarm_makes_the_gates_more_cautious_and_ends(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    monitor = DriftMonitor(rng.beta(1, 3, 500))
+    monitor = DriftMonitor(Usual(rng.beta(1, 3, 500)))
     inner = Watching()
     gates = LearningGates(inner, monitor=monitor)
     assert gates.before(ASKED, None).reason == "gate 1"
@@ -298,7 +298,7 @@ def test_grades_that_contradict_the_gates_raise_the_alarm(truth: Callable[[float
 
 def test_usual_requests_raise_no_alarm() -> None:
     rng = np.random.default_rng(2)
-    monitor = DriftMonitor(rng.beta(1, 3, 1_000))
+    monitor = DriftMonitor(Usual(rng.beta(1, 3, 1_000)))
     for p in rng.beta(1, 3, 5_000):
         monitor.asked(float(p))
         assert monitor.alarm is None
