@@ -131,8 +131,10 @@ def test_whose_policy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(gates("auto", PAIR, own=()), ConfidenceGates)
     assert isinstance(gates("none", PAIR), ConfidenceGates)
     assert isinstance(gates(str(tmp_path), PAIR), PolicyGates)
-    foreign = gates(str(tmp_path), other, allow_foreign=True)
-    assert foreign.before(MESSAGES, None).reason.startswith("uncalibrated for this pair (policy of small with large)")
+    for name in (str(tmp_path), "auto"):
+        foreign = gates(name, other, allow_foreign=True).before(MESSAGES, None).reason
+        assert foreign.startswith("uncalibrated for this pair (policy of small with large)")
+        assert gates(name, PAIR, allow_foreign=True).before(MESSAGES, None).reason.startswith("P(gain)")
     with pytest.raises(
         ConfigurationError, match="calibrated for small with large, but this router runs small with gpt"
     ):
