@@ -24,9 +24,10 @@ _WORD = re.compile(r"\w+")
 # For `str.translate`: what belongs to no word becomes a blank.
 _BLANKED = "".join(chr(code) if _WORD.match(chr(code)) else " " for code in range(128))
 # What must not stand before a number is asked when its first character was read, which is quick in the same way.
+# A sum that nothing follows is found too, with nothing stated: else each of its terms would be tried up to its end.
 _STATEMENT = re.compile(
     r"([-\d](?<![\d.)*/×÷+-][-\d])(?<![*/×÷+-] [-\d])(?<!-(?!\d))\d*(?:\.\d+)?(?:\s*[-+*/×÷]\s*\d+(?:\.\d+)?)+)"
-    r"\s*=\s*(-?\d+(?:\.\d+)?)"
+    r"(?:\s*=\s*(-?\d+(?:\.\d+)?))?"
 )
 _TERM = re.compile(r"([-+*/×÷]?)\s*(\d+(?:\.\d+)?)")
 _INEQUALITY = re.compile(r"([-\d](?<![\d.][-\d])(?<!-(?!\d))\d*(?:\.\d+)?)\s*([<>])\s*(?=(-?\d+(?:\.\d+)?))")
@@ -108,7 +109,7 @@ def answer_checks(view: RunView, mentioned: Mentioned | None = None) -> Array:
     lower = text.lower()
     words = _words(lower)
     numbers = _NUMBER.findall(text)
-    truths = [_holds(left, right) for left, right in _STATEMENT.findall(text)]
+    truths = [_holds(left, stated) for left, stated in _STATEMENT.findall(text) if stated]
     if "<" in text or ">" in text:
         truths += [
             float(left) < float(right) if sign == "<" else float(left) > float(right)

@@ -24,7 +24,8 @@ __all__ = ["STEP_NAMES", "Given", "Step", "final_number", "step_checks", "steps"
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?|\.\d+")
 _TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|[-+*/()%]")
 _THOUSANDS = re.compile(r",(?<=\d,)(?=\d{3}\b)")
-_TIMES = re.compile(r"(?<=[\d)\s])[ ]*[xX×⋅·][ ]*(?=[\d($])|\\times|\\cdot")
+# Tried at the start of a run of blanks only: tried at each of them, a long run would take quadratic time.
+_TIMES = re.compile(r"(?<=[\d)\s])(?<![\d)\s][ ])[ ]*+[xX×⋅·][ ]*+(?=[\d($])|\\times|\\cdot")
 _MARK = re.compile(r"<<([^<>=]*)=([^<>=]*)>>")
 _ASIDE = re.compile(r"\([^()\d]*\)")
 _UNIT = re.compile(r"(?<=\d) +[A-Za-z][A-Za-z'’]*(?: [A-Za-z'’]+){0,3}(?= *[-+*/=)])")

@@ -57,26 +57,31 @@ def explained(row: LedgerRow) -> dict[str, str]:
     """The row as labelled lines, in the order in which a person asks."""
     asked = datetime.fromtimestamp(row.ts).astimezone().isoformat(sep=" ", timespec="seconds")
     facts = {
-        "request": f"{row.id}, {asked}, model {row.model or '-'}, status {row.status}",
-        "answered": ROUTES.get(row.route, row.route),
-        "because": row.reason,
-        "decisions": "\n".join(_decision(each) for each in _decisions(row)) or "none kept",
+        "request": [f"{row.id}, {asked}, model {row.model or '-'}, status {row.status}"],
+        "answered": [ROUTES.get(row.route, row.route)],
+        "because": [row.reason],
+        "decisions": [_decision(each) for each in _decisions(row)] or ["none kept"],
     }
     if row.failure:
-        facts["cloud failed"] = row.failure
-    facts["time"] = f"{row.latency_ms:,.0f} ms: device {row.local_ms:,.0f} ms, cloud {row.cloud_ms:,.0f} ms"
-    facts["tokens"] = (
+        facts["cloud failed"] = [row.failure]
+    facts["time"] = [f"{row.latency_ms:,.0f} ms: device {row.local_ms:,.0f} ms, cloud {row.cloud_ms:,.0f} ms"]
+    facts["tokens"] = [
         f"device {row.local_prompt_tokens:,} read, {row.local_tokens:,} written; "
         f"cloud {row.cloud_prompt_tokens:,} read, {row.cloud_tokens:,} written"
-    )
+    ]
     if row.draft_proposed:
-        facts["draft"] = f"{row.draft_accepted:,} of {row.draft_proposed:,} tokens kept by the cloud"
+        facts["draft"] = [f"{row.draft_accepted:,} of {row.draft_proposed:,} tokens kept by the cloud"]
     if row.cloud_model:
-        facts["cloud"] = row.cloud_model
-    facts["cost"] = f"${row.cost_usd:.6f}, saved ${row.saved_usd:.6f} against the cloud alone"
+        facts["cloud"] = [row.cloud_model]
+    facts["cost"] = [f"${row.cost_usd:.6f}, saved ${row.saved_usd:.6f} against the cloud alone"]
     if row.key:
-        facts["key"] = f"{row.key[:12]} (digest)"
-    return facts
+        facts["key"] = [f"{row.key[:12]} (digest)"]
+    return {label: "\n".join(map(_printable, lines)) for label, lines in facts.items()}
+
+
+def _printable(text: str) -> str:
+    """What a caller sent may be in it, and must not command the terminal nor look like another line."""
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 
 def _decision(verdict: dict[str, Any]) -> str:

@@ -97,11 +97,12 @@ class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
     latency_ms: float = 0.0
 
     def headers(self) -> dict[str, str]:
+        reason = self.reason.replace("\n", " ")
         shown = {
             "request-id": self.request_id,
             "tier": self.tier,
             "route": self.route,
-            "reason": self.reason.encode("ascii", "replace").decode().replace("\n", " "),
+            "reason": "".join(each if each.isascii() and each.isprintable() else "?" for each in reason),
             "confidence": "" if self.confidence is None else f"{self.confidence:.4f}",
             "cost-usd": f"{self.cost_usd:.8f}",
             "saved-usd": f"{self.saved_usd:.8f}",

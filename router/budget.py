@@ -11,7 +11,7 @@ import logging
 import math
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -19,14 +19,16 @@ from typing import Any
 from ..protocol.errors import BudgetExceededError, ConfigurationError
 from .caller import Caller
 from .ledger import Ledger
-from .loose import rows, table
+from .loose import rows, table, tables
 
 log = logging.getLogger("updraft.router")
 
 DAY_S = 86_400
 ANSWER_TOKENS = 1024  # what an answer without a limit of its own is reckoned with
 MOST_TOKENS = 2**40  # of one request, whatever it asks for: the ledger's integers end somewhere
-ATTACHED_TOKENS = 1500  # what an image or a sound is reckoned with
+ATTACHED_TOKENS = 1500  # what an image, a sound or a file is reckoned with
+# Where they are in a message's part: of which type it is, and the field of what it has under that name.
+_ATTACHED = (("image_url", "url"), ("input_audio", "data"), ("file", "file_data"), ("file", "file_id"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,23 +163,33 @@ class Budget:
 def expected_tokens(body: dict[str, Any]) -> tuple[int, int]:
     """The most that a request is likely to make the cloud read and write, in tokens.
 
-    Read: a token has at least one byte of UTF-8, so the bytes are a bound. Written: the caller's limit on each answer,
-    or 1,024; never more than any cloud writes.
+    Read: a token has at least one byte of UTF-8, so the bytes are a bound; what is attached has a rate of its own.
+    Written: the caller's limit on each answer, or 1,024; never more than any cloud writes.
     """
     limit = next((body[name] for name in ("max_completion_tokens", "max_tokens") if _counts(body.get(name))), None)
     answers = max((body[name] for name in ("n", "best_of") if _counts(body.get(name))), default=1)
-    return _read_tokens(body), min(answers * (ANSWER_TOKENS if limit is None else limit), MOST_TOKENS)
+    read = _read_tokens(body) + sum(ATTACHED_TOKENS - _read_tokens(each) for each in _attached(body))
+    return read, min(answers * (ANSWER_TOKENS if limit is None else limit), MOST_TOKENS)
 
 
 def _read_tokens(value: Any) -> int:
     if isinstance(value, str):
-        return ATTACHED_TOKENS if value.startswith("data:") else len(value.encode("utf-8", "replace"))
+        return len(value.encode("utf-8", "replace"))
     if (items := rows(value)) is not None:
         return len(items) + sum(map(_read_tokens, items))
     if (entries := table(value)) is not None:
-        attached = ATTACHED_TOKENS if entries.get("type") in ("image_url", "input_audio", "file") else None
-        return 8 + (attached or sum(_read_tokens(name) + _read_tokens(item) for name, item in entries.items()))
+        return 8 + sum(_read_tokens(name) + _read_tokens(item) for name, item in entries.items())
     return 0
+
+
+def _attached(body: dict[str, Any]) -> Iterator[str]:
+    """Images, sounds and files, where the wire has them: anywhere else what looks like one is read as text."""
+    for message in tables(body.get("messages")) or ():
+        for part in tables(message.get("content")) or ():
+            for kind, field in _ATTACHED:
+                found = (table(part.get(kind)) or {}).get(field) if part.get("type") == kind else None
+                if isinstance(found, str):
+                    yield found
 
 
 def _counts(value: Any) -> bool:

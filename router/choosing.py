@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..classifier.aim import Aim
 from ..protocol.errors import ConfigurationError
-from .gates import ConfidenceGates, Gates, GeneralGates, PolicyGates
+from .gates import CalibratedPolicy, ConfidenceGates, Gates, GeneralGates, PolicyGates
 
 __all__ = ["Choice", "load_gates"]
 
@@ -41,16 +41,14 @@ def load_gates(choice: Choice) -> Gates:
 
     folder = Path(choice.policy).expanduser()
     policy = load_policy(folder)
-    if policy.models == choice.models:
-        return PolicyGates(policy, choice.aim)
-    if not choice.allow_foreign:
+    if policy.models != choice.models and not choice.allow_foreign:
         raise ConfigurationError(
             f"The policy in {folder} was calibrated for {_pair(policy.models)}, but this router runs "
             f"{_pair(choice.models)}: its thresholds would mean nothing here. Calibrate one for this pair (updraft "
             "calibrate), set policy='none' (token confidence), or set allow_foreign_policy=true to use it as it is.",
             param="policy",
         )
-    return PolicyGates(policy, choice.aim, f"uncalibrated for this pair (policy of {_pair(policy.models)}): ")
+    return _by_policy(policy, choice)
 
 
 def _automatic(choice: Choice) -> Gates:
@@ -59,10 +57,16 @@ def _automatic(choice: Choice) -> Gates:
     for folder in choice.own:
         policy = load_policy(folder)
         if policy.models == choice.models or choice.allow_foreign:
-            return PolicyGates(policy, choice.aim)
+            return _by_policy(policy, choice)
     if choice.general is None:
         return _by_confidence(choice)
     return GeneralGates(load_policy(choice.general), choice.aim, choice.confidence)
+
+
+def _by_policy(policy: CalibratedPolicy, choice: Choice) -> PolicyGates:
+    own = policy.models == choice.models
+    caveat = "" if own else f"uncalibrated for this pair (policy of {_pair(policy.models)}): "
+    return PolicyGates(policy, choice.aim, caveat)
 
 
 def _by_confidence(choice: Choice) -> ConfidenceGates:

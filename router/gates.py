@@ -125,7 +125,7 @@ class PolicyGates:
         from ..classifier.views import PromptView
 
         p_gain = float(self._policy.before(PromptView.of(messages)))
-        return self._against(1, "before generation", p_gain, self._at(quality).before)
+        return self._against(1, f"before generation{self._promised(quality)}", p_gain, self._at(quality).before)
 
     def read_ahead(self, messages: Sequence[Message]) -> None:
         from ..classifier.views import PromptView
@@ -135,25 +135,32 @@ class PolicyGates:
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
         window = answer.signals[-self.tokens :]
         p_gain = float(self._policy.during(run_view(messages, answer, window)))
-        return self._against(2, "while generating", p_gain, self._at(quality).during)
+        return self._against(2, f"while generating{self._promised(quality)}", p_gain, self._at(quality).during)
 
     def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
         p_gain = float(self._policy.after(run_view(messages, answer, answer.signals)))
-        return self._against(3, "after generation", p_gain, self._at(quality).after)
+        return self._against(3, f"after generation{self._promised(quality)}", p_gain, self._at(quality).after)
 
     def _at(self, quality: float | None) -> Thresholds:
         if quality not in self._thresholds:
             if len(self._thresholds) >= 64:  # per-request targets are the caller's to choose: keep the memory bounded
                 self._thresholds.clear()
-            aim = self._aim if quality is None else Aim("quality", quality, promise=self._aim.promise)
-            self._thresholds[quality] = self._policy.thresholds_for(aim)
+            self._thresholds[quality] = self._policy.thresholds_for(self._aim_of(quality))
         return self._thresholds[quality]
+
+    def _aim_of(self, quality: float | None) -> Aim:
+        return self._aim if quality is None else Aim("quality", quality, promise=self._aim.promise)
+
+    def _promised(self, quality: float | None) -> str:
+        """What a reason adds where the promise is not the usual one. For another pair, or of a cost, none is given."""
+        aim = self._aim_of(quality)
+        kept = aim.promise == "mean" and aim.name != "cost" and not self._caveat
+        return ", a threshold that keeps the target on average" if kept else ""
 
     def _against(self, gate: int, moment: str, p_gain: float, threshold: float) -> Verdict:
         escalate = not p_gain <= threshold  # NaN escalates
         sign = "above" if escalate else "at most"
-        mean = ", a threshold that keeps the target on average" if self._aim.promise == "mean" else ""
-        reason = f"{self._caveat}P(gain) {p_gain:.3f} {sign} {threshold:.3f} {moment}{mean}"
+        reason = f"{self._caveat}P(gain) {p_gain:.3f} {sign} {threshold:.3f} {moment}"
         return Verdict(gate, escalate, reason, p_gain, threshold)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from ..protocol.errors import ConfigurationError
@@ -16,12 +17,9 @@ from .loose import parsed, rows, table, tables
 _LONG = 2**14  # characters: beyond it the search leaves the event loop to others
 _LARGE = 10**40  # numbers from here on are nobody's
 _BETWEEN = "\n\0\n"  # between two texts: no rule reads on from one into the next
-# Digits at either end of a text, whatever marks stand around them, and a text of nothing else.
-_SEAM = 64
-_HEAD = re.compile(r"\W*(\d[\d .-]*)")
-_TAIL = re.compile(r"(\d[\d .-]*)\W*\Z")
-_WHOLE = re.compile(r"\W*\d[\d .-]*\W*")
-_CARD_DIGITS = 13
+# The groups of digits that a text begins with, whatever marks stand before and behind them.
+_HEAD = re.compile(r"[\W_]*+((?:\d++[\s._/-]{0,3}+)*+)[\W_]*+")
+_CARD_DIGITS = 13, 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +58,27 @@ class PrivacyRules:
         if not self._rules:
             return None
         said = {name: value for name, value in body.items() if not isinstance(value, int | float)}  # a seed is no text
-        text = _BETWEEN.join((*_texts(said), *_seams(said)))
-        return await asyncio.to_thread(self.search, text) if len(text) > _LONG else self.search(text)
+        text = _BETWEEN.join(_texts(said))
+
+        def search() -> str | None:
+            return self.search(_BETWEEN.join((text, *_seams(said))))
+
+        return await asyncio.to_thread(search) if len(text) > _LONG else search()
 
     def search(self, text: str) -> str | None:
-        # Full-width digits and odd blanks are what they look like; half a character is none.
-        written = unicodedata.normalize("NFKC", text).encode("utf-8", "replace").decode()
-        plain = written.translate(_plainer(written))
+        written = _written(text)
+        plain = _plain(written)
         texts = (written,) if plain == written else (written, plain)
         return next((name for name, found in self._rules.items() if any(map(found, texts))), None)
 
 
-def _plainer(text: str) -> dict[int, str | None]:
-    """For `str.translate`: what nobody sees goes, every dash is one, and so is every digit."""
+def _written(text: str) -> str:
+    """Full-width digits and odd blanks as what they look like; half a character is none."""
+    return unicodedata.normalize("NFKC", text).encode("utf-8", "replace").decode()
+
+
+def _plain(text: str) -> str:
+    """What nobody sees goes, every dash is one, and so is every digit."""
     table: dict[int, str | None] = {}
     for character in set(text):
         kind = unicodedata.category(character) if character > "\x7f" else ""
@@ -82,7 +88,7 @@ def _plainer(text: str) -> dict[int, str | None]:
             table[ord(character)] = "-"
         elif kind == "Nd":
             table[ord(character)] = str(unicodedata.decimal(character))
-    return table
+    return text.translate(table)
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -116,14 +122,26 @@ def _seams(body: dict[str, Any]) -> Iterator[str]:
         text = content if isinstance(content, str) else "".join(part for part in parts if isinstance(part, str))
         said.setdefault(str(message.get("role")), []).append(text)
     for texts in said.values():
-        run = ""
-        for text in texts:
-            head, tail = _HEAD.match(text[:_SEAM]), _TAIL.search(text[-_SEAM:])
-            together = f"{run} {head[1]}".replace(".", " ").replace("  ", " ") if run and head else ""
-            if sum(map(str.isdigit, together)) >= _CARD_DIGITS:
-                yield together
-            whole = together and len(text) < _SEAM and _WHOLE.fullmatch(text)  # then the run goes on
-            run = together[-_SEAM:] if whole else tail[1] if tail else ""
+        last: list[str] = []  # groups of digits, the latest first
+        for text in map(_plain, map(_written, texts)):
+            head, only_digits = _groups(text)
+            together = [*reversed(last), *_in_a_card(head)]
+            if last and head and sum(map(len, together)) >= _CARD_DIGITS[0]:
+                yield " ".join(together)
+            tail = [group[::-1] for group in _groups(text[::-1])[0]]
+            last = _in_a_card([*tail, *last] if only_digits else tail)
+
+
+def _groups(text: str) -> tuple[list[str], bool]:
+    """The groups of digits that `text` begins with, and whether but for marks there is nothing else in it."""
+    found = _HEAD.match(text)
+    return (re.findall(r"\d+", found[1]), found.end() == len(text)) if found else ([], False)
+
+
+def _in_a_card(groups: Sequence[str]) -> list[str]:
+    """The first of `groups`, as many as one card may have on one side of a seam."""
+    digits = accumulate(map(len, groups))
+    return [group for group, total in zip(groups, digits, strict=True) if total < _CARD_DIGITS[1]]
 
 
 def _searcher(pattern: str, name: str) -> Callable[[str], bool]:
@@ -150,7 +168,7 @@ _ACCOUNT = re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]){11,60}", re.ASCII | re.IGN
 
 def _has_card(text: str) -> bool:
     return any(
-        13 <= len(digits) <= 19 and digits[0] in "23456" and _luhn(digits)
+        _CARD_DIGITS[0] <= len(digits) <= _CARD_DIGITS[1] and digits[0] in "23456" and _luhn(digits)
         for found in _DIGITS.finditer(text)
         for digits in _joined(re.split("[ -]", found[0]), 19)
     ) or any(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import msgspec
@@ -18,6 +18,9 @@ from .gates import Verdict
 from .ledger import LedgerRow
 from .prices import Prices
 from .tiers import CloudFailure, CloudUsage, LocalAnswer
+
+# Characters. What a caller sent may be in either, and a ledger is no place to write as much as one likes into.
+LONGEST_MODEL, LONGEST_REASON = 100, 500
 
 Route = Literal["local", "cloud", "escalated", "fallback", "cache"]
 
@@ -106,15 +109,18 @@ class Record:
 
     def judged(self, verdict: Verdict) -> None:
         """One more verdict to explain the request with; of a gate 2 that let it pass again and again, the last."""
+        self._keep(_brief(verdict))
+
+    def decide(self, verdict: Verdict) -> None:
+        """One more verdict, and the one that the answer names."""
+        self.verdict = _brief(verdict)
+        self._keep(self.verdict)
+
+    def _keep(self, verdict: Verdict) -> None:
         last = self.decisions[-1] if self.decisions else None
         if last is not None and last.gate == verdict.gate == 2 and not last.escalate:
             self.decisions.pop()
         self.decisions.append(verdict)
-
-    def decide(self, verdict: Verdict) -> None:
-        """One more verdict, and the one that the answer names."""
-        self.judged(verdict)
-        self.verdict = verdict
 
     def repeat(self, tier: Literal["local", "cloud"], usage: dict[str, Any], age_s: float) -> None:
         """The answer is the one that `tier` gave `age_s` seconds ago to the same request, with that `usage`."""
@@ -175,7 +181,7 @@ class Record:
         return LedgerRow(
             id=self.request_id,
             ts=self.timestamp,
-            model=self.model,
+            model=self.model[:LONGEST_MODEL],
             route=self.route or "none",
             tier=self.tier if self.route is not None else "none",
             gate=self.verdict.gate,
@@ -200,3 +206,9 @@ class Record:
             local_ms=self.local_s * 1e3,
             cloud_ms=self.cloud_s * 1e3,
         )
+
+
+def _brief(verdict: Verdict) -> Verdict:
+    if len(verdict.reason) <= LONGEST_REASON:
+        return verdict
+    return replace(verdict, reason=f"{verdict.reason[: LONGEST_REASON - 3]}...")

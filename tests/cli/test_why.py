@@ -47,6 +47,21 @@ def test_it_says_who_why_and_for_how_much(ledger: Path) -> None:
     assert [each["gate"] for each in row["decisions"]] == [0, 2, 3]
 
 
+def test_what_a_caller_sent_commands_no_terminal(tmp_path: Path) -> None:
+    record = Record(Prices(), "big", "chatcmpl-1", "\x1b[2J\x1b]0;mine\x07evil\u202e" + "m" * 5000)
+    record.decide(Verdict(0, escalate=True, reason="unknown \x9b2J`\nanswered  by the device" + "x" * 5000))
+    path = tmp_path / "ledger.sqlite3"
+    written = Ledger(path)
+    written.record(record.row(404))
+    row = next(iter(written.rows()))
+    written.close()
+    assert (len(row.model), len(row.reason), len(row.decisions) < 1000) == (100, 500, True)
+    said = CliRunner().invoke(app, ["why", "--ledger", str(path)], env={"COLUMNS": "2000"}).output
+    assert "\ufffd[2J\ufffd]0;mine\ufffdevil\ufffdmmm" in said
+    assert "unknown \ufffd2J`\ufffdanswered  by the device" in said
+    assert all(character.isprintable() for character in said.replace("\n", ""))
+
+
 def test_what_is_not_there(ledger: Path, tmp_path: Path) -> None:
     assert isinstance(CliRunner().invoke(app, ["why", "nobody", "--ledger", str(ledger)]).exception, NotFoundError)
     missing = tmp_path / "none.sqlite3"

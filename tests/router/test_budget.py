@@ -208,11 +208,38 @@ def test_the_expected_tokens_are_a_bound(text: str, limit: int, n: int) -> None:
     assert written == limit * n
 
 
-def test_odd_bodies_have_an_expectation_too() -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 10**6}}
-    read, written = expected_tokens({"messages": [{"role": "user", "content": [image]}], "max_tokens": "x", "n": True})
-    assert read < 2000
+LARGE = "data:image/png;base64," + "A" * 10**6
+IMAGE = {"type": "image_url", "image_url": {"url": LARGE, "detail": "low"}}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        IMAGE,
+        {"type": "input_audio", "input_audio": {"data": LARGE, "format": "wav"}},
+        {"type": "file", "file": {"file_data": LARGE, "filename": "a.pdf"}},
+        {"type": "file", "file": {"file_id": "file-1"}},
+    ],
+)
+def test_what_is_attached_has_a_rate_of_its_own(part: dict[str, Any]) -> None:
+    read, written = expected_tokens({"messages": [{"role": "user", "content": [part]}], "max_tokens": "x", "n": True})
+    assert 1500 < read < 2000
     assert written == 1024
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "user", "content": LARGE}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": LARGE}]}]},
+        {"messages": [{"role": "user", "content": [IMAGE | {"text": LARGE}]}]},
+        {"messages": [{"role": "user", "content": [{"type": ["file"], "file": {"file_data": LARGE}}]}]},
+        {"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "file", "file": {"file_data": LARGE}}]},
+        {"input": [LARGE]},
+    ],
+)
+def test_what_only_looks_attached_is_counted_by_its_bytes(fields: dict[str, Any]) -> None:
+    assert expected_tokens(fields)[0] >= len(LARGE)
 
 
 @pytest.mark.parametrize("limits", [{"usd": -1}, {"cloud_tokens": -1}, {"cloud_share": 1.5}, {"usd": float("nan")}])

@@ -552,3 +552,21 @@ def test_settings_reach_the_answer(bench: Any) -> None:
             await response.body.aclose()
 
     run(test())
+
+
+def test_what_a_caller_names_is_kept_in_short_and_commands_nothing(bench: Any) -> None:
+    odd = "\x1b[2J\r\nset-cookie: a=b" + "x" * 10**5
+
+    async def test() -> None:
+        async with bench() as b:
+            assert (await b.ask(odd)).status == 404
+            response = await b.ask(**{odd: 1})
+            assert response.status == 200, "a field that the cloud may know"
+            assert "set-cookie" in response.headers["x-updraft-reason"]
+            assert response.headers["x-updraft-reason"].isprintable()
+        kept = b.rows()
+        assert sorted(len(row.model) for row in kept) == [4, 100]
+        assert max(len(row.reason) for row in kept) == 500
+        assert max(len(row.decisions) for row in kept) < 1000
+
+    run(test())

@@ -131,8 +131,10 @@ def test_whose_policy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(gates("auto", PAIR, own=()), ConfidenceGates)
     assert isinstance(gates("none", PAIR), ConfidenceGates)
     assert isinstance(gates(str(tmp_path), PAIR), PolicyGates)
-    foreign = gates(str(tmp_path), other, allow_foreign=True)
-    assert foreign.before(MESSAGES, None).reason.startswith("uncalibrated for this pair (policy of small with large)")
+    for name in (str(tmp_path), "auto"):
+        foreign = gates(name, other, allow_foreign=True).before(MESSAGES, None).reason
+        assert foreign.startswith("uncalibrated for this pair (policy of small with large)")
+        assert gates(name, PAIR, allow_foreign=True).before(MESSAGES, None).reason.startswith("P(gain)")
     with pytest.raises(
         ConfigurationError, match="calibrated for small with large, but this router runs small with gpt"
     ):
@@ -162,3 +164,15 @@ def test_a_promise_on_average_is_named_in_every_reason_and_kept_for_targets_of_r
     gates.before(MESSAGES, 0.9)
     assert policy.aims == [Aim("cloud_share", 0.3, promise="mean"), Aim("quality", 0.9, promise="mean")]
     assert "on average" not in PolicyGates(policy, Aim("quality", 0.9)).before(MESSAGES, None).reason
+
+
+def test_no_reason_names_a_promise_that_nobody_gives() -> None:
+    mean = Aim("cloud_share", 0.3, promise="mean")
+    foreign = PolicyGates(ScriptedPolicy(), mean, "uncalibrated for this pair (policy of a with b): ")
+    general = GeneralGates(ScriptedPolicy(), mean, 0.8)
+    cost = PolicyGates(ScriptedPolicy(), Aim("cost", 0.5, promise="mean"))
+    own, answer = PolicyGates(ScriptedPolicy(), mean), written(-0.1)
+    for gates, promised in ((own, True), (foreign, False), (general, False), (cost, False)):
+        told = gates.before(MESSAGES, None), gates.during(MESSAGES, answer, None), gates.after(MESSAGES, answer, None)
+        assert [verdict.reason.endswith("on average") for verdict in told] == [promised] * 3
+    assert cost.before(MESSAGES, 0.9).reason.endswith("on average"), "a request's own quality is promised all the same"

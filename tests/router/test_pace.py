@@ -9,6 +9,7 @@ import pytest
 from cascade_bench import run
 from router_fakes import FakeCloud, ScriptedGates
 from updraft.protocol.errors import ContextLengthError
+from updraft.router.learning import LearningGates
 from updraft.router.pace import Pace, plan
 
 
@@ -55,6 +56,21 @@ def test_a_request_in_a_hurry_tries_one_tier(bench: Any, cloud: FakeCloud) -> No
             assert (info["tier"], info["gate"], "the cloud is the quicker" in info["reason"]) == ("cloud", 0, True)
             assert (b.local.started, len(cloud.requests)) == (2, 2)
             assert (await b.answer(timeout_s=30.0))["updraft"]["route"] == "escalated", "with time, both again"
+
+    run(test())
+
+
+def test_the_coin_is_not_thrown_in_a_hurry(bench: Any, cloud: FakeCloud) -> None:
+    """What is drawn takes the time of both tiers: where there is none, gate 1 decides which of them answers."""
+
+    async def test() -> None:
+        async with bench(LearningGates(ScriptedGates(before=True), exploration=1.0)) as b:
+            b.local.delay_s, cloud.delay_s = 0.1, 0.4
+            drawn = (await b.answer(timeout_s=30.0))["updraft"]
+            assert (drawn["route"], drawn["reason"]) == ("escalated", "exploration: would go up, gate 3")
+            info = (await b.answer(timeout_s=0.9))["updraft"]
+            assert (info["route"], info["gate"], b.local.started) == ("cloud", 1, 1), "the device was not asked"
+            assert info["reason"].startswith("gate 1; deadline")
 
     run(test())
 

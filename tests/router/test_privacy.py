@@ -253,6 +253,16 @@ def conversation(*said: tuple[str, str]) -> dict[str, Any]:
         [("user", "first 4111"), ("user", "1111."), ("user", "(1111)"), ("user", "1111 is the end")],
         [("user", "first half 4111.1111."), ("user", "1111.1111.")],
         [("user", "37828224"), ("assistant", "12"), ("user", "6310005")],
+        [("user", "4111-1111-"), ("user", "1111-1111")],
+        [("user", "4111/1111/"), ("user", "/1111/1111")],
+        [("user", "it is 4111_1111_"), ("user", "1111_1111")],
+        [("user", "4111\u20131111"), ("user", "1111\u20131111")],
+        [("user", "4111\u200b1111\u200b"), ("user", "11\u00ad11 1111")],
+        [("user", "it is 4111\u00a01111"), ("user", "\uff11111\u00a01111 thanks")],
+        [("user", "4111\r\n1111"), ("user", "1111\n1111")],
+        [("user", "it is 4111 1111" + " " * 70), ("user", "\n" * 70 + "1111 1111")],
+        [("user", "4111 1111"), ("user", " "), ("user", "1111 1111")],
+        [("user", "5100 " * 20 + "4111 1111"), ("user", "1111 1111 " + "5100 " * 20)],
     ],
 )
 def test_a_card_in_several_messages_is_seen(said: list[tuple[str, str]]) -> None:
@@ -271,6 +281,8 @@ def test_a_card_in_several_messages_is_seen(said: list[tuple[str, str]]) -> None
         [("user", "4111 1111"), ("user", "and 1111 1111")],
         [("user", "4111 1111"), ("user", "so?"), ("user", "1111 1111")],
         [("user", ""), ("user", "1111 1111")],
+        [("user", "4111\n1111\n1111\n1111\n5105"), ("user", "12")],
+        [("user", "41111111" * 5), ("user", "1111 1111")],
     ],
 )
 def test_other_numbers_in_several_messages_are_no_card(said: list[tuple[str, str]]) -> None:
