@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..protocol.errors import ConfigurationError
-from ..protocol.wal import use_wal
+from ..protocol.wal import columns, tables, transaction, use_wal
 from .text_rows import TEXT_FEATURE_VERSION, Features
 from .views import Array
 
@@ -76,17 +76,17 @@ class Observation:
 
 
 _NAMES = ", ".join(f.name for f in fields(Observation))
-_SCHEMA = f"""
-CREATE TABLE IF NOT EXISTS observations ({_NAMES.replace("id,", "id TEXT PRIMARY KEY,", 1)});
-CREATE INDEX IF NOT EXISTS observations_at ON observations (pair, at);
-"""
+_SCHEMA = (
+    f"CREATE TABLE IF NOT EXISTS observations ({_NAMES.replace('id,', 'id TEXT PRIMARY KEY,', 1)})",
+    "CREATE INDEX IF NOT EXISTS observations_at ON observations (pair, at)",
+)
 _INSERT = f"INSERT OR REPLACE INTO observations ({_NAMES}) VALUES ({', '.join('?' * len(fields(Observation)))})"
 
 
 class Experience:
     """Safe to use from any thread and by several processes. Keeps the newest `most` rows.
 
-    Raises ConfigurationError if the file cannot be opened, or is one of another version.
+    Raises ConfigurationError if the file cannot be opened, holds something else, or is one of a newer version.
     """
 
     def __init__(self, path: Path, most: int = MOST_ROWS) -> None:
@@ -97,23 +97,42 @@ class Experience:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = sqlite3.connect(path, timeout=5.0, check_same_thread=False, isolation_level=None)
-            (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-            if version == 1:  # whose draws left out what gates 1 and 2 sent up: they teach, and promise nothing
-                self._connection.execute("ALTER TABLE observations ADD COLUMN drawn DEFAULT 0")
-            elif version not in (0, _VERSION):
-                self._connection.close()
+        except (OSError, sqlite3.Error) as error:
+            raise _unusable(path, error) from error
+        try:
+            self._migrate()
+            use_wal(self._connection)
+        except sqlite3.Error as error:
+            self._connection.close()
+            raise _unusable(path, error) from error
+        except ConfigurationError:
+            self._connection.close()
+            raise
+
+    def _migrate(self) -> None:
+        """Bring the file to this version's format in one transaction, so that several processes may open it at once."""
+        if self._format() == _VERSION and "observations" in tables(self._connection):
+            return
+        with transaction(self._connection) as connection:
+            version, found = self._format(), tables(connection)
+            if not 0 <= version <= _VERSION:
                 raise ConfigurationError(
-                    f"{path} has format {version}, this version reads {_VERSION}: name another file.",
+                    f"{self.path} has format {version}, this version reads {_VERSION}: name another file.",
                     param="experience",
                 )
-            use_wal(self._connection)
-            self._connection.executescript(f"{_SCHEMA} PRAGMA user_version={_VERSION};")
-        except (OSError, sqlite3.Error) as error:
-            raise ConfigurationError(
-                f"{path} cannot be used for experience ({error}): move it away, and a new one is begun, or name "
-                "another.",
-                param="experience",
-            ) from error
+            if found and "observations" not in found:
+                raise ConfigurationError(f"{self.path} holds no experience: name another file.", param="experience")
+            # Format 1's draws left out what gates 1 and 2 sent up: they teach and promise nothing. The column is looked
+            # for, as earlier versions set the number apart and may have died in between.
+            if found and "drawn" not in columns(connection, "observations"):
+                connection.execute("ALTER TABLE observations ADD COLUMN drawn DEFAULT 0")
+            for statement in _SCHEMA:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version={_VERSION}")
+
+    def _format(self) -> int:
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        return version
 
     def add(self, observation: Observation) -> None:
         with self._lock:
@@ -150,6 +169,13 @@ class Experience:
     def close(self) -> None:
         with self._lock:
             self._connection.close()
+
+
+def _unusable(path: Path, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"{path} cannot be used for experience ({error}): move it away, and a new one is begun, or name another.",
+        param="experience",
+    )
 
 
 def pack(features: Features) -> bytes:
