@@ -9,6 +9,8 @@ from __future__ import annotations
 import sqlite3
 import threading
 import zlib
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
@@ -93,7 +95,7 @@ class Experience:
         self.path = path
         self._most = most
         self._lock = threading.Lock()
-        self._written = 0
+        self._until_pruned = 0  # rows
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = sqlite3.connect(path, timeout=5.0, check_same_thread=False, isolation_level=None)
@@ -134,23 +136,32 @@ class Experience:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         return version
 
-    def add(self, observation: Observation) -> None:
-        with self._lock:
-            self._connection.execute(_INSERT, astuple(observation))
-            self._written += 1
-            if self._written % _PRUNE_EVERY == 1:
-                self._connection.execute(
+    def add(self, *observations: Observation, busy_s: float = 5.0) -> None:
+        """Keep all of them or none, waiting up to `busy_s` while another process writes. Raises sqlite3.Error, and
+        ValueError or OverflowError where one holds what SQLite cannot.
+        """
+        with self._writing(busy_s) as connection:
+            connection.executemany(_INSERT, [astuple(each) for each in observations])
+            if self._until_pruned <= 0:
+                connection.execute(
                     "DELETE FROM observations WHERE id NOT IN (SELECT id FROM observations ORDER BY at DESC LIMIT ?)",
                     (self._most,),
                 )
+                self._until_pruned = _PRUNE_EVERY
+            self._until_pruned -= len(observations)
 
     def feedback(self, request_id: str, *, up: bool) -> bool:
         """Keep a thumb; whether there is such a request. The last thumb counts."""
-        with self._lock:
-            done = self._connection.execute(
-                "UPDATE observations SET thumb = ? WHERE id = ?", (1 if up else -1, request_id)
-            )
+        with self._writing(5.0) as connection:
+            done = connection.execute("UPDATE observations SET thumb = ? WHERE id = ?", (1 if up else -1, request_id))
             return done.rowcount > 0
+
+    @contextmanager
+    def _writing(self, busy_s: float) -> Generator[sqlite3.Connection]:
+        with self._lock:
+            self._connection.execute(f"PRAGMA busy_timeout={round(busy_s * 1000)}")
+            with transaction(self._connection) as connection:
+                yield connection
 
     def rows(self, pair: str, *, limit: int = MOST_ROWS) -> list[Observation]:
         """The newest first, those of this version's features only."""
