@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import zlib
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -22,7 +22,7 @@ from ..protocol.wal import columns, tables, transaction, use_wal
 from .text_rows import TEXT_FEATURE_VERSION, Features
 from .views import Array
 
-__all__ = ["MOST_ROWS", "Experience", "Observation", "pack", "unpack"]
+__all__ = ["MOST_ROWS", "Experience", "Observation", "pack", "readable", "unpack"]
 
 MOST_ROWS = 20_000
 _VERSION = 2
@@ -197,8 +197,24 @@ def pack(features: Features) -> bytes:
     return zlib.compress(head + measures.astype(np.float32).tobytes() + buckets.tobytes() + counts[buckets].tobytes())
 
 
+def readable(rows: Sequence[Observation]) -> list[Observation]:
+    """Those whose features can be unpacked; the others were damaged on the disk."""
+    return [row for row in rows if _is_packed(row.features)]
+
+
+def _is_packed(data: bytes) -> bool:
+    try:
+        unpack(data)
+    except (zlib.error, ValueError, TypeError):  # the last one: SQLite holds what is no bytes, too
+        return False
+    return True
+
+
 def unpack(data: bytes) -> tuple[Array, NDArray[np.uint16], Array]:
-    """The measures of `pack`, (k,), the buckets that hold something, (m,) in rising order, and their counts, (m,)."""
+    """The measures of `pack`, (k,), the buckets that hold something, (m,) in rising order, and their counts, (m,).
+
+    Raises zlib.error or ValueError if `data` is not what `pack` gave.
+    """
     raw = zlib.decompress(data)
     n, m = np.frombuffer(raw, np.uint32, 2)
     measures = np.frombuffer(raw, np.float32, n, 8)
