@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal
 
 from ..protocol.errors import ConfigurationError
@@ -32,13 +34,15 @@ class Aim:
     promise: Promise = "confidence"
 
     def __post_init__(self) -> None:
+        given: object = self.value
+        kind, value = ("", self.value) if isinstance(given, Real) else ("a number, ", math.nan)
         wanted, holds = {
-            "quality": ("above 0 and at most 1", 0 < self.value <= 1),
-            "cloud_share": ("from 0 to 1", 0 <= self.value <= 1),
-            "cost": ("0 or more US dollars per 1,000 requests", 0 <= self.value < float("inf")),
+            "quality": ("above 0 and at most 1", 0 < value <= 1),
+            "cloud_share": ("from 0 to 1", 0 <= value <= 1),
+            "cost": ("0 or more US dollars per 1,000 requests", 0 <= value < math.inf),
         }[self.name]
         if not holds:
-            raise ConfigurationError(f"{self.name} must be {wanted}, not {self.value}.", param=self.name)
+            raise ConfigurationError(f"{self.name} must be {kind}{wanted}, not {given!r}.", param=self.name)
         if self.promise not in PROMISES:
             raise ConfigurationError(f"promise must be {' or '.join(PROMISES)}, not {self.promise}.", param="promise")
         if self.name == "cost" and not any(self.prices):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import sqlite3
 import threading
 import zlib
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
@@ -16,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..protocol.errors import ConfigurationError
-from ..protocol.wal import use_wal
+from ..protocol.wal import columns, tables, transaction, use_wal
 from .text_rows import TEXT_FEATURE_VERSION, Features
 from .views import Array
 
-__all__ = ["MOST_ROWS", "Experience", "Observation", "pack", "unpack"]
+__all__ = ["MOST_ROWS", "Experience", "Observation", "pack", "readable", "unpack"]
 
 MOST_ROWS = 20_000
 _VERSION = 2
@@ -76,62 +78,90 @@ class Observation:
 
 
 _NAMES = ", ".join(f.name for f in fields(Observation))
-_SCHEMA = f"""
-CREATE TABLE IF NOT EXISTS observations ({_NAMES.replace("id,", "id TEXT PRIMARY KEY,", 1)});
-CREATE INDEX IF NOT EXISTS observations_at ON observations (pair, at);
-"""
+_SCHEMA = (
+    f"CREATE TABLE IF NOT EXISTS observations ({_NAMES.replace('id,', 'id TEXT PRIMARY KEY,', 1)})",
+    "CREATE INDEX IF NOT EXISTS observations_at ON observations (pair, at)",
+)
 _INSERT = f"INSERT OR REPLACE INTO observations ({_NAMES}) VALUES ({', '.join('?' * len(fields(Observation)))})"
 
 
 class Experience:
     """Safe to use from any thread and by several processes. Keeps the newest `most` rows.
 
-    Raises ConfigurationError if the file cannot be opened, or is one of another version.
+    Raises ConfigurationError if the file cannot be opened, holds something else, or is one of a newer version.
     """
 
     def __init__(self, path: Path, most: int = MOST_ROWS) -> None:
         self.path = path
         self._most = most
         self._lock = threading.Lock()
-        self._written = 0
+        self._until_pruned = 0  # rows
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = sqlite3.connect(path, timeout=5.0, check_same_thread=False, isolation_level=None)
-            (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-            if version == 1:  # whose draws left out what gates 1 and 2 sent up: they teach, and promise nothing
-                self._connection.execute("ALTER TABLE observations ADD COLUMN drawn DEFAULT 0")
-            elif version not in (0, _VERSION):
-                self._connection.close()
+        except (OSError, sqlite3.Error) as error:
+            raise _unusable(path, error) from error
+        try:
+            self._migrate()
+            use_wal(self._connection)
+        except sqlite3.Error as error:
+            self._connection.close()
+            raise _unusable(path, error) from error
+        except ConfigurationError:
+            self._connection.close()
+            raise
+
+    def _migrate(self) -> None:
+        """Bring the file to this version's format in one transaction, so that several processes may open it at once."""
+        if self._format() == _VERSION and "observations" in tables(self._connection):
+            return
+        with transaction(self._connection) as connection:
+            version, found = self._format(), tables(connection)
+            if not 0 <= version <= _VERSION:
                 raise ConfigurationError(
-                    f"{path} has format {version}, this version reads {_VERSION}: name another file.",
+                    f"{self.path} has format {version}, this version reads {_VERSION}: name another file.",
                     param="experience",
                 )
-            use_wal(self._connection)
-            self._connection.executescript(f"{_SCHEMA} PRAGMA user_version={_VERSION};")
-        except (OSError, sqlite3.Error) as error:
-            raise ConfigurationError(
-                f"{path} cannot be used for experience ({error}): move it away, and a new one is begun, or name "
-                "another.",
-                param="experience",
-            ) from error
+            if found and "observations" not in found:
+                raise ConfigurationError(f"{self.path} holds no experience: name another file.", param="experience")
+            # Format 1's draws left out what gates 1 and 2 sent up: they teach and promise nothing. The column is looked
+            # for, as earlier versions set the number apart and may have died in between.
+            if found and "drawn" not in columns(connection, "observations"):
+                connection.execute("ALTER TABLE observations ADD COLUMN drawn DEFAULT 0")
+            for statement in _SCHEMA:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version={_VERSION}")
 
-    def add(self, observation: Observation) -> None:
-        with self._lock:
-            self._connection.execute(_INSERT, astuple(observation))
-            self._written += 1
-            if self._written % _PRUNE_EVERY == 1:
-                self._connection.execute(
+    def _format(self) -> int:
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        return version
+
+    def add(self, *observations: Observation, busy_s: float = 5.0) -> None:
+        """Keep all of them or none, waiting up to `busy_s` while another process writes. Raises sqlite3.Error, and
+        ValueError or OverflowError where one holds what SQLite cannot.
+        """
+        with self._writing(busy_s) as connection:
+            connection.executemany(_INSERT, [astuple(each) for each in observations])
+            if self._until_pruned <= 0:
+                connection.execute(
                     "DELETE FROM observations WHERE id NOT IN (SELECT id FROM observations ORDER BY at DESC LIMIT ?)",
                     (self._most,),
                 )
+                self._until_pruned = _PRUNE_EVERY
+            self._until_pruned -= len(observations)
 
     def feedback(self, request_id: str, *, up: bool) -> bool:
         """Keep a thumb; whether there is such a request. The last thumb counts."""
-        with self._lock:
-            done = self._connection.execute(
-                "UPDATE observations SET thumb = ? WHERE id = ?", (1 if up else -1, request_id)
-            )
+        with self._writing(5.0) as connection:
+            done = connection.execute("UPDATE observations SET thumb = ? WHERE id = ?", (1 if up else -1, request_id))
             return done.rowcount > 0
+
+    @contextmanager
+    def _writing(self, busy_s: float) -> Generator[sqlite3.Connection]:
+        with self._lock:
+            self._connection.execute(f"PRAGMA busy_timeout={round(busy_s * 1000)}")
+            with transaction(self._connection) as connection:
+                yield connection
 
     def rows(self, pair: str, *, limit: int = MOST_ROWS) -> list[Observation]:
         """The newest first, those of this version's features only."""
@@ -152,6 +182,13 @@ class Experience:
             self._connection.close()
 
 
+def _unusable(path: Path, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"{path} cannot be used for experience ({error}): move it away, and a new one is begun, or name another.",
+        param="experience",
+    )
+
+
 def pack(features: Features) -> bytes:
     """Measures and counts, compressed; a few hundred bytes."""
     measures, counts = features
@@ -160,8 +197,24 @@ def pack(features: Features) -> bytes:
     return zlib.compress(head + measures.astype(np.float32).tobytes() + buckets.tobytes() + counts[buckets].tobytes())
 
 
+def readable(rows: Sequence[Observation]) -> list[Observation]:
+    """Those whose features can be unpacked; the others were damaged on the disk."""
+    return [row for row in rows if _is_packed(row.features)]
+
+
+def _is_packed(data: bytes) -> bool:
+    try:
+        unpack(data)
+    except (zlib.error, ValueError, TypeError):  # the last one: SQLite holds what is no bytes, too
+        return False
+    return True
+
+
 def unpack(data: bytes) -> tuple[Array, NDArray[np.uint16], Array]:
-    """The measures of `pack`, (k,), the buckets that hold something, (m,) in rising order, and their counts, (m,)."""
+    """The measures of `pack`, (k,), the buckets that hold something, (m,) in rising order, and their counts, (m,).
+
+    Raises zlib.error or ValueError if `data` is not what `pack` gave.
+    """
     raw = zlib.decompress(data)
     n, m = np.frombuffer(raw, np.uint32, 2)
     measures = np.frombuffer(raw, np.float32, n, 8)

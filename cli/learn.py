@@ -39,7 +39,7 @@ def learn(
     if config.experience is None or not config.experience.exists():
         raise ConfigurationError(f"There is no experience at {config.experience}: use the router first.")
     from ..classifier.calibrated import figures, sentences
-    from ..classifier.experience import Experience
+    from ..classifier.experience import Experience, readable
     from ..classifier.folders import policy_folder_of
     from ..classifier.learn import GRADING
     from ..classifier.learn import learn as fit
@@ -57,9 +57,12 @@ def learn(
     if not rows:
         seen = ", ".join(f"{pair} ({n})" for pair, n in known.items()) or "no pair"
         raise ConfigurationError(f"Nothing was seen of {pair_name(models)}. Known: {seen}.")
+    sound = readable(rows)
+    if len(sound) < len(rows):
+        typer.echo(f"{len(rows) - len(sound)} of {len(rows)} judged answers are damaged, and are left out.", err=True)
     folder = out or policy_folder_of(models)
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    policy = fit(rows, Recipe(models, [], GRADING, date, 1 - confidence), folder)
+    policy = fit(sound, Recipe(models, [], GRADING, date, 1 - confidence), folder)
     for line in sentences(policy, config.aim):
         typer.echo(line)
     typer.echo(f"Policy for {pair_name(models)} in {folder}.")

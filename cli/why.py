@@ -103,7 +103,7 @@ def _find(request_id: str | None, path: Path | None) -> LedgerRow:
     if path is None or not path.exists():
         where = "The settings name no ledger" if path is None else f"There is no ledger at {path}"
         raise InvalidRequestError(f"{where}: name one with --ledger, or ask something first.")
-    ledger = Ledger(path)
+    ledger = Ledger(path, read_only=True)
     try:
         row = ledger.get(request_id) if request_id is not None else next(iter(ledger.rows(limit=1)), None)
     finally:

@@ -1,9 +1,11 @@
-"""SQLite files that several processes write: the switch to a write-ahead log, which two of them may try at once."""
+"""SQLite files that several processes write: transactions, whose a file is, and the switch to a write-ahead log."""
 
 from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 
 _PATIENCE_S, _PAUSE_S = 5.0, 0.01
 
@@ -24,3 +26,26 @@ def use_wal(connection: sqlite3.Connection) -> None:
                 raise
             time.sleep(_PAUSE_S)
     connection.execute("PRAGMA synchronous=NORMAL")
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Generator[sqlite3.Connection]:
+    """All or nothing of what is written in it, alone among processes: what is read in it holds until it is written."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # a full disk may have ended it
+            connection.execute("ROLLBACK")
+        raise
+
+
+def tables(connection: sqlite3.Connection) -> frozenset[str]:
+    """The names of the tables in the file."""
+    return frozenset(name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'"))
+
+
+def columns(connection: sqlite3.Connection, table: str) -> tuple[str, ...]:
+    """The names of the columns of `table`, in order."""
+    return tuple(name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,)))

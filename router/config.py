@@ -145,8 +145,9 @@ class RouterConfig:
         _merge(values, settings.read_toml(path), str(path))
         _merge(values, _listed(_nested(settings.environment(environ))), "the environment (UPDRAFT_*)")
         _merge(values, dict(overrides or {}), "the options")
+        promise = values.pop("promise", "confidence")  # set apart: msgspec would not say which promises there are
         try:
-            return msgspec.convert(values, RouterConfig, strict=False, dec_hook=_decode)
+            return replace(msgspec.convert(values, RouterConfig, strict=False, dec_hook=_decode), promise=promise)
         except msgspec.ValidationError as error:
             raise ConfigurationError(f"Invalid setting: {error}") from error
 

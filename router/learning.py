@@ -4,12 +4,15 @@ cloud, a shadow only looks on, and gates that no longer fit become more cautious
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import random
 import sqlite3
 import threading
+import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +34,8 @@ log = logging.getLogger("updraft.router")
 _TAKEN_OVER = 0.9
 # Each waiting answer holds its texts; a disk that stands still must not fill the memory with them.
 MOST_WAITING = 256
+# How long to wait for another process that writes into the experience, and in all for what waits at the end.
+BUSY_S = 5.0
 
 
 def pair_name(models: dict[str, str]) -> str:
@@ -87,7 +92,8 @@ class LearningCounts:
 class Learner:
     """Keeps what was seen, on a thread of its own: no request waits for it.
 
-    At most `MOST_WAITING` answers wait to be kept; what comes while as many do is dropped and counted. `explored`: the
+    At most `MOST_WAITING` answers wait to be kept; what comes while as many do is dropped and counted. All that waits
+    is kept in one transaction; where another process writes for 5 seconds, it is counted as failed. `explored`: the
     chance with which a request is drawn to be graded. `keep_text`: keep prompt and answer too.
     """
 
@@ -107,6 +113,9 @@ class Learner:
         self._monitor = monitor
         self._thread = ThreadPoolExecutor(1, "updraft-learner")
         self._lock = threading.Lock()
+        self._waiting: list[Seen] = []
+        self._last: Future[None] | None = None  # with which all of them are done: there is one thread
+        self._deadline = math.inf
         self._counts = LearningCounts()
 
     @property
@@ -120,34 +129,60 @@ class Learner:
         with self._lock:
             full = self._counts.waiting >= MOST_WAITING
             self._counts = self._counts.plus(dropped=1) if full else self._counts.plus(waiting=1)
+            if not full:
+                self._waiting.append(seen)
         if not full:
-            self._thread.submit(self._keep, seen)
+            self._last = self._thread.submit(self._keep)
         elif self._counts.dropped == 1:
             log.warning("answers come faster than they can be learned from: some are not kept (see /metrics)")
 
-    def close(self) -> None:
-        """Finish what is waiting. Idempotent."""
-        self._thread.shutdown(wait=True)
-        self._experience.close()
+    async def close(self) -> None:
+        """Keep what waits, for which it takes up to 5 seconds, and close the experience. Idempotent.
 
-    def _keep(self, seen: Seen) -> None:
-        kept = 0
+        Starts no thread that could wait for the learner's: at the interpreter's exit that is refused.
+        """
+        self._deadline = min(self._deadline, time.monotonic() + BUSY_S)
         try:
-            observation = self._observation(seen)
-            self._experience.add(observation)
-            kept = 1
-        except sqlite3.Error:
-            log.exception("what request %s taught could not be kept", seen.record.request_id)
-            return
+            if self._last is not None:
+                await asyncio.wait([asyncio.wrap_future(self._last)])
+        finally:
+            self._thread.shutdown(wait=True)
+            self._experience.close()
+
+    def _keep(self) -> None:
+        """All that waits by now; nothing where an earlier call took it."""
+        with self._lock:
+            taken, self._waiting = self._waiting, []
+        observations = [each for each in map(self._learned, taken) if each is not None]
+        kept = self._kept(observations)
+        with self._lock:
+            self._counts = self._counts.plus(waiting=-len(taken), kept=len(kept), failed=len(taken) - len(kept))
+        for each in kept:
+            if self._monitor is not None and each.grades is not None and each.p_gain is not None:
+                self._monitor.labelled(each.p_gain, each.grades[1] > each.grades[0], each.propensity)
+
+    def _learned(self, seen: Seen) -> Observation | None:
+        try:
+            return self._observation(seen)
         except Exception:
             log.exception("request %s could not be learned from", seen.record.request_id)
-            return
-        finally:
-            with self._lock:
-                self._counts = self._counts.plus(waiting=-1, kept=kept, failed=1 - kept)
-        grades = observation.grades
-        if self._monitor is not None and grades is not None and observation.p_gain is not None:
-            self._monitor.labelled(observation.p_gain, grades[1] > grades[0], observation.propensity)
+            return None
+
+    def _kept(self, observations: list[Observation]) -> list[Observation]:
+        """Those of them that are kept now: all, where nothing is wrong with the file or one of them."""
+        if not observations:
+            return []
+        try:
+            self._experience.add(*observations, busy_s=max(0.0, min(BUSY_S, self._deadline - time.monotonic())))
+        except sqlite3.OperationalError:
+            log.exception("what %d requests taught could not be kept", len(observations))
+            return []
+        except Exception:
+            if len(observations) == 1:
+                log.exception("what request %s taught could not be kept", observations[0].id)
+                return []
+            return [each for one in observations for each in self._kept([one])]
+        return observations
 
     def _observation(self, seen: Seen) -> Observation:
         from ..classifier.experience import Observation, pack

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..protocol.errors import ConfigurationError
-from ..protocol.wal import use_wal
+from ..protocol.wal import columns, transaction, use_wal
 
 T = TypeVar("T")
 
@@ -115,20 +115,31 @@ class Ledger:
     be opened, is no ledger, or is one of a newer version.
 
     `busy_s`: for how long a call waits while another process writes, before it raises sqlite3.OperationalError. Opening
-    waits up to 5 seconds in any case.
+    waits up to 5 seconds in any case. `read_only`: change nothing, make no file, and leave an older format as it is.
     """
 
-    def __init__(self, path: Path, *, busy_s: float = 5.0) -> None:
+    def __init__(self, path: Path, *, busy_s: float = 5.0, read_only: bool = False) -> None:
         self.path = path
         self._lock = threading.Lock()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._connection = sqlite3.connect(path, timeout=5.0, check_same_thread=False, isolation_level=None)
+            if not read_only:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}",
+                uri=True,
+                timeout=5.0,
+                check_same_thread=False,
+                isolation_level=None,
+            )
         except (OSError, sqlite3.Error) as error:
             raise ConfigurationError(f"The ledger {path} cannot be opened: {error}", param="ledger") from error
         try:
-            use_wal(self._connection)
-            self._migrate()
+            if not read_only:
+                self._migrate()
+                use_wal(self._connection)
+            elif self._format() == 0:
+                raise self._no_ledger()
+            self._columns = columns(self._connection, "requests")
             self._connection.execute(f"PRAGMA busy_timeout={round(busy_s * 1000)}")
         except sqlite3.Error as error:
             self._connection.close()
@@ -149,15 +160,10 @@ class Ledger:
 
     def rows(self, *, limit: int = 100) -> list[LedgerRow]:
         """The newest rows first."""
-        query = f"SELECT {_COLUMNS} FROM requests ORDER BY ts DESC, rowid DESC LIMIT ?"
-        with self._lock:
-            found = self._connection.execute(query, (limit,)).fetchall()
-        return [LedgerRow(*row) for row in found]
+        return self._select("ORDER BY ts DESC, rowid DESC LIMIT ?", limit)
 
     def get(self, request_id: str) -> LedgerRow | None:
-        with self._lock:
-            row = self._connection.execute(f"SELECT {_COLUMNS} FROM requests WHERE id = ?", (request_id,)).fetchone()
-        return None if row is None else LedgerRow(*row)
+        return next(iter(self._select("WHERE id = ?", request_id)), None)
 
     def summary(self, *, since: float = 0.0) -> LedgerSummary:
         """Totals over the rows from `since` (seconds since the epoch) on."""
@@ -176,21 +182,38 @@ class Ledger:
         with self._lock:
             self._connection.close()
 
+    def _select(self, which: str, value: str | int) -> list[LedgerRow]:
+        with self._lock:
+            found = self._connection.execute(f"SELECT {', '.join(self._columns)} FROM requests {which}", (value,))
+            return [LedgerRow(**dict(zip(self._columns, row, strict=True))) for row in found]
+
     def _migrate(self) -> None:
         """Bring the file to this version's format in one transaction, so that several processes may open it at once."""
-        if self._connection.execute("PRAGMA user_version").fetchone() == (_VERSION,):
+        if self._format() == _VERSION:
             return
         with self.transaction() as connection:
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if not 0 <= version <= _VERSION:
-                raise ConfigurationError(
-                    f"The ledger {self.path} has format {version}, this version reads up to {_VERSION}: name another "
-                    "file.",
-                    param="ledger",
-                )
-            for statement in (line for step in _MIGRATIONS[version:] for line in step):
+            for statement in (line for step in _MIGRATIONS[self._format() :] for line in step):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version={_VERSION}")
+
+    def _format(self) -> int:
+        """Of the file, 0 if it is empty. Raises ConfigurationError if it is newer, or holds something else."""
+        query = (  # one statement, so that nobody writes in between; others may have a table of requests, too
+            "SELECT user_version, (SELECT count(*) FROM sqlite_schema),"
+            " (SELECT count(*) FROM sqlite_schema WHERE name = 'requests_ts') FROM pragma_user_version"
+        )
+        version, objects, ours = self._connection.execute(query).fetchone()
+        if not 0 <= version <= _VERSION:
+            raise ConfigurationError(
+                f"The ledger {self.path} has format {version}, this version reads up to {_VERSION}: name another file.",
+                param="ledger",
+            )
+        if objects if version == 0 else not ours:
+            raise self._no_ledger()
+        return version
+
+    def _no_ledger(self) -> ConfigurationError:
+        return ConfigurationError(f"{self.path} is no ledger of Updraft: name another file.", param="ledger")
 
     async def alone(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """What `work` gives in a transaction. Waits for other processes, up to 5 seconds, with the event loop free."""
@@ -207,12 +230,5 @@ class Ledger:
     @contextmanager
     def transaction(self) -> Generator[sqlite3.Connection]:
         """Alone with the file, also among processes: what is read in it holds until it is written."""
-        with self._lock:
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._connection
-                self._connection.execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:  # a full disk may have ended it
-                    self._connection.execute("ROLLBACK")
-                raise
+        with self._lock, transaction(self._connection) as connection:
+            yield connection

@@ -98,7 +98,7 @@ class Router:
             if books is not None:
                 closing.push_async_callback(books.close)
             if learner is not None:
-                closing.callback(learner.close)  # not in a thread: at the interpreter's exit nobody starts one any more
+                closing.push_async_callback(learner.close)
             if tiers is not None and tiers.cloud is not None:
                 for tier in (tiers.cloud, *(rung.tier for rung in tiers.middle)):
                     closing.push_async_callback(tier.aclose)

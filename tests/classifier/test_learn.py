@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import sqlite3
+import threading
 import tracemalloc
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -144,16 +146,21 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
         Experience(tmp_path / "e.sqlite3")
 
 
-def test_an_older_file_teaches_and_promises_nothing(tmp_path: Path) -> None:
+def of_format_1(path: Path) -> None:
+    """A file with the observations r0 to r2, as the first version left it."""
     rows, _ = observed(3, 5, 1.0)
-    path = tmp_path / "e.sqlite3"
     experience = Experience(path)
     for row in rows:
         experience.add(row)
     experience.close()
-    with sqlite3.connect(path) as older:
+    with closing(sqlite3.connect(path)) as older:
         older.execute("ALTER TABLE observations DROP COLUMN drawn")
         older.execute("PRAGMA user_version = 1")
+
+
+def test_an_older_file_teaches_and_promises_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "e.sqlite3"
+    of_format_1(path)
     for _ in range(2):
         experience = Experience(path)
         found = experience.rows("small with large")
@@ -161,6 +168,48 @@ def test_an_older_file_teaches_and_promises_nothing(tmp_path: Path) -> None:
         assert {row.id for row in found} == {"r0", "r1", "r2"}
         assert all(row.grades is not None for row in found)
         assert not even_draw(found).any()
+
+
+def test_an_older_file_may_be_opened_by_many_at_once(tmp_path: Path) -> None:
+    refused: list[ConfigurationError] = []
+
+    def open_one(path: Path, start: threading.Barrier) -> None:
+        start.wait()
+        try:
+            Experience(path).close()
+        except ConfigurationError as error:
+            refused.append(error)
+
+    for number in range(15):
+        path, start = tmp_path / f"{number}.sqlite3", threading.Barrier(6)
+        of_format_1(path)
+        threads = [threading.Thread(target=open_one, args=(path, start)) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not refused
+
+
+def test_who_died_while_migrating_left_a_file_that_opens(tmp_path: Path) -> None:
+    path = tmp_path / "e.sqlite3"
+    of_format_1(path)
+    with closing(sqlite3.connect(path)) as dead:
+        dead.execute("ALTER TABLE observations ADD COLUMN drawn DEFAULT 0")
+    experience = Experience(path)
+    assert len(experience.rows("small with large")) == 3
+    experience.close()
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_the_database_of_others_stays_as_it_is(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "theirs.sqlite3"
+    with closing(sqlite3.connect(path)) as theirs:
+        theirs.executescript(f"CREATE TABLE notes (text); PRAGMA user_version={version};")
+    before = path.read_bytes()
+    with pytest.raises(ConfigurationError, match="holds no experience"):
+        Experience(path)
+    assert path.read_bytes() == before
 
 
 def test_a_thumb_teaches_and_leaves_the_promise_as_it_is(tmp_path: Path) -> None:

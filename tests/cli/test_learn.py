@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 import updraft as package
+from typer.testing import CliRunner
+from updraft.classifier.experience import Experience, Observation, pack
 from updraft.classifier.text_policy import TextPolicy
+from updraft.cli.main import app
 from updraft.router.config import RouterConfig
 from updraft_oracle import QUESTIONS, oracle
 
@@ -44,3 +51,30 @@ def test_nothing_was_seen(updraft) -> None:
     done = updraft("learn")
     assert done.returncode == 2
     assert "use the router first" in done.stderr
+
+
+def test_damaged_answers_are_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
+    fitted: list[str] = []
+
+    def fit(rows: Sequence[Observation], *_: object) -> TextPolicy:
+        fitted.extend(row.id for row in rows)
+        raise InterruptedError
+
+    monkeypatch.setattr("updraft.classifier.learn.learn", fit)
+    file = tmp_path / "experience.sqlite3"
+    features = pack((np.ones(3, np.float32), np.ones(5, np.float32)))
+    experience = Experience(file)
+    for name in ("whole", "cut", "none", "flipped"):
+        seen = (0.5, 1.0, 1.0, 0.0, 1.0, None, 20.0, 10.0, "cloud")
+        experience.add(Observation(name, "pocket-small with pocket-large", 1.0, *seen, features))
+    experience.close()
+    with closing(sqlite3.connect(file)) as damaged, damaged:
+        damaged.execute("UPDATE observations SET features = substr(features, 1, 10) WHERE id = 'cut'")
+        damaged.execute("UPDATE observations SET features = NULL WHERE id = 'none'")
+        flipped = features[:-1] + bytes([features[-1] ^ 1])
+        damaged.execute("UPDATE observations SET features = ? WHERE id = 'flipped'", (flipped,))
+    done = CliRunner().invoke(app, ["learn"])
+    assert isinstance(done.exception, InterruptedError)
+    assert done.stderr == "3 of 4 judged answers are damaged, and are left out.\n"
+    assert fitted == ["whole"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 from updraft.cli.main import app
-from updraft.protocol.errors import InvalidRequestError, NotFoundError
+from updraft.protocol.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from updraft.router.caller import Caller
 from updraft.router.gates import Verdict
 from updraft.router.ledger import Ledger
@@ -68,3 +70,19 @@ def test_what_is_not_there(ledger: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["why", "--ledger", str(missing)])
     assert isinstance(result.exception, InvalidRequestError)
     assert not missing.exists(), "asking makes no ledger"
+
+
+def test_asking_writes_nothing(ledger: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(ledger)) as older:
+        older.executescript(
+            "ALTER TABLE requests DROP COLUMN local_ms; PRAGMA user_version=1; PRAGMA journal_mode=DELETE"
+        )
+    theirs = tmp_path / "theirs.sqlite3"
+    with closing(sqlite3.connect(theirs)) as connection:
+        connection.execute("CREATE TABLE notes (text)")
+    before = ledger.read_bytes(), theirs.read_bytes()
+    assert CliRunner().invoke(app, ["why", "chatcmpl-1", "--ledger", str(ledger)]).exit_code == 0
+    refused = CliRunner().invoke(app, ["why", "--ledger", str(theirs)]).exception
+    assert isinstance(refused, ConfigurationError)
+    assert refused.message == f"{theirs} is no ledger of Updraft: name another file."
+    assert (ledger.read_bytes(), theirs.read_bytes()) == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,8 @@ def test_home_moves_file_and_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("quality = ", {}, {}, "not valid TOML"),
         ("", {"UPDRAFT_QUALITY": "high"}, {}, "Invalid setting.*quality"),
         ("quality = 1.5", {}, {}, "quality must be above 0"),
+        ("", {"UPDRAFT_PROMISE": "average"}, {}, r"^promise must be confidence or mean, not average\.$"),
+        ("promise = 3", {}, {}, r"^promise must be confidence or mean, not 3\.$"),
         ("quality = nan", {}, {}, "quality must be above 0"),
         (
             "cost = 1\n[prices]\ncloud_input = 0\ncloud_output = 0",
@@ -126,6 +129,19 @@ def test_what_is_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         load(tmp_path, toml, env, **overrides)
+
+
+@pytest.mark.parametrize(
+    ("aim", "message"),
+    [
+        ({"quality": "0.9"}, "quality must be a number, above 0 and at most 1, not '0.9'."),
+        ({"cloud_share": [0.1]}, "cloud_share must be a number, from 0 to 1, not [0.1]."),
+        ({"cost": "1"}, "cost must be a number, 0 or more US dollars per 1,000 requests, not '1'."),
+    ],
+)
+def test_a_target_that_is_no_number(aim: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{re.escape(message)}$"):
+        RouterConfig(**aim)
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_learning_harms_no_answer(bench: Any) -> None:
         def observe(self, seen: Any) -> None:
             raise RuntimeError("no more")
 
-        def close(self) -> None:
+        async def close(self) -> None:
             pass
 
     async def test() -> None:
@@ -150,7 +150,7 @@ def test_learning_harms_no_answer(bench: Any) -> None:
 
 def test_closing_closes_everything_whatever_fails(bench: Any) -> None:
     class Broken:
-        def close(self) -> None:
+        async def close(self) -> None:
             raise RuntimeError("no more")
 
     async def test() -> None:

@@ -7,7 +7,9 @@ import json
 import random
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +93,16 @@ class SlowDisk(Experience):
         super().__init__(path)
         self.spins = threading.Event()
 
-    def add(self, observation: Observation) -> None:
+    def add(self, *observations: Observation, busy_s: float = 5.0) -> None:
         assert self.spins.wait(30)
-        super().add(observation)
+        super().add(*observations, busy_s=busy_s)
+
+
+def judged(text: str = "4") -> Seen:
+    """A local answer that gate 3 let stay."""
+    record = Record(Prices(), "large")
+    record.decide(Verdict(3, escalate=False, reason="stays", p_gain=0.1, propensity=1.0))
+    return Seen.of(record, ASKED, LocalAnswer(text=text, finish_reason="stop"), None)
 
 
 def test_what_comes_too_fast_is_dropped_and_counted(tmp_path: Path) -> None:
@@ -101,27 +110,64 @@ def test_what_comes_too_fast_is_dropped_and_counted(tmp_path: Path) -> None:
     learner = Learner(disk, PAIR, explored=1.0)
     try:
         for _ in range(MOST_WAITING + 3):
-            record = Record(Prices(), "large")
-            record.decide(Verdict(3, escalate=False, reason="stays", p_gain=0.1, propensity=1.0))
-            learner.observe(Seen.of(record, ASKED, LocalAnswer(text="4", finish_reason="stop"), None))
+            learner.observe(judged())
         assert learner.counts == LearningCounts(waiting=MOST_WAITING, dropped=3)
     finally:
         disk.spins.set()
-        learner.close()
+        asyncio.run(learner.close())
     assert learner.counts == LearningCounts(kept=MOST_WAITING, dropped=3)
     assert len(kept(tmp_path)) == MOST_WAITING
 
 
+@pytest.mark.parametrize(("held_s", "counts"), [(30, LearningCounts(failed=12)), (0.3, LearningCounts(kept=12))])
+def test_a_stop_waits_once_for_who_holds_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_s: float, counts: LearningCounts
+) -> None:
+    monkeypatch.setattr("updraft.router.learning.BUSY_S", 1.0)
+    learner = Learner(Experience(tmp_path / "experience.sqlite3"), PAIR)
+
+    async def stop(other: sqlite3.Connection) -> tuple[float, int]:
+        for _ in range(12):
+            learner.observe(judged())
+        looked, started = 0, time.monotonic()
+        closed = asyncio.create_task(learner.close())
+        while not closed.done():
+            await asyncio.sleep(0.01)
+            looked += 1
+            if time.monotonic() - started > held_s and other.in_transaction:
+                other.execute("COMMIT")
+        await closed
+        return time.monotonic() - started, looked
+
+    with closing(sqlite3.connect(tmp_path / "experience.sqlite3", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        took_s, looked = asyncio.run(stop(other))
+    assert learner.counts == counts
+    assert took_s < 3, "one deadline for all of them"
+    assert looked > 10, "the event loop is free"
+
+
+def test_an_answer_that_cannot_be_kept_costs_no_other(tmp_path: Path) -> None:
+    disk = SlowDisk(tmp_path / "experience.sqlite3")
+    learner = Learner(disk, PAIR, keep_text=True)
+    for text in ("4", "\ud800 is no character", "5"):
+        learner.observe(judged(text))
+    disk.spins.set()
+    asyncio.run(learner.close())
+    assert learner.counts == LearningCounts(kept=2, failed=1)
+    assert {row.answer for row in kept(tmp_path)} == {"4", "5"}
+
+
 def test_a_disk_that_fails_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cloud: FakeCloud) -> None:
-    def full(_: Experience, __: Observation) -> None:
+    def full(_: Experience, *__: Observation, busy_s: float) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
     monkeypatch.setattr(Experience, "add", full)
     seen: list[LearningCounts] = []
     close = Learner.close
 
-    def closing(learner: Learner) -> None:
-        close(learner)
+    async def closing(learner: Learner) -> None:
+        await close(learner)
         seen.append(learner.counts)
 
     monkeypatch.setattr(Learner, "close", closing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,7 +81,8 @@ def test_summary(path: Path) -> None:
     ledger.close()
 
 
-def test_a_file_of_the_first_format_goes_on_working(path: Path) -> None:
+def of_format_1(path: Path) -> None:
+    """A ledger with the row "old", as the first version wrote it."""
     path.parent.mkdir()
     with sqlite3.connect(path) as old:
         old.executescript("""
@@ -99,6 +101,10 @@ def test_a_file_of_the_first_format_goes_on_working(path: Path) -> None:
             " VALUES ('old', 0.5, 'auto', 'local', 'local', 3, 'r', 0.1, 0.5, 1, 0, 0, 0, 0, 0, 9, 200)"
         )
     old.close()
+
+
+def test_a_file_of_the_first_format_goes_on_working(path: Path) -> None:
+    of_format_1(path)
     found: list[int] = []
 
     def open_and_write(worker: int) -> None:
@@ -133,6 +139,48 @@ def test_unusable_files(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(ConfigurationError, match="format 9"):
         Ledger(newer)
+
+
+@pytest.mark.parametrize("version", [0, 1, 3])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_the_database_of_others_stays_as_it_is(path: Path, version: int, read_only: bool) -> None:
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path)) as theirs:
+        theirs.executescript(f"CREATE TABLE requests (url); PRAGMA user_version={version};")
+    before = path.read_bytes()
+    with pytest.raises(ConfigurationError, match="is no ledger of Updraft"):
+        Ledger(path, read_only=read_only)
+    assert path.read_bytes() == before
+
+
+def test_an_older_ledger_is_read_as_it_is(path: Path) -> None:
+    of_format_1(path)
+    before = path.read_bytes()
+    ledger = Ledger(path, read_only=True)
+    (row,) = ledger.rows()
+    assert ledger.get("old") == row
+    assert (row.latency_ms, row.decisions, row.user) == (9, "[]", "")
+    ledger.close()
+    assert path.read_bytes() == before
+
+
+def test_to_read_makes_no_file(path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be opened"):
+        Ledger(path, read_only=True)
+    assert not path.parent.exists()
+
+
+def test_what_is_being_written_is_read(path: Path) -> None:
+    path = path.with_name("one?mode=rw&two#three.sqlite3")
+    writer = Ledger(path)
+    writer.record(ROW)
+    with writer.transaction():
+        reader = Ledger(path, read_only=True)
+        assert reader.rows() == [ROW]
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            reader.record(ROW)
+        reader.close()
+    writer.close()
 
 
 def test_a_new_file_may_be_opened_by_many_at_once(tmp_path: Path) -> None:

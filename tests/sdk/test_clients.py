@@ -347,6 +347,8 @@ def test_settings_of_the_constructor(config: RouterConfig, monkeypatch: pytest.M
     assert settings(cloud_url="http://h:1").cloud_url == "http://h:1/v1"
     with pytest.raises(ConfigurationError, match="exclude each other"):
         settings(quality=0.9, cloud_share=0.3)
+    with pytest.raises(ConfigurationError, match="quality must be a number"):
+        settings(config=config, quality="0.9")
     for wrong in (
         {"quality": 2},
         {"cloud_share": 1.5},
