@@ -40,7 +40,7 @@ class Llama:
         self.api: Any = api
         self.errors: deque[str] = deque(maxlen=8)
         self._last_level = 0
-        callback = api.llama_log_callback(self._log)
+        self.log_callback = callback = api.llama_log_callback(self._log)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))  # for ever: the library calls it whatever becomes of us
         api.llama_log_set(callback, ctypes.c_void_p(0))
         api.llama_backend_init()

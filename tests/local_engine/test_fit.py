@@ -73,7 +73,7 @@ def allocated(path: Path, plan: Plan) -> dict[str, float]:
         api.llama_free(context)
         api.llama_model_free(model)
     finally:
-        api.llama_log_set(library._callback, ctypes.c_void_p(0))
+        api.llama_log_set(library.log_callback, ctypes.c_void_p(0))
     text = "".join(lines)
     found = dict.fromkeys(("KV", "output", "compute", "Mapped"), 0.0)
     for kind, size in re.findall(r"CPU[ _]*(KV|output|compute|Mapped model) buffer size =\s*([\d.]+) MiB", text):
