@@ -77,7 +77,7 @@ def test_a_key_file_of_another_form_is_left_as_it_is(updraft, tmp_path: Path) ->
 
 
 def test_what_keeps_a_server_from_starting_is_one_line(updraft, tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
+    (tmp_path / "home").mkdir(exist_ok=True)
     (tmp_path / "home" / "ledger.sqlite3").write_text("garbage, no database " * 100)
     done = updraft("serve", "--port", "0", "--cloud", "http://127.0.0.1:9/v1", "--local", "none")
     assert done.returncode == 2
