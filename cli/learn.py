@@ -44,7 +44,7 @@ def learn(
     from ..classifier.learn import GRADING
     from ..classifier.learn import learn as fit
     from ..classifier.text_fit import Recipe
-    from ..router.learning import pair_name
+    from ..router.learner import pair_name
     from ..router.loading import model_file
 
     models = {"local": model_file(config).stem, "cloud": config.cloud_model}

@@ -17,7 +17,8 @@ from .choosing import Choice, load_gates
 from .cloud_tier import HttpCloudTier
 from .config import RouterConfig
 from .gates import Gates
-from .learning import Learner, LearningGates, pair_name
+from .learner import Learner, pair_name
+from .learning import LearningGates
 from .local_tier import EngineLocalTier
 from .shared import Rung, Tiers
 

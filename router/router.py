@@ -34,7 +34,7 @@ from .cascade import Cascade, CloudReply, CloudStreamReply, LiveReply, LocalRepl
 from .config import RouterConfig
 from .embeddings import embed
 from .job import Job, Wanted, read_job, read_model
-from .learning import Learner, LearningCounts, Seen
+from .learner import Learner, LearningCounts, Seen
 from .ledger import Ledger
 from .loading import load_learner, load_tiers
 from .pace import Pace

@@ -23,7 +23,7 @@ from updraft.cloud_engine.node.app import Served, create_node_app
 from updraft.cloud_engine.node.latency import Latencies
 from updraft.cloud_engine.node.metrics import node_metrics
 from updraft.protocol.prometheus import render
-from updraft.router.learning import LearningCounts
+from updraft.router.learner import LearningCounts
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fake_node import CONTEXT, FakeEngine, byte_tokenizer

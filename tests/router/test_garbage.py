@@ -12,7 +12,7 @@ from router_fakes import LOCAL_TEXT, FakeCloud, ScriptedGates
 from updraft.classifier.experience import Experience
 from updraft.protocol.sse import MAX_EVENT_BYTES
 from updraft.router.budget import Limits
-from updraft.router.learning import Learner
+from updraft.router.learner import Learner
 from updraft.router.ledger import Ledger
 
 DEEP = b"[" * 5000 + b"]" * 5000

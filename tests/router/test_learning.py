@@ -24,7 +24,8 @@ from updraft.protocol.requests import Message
 from updraft.protocol.wire import WireRequest
 from updraft.router.config import Middle, RouterConfig
 from updraft.router.gates import Verdict
-from updraft.router.learning import MOST_WAITING, Learner, LearningCounts, LearningGates, Seen
+from updraft.router.learner import MOST_WAITING, Learner, LearningCounts, Seen
+from updraft.router.learning import LearningGates
 from updraft.router.loading import load_learning_gates
 from updraft.router.prices import Prices
 from updraft.router.record import Record
@@ -123,7 +124,7 @@ def test_what_comes_too_fast_is_dropped_and_counted(tmp_path: Path) -> None:
 def test_a_stop_waits_once_for_who_holds_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_s: float, counts: LearningCounts
 ) -> None:
-    monkeypatch.setattr("updraft.router.learning.BUSY_S", 1.0)
+    monkeypatch.setattr("updraft.router.learner.BUSY_S", 1.0)
     learner = Learner(Experience(tmp_path / "experience.sqlite3"), PAIR)
 
     async def stop(other: sqlite3.Connection) -> tuple[float, int]:
