@@ -11,8 +11,9 @@ import torch
 from updraft.cloud_engine.engine.runner import Chunk, Runner
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.loader import load_model
+from updraft.kernels.attention import QuerySpan
 from updraft.kernels.native_library import load
-from updraft.kernels.paged_attention import PagedAttention
+from updraft.kernels.ragged_batch import RaggedBatch
 from updraft.protocol.errors import ConfigurationError
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -79,3 +80,21 @@ def test_rows_whose_columns_would_compete_for_a_cache_line(tmp_path: Path) -> No
     for one, two, three in zip(fused, threaded, apart, strict=True):
         assert torch.equal(one, two)
         assert torch.equal(one, three)
+
+
+def test_what_does_not_fit_is_refused_before_c_reads_it(tmp_path: Path) -> None:
+    model = load_model(saved(tmp_path, next(iter(SHAPES))))
+    runner = Runner(model, 4, BLOCK)
+    if not model.fuse():
+        pytest.skip("another form of linear layers is faster on this processor")
+    begin = runner._backend.begin  # type: ignore[attr-defined]
+    batch = RaggedBatch.of([QuerySpan(0, 3, [0])], 3, BLOCK)
+    for tokens, positions, problem in [
+        (torch.zeros(3, dtype=torch.int64), torch.arange(4), "of one shape"),
+        (torch.zeros(4, dtype=torch.int64), torch.arange(4), "do not fit the batch"),
+    ]:
+        with pytest.raises(ConfigurationError, match=problem):
+            model(tokens, positions, begin(batch))
+    model.embed_tokens.to(torch.bfloat16)
+    with pytest.raises(ConfigurationError, match="bfloat16"):
+        model(torch.zeros(3, dtype=torch.int64), torch.arange(3), begin(batch))
