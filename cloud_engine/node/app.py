@@ -151,7 +151,7 @@ class _Node:
     def _pieces(self, job: Job) -> AsyncGenerator[Piece]:
         """The answers to all prompts of a job."""
         of_each = [
-            self._latencies.watch(pieces(self._engine, self._tokenizer, asked, job.marks)) for asked in job.generations
+            self._latencies.watch(pieces(self._engine, self._tokenizer, asked, job.tools)) for asked in job.generations
         ]
         return of_each[0] if len(of_each) == 1 else _numbered_through(of_each, job.generations[0].n)
 

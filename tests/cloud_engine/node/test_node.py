@@ -96,6 +96,8 @@ def test_prediction_is_counted(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="echo", messages=say("0123456789"), prediction={"type": "content", "content": "01234xy"}
     )
+    shown = client.completions.create(model="echo", prompt="user\n🙂é!", logprobs=1, max_tokens=9).choices[0]
+    assert shown.logprobs and shown.logprobs.text_offset == [0, 0, 0, 0, 1, 1, 2]
     assert answer.usage and answer.usage.completion_tokens_details
     assert answer.usage.completion_tokens_details.accepted_prediction_tokens == 5
     assert answer.usage.completion_tokens_details.rejected_prediction_tokens == 2
