@@ -30,7 +30,7 @@ from .formats import joined
 from .jobs import Job, JobMaker
 from .latency import Latencies
 from .metrics import node_metrics
-from .tokens import DetokenizeResponse, parse_detokenize, parse_tokenize, tokenized
+from .tokens import DetokenizeResponse, TokenizeResponse, parse_detokenize, parse_tokenize, tokenized
 
 _LONG_BODY = 2**16
 T = TypeVar("T")
@@ -105,16 +105,23 @@ class _Node:
         return send_json(embedding_list(asked, vectors, sum(map(len, inputs))))
 
     async def tokenize(self, request: Request) -> Response:
-        asked = parse_tokenize(await read_body(request))
-        if asked.model is not None:
-            self._jobs.check_model(asked.model)
-        return send_json(await asyncio.to_thread(tokenized, self._tokenizer, asked, self._context_length))
+        body = await read_body(request)
+        return send_json(await _off_the_loop_if_long(body, lambda: self._tokenized(body)))
 
     async def detokenize(self, request: Request) -> Response:
-        asked = parse_detokenize(await read_body(request), self._tokenizer.vocab_size)
-        if asked.model is not None:
-            self._jobs.check_model(asked.model)
-        return send_json(DetokenizeResponse(self._tokenizer.decode(asked.tokens, skip_special=False)))
+        body = await read_body(request)
+        return send_json(await _off_the_loop_if_long(body, lambda: self._detokenized(body)))
+
+    def _tokenized(self, body: bytes) -> TokenizeResponse:
+        asked = parse_tokenize(body)
+        self._jobs.check_model(asked.model)
+        self._jobs.check_size(asked.param, *asked.texts)
+        return tokenized(self._tokenizer, asked, self._context_length)
+
+    def _detokenized(self, body: bytes) -> DetokenizeResponse:
+        asked = parse_detokenize(body, self._tokenizer.vocab_size, self._context_length)
+        self._jobs.check_model(asked.model)
+        return DetokenizeResponse(self._tokenizer.decode(asked.tokens, skip_special=False))
 
     async def models(self, _request: Request) -> Response:
         return send_json(ModelList([self._card]))

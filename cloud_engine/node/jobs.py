@@ -53,7 +53,7 @@ class JobMaker:
         tools = [] if offered is None else offered.use.tools
         texts = tool_turns.texts(request.messages, tools)
         self._check(request)
-        self._check_size("messages", *(message.text for message in request.messages), *texts)
+        self.check_size("messages", *(message.text for message in request.messages), *texts)
         prompt = self._tokenizer.encode_chat(
             request.messages,
             tools=tools,
@@ -61,7 +61,7 @@ class JobMaker:
             continue_final_message=request.continue_final_message,
         )
         prediction = request.prediction.text if request.prediction else ""
-        self._check_size("prediction", prediction)
+        self.check_size("prediction", prediction)
         generation = _generation(request, prompt, tenant, self._tokenizer.encode(prediction))
         if offered is not None:
             generation = replace(generation, constraint=offered.format.constraint(offered.use))
@@ -80,8 +80,9 @@ class JobMaker:
         self.check_model(request.model)
         return self._token_ids(request.inputs, "input")
 
-    def check_model(self, model: str) -> None:
-        if model != self._model_id:
+    def check_model(self, model: str | None) -> None:
+        """None: of the one there is. Raises ModelNotFoundError."""
+        if model not in (None, self._model_id):
             raise ModelNotFoundError(
                 f"The model {model!r} does not exist here; this server has {self._model_id!r}.", param="model"
             )
@@ -100,7 +101,7 @@ class JobMaker:
 
     def _token_ids(self, prompts: list[Prompt], param: str) -> list[list[int]]:
         for prompt in prompts:
-            self._check_size(param, prompt if isinstance(prompt, str) else "")
+            self.check_size(param, prompt if isinstance(prompt, str) else "")
         return [self._tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
     def _shape(self, request: ChatRequest | CompletionRequest) -> tuple[Tokenizer, str, bool, int, bool]:
@@ -135,8 +136,11 @@ class JobMaker:
                 "updraft options are for the router, this is an engine: leave them out.", param="updraft"
             )
 
-    def _check_size(self, param: str, *texts: str) -> None:
-        """Refuse what cannot fit before seconds are spent on tokenizing it. Templates may strip, but no more."""
+    def check_size(self, param: str, *texts: str) -> None:
+        """Refuse what cannot fit before seconds are spent on tokenizing it. Templates may strip, but no more.
+
+        Raises ContextLengthError.
+        """
         size = sum(len(text.strip().encode("utf-8", "replace")) for text in texts)
         if size > self._max_prompt_bytes:
             raise ContextLengthError(

@@ -242,7 +242,12 @@ def test_bad_token_requests(fake_node: Any, path: str, body: dict[str, Any], par
     assert answer.json()["error"]["param"] == param
 
 
+        ("/detokenize", {"tokens": [65] * 2001}, "tokens"),
+        ("/detokenize", {"tokens": [65] * 2_000_000}, "tokens"),
+        ("/tokenize", {"prompt": "x" * 1_000_000}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x" * 1_000_000}]}, "messages"),
 def test_latencies_are_measured(fake_node: Any, client: openai.OpenAI) -> None:
+    ids=lambda value: str(value)[:30],
     def observed() -> dict[str, float]:
         lines = httpx.get(f"{fake_node.url}/metrics").text.splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if "_seconds" in line and not line.startswith("#"))
