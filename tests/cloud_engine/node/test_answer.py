@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import pytest
 from updraft.cloud_engine.engine.prediction import PredictionCursor
 from updraft.cloud_engine.engine.request import GenerationRequest, TokenLogprob, TokenOutput
 from updraft.cloud_engine.node.answer import Piece, pieces
+from updraft.cloud_engine.node.latency import Latencies
+from updraft.protocol.responses import Usage
 from updraft.protocol.sampling import SamplingParams
 
 
@@ -102,3 +105,32 @@ def test_an_offset_is_where_the_text_of_a_token_begins() -> None:
     request = GenerationRequest("r", [0], SamplingParams(logprobs=0, stop=("!",)))
     found = [(score.token_id, score.offset) for piece in read(Once(tokens), Bytes(), request) for score in piece.scores]
     assert found == list(zip(tokens[:-1], [0, 1, 1, 1, 1, 2, 2, 2], strict=True))
+
+
+@pytest.mark.parametrize(("steps", "paced"), [([[97], [97], [97, 33]], 1), ([[97, 97, 97, 33]], 0)])
+def test_what_comes_at_once_has_no_pace(steps: list[list[int]], paced: int) -> None:
+    latencies, request = Latencies(), GenerationRequest("r", [0], SamplingParams(stop=("!",)))
+    source: Any = Once(*steps)
+
+    async def watch() -> None:
+        async for _ in latencies.watch(pieces(source, Bytes(), request)):  # type: ignore[arg-type]
+            pass
+
+    asyncio.run(watch())
+    assert (sum(latencies.ttft.counts), sum(latencies.e2e.counts), sum(latencies.tpot.counts)) == (1, 1, paced)
+
+
+def test_answers_that_come_whole_have_no_pace() -> None:
+    """Those of a beam search: one after the other, each at once."""
+    latencies = Latencies()
+
+    async def whole() -> AsyncGenerator[Piece]:
+        for index in range(3):
+            yield Piece("abc", finish_reason="stop", usage=Usage.of(1, 3), index=index)
+
+    async def watch() -> None:
+        async for _ in latencies.watch(whole()):
+            pass
+
+    asyncio.run(watch())
+    assert (latencies.finished["stop"], sum(latencies.tpot.counts)) == (3, 0)
