@@ -34,13 +34,7 @@ class Node:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError(
-                f"--node {url!r} is not an http(s) URL such as http://127.0.0.1:8000.", param="node"
-            )
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        self.target = Target(parts.scheme.encode(), parts.hostname.encode(), port, parts.path.encode())
+        self.target = _target(self.url)
         self.models: tuple[str, ...] = ()
         self.healthy = False
         self.reason = "not probed yet"
@@ -178,3 +172,16 @@ class NodeRegistry:
             node.failed(str(error))
         except TimeoutError:
             node.was_late()
+
+
+def _target(url: str) -> Target:
+    """Raises ConfigurationError."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:  # a port that is none, half an address
+        parts, port = urlsplit(""), None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigurationError(f"--node {url!r} is not an http(s) URL such as http://127.0.0.1:8000.", param="node")
+    default = 443 if parts.scheme == "https" else 80
+    return Target(parts.scheme.encode(), parts.hostname.encode(), port or default, parts.path.encode())
