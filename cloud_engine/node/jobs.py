@@ -18,6 +18,7 @@ from ..engine.request import BeamParams, GenerationRequest
 from .best_of import BestOf
 from .formats import AnswerFormat, ChatFormat, TextFormat
 from .prompt_report import PromptReport, ReportedPrompt
+from .running_usage import RunningUsage, TokenTally
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,8 @@ class JobMaker:
             shape = PromptReport(shape, self._tokenizer, prompts, n, request.prompt_logprobs)
         if num_generated > n:
             shape = BestOf(shape, n, num_generated)
+        if request.running_usage:
+            shape = RunningUsage(shape, TokenTally([len(asked.prompt_ids) for asked in generations]))
         prompt_field = "messages" if isinstance(request, ChatRequest) else "prompt"
         return Job(generations, shape, request.stream, _includes_usage(request), prompt_field)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
-from updraft.cloud_engine.gateway.nodes import Node
+from updraft.cloud_engine.gateway.nodes import Model, Node
 from updraft.protocol.errors import ConfigurationError
 
 
@@ -27,3 +28,10 @@ def test_where_a_node_is(url: str, authority: bytes, prefix: bytes) -> None:
     target = Node(url).target
     assert (target.authority, target.prefix) == (authority, prefix)
     assert b"[" not in target.host, "the address is for the connection"
+
+
+def test_who_can_be_asked_for_running_usage() -> None:
+    node = Node("http://h")
+    for owner, tells in (("updraft", True), ("vllm", True), ("openai", False), (None, False)):
+        node.serves([msgspec.convert({"id": "m", "owned_by": owner}, Model)])
+        assert (node.models, node.tells_usage) == (("m",), tells)

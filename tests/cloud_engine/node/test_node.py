@@ -50,6 +50,14 @@ def test_stream_with_usage(client: openai.OpenAI) -> None:
     )
     assert last.choices == []
     assert last.usage and last.usage.completion_tokens == 3
+    *chunks, last = client.chat.completions.create(
+        model="echo",
+        messages=say("é!"),
+        stream=True,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},  # type: ignore[typeddict-unknown-key]
+    )
+    assert [chunk.usage and chunk.usage.completion_tokens for chunk in chunks] == [None, 2, 3]
+    assert last.usage and {chunk.usage.prompt_tokens for chunk in chunks if chunk.usage} == {last.usage.prompt_tokens}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -88,6 +96,8 @@ def test_text_completion(client: openai.OpenAI) -> None:
     assert answer.choices[0].text == "abcd"
     assert answer.choices[0].finish_reason == "length"
     assert answer.choices[0].logprobs and answer.choices[0].logprobs.text_offset == [0, 1, 2, 3]
+    shown = client.completions.create(model="echo", prompt="user\n🙂é!", logprobs=1, max_tokens=9).choices[0]
+    assert shown.logprobs and shown.logprobs.text_offset == [0, 0, 0, 0, 1, 1, 2]
     chunks = list(client.completions.create(model="echo", prompt="user\nabcdef", stream=True))
     assert "".join(chunk.choices[0].text for chunk in chunks) == "abcdef"
 
@@ -96,8 +106,6 @@ def test_prediction_is_counted(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="echo", messages=say("0123456789"), prediction={"type": "content", "content": "01234xy"}
     )
-    shown = client.completions.create(model="echo", prompt="user\n🙂é!", logprobs=1, max_tokens=9).choices[0]
-    assert shown.logprobs and shown.logprobs.text_offset == [0, 0, 0, 0, 1, 1, 2]
     assert answer.usage and answer.usage.completion_tokens_details
     assert answer.usage.completion_tokens_details.accepted_prediction_tokens == 5
     assert answer.usage.completion_tokens_details.rejected_prediction_tokens == 2
@@ -234,7 +242,12 @@ def test_tokens_of_prompts_and_chats_and_back(fake_node: Any) -> None:
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [10**9]}, "tokens"),
         ("/detokenize", {"tokens": "a"}, "tokens"),
+        ("/detokenize", {"tokens": [65] * 2001}, "tokens"),
+        ("/detokenize", {"tokens": [65] * 2_000_000}, "tokens"),
+        ("/tokenize", {"prompt": "x" * 1_000_000}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x" * 1_000_000}]}, "messages"),
     ],
+    ids=lambda value: str(value)[:30],
 )
 def test_bad_token_requests(fake_node: Any, path: str, body: dict[str, Any], param: str) -> None:
     answer = post(fake_node, path, **body)
@@ -242,12 +255,7 @@ def test_bad_token_requests(fake_node: Any, path: str, body: dict[str, Any], par
     assert answer.json()["error"]["param"] == param
 
 
-        ("/detokenize", {"tokens": [65] * 2001}, "tokens"),
-        ("/detokenize", {"tokens": [65] * 2_000_000}, "tokens"),
-        ("/tokenize", {"prompt": "x" * 1_000_000}, "prompt"),
-        ("/tokenize", {"messages": [{"role": "user", "content": "x" * 1_000_000}]}, "messages"),
 def test_latencies_are_measured(fake_node: Any, client: openai.OpenAI) -> None:
-    ids=lambda value: str(value)[:30],
     def observed() -> dict[str, float]:
         lines = httpx.get(f"{fake_node.url}/metrics").text.splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if "_seconds" in line and not line.startswith("#"))
