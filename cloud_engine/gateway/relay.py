@@ -6,6 +6,7 @@ A raw ASGI endpoint: what it relays it does not decode, except for the few field
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
@@ -22,11 +23,13 @@ from ...protocol.errors import (
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
+    RequestCancelledError,
     RequestTimeoutError,
     UpdraftError,
     UpstreamError,
 )
-from ...protocol.http import TENANT_HEADER, read_body, request_id, while_connected
+from ...protocol.http import ATTEMPT_HEADER, TENANT_HEADER, read_body, request_id, while_connected
+from ...protocol.ids import new_id
 from .keys import KeyStore
 from .metering import Meter, UsageRow
 from .nodes import Node, NodeRegistry
@@ -34,9 +37,11 @@ from .upstream import Upstream, UpstreamFailure, body_of
 from .usage import StreamMeter, StreamOptions, asking_for_usage, read_usage
 
 _TRY_ELSEWHERE = frozenset({500, 502, 503, 504})
+_ASK_S = 2.0
 _RELAYED_HEADERS = frozenset(
     {b"content-type", b"retry-after", b"x-should-retry", b"cache-control", b"x-accel-buffering"}
 )
+_log = logging.getLogger("updraft.gateway")
 
 
 class _Peek(msgspec.Struct):
@@ -60,6 +65,7 @@ class _Call:
     row: UsageRow
     started: float
     send: Send
+    attempt: bytes = field(default_factory=lambda: new_id("try").encode())
     answered: bool = False
     tried: list[Node] = field(default_factory=list[Node])
 
@@ -99,13 +105,20 @@ class Relay:
         request = Request(scope, receive)
         row.key_name = self.keys.name_of(request.headers.get("authorization", ""))
         call = _call(scope, await read_body(request), row, started, send)
+        try:
+            await self._serve_while_connected(call, receive)
+        except (RequestCancelledError, RequestTimeoutError):
+            await self._ask_what_it_cost(call)
+            raise
+
+    async def _serve_while_connected(self, call: _Call, receive: Receive) -> None:
         async with while_connected(receive):
             try:
                 async with asyncio.timeout(self.timeout_s):
                     await self._answer(call)
             except (TimeoutError, UpstreamFailure) as error:
                 failure = _typed(error, self.timeout_s)
-                row.status = failure.status
+                call.row.status = failure.status
                 if not call.answered:
                     raise failure from error
                 await self._end_broken_stream(call, failure)
@@ -140,7 +153,7 @@ class Relay:
         tenant = blake2b(call.row.key_name.encode(), digest_size=16).hexdigest().encode()
         tells_usage = node.tells_usage
         body = asking_for_usage(call.body, running=tells_usage) if call.stream else call.body
-        about = [(b"x-request-id", call.id.encode()), (TENANT_HEADER, tenant)]
+        about = [(b"x-request-id", call.id.encode()), (TENANT_HEADER, tenant), (ATTEMPT_HEADER, call.attempt)]
         async with AsyncExitStack() as stack:
             async with node.unless_it_hangs():  # until its first byte, after which another node could not take over
                 sent = self.upstream.open("POST", node.target, call.path, body, about)
@@ -181,6 +194,19 @@ class Relay:
             meter.settle()
         if not ended:
             raise UpstreamFailure("the stream ended without [DONE]")
+
+    async def _ask_what_it_cost(self, call: _Call) -> None:
+        """Of a whole answer that nobody waits for any more, only the node knows: if it is one that can be asked."""
+        if call.stream or not call.tried or not call.tried[-1].tells_usage:
+            return
+        try:
+            async with asyncio.timeout(_ASK_S):
+                status, body = await self.upstream.get(call.tried[-1].target, b"/spent/" + call.attempt)
+        except (TimeoutError, UpstreamFailure) as error:
+            _log.warning("Request %s is metered without its tokens: its node does not answer: %s", call.id, error)
+        else:
+            if status == 200:
+                read_usage(b'{"usage":%b}' % body, call.row)
 
     async def _end_broken_stream(self, call: _Call, failure: UpdraftError) -> None:
         await _emit(call, sse.event(failure.to_body()), more=False)

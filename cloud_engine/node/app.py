@@ -16,7 +16,16 @@ from starlette.responses import PlainTextResponse, Response
 from ...protocol import prometheus, sse
 from ...protocol.embeddings import embedding_list, parse_embedding
 from ...protocol.errors import InvalidRequestError, UpdraftError
-from ...protocol.http import TENANT_HEADER, create_app, error_response, read_body, send, send_json, while_connected
+from ...protocol.http import (
+    ATTEMPT_HEADER,
+    TENANT_HEADER,
+    create_app,
+    error_response,
+    read_body,
+    send,
+    send_json,
+    while_connected,
+)
 from ...protocol.responses import ModelCard, ModelList
 from ...protocol.wire import WireResponse
 from ...text.grammar import Vocabulary
@@ -30,6 +39,7 @@ from .formats import joined
 from .jobs import Job, JobMaker
 from .latency import Latencies
 from .metrics import node_metrics
+from .running_usage import Spent, TokenTally
 from .tokens import DetokenizeResponse, TokenizeResponse, parse_detokenize, parse_tokenize, tokenized
 
 _LONG_BODY = 2**16
@@ -68,6 +78,7 @@ def create_node_app(served: Served) -> FastAPI:
     app.add_route("/v1/embeddings", node.embed, methods=["POST"])
     app.add_route("/tokenize", node.tokenize, methods=["POST"])
     app.add_route("/detokenize", node.detokenize, methods=["POST"])
+    app.add_route("/spent/{attempt}", node.spent, methods=["GET"])
     app.add_route("/v1/models", node.models, methods=["GET"])
     app.add_route("/v1/models/{model:path}", node.model, methods=["GET"])
     app.add_route("/health", node.health, methods=["GET"])
@@ -82,6 +93,7 @@ class _Node:
         self._context_length = served.context_length
         self._card = ModelCard(id=served.model_id, created=int(time.time()), max_model_len=served.context_length)
         self._latencies = Latencies()
+        self._spent = Spent()
         self._grammars = GrammarCheck(lambda: Vocabulary.of(served.tokenizer, served.tokenizer.eos_ids))
         tool_format = ToolFormat.of(served.tool_parser, served.tokenizer)
         self._jobs = JobMaker(served.tokenizer, served.model_id, served.context_length, tool_format)
@@ -123,6 +135,9 @@ class _Node:
         self._jobs.check_model(asked.model)
         return DetokenizeResponse(self._tokenizer.decode(asked.tokens, skip_special=False))
 
+    async def spent(self, request: Request) -> Response:
+        return send_json(self._spent.on(request.path_params["attempt"]))
+
     async def models(self, _request: Request) -> Response:
         return send_json(ModelList([self._card]))
 
@@ -148,6 +163,8 @@ class _Node:
             if constraint is not None:
                 await self._grammars.check(constraint)
             answer = self._pieces(job)
+            if not job.stream and (attempt := request.headers.get(ATTEMPT_HEADER.decode())):
+                answer = self._spent.watch(attempt, TokenTally(job.generations), answer)
             with _naming_the_prompt(job.prompt_field):
                 first = await anext(answer)
             if not job.stream:

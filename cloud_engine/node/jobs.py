@@ -122,7 +122,7 @@ class JobMaker:
         if num_generated > n:
             shape = BestOf(shape, n, num_generated)
         if request.running_usage:
-            shape = RunningUsage(shape, TokenTally([len(asked.prompt_ids) for asked in generations]))
+            shape = RunningUsage(shape, TokenTally(generations))
         prompt_field = "messages" if isinstance(request, ChatRequest) else "prompt"
         return Job(generations, shape, request.stream, _includes_usage(request), prompt_field)
 

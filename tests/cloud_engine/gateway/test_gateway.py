@@ -282,7 +282,7 @@ def test_leaving_client_frees_the_node_and_is_metered(gateway: Running, fake_nod
     counted = httpx.post(f"{fake_node.url}/tokenize", json=body).json()["count"]
     with (
         pytest.raises(httpx.ReadTimeout),
-        httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, headers=gateway.headers, timeout=0.8),
+        httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, headers=gateway.headers, timeout=2),
     ):
         pass
     wait_for(lambda: running(fake_node.url) == 0)
@@ -298,10 +298,10 @@ def test_leaving_client_frees_the_node_and_is_metered(gateway: Running, fake_nod
     wait_for(lambda: running(fake_node.url) == 0)
     wait_for(lambda: [row["status"] for row in gateway.rows()] == [499, 499])
     whole, streamed = gateway.rows()
-    assert (whole["prompt_tokens"], whole["completion_tokens"]) == (0, 0), "nothing was said of it"
-    assert streamed["prompt_tokens"] == counted
+    assert whole["prompt_tokens"] == streamed["prompt_tokens"] == counted
+    assert 1 <= whole["completion_tokens"] < 1900
     assert 20 <= streamed["completion_tokens"] < 1900
-    assert f"updraft_gateway_prompt_tokens_total {counted}\n" in httpx.get(f"{gateway.url}/metrics").text
+    assert f"updraft_gateway_prompt_tokens_total {2 * counted}\n" in httpx.get(f"{gateway.url}/metrics").text
 
 
 def test_sigterm_finishes_answers_and_writes_rows(gateway: Running) -> None:

@@ -271,3 +271,13 @@ def test_latencies_are_measured(fake_node: Any, client: openai.OpenAI) -> None:
         name: after[f"{name}_sum"] - before[f"{name}_sum"] for name in ("updraft_ttft_seconds", "updraft_e2e_seconds")
     }
     assert 0 < spent["updraft_ttft_seconds"] < spent["updraft_e2e_seconds"]
+
+
+def test_what_a_whole_answer_cost_is_known_by_its_attempt(fake_node: Any) -> None:
+    body = {"model": "echo", "messages": say("abc")}
+    headers = {"x-updraft-attempt": "try-1"}
+    usage = httpx.post(f"{fake_node.url}/v1/chat/completions", json=body, headers=headers, timeout=60).json()["usage"]
+    spent = httpx.get(f"{fake_node.url}/spent/try-1").json()
+    assert spent == {name: usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+    unknown = httpx.get(f"{fake_node.url}/spent/try-2")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "not_found")
