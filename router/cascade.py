@@ -13,11 +13,12 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ..protocol.errors import EngineError, UpdraftError
 from ..protocol.requests import ChatRequest, Message
 from ..protocol.sampling import SamplingParams
+from ..text.tool_stream import OfferedTools
 from .escalation import CloudReply, CloudStreamReply, Escalation, expected_charge, work_of
 from .gates import Gates, Verdict, check_quality
 from .job import Job
@@ -26,9 +27,6 @@ from .record import Record
 from .rules import Ruling, Situation, rule
 from .shared import Shared
 from .tiers import CloudFailure, LocalAnswer, LocalGeneration, LocalTier
-
-if TYPE_CHECKING:
-    from ..text.tool_formats import ToolFormat
 
 _LONG_PROMPT = 2**14
 _T = TypeVar("_T")
@@ -173,7 +171,7 @@ class Cascade:
         if self.escalation.racing:
             return await self._raced()
         # OpenAI refuses predictions beside tools, and a call in our local format is none that others would write.
-        draft = "" if self._answer is None or self.tool_format is not None else self._answer.text
+        draft = "" if self._answer is None or self.tools is not None else self._answer.text
         body = self.escalation.body()
         if draft:
             body["prediction"] = {"type": "content", "content": draft}
@@ -236,24 +234,25 @@ class Cascade:
         return self.tiers.local
 
     @property
-    def tool_format(self) -> ToolFormat | None:
-        """How the local answer calls tools; None if it has none to call."""
-        chat = self.job.chat
-        return None if chat is None or chat.tool_use is None or self.tiers.local is None else self.local.tool_format
+    def tools(self) -> OfferedTools | None:
+        """Those that the local answer may call; None if it has none to call."""
+        use = None if self.job.chat is None else self.job.chat.tool_use
+        form = None if use is None or self.tiers.local is None else self.local.tool_format
+        return None if use is None or form is None else OfferedTools(form, use)
 
     def decide(self, verdict: Verdict) -> None:
         self.record.decide(verdict)
         self.record.route = "cloud" if verdict.escalate else "local"
 
     async def start_local(self) -> LocalGeneration:
-        chat, use, form = self.chat, self.chat.tool_use, self.tool_format
+        chat, use, tools = self.chat, self.chat.tool_use, self.tools
         self._run_began = time.monotonic()
         run = await self.local.start(
             chat.messages,
             chat.sampling(),
             continue_final_message=chat.continue_final_message,
-            tools=() if use is None else use.tools,
-            constraint=chat.constraint() if use is None or form is None else form.constraint(use),
+            tools=use,
+            constraint=chat.constraint() if tools is None else tools.format.constraint(tools.use),
         )
         self._run = run
         return run

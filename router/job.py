@@ -153,6 +153,10 @@ def _beyond_the_device(request: ChatRequest) -> UnsupportedFeatureError | None:
         return UnsupportedFeatureError("use_beam_search: this device has no beams.", param="use_beam_search")
     if request.prompt_logprobs is not None:
         return UnsupportedFeatureError("prompt_logprobs: this device has none.", param="prompt_logprobs")
+    if request.running_usage:
+        return UnsupportedFeatureError(
+            "continuous_usage_stats: this device tells usage at the end.", param="stream_options.continuous_usage_stats"
+        )
     return None
 
 

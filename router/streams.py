@@ -93,7 +93,7 @@ class _LocalText:
 
     def __init__(self, cascade: Cascade, chunks: ChunkWriter) -> None:
         self._cascade = cascade
-        self._calls = None if cascade.tool_format is None else ToolCallStream(cascade.tool_format)
+        self._calls = None if cascade.tools is None else ToolCallStream(cascade.tools)
         self._shown = ShownTokens(cascade.local) if cascade.chat.logprobs else None
         self.chunks = chunks
         self.sent = ""
