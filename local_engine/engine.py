@@ -22,7 +22,7 @@ from ..text.chat import ChatTemplate, encoding_runs, special_pattern
 from .adapters import read_adapter
 from .context import ContextOptions, LlamaContext, LoraAdapter
 from .generation import Generation, GenerationRequest, LocalToken, Scoring
-from .gguf import GgufHeader, read_header
+from .gguf import GgufHeader, read_model
 from .layout import Layout, ModelTraits
 from .llama import Floats, LlamaModel
 from .loop import EngineLoop, LoopOptions
@@ -77,7 +77,7 @@ class LocalEngine:
         """
         path, options = Path(path), options or LocalOptions()
         options.check()
-        header = read_header(path)
+        header = read_model(path)
         for adapter in options.adapters:
             read_adapter(adapter.path, header)
         model = LlamaModel(path, gpu_layers=options.gpu_layers, repack=options.repack is not False)

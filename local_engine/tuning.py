@@ -18,7 +18,7 @@ import msgspec
 from ..protocol.errors import ModelLoadError
 from .child import run_child
 from .fit import KvCacheType, ensure_fits, estimate, quantizable
-from .gguf import read_header
+from .gguf import read_model
 from .gguf_header import GgufHeader
 from .machine import Machine, default_threads, this_machine
 from .opening import layout_of, plan_of
@@ -86,7 +86,7 @@ def tune(path: Path, room: int, *, report: Callable[[Measured], None] = lambda _
 
     Raises ModelLoadError for a file that cannot be used, ModelTooLargeError for one that does not fit.
     """
-    started, machine, header = time.monotonic(), this_machine(), read_header(path)
+    started, machine, header = time.monotonic(), this_machine(), read_model(path)
     fitting = _fitting(path.name, header, room)
     layout = layout_of(header, fitting)
     default = Choice(default_threads(header.parameters), True, layout.rows, layout.kv_cache_type)
