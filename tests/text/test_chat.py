@@ -183,6 +183,8 @@ def test_a_template_gets_bounded_memory(source) -> None:
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
         "{{ ([range(9999) | list] * 9999) | map('sort') | map('length') | list }}",
         "{{ ([range(9999) | list] * 9999) | map('tojson') | map('length') | list }}",
+        "{% for b in [1] * 30000000 if false %}{% endfor %}",
+        "{{ ([1] * 30000000) | reverse | list | length }}",
         "{% for x in 'ab' recursive %}{% if loop.depth < 60 %}{{ loop('ab') }}{% endif %}{% endfor %}",
     ],
 )
