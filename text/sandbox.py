@@ -39,6 +39,7 @@ CPU_SECONDS = 5.0  # of one rendering; real templates take milliseconds
 MOST_ITEMS = MOST_CHARACTERS
 _MOST_BITS = 2**12
 _OF_JINJA = ("_loop_vars", "_block_vars")  # it passes them with every call in a loop or block
+_OF_MAPPINGS = frozenset(dir(dict))
 # Filters of the sandbox, which Jinja calls with less ado than methods; templates cannot write such names.
 _TICK, _JOINED, _WEIGHED = " tick", " joined", " weighed"
 
@@ -103,13 +104,21 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         weigh(value)
         return value
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As Jinja's, but for fields of mappings without the error that it looks for first."""
+        if type(obj) is dict and attribute not in _OF_MAPPINGS:
+            return super().getitem(obj, attribute)
+        return super().getattr(obj, attribute)
+
     def getitem(self, obj: Any, argument: Any) -> Any:
         return super().getitem(obj, argument if isinstance(argument, str) else self.weighed(argument))
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
-            measure(len(left) + len(right))
-        elif operator == "*" and (hasattr(left, "__len__") or hasattr(right, "__len__")):
+        if operator == "+":
+            if hasattr(left, "__len__") and hasattr(right, "__len__"):
+                measure(len(left) + len(right))
+            return left + right
+        if operator == "*" and (hasattr(left, "__len__") or hasattr(right, "__len__")):
             items, times = (left, right) if hasattr(left, "__len__") else (right, left)
             measure(len(items) * times if isinstance(times, int) else 0)
         elif operator == "-":  # of the keys of two mappings, too
@@ -117,7 +126,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         elif operator == "%":
             if isinstance(left, str):
                 check_formatting(left, right)
-        elif operator != "+" and isinstance(left, int) and isinstance(right, int):
+        elif isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length()
             if (bits * right if operator == "**" else bits + right.bit_length()) > _MOST_BITS:
                 raise SecurityError("it computes with numbers of thousands of digits")
