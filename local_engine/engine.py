@@ -23,7 +23,7 @@ from ..text.tool_stream import OfferedTools
 from .adapters import read_adapter
 from .context import ContextOptions, LlamaContext, LoraAdapter
 from .generation import Generation, GenerationRequest, LocalToken, Scoring
-from .gguf import GgufHeader, read_header
+from .gguf import GgufHeader, read_model
 from .layout import Layout, ModelTraits
 from .llama import Floats, LlamaModel
 from .loop import EngineLoop, LoopOptions
@@ -78,7 +78,7 @@ class LocalEngine:
         """
         path, options = Path(path), options or LocalOptions()
         options.check()
-        header = read_header(path)
+        header = read_model(path)
         for adapter in options.adapters:
             read_adapter(adapter.path, header)
         model = LlamaModel(path, gpu_layers=options.gpu_layers, repack=options.repack is not False)
