@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ..protocol.errors import EngineError, UpdraftError
 from ..protocol.requests import ChatRequest, Message
 from ..protocol.sampling import SamplingParams
-from .escalation import CloudReply, CloudStreamReply, Escalation, expected_charge, work_of
+from .escalation import CloudReply, CloudStreamReply, Escalation, expected_charge, most_of, work_of
 from .gates import Gates, Verdict, check_quality
 from .job import Job
 from .pace import Plan, plan
@@ -305,7 +305,7 @@ class Cascade:
         situation, budget = self.shared.situation(), self.shared.budget
         if budget is None or situation.cloud_missing is not None or situation.offline:
             return situation
-        charge = expected_charge(self.record, self.escalation.body())
+        charge = expected_charge(self.record, most_of(self.record, self.escalation.body()))
         return replace(situation, over_budget=await budget.exceeded(self.record.caller, charge))
 
     async def _read(self, look: Callable[[], _T]) -> _T:

@@ -34,5 +34,5 @@ async def embed(body: dict[str, Any], wanted: Wanted, shared: Shared, record: Re
     async with asking(shared, record, body):
         answer = await tiers.cloud.embed(body, timeout_s=config.cloud_timeout_s)
     record.route = "cloud"
-    record.cloud = CloudUsage.of(answer) or CloudUsage()
+    record.counted(CloudUsage.of(answer))
     return answer

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from budget_probe import spent
 from cascade_bench import run, text_of, updraft_of
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates
 from updraft.router.budget import Limits
@@ -43,6 +44,25 @@ def test_a_live_stream_has_won_when_it_begins(bench: Any, cloud: FakeCloud) -> N
         async with bench(race_above=0.0, hold_tokens=3) as b:
             text, info = await asyncio.wait_for(ask(b, stream=True), 3.0)
             assert (text, info["route"], info["cloud_tokens"]) == (LOCAL_TEXT, "local", 3)
+
+    run(test())
+
+
+def test_a_lost_race_is_counted_also_where_the_cloud_goes_on_later(bench: Any, cloud: FakeCloud) -> None:
+    """Begun at 2 tokens, when the cloud lost the race, and handed over at 4."""
+
+    async def test() -> None:
+        cloud.delay_s = 0.6
+        limited = {"budget": Limits(cloud_tokens=10_000)}
+        async with bench(ScriptedGates(during_at=4), race_above=0.0, hold_tokens=2, **limited) as b:
+            b.local.delay_s = 0.05
+            text, info = await ask(b, stream=True)
+            assert (text, info["route"]) == ("one two three four and the cloud goes on.", "escalated")
+            assert info["cost_usd"] == pytest.approx(((7 + 11) * 0.5 + (2 + 6) * 1.5) * 1e-6)
+        (row,) = b.rows()
+        assert (row.cloud_prompt_tokens, row.cloud_tokens) == (7 + 11, 2 + 6)
+        assert spent(b.ledger) == (1, 26, pytest.approx(row.cost_usd))
+        assert len(cloud.requests) == 2
 
     run(test())
 
