@@ -173,9 +173,12 @@ class Router:
             log.exception("request %s failed", record.request_id)
             failure = _bug()
         record.route = None
-        if cascade is not None:
-            await cascade.aclose()
-        return self._refuse(record, failure)
+        try:
+            if cascade is not None:
+                await cascade.aclose()
+        finally:  # also if this very wait is cancelled
+            response = self._refuse(record, failure)
+        return response
 
     async def _embed(self, request: WireRequest) -> WireResponse:
         record = Record(self.config.prices, self.config.cloud_model, caller=caller_of(request.headers, {}))
