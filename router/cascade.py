@@ -99,7 +99,7 @@ class Cascade:
         self.trail.append(state)
         if isinstance(self._reply, LocalReply | LiveReply):
             run = self._reply if isinstance(self._reply, LocalReply) else self._reply.run
-            await self.escalation.lose_race(run.answer)
+            await self.escalation.lose_race(run.answer, "the cloud lost the race")
         if self._reply is None:
             raise EngineError("The cascade ended without a reply.")
         return self._reply
@@ -170,6 +170,8 @@ class Cascade:
         return self._done(LocalReply(answer)) if state is State.DONE else state
 
     async def _cloud(self) -> State:
+        if self.escalation.races_in_vain:
+            await self.escalation.lose_race(self._answer or LocalAnswer(), "the raced cloud is not for such requests")
         if self.escalation.racing:
             return await self._raced()
         # OpenAI refuses predictions beside tools, and a call in our local format is none that others would write.

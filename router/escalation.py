@@ -127,6 +127,11 @@ class Escalation:
         return self._race is not None
 
     @property
+    def races_in_vain(self) -> bool:
+        """Whether the raced cloud is one that the last gate has ruled out."""
+        return self.racing and self.record.cloud_model not in [rung.model for rung in self.ladder()]
+
+    @property
     def has_won(self) -> bool:
         """Whether the raced cloud has answered: the whole of it, or the beginning of its stream."""
         race = self._race
@@ -157,8 +162,8 @@ class Escalation:
             race.cancel()
             raise
 
-    async def lose_race(self, local: LocalAnswer) -> None:
-        """The device was first: stop the cloud. It says nothing of what it counted, so that is taken from `local`."""
+    async def lose_race(self, local: LocalAnswer, note: str) -> None:
+        """Stop the raced cloud. It says nothing of what it counted, so that is taken from `local`."""
         race, self._race = self._race, None
         if race is None:
             return
@@ -169,7 +174,7 @@ class Escalation:
             return
         if self.record.asked and not isinstance(outcome, CloudReply):
             self.record.counted(CloudUsage(local.prompt_tokens, len(local.tokens)))
-        self.record.note = "the cloud lost the race"
+        self.record.note = note
 
     async def ask(self, body: dict[str, Any], patience_s: Callable[[], float]) -> CloudReply | CloudStreamReply:
         """A stream whose first piece of content has arrived if the caller wants a stream, else the whole answer.

@@ -143,3 +143,26 @@ def test_what_a_refusal_left_pays_for_the_next_cloud(bench: Any, cloud: FakeClou
         assert spent(b.ledger)[:2] == (1, 15)
 
     run(test())
+
+
+@pytest.mark.parametrize(("skip_above", "top"), [(0.95, 0), (0.8, 1)])
+def test_a_race_is_not_won_by_a_cloud_that_the_last_gate_rules_out(
+    bench: Any, cloud: FakeCloud, medium: FakeCloud, skip_above: float, top: int
+) -> None:
+    """P(gain) is 0.1 at gate 1, where the race with the middle tier begins, and 0.9 at gate 3."""
+
+    async def test() -> None:
+        medium.delay_s = 1.5
+        async with bench(ScriptedGates(after=True), race_above=0.05, **settings(medium, skip_above=skip_above)) as b:
+            b.local.delay_s = 0.05
+            answer = await b.answer()
+        assert answer["choices"][0]["message"]["content"] == CLOUD_TEXT
+        assert (len(medium.requests), len(cloud.requests)) == (1, top)
+        (row,) = b.rows()
+        assert ("not for such requests" in row.reason) == bool(top)
+        estimated = (7, 6) if top else (0, 0)
+        assert (row.cloud_prompt_tokens, row.cloud_tokens) == (11 + estimated[0], 4 + estimated[1])
+        if top:
+            assert cloud.requests[0]["prediction"]["content"] == LOCAL_TEXT
+
+    run(test())
