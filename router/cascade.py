@@ -23,7 +23,7 @@ from .gates import Gates, Verdict, check_quality
 from .job import Job
 from .pace import Plan, plan
 from .record import Record
-from .rules import Ruling, Situation, rule
+from .rules import Ruling, rule
 from .shared import Shared
 from .tiers import CloudFailure, LocalAnswer, LocalGeneration, LocalTier
 
@@ -114,9 +114,7 @@ class Cascade:
     # The states
 
     async def _rules(self) -> State:
-        situation = await self._situation()
-        self.record.momentary = situation.over_budget is not None
-        self.ruling = rule(self.job, situation)
+        self.ruling = await self._ruling()
         self.decide(Verdict(0, escalate=not self.ruling.local, reason=self.ruling.reason))
         if not self.ruling.local:
             return State.CLOUD
@@ -303,12 +301,18 @@ class Cascade:
         self.ruling = Ruling(local=True, cloud=False, reason=reason)
         return State.LOCAL
 
-    async def _situation(self) -> Situation:
+    async def _ruling(self) -> Ruling:
+        """Gate 0. The budget is asked only where the cloud may be: that waits for whoever writes into the ledger."""
         situation, budget = self.shared.situation(), self.shared.budget
-        if budget is None or situation.cloud_missing is not None or situation.offline:
-            return situation
+        ruling = rule(self.job, situation)
+        if budget is None or not ruling.cloud:
+            return ruling
         charge = expected_charge(self.record, most_of(self.record, self.escalation.body()))
-        return replace(situation, over_budget=await budget.exceeded(self.record.caller, charge))
+        over_budget = await budget.exceeded(self.record.caller, charge)
+        if over_budget is None:
+            return ruling
+        self.record.momentary = True
+        return rule(self.job, replace(situation, over_budget=over_budget))
 
     async def _read(self, look: Callable[[], _T]) -> _T:
         """What `look` finds in the prompt; in a long one not on the loop, as others are waiting there."""
