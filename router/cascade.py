@@ -19,12 +19,12 @@ from ..protocol.errors import EngineError, UpdraftError
 from ..protocol.requests import ChatRequest, Message
 from ..protocol.sampling import SamplingParams
 from ..text.tool_stream import OfferedTools
-from .escalation import CloudReply, CloudStreamReply, Escalation, expected_charge, work_of
+from .escalation import CloudReply, CloudStreamReply, Escalation, expected_charge, most_of, work_of
 from .gates import Gates, Verdict, check_quality
 from .job import Job
 from .pace import Plan, plan
 from .record import Record
-from .rules import Ruling, Situation, rule
+from .rules import Ruling, rule
 from .shared import Shared
 from .tiers import CloudFailure, LocalAnswer, LocalGeneration, LocalTier
 
@@ -97,7 +97,7 @@ class Cascade:
         self.trail.append(state)
         if isinstance(self._reply, LocalReply | LiveReply):
             run = self._reply if isinstance(self._reply, LocalReply) else self._reply.run
-            await self.escalation.lose_race(run.answer)
+            await self.escalation.lose_race(run.answer, "the cloud lost the race")
         if self._reply is None:
             raise EngineError("The cascade ended without a reply.")
         return self._reply
@@ -112,9 +112,7 @@ class Cascade:
     # The states
 
     async def _rules(self) -> State:
-        situation = await self._situation()
-        self.record.momentary = situation.over_budget is not None
-        self.ruling = rule(self.job, situation)
+        self.ruling = await self._ruling()
         self.decide(Verdict(0, escalate=not self.ruling.local, reason=self.ruling.reason))
         if not self.ruling.local:
             return State.CLOUD
@@ -168,6 +166,8 @@ class Cascade:
         return self._done(LocalReply(answer)) if state is State.DONE else state
 
     async def _cloud(self) -> State:
+        if self.escalation.races_in_vain:
+            await self.escalation.lose_race(self._answer or LocalAnswer(), "the raced cloud is not for such requests")
         if self.escalation.racing:
             return await self._raced()
         # OpenAI refuses predictions beside tools, and a call in our local format is none that others would write.
@@ -300,12 +300,18 @@ class Cascade:
         self.ruling = Ruling(local=True, cloud=False, reason=reason)
         return State.LOCAL
 
-    async def _situation(self) -> Situation:
+    async def _ruling(self) -> Ruling:
+        """Gate 0. The budget is asked only where the cloud may be: that waits for whoever writes into the ledger."""
         situation, budget = self.shared.situation(), self.shared.budget
-        if budget is None or situation.cloud_missing is not None or situation.offline:
-            return situation
-        charge = expected_charge(self.record, self.escalation.body())
-        return replace(situation, over_budget=await budget.exceeded(self.record.caller, charge))
+        ruling = rule(self.job, situation)
+        if budget is None or not ruling.cloud:
+            return ruling
+        charge = expected_charge(self.record, most_of(self.record, self.escalation.body()))
+        over_budget = await budget.exceeded(self.record.caller, charge)
+        if over_budget is None:
+            return ruling
+        self.record.momentary = True
+        return rule(self.job, replace(situation, over_budget=over_budget))
 
     async def _read(self, look: Callable[[], _T]) -> _T:
         """What `look` finds in the prompt; in a long one not on the loop, as others are waiting there."""

@@ -26,7 +26,6 @@ class Job:
     do. `deadline` is on the clock of `time.monotonic()`. `private`: the caller said so; `privacy_rule`: a rule did.
     """
 
-    started: float
     wanted: Wanted
     body: dict[str, Any]
     chat: ChatRequest | None
@@ -80,9 +79,13 @@ def read_model(body: bytes) -> tuple[dict[str, Any], str]:
     return decoded, model
 
 
-def read_job(request: WireRequest, body: dict[str, Any], wanted: Wanted, config: RouterConfig) -> Job:
-    """Check a request. Raises InvalidRequestError if no tier could make sense of it."""
-    started = time.monotonic()
+def read_job(
+    request: WireRequest, body: dict[str, Any], wanted: Wanted, config: RouterConfig, *, started: float
+) -> Job:
+    """Check a request that came at `started`, on the clock of `time.monotonic()`.
+
+    Raises InvalidRequestError if no tier could make sense of it.
+    """
     options = take_options(body)
     if options.private and wanted == "cloud":
         raise InvalidRequestError(
@@ -91,7 +94,6 @@ def read_job(request: WireRequest, body: dict[str, Any], wanted: Wanted, config:
         )
     chat, unsupported = _for_the_device(body)
     return Job(
-        started=started,
         wanted=wanted,
         body=body,
         chat=chat,

@@ -223,7 +223,7 @@ async def _relayed(cascade: Cascade, stream: CloudStream, adopt: ChunkWriter | N
     try:
         async for payload, event in stream:
             if (usage := CloudUsage.of(event)) is not None:
-                record.cloud = usage
+                record.counted(usage)
             if not event["choices"]:
                 counted = payload
                 continue
