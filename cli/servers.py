@@ -77,8 +77,12 @@ def node(
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch. [all cores]")] = None,
     max_batch_size: Annotated[int, typer.Option(min=1, help="Requests computed together.")] = 16,
     token_budget: Annotated[int, typer.Option(min=1, help="Tokens computed in one step, over all requests.")] = 512,
+    context_length: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of prompt and answer together. [the model's, or what the KV cache holds]"),
+    ] = None,
     num_blocks: Annotated[
-        int | None, typer.Option(min=1, help="Blocks of the KV cache. [enough for the batch]")
+        int | None, typer.Option(min=1, help="Blocks of the KV cache. [enough for the batch, as far as memory goes]")
     ] = None,
     policy: Annotated[
         Literal["fcfs", "priority", "shortest-prefill"],
@@ -146,6 +150,7 @@ def node(
             threads=threads,
             max_batch_size=max_batch_size,
             token_budget=token_budget,
+            context_length=context_length,
             num_blocks=num_blocks,
             policy=policy,
             max_waiting=max_waiting,

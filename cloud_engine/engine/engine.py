@@ -18,31 +18,28 @@ from ...protocol.structured import Constraint
 from ...text.grammar import GrammarCompiler, Vocabulary
 from ...text.grammar_state import Grammars, GrammarState
 from ...text.tokenizer import Tokenizer
-from ..models.decoder import Decoder
 from ..models.loader import Progress
 from .beam_search import BeamSearch
 from .config import EngineConfig
 from .draft_model import DraftModel
 from .drafter import Drafter
-from .kv_cache import KVCacheManager, Window
+from .kv_cache import KVCacheManager
 from .limits import Limits
 from .ngram import NgramDrafter
 from .pooling import MeanPool
 from .prediction import PredictionCursor
 from .prompt_scores import score_prompts
 from .request import FinishReason, GenerationRequest, RequestState, RequestStats, TokenLogprob, TokenOutput
-from .runner import Chunk, Runner, block_bytes, graph_limits
+from .runner import Chunk, Runner, graph_limits
 from .sampler import SamplingRow, log_probabilities, sample
 from .scheduled_request import ScheduledRequest
 from .scheduler import Scheduler
 from .served_model import DraftWeights, ServedModel
+from .sizing import Sizes
 from .speculation import Speculator
 from .stats import EngineStats
 from .step_outputs import StepOutputs
 from .vocabulary import check_same_vocabulary
-
-_HOST_CACHE_BYTES = 2**30
-_DEVICE_CACHE_SHARE = 0.8  # the rest is for what a step computes, and for graphs
 
 
 class Engine:
@@ -58,34 +55,31 @@ class Engine:
     ) -> None:
         """`drafters`: further ones, beside those of the configuration.
 
-        Raises ConfigurationError if `draft` does not share the model's vocabulary.
+        Raises ConfigurationError if `draft` does not share the model's vocabulary, and what `Sizes.of` raises.
         """
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         model = served.weights
-        models = [model, draft.weights] if draft is not None else [model]
-        num_blocks = config.num_blocks or _default_num_blocks(models, config)
+        self._sizes = sizes = Sizes.of([model, draft.weights] if draft is not None else [model], config)
         self.config = config
         self.model_id = served.model_id
-        self.context_length = model.config.context_length
+        self.context_length = sizes.context_length
         self.default_temperature = served.default_temperature
         self._tokenizer = served.tokenizer
         self._vocab_size = model.config.vocab_size
-        self._limits = Limits(self._vocab_size, self.context_length, served.eos_ids, num_blocks, config)
+        self._limits = Limits(self._vocab_size, sizes.context_length, served.eos_ids, sizes.num_blocks, config)
         self._eos_ids = served.eos_ids
         self._grammars = _grammars(served)
         self._runner = Runner(
             model,
-            num_blocks,
+            sizes.num_blocks,
             config.block_size,
             batch_invariant=config.batch_invariant,
             attention_backend=config.attention_backend,
         )
         if config.cuda_graphs:
             drafts = config.num_draft_tokens if draft is not None or config.ngram or drafters else 0
-            self._runner.capture(graph_limits(self.context_length, drafts, config))
-        self._num_blocks = num_blocks
-        self._window = _window(models, config)
+            self._runner.capture(graph_limits(sizes.context_length, drafts, config))
         own: list[Drafter] = [NgramDrafter()] if config.ngram else []
         if draft is not None:
             own.append(self._draft_model(served, draft))
@@ -147,7 +141,7 @@ class Engine:
         params = request.params
         state = RequestState(
             request=request,
-            max_tokens=0 if request.embed else params.max_tokens or self.context_length - len(request.prompt_ids),
+            max_tokens=self._max_tokens(request),
             temperature=self.default_temperature if params.temperature is None else params.temperature,
             seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
             unforked=request.num_branches - 1,
@@ -237,12 +231,12 @@ class Engine:
         weights, target = draft.weights, served.weights.config
         vocabulary = None if served.tokenizer is None else served.tokenizer.vocabulary()
         check_same_vocabulary(target.vocab_size, weights.config.vocab_size, vocabulary, draft.vocabulary)
-        return DraftModel(weights, target, num_blocks=self._num_blocks, config=self.config)
+        return DraftModel(weights, target, self._sizes, self.config)
 
     def _fresh_schedule(self) -> tuple[KVCacheManager, Scheduler]:
-        config = self.config
+        config, sizes = self.config, self._sizes
         cache = KVCacheManager(
-            self._num_blocks, config.block_size, prefix_caching=config.prefix_caching, window=self._window
+            sizes.num_blocks, config.block_size, prefix_caching=config.prefix_caching, window=sizes.window
         )
         return cache, Scheduler(config, cache, self._speculator)
 
@@ -251,6 +245,12 @@ class Engine:
             raise InvalidRequestError(f"Request id {request.request_id!r} is in use.", param="request_id")
         self._limits.check(request, self._scheduler)
         self._scheduler.check_room(len(self._expected))
+
+    def _max_tokens(self, request: GenerationRequest) -> int:
+        """Of one answer: as many as there is room for, where the request does not say."""
+        if request.embed:
+            return 0
+        return request.params.max_tokens or self._limits.longest(request, self._scheduler) - len(request.prompt_ids)
 
     def _grammar(self, request: GenerationRequest, constraint: Constraint) -> GrammarState:
         if self._grammars is None:
@@ -456,28 +456,3 @@ def _agreement(draft_ids: list[int], sampled: list[int]) -> int:
         if token != sampled[index]:
             return index
     return len(draft_ids)
-
-
-def _window(models: Sequence[Decoder], config: EngineConfig) -> Window | None:
-    """Of all models that share the block tables; None if one of them looks back to the start."""
-    reaches = [model.config.reach for model in models]
-    known = [reach for reach in reaches if reach is not None]
-    return Window(max(known), config.token_budget) if len(known) == len(reaches) else None
-
-
-def _default_num_blocks(models: Sequence[Decoder], config: EngineConfig) -> int:
-    """Blocks for a full batch at full context, as far as memory goes, but never less than one full context."""
-    target = models[0]
-    per_sequence = -(-target.config.context_length // config.block_size)
-    affordable = _cache_bytes(target.embed_tokens.weight.device) // sum(
-        block_bytes(model, config.block_size) for model in models
-    )
-    return max(per_sequence, min(per_sequence * config.max_batch_size, affordable))
-
-
-def _cache_bytes(device: torch.device) -> int:
-    """For the KV caches: 1 GiB of a computer's memory, most of what is left of a GPU's."""
-    if device.type != "cuda":
-        return _HOST_CACHE_BYTES
-    free, _ = torch.cuda.mem_get_info(device)
-    return int(free * _DEVICE_CACHE_SHARE)

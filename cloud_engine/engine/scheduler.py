@@ -66,6 +66,12 @@ class Scheduler:
         """
         return num_beams * self._cache.most_blocks_for(num_tokens) <= self._cache.pool.num_blocks
 
+    def longest(self, most: int, num_beams: int = 1) -> int:
+        """The most tokens that fit (`fits`), up to `most`."""
+        if self.fits(most, num_beams):
+            return most
+        return self._cache.pool.num_blocks // num_beams * self._cache.block_size
+
     def check_room(self, expected: int = 0) -> None:
         """Raises OverloadedError when the queue is full, `expected` requests that are still to come included.
 
