@@ -89,7 +89,7 @@ def node(
         typer.Option(help="Who goes first: by arrival, by the requests' priority field, or short prompts."),
     ] = "fcfs",
     max_waiting: Annotated[
-        int, typer.Option(min=1, help="Requests queued beyond a full batch; others are refused.")
+        int, typer.Option(min=1, help="Requests queued beyond those there is room for; others are refused.")
     ] = 256,
     prefix_caching: Annotated[
         bool, typer.Option(help="Keep what was computed of a prompt for others that begin alike.")

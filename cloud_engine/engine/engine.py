@@ -87,9 +87,8 @@ class Engine:
         self._cache, self._scheduler = self._fresh_schedule()
         self._requests: dict[str, list[RequestState]] = {}  # the answers of each that are not finished
         self._searches: dict[str, BeamSearch] = {}
-        self._expected: dict[
-            str, float
-        ] = {}  # when those arrived that have a place in the queue, but are not there yet
+        # Those that have a place in the queue but are not there yet, and when they arrived.
+        self._expected: dict[str, tuple[GenerationRequest, float]] = {}
         self._seeds = random.Random(config.seed)
         self._counters = EngineStats()
 
@@ -120,7 +119,7 @@ class Engine:
         Raises what `add_request` raises, but for an unusable constraint.
         """
         self._check(request)
-        self._expected[request.request_id] = time.monotonic()
+        self._expected[request.request_id] = request, time.monotonic()
 
     def prepare(self, request: GenerationRequest) -> GrammarState | None:
         """Compile the request's constraint, if it has one; raises InvalidRequestError if it cannot be used.
@@ -135,8 +134,8 @@ class Engine:
         Raises InvalidRequestError (empty prompt, unknown token ids, id in use, unusable constraint), ContextLengthError
         (prompt and output do not fit context or KV cache; nothing is truncated) or OverloadedError (queue full).
         """
-        arrived = self._expected.pop(request.request_id, None)
-        if arrived is None:
+        expected = self._expected.pop(request.request_id, None)
+        if expected is None:
             self._check(request)
         params = request.params
         state = RequestState(
@@ -150,7 +149,7 @@ class Engine:
             prediction=PredictionCursor(request.draft_ids[: self.context_length]),  # the answer is no longer than that
             grammar=self.prepare(request) if grammar is None else grammar,
             pool=MeanPool() if request.embed else None,
-            arrived=time.monotonic() if arrived is None else arrived,
+            arrived=time.monotonic() if expected is None else expected[1],
         )
         self._scheduler.add(state)
         self._requests[request.request_id] = [state]
@@ -244,7 +243,7 @@ class Engine:
         if request.request_id in self._requests or request.request_id in self._expected:
             raise InvalidRequestError(f"Request id {request.request_id!r} is in use.", param="request_id")
         self._limits.check(request, self._scheduler)
-        self._scheduler.check_room(len(self._expected))
+        self._scheduler.check_room([expected for expected, _ in self._expected.values()])
 
     def _max_tokens(self, request: GenerationRequest) -> int:
         """Of one answer: as many as there is room for, where the request does not say."""

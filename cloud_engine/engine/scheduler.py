@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort, insort_left
+from collections.abc import Sequence
 from itertools import chain
 
 from ...protocol.errors import OverloadedError
@@ -18,7 +19,7 @@ from ...protocol.prometheus import Distribution
 from .config import EngineConfig, Policy
 from .decode import PlainDecodes
 from .kv_cache import KVCacheManager
-from .request import RequestState
+from .request import GenerationRequest, RequestState
 from .scheduled_request import ScheduledRequest
 from .speculation import Speculator
 from .stats import QUEUE_SECONDS
@@ -72,14 +73,14 @@ class Scheduler:
             return most
         return self._cache.pool.num_blocks // num_beams * self._cache.block_size
 
-    def check_room(self, expected: int = 0) -> None:
+    def check_room(self, expected: Sequence[GenerationRequest] = ()) -> None:
         """Raises OverloadedError when the queue is full, `expected` requests that are still to come included.
 
-        Who fills up the batch does not count: they are let in by the next step only.
+        Those do not count for whom batch and pool have room: nothing keeps them but that a step has to come first.
         """
-        free = max(0, self._config.max_batch_size - self._places)
-        if len(self.waiting) + expected >= self._config.max_waiting + free:
-            raise OverloadedError(f"The queue is full ({self._config.max_waiting} requests waiting): try again later.")
+        most, queued = self._config.max_waiting, len(self.waiting) + len(expected)
+        if queued >= most and queued - self._num_with_room(expected) >= most:
+            raise OverloadedError(f"The queue is full ({most} requests waiting): try again later.")
 
     def add(self, state: RequestState) -> None:
         """Queue a request, for which there is room (`check_room`)."""
@@ -226,6 +227,20 @@ class Scheduler:
                 batch.append(ScheduledRequest(state, num_tokens))
                 budget -= num_tokens
         return budget
+
+    def _num_with_room(self, expected: Sequence[GenerationRequest]) -> int:
+        """How many of the queue have places and blocks, the first of them first, as if nothing of them were cached."""
+        places, blocks = self._config.max_batch_size - self._places, self._cache.pool.num_free
+        queue = chain(
+            ((1 + state.unforked, len(state.token_ids)) for state in self.waiting),
+            ((request.num_branches, len(request.prompt_ids)) for request in expected),
+        )
+        for count, (branches, num_tokens) in enumerate(queue):
+            places -= branches
+            blocks -= self._cache.most_blocks_for(num_tokens)
+            if places < 0 or blocks < 0:
+                return count
+        return len(self.waiting) + len(expected)
 
     def _has_place(self, states: list[RequestState]) -> bool:
         """Whether the batch has rows for them, and for all that is still to branch off from them and the running."""

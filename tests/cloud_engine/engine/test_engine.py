@@ -380,6 +380,42 @@ def test_a_burst_fills_an_idle_batch_and_then_the_queue(make_engine, ask) -> Non
     assert (engine.stats().running, engine.stats().waiting) == (4, 2)
 
 
+def fill(engine, add, requests) -> int:
+    """How many of them the engine takes."""
+    for taken, request in enumerate(requests):
+        try:
+            add(request)
+        except OverloadedError:
+            return taken
+    return len(requests)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_queue_is_as_long_as_allowed_where_blocks_are_scarce(make_engine, ask, at_once) -> None:
+    """Places for 64, blocks for two, and one may wait."""
+    engine = make_engine(max_batch_size=64, max_waiting=1, num_blocks=5)
+    requests = ask([[number] * 30 for number in range(20)], max_tokens=2)
+    if not at_once:
+        assert fill(engine, engine.add_request, requests[:2]) == 2
+        engine.step()
+        requests = requests[2:]
+    assert fill(engine, engine.add_request, requests) == (3 if at_once else 1)
+    engine.step()
+    assert engine.stats().waiting == 1
+
+
+def test_requests_being_prepared_need_blocks_too(make_engine, ask) -> None:
+    engine = make_engine(max_batch_size=64, max_waiting=1, num_blocks=5)
+    assert fill(engine, engine.expect, ask([[1] * 30] * 20, max_tokens=2)) == 3
+
+
+def test_a_request_takes_as_many_places_as_answers(make_engine, ask) -> None:
+    engine = make_engine(max_batch_size=4, max_waiting=2)
+    assert fill(engine, engine.add_request, ask([[1, 2, 3]] * 9, n=4)) == 3
+    engine.step()
+    assert (engine.stats().running, engine.stats().waiting) == (4, 2)
+
+
 @pytest.mark.parametrize("n", [0, 9])
 def test_more_answers_than_places_are_refused(make_engine, ask, n) -> None:
     with pytest.raises(InvalidRequestError, match="between 1 and 8"):
