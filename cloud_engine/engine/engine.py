@@ -29,7 +29,7 @@ from .ngram import NgramDrafter
 from .pooling import MeanPool
 from .prediction import PredictionCursor
 from .prompt_scores import score_prompts
-from .request import FinishReason, GenerationRequest, RequestState, RequestStats, TokenLogprob, TokenOutput
+from .request import FinishReason, GenerationRequest, RequestState, TokenLogprob, TokenOutput
 from .runner import Chunk, Runner, graph_limits
 from .sampler import SamplingRow, log_probabilities, sample
 from .scheduled_request import ScheduledRequest
@@ -84,13 +84,13 @@ class Engine:
         if draft is not None:
             own.append(self._draft_model(served, draft))
         self._speculator = Speculator([*own, *drafters], config)
+        self._counters = EngineStats()
         self._cache, self._scheduler = self._fresh_schedule()
         self._requests: dict[str, list[RequestState]] = {}  # the answers of each that are not finished
         self._searches: dict[str, BeamSearch] = {}
         # Those that have a place in the queue but are not there yet, and when they arrived.
         self._expected: dict[str, tuple[GenerationRequest, float]] = {}
         self._seeds = random.Random(config.seed)
-        self._counters = EngineStats()
 
     @classmethod
     def from_folder(
@@ -165,14 +165,14 @@ class Engine:
         if index is not None and others:
             for state in self._requests[request_id]:
                 if state.index == index:
-                    self._scheduler.remove(state)
+                    self._remove(state)
             self._requests[request_id] = others
             return
         expected = self._expected.pop(request_id, None) is not None
         self._searches.pop(request_id, None)
         states = self._requests.pop(request_id, [])
         for state in states:
-            self._scheduler.remove(state)
+            self._remove(state)
         self._counters.aborted_requests += expected or bool(states)
 
     def step(self) -> StepOutputs:
@@ -203,9 +203,7 @@ class Engine:
         lost = list(self._requests)
         self._requests.clear()
         self._searches.clear()
-        old = self._scheduler
         self._cache, self._scheduler = self._fresh_schedule()
-        self._scheduler.num_preemptions, self._scheduler.queue_seconds = old.num_preemptions, old.queue_seconds
         self._counters.aborted_requests += len(lost)
         return lost
 
@@ -220,8 +218,7 @@ class Engine:
             kv_blocks_total=pool.num_blocks,
             kv_slots_allocated=pool.num_used * self.config.block_size,
             kv_slots_wasted=self._cache.num_wasted_slots(running),
-            preemptions=self._scheduler.num_preemptions,
-            queue_seconds=self._scheduler.queue_seconds.copy(),
+            queue_seconds=self._counters.queue_seconds.copy(),
             step_seconds=self._counters.step_seconds.copy(),
             **self._speculator.counters(),
         )
@@ -237,7 +234,7 @@ class Engine:
         cache = KVCacheManager(
             sizes.num_blocks, config.block_size, prefix_caching=config.prefix_caching, window=sizes.window
         )
-        return cache, Scheduler(config, cache, self._speculator)
+        return cache, Scheduler(config, cache, self._speculator, self._counters)
 
     def _check(self, request: GenerationRequest) -> None:
         if request.request_id in self._requests or request.request_id in self._expected:
@@ -305,7 +302,6 @@ class Engine:
         outputs: list[TokenOutput] = []
         for index, answer in enumerate(best[: states[0].request.n]):
             stats = replace(states[0].stats(), completion_tokens=len(answer.token_ids))
-            self._count(states[0].request, stats)
             self._counters.generated_tokens += len(answer.token_ids)
             scores = tuple(states[0].prompt_logprobs) if index == 0 else ()
             outputs.append(
@@ -321,8 +317,9 @@ class Engine:
                 )
             )
         for state in states:
-            self._scheduler.remove(state)
+            self._remove(state)
         del self._requests[request_id], self._searches[request_id]
+        self._counters.finished_requests += 1
         return outputs
 
     def _catch_up(self, item: ScheduledRequest) -> list[TokenOutput]:
@@ -333,7 +330,7 @@ class Engine:
         if state.pool is None or not is_done:
             return []
         stats = state.stats()
-        self._finish(state, stats)
+        self._finish(state)
         return [
             TokenOutput(state.request_id, [], finish_reason="stop", stats=stats, embedding=tuple(state.pool.vector()))
         ]
@@ -392,7 +389,7 @@ class Engine:
         cached = state.num_cached_tokens
         output = TokenOutput(state.request_id, new, logprobs, finish_reason, stats, state.index, scores, error, cached)
         if stats is not None:
-            self._finish(state, stats)
+            self._finish(state)
         else:
             self._cache.register(state)
             self._cache.trim(state)
@@ -407,22 +404,20 @@ class Engine:
                 return tokens[:index], "stop"
         return tokens, "length" if len(tokens) == state.num_remaining_tokens else None
 
-    def _finish(self, state: RequestState, stats: RequestStats) -> None:
-        self._scheduler.remove(state)
+    def _finish(self, state: RequestState) -> None:
+        self._remove(state)
         self._requests[state.request_id].remove(state)
         if not self._requests[state.request_id]:
             del self._requests[state.request_id]
-        self._count(state.request, stats)
+            self._counters.finished_requests += 1
 
-    def _count(self, request: GenerationRequest, stats: RequestStats) -> None:
-        counters = self._counters
-        counters.finished_requests += 1
-        counters.prompt_tokens += stats.prompt_tokens
-        looked_up = self.config.prefix_caching and request.uses_prefix_cache
-        counters.prefix_query_tokens += stats.prompt_tokens if looked_up else 0
-        counters.prefix_hit_tokens += stats.cached_tokens
-        counters.accepted_prediction_tokens += stats.accepted_prediction_tokens
-        counters.rejected_prediction_tokens += stats.rejected_prediction_tokens
+    def _remove(self, state: RequestState) -> None:
+        """An answer leaves, at its end or given up: what became of its prediction, if it has begun, is known now."""
+        self._scheduler.remove(state)
+        if state.first_token_at is not None:
+            accepted = state.prediction.num_accepted
+            self._counters.accepted_prediction_tokens += accepted
+            self._counters.rejected_prediction_tokens += len(state.request.draft_ids) - accepted
 
 
 def _chunk(item: ScheduledRequest) -> Chunk:

@@ -15,14 +15,13 @@ from collections.abc import Sequence
 from itertools import chain
 
 from ...protocol.errors import OverloadedError
-from ...protocol.prometheus import Distribution
 from .config import EngineConfig, Policy
 from .decode import PlainDecodes
 from .kv_cache import KVCacheManager
 from .request import GenerationRequest, RequestState
 from .scheduled_request import ScheduledRequest
 from .speculation import Speculator
-from .stats import QUEUE_SECONDS
+from .stats import EngineStats
 
 #: What a level of priority, and a token of a prompt, are worth in seconds of waiting.
 PRIORITY_S, PREFILL_TOKEN_S = 10.0, 0.01
@@ -49,7 +48,14 @@ class Scheduler:
     moves. Beams of one request run or wait together, so that none holds blocks while it waits for another.
     """
 
-    def __init__(self, config: EngineConfig, cache: KVCacheManager, speculator: Speculator | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        cache: KVCacheManager,
+        speculator: Speculator | None = None,
+        counters: EngineStats | None = None,
+    ) -> None:
+        """`counters`: where to count who is let in and who is preempted."""
         self._config = config
         self._cache = cache
         self._speculator = speculator or Speculator([], config)
@@ -57,8 +63,7 @@ class Scheduler:
         self.running: list[RequestState] = []
         self._places = 0  # in the batch: of the running, and of all that is still to branch off from them
         self.decodes = PlainDecodes(cache)  # those of them that are
-        self.num_preemptions = 0
-        self.queue_seconds = Distribution(QUEUE_SECONDS)  # from arrival to the first step
+        self.counters = counters or EngineStats()
 
     def fits(self, num_tokens: int, num_beams: int = 1) -> bool:
         """Whether a request of this many tokens, prompt and output together, can ever be served by the pool.
@@ -96,9 +101,9 @@ class Scheduler:
         if self._config.policy == "priority":
             self._yield_to_priority()
         self._admit_ahead()
-        preemptions = self.num_preemptions
+        preemptions = self.counters.preemptions
         decodes, others, budget = self._continue_running()
-        if self.num_preemptions == preemptions:
+        if self.counters.preemptions == preemptions:
             budget = self._admit_waiting(others, budget)
         # Drafts use budget and blocks nobody else wants: they never delay or preempt a request.
         for item in self._speculator.grant(decodes, others, budget, self._cache.grow):
@@ -133,7 +138,7 @@ class Scheduler:
         A token is kept for each, and blocks are taken in their order.
         """
         plain, others = self.decodes.shares(self.running)
-        budget, preemptions = self._config.token_budget - len(self.running), self.num_preemptions
+        budget, preemptions = self._config.token_budget - len(self.running), self.counters.preemptions
         batch: list[ScheduledRequest] = []
         for state in sorted([*others, *self.decodes.in_need()], key=_order):
             num_tokens = min(len(state.token_ids) - state.num_computed_tokens, 1 + budget)
@@ -144,7 +149,7 @@ class Scheduler:
             else:
                 batch.append(ScheduledRequest(state, num_tokens))
                 budget -= num_tokens - 1
-        if self.num_preemptions != preemptions:
+        if self.counters.preemptions != preemptions:
             plain, _ = self.decodes.shares(self.running)
             batch = [item for item in batch if item.state.block_table]  # others went with a beam behind them
         return plain, batch, budget
@@ -190,8 +195,17 @@ class Scheduler:
             self._run(state)
             if state.num_preemptions == 0:
                 state.num_cached_tokens = state.num_computed_tokens
-                self.queue_seconds.observe(time.monotonic() - state.arrived)
+                self._count(state)
         return True
+
+    def _count(self, state: RequestState) -> None:
+        """A request begins."""
+        counters = self.counters
+        counters.queue_seconds.observe(time.monotonic() - state.arrived)
+        counters.prompt_tokens += state.num_prompt_tokens
+        if self._config.prefix_caching and state.request.uses_prefix_cache:
+            counters.prefix_query_tokens += state.num_prompt_tokens
+            counters.prefix_hit_tokens += state.num_cached_tokens
 
     def _preempt_last(self) -> list[RequestState]:
         """Send the last of the running requests back to its place in the queue, its blocks to the pool."""
@@ -200,7 +214,7 @@ class Scheduler:
             self._stop(victim)
             victim.num_preemptions += 1
             insort_left(self.waiting, victim, key=_order)
-        self.num_preemptions += 1
+        self.counters.preemptions += 1
         return victims
 
     def _run(self, state: RequestState) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from updraft.cloud_engine.engine.config import EngineConfig
-from updraft.cloud_engine.engine.request import GenerationRequest
+from updraft.cloud_engine.engine.request import BeamParams, GenerationRequest
 from updraft.cloud_engine.engine.runner import Chunk, Runner
 from updraft.protocol.errors import (
     ConfigurationError,
@@ -250,6 +250,52 @@ def test_stats_count_what_happened(make_engine, make_prompts, ask):
     assert stats.kv_slots_wasted == 4 * 16 - (3 + 16 + 17)
 
 
+@pytest.mark.parametrize("options", [{"n": 4}, {"n": 2, "beam": BeamParams(3)}], ids=["answers", "beams"])
+def test_a_request_counts_once_however_many_answers_it_has(make_engine, options) -> None:
+    engine = make_engine()
+    for name in ("first", "second"):
+        params = SamplingParams(temperature=0.0, max_tokens=3)
+        engine.add_request(GenerationRequest(name, list(range(40)), params, **options))
+        while engine.has_work:
+            engine.step()
+    stats = engine.stats()
+    assert (stats.finished_requests, stats.aborted_requests) == (2, 0)
+    assert (stats.prompt_tokens, stats.prefix_query_tokens, stats.prefix_hit_tokens) == (80, 80, 32)
+
+
+def test_what_is_given_up_counts_as_far_as_it_went(make_engine, ask, run) -> None:
+    """As every answer is that a stop string ends."""
+    engine = make_engine()
+    (whole,) = run(engine, ask([list(range(40))]))
+    before = engine.stats()
+    predicted = ask([list(range(40))] * 2, drafts=[[*whole.token_ids[:6], 96, 96]] * 2)
+    engine.add_request(predicted[0])
+    engine.step()
+    engine.add_request(predicted[1])  # and this one never begins
+    for request in predicted:
+        engine.abort(request.request_id)
+    stats = engine.stats()
+    assert (stats.finished_requests, stats.aborted_requests) == (before.finished_requests, 2)
+    assert stats.prompt_tokens == stats.prefix_query_tokens == 80
+    assert stats.prefix_hit_tokens == 32
+    assert (stats.accepted_prediction_tokens, stats.rejected_prediction_tokens) == (6, 2)
+
+
+def test_one_answer_given_up_counts_with_its_prediction(make_engine, ask, run) -> None:
+    engine = make_engine()
+    (whole,) = run(engine, ask([[5] * 20]))
+    (request,) = ask([[5] * 20], drafts=[whole.token_ids[:4]], n=2, max_tokens=9)
+    engine.add_request(request)
+    engine.step()
+    engine.abort(request.request_id, 1)
+    assert engine.stats().finished_requests == 1
+    while engine.has_work:
+        engine.step()
+    stats = engine.stats()
+    assert (stats.finished_requests, stats.aborted_requests) == (2, 0)
+    assert stats.accepted_prediction_tokens + stats.rejected_prediction_tokens == 2 * 4
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -359,14 +405,21 @@ def test_a_running_answer_is_found_four_blocks_at_a_time(make_engine, ask, run) 
     engine = make_engine()
     engine.add_request(request)
     known = list(range(16))
-    while len(known) < 16 + 52:
-        for output in engine.step():
-            known += output.token_ids
-    follower = GenerationRequest("follower", [*known[:65], 1, 2], SamplingParams(temperature=0.0, max_tokens=1))
-    engine.add_request(follower)
-    ends = [output for _ in range(3) for output in engine.step() if output.request_id == "follower"]
-    assert ends[-1].stats.cached_tokens == 64
-    assert alone.token_ids[:52] == known[16:]
+
+    def found_after(count: int) -> int:
+        """Tokens that another request finds of the prompt and `count` tokens of the answer."""
+        while len(known) < 16 + count:
+            for output in engine.step():
+                known.extend(output.token_ids)
+        params = SamplingParams(temperature=0.0, max_tokens=1)
+        engine.add_request(GenerationRequest("follower", [*known, 1, 2], params))
+        going_on, follower = engine.step()
+        known.extend(going_on.token_ids)
+        return follower.stats.cached_tokens
+
+    assert found_after(2 * 16 + 4) == 16  # three blocks are full: the prompt's own, and two that are not told of yet
+    assert found_after(3 * 16 + 4) == 64
+    assert alone.token_ids[: len(known) - 16] == known[16:]
 
 
 def test_a_burst_fills_an_idle_batch_and_then_the_queue(make_engine, ask) -> None:

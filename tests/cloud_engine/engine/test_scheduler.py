@@ -420,7 +420,7 @@ def test_a_higher_priority_takes_the_place_of_a_running_request() -> None:
     scheduler.add(make_state("urgent", [2] * 5, 9, priority=0))
     assert ran(scheduler) == ["urgent"]
     assert [state.request_id for state in scheduler.waiting] == ["later", "equal"]
-    assert scheduler.num_preemptions == 1
+    assert scheduler.counters.preemptions == 1
 
 
 def test_a_long_prefill_does_not_use_up_the_budget_of_who_comes_first() -> None:
@@ -438,7 +438,7 @@ def test_a_higher_priority_takes_no_place_it_does_not_need() -> None:
     ran(scheduler)
     scheduler.add(make_state("urgent", [2] * 5, 9, priority=0))
     assert ran(scheduler) == ["urgent", "later"]
-    assert scheduler.num_preemptions == 0
+    assert scheduler.counters.preemptions == 0
 
 
 def test_a_higher_priority_takes_blocks_where_there_are_none() -> None:
@@ -479,7 +479,7 @@ def test_drafts_take_only_what_is_left_over() -> None:
     scheduler.add(make_state("b", [2] * 3, 9))
     first, second = scheduler.schedule()
     assert (first.num_drafts, second.num_drafts) == (4, 0)  # the third block is gone
-    assert scheduler.num_preemptions == 0
+    assert scheduler.counters.preemptions == 0
 
 
 def test_scheduling_needs_no_torch() -> None:
