@@ -140,7 +140,7 @@ class Scheduler:
         plain, others = self.decodes.shares(self.running)
         budget, preemptions = self._config.token_budget - len(self.running), self.counters.preemptions
         batch: list[ScheduledRequest] = []
-        for state in sorted([*others, *self.decodes.in_need()], key=_order):
+        for state in sorted([*others, *self.decodes.take_full()], key=_order):
             num_tokens = min(len(state.token_ids) - state.num_computed_tokens, 1 + budget)
             if not state.block_table or not self._make_room(state, num_tokens):
                 continue  # it had to go, for an earlier one or as the last of all
