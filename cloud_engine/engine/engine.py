@@ -267,7 +267,7 @@ class Engine:
             self._speculator.copy_blocks(copies)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one is made in every step, and frozen ones take longer
 class _Sampled:
     """`Samples` of a model's `logits`, (rows, vocab) float32."""
 
