@@ -19,6 +19,7 @@ from ..cloud_engine.engine.drafter import CatchUp
 from ..cloud_engine.engine.engine import Engine
 from ..cloud_engine.engine.request import GenerationRequest, RequestState
 from ..cloud_engine.engine.served_model import ServedModel
+from ..cloud_engine.engine.sizing import Sizes
 from ..cloud_engine.models.decoder import Decoder
 from ..cloud_engine.models.loader import load_model
 from ..embedded import pocket
@@ -107,8 +108,7 @@ class OracleDrafter(DraftModel):
     """
 
     def __init__(self, target: Decoder, config: EngineConfig, answer: Sequence[int], acceptance: float) -> None:
-        assert config.num_blocks is not None, "the drafter's cache has as many blocks as the engine's"
-        super().__init__(_pocket_sized(target), target.config, num_blocks=config.num_blocks, config=config)
+        super().__init__(_pocket_sized(target), target.config, Sizes.of([target], config), config)
         self._answer = list(answer)
         self._acceptance = acceptance
         self._random = random.Random(0)

@@ -77,15 +77,19 @@ def node(
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch. [all cores]")] = None,
     max_batch_size: Annotated[int, typer.Option(min=1, help="Requests computed together.")] = 16,
     token_budget: Annotated[int, typer.Option(min=1, help="Tokens computed in one step, over all requests.")] = 512,
+    context_length: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of prompt and answer together. [the model's, or what the KV cache holds]"),
+    ] = None,
     num_blocks: Annotated[
-        int | None, typer.Option(min=1, help="Blocks of the KV cache. [enough for the batch]")
+        int | None, typer.Option(min=1, help="Blocks of the KV cache. [enough for the batch, as far as memory goes]")
     ] = None,
     policy: Annotated[
         Literal["fcfs", "priority", "shortest-prefill"],
         typer.Option(help="Who goes first: by arrival, by the requests' priority field, or short prompts."),
     ] = "fcfs",
     max_waiting: Annotated[
-        int, typer.Option(min=1, help="Requests queued beyond a full batch; others are refused.")
+        int, typer.Option(min=1, help="Requests queued beyond those there is room for; others are refused.")
     ] = 256,
     prefix_caching: Annotated[
         bool, typer.Option(help="Keep what was computed of a prompt for others that begin alike.")
@@ -146,6 +150,7 @@ def node(
             threads=threads,
             max_batch_size=max_batch_size,
             token_budget=token_budget,
+            context_length=context_length,
             num_blocks=num_blocks,
             policy=policy,
             max_waiting=max_waiting,

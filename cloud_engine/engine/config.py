@@ -24,19 +24,21 @@ _CHOICES = (
 class EngineConfig:
     """Sizes and limits of one engine.
 
+    `context_length`: tokens of prompt and answer together; None: the model's, or as many as the pool holds.
     `block_size`: tokens per KV block. `num_blocks`: blocks in the pool; None gives every sequence of a full batch the
-    model's whole context, within 1 GiB. `max_batch_size`: requests per step. `token_budget`: tokens per step, drafts
-    included. `policy`: who goes first, see `scheduler.order_of`. `max_waiting`: queued requests, beyond those that fill
-    the batch, before OverloadedError, whatever their priority. `num_draft_tokens`: most tokens drafted per request and
-    step. `draft_length`: how many of these, as pays by what is measured or always all. `ngram`: also draft by looking
-    up what followed the same tokens before. `prefix_caching`: keep what was computed for requests that begin alike.
-    `seed`: where requests without a seed of their own get theirs from. `num_threads`: torch threads, None for torch's
-    default. `batch_invariant`: the same tokens, to the last bit of their log-probabilities, whatever else is in the
-    batch and however a prompt is cut (on a CPU, at some cost). `attention_backend`: plain torch, C for CPUs, Triton for
-    CUDA devices; "auto" takes what is fastest where the model is. `cuda_graphs`: capture decoding and verification at
-    the start, where attention is Triton's.
+    whole context, within 1 GiB, or most of what a GPU has left. `max_batch_size`: requests per step. `token_budget`:
+    tokens per step, drafts included. `policy`: who goes first, see `scheduler.order_of`. `max_waiting`: queued
+    requests, beyond those that batch and pool have room for, before OverloadedError, whatever their priority.
+    `num_draft_tokens`: most tokens drafted per request and step. `draft_length`: how many of these, as pays by what is
+    measured or always all. `ngram`: also draft by looking up what followed the same tokens before. `prefix_caching`:
+    keep what was computed for requests that begin alike. `seed`: where requests without a seed of their own get theirs
+    from. `num_threads`: torch threads, None for torch's default. `batch_invariant`: the same tokens, to the last bit of
+    their log-probabilities, whatever else is in the batch and however a prompt is cut (on a CPU, at some cost).
+    `attention_backend`: plain torch, C for CPUs, Triton for CUDA devices; "auto" takes what is fastest where the model
+    is. `cuda_graphs`: capture decoding and verification at the start, where attention is Triton's.
     """
 
+    context_length: int | None = None
     block_size: int = 16
     num_blocks: int | None = None
     max_batch_size: int = 16
@@ -74,7 +76,7 @@ class EngineConfig:
                 "or a full batch could not move by one token each.",
                 param="token_budget",
             )
-        for name in ("num_blocks", "num_threads"):
+        for name in ("context_length", "num_blocks", "num_threads"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= _MOST:
                 raise ConfigurationError(f"{name} must be 1 to {_MOST} or left out, got {value}.", param=name)

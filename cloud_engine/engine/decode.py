@@ -34,7 +34,6 @@ class PlainDecodes:
         self._cache = cache
         self._columns = _Columns()
         self._others: list[RequestState] | None = None  # who runs beside them; None: it has to be looked up
-        self._shared = False  # the columns are as `shares` said them
         self._steps = 0  # taken so far
         self._due: dict[int, list[ScheduledRequest]] = {}  # step -> who is to be looked at behind it; some have left
         self._full: list[ScheduledRequest] = []  # who needs a block before the next step; some have left
@@ -52,7 +51,7 @@ class PlainDecodes:
         """Something else is to happen to a request that may be one of these."""
         if state.decode is not None:
             self._columns.remove(state.decode)
-            self._others, self._shared = None, False
+            self._others = None
             state.decode = None
 
     def running_changed(self) -> None:
@@ -63,11 +62,10 @@ class PlainDecodes:
         """Of the running requests, in their order: the shares of these, and the requests that are none of these."""
         if self._others is None:
             self._others = [state for state in running if state.decode is None]
-        self._shared = True
         return self._columns.items.copy(), self._others
 
-    def in_need(self) -> list[RequestState]:
-        """Who lacks a block for the next token. To each of them `has_room` is to be said, or it has to `leave`."""
+    def take_full(self) -> list[RequestState]:
+        """Who lacks a block for the next token; told once. To each `has_room` is to be said, or it has to `leave`."""
         full, self._full = self._full, []
         return [item.state for item in full if item.state.decode is item]
 
@@ -81,10 +79,10 @@ class PlainDecodes:
         `batch`: the shares of these first, as `shares` says them, then all others. Returns what came of it, and all
         others, with those that end.
         """
-        if self._shared:
-            columns, rows = self._columns, range(len(self._columns.items))
+        columns, rows = self._columns, range(len(self._columns.items))
+        if not rows or batch[len(rows) - 1] is columns.items[-1]:
             others = _with_rows(batch[len(rows) :], len(rows))
-        else:  # some of them got drafts meanwhile
+        else:  # some of those in between have left for drafts since
             columns, rows, others = _sorted_out(batch)
         due = [item for item in self._due.pop(self._steps, ()) if item.state.decode is item]
         self._steps += 1

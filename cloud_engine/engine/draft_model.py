@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .drafter import RowOf
     from .request import RequestState
     from .scheduled_request import ScheduledRequest
+    from .sizing import Sizes
 
 
 class DraftModel(Drafter):
@@ -34,11 +35,11 @@ class DraftModel(Drafter):
     name = "draft"
     takes_passes = True
 
-    def __init__(self, draft: Decoder, target: ModelConfig, *, num_blocks: int, config: EngineConfig) -> None:
+    def __init__(self, draft: Decoder, target: ModelConfig, sizes: Sizes, config: EngineConfig) -> None:
         """The target's head may have other rows than the draft's: vocabularies are padded differently."""
-        self._runner = Runner(draft, num_blocks, config.block_size, attention_backend=config.attention_backend)
+        self._runner = Runner(draft, sizes.num_blocks, config.block_size, attention_backend=config.attention_backend)
         if config.cuda_graphs:
-            self._runner.capture(graph_limits(target.context_length, 1, config))
+            self._runner.capture(graph_limits(sizes.context_length, 1, config))
         self._most_tokens = config.token_budget
         self._block_size, self._reach = config.block_size, draft.config.reach
         self._rows = draft.config.vocab_size

@@ -22,6 +22,15 @@ class Window:
     max_chunk: int
 
 
+def most_blocks(num_tokens: int, block_size: int, window: Window | None) -> int:
+    """Blocks that a request which grows to this many tokens ever holds at once."""
+    if window is None:
+        return -(-num_tokens // block_size)
+    in_reach = window.num_tokens - 1 + window.max_chunk
+    # One block more, as the window may begin inside a block.
+    return min(-(-num_tokens // block_size), -(-in_reach // block_size) + 1)
+
+
 class KVCacheManager:
     """Hands blocks to requests. Knows nothing of tensors; the runner turns block tables into memory.
 
@@ -47,11 +56,7 @@ class KVCacheManager:
 
     def most_blocks_for(self, num_tokens: int) -> int:
         """Blocks that a request which grows to this many tokens ever holds at once."""
-        blocks = self.blocks_for(num_tokens)
-        if self._window is None:
-            return blocks
-        in_reach = self._window.num_tokens - 1 + self._window.max_chunk
-        return min(blocks, self.blocks_for(in_reach) + 1)  # one more, as the window may begin inside a block
+        return most_blocks(num_tokens, self.block_size, self._window)
 
     def admit(self, state: RequestState) -> bool:
         """Give a request blocks for its known tokens, cached ones first, or nothing at all.

@@ -14,7 +14,7 @@ from .scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Those of a model (`vocab_size`, `context_length`, `eos_ids`) and of the server (`num_blocks`, `config`)."""
+    """Those of a model (`vocab_size`, `eos_ids`) and of the server (`context_length`, `num_blocks`, `config`)."""
 
     vocab_size: int
     context_length: int
@@ -36,6 +36,10 @@ class Limits:
                 param="priority",
             )
         self._check_length(request, scheduler)
+
+    def longest(self, request: GenerationRequest, scheduler: Scheduler) -> int:
+        """Tokens that prompt and answer may have together; each beam needs blocks of its own."""
+        return scheduler.longest(self.context_length, request.beam.width if request.beam else 1)
 
     def _check_tokens(self, param: str, token_ids: Sequence[int]) -> None:
         if token_ids and (min(token_ids) < 0 or max(token_ids) >= self.vocab_size):
@@ -62,12 +66,11 @@ class Limits:
         new = 0 if request.embed else wanted or 1
         if prompt + new > self.context_length:
             raise ContextLengthError(
-                f"This model's context holds {self.context_length} tokens; the prompt has {prompt} and {new} are to be "
+                f"The context holds {self.context_length} tokens; the prompt has {prompt} and {new} are to be "
                 f"generated. Shorten the prompt{' or lower max_tokens' if new else ''}.",
                 param="prompt",
             )
-        longest = self.context_length if new and not wanted else prompt + new
-        if not scheduler.fits(longest, request.beam.width if request.beam else 1):
+        if prompt + new > self.longest(request, scheduler):
             raise ContextLengthError(
                 f"The request needs more KV cache than the server has ({self.num_blocks} blocks of "
                 f"{self.config.block_size} tokens). Shorten the prompt, set a lower max_tokens or use fewer beams.",

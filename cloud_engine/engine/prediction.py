@@ -30,6 +30,10 @@ class PredictionCursor:
             self._ends[tuple(self._draft[end - ALIGN_ON : end])].append(end)
         self.num_accepted = 0
 
+    def again(self) -> PredictionCursor:
+        """The same prediction, from its start."""
+        return PredictionCursor(self._draft)
+
     def propose(self, limit: int, *, probe: bool = False) -> list[int]:
         """The next predicted tokens, at most `limit`; empty where the prediction is used up or lost.
 

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import time
 from bisect import insort, insort_left
+from collections.abc import Sequence
 from itertools import chain
 
 from ...protocol.errors import OverloadedError
-from ...protocol.prometheus import Distribution
 from .config import EngineConfig, Policy
 from .decode import PlainDecodes
 from .kv_cache import KVCacheManager
-from .request import RequestState
+from .request import GenerationRequest, RequestState
 from .scheduled_request import ScheduledRequest
 from .speculation import Speculator
-from .stats import QUEUE_SECONDS
+from .stats import EngineStats
 
 #: What a level of priority, and a token of a prompt, are worth in seconds of waiting.
 PRIORITY_S, PREFILL_TOKEN_S = 10.0, 0.01
@@ -48,7 +48,14 @@ class Scheduler:
     moves. Beams of one request run or wait together, so that none holds blocks while it waits for another.
     """
 
-    def __init__(self, config: EngineConfig, cache: KVCacheManager, speculator: Speculator | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        cache: KVCacheManager,
+        speculator: Speculator | None = None,
+        counters: EngineStats | None = None,
+    ) -> None:
+        """`counters`: where to count who is let in and who is preempted."""
         self._config = config
         self._cache = cache
         self._speculator = speculator or Speculator([], config)
@@ -56,8 +63,7 @@ class Scheduler:
         self.running: list[RequestState] = []
         self._places = 0  # in the batch: of the running, and of all that is still to branch off from them
         self.decodes = PlainDecodes(cache)  # those of them that are
-        self.num_preemptions = 0
-        self.queue_seconds = Distribution(QUEUE_SECONDS)  # from arrival to the first step
+        self.counters = counters or EngineStats()
 
     def fits(self, num_tokens: int, num_beams: int = 1) -> bool:
         """Whether a request of this many tokens, prompt and output together, can ever be served by the pool.
@@ -66,14 +72,20 @@ class Scheduler:
         """
         return num_beams * self._cache.most_blocks_for(num_tokens) <= self._cache.pool.num_blocks
 
-    def check_room(self, expected: int = 0) -> None:
+    def longest(self, most: int, num_beams: int = 1) -> int:
+        """The most tokens that fit (`fits`), up to `most`."""
+        if self.fits(most, num_beams):
+            return most
+        return self._cache.pool.num_blocks // num_beams * self._cache.block_size
+
+    def check_room(self, expected: Sequence[GenerationRequest] = ()) -> None:
         """Raises OverloadedError when the queue is full, `expected` requests that are still to come included.
 
-        Who fills up the batch does not count: they are let in by the next step only.
+        Those do not count for whom batch and pool have room: nothing keeps them but that a step has to come first.
         """
-        free = max(0, self._config.max_batch_size - self._places)
-        if len(self.waiting) + expected >= self._config.max_waiting + free:
-            raise OverloadedError(f"The queue is full ({self._config.max_waiting} requests waiting): try again later.")
+        most, queued = self._config.max_waiting, len(self.waiting) + len(expected)
+        if queued >= most and queued - self._num_with_room(expected) >= most:
+            raise OverloadedError(f"The queue is full ({most} requests waiting): try again later.")
 
     def add(self, state: RequestState) -> None:
         """Queue a request, for which there is room (`check_room`)."""
@@ -89,9 +101,9 @@ class Scheduler:
         if self._config.policy == "priority":
             self._yield_to_priority()
         self._admit_ahead()
-        preemptions = self.num_preemptions
+        preemptions = self.counters.preemptions
         decodes, others, budget = self._continue_running()
-        if self.num_preemptions == preemptions:
+        if self.counters.preemptions == preemptions:
             budget = self._admit_waiting(others, budget)
         # Drafts use budget and blocks nobody else wants: they never delay or preempt a request.
         for item in self._speculator.grant(decodes, others, budget, self._cache.grow):
@@ -126,9 +138,9 @@ class Scheduler:
         A token is kept for each, and blocks are taken in their order.
         """
         plain, others = self.decodes.shares(self.running)
-        budget, preemptions = self._config.token_budget - len(self.running), self.num_preemptions
+        budget, preemptions = self._config.token_budget - len(self.running), self.counters.preemptions
         batch: list[ScheduledRequest] = []
-        for state in sorted([*others, *self.decodes.in_need()], key=_order):
+        for state in sorted([*others, *self.decodes.take_full()], key=_order):
             num_tokens = min(len(state.token_ids) - state.num_computed_tokens, 1 + budget)
             if not state.block_table or not self._make_room(state, num_tokens):
                 continue  # it had to go, for an earlier one or as the last of all
@@ -137,7 +149,7 @@ class Scheduler:
             else:
                 batch.append(ScheduledRequest(state, num_tokens))
                 budget -= num_tokens - 1
-        if self.num_preemptions != preemptions:
+        if self.counters.preemptions != preemptions:
             plain, _ = self.decodes.shares(self.running)
             batch = [item for item in batch if item.state.block_table]  # others went with a beam behind them
         return plain, batch, budget
@@ -183,8 +195,17 @@ class Scheduler:
             self._run(state)
             if state.num_preemptions == 0:
                 state.num_cached_tokens = state.num_computed_tokens
-                self.queue_seconds.observe(time.monotonic() - state.arrived)
+                self._count(state)
         return True
+
+    def _count(self, state: RequestState) -> None:
+        """A request begins."""
+        counters = self.counters
+        counters.queue_seconds.observe(time.monotonic() - state.arrived)
+        counters.prompt_tokens += state.num_prompt_tokens
+        if self._config.prefix_caching and state.request.uses_prefix_cache:
+            counters.prefix_query_tokens += state.num_prompt_tokens
+            counters.prefix_hit_tokens += state.num_cached_tokens
 
     def _preempt_last(self) -> list[RequestState]:
         """Send the last of the running requests back to its place in the queue, its blocks to the pool."""
@@ -193,7 +214,7 @@ class Scheduler:
             self._stop(victim)
             victim.num_preemptions += 1
             insort_left(self.waiting, victim, key=_order)
-        self.num_preemptions += 1
+        self.counters.preemptions += 1
         return victims
 
     def _run(self, state: RequestState) -> None:
@@ -220,6 +241,20 @@ class Scheduler:
                 batch.append(ScheduledRequest(state, num_tokens))
                 budget -= num_tokens
         return budget
+
+    def _num_with_room(self, expected: Sequence[GenerationRequest]) -> int:
+        """How many of the queue have places and blocks, the first of them first, as if nothing of them were cached."""
+        places, blocks = self._config.max_batch_size - self._places, self._cache.pool.num_free
+        queue = chain(
+            ((1 + state.unforked, len(state.token_ids)) for state in self.waiting),
+            ((request.num_branches, len(request.prompt_ids)) for request in expected),
+        )
+        for count, (branches, num_tokens) in enumerate(queue):
+            places -= branches
+            blocks -= self._cache.most_blocks_for(num_tokens)
+            if places < 0 or blocks < 0:
+                return count
+        return len(self.waiting) + len(expected)
 
     def _has_place(self, states: list[RequestState]) -> bool:
         """Whether the batch has rows for them, and for all that is still to branch off from them and the running."""

@@ -16,7 +16,8 @@ class EngineStats:
 
     `kv_slots_allocated`: token slots in blocks that are in use, of which `kv_slots_wasted` hold nothing yet.
     `seconds_since_step`: how long ago an engine that has work last reported, else 0. `prefix_hit_tokens` of
-    `prefix_query_tokens` prompt tokens were found in the cache. `speculative_steps` verified drafts of any kind;
+    `prefix_query_tokens` prompt tokens were found in the cache; prompts count once, when their requests begin, and
+    requests when their last answer leaves. `speculative_steps` verified drafts of any kind;
     `draft_*` count what the draft model proposed, `ngram_*` what was looked up in the request's own text. `restarts`:
     of the engine's process; the other counters begin anew with each. `queue_seconds`: from arrival to the first step,
     `step_seconds`: how long a step takes.

@@ -16,10 +16,10 @@ _GAUGES = {
 }
 _COUNTERS = {
     "steps": "passes through the model",
-    "prompt_tokens": "prompt tokens of finished requests",
+    "prompt_tokens": "prompt tokens of requests that have begun",
     "generated_tokens": "tokens that came out of the model",
-    "finished_requests": "requests that came to their end, embeddings included",
-    "aborted_requests": "requests given up before their end: a client left, a stop string was met, a step failed",
+    "finished_requests": "requests whose last answer came to its end, embeddings included",
+    "aborted_requests": "requests whose last answer was given up: a client left, a stop string was met, a step failed",
     "preemptions": "running requests sent back to the queue for want of blocks or priority",
     "prefix_query_tokens": "prompt tokens looked up in the prefix cache",
     "prefix_hit_tokens": "of these, tokens that were found",

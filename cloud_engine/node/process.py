@@ -20,12 +20,11 @@ if TYPE_CHECKING:
 class NodeOptions:
     """`model` and `draft` are names as `models.hub.find_model` takes them.
 
-    `max_waiting`, `prefix_caching`, `cuda_graphs`, `dtype`, `block_size`, `batch_invariant`, `attention_backend`: see
-    `EngineConfig`. `draft` is a smaller model of the same vocabulary for speculative decoding; `ngram`: draft from the
-    text itself, too. `threads` None: torch's default. `num_blocks` None sizes the KV cache for a full batch. `restart`:
-    replace an engine that dies. `drain_seconds`: what requests in flight get to finish on SIGTERM. `tool_parser`: a
-    `ToolFormat`'s name, or "auto".
-    `exit_with_parent`: stop when the starting process is gone.
+    `context_length`, `num_blocks`, `max_waiting`, `prefix_caching`, `cuda_graphs`, `dtype`, `block_size`,
+    `batch_invariant`, `attention_backend`: see `EngineConfig`. `draft` is a smaller model of the same vocabulary for
+    speculative decoding; `ngram`: draft from the text itself, too. `threads` None: torch's default. `restart`: replace
+    an engine that dies. `drain_seconds`: what requests in flight get to finish on SIGTERM. `tool_parser`: a
+    `ToolFormat`'s name, or "auto". `exit_with_parent`: stop when the starting process is gone.
     """
 
     model: str
@@ -35,6 +34,7 @@ class NodeOptions:
     threads: int | None = None
     max_batch_size: int = 16
     token_budget: int = 512
+    context_length: int | None = None
     num_blocks: int | None = None
     policy: Policy = "fcfs"
     max_waiting: int = 256
@@ -88,6 +88,7 @@ def _load(folder: Path, options: NodeOptions) -> Load:
     config = EngineConfig(
         max_batch_size=options.max_batch_size,
         token_budget=options.token_budget,
+        context_length=options.context_length,
         num_blocks=options.num_blocks,
         policy=options.policy,
         max_waiting=options.max_waiting,

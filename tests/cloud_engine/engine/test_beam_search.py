@@ -201,3 +201,13 @@ def test_beams_that_cannot_fit_are_refused(make_beams) -> None:
         make_beams(max_batch_size=4).add_request(search([1], width=5))
     with pytest.raises(InvalidRequestError, match="more answers than beams"):
         make_beams().add_request(search([1], width=2, n=3))
+
+
+def test_beams_without_an_end_go_as_far_as_each_has_blocks(make_beams) -> None:
+    engine = make_beams(num_blocks=11)
+    params = SamplingParams(temperature=0.0, ignore_eos=True)
+    engine.add_request(GenerationRequest("open", random_tokens(9), params, beam=BeamParams(4)))
+    while engine.has_work:
+        outputs = engine.step()
+    (answer,) = outputs
+    assert (len(answer.token_ids), answer.finish_reason) == (2 * 16 - 9, "length")

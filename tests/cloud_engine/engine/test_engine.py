@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from updraft.cloud_engine.engine.config import EngineConfig
-from updraft.cloud_engine.engine.request import GenerationRequest
+from updraft.cloud_engine.engine.request import BeamParams, GenerationRequest
 from updraft.cloud_engine.engine.runner import Chunk, Runner
 from updraft.protocol.errors import (
     ConfigurationError,
@@ -116,6 +116,22 @@ def test_max_tokens_none_fills_the_context(make_engine, make_prompts, ask, run):
     assert (len(result.token_ids), result.finish_reason) == (192 - 70, "length")
 
 
+def test_max_tokens_none_is_what_the_pool_holds_where_that_is_less(make_engine, make_prompts, ask, run):
+    engine = make_engine(num_blocks=8)
+    assert engine.context_length == 128
+    (result,) = run(engine, ask([make_prompts(9)[8]], max_tokens=None))
+    assert (len(result.token_ids), result.finish_reason) == (128 - 70, "length")
+
+
+def test_a_shorter_context_is_kept(make_engine, ask, run):
+    engine = make_engine(context_length=50)
+    assert engine.context_length == 50
+    (result,) = run(engine, ask([[1] * 20], max_tokens=None))
+    assert len(result.token_ids) == 30
+    with pytest.raises(ContextLengthError, match="holds 50 tokens; the prompt has 47 and 4"):
+        engine.add_request(ask([[1] * 47], max_tokens=4)[0])
+
+
 def test_logprobs_are_those_of_the_raw_distribution(target, make_engine, make_prompts, ask, run):
     prompts = make_prompts(4)
     results = run(make_engine(), ask(prompts, temperature=0.7, top_k=3, seed=1, logprobs=5))
@@ -198,12 +214,8 @@ def test_bad_requests_are_refused_and_change_nothing(make_engine):
         add("foreign token", [97])
     with pytest.raises(InvalidRequestError, match="between 0 and 96"):
         add("foreign draft", [1], drafts=[-1])
-    with pytest.raises(ContextLengthError, match="context holds 192 tokens; the prompt has 190 and 4"):
-        add("long", [1] * 190)
-    with pytest.raises(ContextLengthError, match="more KV cache than the server has"):
-        add("large", [1] * 62)
-    with pytest.raises(ContextLengthError, match="more KV cache"):
-        add("open-ended", [1], max_tokens=None)
+    with pytest.raises(ContextLengthError, match="context holds 64 tokens; the prompt has 61 and 4"):
+        add("long", [1] * 61)
     add("a", [1])
     with pytest.raises(InvalidRequestError, match="in use"):
         add("a", [1])
@@ -236,6 +248,52 @@ def test_stats_count_what_happened(make_engine, make_prompts, ask):
     assert (stats.running, stats.waiting, stats.steps, stats.generated_tokens) == (3, 0, 1, 3)
     assert stats.kv_blocks_used == 1 + 1 + 2
     assert stats.kv_slots_wasted == 4 * 16 - (3 + 16 + 17)
+
+
+@pytest.mark.parametrize("options", [{"n": 4}, {"n": 2, "beam": BeamParams(3)}], ids=["answers", "beams"])
+def test_a_request_counts_once_however_many_answers_it_has(make_engine, options) -> None:
+    engine = make_engine()
+    for name in ("first", "second"):
+        params = SamplingParams(temperature=0.0, max_tokens=3)
+        engine.add_request(GenerationRequest(name, list(range(40)), params, **options))
+        while engine.has_work:
+            engine.step()
+    stats = engine.stats()
+    assert (stats.finished_requests, stats.aborted_requests) == (2, 0)
+    assert (stats.prompt_tokens, stats.prefix_query_tokens, stats.prefix_hit_tokens) == (80, 80, 32)
+
+
+def test_what_is_given_up_counts_as_far_as_it_went(make_engine, ask, run) -> None:
+    """As every answer is that a stop string ends."""
+    engine = make_engine()
+    (whole,) = run(engine, ask([list(range(40))]))
+    before = engine.stats()
+    predicted = ask([list(range(40))] * 2, drafts=[[*whole.token_ids[:6], 96, 96]] * 2)
+    engine.add_request(predicted[0])
+    engine.step()
+    engine.add_request(predicted[1])  # and this one never begins
+    for request in predicted:
+        engine.abort(request.request_id)
+    stats = engine.stats()
+    assert (stats.finished_requests, stats.aborted_requests) == (before.finished_requests, 2)
+    assert stats.prompt_tokens == stats.prefix_query_tokens == 80
+    assert stats.prefix_hit_tokens == 32
+    assert (stats.accepted_prediction_tokens, stats.rejected_prediction_tokens) == (6, 2)
+
+
+def test_one_answer_given_up_counts_with_its_prediction(make_engine, ask, run) -> None:
+    engine = make_engine()
+    (whole,) = run(engine, ask([[5] * 20]))
+    (request,) = ask([[5] * 20], drafts=[whole.token_ids[:4]], n=2, max_tokens=9)
+    engine.add_request(request)
+    engine.step()
+    engine.abort(request.request_id, 1)
+    assert engine.stats().finished_requests == 1
+    while engine.has_work:
+        engine.step()
+    stats = engine.stats()
+    assert (stats.finished_requests, stats.aborted_requests) == (2, 0)
+    assert stats.accepted_prediction_tokens + stats.rejected_prediction_tokens == 2 * 4
 
 
 @pytest.mark.parametrize(
@@ -347,14 +405,21 @@ def test_a_running_answer_is_found_four_blocks_at_a_time(make_engine, ask, run) 
     engine = make_engine()
     engine.add_request(request)
     known = list(range(16))
-    while len(known) < 16 + 52:
-        for output in engine.step():
-            known += output.token_ids
-    follower = GenerationRequest("follower", [*known[:65], 1, 2], SamplingParams(temperature=0.0, max_tokens=1))
-    engine.add_request(follower)
-    ends = [output for _ in range(3) for output in engine.step() if output.request_id == "follower"]
-    assert ends[-1].stats.cached_tokens == 64
-    assert alone.token_ids[:52] == known[16:]
+
+    def found_after(count: int) -> int:
+        """Tokens that another request finds of the prompt and `count` tokens of the answer."""
+        while len(known) < 16 + count:
+            for output in engine.step():
+                known.extend(output.token_ids)
+        params = SamplingParams(temperature=0.0, max_tokens=1)
+        engine.add_request(GenerationRequest("follower", [*known, 1, 2], params))
+        going_on, follower = engine.step()
+        known.extend(going_on.token_ids)
+        return follower.stats.cached_tokens
+
+    assert found_after(2 * 16 + 4) == 16  # three blocks are full: the prompt's own, and two that are not told of yet
+    assert found_after(3 * 16 + 4) == 64
+    assert alone.token_ids[: len(known) - 16] == known[16:]
 
 
 def test_a_burst_fills_an_idle_batch_and_then_the_queue(make_engine, ask) -> None:
@@ -364,6 +429,42 @@ def test_a_burst_fills_an_idle_batch_and_then_the_queue(make_engine, ask) -> Non
         engine.add_request(request)
     with pytest.raises(OverloadedError):
         engine.add_request(requests[6])
+    engine.step()
+    assert (engine.stats().running, engine.stats().waiting) == (4, 2)
+
+
+def fill(engine, add, requests) -> int:
+    """How many of them the engine takes."""
+    for taken, request in enumerate(requests):
+        try:
+            add(request)
+        except OverloadedError:
+            return taken
+    return len(requests)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_queue_is_as_long_as_allowed_where_blocks_are_scarce(make_engine, ask, at_once) -> None:
+    """Places for 64, blocks for two, and one may wait."""
+    engine = make_engine(max_batch_size=64, max_waiting=1, num_blocks=5)
+    requests = ask([[number] * 30 for number in range(20)], max_tokens=2)
+    if not at_once:
+        assert fill(engine, engine.add_request, requests[:2]) == 2
+        engine.step()
+        requests = requests[2:]
+    assert fill(engine, engine.add_request, requests) == (3 if at_once else 1)
+    engine.step()
+    assert engine.stats().waiting == 1
+
+
+def test_requests_being_prepared_need_blocks_too(make_engine, ask) -> None:
+    engine = make_engine(max_batch_size=64, max_waiting=1, num_blocks=5)
+    assert fill(engine, engine.expect, ask([[1] * 30] * 20, max_tokens=2)) == 3
+
+
+def test_a_request_takes_as_many_places_as_answers(make_engine, ask) -> None:
+    engine = make_engine(max_batch_size=4, max_waiting=2)
+    assert fill(engine, engine.add_request, ask([[1, 2, 3]] * 9, n=4)) == 3
     engine.step()
     assert (engine.stats().running, engine.stats().waiting) == (4, 2)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from updraft.cloud_engine.engine.advance import Answers, cut_drafts
 from updraft.cloud_engine.engine.beam_search import BeamSearch
 from updraft.cloud_engine.engine.block_pool import NO_BLOCK, BlockPool
 from updraft.cloud_engine.engine.config import EngineConfig, Policy
@@ -23,7 +24,7 @@ from updraft.cloud_engine.engine.decode import BLOCKS_AT_ONCE
 from updraft.cloud_engine.engine.drafter import CatchUp, Drafter
 from updraft.cloud_engine.engine.kv_cache import KVCacheManager, Window
 from updraft.cloud_engine.engine.prediction import PredictionCursor
-from updraft.cloud_engine.engine.request import BeamParams, GenerationRequest, RequestState
+from updraft.cloud_engine.engine.request import BeamParams, GenerationRequest, RequestState, TokenLogprob, TokenOutput
 from updraft.cloud_engine.engine.scheduled_request import ScheduledRequest
 from updraft.cloud_engine.engine.scheduler import Scheduler
 from updraft.cloud_engine.engine.speculation import Speculator
@@ -56,6 +57,54 @@ class Sometimes(Drafter):
         raise AssertionError("the simulation makes up the drafts")
 
 
+class Quota:
+    """Stands for a grammar: an answer is complete with so many tokens."""
+
+    error = None
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    @property
+    def complete(self) -> bool:
+        return self.left == 0
+
+    def num_allowed(self, drafts: Sequence[int]) -> int:
+        return min(len(drafts), self.left)
+
+    def advance(self, tokens: Sequence[int]) -> int:
+        taken = self.num_allowed(tokens)
+        self.left -= taken
+        return taken
+
+    def fork(self) -> Quota:
+        return Quota(self.left)
+
+
+class Drawn:
+    """`Samples` without a model, which confirms most drafts."""
+
+    def __init__(self, batch: Sequence[ScheduledRequest], random: random.Random, noise: torch.Generator) -> None:
+        self.random, self.noise = random, noise
+        self.tokens = [self.like(item.draft_ids[i : i + 1]) for item in batch for i in range(item.num_samples)]
+
+    def like(self, draft: list[int]) -> int:
+        return draft[0] if draft and self.random.random() < 0.7 else drawn_token(self.random)
+
+    def another(self, item: ScheduledRequest, row: int) -> int:
+        return drawn_token(self.random)
+
+    def logprobs(self, row: int, tokens: list[int], num_top: int) -> tuple[TokenLogprob, ...]:
+        raise AssertionError("nobody has asked for any")
+
+    def logits(self, row: int, num_rows: int) -> torch.Tensor:
+        return torch.randn((num_rows, BEAM_VOCABULARY), generator=self.noise)
+
+
+def drawn_token(random: random.Random) -> int:
+    return random.choices([0, 1, END], [6, 6, 1])[0]
+
+
 class Simulation(RuleBasedStateMachine):
     """An engine without a model. `memory` stands for the KV tensors: which token was last written into each slot."""
 
@@ -76,12 +125,15 @@ class Simulation(RuleBasedStateMachine):
             draft_length="fixed",
             policy=self.policy,
         )
-        self.scheduler = Scheduler(config, self.cache, Speculator([Sometimes()] if self.drafts else [], config))
+        speculator = Speculator([Sometimes()] if self.drafts else [], config)
+        self.scheduler = Scheduler(config, self.cache, speculator)
+        self.answers = Answers(self.scheduler, self.cache, speculator)
+        self.said: dict[tuple[str, int], list[int]] = {}
+        self.longest: dict[str, tuple[int, int]] = {}  # answers to each request: as asked, and as its grammar has it
         self.memory: dict[int, int] = {}
         self.salts: dict[int, str] = {}
-        self.searches: dict[str, BeamSearch] = {}
         self.random = random.Random(0)
-        self.logits = torch.Generator().manual_seed(0)
+        self.noise = torch.Generator().manual_seed(0)
         self.names = 0
         self.now = 0.0
 
@@ -94,6 +146,7 @@ class Simulation(RuleBasedStateMachine):
         pause=st.sampled_from([0.1, 1.0, 15.0]),
         answers=st.sampled_from([1, 1, 2, 4]),
         ends=st.booleans(),
+        quota=st.sampled_from([None, None, 1, 5]),
     )
     def add(
         self,
@@ -105,24 +158,32 @@ class Simulation(RuleBasedStateMachine):
         pause: float,
         answers: int,
         ends: bool,
+        quota: int | None,
     ) -> None:
         self.names += 1
         self.now += pause
         draft = [0, 1, 0, 1, 1, 0] if predicted else None
-        state = make_state(str(self.names), prompt, output, draft, priority=priority, cache_salt=salt)
+        state = make_state(str(self.names), prompt, output, draft, priority=priority, cache_salt=salt, n=answers)
         state.arrived = self.now
         state.unforked = answers - 1
+        state.grammar = Quota(quota) if quota else None  # type: ignore[assignment]
         state.end_ids = frozenset([END] if ends else [])
         assert self.scheduler.fits(len(prompt) + output)
-        free = max(0, BATCH - sum(1 + state.unforked for state in self.scheduler.running))
-        full = len(self.scheduler.waiting) >= WAITING + free
         try:
             self.scheduler.check_room()
         except OverloadedError:
-            assert full
+            assert len(self.scheduler.waiting) >= WAITING, "refused while there is room in the queue"
         else:
-            assert not full
-            self.scheduler.add(state)
+            assert len(self.scheduler.waiting) < WAITING or self.num_kept_waiting() < WAITING
+            self.longest[state.request_id] = output, quota or output
+            self.answers.begin(state)
+
+    def num_kept_waiting(self) -> int:
+        """How many of the queue cannot be let in now; found by trying, on a copy. Beams count as one."""
+        twin = copy.deepcopy(self.scheduler)
+        while twin.waiting and twin._admit(twin._first_waiting()):
+            pass
+        return len({state.request_id if state.request.beam else id(state) for state in twin.waiting})
 
     @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9), output=st.integers(1, 8), width=st.integers(2, 3))
     def add_beams(self, prompt: list[int], output: int, width: int) -> None:
@@ -132,8 +193,8 @@ class Simulation(RuleBasedStateMachine):
         self.now += 0.1
         state = make_state(str(self.names), prompt, output, beam=BeamParams(width))
         state.arrived, state.unforked, state.end_ids = self.now, width - 1, frozenset([BEAM_VOCABULARY - 1])
-        self.scheduler.add(state)
-        self.searches[state.request_id] = BeamSearch(state, BeamParams(width), self.scheduler, self.cache)
+        self.longest[state.request_id] = output, output
+        self.answers.begin(state, BeamSearch(state, BeamParams(width), self.scheduler, self.cache))
 
     @precondition(lambda self: self.scheduler.requests())
     @rule()
@@ -153,22 +214,35 @@ class Simulation(RuleBasedStateMachine):
         assert self.policy != "fcfs" or first == oldest.request_id
         assert self.scheduler.running == sorted(self.scheduler.running, key=lambda state: state.order)
         for item in batch:
-            item.draft_ids = item.draft_ids or [self.random.randrange(2) for _ in range(item.num_drafts)]
+            self.draft(item)
+        cut_drafts(batch)
+        for item in batch:
             self.write(item)
         for item in batch:
             self.check_reads(item)
-        tokens = self.random.choices([0, 1, END], [6, 6, 1], k=sum(item.num_samples for item in batch))
-        decoded, others = self.scheduler.decodes.take(batch, tokens)
-        assert len(decoded.token_ids) + len(others) == len(batch)
-        for item, row in others:
-            if item.state.request_id not in self.searches:
-                self.advance(item, tokens[row : row + item.num_samples])
-        for request_id in {item.state.request_id for item in batch} & set(self.searches):
-            self.advance_beams(request_id, [item for item in batch if item.state.request_id == request_id])
+        accepted = {state: state.drafts.accepted for state in before}
+        for output in self.answers.advance(batch, Drawn(batch, self.random, self.noise)):
+            self.hear(output)
+        for state, (known, _) in before.items():
+            assert state.drafts.accepted - accepted[state] <= len(state.token_ids) - known
         group = [state for state in before if state.request_id == first]
         moved = [(len(state.token_ids), state.num_computed_tokens) > before[state] for state in group]
         left = set(group) - set(self.scheduler.requests())
         assert left or any(moved), "the first always moves"
+
+    def draft(self, item: ScheduledRequest) -> None:
+        """As the draft model does: it has computed all but the last of its drafts."""
+        if item.num_drafts:
+            item.draft_ids = [drawn_token(self.random) for _ in range(item.num_drafts)]
+            item.state.num_draft_computed_tokens = len(item.state.token_ids) + item.num_drafts - 1
+
+    def hear(self, output: TokenOutput) -> None:
+        said = self.said.setdefault((output.request_id, output.index), [])
+        said += output.token_ids
+        if output.stats is not None:
+            longest = self.longest[output.request_id]
+            assert output.stats.completion_tokens == len(said) <= min(longest)
+            assert output.finish_reason == "stop" or len(said) == longest[0]
 
     def write(self, item: ScheduledRequest) -> None:
         known = item.state.token_ids[item.start : item.start + item.num_tokens]
@@ -188,55 +262,27 @@ class Simulation(RuleBasedStateMachine):
             assert self.memory[slot] == token, "a request reads what is not its own"
             assert self.salts[slot // BLOCK] == state.request.cache_salt, "a tenant reads another's block"
 
-    def advance(self, item: ScheduledRequest, tokens: list[int]) -> None:
-        state = item.state
-        if not item.is_caught_up:
-            state.num_computed_tokens += item.num_tokens
-            self.cache.register(state)
-            return
-        for _ in range(state.unforked):
-            self.branch_off(state)
-        accepted = self.random.randint(0, len(item.draft_ids))
-        state.num_computed_tokens = len(state.token_ids) + accepted
-        ended = tokens[accepted] in state.end_ids
-        new = [*item.draft_ids[:accepted], *([] if ended else [tokens[accepted]])]
-        state.token_ids.extend(new)
-        state.prediction.advance(state.token_ids, len(new), len(item.draft_ids))
-        self.cache.register(state)
-        if ended or state.num_remaining_tokens == 0:
-            self.scheduler.remove(state)
-        else:
-            assert state.num_remaining_tokens > 0
-            self.cache.trim(state)
-            self.scheduler.decodes.join(state)
-
-    def advance_beams(self, request_id: str, items: list[ScheduledRequest]) -> None:
-        search = self.searches[request_id]
-        assert {item.state for item in items} == set(search.states), "beams run together"
-        rows = [torch.randn((item.num_samples, BEAM_VOCABULARY), generator=self.logits) for item in items]
-        if search.advance(list(zip(items, rows, strict=True))):
-            for state in search.states:
-                self.scheduler.remove(state)
-            del self.searches[request_id]
-
-    def branch_off(self, parent: RequestState) -> None:
-        self.names += 1
-        child = replace(parent, unforked=0, num_computed_tokens=len(parent.token_ids))
-        self.scheduler.fork(parent, child)
-        child.token_ids = [*parent.token_ids, self.random.randrange(2)]
-        if child.num_remaining_tokens == 0:
-            self.scheduler.remove(child)
-        else:
-            self.cache.register(child)
-            self.scheduler.decodes.join(child)
-
     @precondition(lambda self: self.scheduler.requests())
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         state = data.draw(st.sampled_from(self.scheduler.requests()))
-        search = self.searches.pop(state.request_id, None)
-        for dropped in search.states if search else [state]:
-            self.scheduler.remove(dropped)
+        self.answers.drop(state.request_id, data.draw(st.sampled_from([None, state.index])))
+
+    @invariant()
+    def what_came_out_is_what_is_known(self) -> None:
+        for state in self.scheduler.requests():
+            generated = state.token_ids[state.num_prompt_tokens :]
+            assert state.request.beam or generated == self.said.get((state.request_id, state.index), [])
+            assert state.num_remaining_tokens > 0
+            assert state.end_ids.isdisjoint(generated)
+            assert not (state.grammar and state.grammar.complete)
+            assert state.num_draft_computed_tokens <= state.num_computed_tokens
+
+    @invariant()
+    def every_answer_is_scheduled(self) -> None:
+        answers = [state for states in self.answers._states.values() for state in states]
+        assert Counter(answers) == Counter(self.scheduler.requests())
+        assert all(self.answers._states.values())
 
     @invariant()
     def every_block_is_accounted_for(self) -> None:
@@ -283,6 +329,7 @@ class Simulation(RuleBasedStateMachine):
                 break
             self.step()
         assert not self.scheduler.requests(), "a request is stuck"
+        assert len(self.answers) == 0
         assert self.cache.pool.num_used == 0
 
 
@@ -414,7 +461,7 @@ def test_a_higher_priority_takes_the_place_of_a_running_request() -> None:
     scheduler.add(make_state("urgent", [2] * 5, 9, priority=0))
     assert ran(scheduler) == ["urgent"]
     assert [state.request_id for state in scheduler.waiting] == ["later", "equal"]
-    assert scheduler.num_preemptions == 1
+    assert scheduler.counters.preemptions == 1
 
 
 def test_a_long_prefill_does_not_use_up_the_budget_of_who_comes_first() -> None:
@@ -432,7 +479,7 @@ def test_a_higher_priority_takes_no_place_it_does_not_need() -> None:
     ran(scheduler)
     scheduler.add(make_state("urgent", [2] * 5, 9, priority=0))
     assert ran(scheduler) == ["urgent", "later"]
-    assert scheduler.num_preemptions == 0
+    assert scheduler.counters.preemptions == 0
 
 
 def test_a_higher_priority_takes_blocks_where_there_are_none() -> None:
@@ -473,12 +520,12 @@ def test_drafts_take_only_what_is_left_over() -> None:
     scheduler.add(make_state("b", [2] * 3, 9))
     first, second = scheduler.schedule()
     assert (first.num_drafts, second.num_drafts) == (4, 0)  # the third block is gone
-    assert scheduler.num_preemptions == 0
+    assert scheduler.counters.preemptions == 0
 
 
 def test_scheduling_needs_no_torch() -> None:
     code = (
-        "import sys; import updraft.cloud_engine.engine.scheduler, updraft.cloud_engine.engine.decode; "
+        "import sys; import updraft.cloud_engine.engine.scheduler, updraft.cloud_engine.engine.advance; "
         "sys.exit('torch' in sys.modules)"
     )
     root = Path(__file__).parents[3]

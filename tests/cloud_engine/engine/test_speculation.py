@@ -10,6 +10,7 @@ from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.draft_length import DraftLengthPolicy
 from updraft.cloud_engine.engine.draft_model import DraftModel
 from updraft.cloud_engine.engine.prediction import PredictionCursor
+from updraft.cloud_engine.engine.sizing import Sizes
 from updraft.cloud_engine.engine.vocabulary import check_same_vocabulary
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.protocol.errors import ConfigurationError
@@ -289,7 +290,8 @@ def test_a_draft_padded_differently_drafts(rows, plain, target, fresh_draft, mak
     """The last rows of a head are no tokens: fewer or more of them change nothing."""
     prompts, expected = plain
     padded = resized(fresh_draft, rows)
-    drafter = DraftModel(padded, target.config, num_blocks=192, config=EngineConfig())
+    config = EngineConfig(num_blocks=192)
+    drafter = DraftModel(padded, target.config, Sizes.of([target], config), config)
     engine = make_engine(num_blocks=192, num_draft_tokens=2, draft_length="fixed", drafters=[drafter])
     sampled = {"temperature": 0.8, "seed": 3, "top_p": 0.9, "logit_bias": ((96, 2.0),), "max_tokens": LENGTH}
     assert [r.token_ids for r in run(engine, ask(prompts, max_tokens=LENGTH))] == [e.token_ids for e in expected]
