@@ -32,18 +32,27 @@ from updraft.router.record import Record
 from updraft.router.router import Router
 from updraft.router.tiers import LocalAnswer
 
+from updraft.text.tool_calls import ToolSyntax
+from updraft.text.tool_formats import ToolFormat
 ASKED = [Message("user", "What is 2 + 2?")]
 PAIR = "scripted with large"
 
 
 def routed(
-    cloud: FakeCloud, tmp_path: Path, gates: Any, n: int = 1, *, local: ScriptedLocal | None = None, **settings: Any
+    cloud: FakeCloud,
+    tmp_path: Path,
+    gates: Any,
+    n: int = 1,
+    *,
+    local: ScriptedLocal | None = None,
+    asks: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> list[dict[str, Any]]:
-    """The `updraft` objects of `n` requests through a router with experience."""
+    """The `updraft` objects of `n` requests through a router with experience. `asks`: what else is in their bodies."""
 
     async def run() -> list[dict[str, Any]]:
         config = RouterConfig(
-            cloud_url=cloud.url, cloud_model="large", experience=tmp_path / "experience.sqlite3", **settings
+            **{"cloud_url": cloud.url, "cloud_model": "large", "experience": tmp_path / "experience.sqlite3"} | settings
         )
         device = local or ScriptedLocal()
         device.model_id = "scripted"
@@ -52,12 +61,16 @@ def routed(
         found: list[dict[str, Any]] = []
         try:
             for index in range(n):
-                body = {"model": "auto", "messages": [{"role": "user", "content": f"Question {index}: 2 + 2?"}]}
+                question = {"role": "user", "content": f"Question {index}: 2 + 2?"}
+                body = {"model": "auto", "messages": [question], **(asks or {})}
                 response = await router.handle(
                     WireRequest("POST", "/v1/chat/completions", body=json.dumps(body).encode())
                 )
-                assert isinstance(response.body, bytes)
-                found.append(json.loads(response.body)["updraft"])
+                if isinstance(response.body, bytes):
+                    found.append(json.loads(response.body)["updraft"])
+                    continue
+                events = b"".join([chunk async for chunk in response.body]).split(b"\n\n")
+                found += [json.loads(each[6:])["updraft"] for each in events if b'"updraft"' in each]
         finally:
             await router.close()
         return found
@@ -88,6 +101,41 @@ def test_an_escalation_is_a_label_without_text(cloud: FakeCloud, tmp_path: Path)
 
 
 class SlowDisk(Experience):
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+ADDS = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+SAID = {"role": "assistant", "content": "It is 3."}
+
+
+def calling(arguments: str) -> dict[str, Any]:
+    function = {"name": "add", "arguments": arguments}
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+
+
+@pytest.mark.parametrize(
+    ("local", "message", "graded"),
+    [
+        (CALL, calling('{"b":2,"a":1}'), (1, 1)),
+        (CALL, calling('{"a": 1, "b": 3}'), (0, 1)),
+        ("It is 3.", calling('{"a": 1, "b": 2}'), (0, 1)),
+        (CALL, SAID, (0, 1)),
+        ("So it is 3.", SAID, (1, 1)),
+        (CALL, {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "custom"}]}, None),
+        (CALL, {"role": "assistant", "content": None, "audio": {"id": "1"}}, None),
+    ],
+)
+def test_tool_calls_are_compared_by_what_they_call(
+    cloud: FakeCloud, tmp_path: Path, local: str, message: dict[str, Any], graded: tuple[float, float] | None
+) -> None:
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    cloud.says = (200, json.dumps({"choices": [choice]}).encode())
+    device = ScriptedLocal(local)
+    device.tool_format = ToolFormat("hermes", ToolSyntax("<tool_call>", "</tool_call>"), {})
+    (info,) = routed(cloud, tmp_path, LearningGates(ScriptedGates(after=True)), local=device, asks={"tools": [ADDS]})
+    assert info["tier"] == "cloud"
+    (row,) = kept(tmp_path)
+    assert row.pair_grades == graded
+
+
     """Experience that is kept when `spins` is set, and not before."""
 
     def __init__(self, path: Path) -> None:
@@ -103,7 +151,7 @@ def judged(text: str = "4") -> Seen:
     """A local answer that gate 3 let stay."""
     record = Record(Prices(), "large")
     record.decide(Verdict(3, escalate=False, reason="stays", p_gain=0.1, propensity=1.0))
-    return Seen.of(record, ASKED, LocalAnswer(text=text, finish_reason="stop"), None)
+    return Seen(record, ASKED, LocalAnswer(text=text, finish_reason="stop"))
 
 
 def test_what_comes_too_fast_is_dropped_and_counted(tmp_path: Path) -> None:
