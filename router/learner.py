@@ -200,7 +200,7 @@ class Learner:
             cloud_written=record.cloud.completion_tokens if asked else None,
             answered_by=record.tier,
             features=pack(vector(row, "cascade")),
-            drawn=int(verdict.drawn),
+            drawn=int(verdict.drawn > 0),
             prompt=row.prompt if self._keep_text else None,
             answer=row.answer if self._keep_text else None,
         )

@@ -37,7 +37,7 @@ class LearningGates:
     ) -> None:
         self._gates = gates
         self._exploration = 1.0 if shadow else exploration
-        self._why = "shadow" if shadow else "exploration"
+        self._shadow = shadow
         self.monitor = monitor
         self._rng = rng or random.Random()
         self.tokens = gates.tokens
@@ -47,7 +47,14 @@ class LearningGates:
 
     def begin(self) -> Gates:
         drawn = self._rng.random() < self._exploration
-        return _Drawn(self, self._exploration, self._why) if drawn else self
+        return _Drawn(self, self._exploration, "shadow" if self._shadow else "exploration") if drawn else self
+
+    def stop_exploring(self) -> bool:
+        """Nobody learns from what is drawn: draw no more. Whether any was; a shadow looks on all the same."""
+        if self._shadow or not self._exploration:
+            return False
+        self._exploration = 0.0
+        return True
 
     @property
     def quality(self) -> float | None:
@@ -127,4 +134,4 @@ class _Drawn:
 
     def _told(self, verdict: Verdict, *, up: bool) -> Verdict:
         reason = f"{self._why}: would {'go up' if up else 'stay'}, {verdict.reason}"
-        return replace(verdict, reason=reason, drawn=True)
+        return replace(verdict, reason=reason, drawn=self._chance)
