@@ -23,7 +23,8 @@ class LearningGates:
     """The gates of a pair with exploration, shadow and caution around them.
 
     `exploration`: the share of the requests that is drawn, by a coin that knows nothing of them: gates 1 and 2 only say
-    what they would do, and the finished local answer goes up after gate 3. `shadow`: all are.
+    what they would do, and the finished local answer goes up after gate 3. `shadow`: all are. `monitor`: None where
+    there is nothing to compare requests with.
     """
 
     def __init__(
@@ -36,8 +37,8 @@ class LearningGates:
         rng: random.Random | None = None,
     ) -> None:
         self._gates = gates
-        self._exploration = 1.0 if shadow else exploration
         self._shadow = shadow
+        self._exploration = 1.0 if shadow else exploration
         self.monitor = monitor
         self._rng = rng or random.Random()
         self.tokens = gates.tokens

@@ -124,7 +124,8 @@ def load_learning_gates(config: RouterConfig, model_id: str) -> LearningGates:
     from ..classifier.drift import DriftMonitor
 
     gates = _load_gates(config, model_id)
-    return LearningGates(gates, exploration=config.exploration, shadow=config.shadow, monitor=DriftMonitor(gates.usual))
+    monitor = None if gates.usual is None else DriftMonitor(gates.usual)
+    return LearningGates(gates, exploration=config.exploration, shadow=config.shadow, monitor=monitor)
 
 
 def _load_gates(config: RouterConfig, model_id: str) -> Gates:
