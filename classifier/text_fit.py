@@ -20,9 +20,8 @@ from .calibration_rows import CALIBRATION_NAME, CalibrationRows, pack_calibratio
 from .drift import distance
 from .graded import GradedRow, scores
 from .graph_files import sha256
-from .guarantee import DELTA
 from .metrics import Floats, auroc, ece
-from .operating_point import operating_point
+from .operating_point import DELTA, operating_point
 from .optional import load_module, load_onnxruntime
 from .policy_files import policy_folder, put_policy, settled, stored_name
 from .text_export import router_to_onnx
