@@ -9,7 +9,7 @@ import numpy as np
 
 from .metrics import Bools, Floats
 
-__all__ = ["most_of", "most_on_average", "stays_positive"]
+__all__ = ["least_mean", "most_of", "most_on_average", "stays_positive"]
 
 
 def most_of(n: int, alpha: float, delta: float) -> int:
@@ -33,6 +33,24 @@ def most_of(n: int, alpha: float, delta: float) -> int:
 def most_on_average(n: int, alpha: float) -> int:
     """The most k of n with (k + 1) / (n + 1) at most alpha, -1 if even none is too many: the next row may be lost."""
     return max(-1, floor(alpha * (n + 1) + 1e-9) - 1)
+
+
+def least_mean(mean: float, n: int, delta: float) -> float:
+    """The least that the true mean may be, at confidence 1 - delta, of which `n` rows, each in [0, 1], show `mean`.
+
+    By their divergence (Hoeffding, 1963, theorem 1): close to Clopper and Pearson where all rows are 0 or 1.
+    """
+    low, high = 0.0, mean
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if n * _divergence(mean, middle) > log(1 / delta) else (low, middle)
+    return low
+
+
+def _divergence(one: float, other: float) -> float:
+    """Of two coins, after Kullback and Leibler."""
+    pairs = (one, other), (1.0 - one, 1.0 - other)
+    return sum(p * log(p / q) for p, q in pairs if p > 0)
 
 
 def stays_positive(mean: Floats, square: Floats, n: int, confidence: float, horizon: int) -> Bools:

@@ -10,12 +10,11 @@ What requests cost is expected only: no answer is too long to be rare, and rows 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log, sqrt
 
 import numpy as np
 
 from .aim import Aim
-from .bounds import most_of, most_on_average, stays_positive
+from .bounds import least_mean, most_of, most_on_average, stays_positive
 from .calibration_rows import CalibrationRows
 from .metrics import Bools
 from .thresholds import Path, Thresholds, escalated
@@ -80,8 +79,7 @@ def _alpha(rows: CalibrationRows, aim: Aim, delta: float) -> float:
     """
     if aim.promise == "mean":
         return (1.0 - aim.value) * float(rows.cloud.mean())
-    slack = sqrt(log(1 / (_DELTA_OF_SCORE * delta)) / (2 * rows.evidence))  # Hoeffding
-    return (1.0 - aim.value) * max(0.0, float(rows.cloud.mean()) - slack)
+    return (1.0 - aim.value) * least_mean(float(rows.cloud.mean()), rows.evidence, _DELTA_OF_SCORE * delta)
 
 
 def _holds(path: Path, rows: CalibrationRows, aim: Aim, alpha: float | None, delta: float) -> Bools:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy.stats import beta
-from updraft.classifier.bounds import most_of, most_on_average, stays_positive
+from updraft.classifier.bounds import least_mean, most_of, most_on_average, stays_positive
 from updraft.classifier.metrics import Floats
 
 
@@ -24,6 +24,25 @@ def test_how_many_losses_an_average_allows(n: int, alpha: float, most: int) -> N
     assert most_on_average(n, alpha) == most
     assert (most + 1) / (n + 1) <= alpha or most == -1
     assert (most + 2) / (n + 1) > alpha
+
+
+@pytest.mark.parametrize("n", [30, 332, 2000])
+@pytest.mark.parametrize("mean", [0.0, 0.3, 0.86, 1.0])
+def test_the_least_mean_is_a_little_below_the_exact_one(n: int, mean: float) -> None:
+    hits = round(mean * n)
+    least = least_mean(hits / n, n, 0.01)
+    exact = float(beta.ppf(0.01, hits, n - hits + 1)) if hits else 0.0
+    assert exact - 0.5 * (hits / n - exact) <= least <= exact + 1e-9
+
+
+@pytest.mark.parametrize("mean", [0.1, 0.86, 0.99])
+def test_the_least_mean_is_rarely_above_the_true_one(mean: float) -> None:
+    """Also of scores between 0 and 1."""
+    rng = np.random.default_rng(0)
+    shown = rng.beta(2 * mean, 2 * (1 - mean), (4000, 60)).mean(axis=1), rng.binomial(60, mean, 4000) / 60
+    for means in shown:
+        wrong = np.mean([least_mean(float(each), 60, 0.1) > mean for each in means])
+        assert wrong <= 0.1 + 3 * np.sqrt(0.1 * 0.9 / 4000)
 
 
 def positive(slack: Floats, confidence: float, horizon: int) -> bool:
