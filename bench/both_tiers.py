@@ -7,17 +7,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ..classifier.agreement import GRADING, Said, grades
 from ..classifier.graded import GradedRow, TokenSignals
-from ..protocol.errors import UpdraftError
+from ..protocol.errors import UpdraftError, UpstreamError
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
+from ..protocol.wire import WireRequest
 from .questions import Prompt
 
 if TYPE_CHECKING:
     from ..classifier.views import RunView
     from ..local_engine.engine import LocalEngine
     from ..router.config import RouterConfig
+    from ..router.router import Router
 
 __all__ = ["BY_ANSWER", "BY_BOTH", "GRADING", "Live", "ask_both", "grading_of"]
 
@@ -46,32 +50,33 @@ async def ask_both(
     *,
     concurrency: int = 4,
 ) -> Live:
-    """Each prompt once to the device and once to the cloud. A prompt that one of them fails on becomes a failure."""
-    from ..router.cloud_tier import HttpCloudTier
-    from ..router.tiers import CloudFailure
+    """Each prompt once to the device and once to the cloud. A prompt that one of them fails on becomes a failure.
 
-    cloud = HttpCloudTier(config)
+    The cloud is asked through a router: within budgets and privacy rules, and with a row in the ledger.
+    """
+    from ..router.cloud_tier import HttpCloudTier
+    from ..router.router import Router
+    from ..router.shared import Tiers
+
+    router = Router(config, Tiers(local=None, cloud=HttpCloudTier(config), gates=None))
     slots = asyncio.Semaphore(concurrency)
 
     async def one(question: Prompt) -> GradedRow | str:
         async with slots:
-            body = {"model": config.cloud_model, "messages": [{"role": "user", "content": question.prompt}]}
             try:
                 local, completion = await asyncio.gather(
-                    asyncio.to_thread(_run, engine, question.prompt),
-                    cloud.complete("chat/completions", body, timeout_s=config.cloud_timeout_s),
+                    asyncio.to_thread(_run, engine, question.prompt), _from_cloud(router, question.prompt)
                 )
-            except CloudFailure as failure:
-                return f"{question.id}: {failure.cause}"
             except UpdraftError as error:
                 return f"{question.id}: {error.message}"
             on_done()
             return _graded(question, local, completion)
 
     try:
+        await router.start()
         found = await asyncio.gather(*(one(question) for question in questions))
     finally:
-        await cloud.aclose()
+        await router.close()
     return Live(
         [row for row in found if isinstance(row, GradedRow)], [failure for failure in found if isinstance(failure, str)]
     )
@@ -88,6 +93,16 @@ def _run(engine: LocalEngine, prompt: str) -> RunView:
         return RunView.of(messages, run, run.signals)
     finally:
         run.close()
+
+
+async def _from_cloud(router: Router, prompt: str) -> dict[str, Any]:
+    """The completion. Raises UpstreamError for whatever there is instead of one."""
+    body = msgspec.json.encode({"model": "cloud", "messages": [{"role": "user", "content": prompt}]})
+    response = await router.handle(WireRequest("POST", "/v1/chat/completions", body=body))
+    answer = msgspec.json.decode(response.body if isinstance(response.body, bytes) else b"{}")
+    if response.status != 200:
+        raise UpstreamError(str(answer["error"].get("message")))
+    return answer
 
 
 def _graded(question: Prompt, local: RunView, completion: dict[str, Any]) -> GradedRow:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..protocol.errors import ConfigurationError, InvalidRequestError
+from ..protocol.errors import ConfigurationError, InvalidRequestError, UpstreamError
 from . import options
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ def calibrate(
     Give graded prompts (--data), or let both tiers answer yours (--live). How --live grades: where a line of --prompts
     has an "answer", both replies are compared with it. Elsewhere the [bold]cloud's reply counts as right[/bold] unless
     it is empty, cut off or a refusal, and the local one if it agrees with it: the same JSON, the same final number, the
-    same few words, or mostly the same words. So "quality" then means agreement with the cloud.
+    same few words, or mostly the same words. So "quality" then means agreement with the cloud. Budgets and the ledger
+    count these requests as all others; prompts that meet a privacy rule are left out.
 
     The policy names both models, its data and its figures. Without --out it lies where the router finds it by itself.
     At least 100 prompts; the more, the less has to go up for the same promise. Takes
@@ -119,29 +120,51 @@ def _from_life(config: RouterConfig, prompts: Path, n: int, save: Path | None) -
     from ..classifier.text_fit import check_installed
     from ..classifier.text_router import MIN_LABELS
     from ..router.loading import open_local
+    from ..router.privacy import PrivacyRules
     from .watch import Watch
 
-    asked = read_prompts(prompts)
-    if len(asked) < n:
-        raise InvalidRequestError(f"{prompts} holds {len(asked)} prompts, --live asks for {n}.", param="live")
-    if n < MIN_LABELS:  # what can be known to fail must not be paid for first
-        raise InvalidRequestError(f"A policy needs at least {MIN_LABELS} graded prompts, not {n}.", param="live")
-    check_installed()
+    found = read_prompts(prompts)
+    if len(found) < n:
+        raise InvalidRequestError(f"{prompts} holds {len(found)} prompts, --live asks for {n}.", param="live")
+    _check_allowed(config)
     watch = Watch(Console(stderr=True))
+    rules = PrivacyRules(config.privacy)
+    asked = [prompt for prompt in found[:n] if rules.search(prompt.prompt) is None]
+    if len(asked) < n:
+        watch.say(f"{n - len(asked)} of {n} prompts are kept on this device by a privacy rule, and not asked.")
+    if len(asked) < MIN_LABELS:  # what can be known to fail must not be paid for first
+        raise InvalidRequestError(
+            f"A policy needs at least {MIN_LABELS} graded prompts, not {len(asked)}.", param="live"
+        )
+    check_installed()
     with options.with_cloud(config, watch.say) as running:
         if running.cloud_url is None:
             raise ConfigurationError("There is no cloud to compare with: name one with --cloud.", param="cloud_url")
-        with open_local(running) as engine, watch.stage("both tiers", n) as advance:
-            live = asyncio.run(ask_both(running, engine, asked[:n], lambda: advance("")))
+        with open_local(running) as engine, watch.stage("both tiers", len(asked)) as advance:
+            live = asyncio.run(ask_both(running, engine, asked, lambda: advance("")))
             models = {"local": engine.model_id, "cloud": running.cloud_model}
+    shown = "; ".join(live.failures[:3])
+    if not live.rows:
+        raise UpstreamError(f"No prompt was answered by both tiers: {shown}")
     if live.failures:
-        shown = "; ".join(live.failures[:3])
-        watch.say(f"{len(live.failures)} of {n} prompts got no row, the policy is from the others: {shown}")
+        watch.say(f"{len(live.failures)} of {len(asked)} prompts got no row, the policy is from the others: {shown}")
     if save is not None:
         from ..classifier.graded import write_graded
 
         write_graded(save, live.rows)
-    return _Task(live.rows, models, prompts, grading_of(asked[:n]))
+    return _Task(live.rows, models, prompts, grading_of(asked))
+
+
+def _check_allowed(config: RouterConfig) -> None:
+    """Whether the settings let every prompt go to the cloud. Raises ConfigurationError."""
+    if config.offline:
+        raise ConfigurationError("--live asks the cloud, which offline forbids: set it to false.", param="offline")
+    limits = (config.budget, config.budget_per_key, config.budget_per_user)
+    if any(each.cloud_share is not None and each.cloud_share < 1 for each in limits):
+        raise ConfigurationError(
+            "--live asks the cloud every time, which cloud_share of a budget forbids: set it to 1 meanwhile.",
+            param="budget.cloud_share",
+        )
 
 
 def _rescue(rows: list[GradedRow]) -> None:

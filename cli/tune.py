@@ -18,7 +18,7 @@ def tune(
     ] = "pocket",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Measure threads, weight repacking and batch size for a model on this machine, in under 30 seconds.
+    """Measure threads, weight repacking and batch size for a model here, in under 30 seconds after its first load.
 
     Each candidate runs in a process of its own. What is not faster by more than the noise, twice, stays as it is. The
     type of the KV cache, answers at once and the context size follow from the memory there is. The result is remembered

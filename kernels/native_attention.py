@@ -20,8 +20,8 @@ from .ragged_batch import RaggedBatch
 _MOST_DIM = 256  # of native/attention.c
 
 
-class _AttentionCall(ctypes.Structure):
-    """`AttentionCall` of native/attention.c, field for field."""
+class AttentionCall(ctypes.Structure):
+    """`AttentionCall` of native/calls.h, field for field."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("query", "out", "cache", "sequences", "tables")),
@@ -36,8 +36,8 @@ class _AttentionCall(ctypes.Structure):
     )
 
 
-class _HeadsCall(ctypes.Structure):
-    """`HeadsCall` of native/layers.c, field for field."""
+class HeadsCall(ctypes.Structure):
+    """`HeadsCall` of native/calls.h, field for field."""
 
     _fields_ = (
         *(
@@ -81,7 +81,7 @@ class NativeAttention:
         self._library = library
         self._cache = cache
         self._slots = torch.from_numpy(batch.slots())
-        self._num_rows = batch.num_real_rows
+        self.num_rows = batch.num_real_rows  # without the padding
         self._blocks = batch.blocks
         self._sequences = np.stack((batch.first_row, batch.position, batch.rows, batch.table), axis=1)
         _, _, parts, block_size, head_dim = cache.shape
@@ -94,14 +94,34 @@ class NativeAttention:
             "num_threads": torch.get_num_threads(),
             "is_bf16": cache.dtype == torch.bfloat16,
         }
-        self._write = _HeadsCall(slots=self._slots.data_ptr(), rows=len(self._slots), **same)
-        self._attend = _AttentionCall(
+        self.heads_call = HeadsCall(cache=cache.data_ptr(), slots=self._slots.data_ptr(), rows=len(self._slots), **same)
+        self.attention_call = AttentionCall(
+            cache=cache.data_ptr(),
             sequences=self._sequences.ctypes.data,
             tables=self._blocks.ctypes.data,
             num_sequences=len(self._sequences) - 1,  # without the padding
             most_queries=int(batch.rows[:-1].max()),
             **same,
         )
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._cache)
+
+    @property
+    def layer_bytes(self) -> int:
+        """From one layer's part of the cache to the next one's."""
+        return self._cache.stride(0) * self._cache.element_size()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._cache.dtype
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Elements of a row of queries, keys and values, and of what attention makes of it."""
+        head_dim = self._cache.shape[4]
+        return (self._heads + self._cache.shape[2]) * head_dim, self._heads * head_dim
 
     def attend(
         self, layer: LayerAttention, projected: Tensor, rotation: Rotation | None, norms: HeadNorms | None = None
@@ -112,7 +132,7 @@ class NativeAttention:
         """
         self._check(projected, rotation, norms)
         cache = self._cache[layer.index].data_ptr()
-        write, attend = self._write, self._attend
+        write, attend = self.heads_call, self.attention_call
         write.cache, write.projected, write.stride = cache, projected.data_ptr(), projected.stride(0)
         if rotation is not None:
             write.cosine, write.sine = rotation.cosine.data_ptr(), rotation.sine.data_ptr()
@@ -123,8 +143,8 @@ class NativeAttention:
             write.eps, write.unit_offset = norms.eps, norms.unit_offset
         self._library.write_heads(ctypes.byref(write))
         out = projected.new_empty((len(projected), self._heads, projected.shape[2]))
-        if self._num_rows < len(out):
-            out[self._num_rows :] = 0
+        if self.num_rows < len(out):
+            out[self.num_rows :] = 0
         attend.cache, attend.query, attend.query_stride = cache, projected.data_ptr(), projected.stride(0)
         attend.out, attend.window, attend.scale = out.data_ptr(), layer.window or 0, layer.scale
         if self._library.paged_attention(ctypes.byref(attend)):
@@ -139,6 +159,13 @@ class NativeAttention:
             raise ConfigurationError(f"Attention: {heads} projected heads are needed, got {projected.shape[1]}.")
         if norms is not None and not norms.query.dtype == norms.key.dtype == projected.dtype:
             raise ConfigurationError(f"Attention: norms must be in {projected.dtype}, got {norms.query.dtype}.")
-        for angles in () if rotation is None else (rotation.cosine, rotation.sine):
-            if angles.dtype != torch.float32 or not angles.is_contiguous():
-                raise ConfigurationError("Attention: cosines and sines must be contiguous and float32.")
+        if rotation is not None:
+            self.check_rotation(rotation, len(projected))
+
+    def check_rotation(self, rotation: Rotation, rows: int) -> None:
+        """Raises ConfigurationError where the angles are not those of `rows` rows of this batch and its heads."""
+        if rows != len(self._slots) or 2 * rotation.pairs > self._cache.shape[4]:
+            raise ConfigurationError(f"Attention: {rows} rows rotated by {rotation.pairs} pairs do not fit the batch.")
+        for angles in (rotation.cosine, rotation.sine):
+            if angles.dtype != torch.float32 or not angles.is_contiguous() or angles.shape != (rows, rotation.pairs):
+                raise ConfigurationError("Attention: cosines and sines must be contiguous and float32, of one shape.")

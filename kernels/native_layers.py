@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _NormCall(ctypes.Structure):
-    """`NormCall` of native/layers.c, field for field."""
+    """`NormCall` of native/calls.h, field for field."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("hidden", "residual", "weight", "out")),
@@ -29,7 +29,7 @@ class _NormCall(ctypes.Structure):
 
 
 class _GateCall(ctypes.Structure):
-    """`GateCall` of native/layers.c, field for field."""
+    """`GateCall` of native/calls.h, field for field."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("gate_up", "out")),

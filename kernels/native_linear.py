@@ -21,7 +21,7 @@ _CROWDED = 2048
 
 
 class _Weights(ctypes.Structure):
-    """`Weights` of native/linear.c, field for field."""
+    """`Weights` of native/calls.h, field for field."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("packed", "bias")),
@@ -30,7 +30,7 @@ class _Weights(ctypes.Structure):
 
 
 class _LinearCall(ctypes.Structure):
-    """`LinearCall` of native/linear.c, field for field."""
+    """`LinearCall` of native/calls.h, field for field."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("weights", "inputs", "outputs")),
@@ -64,7 +64,7 @@ class NativeLinear(nn.Module):
             inputs=self.shape[1],
             is_bf16=self.dtype == torch.bfloat16,
         )
-        self._address = ctypes.addressof(self._weights)
+        self.address = ctypes.addressof(self._weights)  # for C, as long as the layer lives
         self._multiply = library.linear
         plain = weight if weight.stride(1) == 1 else weight.contiguous()
         library.linear_pack(
@@ -91,7 +91,7 @@ class NativeLinear(nn.Module):
             hidden = apart[:, : self.shape[1]].copy_(hidden)
         out = hidden.new_empty((rows, self.shape[0]))
         call = _LinearCall(
-            self._address, hidden.data_ptr(), out.data_ptr(), rows, hidden.stride(0), torch.get_num_threads()
+            self.address, hidden.data_ptr(), out.data_ptr(), rows, hidden.stride(0), torch.get_num_threads()
         )
         self._multiply(ctypes.byref(call))
         return out

@@ -7,7 +7,7 @@ log-probabilities of its tokens. The gates of the router live on these.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 from ..protocol.errors import ContextLengthError, InvalidRequestError, ModelLoadError
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
-from ..protocol.structured import Constraint, Tool
+from ..protocol.structured import Constraint, Tool, ToolUse
 from ..text import tool_turns
 from ..text.chat import ChatTemplate, encoding_runs, special_pattern
+from ..text.tool_stream import OfferedTools
 from .adapters import read_adapter
 from .context import ContextOptions, LlamaContext, LoraAdapter
 from .generation import Generation, GenerationRequest, LocalToken, Scoring
-from .gguf import GgufHeader, read_header
+from .gguf import GgufHeader, read_model
 from .layout import Layout, ModelTraits
 from .llama import Floats, LlamaModel
 from .loop import EngineLoop, LoopOptions
@@ -77,7 +78,7 @@ class LocalEngine:
         """
         path, options = Path(path), options or LocalOptions()
         options.check()
-        header = read_header(path)
+        header = read_model(path)
         for adapter in options.adapters:
             read_adapter(adapter.path, header)
         model = LlamaModel(path, gpu_layers=options.gpu_layers, repack=options.repack is not False)
@@ -116,31 +117,32 @@ class LocalEngine:
         params: SamplingParams,
         *,
         continue_final_message: bool = False,
-        tools: Sequence[Tool] = (),
+        tools: ToolUse | None = None,
         constraint: Constraint | None = None,
     ) -> LocalRun:
         """Begin an answer to a chat: iterate it. With `continue_final_message` the last message goes on.
 
-        `tools` are shown to the model; what holds an answer to them is `tool_format.constraint`. The constraint is
-        compiled here, in the caller's thread, which takes as long as it wants: see `text.grammar_check` for those of
-        strangers. Raises ContextLengthError if prompt plus `max_tokens` (or one token) does not fit,
-        InvalidRequestError if the template refuses the messages or the constraint cannot be used, OverloadedError if
-        too many requests wait already.
+        `tools` are shown to the model; what holds an answer to them is `tool_format.constraint`. Without one, an answer
+        that may make one call ends behind it. The constraint is compiled here, in the caller's thread, which takes as
+        long as it wants: see `text.grammar_check` for those of strangers. Raises ContextLengthError if prompt plus
+        `max_tokens` (or one token) does not fit, InvalidRequestError if the template refuses the messages or the
+        constraint cannot be used, OverloadedError if too many requests wait already.
         """
         prompt = self.encode_chat(
             messages,
-            tools=tools,
+            tools=() if tools is None else tools.tools,
             add_generation_prompt=not continue_final_message,
             continue_final_message=continue_final_message,
         )
-        marks = self.tool_format.marks if tools and self.tool_format is not None else {}
-        return self._start(prompt, params, constraint, marks)
+        form = None if tools is None else self.tool_format
+        offered = None if tools is None or form is None else OfferedTools(form, tools)
+        return self._start(prompt, params, constraint, offered)
 
     def start_text(self, prompt: str, params: SamplingParams, *, constraint: Constraint | None = None) -> LocalRun:
         """A continuation of raw text, with a BOS token in front if the model wants one. Raises as `start` does."""
         self._refuse_hopeless(len(prompt))
         tokens = self._model.tokenize(prompt, allow_special=False, add_special=True)
-        return self._start(tokens, params, constraint, {})
+        return self._start(tokens, params, constraint, None)
 
     def tokenize(self, text: str, *, allow_special: bool = False) -> list[int]:
         """Token ids of `text` alone; control tokens in it are read as such only if allowed."""
@@ -219,7 +221,7 @@ class LocalEngine:
         return grammars(self._model)
 
     def _start(
-        self, prompt: list[int], params: SamplingParams, constraint: Constraint | None, marks: Mapping[int, str]
+        self, prompt: list[int], params: SamplingParams, constraint: Constraint | None, tools: OfferedTools | None
     ) -> LocalRun:
         if not prompt:
             raise InvalidRequestError("The prompt is empty: there is nothing to continue.", param="prompt")
@@ -242,7 +244,8 @@ class LocalEngine:
             end_ids=ends,
             sampler=RowSampler(params, self._model.vocab_size, prompt, ends, default, grammar),
             score_prompt=self._scores_prompts or params.prompt_logprobs is not None,
-            marks=marks,
+            marks={} if tools is None else tools.format.marks,
+            first_call=None if tools is None else tools.first_call(constraint),
         )
         generation = Generation(request, self._piece)
         self._resources.loop.submit(generation)

@@ -13,6 +13,7 @@ import numpy as np
 from ..protocol.errors import EngineError, UpdraftError
 from ..protocol.sampling import SamplingParams
 from ..text.detokenize import IncrementalDetokenizer, StopMatcher
+from ..text.tool_stream import FirstCall
 from .mailbox import Mailbox
 from .row_sampler import RowSampler
 from .scheduler import Sequence
@@ -76,7 +77,7 @@ class Job(Protocol):
 class GenerationRequest:
     """`limit`: tokens to generate at most; `end_ids`: tokens that end the answer; `sampler`: this answer's own;
     `score_prompt`: whether the log-probabilities of the prompt's tokens are wanted; `marks`: control tokens that are to
-    be part of the text, as what."""
+    be part of the text, as what; `first_call`: what ends the answer behind its call, if it may make one only."""
 
     prompt: list[int]
     params: SamplingParams
@@ -85,6 +86,7 @@ class GenerationRequest:
     sampler: RowSampler
     score_prompt: bool = False
     marks: Mapping[int, str] = field(default_factory=dict[int, str])
+    first_call: FirstCall | None = None
 
 
 class Generation:
@@ -151,10 +153,14 @@ class Generation:
         return Event(LocalToken(token, text, signals, top), False, is_first, reason)
 
     def _emit(self, text: str, *, last: bool) -> tuple[str, bool]:
-        """The text to send now, and whether a stop string ended the answer."""
+        """The text to send now, and whether a stop string ended the answer, or its only call."""
         too_early = len(self._answer) < self._request.params.min_tokens
         safe, stopped = (text, False) if too_early else self._matcher.push(text)
-        return (safe + self._matcher.flush() if last and not stopped else safe), stopped
+        if last and not stopped:
+            safe += self._matcher.flush()
+        first_call = self._request.first_call
+        safe, called = (safe, False) if first_call is None else first_call.push(safe)
+        return safe, stopped or called
 
     def _send(self) -> None:
         while self._held and self._held[0].is_complete:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol.errors import ModelLoadError
-from .gguf_checks import complaint
+from .gguf_checks import complaint, missing
 from .gguf_header import Array, GgufHeader, Tensor
 
-__all__ = ["Array", "GgufHeader", "Tensor", "read_header"]
+__all__ = ["Array", "GgufHeader", "Tensor", "read_header", "read_model"]
 
 _MAGIC = b"GGUF"
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -60,6 +60,17 @@ def read_header(path: Path) -> GgufHeader:
         raise ModelLoadError(
             f"The model file {path} cannot be used: {error}. Download or export it again."
         ) from error.__cause__
+    return header
+
+
+def read_model(path: Path) -> GgufHeader:
+    """The header of a file that is to write answers.
+
+    Raises ModelLoadError for what `read_header` refuses, and for what belongs beside a model: adapters, image encoders.
+    """
+    header = read_header(path)
+    if lacks := missing(header):
+        raise ModelLoadError(f"The model file {path} cannot be used: {lacks}. Name the model that it is for.")
     return header
 
 

@@ -43,6 +43,15 @@ def complaint(header: GgufHeader) -> str:
     return next((found for check in checks for found in check(header)), "")
 
 
+def missing(header: GgufHeader) -> str:
+    """What a sound file lacks to be a model by itself, as the end of a sentence; empty if nothing."""
+    if header.metadata.get("general.type") == "adapter":
+        return "it is an adapter"
+    if "tokenizer.ggml.tokens" not in header.arrays and header.hyperparameter("vocab_size") is None:
+        return "it has no vocabulary"
+    return ""
+
+
 def _out_of_range(header: GgufHeader) -> Iterator[str]:
     layers = header.hyperparameter("block_count")
     for name, (least, most) in _RANGES.items():
@@ -76,12 +85,12 @@ def _heads(header: GgufHeader) -> Iterator[str]:
         if width % heads:
             yield f"its embedding_length of {width} is not divisible by its {heads} heads"
         rotated = header.hyperparameter("rope.dimension_count")
-        if rotated is not None and rotated > width // heads:
+        if _is_integer(rotated) and rotated > width // heads:
             yield f"its rope.dimension_count of {rotated} is more than the {width // heads} values of a head"
     if _is_integer(heads) and _is_integer(groups) and groups and heads % groups:
         yield f"its {heads} heads cannot share {groups} of keys and values"
-    experts, used = header.hyperparameter("expert_count") or 0, header.hyperparameter("expert_used_count") or 0
-    if used > experts or (experts and not used):
+    experts, used = (header.hyperparameter(name) or 0 for name in ("expert_count", "expert_used_count"))
+    if _is_integer(experts) and _is_integer(used) and (used > experts or (experts and not used)):
         yield f"it uses {used} of {experts} experts"
 
 

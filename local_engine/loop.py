@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -71,8 +72,7 @@ class EngineLoop:
         """Queue a job that fits the cache. Raises OverloadedError if the queue is full, EngineError after `close`, and
         in a process that was forked from the engine's."""
         limits = self._options.limits
-        if os.getpid() != self._process:  # before the lock, which another thread may have held
-            raise EngineError(_FORKED)
+        self.refuse_fork()  # before the lock, which another thread may have held
         with self._lock:
             if self._closed:
                 raise EngineError(_CLOSED)
@@ -82,6 +82,11 @@ class EngineLoop:
                 )
             self._open += 1
             self._inbox.put(partial(self._accept, job))
+
+    def refuse_fork(self) -> None:
+        """Raises EngineError in a process that was forked from the engine's: nobody would ever answer there."""
+        if os.getpid() != self._process:
+            raise EngineError(_FORKED)
 
     def cancel(self, job: Job) -> None:
         """Let a job end before the next step, wherever it is; harmless if it has ended."""
@@ -120,9 +125,24 @@ class EngineLoop:
                     self._begin_afresh()
                     self._fail(list(self._jobs), f"The local engine failed: {error!r}.", error)
         finally:
-            self._fail(list(self._jobs), _CLOSED)
-            self._context.close()
-            self._model.close()
+            self._finish()
+
+    def _finish(self) -> None:
+        """Whatever ends the thread: nobody comes in any more, all who wait are told, and everything is freed."""
+        with self._lock:
+            self._closed = True
+        with ExitStack() as last:
+            last.callback(self._model.close)
+            last.callback(self._context.close)
+            last.callback(self._tell_all)
+            while not self._inbox.empty():
+                last.callback(self._inbox.get())
+
+    def _tell_all(self) -> None:
+        """Without a look at the scheduler, which may be what has failed."""
+        with ExitStack() as each:
+            for job in self._jobs.values():
+                each.callback(job.fail, EngineError(_CLOSED))
 
     def _obey(self) -> bool:
         """Do what other threads ask for; waits for it if there is nothing to compute. False: the engine is closed."""
@@ -181,9 +201,7 @@ class EngineLoop:
         """Give every job its rows: first what was looked at again, then what new tokens are chosen from."""
         for place, glimpse in enumerate(step.glimpses, len(step.decodes)):
             assert hidden is not None  # as in all steps with glimpses
-            job = self._jobs[glimpse.sequence]
-            job.seen(hidden[place].copy())
-            self._end_if_done(job)
+            self._jobs[glimpse.sequence].seen(hidden[place].copy())
         chosen: list[tuple[Job, int]] = []
         for share, first, last in _places(step):
             job = self._jobs[share.sequence]
@@ -193,6 +211,9 @@ class EngineLoop:
                 chosen.append((job, last - 1))
         if chosen:
             self._choose(chosen, logits, hidden)
+        for glimpse in step.glimpses:  # by now, as one that is done may have decoded, too
+            if glimpse.sequence in self._jobs:
+                self._end_if_done(self._jobs[glimpse.sequence])
 
     def _choose(self, chosen: list[tuple[Job, int]], logits: Floats, hidden: Floats | None) -> None:
         """A new token for each of these jobs, from these rows; what fails ends one job only."""

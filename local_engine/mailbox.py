@@ -1,10 +1,11 @@
-"""From the engine's thread to whoever reads an answer, be that a thread or a coroutine."""
+"""From threads of the engine to whoever waits for an answer, be that a thread or a coroutine."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import queue
+from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -24,8 +25,7 @@ class Mailbox(Generic[T]):
         self._items.put(item)
         waiter = self._waiter
         if waiter is not None:
-            with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody is left to tell
-                waiter.get_loop().call_soon_threadsafe(_wake, waiter)
+            _tell(waiter)
 
     def get(self) -> T:
         return self._items.get()
@@ -40,6 +40,19 @@ class Mailbox(Generic[T]):
                 await waiter
             finally:
                 self._waiter = None
+
+
+async def arrived(result: Future[T]) -> T:
+    """What a thread puts into `result`, which a reader who is cancelled leaves to others as it is."""
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    result.add_done_callback(lambda _: _tell(waiter))
+    await waiter
+    return result.result()
+
+
+def _tell(waiter: asyncio.Future[None]) -> None:
+    with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody is left to tell
+        waiter.get_loop().call_soon_threadsafe(_wake, waiter)
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from .adapters import read_adapter
 from .engine import LocalEngine, LocalOptions
 from .fit import DEFAULT_CELLS, Plan, ensure_fits, estimate, reserve, vocabulary_size
-from .gguf import read_header
+from .gguf import read_model
 from .gguf_header import GgufHeader
 from .layout import Layout, ModelTraits
 from .machine import this_machine
@@ -39,7 +39,7 @@ class EngineCandidate:
     def of(cls, path: Path, options: LocalOptions | None, *, sound: Path) -> EngineCandidate:
         """With what `updraft tune` found for options that are None. Raises ModelLoadError, InvalidRequestError."""
         options = tuned_options(path, options or LocalOptions())
-        header = read_header(path)
+        header = read_model(path)
         return cls(path, options, header, plan_of(header, options), sound)
 
     @property

@@ -9,11 +9,13 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from ..protocol.errors import EngineError, OverloadedError
+from .mailbox import arrived
 
 
 class Closable(Protocol):
@@ -54,16 +56,17 @@ class Held:
     idle_s: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Entry(Generic[M]):
-    """A model that is being loaded (`model` is None) or there. `allocated`: what the load was seen to allocate."""
+    """A model that is being loaded (`model` is None) or there. `users`: who asked for it, and the one who loads it.
+    `allocated`: what the load was seen to allocate. `loaded`: the model, or why there is none."""
 
-    users: int = 1
+    users: int = 0
     need: int = 0
     allocated: int = 0
     used_at: float = 0.0
     model: M | None = None
-    error: BaseException | None = None
+    loaded: Future[M] = field(default_factory=Future[M])
 
     @property
     def idle(self) -> bool:
@@ -87,9 +90,13 @@ class ModelPool(Generic[M]):
         self._memory = memory
         self._keep_alive_s = keep_alive_s
         self._clock = clock
-        self._changed = threading.Condition()
-        self._loads = threading.Lock()
+        self._changed = threading.Condition()  # guards what follows; models are loaded and closed without it
         self._entries: dict[str, _Entry[M]] = {}
+        self._closing: list[_Entry[M]] = []  # out of the table, but still in memory
+        self._loads = threading.Lock()
+        # Of event loops. A load waits for what is being closed, so that these may not wait for each other.
+        self._loading = ThreadPoolExecutor(1, "updraft-load")
+        self._unloading = ThreadPoolExecutor(1, "updraft-unload")
         self._keeper: threading.Thread | None = None
         self._closed = False
 
@@ -100,25 +107,25 @@ class ModelPool(Generic[M]):
         However many ask for it at once, it is loaded once. Raises what `find` and `load` raise, ModelTooLargeError for
         what cannot fit, OverloadedError for what does not fit beside the models in use, EngineError after `close`.
         """
-        entry, model = self._take(name)
+        entry, is_first = self._ask(name)
         try:
-            yield model
+            yield self._load(name, entry) if is_first else entry.loaded.result()
         finally:
-            self._release(name, entry)
+            self._close(self._leave(name, entry))
 
     @asynccontextmanager
     async def use_async(self, name: str) -> AsyncIterator[M]:
-        """As `use`, without blocking the event loop."""
-        taking = asyncio.ensure_future(asyncio.to_thread(self._take, name))
+        """As `use`, without blocking the event loop or a thread of its executor."""
+        entry, is_first = self._ask(name)
         try:
-            entry, model = await asyncio.shield(taking)
-        except asyncio.CancelledError:
-            taking.add_done_callback(lambda taken: self._give_up(name, taken))
-            raise
-        try:
-            yield model
+            if is_first:
+                self._loading.submit(self._load, name, entry)
+            yield await arrived(entry.loaded)
         finally:
-            self._release(name, entry)
+            leaving = self._leave(name, entry)
+            if leaving:
+                loop = asyncio.get_running_loop()
+                await asyncio.shield(loop.run_in_executor(self._unloading, self._close, leaving))
 
     def held(self) -> list[Held]:
         """What is loaded, the least recently used first."""
@@ -139,85 +146,98 @@ class ModelPool(Generic[M]):
                 return False
             if not entry.idle:
                 raise OverloadedError(f"The model {name} is in use: it is unloaded when its last request is done.")
-            self._drop(name)
-            return True
+            leaving = self._drop([name])
+        self._close(leaving)
+        return True
 
     def expire(self) -> float | None:
         """Unload what was unused for the keep-alive time; seconds until the next will be, None if none is idle."""
-        if self._keep_alive_s is None:
-            return None
         with self._changed:
-            now = self._clock()
-            left = {
-                name: entry.used_at + self._keep_alive_s - now for name, entry in self._entries.items() if entry.idle
-            }
-            for name in [name for name, seconds in left.items() if seconds <= 0]:
-                self._drop(name)
-            return min((seconds for seconds in left.values() if seconds > 0), default=None)
+            leaving, seconds = self._expired()
+        self._close(leaving)
+        return seconds
 
     def close(self) -> None:
         """Take no more requests and unload: what is in use goes with its last user. Idempotent."""
         with self._changed:
             self._closed = True
-            for name in [name for name, entry in self._entries.items() if entry.idle]:
-                self._drop(name)
+            leaving = self._drop([name for name, entry in self._entries.items() if entry.idle])
             self._changed.notify_all()
+        self._close(leaving)
         if self._keeper is not None:
             self._keeper.join()
 
-    def _take(self, name: str) -> tuple[_Entry[M], M]:
+    def _ask(self, name: str) -> tuple[_Entry[M], bool]:
+        """The model's entry, which its caller uses from now on, and whether they have to load it. Never waits."""
         with self._changed:
-            while True:
-                self._refuse_closed()
-                entry = self._entries.get(name)
-                if entry is None:
-                    break
-                if entry.model is not None:
-                    entry.users += 1
-                    return entry, entry.model
-                self._changed.wait_for(lambda waited=entry: waited.model is not None or waited.error is not None)
-                if entry.error is not None:
-                    raise entry.error
-            entry = self._entries[name] = _Entry[M]()
-        return entry, self._load(name, entry)
+            self._refuse_closed()
+            entry = self._entries.get(name)
+            is_first = entry is None
+            if entry is None:
+                entry = self._entries[name] = _Entry[M](users=1)
+            entry.users += 1
+            return entry, is_first
+
+    def _leave(self, name: str, entry: _Entry[M]) -> list[_Entry[M]]:
+        """One user less; what is to be closed for that."""
+        with self._changed:
+            entry.users -= 1
+            entry.used_at = self._clock()
+            self._changed.notify_all()
+            return self._drop([name] if entry.idle and (self._closed or self._keep_alive_s == 0) else [])
 
     def _load(self, name: str, entry: _Entry[M]) -> M:
         """One load at a time, so that what it allocates can be told; `entry` is in the table and says so to others."""
         try:
             with self._loads:
                 candidate = self._find(name)
-                with self._changed:
-                    self._refuse_closed()
-                    self._make_room(name, candidate)
-                    entry.need = candidate.need
+                self._make_room(name, entry, candidate)
                 before = self._memory.allocated()
                 model = candidate.load()
                 allocated = self._memory.allocated() - before
         except BaseException as error:
             with self._changed:
                 del self._entries[name]
-                entry.error = error if isinstance(error, Exception) else EngineError(f"Loading {name} was interrupted.")
-                self._changed.notify_all()
+            told = error if isinstance(error, Exception) else EngineError(f"Loading {name} was interrupted.")
+            entry.loaded.set_exception(told)
             raise
         with self._changed:
             entry.allocated = min(max(0, allocated), entry.need)
-            entry.model, entry.used_at = model, self._clock()
+            entry.model = model
             self._start_keeper()
-            self._changed.notify_all()
+        leaving = self._leave(name, entry)
+        entry.loaded.set_result(model)
+        self._close(leaving)
         return model
 
-    def _make_room(self, name: str, candidate: Candidate[M]) -> None:
+    def _make_room(self, name: str, entry: _Entry[M], candidate: Candidate[M]) -> None:
         """Unload the least recently used until the candidate fits; if it cannot, nothing is unloaded."""
-        idle = sorted((entry.used_at, other) for other, entry in self._entries.items() if entry.idle)
-        freed = sum(self._entries[other].need for _, other in idle)
-        if candidate.need <= self._room() + freed:
-            for _, other in idle:
-                if candidate.need <= self._room():
-                    break
-                self._drop(other)
-            freed = 0
-        if candidate.need <= self._room():
-            return
+        fits = False
+        while not fits:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._closing)
+                self._refuse_closed()
+                lacking = candidate.need - self._room()
+                leaving = self._drop(self._enough(lacking))
+                fits = not leaving
+                if fits and lacking > 0:
+                    self._refuse(name, candidate)
+                entry.need = candidate.need if fits else 0
+            self._close(leaving)
+
+    def _enough(self, lacking: int) -> list[str]:
+        """The least recently used that together take so many bytes; none if all would not be enough."""
+        names: list[str] = []
+        for _, name in sorted((entry.used_at, name) for name, entry in self._entries.items() if entry.idle):
+            if lacking <= 0:
+                break
+            names.append(name)
+            lacking -= self._entries[name].need
+        return names if lacking <= 0 else []
+
+    def _refuse(self, name: str, candidate: Candidate[M]) -> None:
+        """Raises OverloadedError if models in use are in the way, else what the candidate says."""
+        freed = sum(entry.need for entry in self._entries.values() if entry.idle)
         busy = sorted(other for other, entry in self._entries.items() if other != name and not entry.idle)
         if busy:
             raise OverloadedError(
@@ -231,23 +251,26 @@ class ModelPool(Generic[M]):
         """What loads may take: the system counts mapped weights, and caches nobody wrote to yet, as free."""
         return self._memory.room() - sum(entry.need - entry.allocated for entry in self._entries.values())
 
-    def _release(self, name: str, entry: _Entry[M]) -> None:
-        with self._changed:
-            entry.users -= 1
-            entry.used_at = self._clock()
-            if entry.idle and (self._closed or self._keep_alive_s == 0):
-                self._drop(name)
-            self._changed.notify_all()
+    def _drop(self, names: list[str]) -> list[_Entry[M]]:
+        """Take these out of the table; they are to be closed once the lock is free."""
+        leaving = [self._entries.pop(name) for name in names]
+        self._closing += leaving
+        return leaving
 
-    def _give_up(self, name: str, taken: asyncio.Future[tuple[_Entry[M], M]]) -> None:
-        """Nobody waits for it any more, but it was taken."""
-        if not taken.cancelled() and taken.exception() is None:
-            self._release(name, taken.result()[0])
+    def _close(self, leaving: list[_Entry[M]]) -> None:
+        """Without the lock: a model waits for its running step, and frees gigabytes."""
+        with ExitStack() as each:
+            for entry in leaving:
+                each.callback(self._close_one, entry)
 
-    def _drop(self, name: str) -> None:
-        entry = self._entries.pop(name)
-        if entry.model is not None:
+    def _close_one(self, entry: _Entry[M]) -> None:
+        assert entry.model is not None
+        try:
             entry.model.close()
+        finally:
+            with self._changed:
+                self._closing.remove(entry)
+                self._changed.notify_all()
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -260,6 +283,18 @@ class ModelPool(Generic[M]):
 
     def _keep(self) -> None:
         """The thread that unloads what was not used for long."""
-        with self._changed:
-            while not self._closed:
-                self._changed.wait(self.expire())
+        while not self._closed:
+            with self._changed:
+                leaving, seconds = self._expired()
+                if not leaving and not self._closed:
+                    self._changed.wait(seconds)
+            self._close(leaving)
+
+    def _expired(self) -> tuple[list[_Entry[M]], float | None]:
+        """What is to be closed by now, and the seconds until more will be."""
+        if self._keep_alive_s is None:
+            return [], None
+        now = self._clock()
+        left = {name: entry.used_at + self._keep_alive_s - now for name, entry in self._entries.items() if entry.idle}
+        leaving = self._drop([name for name, seconds in left.items() if seconds <= 0])
+        return leaving, min((seconds for seconds in left.values() if seconds > 0), default=None)

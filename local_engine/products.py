@@ -93,7 +93,7 @@ class NotServedError(Exception):
 
 def _installed() -> Served:
     """Raises NotServedError."""
-    folder = known_libraries()
+    library = known_libraries() / "libggml-cpu.so"
     if platform.system() != "Linux":
         raise NotServedError("they are replaced on Linux only")
     if "avx512_vnni" not in this_machine().instruction_sets:
@@ -103,12 +103,14 @@ def _installed() -> Served:
             "llama.cpp was loaded before them, and has bound its own",
             "load a model with updraft before anything else in the process imports llama_cpp",
         )
+    if not library.is_file():  # before ours are loaded, which stay in its place
+        raise NotServedError(f"this build of llama.cpp has no {library.name}")
     try:
         ours = load_from(_SOURCES, ctypes.RTLD_GLOBAL)
     except NativeBuildError as error:
         raise NotServedError(f"ours could not be built ({error})", "install gcc, or set CC to a C compiler") from error
     try:
-        ggml = ctypes.CDLL(str(folder / "libggml-cpu.so"))
+        ggml = ctypes.CDLL(str(library))
         ggml.ggml_cpu_init()  # fills its tables of half-precision numbers
         ours.updraft_hand_on(ctypes.cast(ggml.llamafile_sgemm, ctypes.c_void_p))
         ours.updraft_hand_on_tiled(ctypes.cast(ggml.ggml_compute_forward_mul_mat_tiled, ctypes.c_void_p))

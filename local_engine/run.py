@@ -84,6 +84,8 @@ class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
         return self
 
     def __next__(self) -> LocalToken:
+        if not self._done:
+            self._resources.loop.refuse_fork()  # before the lock, which another thread may have held
         with self._reading:
             token = None if self._done else self._read(self._generation.mailbox.get())
         if token is None:
@@ -94,6 +96,8 @@ class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
         return self
 
     async def __anext__(self) -> LocalToken:
+        if not self._done:
+            self._resources.loop.refuse_fork()
         token = None if self._done else self._read(await self._generation.mailbox.get_async())
         if token is None:
             raise StopAsyncIteration

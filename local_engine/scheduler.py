@@ -124,6 +124,8 @@ class Scheduler:
         self.running: list[Sequence] = []  # in the order they came
         self.preemptions = 0
         self._chunks_waited = False
+        self._head_waits = False  # the first that waits does not fit, and nothing has happened that could change that
+        self._lacks_room = False  # there was less room than planned with, and no step has succeeded since
 
     @property
     def has_work(self) -> bool:
@@ -135,16 +137,20 @@ class Scheduler:
     def plan(self) -> Step:
         """The next step, with room for it in the cache; the caller computes it and says how it went."""
         self._admit()
-        step = self._plan()
+        step, chunks_wait = self._plan()
         while not self._cache.make_room(step.cells):
             self._drop_scratch(step)
             self._preempt(self.running[-1])
-            step = self._plan()
+            step, chunks_wait = self._plan()
+        self._chunks_waited = chunks_wait
         return step
 
     def complete(self, step: Step) -> None:
         """The step is computed: remember what the cache holds now."""
         self._drop_scratch(step)
+        self._lacks_room = False
+        if step.chunks:  # of which the first that waits may share some
+            self._head_waits = False
         for share in (*step.decodes, *step.chunks):
             sequence = share.sequence
             assert sequence.branch is not None
@@ -161,15 +167,18 @@ class Scheduler:
         return affected
 
     def retry(self, step: Step) -> bool:
-        """There was no room for the step after all: let the last sequence wait, if it is not alone."""
+        """There was no room for the step after all: let the last sequence wait, if it is not alone. Nobody is let in
+        again before a step succeeds, so that this ends."""
         if len(self.running) < 2:
             return False
+        self._lacks_room = True
         self._drop_scratch(step)
         self._preempt(self.running[-1])
         return True
 
     def remove(self, sequence: Sequence, *, keep: bool = True) -> None:
         """The sequence is over, wherever it is. `keep`: what it holds may serve others."""
+        self._head_waits = False
         if sequence in self.running:
             self.running.remove(sequence)
             self._release(sequence, keep=keep)
@@ -177,11 +186,14 @@ class Scheduler:
             self.waiting.remove(sequence)
 
     def _admit(self) -> None:
+        if self.running and (self._head_waits or self._lacks_room):
+            return
         while self.waiting and len(self.running) < self._limits.running:
             sequence = self.waiting[0]
             branch = self._cache.open([] if sequence.scored else sequence.tokens[:-1])
             if self.running and not self._has_room(sequence, branch):
                 self._cache.drop(branch)
+                self._head_waits = True
                 return
             sequence.branch, sequence.computed = branch, branch.length
             self.running.append(self.waiting.popleft())
@@ -192,23 +204,22 @@ class Scheduler:
         wanted = min(len(sequence.tokens) + _HEADROOM, sequence.limit) - branch.length
         return self._cache.available_cells() >= pledged + wanted
 
-    def _plan(self) -> Step:
+    def _plan(self) -> tuple[Step, bool]:
+        """The next step as things are, and whether prompts wait for it."""
         decoding = [sequence for sequence in self.running if sequence.behind == 1]
         catching_up = [sequence for sequence in self.running if sequence.behind > 1]
         step = Step(len(decoding), [Share(sequence, sequence.computed, 1, False) for sequence in decoding])
         ready = [sequence for sequence in self.running if sequence.unseen and sequence.computed > sequence.unseen[0]]
         if ready and not (catching_up and self._chunks_waited):
             # Hidden states come only where every row is an output. Prompts wait for one such step, never for two.
-            self._chunks_waited = True
             step.glimpses = [self._glimpse(sequence) for sequence in ready]
-        elif catching_up and (self._limits.mixes or not decoding or self._chunks_waited):
-            self._chunks_waited = False
+            return step, True
+        if catching_up and (self._limits.mixes or not decoding or self._chunks_waited):
             step.chunks = self._chunks(catching_up if self._limits.mixes else catching_up[:1], len(decoding))
             if step.chunks and not self._limits.mixes:
                 step.decodes = []
-        else:
-            self._chunks_waited = True
-        return step
+            return step, False
+        return step, True
 
     def _chunks(self, catching_up: list[Sequence], decoding: int) -> list[Share]:
         """An equal part of the step's budget for each prompt. What does not divide is for those that are furthest
@@ -244,6 +255,7 @@ class Scheduler:
         self.running.remove(sequence)
         self._release(sequence, keep=True)
         self.waiting.appendleft(sequence)
+        self._head_waits = False
         self.preemptions += 1
 
     def _release(self, sequence: Sequence, *, keep: bool) -> None:

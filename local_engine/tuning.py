@@ -18,7 +18,7 @@ import msgspec
 from ..protocol.errors import ModelLoadError
 from .child import run_child
 from .fit import KvCacheType, ensure_fits, estimate, quantizable
-from .gguf import read_header
+from .gguf import read_model
 from .gguf_header import GgufHeader
 from .machine import Machine, default_threads, this_machine
 from .opening import layout_of, plan_of
@@ -33,6 +33,7 @@ _LEAST_GAIN = 0.05
 _CONTEXT_STEP = 256
 _FEWER = (None, 4, 2, 1)  # answers at once
 _RUN_S = 4.0  # a run that may take longer than what is left is not begun
+_FIRST_S = 10.0  # what the default gets at least: without its speed nothing is decided
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +83,17 @@ class Tuning:
 
 
 def tune(path: Path, room: int, *, report: Callable[[Measured], None] = lambda _: None) -> Tuning:
-    """Measure, decide and remember; at most half a minute. `room`: bytes of memory that the model may take.
+    """Measure, decide and remember; at most half a minute after a first load on trial. `room`: bytes of memory that the
+    model may take.
 
     Raises ModelLoadError for a file that cannot be used, ModelTooLargeError for one that does not fit.
     """
-    started, machine, header = time.monotonic(), this_machine(), read_header(path)
+    started, machine, header = time.monotonic(), this_machine(), read_model(path)
     fitting = _fitting(path.name, header, room)
     layout = layout_of(header, fitting)
     default = Choice(default_threads(header.parameters), True, layout.rows, layout.kv_cache_type)
     ensure_loadable(path)
-    search = _Search(path, started + BUDGET_S, report)
+    search = _Search(path, time.monotonic() + BUDGET_S, report)
     best, gain = _descend(search, default, machine, header)
     settings = Settings(
         threads=None if best.threads == default.threads else best.threads,
@@ -200,7 +202,7 @@ class _Search:
             prompt=prompt,
             seconds=seconds,
         )
-        left = max(1.0, self._deadline - time.monotonic())
+        left = max(_RUN_S if self.runs else _FIRST_S, self._deadline - time.monotonic())
         end = run_child("updraft.local_engine.tuning_run", [json.dumps(msgspec.to_builtins(job))], timeout_s=left)
         if end.status != "ok" or "error" in end.found:
             return Measured(choice, f"{note}: {end.found.get('error') or end.detail or end.status}")

@@ -35,6 +35,9 @@ from .wire import WireRequest, WireResponse
 #: Whose request it is, from the gateway to its nodes: an opaque word, the same for all requests of one key.
 TENANT_HEADER = b"x-updraft-tenant"
 
+#: One attempt at a whole answer, from the gateway to the node: what it has cost so far is at `/spent/{attempt}`.
+ATTEMPT_HEADER = b"x-updraft-attempt"
+
 _LINGER_S = 2.0
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:")
 _log = logging.getLogger("updraft.http")

@@ -68,7 +68,10 @@ class Prediction(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """`continuous_usage_stats` (vLLM's, for the cloud alone): with `include_usage`, each chunk has the usage so far."""
+
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: bool = False
 
 
@@ -120,6 +123,12 @@ class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     cache_salt: str | None = None
     structured_outputs: StructuredOutputs | None = None
     updraft: UpdraftOptions | None = None
+
+    @property
+    def running_usage(self) -> bool:
+        """Whether each chunk of the stream is to say what the answer has cost so far."""
+        options = self.stream_options or StreamOptions()
+        return options.include_usage and options.continuous_usage_stats
 
     @property
     def num_answers(self) -> int:

@@ -33,10 +33,15 @@ class CompletionTokensDetails(msgspec.Struct, kw_only=True):
     draft_accepted: int | UnsetType = UNSET
 
 
-class Usage(msgspec.Struct, kw_only=True):
+class TokenCounts(msgspec.Struct, kw_only=True):
+    """What vLLM says on each chunk of a stream with `continuous_usage_stats`: the tokens so far."""
+
     prompt_tokens: int = 0
     completion_tokens: int = 0
     total_tokens: int = 0
+
+
+class Usage(TokenCounts, kw_only=True):
     prompt_tokens_details: PromptTokensDetails = msgspec.field(default_factory=PromptTokensDetails)
     completion_tokens_details: CompletionTokensDetails = msgspec.field(default_factory=CompletionTokensDetails)
 
@@ -173,13 +178,13 @@ class ChunkChoice(msgspec.Struct):
 
 
 class ChatCompletionChunk(msgspec.Struct, kw_only=True):
-    """One streamed event. `usage` comes on a last chunk with no choices, and only if `include_usage` was asked for."""
+    """One streamed event. If `include_usage` was asked for, a last one without choices has the usage."""
 
     id: str
     model: str
     choices: list[ChunkChoice]
     created: int
-    usage: Usage | UnsetType | None = UNSET
+    usage: TokenCounts | UnsetType | None = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     updraft: UpdraftInfo | UnsetType = UNSET
 
@@ -205,7 +210,7 @@ class TextCompletion(msgspec.Struct, kw_only=True):
     id: str
     model: str
     choices: list[TextChoice]
-    usage: Usage | UnsetType | None = UNSET
+    usage: TokenCounts | UnsetType | None = UNSET
     created: int = msgspec.field(default_factory=lambda: int(time.time()))
     object: Literal["text_completion"] = "text_completion"
 

@@ -42,8 +42,8 @@ def local_completion(answer: LocalAnswer, cascade: Cascade) -> ChatCompletion:
         tokens = [other for token in answer.tokens for other in shown.push(token)]
         logprobs = token_logprobs([*tokens, *shown.flush(answer)], local.token_bytes)
     message, reason = AssistantMessage(content=answer.text), answer.finish_reason
-    if cascade.tool_format is not None:
-        message, reason = ToolCallStream(cascade.tool_format).whole(answer.text, reason or "stop")
+    if cascade.tools is not None:
+        message, reason = ToolCallStream(cascade.tools).whole(answer.text, reason or "stop")
     return ChatCompletion(
         id=record.request_id,
         model=local.model_id,

@@ -61,7 +61,15 @@ class Charge:
     cloud_tokens: int = 0
     usd: float = 0.0
 
-    def less(self, other: Charge) -> Charge:
+    def __add__(self, other: Charge) -> Charge:
+        return Charge(
+            self.requests + other.requests,
+            self.cloud_requests + other.cloud_requests,
+            self.cloud_tokens + other.cloud_tokens,
+            self.usd + other.usd,
+        )
+
+    def __sub__(self, other: Charge) -> Charge:
         return Charge(
             self.requests - other.requests,
             self.cloud_requests - other.cloud_requests,
@@ -94,20 +102,23 @@ class Budget:
         except sqlite3.Error:
             return _unreadable()
 
-    async def reserve(self, caller: Caller, charge: Charge) -> Reservation:
-        """Take `charge` from all budgets of `caller`, or raise BudgetExceededError and take nothing."""
-        day = _today()
+    async def reserve(self, caller: Caller, more: Charge, held: Reservation | None = None) -> Reservation:
+        """Take `more` from all budgets of `caller`, or raise BudgetExceededError and take nothing.
+
+        `held` is what the request has reserved before: the result is both, of the day of the first.
+        """
+        before = Reservation(_today(), NOTHING) if held is None else held
 
         def take(connection: sqlite3.Connection) -> None:
-            if (error := self._exceeded(connection, day, caller, charge)) is not None:
+            if (error := self._exceeded(connection, before.day, caller, more)) is not None:
                 raise error
-            self._add(connection, day, caller, charge)
+            self._add(connection, before.day, caller, more)
 
         try:
             await self._ledger.alone(take)
         except sqlite3.Error as error:
             raise _unreadable() from error
-        return Reservation(day, charge)
+        return Reservation(before.day, before.charge + more)
 
     def settle(
         self, connection: sqlite3.Connection, caller: Caller, reserved: Reservation | None, actual: Charge
@@ -116,7 +127,7 @@ class Budget:
         if reserved is None:
             self._add(connection, _today(), caller, actual)
         else:
-            self._add(connection, reserved.day, caller, actual.less(reserved.charge))
+            self._add(connection, reserved.day, caller, actual - reserved.charge)
 
     def _exceeded(
         self, connection: sqlite3.Connection, day: int, caller: Caller, charge: Charge
@@ -128,7 +139,7 @@ class Budget:
                 when = datetime.fromtimestamp(renews, UTC).strftime("%Y-%m-%d %H:%M UTC")
                 whose = {"all": "", "key": " of this key", "user": " of this user"}[scope]
                 message = f"budget spent: {why}{whose} today; it renews at {when}"
-                return BudgetExceededError(message, renews_s=renews - time.time())
+                return BudgetExceededError(message, renews_s=max(0.0, renews - time.time()))
         return None
 
     def _spent(self, connection: sqlite3.Connection, day: int, scope: str, caller: Caller) -> Charge:

@@ -13,22 +13,20 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ..protocol.errors import EngineError, UpdraftError
 from ..protocol.requests import ChatRequest, Message
 from ..protocol.sampling import SamplingParams
-from .escalation import CloudReply, CloudStreamReply, Escalation, expected_charge, work_of
+from ..text.tool_stream import OfferedTools
+from .escalation import CloudReply, CloudStreamReply, Escalation, expected_charge, most_of, work_of
 from .gates import Gates, Verdict, check_quality
 from .job import Job
 from .pace import Plan, plan
 from .record import Record
-from .rules import Ruling, Situation, rule
+from .rules import Ruling, rule
 from .shared import Shared
 from .tiers import CloudFailure, LocalAnswer, LocalGeneration, LocalTier
-
-if TYPE_CHECKING:
-    from ..text.tool_formats import ToolFormat
 
 _LONG_PROMPT = 2**14
 _T = TypeVar("_T")
@@ -99,7 +97,7 @@ class Cascade:
         self.trail.append(state)
         if isinstance(self._reply, LocalReply | LiveReply):
             run = self._reply if isinstance(self._reply, LocalReply) else self._reply.run
-            await self.escalation.lose_race(run.answer)
+            await self.escalation.lose_race(run.answer, "the cloud lost the race")
         if self._reply is None:
             raise EngineError("The cascade ended without a reply.")
         return self._reply
@@ -114,9 +112,7 @@ class Cascade:
     # The states
 
     async def _rules(self) -> State:
-        situation = await self._situation()
-        self.record.momentary = situation.over_budget is not None
-        self.ruling = rule(self.job, situation)
+        self.ruling = await self._ruling()
         self.decide(Verdict(0, escalate=not self.ruling.local, reason=self.ruling.reason))
         if not self.ruling.local:
             return State.CLOUD
@@ -173,10 +169,12 @@ class Cascade:
         return self._done(LocalReply(answer)) if state is State.DONE else state
 
     async def _cloud(self) -> State:
+        if self.escalation.races_in_vain:
+            await self.escalation.lose_race(self._answer or LocalAnswer(), "the raced cloud is not for such requests")
         if self.escalation.racing:
             return await self._raced()
         # OpenAI refuses predictions beside tools, and a call in our local format is none that others would write.
-        draft = "" if self._answer is None or self.tool_format is not None else self._answer.text
+        draft = "" if self._answer is None or self.tools is not None else self._answer.text
         body = self.escalation.body()
         if draft:
             body["prediction"] = {"type": "content", "content": draft}
@@ -239,24 +237,25 @@ class Cascade:
         return self.tiers.local
 
     @property
-    def tool_format(self) -> ToolFormat | None:
-        """How the local answer calls tools; None if it has none to call."""
-        chat = self.job.chat
-        return None if chat is None or chat.tool_use is None or self.tiers.local is None else self.local.tool_format
+    def tools(self) -> OfferedTools | None:
+        """Those that the local answer may call; None if it has none to call."""
+        use = None if self.job.chat is None else self.job.chat.tool_use
+        form = None if use is None or self.tiers.local is None else self.local.tool_format
+        return None if use is None or form is None else OfferedTools(form, use)
 
     def decide(self, verdict: Verdict) -> None:
         self.record.decide(verdict)
         self.record.route = "cloud" if verdict.escalate else "local"
 
     async def start_local(self) -> LocalGeneration:
-        chat, use, form = self.chat, self.chat.tool_use, self.tool_format
+        chat, use, tools = self.chat, self.chat.tool_use, self.tools
         self._run_began = time.monotonic()
         run = await self.local.start(
             chat.messages,
             chat.sampling(),
             continue_final_message=chat.continue_final_message,
-            tools=() if use is None else use.tools,
-            constraint=chat.constraint() if use is None or form is None else form.constraint(use),
+            tools=use,
+            constraint=chat.constraint() if tools is None else tools.format.constraint(tools.use),
         )
         self._run = run
         return run
@@ -304,12 +303,18 @@ class Cascade:
         self.ruling = Ruling(local=True, cloud=False, reason=reason)
         return State.LOCAL
 
-    async def _situation(self) -> Situation:
+    async def _ruling(self) -> Ruling:
+        """Gate 0. The budget is asked only where the cloud may be: that waits for whoever writes into the ledger."""
         situation, budget = self.shared.situation(), self.shared.budget
-        if budget is None or situation.cloud_missing is not None or situation.offline:
-            return situation
-        charge = expected_charge(self.record, self.escalation.body())
-        return replace(situation, over_budget=await budget.exceeded(self.record.caller, charge))
+        ruling = rule(self.job, situation)
+        if budget is None or not ruling.cloud:
+            return ruling
+        charge = expected_charge(self.record, most_of(self.record, self.escalation.body()))
+        over_budget = await budget.exceeded(self.record.caller, charge)
+        if over_budget is None:
+            return ruling
+        self.record.momentary = True
+        return rule(self.job, replace(situation, over_budget=over_budget))
 
     async def _read(self, look: Callable[[], _T]) -> _T:
         """What `look` finds in the prompt; in a long one not on the loop, as others are waiting there."""

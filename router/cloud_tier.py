@@ -185,7 +185,7 @@ class HttpCloudStream:
         if not all(_is_piece(choice) for choice in choices):
             raise _nonsense("its stream holds a piece that is no part of a message")
         self._finished = self._finished or any(choice.get("finish_reason") for choice in choices)
-        return payload, event
+        return payload.replace(b"\n", b" "), event  # of several lines, one: JSON has none but between its tokens
 
 
 def _has_content(event: dict[str, Any]) -> bool:

@@ -8,6 +8,7 @@ from ..protocol.errors import EngineError, InvalidRequestError, UnsupportedFeatu
 from .escalation import asking
 from .gates import Verdict
 from .job import Wanted, take_options
+from .loose import rows
 from .record import Record
 from .rules import offline_mode
 from .shared import Shared
@@ -20,6 +21,12 @@ async def embed(body: dict[str, Any], wanted: Wanted, shared: Shared, record: Re
         raise InvalidRequestError(
             "updraft.private keeps a request on this device, which has no embeddings: leave it out.",
             param="updraft.private",
+        )
+    if shared.config.privacy and _has_ids(body.get("input")):
+        raise InvalidRequestError(
+            "This router has privacy rules, which cannot read token ids: send the texts themselves.",
+            param="input",
+            code="private",
         )
     if wanted == "local":
         raise UnsupportedFeatureError("This device has no embeddings: use model='auto' or 'cloud'.", param="model")
@@ -34,5 +41,9 @@ async def embed(body: dict[str, Any], wanted: Wanted, shared: Shared, record: Re
     async with asking(shared, record, body):
         answer = await tiers.cloud.embed(body, timeout_s=config.cloud_timeout_s)
     record.route = "cloud"
-    record.cloud = CloudUsage.of(answer) or CloudUsage()
+    record.counted(CloudUsage.of(answer))
     return answer
+
+
+def _has_ids(value: Any) -> bool:
+    return isinstance(value, int | float) or any(map(_has_ids, rows(value) or ()))

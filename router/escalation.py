@@ -6,14 +6,14 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ..protocol.errors import BudgetExceededError, EngineError, RequestTimeoutError
-from .budget import Charge, expected_tokens
+from .budget import NOTHING, Budget, Charge, expected_tokens
 from .gates import Verdict
 from .job import Job
-from .record import Record
+from .record import Asked, Record
 from .shared import Rung, Shared
 from .tiers import CloudFailure, CloudForbidden, CloudStream, CloudTier, CloudUsage, LocalAnswer
 
@@ -32,30 +32,47 @@ class CloudStreamReply:
     stream: CloudStream
 
 
-def expected_charge(record: Record, body: dict[str, Any]) -> Charge:
-    """What sending `body` to the cloud is likely to take from the budgets at most: it may have to go to the top."""
+def most_of(record: Record, body: dict[str, Any]) -> Charge:
+    """What a cloud that is sent `body` is likely to take at most, at the price of the best one."""
     read, written = expected_tokens(body)
-    return Charge(1, 1, read + written, record.cost_usd + record.prices.cloud(record.top_model, read, written))
+    return Charge(cloud_tokens=read + written, usd=record.prices.cloud(record.top_model, read, written))
+
+
+def expected_charge(record: Record, most: Charge) -> Charge:
+    """What the request will have taken from the budgets once one more cloud has taken `most`."""
+    return replace(record.charge + most, cloud_requests=1)
 
 
 @asynccontextmanager
 async def asking(shared: Shared, record: Record, body: dict[str, Any]) -> AsyncGenerator[None]:
     """The block waits for the cloud's answer to `body`: what it may cost is reserved first. Raises CloudForbidden."""
-    if shared.budget is not None and record.reserved is None:
-        try:
-            record.reserved = await shared.budget.reserve(record.caller, expected_charge(record, body))
-        except BudgetExceededError as error:
-            raise CloudForbidden(error) from error
-    began, record.unbilled = time.monotonic(), False
+    asked = Asked(body["model"])
+    if shared.budget is not None:
+        asked.most = most_of(record, body)
+        await _reserve(shared.budget, record, asked.most)
+    record.asked.append(asked)
+    began = time.monotonic()
     try:
-        with record.in_cloud(body["model"]):
+        with record.in_cloud():
             yield
     except CloudFailure as failure:
-        record.unbilled = failure.unbilled
+        asked.unbilled = failure.unbilled
         if isinstance(failure.error, RequestTimeoutError):  # it takes longer than this, if it answers at all
             shared.pace.saw(work_of(body), time.monotonic() - began)
         raise
     shared.pace.saw(work_of(body), time.monotonic() - began)
+
+
+async def _reserve(budget: Budget, record: Record, most: Charge) -> None:
+    """What was reserved for a cloud that took nothing is there for the next one. Raises CloudForbidden."""
+    held = record.reserved
+    more = expected_charge(record, most) - (NOTHING if held is None else held.charge)
+    if more.cloud_tokens <= 0:
+        return
+    try:
+        record.reserved = await budget.reserve(record.caller, more, held)
+    except BudgetExceededError as error:
+        raise CloudForbidden(error) from error
 
 
 def work_of(body: dict[str, Any]) -> str:
@@ -110,6 +127,11 @@ class Escalation:
         return self._race is not None
 
     @property
+    def races_in_vain(self) -> bool:
+        """Whether the raced cloud is one that the last gate has ruled out."""
+        return self.racing and self.record.cloud_model not in [rung.model for rung in self.ladder()]
+
+    @property
     def has_won(self) -> bool:
         """Whether the raced cloud has answered: the whole of it, or the beginning of its stream."""
         race = self._race
@@ -140,8 +162,8 @@ class Escalation:
             race.cancel()
             raise
 
-    async def lose_race(self, local: LocalAnswer) -> None:
-        """The device was first: stop the cloud. It says nothing of what it counted, so that is taken from `local`."""
+    async def lose_race(self, local: LocalAnswer, note: str) -> None:
+        """Stop the raced cloud. It says nothing of what it counted, so that is taken from `local`."""
         race, self._race = self._race, None
         if race is None:
             return
@@ -150,9 +172,9 @@ class Escalation:
         await self.aclose()
         if isinstance(outcome, CloudFailure):
             return
-        if not isinstance(outcome, CloudReply):
-            self.record.cloud = CloudUsage(local.prompt_tokens, len(local.tokens))
-        self.record.note = "the cloud lost the race"
+        if self.record.asked and not isinstance(outcome, CloudReply):
+            self.record.counted(CloudUsage(local.prompt_tokens, len(local.tokens)))
+        self.record.note = note
 
     async def ask(self, body: dict[str, Any], patience_s: Callable[[], float]) -> CloudReply | CloudStreamReply:
         """A stream whose first piece of content has arrived if the caller wants a stream, else the whole answer.
@@ -164,7 +186,7 @@ class Escalation:
         completion = await self._climb(
             body, lambda tier, sent: tier.complete("chat/completions", sent, timeout_s=patience_s())
         )
-        self.record.cloud = CloudUsage.of(completion) or CloudUsage()
+        self.record.counted(CloudUsage.of(completion))
         return CloudReply(completion)
 
     async def open(self, body: dict[str, Any], patience_s: Callable[[], float]) -> CloudStream:

@@ -26,7 +26,6 @@ class Job:
     do. `deadline` is on the clock of `time.monotonic()`. `private`: the caller said so; `privacy_rule`: a rule did.
     """
 
-    started: float
     wanted: Wanted
     body: dict[str, Any]
     chat: ChatRequest | None
@@ -80,9 +79,13 @@ def read_model(body: bytes) -> tuple[dict[str, Any], str]:
     return decoded, model
 
 
-def read_job(request: WireRequest, body: dict[str, Any], wanted: Wanted, config: RouterConfig) -> Job:
-    """Check a request. Raises InvalidRequestError if no tier could make sense of it."""
-    started = time.monotonic()
+def read_job(
+    request: WireRequest, body: dict[str, Any], wanted: Wanted, config: RouterConfig, *, started: float
+) -> Job:
+    """Check a request that came at `started`, on the clock of `time.monotonic()`.
+
+    Raises InvalidRequestError if no tier could make sense of it.
+    """
     options = take_options(body)
     if options.private and wanted == "cloud":
         raise InvalidRequestError(
@@ -91,7 +94,6 @@ def read_job(request: WireRequest, body: dict[str, Any], wanted: Wanted, config:
         )
     chat, unsupported = _for_the_device(body)
     return Job(
-        started=started,
         wanted=wanted,
         body=body,
         chat=chat,
@@ -153,6 +155,10 @@ def _beyond_the_device(request: ChatRequest) -> UnsupportedFeatureError | None:
         return UnsupportedFeatureError("use_beam_search: this device has no beams.", param="use_beam_search")
     if request.prompt_logprobs is not None:
         return UnsupportedFeatureError("prompt_logprobs: this device has none.", param="prompt_logprobs")
+    if request.running_usage:
+        return UnsupportedFeatureError(
+            "continuous_usage_stats: this device tells usage at the end.", param="stream_options.continuous_usage_stats"
+        )
     return None
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..classifier.agreement import Said
     from ..classifier.drift import DriftMonitor
     from ..classifier.experience import Experience, Observation
-    from ..text.tool_formats import ToolFormat
+    from ..text.tool_stream import OfferedTools
 
 __all__ = ["MOST_WAITING", "Learner", "LearningCounts", "Seen", "pair_name"]
 
@@ -46,15 +46,15 @@ def pair_name(models: dict[str, str]) -> str:
 class Seen:
     """A request with a finished local answer that gate 3 judged.
 
-    `cloud`: what the cloud said, if that is known and can be compared. `tools`: how the device calls them, where it had
-    any to call.
+    `cloud`: what the cloud said, if that is known and can be compared. `tools`: those that the device had to call,
+    if any.
     """
 
     record: Record
     messages: Sequence[Message]
     answer: LocalAnswer
     cloud: Said | None = None
-    tools: ToolFormat | None = None
+    tools: OfferedTools | None = None
 
 
 @dataclass(frozen=True, slots=True)

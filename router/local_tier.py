@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..protocol.requests import Message
 from ..protocol.responses import FinishReason
 from ..protocol.sampling import SamplingParams
-from ..protocol.structured import Constraint, Tool
+from ..protocol.structured import Constraint, ToolUse
 from .tiers import LocalAnswer, Token
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class EngineLike(Protocol):
         params: SamplingParams,
         *,
         continue_final_message: bool = False,
-        tools: Sequence[Tool] = (),
+        tools: ToolUse | None = None,
         constraint: Constraint | None = None,
     ) -> Any: ...
     def vocabulary(self) -> Vocabulary: ...
@@ -79,7 +79,7 @@ class EngineLocalTier:
         params: SamplingParams,
         *,
         continue_final_message: bool = False,
-        tools: Sequence[Tool] = (),
+        tools: ToolUse | None = None,
         constraint: Constraint | None = None,
     ) -> EngineGeneration:
         if constraint is not None:

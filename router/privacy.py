@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -16,7 +16,7 @@ from .loose import parsed, rows, table, tables
 
 _LONG = 2**14  # characters: beyond it the search leaves the event loop to others
 _LARGE = 10**40  # numbers from here on are nobody's
-_BETWEEN = "\n\0\n"  # between two texts: no rule reads on from one into the next
+_BETWEEN = "\n\0\n"  # between two texts: no rule of ours reads on from one into the next
 # The groups of digits that a text begins with, whatever marks stand before and behind them.
 _HEAD = re.compile(r"[\W_]*+((?:\d++[\s._/-]{0,3}+)*+)[\W_]*+")
 _CARD_DIGITS = 13, 19
@@ -50,26 +50,50 @@ class PrivacyRules:
     """The rules of one router, compiled."""
 
     def __init__(self, settings: Privacy) -> None:
-        self._rules: dict[str, Callable[[str], bool]] = {name: BUILTIN[name]() for name in settings.builtin}
-        self._rules |= {name: _searcher(pattern, name) for name, pattern in settings.patterns.items()}
+        self._patterns = {name: _searcher(pattern, name) for name, pattern in settings.patterns.items()}
+        self._rules = {name: BUILTIN[name]() for name in settings.builtin} | self._patterns
 
     async def match(self, body: dict[str, Any]) -> str | None:
         """The name of the first rule that `body` meets, in any text of it; None if there is none."""
         if not self._rules:
             return None
         said = {name: value for name, value in body.items() if not isinstance(value, int | float)}  # a seed is no text
-        text = _BETWEEN.join(_texts(said))
+        texts = list(_texts(said))
+        together = _BETWEEN.join(texts)
 
         def search() -> str | None:
-            return self.search(_BETWEEN.join((text, *_seams(said))))
+            return _first(self._rules, _seen(_BETWEEN.join((together, *_seams(said))))) or self._apart(texts)
 
-        return await asyncio.to_thread(search) if len(text) > _LONG else search()
+        return await asyncio.to_thread(search) if len(together) > _LONG else search()
 
     def search(self, text: str) -> str | None:
-        written = _written(text)
-        plain = _plain(written)
-        texts = (written,) if plain == written else (written, plain)
-        return next((name for name, found in self._rules.items() if any(map(found, texts))), None)
+        """The name of the first rule that `text` meets by itself."""
+        return _first(self._rules, _seen(text)) or self._apart([text])
+
+    def _apart(self, texts: Iterable[str]) -> str | None:
+        """Only patterns ask for letters as they are written, and for where each text begins and ends."""
+        if not self._patterns:
+            return None
+        met = (_first(self._patterns, _written_and_seen(text)) for text in dict.fromkeys(texts))
+        return next((name for name in met if name is not None), None)
+
+
+def _first(rules: Mapping[str, Callable[[str], bool]], readings: Collection[str]) -> str | None:
+    return next((name for name, found in rules.items() if any(map(found, readings))), None)
+
+
+def _written_and_seen(text: str) -> Collection[str]:
+    """`text` as it is written, with letters and their accents apart, and as it is seen."""
+    if text.isascii():
+        return (text,)
+    whole = text.encode("utf-8", "replace").decode()  # half a character is none
+    return dict.fromkeys((whole, unicodedata.normalize("NFD", whole), *_seen(whole)))
+
+
+def _seen(text: str) -> Collection[str]:
+    """`text` as what it looks like, and in the plain way."""
+    written = _written(text)
+    return dict.fromkeys((written, _plain(written)))
 
 
 def _written(text: str) -> str:
@@ -88,7 +112,7 @@ def _plain(text: str) -> str:
             table[ord(character)] = "-"
         elif kind == "Nd":
             table[ord(character)] = str(unicodedata.decimal(character))
-    return text.translate(table)
+    return text.translate(table) if table else text
 
 
 def _texts(value: Any) -> Iterator[str]:

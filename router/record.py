@@ -12,7 +12,7 @@ import msgspec
 
 from ..protocol.ids import new_id
 from ..protocol.responses import UpdraftInfo, Usage
-from .budget import Charge, Reservation
+from .budget import NOTHING, Charge, Reservation
 from .caller import Caller
 from .gates import Verdict
 from .ledger import LedgerRow
@@ -35,11 +35,34 @@ class Repeated:
 
 
 @dataclass(slots=True)
+class Asked:
+    """One time that a cloud was asked. `counted`: what it counted, as far as anybody knows.
+
+    `most`: what it was expected to take at most, where there are budgets. `unbilled`: it said no, or was never reached.
+    """
+
+    model: str
+    most: Charge = NOTHING
+    counted: CloudUsage = field(default_factory=CloudUsage)
+    unbilled: bool = False
+
+    def usd(self, prices: Prices) -> float:
+        return prices.cloud(self.model, self.counted.prompt_tokens, self.counted.completion_tokens)
+
+    def charge(self, prices: Prices) -> Charge:
+        """Of tokens and money. Where it did not say what it counted, but may have charged, `most` stands."""
+        if not self.unbilled and not self.counted.prompt_tokens:
+            return self.most
+        tokens = self.counted.prompt_tokens + self.counted.completion_tokens
+        return Charge(cloud_tokens=tokens, usd=self.usd(prices))
+
+
+@dataclass(slots=True)
 class Record:
     """Filled in as the request goes its way. `top_model` is the cloud's best. `route` None: no answer yet.
 
     `verdict` is the one that decided, `decisions` all of them in order. `failure` says why a cloud gave no answer.
-    `reserved` was taken from the budgets for it; `unbilled`: the cloud said no, or was never reached.
+    `asked`: every cloud that was asked, in order; `reserved` was taken from the budgets for them.
     `momentary`: it would have gone another way at another time. `repeated`: the answer is one that was given before.
     `local_prompt_tokens`, `local_tokens` and the seconds add up over all runs of the request.
     """
@@ -59,11 +82,9 @@ class Record:
     local_prompt_tokens: int = 0
     local_tokens: int = 0
     local_s: float = 0.0
-    cloud: CloudUsage = field(default_factory=CloudUsage)
-    cloud_model: str = ""
+    asked: list[Asked] = field(default_factory=list[Asked])
     cloud_s: float = 0.0
     reserved: Reservation | None = None
-    unbilled: bool = False
     momentary: bool = False
     repeated: Repeated | None = None
 
@@ -82,9 +103,32 @@ class Record:
         return (time.monotonic() - self.started) * 1e3
 
     @property
+    def cloud(self) -> CloudUsage:
+        """What the cloud that was asked last counted."""
+        return self.asked[-1].counted if self.asked else CloudUsage()
+
+    @property
+    def cloud_model(self) -> str:
+        """The one that was asked last; empty if none was."""
+        return self.asked[-1].model if self.asked else ""
+
+    @property
+    def cloud_prompt_tokens(self) -> int:
+        """What all clouds read."""
+        return sum(each.counted.prompt_tokens for each in self.asked)
+
+    @property
+    def cloud_tokens(self) -> int:
+        """What all clouds wrote."""
+        return sum(each.counted.completion_tokens for each in self.asked)
+
+    @property
     def cost_usd(self) -> float:
-        local = self.prices.local(self.local_prompt_tokens, self.local_tokens)
-        return local + self.prices.cloud(self.cloud_model, self.cloud.prompt_tokens, self.cloud.completion_tokens)
+        return self._local_usd + sum(each.usd(self.prices) for each in self.asked)
+
+    @property
+    def _local_usd(self) -> float:
+        return self.prices.local(self.local_prompt_tokens, self.local_tokens)
 
     @property
     def saved_usd(self) -> float:
@@ -101,11 +145,10 @@ class Record:
 
     @property
     def charge(self) -> Charge:
-        """What the budgets are to be told. Where the cloud did not say what it counted, what was reserved stands."""
-        if self.reserved is not None and not self.cloud.prompt_tokens and not self.unbilled:
-            return self.reserved.charge
-        tokens = self.cloud.prompt_tokens + self.cloud.completion_tokens
-        return Charge(requests=1, cloud_requests=int(tokens > 0), cloud_tokens=tokens, usd=self.cost_usd)
+        """What the budgets are to be told."""
+        clouds = sum((each.charge(self.prices) for each in self.asked), NOTHING)
+        asks = int(clouds.cloud_tokens > 0)
+        return Charge(1, asks, clouds.cloud_tokens, self._local_usd + clouds.usd)
 
     def judged(self, verdict: Verdict) -> None:
         """One more verdict to explain the request with; of a gate 2 that let it pass again and again, the last."""
@@ -147,10 +190,13 @@ class Record:
         self.local_prompt_tokens += answer.prompt_tokens
         self.local_tokens += len(answer.tokens)
 
+    def counted(self, usage: CloudUsage | None) -> None:
+        """The cloud that was asked last says what it counted; None: it did not say."""
+        self.asked[-1].counted = usage or CloudUsage()
+
     @contextmanager
-    def in_cloud(self, model: str) -> Generator[None]:
-        """Time in here was spent waiting for the cloud's `model`."""
-        self.cloud_model = model
+    def in_cloud(self) -> Generator[None]:
+        """Time in here was spent waiting for the cloud."""
         began = time.monotonic()
         try:
             yield
@@ -171,7 +217,7 @@ class Record:
             cost_usd=self.cost_usd,
             saved_usd=self.saved_usd,
             local_tokens=self.local_tokens,
-            cloud_tokens=self.cloud.completion_tokens,
+            cloud_tokens=self.cloud_tokens,
             draft_proposed=self.cloud.accepted + self.cloud.rejected,
             draft_accepted=self.cloud.accepted,
             latency_ms=self.latency_ms,
@@ -189,7 +235,7 @@ class Record:
             p_gain=self.verdict.p_gain,
             threshold=self.verdict.threshold,
             local_tokens=self.local_tokens,
-            cloud_tokens=self.cloud.completion_tokens,
+            cloud_tokens=self.cloud_tokens,
             draft_proposed=self.cloud.accepted + self.cloud.rejected,
             draft_accepted=self.cloud.accepted,
             cost_usd=self.cost_usd,
@@ -202,7 +248,7 @@ class Record:
             failure=self.failure,
             decisions=msgspec.json.encode(self.decisions).decode(),
             local_prompt_tokens=self.local_prompt_tokens,
-            cloud_prompt_tokens=self.cloud.prompt_tokens,
+            cloud_prompt_tokens=self.cloud_prompt_tokens,
             local_ms=self.local_s * 1e3,
             cloud_ms=self.cloud_s * 1e3,
         )

@@ -64,31 +64,39 @@ class Router:
         self._pace = Pace()
         self._budget: Budget | None = None
         self._learner: Learner | None = None
-        self._learner_tried = False  # once: without experience it goes on
-        self._starting = asyncio.Lock()
+        self._loading: asyncio.Task[None] | None = None
         self._open: set[StreamBody] = set()
         self._closed = False
 
     async def start(self) -> None:
-        """Open the ledger and load the tiers. Idempotent.
+        """Open the ledger and load the tiers. Idempotent; who stops waiting leaves the loading to those who come next.
 
         Raises ConfigurationError or ModelLoadError, and OverloadedError after `close()`.
         """
-        async with self._starting:
-            if self._closed:
-                raise OverloadedError("The router is closed.")
+        if self._loading is None and not self._closed:
+            self._loading = asyncio.create_task(self._load())
+        if self._loading is not None:
+            await asyncio.shield(self._loading)
+        if self._closed:
+            raise OverloadedError("The router is closed.")
+
+    async def _load(self) -> None:
+        try:
             if self._books is None and self.config.ledger is not None:
                 ledger = await asyncio.to_thread(Ledger, self.config.ledger, busy_s=BUSY_S)
                 self._books, self._budget = Books(ledger), _budget(self.config, ledger)
             if self._tiers is None:
                 self._tiers = await load_tiers(self.config)
-            if not self._learner_tried:
-                self._learner_tried = True
-                self._learner = load_learner(self.config, self._tiers)
+            self._learner = load_learner(self.config, self._tiers)
+        except BaseException:
+            self._loading = None  # the next request tries again
+            raise
 
     async def close(self) -> None:
         """End what is still streaming, then the tiers and the ledger. Idempotent."""
         self._closed = True
+        if self._loading is not None and not self._loading.done():
+            await asyncio.wait([self._loading])  # no thread that loads a model can be stopped
         for body in list(self._open):
             await body.aclose()
         tiers, self._tiers = self._tiers, None
@@ -119,13 +127,11 @@ class Router:
         path = request.path.partition("?")[0].rstrip("/")
         if path in ("/v1/chat/completions", "/v1/completions"):
             _only(request, "POST")
-            await self.start()
             if path == "/v1/completions":
                 raise UnsupportedFeatureError("The router serves chat: send this to /v1/chat/completions.")
             return await self._chat(request)
         if path == "/v1/embeddings":
             _only(request, "POST")
-            await self.start()
             return await self._embed(request)
         if path == "/v1/models" or path.startswith("/v1/models/"):
             _only(request, "GET")
@@ -143,10 +149,12 @@ class Router:
         record = Record(self.config.prices, self.config.cloud_model, caller=caller_of(request.headers, {}))
         cascade: Cascade | None = None
         try:
+            async with asyncio.timeout(request.timeout_s):
+                await self.start()
             body, record.model = read_model(request.body)
             record.caller = caller_of(request.headers, body)
             slot = Slot.of(self._cache, record.caller, body)
-            job = read_job(request, body, self._wanted(record.model), self.config)
+            job = read_job(request, body, self._wanted(record.model), self.config, started=record.started)
             if slot is not None and (kept := slot.get()) is not None:
                 return self._repeat(job, kept, record)
             job = replace(job, privacy_rule=await self._privacy.match(body))
@@ -165,18 +173,22 @@ class Router:
             log.exception("request %s failed", record.request_id)
             failure = _bug()
         record.route = None
-        if cascade is not None:
-            await cascade.aclose()
-        return self._refuse(record, failure)
+        try:
+            if cascade is not None:
+                await cascade.aclose()
+        finally:  # also if this very wait is cancelled
+            response = self._refuse(record, failure)
+        return response
 
     async def _embed(self, request: WireRequest) -> WireResponse:
         record = Record(self.config.prices, self.config.cloud_model, caller=caller_of(request.headers, {}))
         try:
-            body, record.model = read_model(request.body)
-            record.caller = caller_of(request.headers, body)
-            if (privacy_rule := await self._privacy.match(body)) is not None:
-                raise kept_by(privacy_rule)
             async with asyncio.timeout(request.timeout_s):
+                await self.start()
+                body, record.model = read_model(request.body)
+                record.caller = caller_of(request.headers, body)
+                if (privacy_rule := await self._privacy.match(body)) is not None:
+                    raise kept_by(privacy_rule)
                 vectors = await embed(body, self._wanted(record.model), self._shared(), record)
         except asyncio.CancelledError:
             self._write(record, 499)
@@ -252,7 +264,7 @@ class Router:
             from .said import cloud_said
 
             said = None if completion is None else cloud_said(completion["choices"][0])
-            self._learner.observe(Seen(cascade.record, cascade.chat.messages, answer, said, cascade.tool_format))
+            self._learner.observe(Seen(cascade.record, cascade.chat.messages, answer, said, cascade.tools))
         except Exception:
             log.exception("request %s could not be learned from", cascade.record.request_id)
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from ..classifier.agreement import Said
-from ..text.tool_stream import ToolCallStream
+from ..text.tool_stream import OfferedTools, ToolCallStream
 from .tiers import LocalAnswer
-
-if TYPE_CHECKING:
-    from ..text.tool_formats import ToolFormat
 
 __all__ = ["cloud_said", "device_said"]
 
@@ -33,8 +30,8 @@ class _Message(msgspec.Struct):
     tool_calls: list[_Call] | None = None
 
 
-def device_said(answer: LocalAnswer, tools: ToolFormat | None) -> Said:
-    """`tools`: how the device calls tools; None where it had none to call."""
+def device_said(answer: LocalAnswer, tools: OfferedTools | None) -> Said:
+    """`tools`: what the device had to call; None for nothing."""
     reason = answer.finish_reason or "stop"
     if tools is None:
         return Said(answer.text, reason)

@@ -93,7 +93,7 @@ class _LocalText:
 
     def __init__(self, cascade: Cascade, chunks: ChunkWriter) -> None:
         self._cascade = cascade
-        self._calls = None if cascade.tool_format is None else ToolCallStream(cascade.tool_format)
+        self._calls = None if cascade.tools is None else ToolCallStream(cascade.tools)
         self._shown = ShownTokens(cascade.local) if cascade.chat.logprobs else None
         self.chunks = chunks
         self.sent = ""
@@ -223,7 +223,7 @@ async def _relayed(cascade: Cascade, stream: CloudStream, adopt: ChunkWriter | N
     try:
         async for payload, event in stream:
             if (usage := CloudUsage.of(event)) is not None:
-                record.cloud = usage
+                record.counted(usage)
             if not event["choices"]:
                 counted = payload
                 continue

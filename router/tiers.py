@@ -10,7 +10,7 @@ from ..protocol.errors import UpdraftError
 from ..protocol.requests import Message
 from ..protocol.responses import FinishReason
 from ..protocol.sampling import SamplingParams
-from ..protocol.structured import Constraint, Tool
+from ..protocol.structured import Constraint, ToolUse
 from .loose import table
 
 _MOST_TOKENS = 2**32  # of one request; no model reads a thousandth of it
@@ -81,10 +81,11 @@ class LocalTier(Protocol):
         params: SamplingParams,
         *,
         continue_final_message: bool = False,
-        tools: Sequence[Tool] = (),
+        tools: ToolUse | None = None,
         constraint: Constraint | None = None,
     ) -> LocalGeneration:
-        """Begin an answer. `tools` are shown to the model; `constraint`: what the answer must look like.
+        """Begin an answer. `tools` are shown to the model, which may make one call or several; `constraint`: what the
+        answer must look like.
 
         Raises ContextLengthError if it does not fit the model's context window, InvalidRequestError for a constraint
         that is wrong, or too dear to compile.

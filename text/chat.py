@@ -30,13 +30,14 @@ from ..protocol.requests import Message
 from ..protocol.structured import Tool
 from . import tool_turns
 from .sandbox import MOST_ITEMS, Sandbox
-from .template_bounds import settled, weigh
+from .template_bounds import weigh
 from .tool_turns import Change
 
 _FIRST_STAND_IN = 0xF0000
 _STAND_INS = re.compile("[\U000f0000-\U0010fffd]+")
 _MAX_ALPHABET = 0x10FFFD - _FIRST_STAND_IN  # the last code point marks the end of a continued message
 _END_MARK = "\U0010fffe"
+_MOST_PATTERN = 1000  # characters of a date, each of which may become a name of a month
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,14 +261,17 @@ def _environment() -> Sandbox:
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
     """Plain JSON: Jinja's own filter escapes `<` and `&` for HTML, which models were not trained on."""
-    value, beside = settled(value), [indent, *options.values()]
-    weigh(value, per_item=sum(each if isinstance(each, int) else weigh(each) for each in beside if each is not None))
+    beside = [each for each in (indent, *options.values()) if each is not None]
+    weigh(value, per_item=sum(max(0, each) if isinstance(each, int) else weigh(each) for each in beside))
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 
 def _raise_exception(message: str) -> NoReturn:
+    weigh(message)  # which is written
     raise jinja2.TemplateError(message)
 
 
 def _strftime_now(pattern: str) -> str:
+    if len(pattern) > _MOST_PATTERN:
+        raise jinja2.TemplateError(f"it writes the date by a pattern of {len(pattern):,} characters")
     return datetime.now().strftime(pattern)

@@ -1,14 +1,14 @@
 """Tool calls in the text of an answer: found, told apart from the rest, and handed on while they are being written.
 
-However the text is cut into pushes, the results join to the same. What looks like a call and is none stays text; the
-arguments of a call are handed on as the model wrote them, valid JSON or not.
+However the text is cut into pushes, the results join to the same. What looks like a call and is none, or is one of a
+function that nobody declared, stays text; arguments are handed on as the model wrote them, valid JSON or not.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 
@@ -31,8 +31,8 @@ class ToolSyntax:
     """How a family of models writes calls.
 
     `opener` comes before a call or a list of calls, `closer` after a call. `bare`: an answer may also begin with a call
-    that has no opener, and further ones follow behind semicolons. `lists`: behind the opener comes a JSON list of
-    calls, or the name of a function and then its arguments.
+    that has no opener, if it has arguments, and further ones follow behind semicolons. `lists`: behind the opener comes
+    a JSON list of calls, or the name of a function and then its arguments.
     """
 
     opener: str
@@ -57,16 +57,20 @@ class Parsed:
 
 
 class ToolCallParser:
-    """Reads one answer: `push` its text as it comes, `flush` at its end."""
+    """Reads one answer: `push` its text as it comes, `flush` at its end.
 
-    def __init__(self, syntax: ToolSyntax) -> None:
+    `names`: of the functions that may be called. `num_calls` are over.
+    """
+
+    def __init__(self, syntax: ToolSyntax, names: Collection[str]) -> None:
+        self.num_calls = 0
         self._syntax = syntax
+        self._names = names
         self._state: Callable[[], bool] = self._at_start if syntax.bare else self._in_text
         self._buffer = ""
         self._opening = ""  # the opener of what is being read, and the blanks before it
         self._in_list = False
         self._call = _CallReader()
-        self._num_calls = 0
         self._parsed = Parsed()
 
     def push(self, text: str) -> Parsed:
@@ -176,14 +180,19 @@ class ToolCallParser:
         return True
 
     def _hand_on(self) -> None:
-        """The name as soon as it is known, then the arguments."""
+        """The name as soon as it is sure to be a call, then the arguments."""
         call = self._call
-        if call.name and not call.announced:
+        if not call.announced and self._is_call(call):
             call.announced = True
-            self._parsed.calls.append(CallDelta(self._num_calls, call.name))
+            self._parsed.calls.append(CallDelta(self.num_calls, call.name))
         if call.announced and call.arguments:
-            self._parsed.calls.append(CallDelta(self._num_calls, arguments=call.arguments))
+            self._parsed.calls.append(CallDelta(self.num_calls, arguments=call.arguments))
             call.arguments = ""
+
+    def _is_call(self, call: _CallReader) -> bool:
+        """Whether it is one for sure: JSON with neither an opener nor arguments may be an answer with a name in it."""
+        marked = not self._syntax.bare or self._syntax.opener in self._opening
+        return call.name in self._names and (marked or call.has_arguments)
 
     def _end_call(self, *, whole: bool) -> None:
         call = self._call
@@ -192,7 +201,7 @@ class ToolCallParser:
             return
         call.finish(whole=whole)
         self._hand_on()
-        self._num_calls += 1
+        self.num_calls += 1
         self._opening, self._state = "", self._after_call
 
     def _back_to_text(self, text: str) -> bool:
@@ -204,13 +213,15 @@ class ToolCallParser:
 class _CallReader:
     """One JSON object `{"name": ..., "arguments": ...}`, read as it comes; with a `name`, one that is all arguments.
 
-    `arguments` holds what was read of them and not yet taken. `raw` is everything read.
+    `arguments` holds what was read of them and not yet taken, and `has_arguments` says whether their key was there.
+    `raw` is everything read.
     """
 
     def __init__(self, name: str = "") -> None:
         self.name = name
         self.announced = False
         self.arguments = ""
+        self.has_arguments = False
         self.ended = False
         self.raw = ""
         self._only_arguments = bool(name)
@@ -257,6 +268,7 @@ class _CallReader:
             self._end_member()
         elif at_top and char == ":" and self._key is None:
             self._key, self._member, self._begun = _string(self._member), "", False
+            self.has_arguments = self.has_arguments or self._is_arguments
         elif not (at_top and char == "{"):
             self._add(char)
 

@@ -2,22 +2,54 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..protocol.responses import AssistantMessage, Delta, FinishReason, FunctionDelta, ToolCallDelta
-from ..protocol.structured import CalledFunction, ToolCall
+from ..protocol.structured import CalledFunction, Constraint, ToolCall, ToolUse
 from .tool_calls import CallDelta, ToolCallParser
 
 if TYPE_CHECKING:
     from .tool_formats import ToolFormat
 
 
+@dataclass(frozen=True, slots=True)
+class OfferedTools:
+    """The tools of a request, and how its model calls them."""
+
+    format: ToolFormat
+    use: ToolUse
+
+    def parser(self) -> ToolCallParser:
+        """For one answer."""
+        return ToolCallParser(self.format.syntax, {tool.function.name for tool in self.use.tools})
+
+    def first_call(self, constraint: Constraint | None) -> FirstCall | None:
+        """What ends one answer behind its call, where it may make no other and no constraint holds it to that."""
+        return FirstCall(self.parser()) if constraint is None and not self.use.parallel else None
+
+
+class FirstCall:
+    """Ends an answer where its first call ends. It is to be pushed the text like a `StopMatcher`."""
+
+    def __init__(self, parser: ToolCallParser) -> None:
+        self._parser = parser
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """As much of `text` as belongs to the answer, and whether that ends here."""
+        for end, char in enumerate(text, 1):
+            self._parser.push(char)
+            if self._parser.num_calls:
+                return text[:end], True
+        return text, False
+
+
 class ToolCallStream:
     """Reads one answer in the format of its model. An answer that called a tool ends with the reason `tool_calls`."""
 
-    def __init__(self, tools: ToolFormat) -> None:
-        self._format = tools
-        self._parser = ToolCallParser(tools.syntax)
+    def __init__(self, tools: OfferedTools) -> None:
+        self._format = tools.format
+        self._parser = tools.parser()
         self._called = False
 
     def read(self, text: str, finish_reason: FinishReason | None) -> tuple[Delta, FinishReason | None]:

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 
-_ALIGN_ON = 3  # generated tokens that must reappear in the prediction before it is trusted again
+ALIGN_ON = 3  # generated tokens that must reappear in the prediction before it is trusted again
 PROBE_TOKENS = 8  # proposed where more would be bold; after a miss it doubles with every window that holds
 
 
@@ -26,8 +26,8 @@ class PredictionCursor:
         self._judged = False
         self._held: bool | None = None
         self._ends: dict[tuple[int, ...], list[int]] = defaultdict(list)  # run of tokens -> where it ends
-        for end in range(_ALIGN_ON, len(self._draft)):
-            self._ends[tuple(self._draft[end - _ALIGN_ON : end])].append(end)
+        for end in range(ALIGN_ON, len(self._draft)):
+            self._ends[tuple(self._draft[end - ALIGN_ON : end])].append(end)
         self.num_accepted = 0
 
     def propose(self, limit: int, *, probe: bool = False) -> list[int]:
@@ -68,7 +68,7 @@ class PredictionCursor:
                 self._searched_to += 1  # the refuted token
                 self._next = None
         if self._next is None:
-            self._realign(tuple(generated[-_ALIGN_ON:]))
+            self._realign(tuple(generated[-ALIGN_ON:]))
 
     def _realign(self, tail: tuple[int, ...]) -> None:
         ends = self._ends.get(tail, [])

@@ -18,36 +18,42 @@ _PROBE_TIMEOUT_S = 2.0
 _PROBES_TO_RETURN = 2
 _TIMEOUTS_TO_LEAVE = 3  # a busy machine may be late once or twice; a refused connection is enough at once
 _MODELS_EVERY = 20  # probes
+_TELL_USAGE = frozenset({"updraft", "vllm", "sglang"})  # owners of models: others may refuse `continuous_usage_stats`
 _log = logging.getLogger("updraft.gateway")
 
 
-class _Model(msgspec.Struct):
+class Model(msgspec.Struct):
+    """As a node lists it."""
+
     id: str
+    owned_by: str | None = None
 
 
 class _Models(msgspec.Struct):
-    data: list[_Model]
+    data: list[Model]
 
 
 class Node:
-    """One OpenAI-compatible server. `in_flight` counts this gateway's requests on it."""
+    """One OpenAI-compatible server. `in_flight` counts this gateway's requests on it.
+
+    `tells_usage`: whether it can be asked to put the usage so far on every chunk of a stream.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError(
-                f"--node {url!r} is not an http(s) URL such as http://127.0.0.1:8000.", param="node"
-            )
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        self.target = Target(parts.scheme.encode(), parts.hostname.encode(), port, parts.path.encode())
+        self.target = _target(self.url)
         self.models: tuple[str, ...] = ()
+        self.tells_usage = False
         self.healthy = False
         self.reason = "not probed yet"
         self.in_flight = 0
         self._good_probes = _PROBES_TO_RETURN - 1  # a first success is enough at the start
         self._timeouts = 0
         self._waiting: set[Callable[[], None]] = set()
+
+    def serves(self, models: Sequence[Model]) -> None:
+        self.models = tuple(model.id for model in models)
+        self.tells_usage = all(model.owned_by in _TELL_USAGE for model in models)
 
     def failed(self, reason: str) -> None:
         """Out at once; back after some good probes."""
@@ -172,9 +178,22 @@ class NodeRegistry:
                     if status != 200:
                         node.failed(f"/v1/models answered {status}")
                         return
-                    node.models = tuple(model.id for model in msgspec.json.decode(body, type=_Models).data)
+                    node.serves(msgspec.json.decode(body, type=_Models).data)
             node.passed()
         except (UpstreamFailure, msgspec.DecodeError) as error:
             node.failed(str(error))
         except TimeoutError:
             node.was_late()
+
+
+def _target(url: str) -> Target:
+    """Raises ConfigurationError."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:  # a port that is none, half an address
+        parts, port = urlsplit(""), None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigurationError(f"--node {url!r} is not an http(s) URL such as http://127.0.0.1:8000.", param="node")
+    default = 443 if parts.scheme == "https" else 80
+    return Target(parts.scheme.encode(), parts.hostname.encode(), port or default, parts.path.encode())

@@ -6,6 +6,7 @@ A raw ASGI endpoint: what it relays it does not decode, except for the few field
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
@@ -22,25 +23,25 @@ from ...protocol.errors import (
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
+    RequestCancelledError,
     RequestTimeoutError,
     UpdraftError,
     UpstreamError,
 )
-from ...protocol.http import TENANT_HEADER, read_body, request_id, while_connected
+from ...protocol.http import ATTEMPT_HEADER, TENANT_HEADER, read_body, request_id, while_connected
+from ...protocol.ids import new_id
 from .keys import KeyStore
 from .metering import Meter, UsageRow
 from .nodes import Node, NodeRegistry
 from .upstream import Upstream, UpstreamFailure, body_of
+from .usage import StreamMeter, StreamOptions, asking_for_usage, read_usage
 
-_NO_USAGE = b',"usage":null'  # on every chunk but the last, where usage was asked for; quotes in texts are escaped
 _TRY_ELSEWHERE = frozenset({500, 502, 503, 504})
+_ASK_S = 2.0
 _RELAYED_HEADERS = frozenset(
     {b"content-type", b"retry-after", b"x-should-retry", b"cache-control", b"x-accel-buffering"}
 )
-
-
-class _StreamOptions(msgspec.Struct):
-    include_usage: bool = False
+_log = logging.getLogger("updraft.gateway")
 
 
 class _Peek(msgspec.Struct):
@@ -48,38 +49,23 @@ class _Peek(msgspec.Struct):
 
     model: str
     stream: bool = False
-    stream_options: _StreamOptions | None = None
-
-
-class _Details(msgspec.Struct):
-    accepted_prediction_tokens: int | None = 0
-    rejected_prediction_tokens: int | None = 0
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    completion_tokens_details: _Details | None = None
-
-
-class _UsagePeek(msgspec.Struct):
-    usage: _Usage | None = None
-    choices: list[msgspec.Raw] = []
+    stream_options: StreamOptions | None = None
 
 
 @dataclass(slots=True)
 class _Call:
-    """A request on its way. `hide_usage`: the usage chunk is ours, the client did not ask for it."""
+    """A request on its way. `asked`: what the client wants to see of the usage, if it is a stream."""
 
     id: str
     path: bytes
     body: bytes
     model: str
     stream: bool
-    hide_usage: bool
+    asked: StreamOptions
     row: UsageRow
     started: float
     send: Send
+    attempt: bytes = field(default_factory=lambda: new_id("try").encode())
     answered: bool = False
     tried: list[Node] = field(default_factory=list[Node])
 
@@ -119,13 +105,20 @@ class Relay:
         request = Request(scope, receive)
         row.key_name = self.keys.name_of(request.headers.get("authorization", ""))
         call = _call(scope, await read_body(request), row, started, send)
+        try:
+            await self._serve_while_connected(call, receive)
+        except (RequestCancelledError, RequestTimeoutError):
+            await self._ask_what_it_cost(call)
+            raise
+
+    async def _serve_while_connected(self, call: _Call, receive: Receive) -> None:
         async with while_connected(receive):
             try:
                 async with asyncio.timeout(self.timeout_s):
                     await self._answer(call)
             except (TimeoutError, UpstreamFailure) as error:
                 failure = _typed(error, self.timeout_s)
-                row.status = failure.status
+                call.row.status = failure.status
                 if not call.answered:
                     raise failure from error
                 await self._end_broken_stream(call, failure)
@@ -158,16 +151,18 @@ class Relay:
         """One attempt. False: the node answered that it cannot, and another may."""
         # Nodes keep the caches of different keys apart, without being told whose they are.
         tenant = blake2b(call.row.key_name.encode(), digest_size=16).hexdigest().encode()
-        about = [(b"x-request-id", call.id.encode()), (TENANT_HEADER, tenant)]
+        tells_usage = node.tells_usage
+        body = asking_for_usage(call.body, running=tells_usage) if call.stream else call.body
+        about = [(b"x-request-id", call.id.encode()), (TENANT_HEADER, tenant), (ATTEMPT_HEADER, call.attempt)]
         async with AsyncExitStack() as stack:
             async with node.unless_it_hangs():  # until its first byte, after which another node could not take over
-                sent = self.upstream.open("POST", node.target, call.path, call.body, about)
+                sent = self.upstream.open("POST", node.target, call.path, body, about)
                 response = await stack.enter_async_context(sent)
             if response.status in _TRY_ELSEWHERE and not is_last:
                 return False
             call.row.status = response.status
             if call.stream and response.status == 200:
-                await self._relay_stream(call, response)
+                await self._relay_stream(call, response, StreamMeter(call.row, call.asked, running=tells_usage))
             else:
                 await self._relay_whole(call, response)
         return True
@@ -175,29 +170,43 @@ class Relay:
     async def _relay_whole(self, call: _Call, response: httpcore.Response) -> None:
         body = b"".join([chunk async for chunk in body_of(response)])
         if response.status == 200:
-            _read_usage(body, call.row)
+            read_usage(body, call.row)
         await _start(call, response, len(body))
         await _emit(call, body, more=False)
 
-    async def _relay_stream(self, call: _Call, response: httpcore.Response) -> None:
+    async def _relay_stream(self, call: _Call, response: httpcore.Response, meter: StreamMeter) -> None:
         """Whole events only, so that an error event can follow wherever the node breaks off."""
         ended = False
-        async with aclosing(_events_of(response)) as events:
-            async for event in events:
-                if ended:
-                    continue  # reading to the end keeps the connection usable
-                may_have_usage = b'"usage"' in event and _NO_USAGE not in event
-                if may_have_usage and _read_usage(event[5:], call.row) and call.hide_usage:
-                    continue
-                if not call.answered:
-                    await _start(call, response, None)
-                if event.startswith(b'data: {"error"'):  # the node lives, its answer does not
-                    call.row.status = UpstreamError.status
-                    ended = True
-                ended = ended or event.startswith(b"data: [DONE]")
-                await _emit(call, event.replace(_NO_USAGE, b"") if call.hide_usage else event, more=not ended)
+        try:
+            async with aclosing(_events_of(response)) as events:
+                async for event in events:
+                    shown = None if ended else meter.shown(event)
+                    if shown is None:
+                        continue  # once ended: reading to the end keeps the connection usable
+                    if not call.answered:
+                        await _start(call, response, None)
+                    if event.startswith(b'data: {"error"'):  # the node lives, its answer does not
+                        call.row.status = UpstreamError.status
+                        ended = True
+                    ended = ended or event.startswith(b"data: [DONE]")
+                    await _emit(call, shown, more=not ended)
+        finally:
+            meter.settle()
         if not ended:
             raise UpstreamFailure("the stream ended without [DONE]")
+
+    async def _ask_what_it_cost(self, call: _Call) -> None:
+        """Of a whole answer that nobody waits for any more, only the node knows: if it is one that can be asked."""
+        if call.stream or not call.tried or not call.tried[-1].tells_usage:
+            return
+        try:
+            async with asyncio.timeout(_ASK_S):
+                status, body = await self.upstream.get(call.tried[-1].target, b"/spent/" + call.attempt)
+        except (TimeoutError, UpstreamFailure) as error:
+            _log.warning("Request %s is metered without its tokens: its node does not answer: %s", call.id, error)
+        else:
+            if status == 200:
+                read_usage(b'{"usage":%b}' % body, call.row)
 
     async def _end_broken_stream(self, call: _Call, failure: UpdraftError) -> None:
         await _emit(call, sse.event(failure.to_body()), more=False)
@@ -228,33 +237,8 @@ def _call(scope: Scope, body: bytes, row: UsageRow, started: float, send: Send) 
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
     row.model = peek.model
-    hide_usage = peek.stream and not (peek.stream_options and peek.stream_options.include_usage)
-    if hide_usage:
-        body = _asking_for_usage(body)
-    path = scope["path"].encode()
-    return _Call(row.request_id, path, body, peek.model, peek.stream, hide_usage, row, started, send)
-
-
-def _asking_for_usage(body: bytes) -> bytes:
-    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    options = msgspec.json.decode(fields.get("stream_options", b"null"), type=dict[str, msgspec.Raw] | None) or {}
-    options["include_usage"] = msgspec.Raw(b"true")
-    return msgspec.json.encode({**fields, "stream_options": options})
-
-
-def _read_usage(payload: bytes, row: UsageRow) -> bool:
-    """Note the usage in `payload`, if there is one. True: it is the extra chunk that carries nothing else."""
-    try:
-        peek = msgspec.json.decode(payload, type=_UsagePeek)
-    except msgspec.DecodeError:  # not ours to judge: the client gets it as it is
-        return False
-    if peek.usage is None:
-        return False
-    details = peek.usage.completion_tokens_details or _Details()
-    row.prompt_tokens, row.completion_tokens = peek.usage.prompt_tokens, peek.usage.completion_tokens
-    row.accepted_prediction_tokens = details.accepted_prediction_tokens or 0
-    row.rejected_prediction_tokens = details.rejected_prediction_tokens or 0
-    return not peek.choices
+    asked, path = peek.stream_options or StreamOptions(), scope["path"].encode()
+    return _Call(row.request_id, path, body, peek.model, peek.stream, asked, row, started, send)
 
 
 async def _events_of(response: httpcore.Response) -> AsyncGenerator[bytes]:

@@ -26,6 +26,12 @@ class Target:
     port: int
     prefix: bytes
 
+    @property
+    def authority(self) -> bytes:
+        """For the `Host` header: an IPv6 address stands in brackets there."""
+        host = b"[%b]" % self.host if b":" in self.host else self.host
+        return b"%b:%d" % (host, self.port)
+
     def url(self, path: bytes) -> httpcore.URL:
         return httpcore.URL(scheme=self.scheme, host=self.host, port=self.port, target=self.prefix + path)
 
@@ -52,7 +58,7 @@ class Upstream:
         self, method: str, target: Target, path: bytes, body: bytes = b"", extra: Headers = ()
     ) -> AsyncGenerator[httpcore.Response]:
         """The response once its headers are here; read it with `body_of`. `extra` headers. Raises UpstreamFailure."""
-        headers = [(b"host", b"%b:%d" % (target.host, target.port)), *self._authorization, *extra]
+        headers = [(b"host", target.authority), *self._authorization, *extra]
         if body:
             headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         request = httpcore.Request(

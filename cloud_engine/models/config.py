@@ -51,6 +51,10 @@ class ModelConfig:
         window = self.windows[layer] if self.windows else None
         return None if window is None or window >= self.context_length else window
 
+    def is_sliding(self, layer: int) -> bool:
+        """Whether a layer has a sliding window, and with it `sliding_rotary`, even if no context is as long."""
+        return bool(self.windows) and self.windows[layer] is not None
+
     @property
     def reach(self) -> int | None:
         """How many tokens back any layer looks, the token itself included; None if one looks back to the start."""

@@ -7,8 +7,11 @@ from torch import Tensor, nn
 
 from ...kernels.attention import Attention
 from ...kernels.kv_write import Rotation
+from ...kernels.native_attention import NativeAttention
+from ...kernels.native_decoder import NativeDecoder
 from .config import ModelConfig
 from .layers import Embedding, GatedMLP, GroupedQueryAttention, Linear, norm, soft_capped
+from .native import native_decoder
 from .rope import Rotary
 
 
@@ -44,8 +47,15 @@ class Decoder(nn.Module):
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self._rotary = Rotary(config.rotary)
         self._sliding_rotary = None if config.sliding_rotary is None else Rotary(config.sliding_rotary)
+        self._native: NativeDecoder | None = None
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
+
+    def fuse(self) -> bool:
+        """From now on run all layers in one call of C, where their weights are packed for it and attention is C's, too.
+        Returns whether that can be. No layer may be replaced or moved afterwards."""
+        self._native = native_decoder(self)
+        return self._native is not None
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Last hidden states after the final norm: (tokens, hidden_size). `token_ids`, `positions`: (tokens,) int64."""
@@ -54,10 +64,12 @@ class Decoder(nn.Module):
             hidden = hidden * self._embedding_scale
         plain = self._rotary(positions)
         sliding_rotation = plain if self._sliding_rotary is None else self._sliding_rotary(positions)
+        if self._native is not None and isinstance(attention, NativeAttention):
+            return self._native.run(hidden, (plain, sliding_rotation), attention)
         update: Tensor | None = None
         for index, layer in enumerate(self.layers):
-            is_sliding = bool(self.config.windows) and self.config.windows[index] is not None
-            update = layer(update, hidden, sliding_rotation if is_sliding else plain, attention)
+            rotation = sliding_rotation if self.config.is_sliding(index) else plain
+            update = layer(update, hidden, rotation, attention)
         return self.norm(hidden) if update is None else self.norm.add(update, hidden)
 
     @property

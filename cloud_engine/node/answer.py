@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -13,6 +13,8 @@ from ...protocol.errors import InvalidRequestError, UpdraftError
 from ...protocol.responses import FinishReason, Usage
 from ...text.detokenize import IncrementalDetokenizer, StopMatcher
 from ...text.tokenizer import Tokenizer
+from ...text.tool_stream import OfferedTools
+from ..engine.prediction import ALIGN_ON, PredictionCursor
 
 if TYPE_CHECKING:
     from ..engine.request import GenerationRequest, PromptLogprob, RequestStats, TokenLogprob, TokenOutput
@@ -33,8 +35,11 @@ class TokenSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
+    """`offset`: of the answer's characters the first that is, at least in part, the token's."""
+
     token_id: int
     score: TokenLogprob
+    offset: int
 
 
 @dataclass(slots=True)
@@ -42,7 +47,8 @@ class Piece:
     """What one engine step added to one of the answers, the `index`-th, to the `prompt`-th of the request's prompts.
 
     `scores`: of the tokens whose text is out now. `usage` comes with `finish_reason`, of this answer alone.
-    `prompt_scores`, if asked for, come with the first piece of a prompt's first answer.
+    `prompt_scores`, if asked for, come with the first piece of a prompt's first answer. `num_tokens`: of this answer so
+    far, also those whose text is still held back.
     """
 
     text: str = ""
@@ -52,31 +58,33 @@ class Piece:
     index: int = 0
     prompt_scores: list[PromptLogprob] = field(default_factory=list["PromptLogprob"])
     prompt: int = 0
+    num_tokens: int = 0
 
 
 async def pieces(
-    engine: TokenSource, tokenizer: Tokenizer, request: GenerationRequest, marks: Mapping[int, str] | None = None
+    engine: TokenSource, tokenizer: Tokenizer, request: GenerationRequest, tools: OfferedTools | None = None
 ) -> AsyncGenerator[Piece]:
-    """The answers to `request`. Closing the iterator, or a stop string in each, aborts the engine's work on them.
+    """The answers to `request`. Closing the iterator aborts the engine's work on them, as does in each a stop string.
 
-    `marks`: special tokens that are to be part of the text, as what. Raises InvalidRequestError for a constraint that
-    no answer could keep to.
+    `tools`: those that the answers may call. Where they may make one call, and no constraint holds them to that, an
+    answer ends behind its first. Raises InvalidRequestError for a constraint that no answer could keep to.
     """
-    shown = {token_id: text.encode() for token_id, text in (marks or {}).items()}
+    shown = {} if tools is None else {token_id: text.encode() for token_id, text in tools.format.marks.items()}
 
     def token_bytes(token_id: int) -> bytes:
         return shown[token_id] if token_id in shown else tokenizer.token_bytes(token_id)
 
-    open_answers = {index: _Answer(token_bytes, request) for index in range(request.n)}
+    open_answers = {index: _Answer(token_bytes, request, tools) for index in range(request.n)}
     async with aclosing(engine.generate(request)) as outputs:
         async for output in outputs:
             if output.index not in open_answers:
-                continue  # a stop string has ended it, and others go on
+                continue  # what was said has ended it, and others go on
             if output.error is not None:
                 param = request.constraint and request.constraint.param
                 raise InvalidRequestError(f"{param}: {output.error}", param=param, code="grammar_failed")
-            piece = open_answers[output.index].push(output)
-            piece.index = output.index
+            answer = open_answers[output.index]
+            piece = answer.push(output)
+            piece.index, piece.num_tokens = output.index, answer.num_tokens
             piece.prompt_scores = list(output.prompt_logprobs)
             if piece.text or piece.scores or piece.finish_reason or piece.prompt_scores:
                 yield piece
@@ -84,7 +92,7 @@ async def pieces(
                 del open_answers[output.index]
                 if not open_answers:
                     return
-                if output.finish_reason is None:  # but by a stop string, of which the engine knows nothing
+                if output.finish_reason is None:  # but by what was said, of which the engine knows nothing
                     engine.stop_answer(request.request_id, output.index)
 
 
@@ -106,12 +114,18 @@ def total_usage(pieces: Iterable[Piece]) -> Usage:
 
 
 class _Answer:
-    def __init__(self, token_bytes: Callable[[int], bytes], request: GenerationRequest) -> None:
+    """`num_tokens`: those that came, up to one whose text ended the answer."""
+
+    def __init__(
+        self, token_bytes: Callable[[int], bytes], request: GenerationRequest, tools: OfferedTools | None
+    ) -> None:
         self._request = request
         self._detokenizer = IncrementalDetokenizer(token_bytes)
         self._stop = StopMatcher(request.params.stop)
-        self._token_ids: list[int] = []
-        self._held_scores: list[tuple[int, ScoredToken]] = []  # (where the token's text starts, its score)
+        self._first_call = None if tools is None else tools.first_call(request.constraint)
+        self._steps: list[list[int]] = []  # the tokens of each
+        self.num_tokens = 0
+        self._held_scores: list[ScoredToken] = []
         self._cached_tokens = 0
         self._decoded = 0  # characters
         self._emitted = 0
@@ -120,35 +134,41 @@ class _Answer:
         piece = Piece()
         if output.cached_tokens is not None:
             self._cached_tokens = output.cached_tokens
+        self._steps.append([])
         for index, token_id in enumerate(output.token_ids):
             if output.logprobs:
-                self._held_scores.append((self._decoded, ScoredToken(token_id, output.logprobs[index])))
-            self._token_ids.append(token_id)
+                self._held_scores.append(ScoredToken(token_id, output.logprobs[index], self._decoded))
+            self._steps[-1].append(token_id)
+            self.num_tokens += 1
             if self._emit(self._detokenizer.push(token_id), piece):
                 return self._finished(piece, "stop", None)
         if output.finish_reason is None:
             self._release_scores(piece)
             return piece
-        if self._emit(self._detokenizer.flush(), piece):
+        if self._emit(self._detokenizer.flush(), piece) or self._show(self._stop.flush(), piece):
             return self._finished(piece, "stop", output.stats)
-        piece.text += self._stop.flush()
         self._emitted = self._decoded + 1  # all is out, also tokens without any text
         reason = "length" if output.finish_reason == "length" else "stop"  # an error has been raised before
         return self._finished(piece, reason, output.stats)
 
     def _emit(self, text: str, piece: Piece) -> bool:
-        """Add to `piece` what is safe to show. True: a stop string was met."""
+        """Add to `piece` what is safe to show. True: the answer ends with it."""
         self._decoded += len(text)
-        too_early = len(self._token_ids) < self._request.params.min_tokens
+        too_early = self.num_tokens < self._request.params.min_tokens
         safe, stopped = (text, False) if too_early else self._stop.push(text)
-        piece.text += safe
-        self._emitted += len(safe)
-        return stopped
+        return self._show(safe, piece) or stopped
+
+    def _show(self, text: str, piece: Piece) -> bool:
+        """Add `text` to `piece`, up to the end of a call that must be the only one. True: there is one."""
+        text, called = (text, False) if self._first_call is None else self._first_call.push(text)
+        piece.text += text
+        self._emitted += len(text)
+        return called
 
     def _release_scores(self, piece: Piece) -> None:
         """A token's score goes out with the first of its text; those within a stop string never do."""
-        piece.scores += [score for start, score in self._held_scores if start < self._emitted]
-        self._held_scores = [held for held in self._held_scores if held[0] >= self._emitted]
+        piece.scores += [held for held in self._held_scores if held.offset < self._emitted]
+        self._held_scores = [held for held in self._held_scores if held.offset >= self._emitted]
 
     def _finished(self, piece: Piece, reason: FinishReason, stats: RequestStats | None) -> Piece:
         self._release_scores(piece)
@@ -157,19 +177,23 @@ class _Answer:
         return piece
 
     def _own_usage(self) -> Usage:
-        """For an answer that a stop string ended: the engine did not, so it has not counted."""
-        draft = self._request.draft_ids
-        pairs = zip(draft, self._token_ids, strict=False)
-        accepted = next(
-            (i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(draft), len(self._token_ids))
-        )
+        """For an answer that its own text ended: the engine did not, so it has not counted."""
+        accepted = self._num_accepted()
         return Usage.of(
             len(self._request.prompt_ids),
-            len(self._token_ids),
+            self.num_tokens,
             cached=self._cached_tokens,
             accepted=accepted,
-            rejected=len(draft) - accepted,
+            rejected=len(self._request.draft_ids) - accepted,
         )
+
+    def _num_accepted(self) -> int:
+        """Tokens of the prediction that the model confirmed, found as the engine finds them: step by step."""
+        cursor, known = PredictionCursor(self._request.draft_ids), self._request.prompt_ids
+        for new in self._steps:
+            known = known[-ALIGN_ON:] + new
+            cursor.advance(known, len(new), 0)
+        return cursor.num_accepted
 
 
 def _usage(stats: RequestStats) -> Usage:

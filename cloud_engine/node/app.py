@@ -16,7 +16,16 @@ from starlette.responses import PlainTextResponse, Response
 from ...protocol import prometheus, sse
 from ...protocol.embeddings import embedding_list, parse_embedding
 from ...protocol.errors import InvalidRequestError, UpdraftError
-from ...protocol.http import TENANT_HEADER, create_app, error_response, read_body, send, send_json, while_connected
+from ...protocol.http import (
+    ATTEMPT_HEADER,
+    TENANT_HEADER,
+    create_app,
+    error_response,
+    read_body,
+    send,
+    send_json,
+    while_connected,
+)
 from ...protocol.responses import ModelCard, ModelList
 from ...protocol.wire import WireResponse
 from ...text.grammar import Vocabulary
@@ -30,7 +39,8 @@ from .formats import joined
 from .jobs import Job, JobMaker
 from .latency import Latencies
 from .metrics import node_metrics
-from .tokens import DetokenizeResponse, parse_detokenize, parse_tokenize, tokenized
+from .running_usage import Spent, TokenTally
+from .tokens import DetokenizeResponse, TokenizeResponse, parse_detokenize, parse_tokenize, tokenized
 
 _LONG_BODY = 2**16
 T = TypeVar("T")
@@ -68,6 +78,7 @@ def create_node_app(served: Served) -> FastAPI:
     app.add_route("/v1/embeddings", node.embed, methods=["POST"])
     app.add_route("/tokenize", node.tokenize, methods=["POST"])
     app.add_route("/detokenize", node.detokenize, methods=["POST"])
+    app.add_route("/spent/{attempt}", node.spent, methods=["GET"])
     app.add_route("/v1/models", node.models, methods=["GET"])
     app.add_route("/v1/models/{model:path}", node.model, methods=["GET"])
     app.add_route("/health", node.health, methods=["GET"])
@@ -82,6 +93,7 @@ class _Node:
         self._context_length = served.context_length
         self._card = ModelCard(id=served.model_id, created=int(time.time()), max_model_len=served.context_length)
         self._latencies = Latencies()
+        self._spent = Spent()
         self._grammars = GrammarCheck(lambda: Vocabulary.of(served.tokenizer, served.tokenizer.eos_ids))
         tool_format = ToolFormat.of(served.tool_parser, served.tokenizer)
         self._jobs = JobMaker(served.tokenizer, served.model_id, served.context_length, tool_format)
@@ -105,16 +117,26 @@ class _Node:
         return send_json(embedding_list(asked, vectors, sum(map(len, inputs))))
 
     async def tokenize(self, request: Request) -> Response:
-        asked = parse_tokenize(await read_body(request))
-        if asked.model is not None:
-            self._jobs.check_model(asked.model)
-        return send_json(await asyncio.to_thread(tokenized, self._tokenizer, asked, self._context_length))
+        body = await read_body(request)
+        return send_json(await _off_the_loop_if_long(body, lambda: self._tokenized(body)))
 
     async def detokenize(self, request: Request) -> Response:
-        asked = parse_detokenize(await read_body(request), self._tokenizer.vocab_size)
-        if asked.model is not None:
-            self._jobs.check_model(asked.model)
-        return send_json(DetokenizeResponse(self._tokenizer.decode(asked.tokens, skip_special=False)))
+        body = await read_body(request)
+        return send_json(await _off_the_loop_if_long(body, lambda: self._detokenized(body)))
+
+    def _tokenized(self, body: bytes) -> TokenizeResponse:
+        asked = parse_tokenize(body)
+        self._jobs.check_model(asked.model)
+        self._jobs.check_size(asked.param, *asked.texts)
+        return tokenized(self._tokenizer, asked, self._context_length)
+
+    def _detokenized(self, body: bytes) -> DetokenizeResponse:
+        asked = parse_detokenize(body, self._tokenizer.vocab_size, self._context_length)
+        self._jobs.check_model(asked.model)
+        return DetokenizeResponse(self._tokenizer.decode(asked.tokens, skip_special=False))
+
+    async def spent(self, request: Request) -> Response:
+        return send_json(self._spent.on(request.path_params["attempt"]))
 
     async def models(self, _request: Request) -> Response:
         return send_json(ModelList([self._card]))
@@ -141,6 +163,8 @@ class _Node:
             if constraint is not None:
                 await self._grammars.check(constraint)
             answer = self._pieces(job)
+            if not job.stream and (attempt := request.headers.get(ATTEMPT_HEADER.decode())):
+                answer = self._spent.watch(attempt, TokenTally(job.generations), answer)
             with _naming_the_prompt(job.prompt_field):
                 first = await anext(answer)
             if not job.stream:
@@ -151,7 +175,7 @@ class _Node:
     def _pieces(self, job: Job) -> AsyncGenerator[Piece]:
         """The answers to all prompts of a job."""
         of_each = [
-            self._latencies.watch(pieces(self._engine, self._tokenizer, asked, job.marks)) for asked in job.generations
+            self._latencies.watch(pieces(self._engine, self._tokenizer, asked, job.tools)) for asked in job.generations
         ]
         return of_each[0] if len(of_each) == 1 else _numbered_through(of_each, job.generations[0].n)
 

@@ -26,8 +26,7 @@ from ...protocol.responses import (
     Usage,
 )
 from ...text.tokenizer import Tokenizer
-from ...text.tool_formats import ToolFormat
-from ...text.tool_stream import ToolCallStream
+from ...text.tool_stream import OfferedTools, ToolCallStream
 from .answer import Piece, ScoredToken, total_usage
 
 
@@ -61,7 +60,7 @@ class ChatFormat:
     logprobs: bool
     n: int = 1
     include_usage: bool = False
-    tools: ToolFormat | None = None
+    tools: OfferedTools | None = None
     id: str = field(default_factory=lambda: new_id("chatcmpl"))
     created: int = field(default_factory=lambda: int(time.time()))
     _calls: dict[int, ToolCallStream] = field(default_factory=dict[int, ToolCallStream])
@@ -112,7 +111,6 @@ class TextFormat:
     include_usage: bool = False
     id: str = field(default_factory=lambda: new_id("cmpl"))
     created: int = field(default_factory=lambda: int(time.time()))
-    _offsets: dict[int, int] = field(default_factory=dict[int, int])
 
     def opening(self) -> list[msgspec.Struct]:
         return []
@@ -137,15 +135,11 @@ class TextFormat:
         if not self.logprobs:
             return None
         scores = [_token_logprob(self.tokenizer, scored) for scored in piece.scores]
-        offsets: list[int] = []
-        for score in scores:
-            offsets.append(self._offsets.setdefault(piece.index, 0))
-            self._offsets[piece.index] += len(score.token)
         return TextLogprobs(
             tokens=[score.token for score in scores],
             token_logprobs=[score.logprob for score in scores],
             top_logprobs=[_alternatives(score) for score in scores],
-            text_offset=offsets,
+            text_offset=[scored.offset for scored in piece.scores],
         )
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from ...protocol.embeddings import EmbeddingRequest
 from ...protocol.errors import ContextLengthError, ModelNotFoundError, UnsupportedFeatureError
@@ -14,17 +13,19 @@ from ...protocol.requests import ChatRequest, CompletionRequest, parse_chat, par
 from ...text import tool_turns
 from ...text.tokenizer import Tokenizer
 from ...text.tool_formats import ToolFormat
+from ...text.tool_stream import OfferedTools
 from ..engine.request import BeamParams, GenerationRequest
 from .best_of import BestOf
 from .formats import AnswerFormat, ChatFormat, TextFormat
 from .prompt_report import PromptReport, ReportedPrompt
+from .running_usage import RunningUsage, TokenTally
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """A checked request: what to generate, for each of its prompts, and how to show it.
 
-    `prompt_field`: what clients call the prompt. `marks`: special tokens that are part of the text, as what.
+    `prompt_field`: what clients call the prompt. `tools`: those that the answers may call.
     """
 
     generations: list[GenerationRequest]
@@ -32,7 +33,7 @@ class Job:
     stream: bool
     include_usage: bool
     prompt_field: str
-    marks: Mapping[int, str] = field(default_factory=dict[int, str])
+    tools: OfferedTools | None = None
 
 
 class JobMaker:
@@ -49,11 +50,11 @@ class JobMaker:
 
     def chat(self, body: bytes, tenant: str) -> Job:
         request = parse_chat(body)
-        use, form = request.tool_use, self._format(request)
-        tools = [] if use is None else use.tools
+        offered = self._offered(request)
+        tools = [] if offered is None else offered.use.tools
         texts = tool_turns.texts(request.messages, tools)
         self._check(request)
-        self._check_size("messages", *(message.text for message in request.messages), *texts)
+        self.check_size("messages", *(message.text for message in request.messages), *texts)
         prompt = self._tokenizer.encode_chat(
             request.messages,
             tools=tools,
@@ -61,12 +62,12 @@ class JobMaker:
             continue_final_message=request.continue_final_message,
         )
         prediction = request.prediction.text if request.prediction else ""
-        self._check_size("prediction", prediction)
+        self.check_size("prediction", prediction)
         generation = _generation(request, prompt, tenant, self._tokenizer.encode(prediction))
-        if use is None or form is None:
-            return self._job(request, [generation], ChatFormat(*self._shape(request)))
-        generation = replace(generation, constraint=form.constraint(use))
-        return replace(self._job(request, [generation], ChatFormat(*self._shape(request), form)), marks=form.marks)
+        if offered is not None:
+            generation = replace(generation, constraint=offered.format.constraint(offered.use))
+        job = self._job(request, [generation], ChatFormat(*self._shape(request), offered))
+        return replace(job, tools=offered)
 
     def completion(self, body: bytes, tenant: str) -> Job:
         request = parse_completion(body)
@@ -80,14 +81,15 @@ class JobMaker:
         self.check_model(request.model)
         return self._token_ids(request.inputs, "input")
 
-    def check_model(self, model: str) -> None:
-        if model != self._model_id:
+    def check_model(self, model: str | None) -> None:
+        """None: of the one there is. Raises ModelNotFoundError."""
+        if model not in (None, self._model_id):
             raise ModelNotFoundError(
                 f"The model {model!r} does not exist here; this server has {self._model_id!r}.", param="model"
             )
 
-    def _format(self, request: ChatRequest) -> ToolFormat | None:
-        """How the model calls tools; None if the request offers none."""
+    def _offered(self, request: ChatRequest) -> OfferedTools | None:
+        """The tools of a request; None if it offers none."""
         if request.tool_use is None:
             return None
         if self._tool_format is None:
@@ -96,11 +98,11 @@ class JobMaker:
                 "or start the node with --tool-parser.",
                 param="tools",
             )
-        return self._tool_format
+        return OfferedTools(self._tool_format, request.tool_use)
 
     def _token_ids(self, prompts: list[Prompt], param: str) -> list[list[int]]:
         for prompt in prompts:
-            self._check_size(param, prompt if isinstance(prompt, str) else "")
+            self.check_size(param, prompt if isinstance(prompt, str) else "")
         return [self._tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
     def _shape(self, request: ChatRequest | CompletionRequest) -> tuple[Tokenizer, str, bool, int, bool]:
@@ -119,6 +121,8 @@ class JobMaker:
             shape = PromptReport(shape, self._tokenizer, prompts, n, request.prompt_logprobs)
         if num_generated > n:
             shape = BestOf(shape, n, num_generated)
+        if request.running_usage:
+            shape = RunningUsage(shape, TokenTally(generations))
         prompt_field = "messages" if isinstance(request, ChatRequest) else "prompt"
         return Job(generations, shape, request.stream, _includes_usage(request), prompt_field)
 
@@ -135,8 +139,11 @@ class JobMaker:
                 "updraft options are for the router, this is an engine: leave them out.", param="updraft"
             )
 
-    def _check_size(self, param: str, *texts: str) -> None:
-        """Refuse what cannot fit before seconds are spent on tokenizing it. Templates may strip, but no more."""
+    def check_size(self, param: str, *texts: str) -> None:
+        """Refuse what cannot fit before seconds are spent on tokenizing it. Templates may strip, but no more.
+
+        Raises ContextLengthError.
+        """
         size = sum(len(text.strip().encode("utf-8", "replace")) for text in texts)
         if size > self._max_prompt_bytes:
             raise ContextLengthError(

@@ -23,19 +23,20 @@ class Latencies:
         self.e2e = Distribution(_SECONDS)
         self.finished: Counter[FinishReason] = Counter()
 
-    async def watch(self, answer: AsyncGenerator[Piece]) -> AsyncGenerator[Piece]:
+    async def watch(self, answers: AsyncGenerator[Piece]) -> AsyncGenerator[Piece]:
         """The same pieces. Only answers that come to their end are counted beyond the first token."""
         started = time.perf_counter()
-        first: float | None = None
-        async with aclosing(answer):
-            async for piece in answer:
+        begun: dict[int, float] = {}
+        async with aclosing(answers):
+            async for piece in answers:
                 now = time.perf_counter()
-                if first is None:
-                    first = now
+                if not begun:
                     self.ttft.observe(now - started)
+                first = begun.get(piece.index)
+                begun.setdefault(piece.index, now)
                 if piece.finish_reason is not None and piece.usage is not None:
                     self.finished[piece.finish_reason] += 1
                     self.e2e.observe(now - started)
-                    if piece.usage.completion_tokens > 1:
+                    if first is not None and piece.usage.completion_tokens > 1:  # else it came at once
                         self.tpot.observe((now - first) / (piece.usage.completion_tokens - 1))
                 yield piece

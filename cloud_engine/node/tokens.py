@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from ...protocol.errors import InvalidRequestError
+from ...protocol.errors import ContextLengthError, InvalidRequestError
 from ...protocol.requests import Message, decode
+from ...text import tool_turns
 from ...text.tokenizer import Tokenizer
 
 
@@ -19,6 +20,18 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     return_token_strs: bool = False
+
+    @property
+    def param(self) -> str:
+        """Which of the two is given."""
+        return "prompt" if self.messages is None else "messages"
+
+    @property
+    def texts(self) -> list[str]:
+        """All that tokens are to be made of."""
+        if self.messages is None:
+            return [self.prompt or ""]
+        return [*(message.text for message in self.messages), *tool_turns.texts(self.messages, [])]
 
 
 class TokenizeResponse(msgspec.Struct):
@@ -45,9 +58,14 @@ def parse_tokenize(body: bytes) -> TokenizeRequest:
     return request
 
 
-def parse_detokenize(body: bytes, vocab_size: int) -> DetokenizeRequest:
-    """Raises InvalidRequestError."""
+def parse_detokenize(body: bytes, vocab_size: int, context_length: int) -> DetokenizeRequest:
+    """Raises InvalidRequestError, and ContextLengthError for more tokens than a context holds."""
     request = decode(body, DetokenizeRequest)
+    if len(request.tokens) > context_length:
+        raise ContextLengthError(
+            f"tokens: {len(request.tokens)}; this model's context holds {context_length}: send them in parts.",
+            param="tokens",
+        )
     if not all(0 <= token < vocab_size for token in request.tokens):
         raise InvalidRequestError(f"Token ids must be between 0 and {vocab_size - 1}.", param="tokens")
     return request

@@ -3,6 +3,7 @@
 One pass over the keys with a running maximum (Milakov & Gimelshein 2018), all products and sums in float32. What a
 query gets depends on its own keys alone, to the last bit. */
 
+#include "calls.h"
 #include "vectors.h"
 
 #define ROWS 16   /* queries, heads that share a KV head included, that read a key together */
@@ -11,31 +12,6 @@ query gets depends on its own keys alone, to the last bit. */
 #define GROUPS (KEYS / LANES)
 #define MOST_DIM 256
 #define NEVER (-1e30f)
-
-/* `query` and `out`: (rows, heads, head_dim), rows `query_stride` elements apart. `cache`: (blocks, 2 * kv_heads,
-   block_size, head_dim), the keys' heads first; sixteen positions lie together, keys as (words of a head, positions),
-   values as (words of positions, head_dim), so that one vector holds the same word of sixteen keys, or of sixteen
-   elements of a value. `sequences`: (n, 4): first row, position of the first query, number of
-   queries, where its block table begins in `tables`. `most_queries`
-   of a sequence. `window`: tokens in sight, the query's own included; 0 for all. */
-typedef struct {
-    const void *query;
-    void *out;
-    const void *cache;
-    const int64_t *sequences;
-    const int64_t *tables;
-    int64_t query_stride;
-    int64_t num_sequences;
-    int64_t most_queries;
-    int64_t heads;
-    int64_t kv_heads;
-    int64_t block_size;
-    int64_t head_dim;
-    int64_t window;
-    int64_t num_threads;
-    int64_t is_bf16;
-    double scale;
-} AttentionCall;
 
 /* Some rows of one sequence that share a KV head, with what they have gathered so far. */
 typedef struct {
@@ -257,7 +233,6 @@ ATTEND_ALL(attend_128_bf16, 128, 1)
 ATTEND_ALL(attend_any_bf16, (int)call->head_dim, 1)
 ATTEND_ALL(attend_any_float, (int)call->head_dim, 0)
 
-/* 0, or -1 for a head_dim that is too large or no multiple of sixteen, and a block_size that is none. */
 int paged_attention(const AttentionCall *call) {
     if (call->head_dim % LANES || call->head_dim > MOST_DIM || call->block_size % LANES) return -1;
     if (!call->is_bf16) attend_any_float(call);

@@ -3,21 +3,11 @@
 
 #include <math.h>
 
+#include "calls.h"
 #include "vectors.h"
 
 #define PARALLEL_FROM 8192  /* elements: fewer are done before a second thread has begun */
 #define MOST_DIM 256
-
-/* Rows of `hidden` and `residual` lie `stride` and `residual_stride` elements apart, those of `out` are dense.
-   `residual`, where there is one, becomes the sum with `hidden`, which is then normed. */
-typedef struct {
-    const void *hidden;
-    void *residual;
-    const void *weight;
-    void *out;
-    int64_t rows, size, stride, residual_stride, unit_offset, num_threads, is_bf16;
-    double eps;
-} NormCall;
 
 INLINE void norm_row(const NormCall *call, int64_t row, const int is_bf16) {
     const int64_t from = row * call->stride, kept = row * call->residual_stride, to = row * call->size;
@@ -45,13 +35,6 @@ void rms_norm(const NormCall *call) {
         if (call->is_bf16) norm_row(call, row, 1);
         else norm_row(call, row, 0);
 }
-
-/* `gate_up`: rows `stride` elements apart, `size` of the gate and `size` of what it gates. `out`: dense rows of `size`. */
-typedef struct {
-    const void *gate_up;
-    void *out;
-    int64_t rows, size, stride, is_gelu, num_threads, is_bf16;
-} GateCall;
 
 INLINE vec exp_of(vec x) { return exp2_of(x * all(1.44269504f)); }
 
@@ -87,21 +70,6 @@ void gated(const GateCall *call) {
         if (call->is_bf16) gate_row(call, row, 1);
         else gate_row(call, row, 0);
 }
-
-/* `projected`: rows `stride` elements apart, each the heads of queries, keys and values. Queries are normed and rotated
-   where they are; keys, too, on their way to the cache (attention.c says how it lies), values as they are.
-   `slots`: block * block_size + offset, negative for rows of padding. `cosine`, `sine`: (rows, pairs) float. Norm weights may be null. */
-typedef struct {
-    void *projected;
-    void *cache;
-    const int64_t *slots;
-    const float *cosine;
-    const float *sine;
-    const void *query_norm;
-    const void *key_norm;
-    int64_t rows, stride, heads, kv_heads, block_size, head_dim, pairs, unit_offset, num_threads, is_bf16;
-    double eps;
-} HeadsCall;
 
 INLINE void norm_head(float *head, const void *weight, const HeadsCall *call, const int is_bf16) {
     const int64_t dim = call->head_dim;

@@ -4,6 +4,7 @@
    a time, as the processor's dot product wants them. So one row reads memory in one stream, and many rows find the panel
    in the cache. Every output is summed over the inputs in one order: its bits do not depend on the other rows. */
 
+#include "calls.h"
 #include "vectors.h"
 
 #if defined(__AVX512F__)
@@ -17,12 +18,6 @@
 #define BLOCK_ROWS 288     /* for which a thread reads a panel from memory once */
 #define BLOCK_INPUTS 1024  /* summed apart: shorter sums round less */
 #define PARALLEL_FROM 32768  /* multiplications */
-
-/* `packed`: panels as above, (ceil(outputs / PANEL), inputs, PANEL). `bias`: null or one for each output. */
-typedef struct {
-    const void *packed, *bias;
-    int64_t outputs, inputs, is_bf16;
-} Weights;
 
 int64_t linear_panel(void) { return PANEL; }
 
@@ -85,14 +80,6 @@ INLINE void tile_of(int rows, const char *inputs, int64_t stride, const char *pa
 #undef ROWS
     }
 }
-
-/* `inputs`: rows `stride` elements apart. `outputs`: dense rows. */
-typedef struct {
-    const Weights *weights;
-    const void *inputs;
-    void *outputs;
-    int64_t rows, stride, num_threads;
-} LinearCall;
 
 /* The sums of up to BLOCK_ROWS rows with one panel. */
 INLINE void sum_block(const LinearCall *call, int64_t first, int64_t rows, int64_t panel, vec *sums,

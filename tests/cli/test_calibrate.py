@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from updraft.classifier.graded import read_graded
 from updraft.classifier.text_policy import TextPolicy
+from updraft.router.ledger import Ledger
 from updraft_oracle import QUESTIONS, oracle
 
 __all__ = ["oracle"]
@@ -30,6 +31,9 @@ def test_both_tiers_live_and_then_in_use(updraft, oracle: str, tmp_path: Path) -
     assert policy.card.models == {"local": "pocket-small", "cloud": "oracle"}
     assert policy.card.signals and not policy.card.estimated_tokens
     assert policy.calibration.written.mean() == 10
+    ledger = Ledger(tmp_path / "home" / "ledger.sqlite3")
+    assert sorted(row.status for row in ledger.rows(limit=1000)) == [200] * 124 + [400], "they are on the books"
+    ledger.close()
     figures = json.loads((tmp_path / "out.json").read_text())["metrics"]
     assert 0.05 < figures["gain_rate"] < 0.95
     assert 0 < figures["cloud_share"] < 0.5
@@ -87,6 +91,38 @@ def test_calls_that_make_no_sense(updraft, tmp_path: Path, flags: list[str], mes
     done = updraft("calibrate", *flags)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"UPDRAFT_OFFLINE": "true"}, "which offline forbids"),
+        ({"UPDRAFT_BUDGET_CLOUD_SHARE": "0.5"}, "which cloud_share of a budget forbids"),
+        ({"UPDRAFT_PRIVACY_BUILTIN": "email"}, "at least 100 graded prompts, not 98"),
+    ],
+)
+def test_a_live_calibration_keeps_to_the_settings(
+    updraft, tmp_path: Path, settings: dict[str, str], message: str
+) -> None:
+    lines = [f"Write to {i}@example.org" if i < 2 else f"What is {i}?" for i in range(100)]
+    (tmp_path / "prompts.txt").write_text("\n".join(lines))
+    call = ["calibrate", "--live", "100", "--prompts", "prompts.txt", "--cloud", "http://127.0.0.1:9/v1"]
+    done = updraft(*call, env=settings)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert ("2 of 100 prompts are kept on this device" in done.stderr) == ("UPDRAFT_PRIVACY_BUILTIN" in settings)
+
+
+def test_a_live_calibration_keeps_to_the_budget(updraft, tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    (tmp_path / "prompts.txt").write_text("\n".join(f"What is {i}?" for i in range(100)))
+    call = ["calibrate", "--live", "100", "--prompts", "prompts.txt", "--cloud", "http://127.0.0.1:9/v1"]
+    done = updraft(*call, env={"UPDRAFT_BUDGET_USD": "0"})
+    assert done.returncode == 1
+    assert "error: No prompt was answered by both tiers: prompts.txt:1: budget spent" in " ".join(done.stderr.split())
+    ledger = Ledger(tmp_path / "home" / "ledger.sqlite3")
+    assert [row.status for row in ledger.rows(limit=1000)] == [429] * 100
+    ledger.close()
 
 
 def test_nothing_is_paid_for_what_cannot_be_fitted(updraft, tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import json
 import subprocess
 import sys
 
+import gguf
+import numpy as np
 import pytest
 from updraft.cli.device_checks import (
     check_memory,
@@ -76,6 +78,19 @@ def test_memory(tmp_path, monkeypatch) -> None:
     assert check_memory(MACHINE) == found
     monkeypatch.setenv("UPDRAFT_LOCAL", str(tmp_path / "none.gguf"))
     assert "none.gguf" in check_memory(MACHINE).found
+
+
+def test_a_pulled_adapter_is_no_model_that_could_be_too_large(tmp_path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "lora.gguf", "llama")
+    writer.add_string("general.type", "adapter")
+    writer.add_tensor("blk.0.attn_q.weight.lora_a", np.ones((4, 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = check_memory(MACHINE)
+    pull(Library(), find(str(tmp_path / "lora.gguf"), name="lora"))
+    assert check_memory(MACHINE) == found
 
 
 def test_busy_neighbours() -> None:

@@ -15,7 +15,7 @@ from updraft.router.caller import Caller
 from updraft.router.gates import Verdict
 from updraft.router.ledger import Ledger
 from updraft.router.prices import Prices
-from updraft.router.record import Record
+from updraft.router.record import Asked, Record
 from updraft.router.tiers import CloudUsage
 
 
@@ -26,7 +26,8 @@ def ledger(tmp_path: Path) -> Path:
     record.judged(Verdict(2, escalate=False, reason="going well", p_gain=0.1, threshold=0.5))
     record.judged(Verdict(2, escalate=False, reason="still going well", p_gain=0.2, threshold=0.5))
     record.decide(Verdict(3, escalate=True, reason="not good [enough]", p_gain=0.9, threshold=0.5))
-    record.route, record.cloud, record.cloud_model = "escalated", CloudUsage(11, 4, 2, 4), "big"
+    record.route = "escalated"
+    record.asked.append(Asked("big", counted=CloudUsage(11, 4, 2, 4)))
     record.local_s, record.cloud_s = 0.25, 0.5
     path = tmp_path / "ledger.sqlite3"
     written = Ledger(path)

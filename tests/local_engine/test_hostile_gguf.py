@@ -19,8 +19,9 @@ from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine import trial
 from updraft.local_engine.child import ChildEnd
 from updraft.local_engine.engine import LocalEngine, LocalOptions, LoraAdapter
-from updraft.local_engine.gguf import read_header
-from updraft.local_engine.opening import EngineCandidate
+from updraft.local_engine.fit import estimate
+from updraft.local_engine.gguf import read_header, read_model
+from updraft.local_engine.opening import EngineCandidate, plan_of
 from updraft.local_engine.trial import ensure_loadable
 from updraft.protocol.errors import ModelLoadError
 from updraft.protocol.sampling import SamplingParams
@@ -39,6 +40,12 @@ def home(tmp_path, monkeypatch) -> Path:
 
 def number(value: int) -> Value:
     return Value(4, struct.pack("<I", value % 2**32))
+
+
+def needed(path: Path) -> int:
+    """Bytes of memory, as an app asks for them before anything is tried."""
+    header = read_model(path)
+    return estimate(header, plan_of(header, LocalOptions())).total
 
 
 def written(tmp_path: Path, content: bytes) -> Path:
@@ -92,6 +99,28 @@ def test_absurd_experts(tmp_path, file, experts, used) -> None:
     file.values += [(b"llama.expert_count", number(experts)), (b"llama.expert_used_count", number(used))]
     with pytest.raises(ModelLoadError, match="expert"):
         read_header(written(tmp_path, file.build()))
+
+
+@pytest.mark.parametrize("name", ["rope.dimension_count", "expert_count", "expert_used_count"])
+def test_numbers_of_each_layer(tmp_path, file, name) -> None:
+    """llama.cpp may take them or not: what is computed from them before is no error of Python's."""
+    file.values += [(b"llama.expert_count", number(8)), (b"llama.expert_used_count", number(2))]
+    file.put(b"llama." + name.encode(), Value(ARRAY, item_kind=4, items=[struct.pack("<I", 16)] * 2))
+    assert needed(written(tmp_path, file.build())) > 0
+
+
+def test_what_is_no_model_by_itself(tmp_path, file) -> None:
+    """Image encoders have no vocabulary, and some adapters the model's."""
+    bare = [(key, value) for key, value in file.values if b"tokenizer" not in key and b"vocab" not in key]
+    path = written(tmp_path, File(bare, file.tensors, file.data).build())
+    assert read_header(path).tensor_count == len(file.tensors)
+    with pytest.raises(ModelLoadError, match=r"it has no vocabulary\. Name the model that it is for"):
+        EngineCandidate.of(path, None, sound=pocket_small_gguf())
+    with pytest.raises(ModelLoadError, match="no vocabulary"):
+        ensure_loadable(path)
+    file.values.append((b"general.type", Value(STRING, text(b"adapter"))))
+    with pytest.raises(ModelLoadError, match="it is an adapter"):
+        LocalEngine.load(written(tmp_path, file.build()))
 
 
 def test_bad_tokenizers(tmp_path, file) -> None:
@@ -337,7 +366,7 @@ def survivors(folder: Path, count: int, seed: int) -> tuple[list[Path], list[str
         path.write_bytes(content)
         started = time.process_time()
         try:
-            read_header(path)
+            needed(path)
         except ModelLoadError as error:
             assert path.name in error.message
             path.unlink()

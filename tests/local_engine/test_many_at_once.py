@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from updraft.embedded import pocket
 from updraft.local_engine.engine import LocalEngine, LocalOptions, LoraAdapter
+from updraft.local_engine.scheduler import Glimpse, Sequence, Share, Step
 from updraft.protocol.errors import EngineError, ModelLoadError, OverloadedError
 from updraft.protocol.requests import Message
 from updraft.protocol.sampling import SamplingParams
@@ -296,6 +297,52 @@ def test_a_fault_of_the_engine_is_told_and_survived(tiny, monkeypatch):
         assert len(list(engine.start_text("the", greedy(9)))) == 9
 
 
+class Recorded:
+    """A job whose answer is chosen, and that waits for a hidden state."""
+
+    def __init__(self) -> None:
+        self.sequence = Sequence([1, 2, 3], limit=9, unseen=[1], finished=True, computed=3)
+        self.seen_there = []
+
+    def choose(self, row, hidden) -> None:
+        assert self.sequence.finished
+
+    def seen(self, hidden) -> None:
+        self.seen_there.append(hidden)
+        self.sequence.unseen.clear()
+
+
+def test_a_job_may_be_seen_again_and_decode_in_one_step(tiny):
+    """After a preemption, one that is done may be a token behind again."""
+    with LocalEngine.load(tiny.gguf) as engine:
+        loop, job = engine._resources.loop, Recorded()
+        loop._jobs[job.sequence], loop._open = job, 1
+        step = Step(1, [Share(job.sequence, 2, 1, False)], [Glimpse(job.sequence, 1, None)])
+        loop._deliver(step, np.zeros((2, engine._model.vocab_size), np.float32), np.ones((2, 4), np.float32))
+        assert len(job.seen_there) == 1
+        drain(engine)
+
+
+def test_an_engine_whose_thread_ended_takes_no_more_requests(tiny, monkeypatch):
+    def fail() -> None:
+        raise MemoryError
+
+    ended = []
+    monkeypatch.setattr(threading, "excepthook", lambda end: ended.append(end.exc_type))
+    with LocalEngine.load(tiny.gguf) as engine:
+        loop = engine._resources.loop
+        monkeypatch.setattr(loop._scheduler, "complete", lambda step: 1 / 0)
+        monkeypatch.setattr(loop._scheduler, "remove", lambda *_, **__: 1 / 0)
+        monkeypatch.setattr(loop, "_begin_afresh", fail)
+        run = engine.start_text("the", greedy(9))
+        with pytest.raises(EngineError, match="closed"):
+            list(run)
+        loop._thread.join()
+        assert ended == [MemoryError]
+        with pytest.raises(EngineError, match="closed"):
+            engine.start_text("the", greedy(9))
+
+
 @pytest.mark.parametrize("kv_cache_type", ["f32", "f16", "q8_0", "q4_0"])
 def test_kv_cache_types(engine, kv_cache_type):
     ids = list(range(5, 105))
@@ -360,6 +407,26 @@ def test_a_forked_process_is_told(engine):
         os._exit(1)
     assert exit_code(child) == 0
     assert list(engine.start_text("0", SamplingParams(max_tokens=1, ignore_eos=True)))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+@pytest.mark.parametrize("read", [next, lambda run: asyncio.run(run.__anext__())], ids=["thread", "event loop"])
+def test_a_run_begun_before_a_fork_is_not_waited_for(engine, read):
+    run = engine.start_text("0", greedy(3))
+    expected = len(list(engine.start_text("0", greedy(3))))
+    child = os.fork()
+    if not child:
+        try:
+            for _ in range(4):  # some may have come before
+                read(run)
+        except EngineError as error:
+            os._exit(0 if "forked" in error.message else 2)
+        except (StopIteration, StopAsyncIteration):
+            os._exit(3)
+        os._exit(1)
+    assert exit_code(child) == 0
+    assert len(list(run)) == expected
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")

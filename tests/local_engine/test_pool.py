@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
@@ -29,6 +30,7 @@ class FakeModel:
     def close(self) -> None:
         assert not self.closed
         self.closed = True
+        time.sleep(self.machine.close_s)
         self.machine.there.remove(self)
 
 
@@ -40,6 +42,7 @@ class FakeMachine:
     loads: list[str] = field(default_factory=list)
     now: float = 0.0
     delay_s: float = 0.0
+    close_s: float = 0.0
     broken: bool = False
 
     def room(self) -> int:
@@ -302,3 +305,89 @@ def test_from_an_event_loop_also_when_cancelled() -> None:
     assert [(held.name, held.users) for held in pool.held()] == [("a", 0)]
     pool.close()
     assert machine.there == []
+
+
+def test_nobody_waits_for_a_model_that_is_closed_but_who_needs_its_memory() -> None:
+    machine = FakeMachine(close_s=0.3)
+    pool = machine.pool(keep_alive_s=None)
+    with pool.use("a"), pool.use("c"):
+        pass
+    closing = threading.Thread(target=pool.unload, args=("a",))
+    closing.start()
+    began = time.monotonic()
+    time.sleep(0.05)
+    with pool.use("c"):
+        assert [held.name for held in pool.held()] == ["c"]
+        assert time.monotonic() - began < 0.2
+        with pool.use("d"):  # fits once "a" is gone
+            assert time.monotonic() - began > 0.25
+            assert [model.name for model in machine.there] == ["c", "d"]
+    closing.join()
+    pool.close()
+    assert machine.there == []
+
+
+@pytest.mark.parametrize("ending", ["keep_alive_s=0", "closed"])
+def test_an_event_loop_goes_on_while_a_model_is_closed(ending) -> None:
+    machine = FakeMachine(close_s=0.3)
+    pool, gaps = machine.pool(keep_alive_s=0 if ending == "keep_alive_s=0" else None), []
+
+    async def watch() -> None:
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(0.01)
+            gaps.append(time.monotonic() - began)
+
+    async def main() -> None:
+        watching = asyncio.create_task(watch())
+        async with pool.use_async("a"):
+            if ending == "closed":
+                pool.close()
+        assert machine.there == []
+        watching.cancel()
+
+    asyncio.run(main())
+    assert max(gaps) < 0.2
+    assert len(gaps) > 10
+    pool.close()
+
+
+def test_many_wait_for_a_load_and_take_no_thread_of_the_event_loops() -> None:
+    machine = FakeMachine(delay_s=0.4)
+    pool, began = machine.pool(keep_alive_s=None), 0.0
+
+    async def use(name: str) -> float:
+        async with pool.use_async(name):
+            return time.monotonic() - began
+
+    async def main() -> None:
+        nonlocal began
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+        await use("b")
+        began = time.monotonic()
+        waiting = [asyncio.create_task(use("a")) for _ in range(6)]
+        await asyncio.sleep(0.01)
+        await asyncio.to_thread(time.sleep, 0)
+        assert await use("b") < 0.2
+        assert min(await asyncio.gather(*waiting)) > 0.35
+
+    asyncio.run(main())
+    assert machine.loads == ["b", "a"]
+    pool.close()
+
+
+def test_a_failure_reaches_all_event_loops() -> None:
+    machine = FakeMachine(delay_s=0.05, broken=True)
+    pool = machine.pool()
+
+    async def use() -> None:
+        async with pool.use_async("a"):
+            pass
+
+    async def main() -> None:
+        found = await asyncio.gather(use(), use(), return_exceptions=True)
+        assert [str(error) for error in found] == ["broken", "broken"]
+
+    asyncio.run(main())
+    assert machine.loads == ["a"]
+    pool.close()

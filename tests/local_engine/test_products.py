@@ -51,6 +51,16 @@ threading.stack_size(2**18)
 with LocalEngine.load(sys.argv[1], LocalOptions(threads=1, repack=False)) as engine:  # its thread computes
     print(engine.score([5, 6, 7, 8, 9, 10, 11] * 9).shape)
 """
+ALONE = """
+import ctypes
+from updraft.kernels.native_library import load_from
+from updraft.local_engine import products
+ours = load_from(products._SOURCES, ctypes.RTLD_GLOBAL)
+ggml = ctypes.CDLL(str(products.known_libraries() / "libggml-cpu.so"))
+print(all(products.product(ours.llamafile_sgemm, ggml, kind, (8, 2, 4)) is None for kind in products.KINDS))
+ours.ggml_compute_forward_mul_mat_tiled.restype = ctypes.c_bool
+print(ours.ggml_compute_forward_mul_mat_tiled(None, None))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +224,20 @@ def test_tensors_with_other_fields_are_not_served(monkeypatch: pytest.MonkeyPatc
     assert not products.install().types
     monkeypatch.undo()
     assert products.install().types
+
+
+@needs_vnni
+def test_another_layout_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "known_libraries", lambda: tmp_path)
+    monkeypatch.setattr(products, "load_from", None)
+    assert products.install() == Served(reason="this build of llama.cpp has no libggml-cpu.so")
+
+
+@needs_vnni
+def test_nothing_is_handed_on_to_nobody() -> None:
+    """Where ggml could not be opened after ours were loaded, which then stay before it."""
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False"]
 
 
 def test_unknown_versions_are_left_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -466,3 +466,61 @@ def test_the_last_that_came_is_the_first_to_give_way():
         served(scheduler, memory)
     assert scheduler.running == asked[:1]
     assert list(scheduler.waiting) == asked[1:], "in the order they came"
+
+
+def test_without_room_each_gives_way_once_until_one_is_alone():
+    """As long as llama.cpp says that there is none: nobody is let in again before a step succeeds."""
+    scheduler, memory, _ = make(running=3)
+    for i in range(3):
+        scheduler.add(Sequence([i] * 10, limit=55))
+    served(scheduler, memory)
+    assert [scheduler.retry(scheduler.plan()) for _ in range(3)] == [True, True, False]
+    served(scheduler, memory)
+    scheduler.plan()
+    assert len(scheduler.running) == 3
+
+
+def test_who_is_alone_is_let_in_whatever_was():
+    scheduler, _, _ = make(running=2)
+    first, second = Sequence([1, 2], limit=55), Sequence([3, 4], limit=55)
+    scheduler.add(first)
+    scheduler.add(second)
+    assert scheduler.retry(scheduler.plan())
+    scheduler.remove(first)
+    scheduler.plan()
+    assert scheduler.running == [second]
+
+
+@pytest.mark.parametrize("waited", [False, True])
+def test_a_plan_that_finds_no_room_costs_nobody_a_turn(waited, monkeypatch):
+    scheduler, _, _ = make(running=3)
+    curious, long, last = Sequence([1, 2, 3], limit=90), Sequence([5] * 200, limit=300), Sequence([6] * 9, limit=90)
+    for sequence in (curious, long, last):
+        scheduler.add(sequence)
+    scheduler.plan()
+    curious.computed = curious.branch.length = 3
+    curious.unseen, scheduler._chunks_waited = [2], waited
+    asked = []
+    monkeypatch.setattr(scheduler._cache, "make_room", lambda cells: bool(asked.append(cells) or asked[1:]))
+    monkeypatch.setattr(scheduler, "_glimpse", lambda sequence: sequence)
+    monkeypatch.setattr(scheduler, "_drop_scratch", lambda step: None)
+    step = scheduler.plan()
+    assert len(asked) == 2
+    assert bool(step.glimpses) is not waited
+    assert bool(step.chunks) is waited
+
+
+def test_who_does_not_fit_is_looked_up_again_only_when_something_has_changed(monkeypatch):
+    scheduler, memory, _ = make(rows=64, running=3, cells=60)
+    writer, other, large = Sequence([1] * 10, limit=50), Sequence([2] * 4, limit=50), Sequence([3] * 40, limit=55)
+    for sequence in (writer, other, large):
+        scheduler.add(sequence)
+    opened, opens = [], scheduler._cache.open
+    monkeypatch.setattr(scheduler._cache, "open", lambda tokens: opened.append(tokens) or opens(tokens))
+    for _ in range(12):
+        served(scheduler, memory)
+    assert opened == [writer.tokens[:9], other.tokens[:3], large.tokens[:39], large.tokens[:39]]
+    scheduler.remove(other)
+    scheduler.remove(writer)
+    served(scheduler, memory)
+    assert scheduler.running == [large]

@@ -14,6 +14,7 @@ import torch
 from schemas import random_schema
 from updraft.cloud_engine.engine.sampler import SamplingRow, sample
 from updraft.local_engine.engine import LocalEngine, LocalOptions, LocalRun
+from updraft.local_engine.row_sampler import RowSampler
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
 from updraft.protocol.requests import Message
 from updraft.protocol.sampling import SamplingParams, logit_edits
@@ -161,8 +162,9 @@ def test_the_cloud_would_have_chosen_the_same_tokens(
 def test_tools_are_shown_to_the_model_and_called(engine: LocalEngine) -> None:
     tools = [Tool("function", Function("now")), Tool("function", Function("person", parameters=PERSON))]
     assert engine.tool_format is not None
-    constraint = engine.tool_format.constraint(ToolUse(tools, "required", parallel=False))
-    answer = engine.start(ASK, SamplingParams(seed=1, max_tokens=200), tools=tools, constraint=constraint)
+    use = ToolUse(tools, "required", parallel=False)
+    constraint = engine.tool_format.constraint(use)
+    answer = engine.start(ASK, SamplingParams(seed=1, max_tokens=200), tools=use, constraint=constraint)
     text = "".join(token.text for token in answer)
     call = re.fullmatch(r"<tool_call>\n(.*)\n</tool_call>", text, re.DOTALL)
     assert call is not None and json.loads(call[1])["name"] in ("now", "person")
@@ -180,3 +182,22 @@ def test_no_text_matches_a_control_token(engine: LocalEngine, tokenizer: Tokeniz
     found = engine.vocabulary()
     assert found.special_ids == sorted(tokenizer.special_ids)
     assert found.tokens == Vocabulary.of(tokenizer, tokenizer.eos_ids).tokens
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_an_answer_that_may_call_once_ends_behind_its_call(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch, parallel: bool
+) -> None:
+    """The model is made to write two."""
+    said = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\n<tool_call>\n{"name": "now"}\n</tool_call>'
+    script = [*engine.tokenize(said), next(iter(engine.vocabulary().eos_ids))]
+
+    def choose(_self: RowSampler, _logits: Any, answer: list[int], _token: Any) -> int:
+        return script[len(answer)]
+
+    monkeypatch.setattr(RowSampler, "choose", choose)
+    tools = ToolUse([Tool("function", Function("now"))], parallel=parallel)
+    answer = engine.start(ASK, SamplingParams(max_tokens=200), tools=tools)
+    text = "".join(token.text for token in answer)
+    assert text == (said if parallel else said.partition("\n</tool_call>")[0])
+    assert (answer.finish_reason, len(answer.token_ids) < len(script) - 1) == ("stop", not parallel)

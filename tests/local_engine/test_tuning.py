@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from updraft.embedded.pocket import pocket_small_gguf
@@ -34,7 +35,7 @@ def measured(tmp_path, monkeypatch):
 
         def run_child(module, arguments, *, timeout_s):
             job = json.loads(arguments[0])
-            runs.append(job)
+            runs.append({**job, "timeout_s": timeout_s})
             found = speed(job, len(runs))
             if isinstance(found, ChildEnd):
                 return found
@@ -93,6 +94,31 @@ def test_no_time_is_said(tiny, measured, monkeypatch) -> None:
     assert found.settings == Settings()
     assert len(found.runs) == 1
     assert "threads" in found.skipped
+
+
+@pytest.fixture
+def clock(monkeypatch) -> SimpleNamespace:
+    found = SimpleNamespace(now=0.0, monotonic=lambda: found.now)
+    monkeypatch.setattr(tuning, "time", found)
+    return found
+
+
+def pass_by(clock: SimpleNamespace, seconds: float) -> float:
+    clock.now += seconds
+    return 10.0
+
+
+def test_a_first_load_on_trial_takes_nothing_of_the_time(tiny, measured, monkeypatch, clock) -> None:
+    runs = measured(lambda job, _: pass_by(clock, 1.0))
+    monkeypatch.setattr(tuning, "ensure_loadable", lambda path: pass_by(clock, 200))
+    assert tune(tiny.gguf, ROOM).skipped == ()
+    assert runs[0]["timeout_s"] == tuning.BUDGET_S
+
+
+def test_a_model_that_is_slow_to_load_gets_its_default_measured(tiny, measured, clock) -> None:
+    runs = measured(lambda job, number: pass_by(clock, 25.0 if number == 1 else 2.0))
+    assert tune(tiny.gguf, ROOM).settings == Settings()
+    assert [run["timeout_s"] for run in runs] == [tuning.BUDGET_S, 10.0]
 
 
 def test_little_memory_takes_a_smaller_cache_before_fewer_answers_and_a_smaller_context(tmp_path, measured) -> None:

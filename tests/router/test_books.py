@@ -17,8 +17,10 @@ from cascade_bench import run
 from router_fakes import FakeCloud
 from updraft.router.books import CLOSING_S, Books
 from updraft.router.budget import Limits
+from updraft.router.cache import CacheSettings
 from updraft.router.ledger import Ledger
 from updraft.router.prices import Prices
+from updraft.router.privacy import Privacy
 from updraft.router.record import Record
 
 ROW = Record(Prices(), "large").row(200)
@@ -93,6 +95,26 @@ def test_budgets_wait_for_the_ledger_and_are_settled(bench: Any, cloud: FakeClou
         with sqlite3.connect(b.ledger) as connection:
             assert connection.execute("SELECT requests, cloud_tokens FROM spending").fetchall() == [(3, 3 * 15)]
         connection.close()
+
+    run(test())
+
+
+def test_who_can_spend_nothing_does_not_ask_for_the_budget(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        limited = {"budget": Limits(usd=0.0), "privacy": Privacy(patterns={"mine": "secret"})}
+        async with bench(cache=CacheSettings(max_mb=1.0), **limited) as b:
+            private = {"updraft": {"private": True}}
+            secret = {"messages": [{"role": "user", "content": "secret"}]}
+            with held(b.ledger) as other:
+                began = time.monotonic()
+                for model, fields in (("local", {}), ("auto", private), ("auto", secret)):
+                    for route in ("local", "cache"):
+                        answer = await b.answer(model, temperature=0, **fields)
+                        assert answer["updraft"]["route"] == route, "no budget had a say in it"
+                assert time.monotonic() - began < 3
+                other.execute("COMMIT")
+            assert "budget spent" in (await b.answer())["updraft"]["reason"]
+        assert not cloud.requests
 
     run(test())
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from budget_probe import spent
 from cascade_bench import run
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,15 +27,6 @@ from updraft.router.prices import Price, Prices
 
 ONE = Charge(requests=1, cloud_requests=1, cloud_tokens=100, usd=0.01)
 ESCALATE = ScriptedGates(before=True)
-
-
-def spent(ledger: Path) -> tuple[int, int, float]:
-    """Cloud requests, cloud tokens and money of all callers today."""
-    with sqlite3.connect(ledger) as connection:
-        query = "SELECT cloud_requests, cloud_tokens, usd FROM spending WHERE scope = 'all'"
-        (row,) = connection.execute(query).fetchall()
-    connection.close()
-    return row
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -12,6 +12,7 @@ from cascade_bench import run, text_of, updraft_of
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, unused_url
 from updraft.protocol.errors import EngineError
 from updraft.protocol.wire import WireRequest
+from updraft.text.tool_formats import ToolFormat
 
 # Gate 0: rules
 
@@ -568,5 +569,32 @@ def test_what_a_caller_names_is_kept_in_short_and_commands_nothing(bench: Any) -
         assert sorted(len(row.model) for row in kept) == [4, 100]
         assert max(len(row.reason) for row in kept) == 500
         assert max(len(row.decisions) for row in kept) < 1000
+
+    run(test())
+
+
+class NoTokens:
+    chat_template = None
+
+    def special_id(self, text: str) -> None:
+        return None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_json_that_only_looks_like_a_call_stays_an_answer(bench: Any, stream: bool) -> None:
+    tools = [{"type": "function", "function": {"name": "get_weather"}}]
+
+    async def test() -> None:
+        async with bench(ScriptedGates()) as b:
+            b.local.tool_format = ToolFormat.named("llama3", NoTokens())
+            b.local.text = '{"name": "Alice", "age": 30}'
+            asked: dict[str, Any] = {"tools": tools, "parallel_tool_calls": False}
+            if stream:
+                _, events, _ = await b.stream("local", **asked)
+                assert text_of(events) == b.local.text
+            else:
+                answer = await b.answer("local", **asked)
+                assert answer["choices"][0]["message"]["content"] == b.local.text
+            assert b.local.options[0]["tools"].parallel is False
 
     run(test())

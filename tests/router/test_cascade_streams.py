@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from cascade_bench import run, text_of, updraft_of
@@ -46,6 +47,27 @@ def test_an_escalated_stream_is_relayed(bench: Any, cloud: FakeCloud) -> None:
             _, events, _ = await b.stream(stream_options={"include_usage": True})
             assert events[-1]["usage"]["completion_tokens"] == 4
         assert cloud.requests[0]["prediction"]["content"] == LOCAL_TEXT
+
+    run(test())
+
+
+def test_an_event_of_several_lines_is_relayed_as_one(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        pieces = [
+            b'data: {"choices":\ndata: [{"index": 0, "delta": {"content": "Hi"}}]}\n\n',
+            b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n',
+            b'data: {"choices": [],\r\ndata: "usage": {"prompt_tokens": 3, "completion_tokens": 1}}\r\n\r\n',
+            b"data: [DONE]\n\n",
+        ]
+        cloud.says = (200, *pieces)
+        async with bench() as b:
+            response = await b.ask("cloud", stream=True, stream_options={"include_usage": True})
+            lines = b"".join([chunk async for chunk in response.body]).splitlines()
+        payloads = [line.removeprefix(b"data: ") for line in lines if line]
+        assert payloads.pop() == b"[DONE]"
+        events = [json.loads(payload) for payload in payloads]
+        assert text_of(events) == "Hi"
+        assert events[-1]["usage"]["completion_tokens"] == 1
 
     run(test())
 

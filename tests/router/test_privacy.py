@@ -147,6 +147,65 @@ def test_rules_that_cannot_be_kept_are_refused(settings: dict[str, Any], message
         Privacy(**settings)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (r"expediente n\.º \d+", "el expediente n.º 12"),
+        ("n.º de cédula", "el n.º de cédula"),
+        ("Acme™", "about Acme™ Ltd"),
+        ("12 m²", "it has 12 m² in all"),
+        ("№ 5", "see № 5"),
+        ("5 µg", "take 5 µg"),
+        ("Frau\u00a0Weber", "this is Frau\u00a0Weber"),
+        ("Frau Weber", "this is Frau\u00a0Weber"),
+        ("cafe\u0301", "a cafe\u0301"),
+        ("cafe\u0301", "a caf\u00e9"),
+        ("caf\u00e9", "a cafe\u0301"),
+        ("^Confidential", "Confidential: read this"),
+        (r"\A\s*Confidential", "\n Confidential: read this"),
+        ("only for us$", "this is only for us"),
+        (r"^[A-Z]{3}-\d+$", "ABC-12"),
+        (r"secret\z", "a secret"),
+        ("^secret", "secret \ud800"),
+        ("^secret", "\u00adse\u200bcret"),
+    ],
+)
+def test_patterns_mean_the_text_as_it_is_written(pattern: str, text: str) -> None:
+    """Whatever stands before and behind it in the request."""
+    rules = PrivacyRules(Privacy(patterns={"mine": pattern}))
+    body = conversation(("system", "Be kind."), ("user", text), ("user", "Thank you."))
+    assert asyncio.run(rules.match(body)) == "mine"
+    parts = [{"type": "text", "text": each} for each in (text[:4], text[4:])]
+    assert asyncio.run(rules.match({"messages": [{"role": "user", "content": parts}], "user": "x"})) == "mine"
+
+
+@pytest.mark.parametrize(("pattern", "text"), [("^Confidential", "not Confidential"), ("for us$", "for us all")])
+def test_anchored_patterns_mean_the_ends_of_a_text(pattern: str, text: str) -> None:
+    rules = PrivacyRules(Privacy(patterns={"mine": pattern}))
+    assert asyncio.run(rules.match(conversation(("user", text), ("user", "Thank you.")))) is None
+
+
+def test_many_texts_are_searched_quickly() -> None:
+    rules = PrivacyRules(Privacy(builtin=tuple(BUILTIN), patterns={"first": "^secret", "last": "secret$"}))
+    began = time.perf_counter()
+    assert asyncio.run(rules.match({"input": [f"text {number} \u00b5" for number in range(200_000)]})) is None
+    assert time.perf_counter() - began < 20
+
+
+@pytest.mark.parametrize("ids", [[1, 2], [[1, 2], [3]], ["text", [1]]])
+def test_token_ids_are_no_text_that_rules_could_read(bench: Any, cloud: FakeCloud, ids: list[Any]) -> None:
+    async def test() -> None:
+        async with bench(privacy=Privacy(patterns={"mine": "secret"})) as b:
+            body = json.dumps({"model": "auto", "input": ids}).encode()
+            refused = await b.router.handle(WireRequest("POST", "/v1/embeddings", body=body))
+            error = json.loads(refused.body)["error"]
+            assert (refused.status, error["code"], error["param"]) == (400, "private", "input")
+            assert not cloud.requests
+            assert [row.status for row in b.rows()] == [400]
+
+    run(test())
+
+
 SECRET = "my card is 4111 1111 1111 1111"
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
-from cascade_bench import run, text_of, updraft_of
-from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates
+from budget_probe import spent
+from cascade_bench import Bench, run, text_of, updraft_of
+from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, ScriptedLocal
 from updraft.router.budget import Limits
+from updraft.router.config import RouterConfig
+from updraft.router.router import Router
+from updraft.router.shared import Tiers
 
 
 async def ask(bench: Any, stream: bool, **fields: Any) -> tuple[str, dict[str, Any]]:
@@ -43,6 +48,61 @@ def test_a_live_stream_has_won_when_it_begins(bench: Any, cloud: FakeCloud) -> N
         async with bench(race_above=0.0, hold_tokens=3) as b:
             text, info = await asyncio.wait_for(ask(b, stream=True), 3.0)
             assert (text, info["route"], info["cloud_tokens"]) == (LOCAL_TEXT, "local", 3)
+
+    run(test())
+
+
+def test_a_lost_race_is_counted_also_where_the_cloud_goes_on_later(bench: Any, cloud: FakeCloud) -> None:
+    """Begun at 2 tokens, when the cloud lost the race, and handed over at 4."""
+
+    async def test() -> None:
+        cloud.delay_s = 0.6
+        limited = {"budget": Limits(cloud_tokens=10_000)}
+        async with bench(ScriptedGates(during_at=4), race_above=0.0, hold_tokens=2, **limited) as b:
+            b.local.delay_s = 0.05
+            text, info = await ask(b, stream=True)
+            assert (text, info["route"]) == ("one two three four and the cloud goes on.", "escalated")
+            assert info["cost_usd"] == pytest.approx(((7 + 11) * 0.5 + (2 + 6) * 1.5) * 1e-6)
+        (row,) = b.rows()
+        assert (row.cloud_prompt_tokens, row.cloud_tokens) == (7 + 11, 2 + 6)
+        assert spent(b.ledger) == (1, 26, pytest.approx(row.cost_usd))
+        assert len(cloud.requests) == 2
+
+    run(test())
+
+
+class Clinging:
+    """A cloud that never answers, and takes its time to be stopped."""
+
+    takes_prediction = True
+
+    async def complete(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            await asyncio.sleep(10)
+            raise
+        raise AssertionError("it was stopped")
+
+    async def aclose(self) -> None:
+        """It holds nothing."""
+
+
+def test_who_leaves_while_the_race_is_stopped_has_a_row(tmp_path: Path) -> None:
+    async def test() -> None:
+        config = RouterConfig(ledger=tmp_path / "ledger.sqlite3", race_above=0.0)
+        local = ScriptedLocal(delay_s=10.0)
+        clinging: Any = Clinging()
+        router = Router(config, Tiers(local, clinging, ScriptedGates()))
+        await router.start()
+        b = Bench(router, local, tmp_path / "ledger.sqlite3")
+        task = asyncio.create_task(b.ask(timeout_s=0.2))
+        await asyncio.sleep(0.6)
+        assert not task.done(), "its time is over, and the race is being stopped"
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await router.close()
+        assert [row.status for row in b.rows()] == [504]
 
     run(test())
 

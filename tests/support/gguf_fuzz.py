@@ -179,7 +179,8 @@ def array(draw: random.Random, sound: bytes) -> bytes:
         case "same":
             new = Value(ARRAY, item_kind=old.item_kind, items=[items[0]] * len(items))
         case "per layer":
-            name = draw.choice((b"llama.attention.head_count", b"llama.attention.head_count_kv", b"llama.block_count"))
+            names = ("attention.head_count", "attention.head_count_kv", "block_count", "rope.dimension_count")
+            name = b"llama." + draw.choice(names).encode()
             numbers = [struct.pack("<I", draw.choice(NUMBERS[:8])) for _ in range(draw.choice((0, 1, 2, 3, 600)))]
             new = Value(ARRAY, item_kind=4, items=numbers)
         case _:

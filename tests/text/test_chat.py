@@ -183,6 +183,8 @@ def test_a_template_gets_bounded_memory(source) -> None:
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
         "{{ ([range(9999) | list] * 9999) | map('sort') | map('length') | list }}",
         "{{ ([range(9999) | list] * 9999) | map('tojson') | map('length') | list }}",
+        "{% for b in [1] * 30000000 if false %}{% endfor %}",
+        "{{ ([1] * 30000000) | reverse | list | length }}",
         "{% for x in 'ab' recursive %}{% if loop.depth < 60 %}{{ loop('ab') }}{% endif %}{% endfor %}",
     ],
 )
@@ -237,6 +239,17 @@ def test_a_template_gets_bounded_time(source, monkeypatch) -> None:
         "{{ ('a' * 30000000).strip('b' * 30000000) }}",
         "{{ ('a' * 30000000).encode('utf-32') }}",
         "{{ (5).to_bytes(3 * 10**9, 'big') }}",
+        "{{ (5).from_bytes([255] * 30000000, 'big') % 7 }}",
+        "{{ 'a\nb' | indent(10**9, -10**9) }}",
+        "{{ 'a\nb' | indent(-10**9, blank=10**9) ~ 'a\nb' | indent(10**9, first=-10**9) }}",
+        "{{ ('\\x0b' * 2000000) | indent(1000, blank=true) }}",
+        "{{ [[[1]]] | tojson(indent=10**9, skipkeys=-10**9) }}",
+        "{{ ('1' * 30000000) | int(base=16) }}",
+        "{{ '%3000000000d' is odd }}",
+        "{{ '%3000000000d' is divisibleby(1) }}",
+        "{{ strftime_now('%A' * 10000000) }}",
+        "{% set s = 'a' * 30000000 %}{% set x %}{{ s }}{{ s }}{% endset %}",
+        "{% set s = 'a' * 30000000 %}{% macro f() %}{{ s }}{{ s }}{% endmacro %}{{ f() | length }}",
     ],
 )
 def test_what_filters_and_methods_take_and_make_is_measured(source) -> None:
@@ -248,6 +261,65 @@ def test_what_filters_and_methods_take_and_make_is_measured(source) -> None:
         template.render([user("A"), user("B")])
     assert time.thread_time() - began < 2
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 2**19  # in KiB
+
+
+# Lists and tuples of 2**60 items, whose parts are the same; and of many, which are not.
+_PILES = """{% set n = namespace(x=[1], y=[1], t=(1,), deep=(1,)) %}{% for i in range(60) %}{%
+    set n.x = [n.x, n.x] %}{% set n.y = [n.y, n.y] %}{% set n.t = (n.t, n.t) %}{% set n.u = (n.u, n.u) %}{%
+    endfor %}{% for i in range(30000) %}{% set n.deep = (n.deep,) %}{% endfor %}{%
+    set long = [range(9999) | list] * 9999 %}"""
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "n.x == n.y",
+        "n.x != n.y",
+        "n.x < n.y",
+        "1 == n.x <= n.y",
+        "n.x in [n.y]",
+        "n.x in ([n.y] | reverse)",
+        "n.x not in [n.y]",
+        "n.t in {1: 2}",
+        "n.x is eq n.y",
+        "n.x is in [n.y]",
+        "n.x is lower",
+        "[n.x] | select('equalto', n.y) | list",
+        "[{'a': n.x}] | selectattr('a', 'equalto', n.y) | list",
+        "[1] | select(n.t) | list",
+        "[1] | map(n.t) | list",
+        "[1] | map(attribute=n.t) | list",
+        "[n.x] | reverse | join",
+        "{n.t: 1}",
+        "{1: 2}[n.t]",
+        "{1: 2}[n.t:n.t]",
+        "{1: 2}[n.deep]",
+        "{1: 2}.get(n.t)",
+        "{1: 2}.fromkeys([n.t])",
+        "dict([(n.t, 1)])",
+        "namespace([(n.t, 1)])",
+        "{1: n.t}.items() - [1]",
+        "{1: n.t}.items().isdisjoint([1])",
+        "{1: n.x}.keys().mapping == {1: n.y}.keys().mapping",
+        "long.count(range(9999) | list)",
+        "(range(9999) | list) in long",
+        "raise_exception(n.x)",
+    ],
+)
+def test_what_is_compared_or_a_key_is_measured(expression) -> None:
+    """Python compares and hashes in one step of C, in which no other thread runs."""
+    statements = f"{_PILES}{{% for i in [1, 2] %}}{{% set _ = {expression} %}}{{% endfor %}}"
+    template = ChatTemplate("{% if messages | length > 1 %}" + statements + "{% endif %}")
+    began = time.thread_time()
+    with pytest.raises(InvalidRequestError, match=r"template refused the messages: it"):
+        template.render([user("A"), user("B")])
+    assert time.thread_time() - began < 2
+
+
+def test_what_changes_in_a_loop_is_measured() -> None:
+    statements = _PILES + "{% for each in [n.x, n.y] %}{{ loop.changed(each) }}{% endfor %}"
+    with pytest.raises(InvalidRequestError, match=r"template refused the messages: it"):
+        ChatTemplate(statements).render([user("A")])
 
 
 @pytest.mark.parametrize("source", ["{{ 'a' | pprint }}", "{{ 'a' | wordwrap(1) }}", "{{ 'a' | urlize }}"])

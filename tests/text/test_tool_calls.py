@@ -9,17 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from updraft.protocol.errors import ConfigurationError
 from updraft.protocol.requests import Message
-from updraft.protocol.structured import CalledFunction, Function, Tool, ToolCall
+from updraft.protocol.structured import CalledFunction, Constraint, Function, Tool, ToolCall, ToolUse
 from updraft.text.chat import ChatTemplate
 from updraft.text.tokenizer import Tokenizer
 from updraft.text.tool_calls import ToolCallParser, ToolSyntax
 from updraft.text.tool_formats import ToolFormat
+from updraft.text.tool_stream import OfferedTools, ToolCallStream
 
 POCKET = Path(__file__).resolve().parents[2] / "embedded" / "weights" / "pocket-large"
 TEMPLATES = Path(__file__).resolve().parents[3] / "shared" / "data" / "chat-templates" / "llama.cpp"
 HERMES = ToolSyntax("<tool_call>", "</tool_call>")
 LLAMA = ToolSyntax("<|python_tag|>", bare=True)
 MISTRAL = ToolSyntax("[TOOL_CALLS]", lists=True)
+STRANGER = '<tool_call>\n{"name": "h", "arguments": {"a": 1}}\n</tool_call>'  # nobody declared an h
 Read = tuple[str, list[tuple[str, str]]]
 
 CASES: list[tuple[ToolSyntax, str, Read]] = [
@@ -46,6 +48,10 @@ CASES: list[tuple[ToolSyntax, str, Read]] = [
     (LLAMA, "<|python_tag|>print(1)", ("<|python_tag|>print(1)", [])),
     (LLAMA, ' {"x": 1} is JSON', (' {"x": 1} is JSON', [])),
     (LLAMA, 'Say {"name": "f"}', ('Say {"name": "f"}', [])),
+    (LLAMA, '{"name": "Alice", "age": 30}', ('{"name": "Alice", "age": 30}', [])),
+    (LLAMA, '{"name": "f", "age": 30}', ('{"name": "f", "age": 30}', [])),
+    (LLAMA, '{"name": "f", "parame', ('{"name": "f", "parame', [])),
+    (LLAMA, '<|python_tag|>{"name": "f"}', ("", [("f", "{}")])),
     (
         MISTRAL,
         '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}, "id": "abc"}, {"name": "g", "arguments": {}}]',
@@ -59,6 +65,11 @@ CASES: list[tuple[ToolSyntax, str, Read]] = [
     ),
     (MISTRAL, "[TOOL_CALLS]f[CALL_ID]no args", ("[TOOL_CALLS]f[CALL_ID]no args", [])),
     (MISTRAL, 'Hm. [TOOL_CALLS]f[ARGS]{"a": 1} tail', ("Hm. tail", [("f", '{"a": 1}')])),
+    (HERMES, STRANGER, (STRANGER, [])),
+    (LLAMA, '{"name": "h", "parameters": {"a": 1}}', ('{"name": "h", "parameters": {"a": 1}}', [])),
+    (LLAMA, '<|python_tag|>{"name": "h", "parameters": {}}', ('<|python_tag|>{"name": "h", "parameters": {}}', [])),
+    (MISTRAL, '[TOOL_CALLS]h[ARGS]{"a": 1}', ('[TOOL_CALLS]h[ARGS]{"a": 1}', [])),
+    (MISTRAL, '[TOOL_CALLS] [{"name": "h", "arguments": {}}]', ('[TOOL_CALLS] [{"name": "h", "arguments": {}}]', [])),
     (MISTRAL, "[TOOL_CALLS][] and [TOOL_CALLS] no", ("[TOOL_CALLS][] and [TOOL_CALLS] no", [])),
 ]
 
@@ -71,7 +82,7 @@ def test_blanks_without_end_take_no_time() -> None:
 
 
 def read(syntax: ToolSyntax, chunks: list[str]) -> Read:
-    parser = ToolCallParser(syntax)
+    parser = ToolCallParser(syntax, {"f", "g"})
     content, calls = "", []
     for parsed in [*map(parser.push, chunks), parser.flush()]:
         content += parsed.content
@@ -96,6 +107,8 @@ PARTS = [
     "[ARGS]",
     "<|python_tag|>",
     '{"name": "f", "arguments": ',
+    '{"name": "h", "parameters": ',
+    '{"name": "g", ',
     '{"a": 1}',
 ]
 PARTS += ["{", "}", "[", "]", '"', "\\", ",", ";", ":", " ", "\n", "f", '"name"', '"parameters"', "text"]
@@ -110,7 +123,7 @@ def test_any_cut_reads_the_same(syntax: ToolSyntax, parts: list[str], data: st.D
 
 
 def test_arguments_are_handed_on_while_they_are_written() -> None:
-    parser = ToolCallParser(HERMES)
+    parser = ToolCallParser(HERMES, {"f"})
     assert parser.push('<tool_call>{"name": "f",').calls[0].name == "f"
     assert parser.push(' "arguments": {"city": "Par').calls[0].arguments == '{"city": "Par'
     assert parser.push('is"}').calls[0].arguments == 'is"}'
@@ -142,7 +155,7 @@ def test_formats_of_real_templates(tokenizer: Tokenizer, file: str, name: str | 
     assert (found and found.name) == name
     if found is None:
         return
-    parser = ToolCallParser(found.syntax)
+    parser = ToolCallParser(found.syntax, {"get_weather"})
     call_id = found.new_call_id()
     calls = [ToolCall(call_id, CalledFunction("get_weather", '{"city":"Köln <|im_end|>"}'))]
     turns = [
@@ -188,3 +201,37 @@ def test_names_of_formats(tokenizer: Tokenizer) -> None:
         ToolFormat.named("xml", tokenizer)
     assert len(ToolFormat.named("mistral", tokenizer).new_call_id()) == 9
     assert ToolFormat.named("hermes", tokenizer).new_call_id().startswith("call_")
+
+
+TWO_CALLS = (
+    'Well. <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call><tool_call>{"name": "g"}</tool_call> Done.'
+)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_an_answer_that_may_call_once_ends_behind_its_call(tokenizer: Tokenizer, size: int) -> None:
+    tools = [Tool("function", Function(name)) for name in ("f", "g")]
+    hermes = ToolFormat.named("hermes", tokenizer)
+    assert OfferedTools(hermes, ToolUse(tools)).first_call(None) is None
+    offered = OfferedTools(hermes, ToolUse(tools, parallel=False))
+    limit = offered.first_call(None)
+    assert offered.first_call(Constraint("regex", "x", "tools")) is None
+    assert limit is not None
+    kept = ""
+    for start in range(0, len(TWO_CALLS), size):
+        text, ended = limit.push(TWO_CALLS[start : start + size])
+        kept += text
+        if ended:
+            break
+    assert kept == TWO_CALLS[: TWO_CALLS.index("</tool_call>")]
+    message, reason = ToolCallStream(offered).whole(kept, "stop")
+    assert (message.content, reason) == ("Well.", "tool_calls")
+    assert isinstance(message.tool_calls, list)
+    assert [(call.function.name, call.function.arguments) for call in message.tool_calls] == [("f", '{"a": 1}')]
+
+
+def test_text_without_a_call_does_not_end(tokenizer: Tokenizer) -> None:
+    use = ToolUse([Tool("function", Function("f"))], parallel=False)
+    limit = OfferedTools(ToolFormat.named("llama3", tokenizer), use).first_call(None)
+    text = '{"name": "Alice", "age": 30} and more'
+    assert limit is not None and limit.push(text) == (text, False)

@@ -16,7 +16,7 @@ static _Atomic uint32_t served; /* a bit for each type of weights */
 /* Calls computed here, for tests; without a lock, so that some may be missing. */
 EXPORT int64_t updraft_products;
 
-/* `others`: ggml's function. Before the first call of the one below. */
+/* `others`: ggml's function. Until it is known, nothing is computed here, and ggml multiplies row by row. */
 EXPORT void updraft_hand_on(Sgemm *others) { ggmls = others; }
 
 /* The beginning of ggml_tensor. */
@@ -33,7 +33,7 @@ typedef bool Tiled(const Params *params, Tensor *result);
 
 static Tiled *ggmls_tiled;
 
-/* ggml's way to compute K-quants with eight rows and more. Before the first call of the one below. */
+/* ggml's way to compute K-quants with eight rows and more; until it is known, they are computed as fewer are. */
 EXPORT void updraft_hand_on_tiled(Tiled *others) { ggmls_tiled = others; }
 
 /* The type of the weights that `result` is made of. */
@@ -68,10 +68,10 @@ EXPORT bool llamafile_sgemm(
         if (params->thread == 0) updraft_products++;
         return true;
     }
-    return ggmls(params, m, n, k, a, lda, b, ldb, c, ldc, a_type, b_type, c_type);
+    return ggmls && ggmls(params, m, n, k, a, lda, b, ldb, c, ldc, a_type, b_type, c_type);
 }
 
 /* False: to be computed as fewer rows are, by `llamafile_sgemm`. */
 EXPORT bool ggml_compute_forward_mul_mat_tiled(const Params *params, Tensor *result) {
-    return !serves(updraft_weights_type(result)) && ggmls_tiled(params, result);
+    return ggmls_tiled && !serves(updraft_weights_type(result)) && ggmls_tiled(params, result);
 }

@@ -246,7 +246,9 @@ def test_node_killed_in_mid_stream(pair: tuple[Running, list[Any]]) -> None:
         assert caught.value.type == "upstream_error"
         assert "".join(texts) == "die-m"
         assert client.chat.completions.create(model="echo", messages=say("next")).choices[0].message.content == "next"
-    assert [row["status"] for row in gateway.rows()] == [502, 200]
+    rows = gateway.rows()
+    assert [row["status"] for row in rows] == [502, 200]
+    assert (rows[0]["completion_tokens"], rows[0]["prompt_tokens"] > 0) == (5, True), "what came before it died"
 
 
 def test_a_poisoned_request_that_kills_every_node_ends_in_503(pair: tuple[Running, list[Any]]) -> None:
@@ -276,18 +278,30 @@ def test_a_node_that_returns_is_used_again(spawn_gateway: Any, spawn_fake_node: 
 
 
 def test_leaving_client_frees_the_node_and_is_metered(gateway: Running, fake_node: Any) -> None:
-    for stream in (False, True):
-        body = {"model": "echo", "messages": say("x" * 1900), "stream": stream}
-        with (
-            pytest.raises(httpx.ReadTimeout),
-            httpx.stream(
-                "POST", f"{gateway.url}/v1/chat/completions", json=body, headers=gateway.headers, timeout=0.8
-            ) as response,
-        ):
-            for _ in response.iter_raw():
-                raise httpx.ReadTimeout("enough")
-        wait_for(lambda: running(fake_node.url) == 0)
+    body = {"model": "echo", "messages": say("x" * 1900)}
+    counted = httpx.post(f"{fake_node.url}/tokenize", json=body).json()["count"]
+    with (
+        pytest.raises(httpx.ReadTimeout),
+        httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, headers=gateway.headers, timeout=2),
+    ):
+        pass
+    wait_for(lambda: running(fake_node.url) == 0)
+    read = 0
+    with httpx.stream(
+        "POST", f"{gateway.url}/v1/chat/completions", json={**body, "stream": True}, headers=gateway.headers
+    ) as response:
+        for line in response.iter_lines():
+            assert "usage" not in line
+            read += '"content":"x"' in line
+            if read == 20:
+                break
+    wait_for(lambda: running(fake_node.url) == 0)
     wait_for(lambda: [row["status"] for row in gateway.rows()] == [499, 499])
+    whole, streamed = gateway.rows()
+    assert whole["prompt_tokens"] == streamed["prompt_tokens"] == counted
+    assert 1 <= whole["completion_tokens"] < 1900
+    assert 20 <= streamed["completion_tokens"] < 1900
+    assert f"updraft_gateway_prompt_tokens_total {2 * counted}\n" in httpx.get(f"{gateway.url}/metrics").text
 
 
 def test_sigterm_finishes_answers_and_writes_rows(gateway: Running) -> None:

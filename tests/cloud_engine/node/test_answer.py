@@ -6,8 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from updraft.cloud_engine.engine.request import GenerationRequest, TokenOutput
-from updraft.cloud_engine.node.answer import pieces
+import pytest
+from updraft.cloud_engine.engine.prediction import PredictionCursor
+from updraft.cloud_engine.engine.request import GenerationRequest, TokenLogprob, TokenOutput
+from updraft.cloud_engine.node.answer import Piece, pieces
+from updraft.cloud_engine.node.latency import Latencies
+from updraft.protocol.responses import Usage
 from updraft.protocol.sampling import SamplingParams
 
 
@@ -49,3 +53,84 @@ def test_the_engine_hears_of_an_answer_that_a_stop_string_ends() -> None:
     assert asyncio.run(texts()) == ["ab", "b"]
     assert source.stopped == [("r", 1)], "and not of the last one, with which all is over"
     assert source.sent == [3, 2]
+
+
+class Once:
+    """One answer, in steps of as many tokens as said."""
+
+    def __init__(self, *steps: list[int]) -> None:
+        self._steps = steps
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenOutput]:
+        for step in self._steps:
+            yield TokenOutput(request.request_id, step, tuple(TokenLogprob(-1.0) for _ in step))
+
+    def stop_answer(self, request_id: str, index: int) -> None:
+        raise AssertionError("there is no other answer")
+
+
+class Bytes:
+    """A token is a byte; those above 255 are no text."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else b""
+
+
+def read(source: Any, tokenizer: Any, request: GenerationRequest) -> list[Piece]:
+    async def all_of_it() -> list[Piece]:
+        return [piece async for piece in pieces(source, tokenizer, request)]
+
+    return asyncio.run(all_of_it())
+
+
+def test_a_stop_string_does_not_change_how_a_prediction_is_counted() -> None:
+    """The engine finds back into a prediction behind a miss; so does who counts in its place."""
+    prediction = list(range(1, 21))
+    steps = [[1], [99], *([token] for token in range(3, 17))]
+    cursor = PredictionCursor(prediction)
+    known = [0]
+    for step in steps:
+        known += step
+        cursor.advance(known, len(step), 0)
+    request = GenerationRequest("r", [0], SamplingParams(stop=("p",)), prediction)  # p is the 16th letter
+    *_, last = read(Once(*steps), Letters(), request)
+    assert last.usage is not None and last.finish_reason == "stop"
+    details = last.usage.completion_tokens_details
+    assert (last.usage.completion_tokens, cursor.num_accepted) == (16, 12)
+    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (12, 8)
+
+
+def test_an_offset_is_where_the_text_of_a_token_begins() -> None:
+    tokens = [*"a🙂".encode(), 300, *"é!".encode()]
+    request = GenerationRequest("r", [0], SamplingParams(logprobs=0, stop=("!",)))
+    found = [(score.token_id, score.offset) for piece in read(Once(tokens), Bytes(), request) for score in piece.scores]
+    assert found == list(zip(tokens[:-1], [0, 1, 1, 1, 1, 2, 2, 2], strict=True))
+
+
+@pytest.mark.parametrize(("steps", "paced"), [([[97], [97], [97, 33]], 1), ([[97, 97, 97, 33]], 0)])
+def test_what_comes_at_once_has_no_pace(steps: list[list[int]], paced: int) -> None:
+    latencies, request = Latencies(), GenerationRequest("r", [0], SamplingParams(stop=("!",)))
+    source: Any = Once(*steps)
+
+    async def watch() -> None:
+        async for _ in latencies.watch(pieces(source, Bytes(), request)):  # type: ignore[arg-type]
+            pass
+
+    asyncio.run(watch())
+    assert (sum(latencies.ttft.counts), sum(latencies.e2e.counts), sum(latencies.tpot.counts)) == (1, 1, paced)
+
+
+def test_answers_that_come_whole_have_no_pace() -> None:
+    """Those of a beam search: one after the other, each at once."""
+    latencies = Latencies()
+
+    async def whole() -> AsyncGenerator[Piece]:
+        for index in range(3):
+            yield Piece("abc", finish_reason="stop", usage=Usage.of(1, 3), index=index)
+
+    async def watch() -> None:
+        async for _ in latencies.watch(whole()):
+            pass
+
+    asyncio.run(watch())
+    assert (latencies.finished["stop"], sum(latencies.tpot.counts)) == (3, 0)

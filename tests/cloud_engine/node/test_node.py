@@ -50,6 +50,14 @@ def test_stream_with_usage(client: openai.OpenAI) -> None:
     )
     assert last.choices == []
     assert last.usage and last.usage.completion_tokens == 3
+    *chunks, last = client.chat.completions.create(
+        model="echo",
+        messages=say("é!"),
+        stream=True,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},  # type: ignore[typeddict-unknown-key]
+    )
+    assert [chunk.usage and chunk.usage.completion_tokens for chunk in chunks] == [None, 2, 3]
+    assert last.usage and {chunk.usage.prompt_tokens for chunk in chunks if chunk.usage} == {last.usage.prompt_tokens}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -88,6 +96,8 @@ def test_text_completion(client: openai.OpenAI) -> None:
     assert answer.choices[0].text == "abcd"
     assert answer.choices[0].finish_reason == "length"
     assert answer.choices[0].logprobs and answer.choices[0].logprobs.text_offset == [0, 1, 2, 3]
+    shown = client.completions.create(model="echo", prompt="user\n🙂é!", logprobs=1, max_tokens=9).choices[0]
+    assert shown.logprobs and shown.logprobs.text_offset == [0, 0, 0, 0, 1, 1, 2]
     chunks = list(client.completions.create(model="echo", prompt="user\nabcdef", stream=True))
     assert "".join(chunk.choices[0].text for chunk in chunks) == "abcdef"
 
@@ -232,7 +242,12 @@ def test_tokens_of_prompts_and_chats_and_back(fake_node: Any) -> None:
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [10**9]}, "tokens"),
         ("/detokenize", {"tokens": "a"}, "tokens"),
+        ("/detokenize", {"tokens": [65] * 2001}, "tokens"),
+        ("/detokenize", {"tokens": [65] * 2_000_000}, "tokens"),
+        ("/tokenize", {"prompt": "x" * 1_000_000}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x" * 1_000_000}]}, "messages"),
     ],
+    ids=lambda value: str(value)[:30],
 )
 def test_bad_token_requests(fake_node: Any, path: str, body: dict[str, Any], param: str) -> None:
     answer = post(fake_node, path, **body)
@@ -256,3 +271,13 @@ def test_latencies_are_measured(fake_node: Any, client: openai.OpenAI) -> None:
         name: after[f"{name}_sum"] - before[f"{name}_sum"] for name in ("updraft_ttft_seconds", "updraft_e2e_seconds")
     }
     assert 0 < spent["updraft_ttft_seconds"] < spent["updraft_e2e_seconds"]
+
+
+def test_what_a_whole_answer_cost_is_known_by_its_attempt(fake_node: Any) -> None:
+    body = {"model": "echo", "messages": say("abc")}
+    headers = {"x-updraft-attempt": "try-1"}
+    usage = httpx.post(f"{fake_node.url}/v1/chat/completions", json=body, headers=headers, timeout=60).json()["usage"]
+    spent = httpx.get(f"{fake_node.url}/spent/try-1").json()
+    assert spent == {name: usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+    unknown = httpx.get(f"{fake_node.url}/spent/try-2")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "not_found")

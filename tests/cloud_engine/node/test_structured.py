@@ -152,6 +152,18 @@ def test_a_model_that_writes_a_call_of_its_own_accord(spawn_fake_node: Any) -> N
         choice = client.chat.completions.create(**question).choices[0]
         assert (choice.message.content, choice.finish_reason) == ("Let me see.", "tool_calls")
         assert [call.function.arguments for call in choice.message.tool_calls or []] == ['{"city": "Bern"}', "{oops}"]
+        once: Any = {**question, "parallel_tool_calls": False}
+        choice = client.chat.completions.create(**once).choices[0]
+        assert (choice.message.content, choice.finish_reason) == ("Let me see.", "tool_calls")
+        assert [call.function.arguments for call in choice.message.tool_calls or []] == ['{"city": "Bern"}']
+        *chunks, counted = client.chat.completions.create(**once, stream=True, stream_options={"include_usage": True})
+        deltas = [chunk.choices[0].delta for chunk in chunks]
+        calls = [call.function for delta in deltas for call in delta.tool_calls or []]
+        assert [call.name for call in calls if call.name] == ["get_weather"]
+        assert "".join(call.arguments or "" for call in calls) == '{"city": "Bern"}'
+        assert "".join(delta.content or "" for delta in deltas) == "Let me see."
+        assert chunks[-1].choices[0].finish_reason == "tool_calls"
+        assert counted.usage.completion_tokens == len(said.partition("\n</tool_call>")[0]), "the engine was stopped"
         plain = client.chat.completions.create(**{**question, "tool_choice": "none"}).choices[0]
         assert (plain.message.content, plain.message.tool_calls) == (said, None)
 

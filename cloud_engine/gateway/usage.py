@@ -1,0 +1,104 @@
+"""What a request cost, read from the bytes of its answer: the usage at its end, or what was told before it broke off.
+
+Nothing within a stream is decoded: quotes inside of texts are escaped, so that these patterns find fields alone.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from .metering import UsageRow
+
+_NO_USAGE = b',"usage":null'  # on every chunk but the last, where usage was asked for
+_RUNNING = re.compile(rb',\s?"usage":\s?(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
+_NO_CHOICES = re.compile(rb'"choices":\s?\[\]')
+_SOME_TEXT = re.compile(rb'"(?:content|text|arguments|reasoning|reasoning_content)":\s*"[^"]')
+
+
+class StreamOptions(msgspec.Struct):
+    """What the client wants to see of the usage: nothing, that of the whole answer, or also that of every moment."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+    @property
+    def wants_running(self) -> bool:
+        return self.include_usage and self.continuous_usage_stats
+
+
+class _Details(msgspec.Struct):
+    accepted_prediction_tokens: int | None = 0
+    rejected_prediction_tokens: int | None = 0
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    completion_tokens_details: _Details | None = None
+
+
+class _UsagePeek(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+class StreamMeter:
+    """Writes into `row` what one stream costs, and leaves out of its events what the client has not asked for.
+
+    `running`: whether the node was asked to put the usage so far on every chunk. Where a stream breaks off, that is
+    what it cost; without it, as many tokens as chunks had text: a chunk may hold several, so it is the least.
+    """
+
+    def __init__(self, row: UsageRow, asked: StreamOptions, *, running: bool) -> None:
+        self._row = row
+        self._asked = asked
+        self._hides_running = running and not asked.wants_running
+        self._running = b""
+        self._texts = 0
+        self._is_told = False
+
+    def shown(self, event: bytes) -> bytes | None:
+        """`event` as the client is to see it; None if it was for the meter alone."""
+        if (at := event.find(b'"usage"')) >= 0:
+            if _NO_CHOICES.search(event) and read_usage(event[5:], self._row):
+                self._is_told = True
+                return event if self._asked.include_usage else None
+            if found := _RUNNING.search(event, max(at - 2, 0)):
+                self._running = found[1]
+                return self._without(found[0], event) if self._hides_running else event
+        self._texts += _SOME_TEXT.search(event) is not None
+        return event if self._asked.include_usage else event.replace(_NO_USAGE, b"")
+
+    def settle(self) -> None:
+        """The stream is over, at its end or before."""
+        if not self._is_told and not (self._running and read_usage(b'{"usage":%b}' % self._running, self._row)):
+            self._row.completion_tokens = self._texts
+
+    def _without(self, usage: bytes, event: bytes) -> bytes:
+        return event.replace(usage, _NO_USAGE if self._asked.include_usage else b"")
+
+
+def asking_for_usage(body: bytes, *, running: bool) -> bytes:
+    """A stream's request, so that its usage is told at the end, and on every chunk if `running`."""
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    options = msgspec.json.decode(fields.get("stream_options", b"null"), type=dict[str, msgspec.Raw] | None) or {}
+    options |= {"include_usage": msgspec.Raw(b"true"), "continuous_usage_stats": msgspec.Raw(b"true")}
+    if not running:
+        del options["continuous_usage_stats"]  # servers may refuse what they do not know
+    return msgspec.json.encode({**fields, "stream_options": options})
+
+
+def read_usage(payload: bytes, row: UsageRow) -> bool:
+    """Note the usage in `payload`; False if there is none."""
+    try:
+        usage = msgspec.json.decode(payload, type=_UsagePeek).usage
+    except msgspec.DecodeError:  # not ours to judge: the client gets it as it is
+        return False
+    if usage is None:
+        return False
+    details = usage.completion_tokens_details or _Details()
+    row.prompt_tokens, row.completion_tokens = usage.prompt_tokens, usage.completion_tokens
+    row.accepted_prediction_tokens = details.accepted_prediction_tokens or 0
+    row.rejected_prediction_tokens = details.rejected_prediction_tokens or 0
+    return True

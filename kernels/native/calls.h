@@ -1,0 +1,88 @@
+/* What the kernels of this folder are asked: one structure for each, which Python fills field for field. */
+
+#pragma once
+
+#include <stdint.h>
+
+/* `packed`: panels of outputs (linear.c), (ceil(outputs / PANEL), inputs, PANEL). `bias`: null or one for each output. */
+typedef struct {
+    const void *packed, *bias;
+    int64_t outputs, inputs, is_bf16;
+} Weights;
+
+/* `inputs`: rows `stride` elements apart. `outputs`: dense rows. */
+typedef struct {
+    const Weights *weights;
+    const void *inputs;
+    void *outputs;
+    int64_t rows, stride, num_threads;
+} LinearCall;
+
+void linear(const LinearCall *call);
+
+/* Rows of `hidden` and `residual` lie `stride` and `residual_stride` elements apart, those of `out` are dense.
+   `residual`, where there is one, becomes the sum with `hidden`, which is then normed. */
+typedef struct {
+    const void *hidden;
+    void *residual;
+    const void *weight;
+    void *out;
+    int64_t rows, size, stride, residual_stride, unit_offset, num_threads, is_bf16;
+    double eps;
+} NormCall;
+
+void rms_norm(const NormCall *call);
+
+/* `gate_up`: rows `stride` elements apart, `size` of the gate and `size` of what it gates. `out`: dense rows of `size`. */
+typedef struct {
+    const void *gate_up;
+    void *out;
+    int64_t rows, size, stride, is_gelu, num_threads, is_bf16;
+} GateCall;
+
+void gated(const GateCall *call);
+
+/* `projected`: rows `stride` elements apart, each the heads of queries, keys and values. Queries are normed and rotated
+   where they are; keys, too, on their way to the cache (attention.c says how it lies), values as they are.
+   `slots`: block * block_size + offset, negative for rows of padding. `cosine`, `sine`: (rows, pairs) float. Norm weights may be null. */
+typedef struct {
+    void *projected;
+    void *cache;
+    const int64_t *slots;
+    const float *cosine;
+    const float *sine;
+    const void *query_norm;
+    const void *key_norm;
+    int64_t rows, stride, heads, kv_heads, block_size, head_dim, pairs, unit_offset, num_threads, is_bf16;
+    double eps;
+} HeadsCall;
+
+void write_heads(const HeadsCall *call);
+
+/* `query` and `out`: (rows, heads, head_dim), rows `query_stride` elements apart. `cache`: (blocks, 2 * kv_heads,
+   block_size, head_dim), the keys' heads first; sixteen positions lie together, keys as (words of a head, positions),
+   values as (words of positions, head_dim), so that one vector holds the same word of sixteen keys, or of sixteen
+   elements of a value. `sequences`: (n, 4): first row, position of the first query, number of
+   queries, where its block table begins in `tables`. `most_queries`
+   of a sequence. `window`: tokens in sight, the query's own included; 0 for all. */
+typedef struct {
+    const void *query;
+    void *out;
+    const void *cache;
+    const int64_t *sequences;
+    const int64_t *tables;
+    int64_t query_stride;
+    int64_t num_sequences;
+    int64_t most_queries;
+    int64_t heads;
+    int64_t kv_heads;
+    int64_t block_size;
+    int64_t head_dim;
+    int64_t window;
+    int64_t num_threads;
+    int64_t is_bf16;
+    double scale;
+} AttentionCall;
+
+/* 0, or -1 for a head_dim that is too large or no multiple of sixteen, and a block_size that is none. */
+int paged_attention(const AttentionCall *call);

@@ -1,0 +1,151 @@
+/* All layers of a decoder in one call: what the layers' kernels are asked one after the other, without anybody in between.
+
+   A step of one row streams the weights through the caches; an interpreter that has to come back between every two
+   kernels finds its own memory gone each time. */
+
+#include <string.h>
+
+#include "calls.h"
+
+#define LINE 64
+#define CROWDED 2048 /* bytes between rows whose columns compete for the same few lines of the first-level cache */
+#define LARGER(a, b) ((a) > (b) ? (a) : (b))
+
+/* Null where the family has no such norm. `rotation`: which of the pass's two. `window`: as in AttentionCall. */
+typedef struct {
+    const Weights *qkv, *output, *gate_up, *down;
+    const void *input_norm, *query_norm, *key_norm, *attention_out_norm, *mlp_norm, *mlp_out_norm;
+    int64_t window, rotation;
+    double scale;
+} Layer;
+
+typedef struct {
+    const float *cosine, *sine;
+    int64_t pairs;
+} Angles;
+
+/* `residual`: (rows, size) dense, the embeddings; overwritten. `out`: the same, after the final norm. `heads` and
+   `attention`: what all layers' calls have in common, with the cache of the first layer; those of the others lie
+   `layer_bytes` apart. The last `padding` rows belong to no sequence. `scratch`: of `decoder_scratch` bytes. */
+typedef struct {
+    const Layer *layers;
+    const void *final_norm;
+    void *residual, *out, *scratch;
+    const HeadsCall *heads;
+    const AttentionCall *attention;
+    Angles angles[2];
+    int64_t num_layers, rows, padding, size, layer_bytes, unit_offset, is_gelu, num_threads, is_bf16;
+    double eps;
+} DecoderCall;
+
+/* Where the results of one kernel wait for the next. */
+typedef struct {
+    char *normed, *update, *apart, *wide, *narrow;
+    int64_t bytes;
+} Places;
+
+static int64_t whole_lines(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
+
+/* `wide` takes projected heads, then gate and up; `narrow` what attention, then the gate, make of them. */
+static Places places_of(const DecoderCall *call) {
+    const int64_t element = call->is_bf16 ? 2 : 4;
+    int64_t wide = 0, narrow = 0;
+    for (int64_t i = 0; i < call->num_layers; i++) {
+        const Layer *layer = call->layers + i;
+        wide = LARGER(wide, LARGER(layer->qkv->outputs, layer->gate_up->outputs));
+        narrow = LARGER(narrow, LARGER(layer->output->inputs, layer->down->inputs));
+    }
+    const int64_t size = whole_lines(call->rows * call->size * element);
+    const int64_t narrow_size = whole_lines(call->rows * narrow * element);
+    const int64_t apart_size = whole_lines(call->rows * (LARGER(call->size, narrow) * element + LINE));
+    Places places;
+    places.normed = (char *)(((uintptr_t)call->scratch + LINE - 1) & -(uintptr_t)LINE);
+    places.update = places.normed + size;
+    places.narrow = places.update + size;
+    places.apart = places.narrow + narrow_size;
+    places.wide = places.apart + apart_size;
+    places.bytes = 2 * size + narrow_size + apart_size + whole_lines(call->rows * wide * element) + LINE;
+    return places;
+}
+
+int64_t decoder_scratch(const DecoderCall *call) { return places_of(call).bytes; }
+
+/* The norm of `update` added to the residual, or of the residual itself where there is no update yet. */
+static void norm(const DecoderCall *call, const void *weight, const void *update, void *out) {
+    rms_norm(&(NormCall){.hidden = update ? update : call->residual, .residual = update ? call->residual : NULL,
+                         .weight = weight, .out = out, .rows = call->rows, .size = call->size, .stride = call->size,
+                         .residual_stride = call->size, .unit_offset = call->unit_offset,
+                         .num_threads = call->num_threads, .is_bf16 = call->is_bf16, .eps = call->eps});
+}
+
+/* The norm of what a layer adds, where it is; `weight` may be null. */
+static void norm_update(const DecoderCall *call, const void *weight, void *update) {
+    if (weight)
+        rms_norm(&(NormCall){.hidden = update, .weight = weight, .out = update, .rows = call->rows, .size = call->size,
+                             .stride = call->size, .unit_offset = call->unit_offset, .num_threads = call->num_threads,
+                             .is_bf16 = call->is_bf16, .eps = call->eps});
+}
+
+/* `inputs`: dense rows, which are moved apart where they lie badly. */
+static void product(const DecoderCall *call, const Weights *weights, const char *inputs, char *outputs, char *apart) {
+    const int64_t element = call->is_bf16 ? 2 : 4, bytes = weights->inputs * element;
+    int64_t stride = weights->inputs;
+    if (call->rows > 1 && bytes % CROWDED == 0) {
+        stride += LINE / element;
+        for (int64_t row = 0; row < call->rows; row++) memcpy(apart + row * (bytes + LINE), inputs + row * bytes, bytes);
+        inputs = apart;
+    }
+    linear(&(LinearCall){.weights = weights, .inputs = inputs, .outputs = outputs, .rows = call->rows,
+                         .stride = stride, .num_threads = call->num_threads});
+}
+
+static int mix(const DecoderCall *call, int64_t index, const Places *places) {
+    const Layer *layer = call->layers + index;
+    const Angles *angles = call->angles + layer->rotation;
+    HeadsCall heads = *call->heads;
+    heads.cache = (char *)heads.cache + index * call->layer_bytes;
+    heads.projected = places->wide;
+    heads.stride = layer->qkv->outputs;
+    heads.cosine = angles->cosine;
+    heads.sine = angles->sine;
+    heads.pairs = angles->pairs;
+    heads.query_norm = layer->query_norm;
+    heads.key_norm = layer->key_norm;
+    heads.eps = call->eps;
+    heads.unit_offset = call->unit_offset;
+    write_heads(&heads);
+    AttentionCall attention = *call->attention;
+    attention.cache = heads.cache;
+    attention.query = places->wide;
+    attention.query_stride = heads.stride;
+    attention.out = places->narrow;
+    attention.window = layer->window;
+    attention.scale = layer->scale;
+    const int64_t row_bytes = layer->output->inputs * (call->is_bf16 ? 2 : 4);
+    memset(places->narrow + (call->rows - call->padding) * row_bytes, 0, call->padding * row_bytes);
+    return paged_attention(&attention);
+}
+
+/* 0, or -1 for a shape that attention does not take. */
+int decoder(const DecoderCall *call) {
+    const Places places = places_of(call);
+    char *update = NULL;
+    for (int64_t i = 0; i < call->num_layers; i++) {
+        const Layer *layer = call->layers + i;
+        norm(call, layer->input_norm, update, places.normed);
+        update = places.update;
+        product(call, layer->qkv, places.normed, places.wide, places.apart);
+        if (mix(call, i, &places)) return -1;
+        product(call, layer->output, places.narrow, update, places.apart);
+        norm_update(call, layer->attention_out_norm, update);
+        norm(call, layer->mlp_norm, update, places.normed);
+        product(call, layer->gate_up, places.normed, places.wide, places.apart);
+        gated(&(GateCall){.gate_up = places.wide, .out = places.narrow, .rows = call->rows,
+                          .size = layer->down->inputs, .stride = layer->gate_up->outputs, .is_gelu = call->is_gelu,
+                          .num_threads = call->num_threads, .is_bf16 = call->is_bf16});
+        product(call, layer->down, places.narrow, update, places.apart);
+        norm_update(call, layer->mlp_out_norm, update);
+    }
+    norm(call, call->final_norm, update, call->out);
+    return 0;
+}

@@ -1,0 +1,90 @@
+"""What the gateway reads from streams that it does not decode: of our nodes, of vLLM's, and of others."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from updraft.cloud_engine.gateway.metering import UsageRow
+from updraft.cloud_engine.gateway.usage import StreamMeter, StreamOptions, asking_for_usage
+
+TEXT = '{"usage": {"completion_tokens": 9}},"usage":null'  # somebody's words
+
+
+def event(usage: Any = ..., content: str | None = TEXT, compact: bool = True) -> bytes:
+    delta = {"role": "assistant", "content": ""} if content is None else {"content": content}
+    chunk: dict[str, Any] = {"id": "x", "choices": [{"index": 0, "delta": delta, "finish_reason": None}], "created": 1}
+    if usage is not ...:
+        chunk["usage"] = usage
+    return b"data: " + json.dumps(chunk, separators=(",", ":") if compact else None).encode() + b"\n\n"
+
+
+def last(usage: Any) -> bytes:
+    return event(usage).replace(event(usage).partition(b'"choices":[')[2].partition(b"]")[0], b"", 1)
+
+
+def so_far(tokens: int) -> dict[str, Any]:
+    return {"prompt_tokens": 7, "total_tokens": 7 + tokens, "completion_tokens": tokens}
+
+
+def metered(events: list[bytes], asked: StreamOptions, *, running: bool) -> tuple[UsageRow, list[bytes]]:
+    row = UsageRow("r")
+    meter = StreamMeter(row, asked, running=running)
+    shown = [meter.shown(each) for each in events]
+    meter.settle()
+    return row, [each for each in shown if each is not None]
+
+
+@pytest.mark.parametrize("details", [{}, {"prompt_tokens_details": {"cached_tokens": 3}}])
+def test_a_broken_stream_costs_what_its_last_chunk_said(details: dict[str, Any]) -> None:
+    events = [event(None, None), *(event({**so_far(tokens), **details}) for tokens in (1, 4))]
+    row, shown = metered(events, StreamOptions(), running=True)
+    assert (row.prompt_tokens, row.completion_tokens) == (7, 4)
+    assert shown == [event(content=None), event(), event()]
+    row, shown = metered(events, StreamOptions(include_usage=True), running=True)
+    assert row.completion_tokens == 4
+    assert shown == [event(None, None), event(None), event(None)]
+    row, shown = metered(events, StreamOptions(include_usage=True, continuous_usage_stats=True), running=True)
+    assert row.completion_tokens == 4
+    assert shown == events
+
+
+def test_a_whole_stream_costs_what_its_end_says() -> None:
+    whole = {**so_far(5), "completion_tokens_details": {"accepted_prediction_tokens": 2}}
+    for usage in (whole, so_far(5)):
+        row, shown = metered([event(so_far(5)), last(usage)], StreamOptions(), running=True)
+        assert (row.completion_tokens, row.accepted_prediction_tokens) == (5, 2 if usage is whole else 0)
+        assert shown == [event()]
+        assert metered([last(usage)], StreamOptions(include_usage=True), running=True)[1] == [last(usage)]
+
+
+@pytest.mark.parametrize("compact", [True, False])
+def test_where_nothing_is_said_a_chunk_with_text_is_a_token(compact: bool) -> None:
+    events = [event(content=None, compact=compact), *[event(compact=compact)] * 3]
+    row, shown = metered([*events, b"data: [DONE]\n\n"], StreamOptions(), running=False)
+    assert (row.prompt_tokens, row.completion_tokens) == (0, 3)
+    assert shown == [*events, b"data: [DONE]\n\n"]
+    call = b'data: {"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"arguments":"{\\""}}]}}]}\n\n'
+    text = b'data: {"choices":[{"text":"\\"","index":0}],"usage":null}\n\n'
+    assert metered([call, text], StreamOptions(), running=False)[0].completion_tokens == 2
+
+
+def test_what_others_say_unasked_is_shown_as_it_is() -> None:
+    """Some put the usage on the last chunk that has text."""
+    events = [event(), event(so_far(2))]
+    row, shown = metered(events, StreamOptions(include_usage=True), running=False)
+    assert row.completion_tokens == 2
+    assert shown == events
+
+
+def test_only_who_knows_it_is_asked_for_running_usage() -> None:
+    body = b'{"model":"m","stream":true,"stream_options":{"continuous_usage_stats":false,"other":[1]},"messages":[ ]}'
+    asked = msgspec.json.decode(asking_for_usage(body, running=True))
+    assert asked["stream_options"] == {"include_usage": True, "continuous_usage_stats": True, "other": [1]}
+    assert asked["messages"] == []
+    asked = msgspec.json.decode(asking_for_usage(body, running=False))
+    assert asked["stream_options"] == {"include_usage": True, "other": [1]}
+    for body in (b'{"model":"m","stream_options":null}', b'{"model":"m"}'):
+        assert msgspec.json.decode(asking_for_usage(body, running=False))["stream_options"] == {"include_usage": True}

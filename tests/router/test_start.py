@@ -1,0 +1,113 @@
+"""What a router loads, it loads once: who stops waiting leaves it to the next, and has a row in the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cascade_bench import Bench, run
+from router_fakes import FakeCloud, ScriptedGates, ScriptedLocal, tiers
+from updraft.protocol.errors import ModelLoadError, OverloadedError
+from updraft.protocol.wire import WireRequest
+from updraft.router.config import RouterConfig
+from updraft.router.router import Router
+from updraft.router.shared import Tiers
+
+Load = Callable[[RouterConfig], Awaitable[Tiers]]
+
+
+@pytest.fixture
+def cold(cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Load, ScriptedLocal], Bench]:
+    """A router that has loaded nothing yet, and will load as it is told."""
+
+    def make(load: Load, local: ScriptedLocal) -> Bench:
+        monkeypatch.setattr("updraft.router.router.load_tiers", load)
+        ledger = tmp_path / "ledger.sqlite3"
+        return Bench(Router(RouterConfig(cloud_url=cloud.url, ledger=ledger)), local, ledger)
+
+    return make
+
+
+def test_who_gives_up_leaves_the_loading_to_the_next(cold: Any) -> None:
+    local, loads = ScriptedLocal(), []
+
+    async def load(config: RouterConfig) -> Tiers:
+        loads.append(config)
+        await asyncio.sleep(1.0)
+        return tiers(local, config, ScriptedGates())
+
+    async def test() -> None:
+        b = cold(load, local)
+        assert (await b.ask(timeout_s=0.2)).status == 504
+        embeds = await b.router.handle(WireRequest("POST", "/v1/embeddings", {}, b"{}", 0.1))
+        assert embeds.status == 504
+        leaves = asyncio.create_task(b.ask())
+        await asyncio.sleep(0.2)
+        leaves.cancel()
+        await asyncio.gather(leaves, return_exceptions=True)
+        assert (await b.answer())["updraft"]["route"] == "local"
+        await b.router.close()
+        assert len(loads) == 1
+        assert sorted(row.status for row in b.rows()) == [200, 499, 504, 504]
+        assert local.closed
+
+    run(test())
+
+
+def test_what_could_not_be_loaded_has_a_row_and_is_tried_again(cold: Any) -> None:
+    local, failures = ScriptedLocal(), [ModelLoadError("The file is cut off.")]
+
+    async def load(config: RouterConfig) -> Tiers:
+        if failures:
+            raise failures.pop()
+        return tiers(local, config, ScriptedGates())
+
+    async def test() -> None:
+        b = cold(load, local)
+        assert (await b.answer())["error"]["message"] == "The file is cut off."
+        assert (await b.answer())["updraft"]["route"] == "local"
+        await b.router.close()
+        assert [row.status for row in b.rows()] == [200, 500]
+
+    run(test())
+
+
+def test_a_deadline_begins_when_the_request_comes(cold: Any, cloud: FakeCloud) -> None:
+    local, cloud.mode = ScriptedLocal(), "slow"
+
+    async def load(config: RouterConfig) -> Tiers:
+        await asyncio.sleep(1.0)
+        return tiers(local, config, ScriptedGates())
+
+    async def test() -> None:
+        b = cold(load, local)
+        began = time.monotonic()
+        assert (await b.ask("cloud", timeout_s=1.5)).status == 504
+        assert time.monotonic() - began < 2.3
+        await b.router.close()
+
+    run(test())
+
+
+def test_a_close_while_it_loads_leaves_nothing_open(cold: Any) -> None:
+    local = ScriptedLocal()
+
+    async def load(config: RouterConfig) -> Tiers:
+        await asyncio.sleep(0.5)
+        return tiers(local, config, ScriptedGates())
+
+    async def test() -> None:
+        b = cold(load, local)
+        waits = asyncio.create_task(b.ask())
+        await asyncio.sleep(0.1)
+        await b.router.close()
+        assert local.closed
+        assert (await waits).status == 503
+        with pytest.raises(OverloadedError):
+            await b.router.start()
+
+    run(test())
