@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..classifier import curve, guarantee
+from ..classifier.aim import PROMISES
 from ..classifier.graded import Columns, GradedRow, gains, read_graded, scores
 from ..classifier.metrics import Floats, auroc, bootstrap, ece, ece_by_chance
 from ..classifier.text_router import Labels, TextRouter, fit_router
@@ -30,6 +31,8 @@ FOLDS = 5
 FAULTY_DOMAINS = ("high_school_mathematics", "moral_scenarios")
 _FEWEST_IN_DOMAIN = 50
 _BOOTSTRAPS = 200
+# Calibrations of each population of known risk.
+DRAWS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,14 +205,15 @@ def _probability(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, Any
 
 
 def _promise(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, Any]:
-    """Both promises: on populations of known risk, and on these rows by halves."""
+    """Both promises, as the router makes them: on populations of known risk, and on these rows by halves."""
     found: dict[str, Any] = {}
     gain = gains(rows)
     shapes = guarantee.populations()
     for alpha in guarantee.ALPHAS:
-        for promise, rule in guarantee.RULES.items():
+        for promise in PROMISES:
+            rule = guarantee.promised(alpha, promise)
             of = f"{alpha:g}" if promise == "confidence" else f"{promise}_{alpha:g}"
-            true = {shape.name.replace(" ", "_"): guarantee.true_risks(shape, alpha, rule) for shape in shapes}
+            true = {shape.name.replace(" ", "_"): guarantee.true_risks(shape, rule, draws=DRAWS) for shape in shapes}
             rates = {name: float((risks > alpha).mean()) for name, risks in true.items()}
             splits = guarantee.half_splits(runs[0].p_gain, gain, alpha, rule)
             found |= {

@@ -47,9 +47,9 @@ def distance(one: Floats, other: Floats) -> float:
 
 
 class DriftMonitor:
-    """`usual`: None where it is not known. Thread-safe."""
+    """`usual`: what requests are compared with; without it there is no alarm to raise. Thread-safe."""
 
-    def __init__(self, usual: Usual | None) -> None:
+    def __init__(self, usual: Usual) -> None:
         self._usual = usual
         self._asked: deque[float] = deque(maxlen=_WINDOW)
         self._labelled: deque[tuple[float, float, float]] = deque(maxlen=_WINDOW)
@@ -80,7 +80,7 @@ class DriftMonitor:
             self._alarm = self._shifted() or self._miscalibrated()
 
     def _shifted(self) -> str | None:
-        if self._usual is None or len(self._asked) < _LEAST:
+        if len(self._asked) < _LEAST:
             return None
         n, m = len(self._asked), len(self._usual.p_gain)
         found = distance(np.array(self._asked), self._usual.p_gain)

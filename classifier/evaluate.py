@@ -17,7 +17,7 @@ from .features import GATES, Gate
 from .metrics import ECE_BINS, Bools, Floats, ReliabilityBin, auroc, bootstrap, ece, reliability
 from .models import FitOptions, FittedGate, Rows
 from .outcomes import Outcome
-from .thresholds import CascadeRows, Simulation, Target, simulate
+from .targets import CascadeRows, Simulation, Target, simulate
 from .views import Array, RunView
 
 Grouping = Literal["kind", "family"]

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .calibration import Curve, fit_curve
+from .calibration import Curve, cross_calibrated, fit_curve
 from .features import Block, Gate, Layout
 from .metrics import Bools, Floats, auroc
 from .optional import load_module
@@ -182,7 +182,7 @@ def fit_gate(layout: Layout, rows: Rows, options: FitOptions) -> FittedGate:
     )
     return FittedGate(
         model,
-        _cross_calibrated(score, rows.gain, options.seed),
+        cross_calibrated(score, rows.gain, _random_folds(rows.gain, options.seed + 1)),
         auroc(score, rows.gain),
         _median_auroc(_blend(unseen, weights), rows),
         seen,
@@ -284,15 +284,6 @@ def _median_auroc(scores: Floats, rows: Rows) -> float:
         if min(positive, int(inside.sum()) - positive) >= _MIN_CLASS_ROWS:
             values.append(auroc(scores[inside], rows.gain[inside]))
     return float(np.median(values)) if values else auroc(scores, rows.gain)
-
-
-def _cross_calibrated(scores: Floats, gain: Bools, seed: int) -> Floats:
-    folds = _random_folds(gain, seed + 1)
-    out = np.zeros(len(scores))
-    for fold in np.unique(folds):
-        held = folds == fold
-        out[held] = np.clip(fit_curve(scores[~held], gain[~held])(scores[held]), 0.0, 1.0)
-    return out
 
 
 def _random_folds(gain: Bools, seed: int) -> NDArray[np.int64]:

@@ -18,7 +18,8 @@ from .drift import Usual
 from .features import FEATURE_VERSION, GATES, Gate, Layout
 from .graph_files import CARD_NAME, check_versions, open_graph, read_card, read_checked, sha256
 from .operating_point import operating_point
-from .thresholds import CONFIDENCE, Target, Thresholds
+from .targets import CONFIDENCE, Target
+from .thresholds import Thresholds
 from .views import QUESTIONS_AT_ONCE, Array, PromptView, RunView
 
 __all__ = ["CARD_NAME", "FORMAT_VERSION", "Policy", "PolicyCard", "TrainedOn", "sha256"]

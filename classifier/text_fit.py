@@ -20,9 +20,8 @@ from .calibration_rows import CALIBRATION_NAME, CalibrationRows, pack_calibratio
 from .drift import distance
 from .graded import GradedRow, scores
 from .graph_files import sha256
-from .guarantee import DELTA
 from .metrics import Floats, auroc, ece
-from .operating_point import operating_point
+from .operating_point import DELTA, operating_point
 from .optional import load_module, load_onnxruntime
 from .policy_files import policy_folder, put_policy, settled, stored_name
 from .text_export import router_to_onnx
@@ -139,7 +138,7 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
             for target in _TARGETS
         ],
         files={name: sha256(data) for name, data in files.items()},
-        metrics=_metrics(calibration) | recipe.metrics,
+        metrics=_metrics(calibration, {mode: router.fair for mode, router in routers.items()}) | recipe.metrics,
     )
     put_policy(folder, files, msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
     return settled(folder, TextPolicy.load)
@@ -180,10 +179,16 @@ def _point(rows: CalibrationRows, aim: Aim, delta: float) -> Point:
     return Point(str(aim), told.before, told.after, found.alpha, found.risk, found.quality, found.cloud_share)
 
 
-def _metrics(rows: CalibrationRows) -> dict[str, float]:
-    """How the gates rank and how honest they are, on rows that their members did not see."""
+def _metrics(rows: CalibrationRows, fair: Mapping[Mode, Floats]) -> dict[str, float]:
+    """How the gates rank, on rows that their members did not see, and how honest they are, where (`fair`) their
+    calibration had not seen them either.
+    """
     found: dict[str, float] = {}
-    for gate, p_gain in (("gate1", rows.before), ("gate3", rows.after)):
+    gates: tuple[tuple[str, Mode, Floats | None], ...] = (
+        ("gate1", "prompt", rows.before),
+        ("gate3", "cascade", rows.after),
+    )
+    for gate, mode, p_gain in gates:
         if p_gain is not None:
             routed = curve.cost_quality(p_gain, rows.local, rows.cloud)
             found |= {
@@ -191,6 +196,6 @@ def _metrics(rows: CalibrationRows) -> dict[str, float]:
                 f"{gate}.cpt50": routed.cpt(0.5),
                 f"{gate}.cpt80": routed.cpt(0.8),
                 f"{gate}.auroc": auroc(p_gain, rows.gain),
-                f"{gate}.ece": ece(p_gain, rows.gain),
+                f"{gate}.ece": ece(fair[mode], rows.gain),
             }
     return found

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..protocol.errors import InvalidRequestError
-from .calibration import Curve, fit_curve
+from .calibration import Curve, cross_calibrated, fit_curve
 from .metrics import Bools, Floats
 from .optional import load_module
 from .text_rows import N_WORDING, TextRows
@@ -175,8 +175,9 @@ class _Compared:
 class TextRouter:
     """P(gain) of prompts: `curve(bias + sum(weight * member.score))`.
 
-    `crossed`: P(gain) of each row it was fitted on, by members that did not see the row. `inner_apgr`: every
-    candidate's APGR in the inner cross-validation, from which `chosen` was chosen.
+    `crossed`: P(gain) of each row it was fitted on, by members that did not see it. `fair`: of each that it was
+    calibrated on, by a curve that did not see it either. `inner_apgr`: every candidate's APGR in the inner
+    cross-validation, from which `chosen` was chosen.
     """
 
     topics: Topics
@@ -185,6 +186,7 @@ class TextRouter:
     bias: float
     curve: Curve
     crossed: Floats
+    fair: Floats
     chosen: str
     inner_apgr: Mapping[str, float]
 
@@ -232,14 +234,16 @@ def fit_router(
     recovered = {name: _recovered(blend.score(crossed)[even], labels.gain[even]) for name, blend in blends.items()}
     chosen = _chosen({name: recovered[name] for name in candidates if name in SHIPPED})
     blend = blends[chosen]
-    curve = fit_curve(blend.score(crossed)[even], better)
+    score = blend.score(crossed)
+    curve = fit_curve(score[even], better)
     return TextRouter(
         topics=topics,
         members={name: _fit(name, x, labels, seed) for name in blend.weights},
         weights=blend.weights,
         bias=blend.bias,
         curve=curve,
-        crossed=np.clip(curve(blend.score(crossed)), 0.0, 1.0),
+        crossed=np.clip(curve(score), 0.0, 1.0),
+        fair=cross_calibrated(score[even], better, _folds(labels, seed + 1)[even]),
         chosen=chosen,
         inner_apgr={name: float(rows.sum() / labels.gain[even].sum()) for name, rows in recovered.items()},
     )

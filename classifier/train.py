@@ -23,7 +23,7 @@ from .models import FitOptions, FittedGate, Rows, fit_gate
 from .optional import load_module, load_onnxruntime
 from .outcomes import Outcome, load
 from .policy import CARD_NAME, FORMAT_VERSION, PolicyCard, TrainedOn, sha256
-from .thresholds import CONFIDENCE, TARGETS, choose_thresholds
+from .targets import CONFIDENCE, TARGETS, choose_thresholds
 from .views import Array
 
 __all__ = ["Outcome", "TrainOptions", "Trained", "fit", "measure", "rows_of"]

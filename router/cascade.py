@@ -162,7 +162,10 @@ class Cascade:
 
     async def _after(self) -> State:
         answer = self._local_answer()
-        state = self._judge(self.gates.after(self.chat.messages, answer, self.job.quality), State.DONE)
+        verdict = self.gates.after(self.chat.messages, answer, self.job.quality)
+        if verdict.drawn and not self._is_graded_undrawn(answer, verdict):
+            verdict = replace(verdict, propensity=verdict.drawn)
+        state = self._judge(verdict, State.DONE)
         return self._done(LocalReply(answer)) if state is State.DONE else state
 
     async def _cloud(self) -> State:
@@ -341,13 +344,25 @@ class Cascade:
     def _may_stream(self, answer: LocalAnswer) -> bool:
         """Without gates ahead there is nothing to wait for; with them, `hold_tokens` tokens.
 
-        An answer that is held to a form waits for all gates: no cloud could go on in the middle of it. One that was
-        drawn does too: what is sent cannot go up any more.
+        One that was drawn waits for all gates: what is sent cannot go up any more.
         """
-        if not self.job.stream or (self.ruling.open and (self.job.structured or self.record.verdict.drawn)):
-            return False
+        gated = self.ruling.open
+        return self.job.stream and (not gated or (self._is_past_hold(answer) and not self.record.verdict.drawn))
+
+    def _is_past_hold(self, answer: LocalAnswer) -> bool:
+        """Whether enough of it is there to be streamed while gates are ahead.
+
+        What is held to a form waits for all of them: no cloud could go on in the middle of it.
+        """
         hold = self.job.hold_tokens
-        return not self.ruling.open or (hold is not None and len(answer.tokens) >= hold)
+        return self.job.stream and not self.job.structured and hold is not None and len(answer.tokens) >= hold
+
+    def _is_graded_undrawn(self, answer: LocalAnswer, verdict: Verdict) -> bool:
+        """Whether the best cloud would have graded this answer that goes up, had no coin drawn it: no stream had begun,
+        and it is for no smaller cloud.
+        """
+        smaller = any(rung.may_do(verdict.p_gain) for rung in self.tiers.middle)
+        return not smaller and not self._is_past_hold(answer)
 
     def _local_answer(self) -> LocalAnswer:
         if self._answer is None:

@@ -25,8 +25,8 @@ _LIKELIEST = 0.2
 class Verdict:
     """One gate's word. `p_gain`: calibrated chance that the cloud's answer is better, if computed.
 
-    `propensity`: the chance with which a judged answer goes up, where exploration has a say in it. `drawn`: the request
-    was drawn, by a coin that knows nothing of it, to be answered by both tiers and graded.
+    `propensity`: the chance with which a judged answer is graded, where exploration has a say in it. `drawn`: with what
+    chance a coin that knows nothing of it drew this request, to be answered by both tiers; 0: it was not drawn.
     """
 
     gate: int
@@ -35,7 +35,7 @@ class Verdict:
     p_gain: float | None = None
     threshold: float | None = None
     propensity: float | None = None
-    drawn: bool = False
+    drawn: float = 0.0
 
 
 class Gates(Protocol):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..protocol.prometheus import Metric
 from ..protocol.requests import Message
@@ -20,8 +20,10 @@ from .record import Record
 from .tiers import LocalAnswer
 
 if TYPE_CHECKING:
+    from ..classifier.agreement import Said
     from ..classifier.drift import DriftMonitor
     from ..classifier.experience import Experience, Observation
+    from ..text.tool_stream import OfferedTools
 
 __all__ = ["MOST_WAITING", "Learner", "LearningCounts", "Seen", "pair_name"]
 
@@ -42,25 +44,17 @@ def pair_name(models: dict[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A request with a finished local answer that gate 3 judged, and the cloud's text if it is known."""
+    """A request with a finished local answer that gate 3 judged.
+
+    `cloud`: what the cloud said, if that is known and can be compared. `tools`: those that the device had to call,
+    if any.
+    """
 
     record: Record
     messages: Sequence[Message]
     answer: LocalAnswer
-    cloud_text: str | None
-    cloud_finish: str = "stop"
-
-    @classmethod
-    def of(
-        cls, record: Record, messages: Sequence[Message], answer: LocalAnswer, completion: dict[str, Any] | None
-    ) -> Seen:
-        """`completion`: the cloud's, where it gave a whole one."""
-        if completion is None:
-            return cls(record, messages, answer, None)
-        choice: dict[str, Any] = completion["choices"][0]
-        content = choice["message"].get("content") or ""
-        text = content if isinstance(content, str) else None  # parts of a message are not told from each other here
-        return cls(record, messages, answer, text, choice.get("finish_reason") or "stop")
+    cloud: Said | None = None
+    tools: OfferedTools | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +200,7 @@ class Learner:
             cloud_written=record.cloud.completion_tokens if asked else None,
             answered_by=record.tier,
             features=pack(vector(row, "cascade")),
-            drawn=int(verdict.drawn),
+            drawn=int(verdict.drawn > 0),
             prompt=row.prompt if self._keep_text else None,
             answer=row.answer if self._keep_text else None,
         )
@@ -218,12 +212,12 @@ def _accepted_share(record: Record) -> float | None:
 
 
 def _grades(seen: Seen, accepted: float | None) -> tuple[float | None, float | None]:
-    """By agreement of the texts; of a stream, whose text is not kept, by the share of the draft that was taken over."""
-    from ..classifier.agreement import Said, grades
+    """By agreement; of a stream, whose text is not kept, by the share of the draft that was taken over."""
+    from ..classifier.agreement import grades
+    from .said import device_said
 
     if seen.record.tier != "cloud":
         return None, None
-    if seen.cloud_text is not None:
-        local = Said(seen.answer.text, seen.answer.finish_reason or "stop")
-        return grades(local, Said(seen.cloud_text, seen.cloud_finish))
+    if seen.cloud is not None:
+        return grades(device_said(seen.answer, seen.tools), seen.cloud)
     return (None, None) if accepted is None else (float(accepted >= _TAKEN_OVER), 1.0)

@@ -23,7 +23,8 @@ class LearningGates:
     """The gates of a pair with exploration, shadow and caution around them.
 
     `exploration`: the share of the requests that is drawn, by a coin that knows nothing of them: gates 1 and 2 only say
-    what they would do, and the finished local answer goes up after gate 3. `shadow`: all are.
+    what they would do, and the finished local answer goes up after gate 3. `shadow`: all are. `monitor`: None where
+    there is nothing to compare requests with.
     """
 
     def __init__(
@@ -36,8 +37,8 @@ class LearningGates:
         rng: random.Random | None = None,
     ) -> None:
         self._gates = gates
+        self._shadow = shadow
         self._exploration = 1.0 if shadow else exploration
-        self._why = "shadow" if shadow else "exploration"
         self.monitor = monitor
         self._rng = rng or random.Random()
         self.tokens = gates.tokens
@@ -47,7 +48,14 @@ class LearningGates:
 
     def begin(self) -> Gates:
         drawn = self._rng.random() < self._exploration
-        return _Drawn(self, self._exploration, self._why) if drawn else self
+        return _Drawn(self, self._exploration, "shadow" if self._shadow else "exploration") if drawn else self
+
+    def stop_exploring(self) -> bool:
+        """Nobody learns from what is drawn: draw no more. Whether any was; a shadow looks on all the same."""
+        if self._shadow or not self._exploration:
+            return False
+        self._exploration = 0.0
+        return True
 
     @property
     def quality(self) -> float | None:
@@ -127,4 +135,4 @@ class _Drawn:
 
     def _told(self, verdict: Verdict, *, up: bool) -> Verdict:
         reason = f"{self._why}: would {'go up' if up else 'stay'}, {verdict.reason}"
-        return replace(verdict, reason=reason, drawn=True)
+        return replace(verdict, reason=reason, drawn=self._chance)

@@ -23,6 +23,7 @@ from .local_tier import EngineLocalTier
 from .shared import Rung, Tiers
 
 if TYPE_CHECKING:
+    from ..classifier.experience import Experience
     from ..local_engine.engine import LocalEngine
 
 log = logging.getLogger("updraft.router")
@@ -89,22 +90,33 @@ def open_local(config: RouterConfig) -> LocalEngine:
 
 
 def load_learner(config: RouterConfig, tiers: Tiers) -> Learner | None:
-    """Who keeps what use teaches; None where there is nothing to compare, or its file cannot be used: answers matter
-    more than what they teach.
+    """Who keeps what use teaches; None where there is nothing to compare, or no file for it: answers matter more than
+    what they teach, and without a learner nothing is explored.
     """
-    if config.experience is None or tiers.local is None or tiers.cloud is None:
+    if tiers.local is None or tiers.cloud is None:
+        return None
+    gates = tiers.gates if isinstance(tiers.gates, LearningGates) else None
+    experience = _open_experience(config.experience)
+    if experience is None:
+        if gates is not None and gates.stop_exploring():
+            log.warning("exploration is off: what it would teach is kept nowhere (experience)")
+        return None
+    pair = pair_name({"local": tiers.local.model_id, "cloud": config.cloud_model})
+    monitor = None if gates is None else gates.monitor
+    explored = 1.0 if config.shadow else config.exploration
+    return Learner(experience, pair, explored=explored, keep_text=config.experience_text, monitor=monitor)
+
+
+def _open_experience(path: Path | None) -> Experience | None:
+    if path is None:
         return None
     from ..classifier.experience import Experience
 
     try:
-        experience = Experience(config.experience)
+        return Experience(path)
     except ConfigurationError as error:
         log.warning("this router learns nothing from use: %s", error.message)
         return None
-    pair = pair_name({"local": tiers.local.model_id, "cloud": config.cloud_model})
-    monitor = tiers.gates.monitor if isinstance(tiers.gates, LearningGates) else None
-    explored = 1.0 if config.shadow else config.exploration
-    return Learner(experience, pair, explored=explored, keep_text=config.experience_text, monitor=monitor)
 
 
 def load_learning_gates(config: RouterConfig, model_id: str) -> LearningGates:
@@ -112,7 +124,8 @@ def load_learning_gates(config: RouterConfig, model_id: str) -> LearningGates:
     from ..classifier.drift import DriftMonitor
 
     gates = _load_gates(config, model_id)
-    return LearningGates(gates, exploration=config.exploration, shadow=config.shadow, monitor=DriftMonitor(gates.usual))
+    monitor = None if gates.usual is None else DriftMonitor(gates.usual)
+    return LearningGates(gates, exploration=config.exploration, shadow=config.shadow, monitor=monitor)
 
 
 def _load_gates(config: RouterConfig, model_id: str) -> Gates:

@@ -261,7 +261,10 @@ class Router:
         if self._learner is None or answer is None or not cascade.ruling.open:
             return
         try:
-            self._learner.observe(Seen.of(cascade.record, cascade.chat.messages, answer, completion))
+            from .said import cloud_said
+
+            said = None if completion is None else cloud_said(completion["choices"][0])
+            self._learner.observe(Seen(cascade.record, cascade.chat.messages, answer, said, cascade.tools))
         except Exception:
             log.exception("request %s could not be learned from", cascade.record.request_id)
 

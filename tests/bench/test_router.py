@@ -30,7 +30,8 @@ def graded_file(path: Path, n: int, seed: int) -> Path:
     return path
 
 
-def test_with_a_test_file(tmp_path: Path) -> None:
+def test_with_a_test_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("updraft.bench.router.DRAWS", 20)
     train, test = graded_file(tmp_path / "train.csv", 300, 0), graded_file(tmp_path / "test.csv", 250, 1)
     out, table = tmp_path / "out.json", tmp_path / "out.md"
     call = ["bench", "router", "--data", train, "--test", test, "--labels", 200, "--seeds", 2, "--json", out]

@@ -44,3 +44,26 @@ def test_an_answer_that_is_none_counts_against_its_tier() -> None:
     assert grades(Said("Paris"), Said("I cannot help with that.")) == (1, 0)
     assert grades(Said("It is Paris and", "length"), Said("Paris")) == (0, 1)
     assert grades(Said(""), Said("")) == (0, 0)
+
+
+CALLED = Said("", "tool_calls", (("add", '{"a": 1, "b": [2]}'), ("now", "")))
+
+
+@pytest.mark.parametrize(
+    ("local", "cloud", "graded"),
+    [
+        (CALLED, CALLED, (1, 1)),
+        (Said("So I call:", "tool_calls", (("now", "{}"), ("add", '{"b":[2],"a":1}'))), CALLED, (1, 1)),
+        (Said("", "tool_calls", (("add", '{"a": 1, "b": [3]}'), ("now", ""))), CALLED, (0, 1)),
+        (Said("", "tool_calls", CALLED.calls[:1]), CALLED, (0, 1)),
+        (Said("", "tool_calls", (*CALLED.calls, CALLED.calls[0])), CALLED, (0, 1)),
+        (Said("It is 3."), CALLED, (0, 1)),
+        (Said("add(1, [2])"), Said("add(1, [2])", "tool_calls", CALLED.calls), (0, 1)),
+        (CALLED, Said("It is 3."), (0, 1)),
+        (Said("", "tool_calls", (("now", "half {"),)), Said("", "tool_calls", (("now", "half {"),)), (1, 1)),
+        (Said("", "length", CALLED.calls), CALLED, (0, 1)),
+        (CALLED, Said("", "length", CALLED.calls), (1, 0)),
+    ],
+)
+def test_answers_that_call_tools(local: Said, cloud: Said, graded: tuple[float, float]) -> None:
+    assert grades(local, cloud) == graded

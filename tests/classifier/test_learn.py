@@ -282,7 +282,7 @@ def test_what_gate_1_sends_up_stays_in_the_promise(tmp_path: Path) -> None:
                 10,
                 "cloud",
                 told,
-                drawn=int(verdict.drawn),
+                drawn=int(verdict.drawn > 0),
             )
         )
     policy = learn(rows, RECIPE, tmp_path)

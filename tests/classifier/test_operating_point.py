@@ -110,20 +110,21 @@ def test_an_average_sends_up_less() -> None:
 
 
 def test_what_a_quality_may_lose_is_what_the_bounds_say() -> None:
-    """Numbers by hand, at delta 0.1 and n = 400 gains that are kept one after the other.
+    """Numbers by hand, at delta 0.1 and n = 440 gains that are kept one after the other.
 
-    Hoeffding's slack of the cloud's score, at a tenth of delta: sqrt(ln(1 / 0.01) / 800) = 0.0758713. Of the rest of
-    delta, 0.09: P(Binomial(400, 0.0924129) <= 28) = 0.068 and (<= 29) = 0.0956, which all of delta would allow.
+    The cloud's score is 1 in all, so at a tenth of delta it is at least 0.01 ** (1 / 440) = 0.9895883. With the rest of
+    delta, 0.09: P(Binomial(440, 0.0989588) <= 34) = 0.0708 and (<= 35) = 0.0968, which all of delta would allow.
+    Where it is 1 in half of them, it is q with 440 * (ln(0.5 / q) + ln(0.5 / (1 - q))) / 2 = ln(100).
     """
-    score = np.linspace(0.1, 0.9, 400)
-    rows = CalibrationRows(score, None, np.zeros(400), np.ones(400), np.ones(400), np.ones(400))
+    score = np.linspace(0.1, 0.9, 440)
+    rows = CalibrationRows(score, None, np.zeros(440), np.ones(440), np.ones(440), np.ones(440))
     found = operating_point(rows, Aim("quality", 0.9), 0.1)
-    assert found.alpha == pytest.approx(0.0924129, abs=1e-7)
-    assert found.risk == 28 / 400
-    half = replace(rows, cloud=np.repeat([1.0, 0.0], 200))
-    assert operating_point(half, Aim("quality", 0.9), 0.1).alpha == pytest.approx(0.0424129, abs=1e-7)
+    assert found.alpha == pytest.approx(0.0989588, abs=1e-7)
+    assert found.risk == 34 / 440
+    half = replace(rows, cloud=np.repeat([1.0, 0.0], 220))
+    assert operating_point(half, Aim("quality", 0.9), 0.1).alpha == pytest.approx(0.0428036, abs=1e-7)
     assert operating_point(replace(rows, prompts=100), Aim("quality", 0.9), 0.1).alpha == pytest.approx(
-        0.0848257, abs=1e-7
+        0.0954993, abs=1e-7
     )
 
 

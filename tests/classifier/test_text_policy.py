@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import resource
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from updraft.classifier.aim import Aim
 from updraft.classifier.calibrated import figures, sentences
 from updraft.classifier.drift import DriftMonitor
 from updraft.classifier.graded import GradedRow, TokenSignals, gains
-from updraft.classifier.metrics import auroc
+from updraft.classifier.metrics import Bools, Floats, auroc, ece
 from updraft.classifier.policies import load_policy
 from updraft.classifier.text_fit import Recipe, fit_text_policy
 from updraft.classifier.text_policy import Source, TextPolicy
@@ -244,3 +246,16 @@ def test_a_write_that_fails_leaves_the_policy_that_was_there(folder: Path, tmp_p
     assert {path.name for path in out.iterdir()} == {"policy.json", "notes.txt", *policy.card.files}
     assert (policy.card.rows, policy.reads_answers) == (120, False)
     assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+
+
+def test_the_cards_calibration_error_is_of_rows_that_no_curve_had_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def marked(scores: Floats, positive: Bools, folds: Any) -> Floats:
+        assert len(scores) == len(positive) == len(folds) == 150
+        return np.full(len(scores), 0.9)
+
+    monkeypatch.setattr("updraft.classifier.text_router.cross_calibrated", marked)
+    rows = population(150, 9, answers=False)
+    card = fit_text_policy(rows, replace(RECIPE, candidates={"ridge": ("ridge",)}), tmp_path).card
+    assert card.metrics["gate1.ece"] == pytest.approx(ece(np.full(150, 0.9), gains(rows)))

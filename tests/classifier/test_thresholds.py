@@ -1,112 +1,63 @@
-"""Thresholds on populations of known risk: the promise holds at its confidence, not bought by always escalating."""
+"""The path of thresholds against its definition, row by row, and the walk along it."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from updraft.classifier.thresholds import (
-    CONFIDENCE,
-    CascadeRows,
-    Thresholds,
-    choose_thresholds,
-    escalated,
-    simulate,
-    stays_positive,
+from hypothesis import given
+from hypothesis import strategies as st
+from updraft.classifier.calibration_rows import CalibrationRows
+from updraft.classifier.metrics import Bools, Floats
+from updraft.classifier.thresholds import ALWAYS, NEVER, Path, Thresholds, escalated
+
+
+def rows(n: int, gates: int, seed: int, *, coarse: bool = False) -> CalibrationRows:
+    p_gain = np.random.default_rng(seed).random((3, n))
+    before, during, after = np.round(p_gain, 1) if coarse else p_gain
+    ones = np.ones(n)
+    return CalibrationRows(before, after if gates > 1 else None, ones, ones, ones, ones, during if gates == 3 else None)
+
+
+def step(path: Path, k: int) -> Thresholds:
+    return Thresholds(path.before[k], path.during[k], path.after[k])
+
+
+def least_wasteful(early: Floats, kept: Bools, allowed: int) -> float:
+    rivals = np.sort(early[kept])[::-1]
+    return float(rivals[allowed]) if len(rivals) > allowed else ALWAYS
+
+
+@given(st.integers(1, 250), st.integers(1, 3), st.integers(0, 1000), st.booleans())
+def test_each_step_sends_up_what_its_thresholds_say(n: int, gates: int, seed: int, coarse: bool) -> None:
+    judged = rows(n, gates, seed, coarse=coarse)
+    path = Path.of(judged)
+    up = np.array([escalated(judged, step(path, k)) for k in range(len(path.after))])
+    assert up[0].all() and not up[-1].any()
+    assert (up == (path.stays > np.arange(len(up))[:, None])).all()
+    assert (up[1:] <= up[:-1]).all(), "what stays at one step stays at the next"
+    worth = np.random.default_rng(seed).random((2, n))
+    assert path.sums(*worth) == pytest.approx(np.where(up, worth[1], worth[0]).sum(axis=1))
+    assert (path.sums(np.ones(n, np.bool_)) == (~up).sum(axis=1)).all()
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+def test_early_gates_send_up_as_much_as_they_may(coarse: bool) -> None:
+    judged = rows(450, 3, 0, coarse=coarse)
+    path = Path.of(judged)
+    assert judged.after is not None and judged.during is not None
+    for k, level in enumerate(path.after[:-1]):
+        kept = judged.after <= level
+        assert path.before[k] == least_wasteful(judged.before, kept, 4)
+        assert path.during[k] == least_wasteful(judged.during, kept, 4)
+    assert step(path, -1) == Thresholds(NEVER, NEVER, NEVER)
+
+
+@pytest.mark.parametrize(
+    ("holds", "there", "back"),
+    [([1, 1, 0, 1], 1, 3), ([0, 1, 1, 1], 0, 1), ([1, 1, 1, 0], 2, 3), ([1, 1, 1, 1], 3, 0), ([0, 0, 0, 0], 0, 3)],
 )
-
-
-def known_risk(n: int, rng: np.random.Generator, sharpness: float = 1.5) -> CascadeRows:
-    """Rows whose P(gain) is exact at gate 3 and noisier before it."""
-    logit = rng.normal(-0.8, sharpness, n)
-    gain = rng.uniform(size=n) < 1 / (1 + np.exp(-logit))
-    cloud = np.where(gain, 1.0, (rng.uniform(size=n) < 0.9).astype(float))
-    local = np.where(gain, 0.0, np.where(rng.uniform(size=n) < 0.97, cloud, 1.0))
-    before, during = (1 / (1 + np.exp(-(logit + rng.normal(0, noise, n)))) for noise in (1.5, 0.8))
-    return CascadeRows(before, during, 1 / (1 + np.exp(-logit)), local, cloud)
-
-
-def test_targets_are_met_at_the_stated_confidence_and_not_by_escalating_everything() -> None:
-    rng = np.random.default_rng(0)
-    population = known_risk(60_000, rng)
-    targets = (0.9, 0.98)
-    draws = 50
-    broken = dict.fromkeys(targets, 0)
-    shares: dict[float, list[float]] = {quality: [] for quality in targets}
-    for _ in range(draws):
-        for target in choose_thresholds(known_risk(3000, rng), targets, confidence=0.9):
-            found = simulate(population, target.thresholds)
-            broken[target.quality] += found.quality < target.quality
-            shares[target.quality].append(found.cloud_share)
-    # At most 10 % may break; 50 draws allow some more by chance (99 % point of the binomial).
-    assert max(broken.values()) <= 10
-    for quality in targets:
-        assert np.mean(shares[quality]) < 1.15 * hindsight_share(population, quality) + 0.02
-
-
-def hindsight_share(rows: CascadeRows, quality: float) -> float:
-    """The least share with which gate 3 alone meets the target when the true risk is known."""
-    for level in np.quantile(rows.after, np.linspace(1, 0, 400)):
-        found = simulate(rows, Thresholds(1.0, 1.0, float(level)))
-        if found.quality >= quality:
-            return found.cloud_share
-    return 1.0
-
-
-def test_stricter_targets_escalate_more_and_early_gates_waste_little() -> None:
-    rows = known_risk(5000, np.random.default_rng(1))
-    found = choose_thresholds(rows)
-    shares = [target.cloud_share for target in found]
-    assert shares == sorted(shares)
-    for target in found[:-1]:
-        alone = simulate(rows, Thresholds(1.0, 1.0, target.thresholds.after))
-        assert alone.cloud_share <= target.cloud_share <= alone.cloud_share + 0.02 + 1e-9
-        assert target.predicted_quality >= target.quality
-        assert target.confidence == CONFIDENCE
-    middle = found[2]
-    assert middle.before_share > 0.02
-    assert middle.during_share > 0.02
-
-
-def test_what_cannot_be_shown_escalates_everything() -> None:
-    rng = np.random.default_rng(2)
-    p = rng.uniform(size=(3, 30))
-    rows = CascadeRows(p[0], p[1], p[2], np.zeros(30), np.ones(30))
-    for target in choose_thresholds(rows, (0.98, 1.0)):
-        assert escalated(rows, target.thresholds).all()
-        assert target.predicted_quality == 1.0
-
-
-@pytest.mark.parametrize(("n", "risk"), [(300, 0.01), (1000, 0.02), (3000, 0.05)])
-@pytest.mark.parametrize("confidence", [0.9, 0.99])
-@pytest.mark.parametrize("surplus", [0.0, 1.0, 2.0])
-def test_the_bound_is_wrong_no_more_often_than_stated(n: int, risk: float, confidence: float, surplus: float) -> None:
-    """Rare losses of one whole point against a small steady gain: it says yes, and the next rows sum to a loss.
-
-    `surplus`: how many standard errors the true mean lies above zero.
-    """
-    rng = np.random.default_rng(3)
-    draws, horizon = 4000, 1000
-    error = np.sqrt(risk * (1 - risk) * (1 / n + 1 / horizon))
-    steady = (risk + surplus * error) / (1 - risk)
-    ours, theirs = rng.binomial(n, risk, draws), rng.binomial(horizon, risk, draws)
-    broken = (horizon - theirs) * steady < theirs
-    said_yes = [
-        stays_positive(np.concatenate((np.full(k, -1.0), np.full(n - k, steady))), confidence, horizon) for k in ours
-    ]
-    wrong = int((np.array(said_yes) & broken).sum())
-    assert wrong / draws <= (1 - confidence) + 3 * np.sqrt((1 - confidence) * confidence / draws)
-
-
-def test_the_bound_has_power() -> None:
-    rng = np.random.default_rng(4)
-    slack = np.where(rng.uniform(size=4000) < 0.03, -1.0, 0.05)
-    assert stays_positive(slack, 0.99, 2000)
-    assert not stays_positive(-slack, 0.99, 2000)
-
-
-def test_a_shorter_horizon_needs_more_room() -> None:
-    """The luck of few requests is larger: what is safe for many need not be safe for them."""
-    rng = np.random.default_rng(5)
-    slack = np.where(rng.uniform(size=4000) < 0.03, -1.0, 0.05)
-    assert stays_positive(slack, 0.99, 4000)
-    assert not stays_positive(slack, 0.99, 100)
+def test_the_walk_stops_before_the_first_that_does_not_hold(holds: list[int], there: int, back: int) -> None:
+    path = Path.of(rows(2, 1, 0))
+    shown = np.array(holds, np.bool_)
+    assert path.walk(shown) == step(path, there)
+    assert path.walk(shown, back=True) == step(path, back)

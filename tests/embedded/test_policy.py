@@ -15,7 +15,7 @@ from updraft.classifier.evaluate import Report, cascade_rows, evaluate
 from updraft.classifier.features import Gate, PromptView
 from updraft.classifier.metrics import Floats
 from updraft.classifier.outcomes import Outcome
-from updraft.classifier.thresholds import simulate
+from updraft.classifier.targets import simulate
 from updraft.embedded import pocket
 from updraft.embedded.kinds import KINDS
 from updraft.embedded.tasks import make_tasks
@@ -101,6 +101,7 @@ def test_a_limit_on_the_cloud_share_is_kept_and_used(
 
 
 def test_its_own_tasks_are_usual_and_other_questions_are_not(policy: Policy) -> None:
+    assert policy.usual is not None
     monitor = DriftMonitor(policy.usual)
     for task in make_tasks("test", 600, seed=5):
         monitor.asked(policy.before(PromptView(task.prompt)))

@@ -13,6 +13,7 @@ from updraft.classifier.experience import Experience
 from updraft.protocol.sse import MAX_EVENT_BYTES
 from updraft.router.budget import Limits
 from updraft.router.learner import Learner
+from updraft.router.learning import LearningGates
 from updraft.router.ledger import Ledger
 
 DEEP = b"[" * 5000 + b"]" * 5000
@@ -84,24 +85,31 @@ def test_no_stream_takes_the_place_of_the_devices(bench: Any, cloud: FakeCloud, 
 
 
 @pytest.mark.parametrize(
-    "message",
+    ("message", "graded"),
     [
-        {"role": "assistant", "content": ""},
-        {"role": "assistant", "content": [{"type": "text", "text": "x"}]},
-        {"role": "assistant", "content": None, "refusal": "no"},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+        ({"role": "assistant", "content": ""}, (1, 0)),
+        ({"role": "assistant", "content": [{"type": "text", "text": "x"}]}, None),
+        ({"role": "assistant", "content": None, "refusal": "no"}, (1, 0)),
+        ({"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, None),
+        ({"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}, None),
+        ({"role": "assistant", "content": LOCAL_TEXT, "refusal": 5}, None),
     ],
 )
-def test_what_says_something_is_an_answer(bench: Any, cloud: FakeCloud, tmp_path: Path, message: Any) -> None:
-    """Also to those who learn from it."""
+def test_what_says_something_is_an_answer(
+    bench: Any, cloud: FakeCloud, tmp_path: Path, message: Any, graded: tuple[float, float] | None
+) -> None:
+    """Also to those who learn from it: what they cannot read has no grade."""
 
     async def test() -> None:
         cloud.says = (200, whole(message))
-        async with bench(ScriptedGates(after=True)) as b:
+        async with bench(LearningGates(ScriptedGates(after=True))) as b:
             b.router._learner = Learner(Experience(tmp_path / "experience.sqlite3"), "pair")
             answer = await b.answer()
             assert (answer["choices"][0]["message"], answer["updraft"]["route"]) == (message, "escalated")
         assert [row.status for row in b.rows()] == [200]
+        experience = Experience(tmp_path / "experience.sqlite3")
+        assert [row.pair_grades for row in experience.rows("pair")] == [graded]
+        experience.close()
 
     run(test())
 

@@ -20,6 +20,7 @@ from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, Scrip
 from updraft.classifier.drift import DriftMonitor, Usual
 from updraft.classifier.experience import Experience, Observation
 from updraft.classifier.folders import policy_folder_of
+from updraft.embedded.pocket import policy_folder as pocket_policy_folder
 from updraft.protocol.requests import Message
 from updraft.protocol.wire import WireRequest
 from updraft.router.config import Middle, RouterConfig
@@ -31,19 +32,28 @@ from updraft.router.prices import Prices
 from updraft.router.record import Record
 from updraft.router.router import Router
 from updraft.router.tiers import LocalAnswer
+from updraft.text.tool_calls import ToolSyntax
+from updraft.text.tool_formats import ToolFormat
 
 ASKED = [Message("user", "What is 2 + 2?")]
 PAIR = "scripted with large"
 
 
 def routed(
-    cloud: FakeCloud, tmp_path: Path, gates: Any, n: int = 1, *, local: ScriptedLocal | None = None, **settings: Any
+    cloud: FakeCloud,
+    tmp_path: Path,
+    gates: Any,
+    n: int = 1,
+    *,
+    local: ScriptedLocal | None = None,
+    asks: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> list[dict[str, Any]]:
-    """The `updraft` objects of `n` requests through a router with experience."""
+    """The `updraft` objects of `n` requests through a router with experience. `asks`: what else is in their bodies."""
 
     async def run() -> list[dict[str, Any]]:
         config = RouterConfig(
-            cloud_url=cloud.url, cloud_model="large", experience=tmp_path / "experience.sqlite3", **settings
+            **{"cloud_url": cloud.url, "cloud_model": "large", "experience": tmp_path / "experience.sqlite3"} | settings
         )
         device = local or ScriptedLocal()
         device.model_id = "scripted"
@@ -52,12 +62,16 @@ def routed(
         found: list[dict[str, Any]] = []
         try:
             for index in range(n):
-                body = {"model": "auto", "messages": [{"role": "user", "content": f"Question {index}: 2 + 2?"}]}
+                question = {"role": "user", "content": f"Question {index}: 2 + 2?"}
+                body = {"model": "auto", "messages": [question], **(asks or {})}
                 response = await router.handle(
                     WireRequest("POST", "/v1/chat/completions", body=json.dumps(body).encode())
                 )
-                assert isinstance(response.body, bytes)
-                found.append(json.loads(response.body)["updraft"])
+                if isinstance(response.body, bytes):
+                    found.append(json.loads(response.body)["updraft"])
+                    continue
+                events = b"".join([chunk async for chunk in response.body]).split(b"\n\n")
+                found += [json.loads(each[6:])["updraft"] for each in events if b'"updraft"' in each]
         finally:
             await router.close()
         return found
@@ -87,6 +101,41 @@ def test_an_escalation_is_a_label_without_text(cloud: FakeCloud, tmp_path: Path)
     assert b"Question" not in raw and b"two three" not in raw
 
 
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+ADDS = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+SAID = {"role": "assistant", "content": "It is 3."}
+
+
+def calling(arguments: str) -> dict[str, Any]:
+    function = {"name": "add", "arguments": arguments}
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+
+
+@pytest.mark.parametrize(
+    ("local", "message", "graded"),
+    [
+        (CALL, calling('{"b":2,"a":1}'), (1, 1)),
+        (CALL, calling('{"a": 1, "b": 3}'), (0, 1)),
+        ("It is 3.", calling('{"a": 1, "b": 2}'), (0, 1)),
+        (CALL, SAID, (0, 1)),
+        ("So it is 3.", SAID, (1, 1)),
+        (CALL, {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "custom"}]}, None),
+        (CALL, {"role": "assistant", "content": None, "audio": {"id": "1"}}, None),
+    ],
+)
+def test_tool_calls_are_compared_by_what_they_call(
+    cloud: FakeCloud, tmp_path: Path, local: str, message: dict[str, Any], graded: tuple[float, float] | None
+) -> None:
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    cloud.says = (200, json.dumps({"choices": [choice]}).encode())
+    device = ScriptedLocal(local)
+    device.tool_format = ToolFormat("hermes", ToolSyntax("<tool_call>", "</tool_call>"), {})
+    (info,) = routed(cloud, tmp_path, LearningGates(ScriptedGates(after=True)), local=device, asks={"tools": [ADDS]})
+    assert info["tier"] == "cloud"
+    (row,) = kept(tmp_path)
+    assert row.pair_grades == graded
+
+
 class SlowDisk(Experience):
     """Experience that is kept when `spins` is set, and not before."""
 
@@ -103,7 +152,7 @@ def judged(text: str = "4") -> Seen:
     """A local answer that gate 3 let stay."""
     record = Record(Prices(), "large")
     record.decide(Verdict(3, escalate=False, reason="stays", p_gain=0.1, propensity=1.0))
-    return Seen.of(record, ASKED, LocalAnswer(text=text, finish_reason="stop"), None)
+    return Seen(record, ASKED, LocalAnswer(text=text, finish_reason="stop"))
 
 
 def test_what_comes_too_fast_is_dropped_and_counted(tmp_path: Path) -> None:
@@ -275,6 +324,58 @@ def test_the_draw_knows_nothing_of_the_request(cloud: FakeCloud, tmp_path: Path)
     assert {row.propensity for row in rows} == {1}
 
 
+@pytest.mark.parametrize(
+    "unlearned",
+    [
+        {"middle": True},  # what goes to a smaller cloud is no label
+        {"hold_tokens": 1, "asks": {"stream": True}},  # what is streamed before gate 3 has judged it does not go up
+    ],
+)
+def test_what_only_the_coin_grades_has_the_coins_chance(
+    cloud: FakeCloud, tmp_path: Path, unlearned: dict[str, Any]
+) -> None:
+    settings = {**unlearned, **({"middle": (Middle(cloud.url, "medium"),)} if "middle" in unlearned else {})}
+    gates = LearningGates(ScriptedGates(after=True), exploration=0.25, rng=random.Random(3))
+    routed(cloud, tmp_path, gates, 40, exploration=0.25, **settings)
+    coins = random.Random(3)
+    rows = [row for row in kept(tmp_path) if row.grades is not None]
+    assert len(rows) == sum(coins.random() < 0.25 for _ in range(40)) > 3
+    assert {(row.drawn, row.propensity) for row in rows} == {(1, 0.25)}
+
+
+@pytest.mark.parametrize(
+    "learned",
+    [
+        {"middle": True},  # gate 3 is surer than what the smaller cloud is asked for
+        {"hold_tokens": 7, "asks": {"stream": True}},  # the answer was at its end before
+        {"hold_tokens": 1, "asks": {"stream": True, "response_format": {"type": "json_object"}}},  # it is held
+    ],
+)
+def test_what_gate_3_has_graded_anyway_is_certain(cloud: FakeCloud, tmp_path: Path, learned: dict[str, Any]) -> None:
+    medium = (Middle(cloud.url, "medium", skip_above=0.5),)
+    settings = {**learned, **({"middle": medium} if "middle" in learned else {})}
+    gates = LearningGates(ScriptedGates(after=True), exploration=0.25, rng=random.Random(3))
+    routed(cloud, tmp_path, gates, 40, exploration=0.25, **settings)
+    assert {(row.drawn, row.propensity) for row in kept(tmp_path)} == {(0, 1), (1, 1)}
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_nothing_is_explored_where_nothing_is_kept(
+    cloud: FakeCloud, tmp_path: Path, caplog: pytest.LogCaptureFixture, damaged: bool
+) -> None:
+    path = tmp_path / "experience.sqlite3"
+    path.write_bytes(b"garbage-garbage" * 100)
+    settings: dict[str, Any] = {} if damaged else {"experience": None}
+    found = routed(cloud, tmp_path, LearningGates(ScriptedGates(), exploration=1.0), 2, exploration=1.0, **settings)
+    assert [info["reason"] for info in found] == ["gate 3"] * 2
+    assert cloud.requests == []
+    told = [record.getMessage() for record in caplog.records if record.name == "updraft.router"]
+    assert told[-1].startswith("exploration is off: what it would teach is kept nowhere")
+    assert len(told) == 1 + damaged
+    (info,) = routed(cloud, tmp_path, LearningGates(ScriptedGates(), shadow=True), shadow=True, **settings)
+    assert (info["tier"], info["reason"]) == ("cloud", "shadow: would stay, gate 3"), "a shadow looks on all the same"
+
+
 def test_what_is_drawn_is_neither_raced_nor_left_to_a_middle_cloud(cloud: FakeCloud, tmp_path: Path) -> None:
     gates = LearningGates(ScriptedGates(), exploration=1.0)
     slow = ScriptedLocal(delay_s=0.02)
@@ -333,7 +434,7 @@ def test_an_alarm_makes_the_gates_more_cautious_and_ends(tmp_path: Path) -> None
 @pytest.mark.parametrize(("truth", "alarmed"), [(lambda p: p, False), (lambda p: min(1.0, p + 0.25), True)])
 def test_grades_that_contradict_the_gates_raise_the_alarm(truth: Callable[[float], float], alarmed: bool) -> None:
     rng = np.random.default_rng(1)
-    monitor = DriftMonitor(None)
+    monitor = DriftMonitor(Usual(np.full(500, 0.5)))
     alarms = 0
     for p in rng.beta(1, 3, 3_000):
         propensity = 1.0 if p > 0.3 else 0.1
@@ -360,9 +461,24 @@ def test_a_folder_without_a_card_is_no_policy(tmp_path: Path, monkeypatch: pytes
     assert gates.before(ASKED, None).reason.startswith("uncalibrated for this pair (general policy)")
 
 
+@pytest.mark.parametrize("target", [{"quality": 0.9}, {"cloud_share": 0.3}, {"cost": 0.1}])
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_policy_that_promises_nothing_has_no_alarm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: dict[str, Any], foreign: bool
+) -> None:
+    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
+    policy: dict[str, Any] = {"policy": str(pocket_policy_folder()), "allow_foreign_policy": True} if foreign else {}
+    gates = load_learning_gates(RouterConfig(local="small.gguf", cloud_model="large", **policy, **target), "small")
+    assert gates.before(ASKED, None).reason.startswith("uncalibrated for this pair")
+    assert gates.monitor is None
+    own = load_learning_gates(RouterConfig(**target), "pocket-small")
+    assert own.monitor is not None and own.monitor.alarm is None
+
+
 def test_a_stream_that_was_drawn_is_held_until_all_gates_have_seen_it(cloud: FakeCloud, tmp_path: Path) -> None:
     async def run(gates: LearningGates) -> bytes:
-        config = RouterConfig(cloud_url=cloud.url, cloud_model="large", ledger=None, experience=None, hold_tokens=1)
+        file = tmp_path / "experience.sqlite3"
+        config = RouterConfig(cloud_url=cloud.url, cloud_model="large", experience=file, hold_tokens=1)
         router = Router(config, tiers(ScriptedLocal(), config, gates))
         body = {"model": "auto", "stream": True, "messages": [{"role": "user", "content": "2 + 2?"}]}
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,11 +61,12 @@ def test_a_request_in_a_hurry_tries_one_tier(bench: Any, cloud: FakeCloud) -> No
     run(test())
 
 
-def test_the_coin_is_not_thrown_in_a_hurry(bench: Any, cloud: FakeCloud) -> None:
+def test_the_coin_is_not_thrown_in_a_hurry(bench: Any, cloud: FakeCloud, tmp_path: Path) -> None:
     """What is drawn takes the time of both tiers: where there is none, gate 1 decides which of them answers."""
 
     async def test() -> None:
-        async with bench(LearningGates(ScriptedGates(before=True), exploration=1.0)) as b:
+        gates = LearningGates(ScriptedGates(before=True), exploration=1.0)
+        async with bench(gates, experience=tmp_path / "experience.sqlite3") as b:
             b.local.delay_s, cloud.delay_s = 0.1, 0.4
             drawn = (await b.answer(timeout_s=30.0))["updraft"]
             assert (drawn["route"], drawn["reason"]) == ("escalated", "exploration: would go up, gate 3")
