@@ -20,8 +20,9 @@ from torch import Tensor
 
 from ...kernels.backend import uses_triton
 from ...protocol.noise import WORD, noise_key
-from ...protocol.sampling import LEAST_TEMPERATURE, LogitEdits, SamplingParams
+from ...protocol.sampling import LEAST_TEMPERATURE, SamplingParams
 from ...text.grammar_state import Mask
+from ...text.logit_edits import LogitEdits
 from .device_sampler import can_sample, sample_on_device
 from .request import TokenLogprob
 

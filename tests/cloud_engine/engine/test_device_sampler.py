@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from updraft.cloud_engine.engine.device_sampler import can_sample, sample_on_device
 from updraft.cloud_engine.engine.sampler import SamplingRow, sample
-from updraft.protocol.sampling import LogitEdits, SamplingParams
+from updraft.protocol.sampling import SamplingParams
+from updraft.text.logit_edits import LogitEdits
 
 VOCABULARY = 70
 PARAMS = st.builds(
