@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _SampleCall(ctypes.Structure):
-    """`SampleCall` of native/sampling.c, field for field."""
+    """`SampleCall` of native/calls.h, field for field."""
 
     _fields_ = (
         *(

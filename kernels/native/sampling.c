@@ -12,6 +12,7 @@
 
 #include <math.h>
 
+#include "calls.h"
 #include "vectors.h"
 
 #define UNDECIDED (-1)
@@ -32,21 +33,6 @@ typedef int64_t lvec __attribute__((vector_size(64)));
 typedef uint64_t wvec __attribute__((vector_size(64)));
 typedef float fhalf __attribute__((vector_size(32)));
 typedef int32_t ihalf __attribute__((vector_size(32)));
-
-/* Columns of one element per row: `temperatures`, `top_p` and `min_p` of doubles, `keys` of the noise, `top_k` of
-   int32; a truncation's is NULL where it is off for all rows. `mask`: a bit per token, rows `mask_stride` words apart,
-   NULL for none. Rows of logits lie `stride` elements apart. */
-typedef struct {
-    const void *logits;
-    const uint32_t *mask;
-    const double *temperatures;
-    const uint64_t *keys;
-    const int32_t *top_k;
-    const double *top_p, *min_p;
-    int64_t *chosen;
-    int64_t rows, size, stride, mask_stride, num_threads, is_bf16;
-    double least_temperature;
-} SampleCall;
 
 /* `likeliest`: the first token of the order, and its logit. */
 typedef struct {
