@@ -106,7 +106,7 @@ def throughput(model: Decoder, requests: Sequence[Asked], params: SamplingParams
 
 
 def drawn_over_greedy(model: Decoder, requests: Sequence[Asked], rounds: int = 5) -> float:
-    """Tokens per second where they are drawn (`DRAWN`) over those where they are greedy; the median of pairs of runs."""
+    """Tokens per second where they are drawn (`DRAWN`) over those where they are greedy: a median of pairs of runs."""
     return statistics.median(
         throughput(model, requests, GREEDY) / throughput(model, requests, DRAWN) for _ in range(rounds)
     )
