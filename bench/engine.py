@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +34,7 @@ _RUNNING = 32
 _BUDGET = 512
 #: (blocks of 256 tokens, tokens per step) that transformers' continuous batching is tried with; the best one counts.
 CB_SETTINGS = ((64, 512), (128, 1024), (128, 2048))
+GREEDY, DRAWN = SamplingParams(temperature=0.0), SamplingParams(temperature=0.7, top_p=0.9, seed=0)
 Say = Callable[[str], None]
 
 
@@ -66,6 +67,8 @@ def measure(setting: Setting, say: Say) -> dict[str, float]:
     ceiling_s = products.seconds(step_rows(requests, engine_config(len(requests))))
     figures |= {"tokens_per_s": tokens / ours_s, "output_tokens": tokens, "matmul_ceiling_share": ceiling_s / ours_s}
     say(f"ours: {tokens / ours_s:,.0f} tokens/s, {ceiling_s / ours_s:.0%} of what its matrix products alone allow")
+    figures["drawn_over_greedy"] = drawn_over_greedy(model, requests[:_RUNNING])
+    say(f"drawn at temperature {DRAWN.temperature}, top_p {DRAWN.top_p}: {figures['drawn_over_greedy']:.2f} of greedy")
     figures |= decode_figures(model, products.weight_bytes)
     say(f"decode: {figures['decode_tokens_per_s']:.1f} tokens/s alone, {figures['batch8_over_batch1']:.2f}x with eight")
     figures |= prefill_figures(model, products)
@@ -94,12 +97,19 @@ def measure(setting: Setting, say: Say) -> dict[str, float]:
     return figures
 
 
-def throughput(model: Decoder, requests: Sequence[Asked]) -> float:
+def throughput(model: Decoder, requests: Sequence[Asked], params: SamplingParams = GREEDY) -> float:
     """Seconds for all requests, at most 32 running."""
     engine = Engine(ServedModel(model), engine_config(len(requests)))
     started = time.perf_counter()
-    _serve(engine, requests)
+    _serve(engine, requests, params)
     return time.perf_counter() - started
+
+
+def drawn_over_greedy(model: Decoder, requests: Sequence[Asked], rounds: int = 5) -> float:
+    """Tokens per second where they are drawn (`DRAWN`) over those where they are greedy: a median of pairs of runs."""
+    return statistics.median(
+        throughput(model, requests, GREEDY) / throughput(model, requests, DRAWN) for _ in range(rounds)
+    )
 
 
 def decode_figures(model: Decoder, weight_bytes: int, tokens: int = 24, rounds: int = 5) -> dict[str, float]:
@@ -201,10 +211,10 @@ def _seconds(engine: Engine, requests: Sequence[Asked]) -> float:
     return time.perf_counter() - started
 
 
-def _serve(engine: Engine, requests: Sequence[Asked]) -> None:
+def _serve(engine: Engine, requests: Sequence[Asked], params: SamplingParams = GREEDY) -> None:
     threads = torch.get_num_threads()
     give_way = giving_way(engine.config)  # as the engine's process does
-    _add(engine, requests)
+    _add(engine, requests, params)
     try:
         while engine.has_work:
             give_way()
@@ -213,10 +223,10 @@ def _serve(engine: Engine, requests: Sequence[Asked]) -> None:
         torch.set_num_threads(threads)  # what is measured next gets all of them
 
 
-def _add(engine: Engine, requests: Sequence[Asked]) -> None:
+def _add(engine: Engine, requests: Sequence[Asked], params: SamplingParams = GREEDY) -> None:
     for number, asked in enumerate(requests):
-        params = SamplingParams(temperature=0.0, max_tokens=asked.output, ignore_eos=True)
-        engine.add_request(GenerationRequest(str(number), asked.prompt, params))
+        wanted = replace(params, max_tokens=asked.output, ignore_eos=True)
+        engine.add_request(GenerationRequest(str(number), asked.prompt, wanted))
 
 
 def _peer_figures(setting: Setting, requests: Sequence[Asked], ours: Callable[[], float], say: Say) -> dict[str, float]:

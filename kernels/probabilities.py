@@ -26,7 +26,7 @@ class TopLogprobs(NamedTuple):
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     """What `sample` draws from: (rows, vocab) float32. All of a greedy row is on its first largest token."""
     check_sampling(logits, sampling)
-    if uses_triton(logits):
+    if uses_triton(logits) and sampling.typical_p is None:
         from .probabilities_triton import launch_probabilities
 
         return launch_probabilities(logits, sampling, row_thresholds(logits, sampling))

@@ -1,7 +1,7 @@
-"""From logits to tokens on the device: temperature, truncation, a grammar's mask, and noise that depends on no batch.
+"""From logits to tokens on every device: temperature, truncation, a grammar's mask, noise that depends on no batch.
 
-Sampling is Gumbel-max, as the engine's sampler on the CPU does it, with the same noise and scores of the same
-precision: a seed gives the same token on either device. Truncation is a threshold on ranks (see `truncation.py`).
+Sampling is Gumbel-max, with the same noise and scores of the same precision everywhere: a seed gives the same token on
+a CPU and on a GPU. Truncation is a threshold on ranks (see `truncation.py`) but for typical-p (see `typical.py`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from torch import Tensor
 from ..protocol.errors import ConfigurationError
 from ..protocol.sampling import LEAST_TEMPERATURE
 from .backend import uses_triton
+from .native_sampling import can_sample, native_sample
 from .noise import gumbel_noise, noise_keys
-from .truncation import MOST_TOKENS, Rows, Truncation, check_column, masked, ranks, thresholds
+from .truncation import MOST_TOKENS, Rows, Truncation, check_column, check_truncation, masked, ranks, thresholds
+from .typical import typical_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class Sampling:
     `temperatures` (rows,) float64, 0 is greedy; `seeds` and `positions` (rows,) int64, the position being the index in
     its sequence of the token to be sampled; `truncation` None if no row has any. `mask` (rows, ceil(vocab / 32)) int32:
     one bit per token id, lowest bit first, may it be chosen; None if no row has a grammar (-1 is a word of a row that
-    has none).
+    has none). `typical_p` (rows,) float64, 1 is off and None off for all rows: it comes behind the truncation.
     """
 
     temperatures: Tensor
@@ -33,6 +35,19 @@ class Sampling:
     positions: Tensor
     truncation: Truncation | None = None
     mask: Tensor | None = None
+    typical_p: Tensor | None = None
+
+    def of(self, rows: Tensor) -> Sampling:
+        """That of some of the rows, given by their indices."""
+        cut = self.truncation
+        return Sampling(
+            self.temperatures[rows],
+            self.seeds[rows],
+            self.positions[rows],
+            None if cut is None else Truncation(_at(cut.top_k, rows), _at(cut.top_p, rows), _at(cut.min_p, rows)),
+            _at(self.mask, rows),
+            _at(self.typical_p, rows),
+        )
 
 
 def sample(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -41,11 +56,24 @@ def sample(logits: Tensor, sampling: Sampling) -> Tensor:
     Where all logits are -inf it is token 0. Ties go to the lowest token id.
     """
     check_sampling(logits, sampling)
-    if uses_triton(logits):
+    if uses_triton(logits) and sampling.typical_p is None:
         from .sampling_triton import launch_sample
 
         return launch_sample(logits, sampling, row_thresholds(logits, sampling))
+    if can_sample(logits):
+        return _native_or_plain(logits, sampling)
     return reference_sample(logits, sampling)
+
+
+def _native_or_plain(logits: Tensor, sampling: Sampling) -> Tensor:
+    """In C, but for what it leaves open: typical-p, and what depends on how a sum or a logarithm is rounded."""
+    chosen = native_sample(logits, sampling)
+    if sampling.typical_p is not None:
+        chosen[(sampling.typical_p < 1) & (sampling.temperatures >= LEAST_TEMPERATURE)] = -1
+    left = (chosen < 0).nonzero().flatten()
+    if len(left):
+        chosen[left] = reference_sample(logits[left], sampling.of(left))
+    return chosen
 
 
 def row_thresholds(logits: Tensor, sampling: Sampling) -> Tensor | None:
@@ -65,10 +93,14 @@ def reference_sample(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def kept_logits(logits: Tensor, sampling: Sampling) -> Tensor:
-    """A copy in float32 with -inf for all that mask and truncation take out, in plain torch."""
+    """A copy in float32 with -inf for all that mask, truncation and typical-p take out, in plain torch."""
     logits = masked(logits, sampling.mask)
     threshold = row_thresholds(logits, sampling)
-    return logits if threshold is None else logits.masked_fill(ranks(logits) < threshold[:, None], -torch.inf)
+    if threshold is not None:
+        logits = logits.masked_fill(ranks(logits) < threshold[:, None], -torch.inf)
+    if sampling.typical_p is not None:
+        logits = typical_logits(logits, sampling.temperatures, sampling.typical_p)
+    return logits
 
 
 def check_sampling(logits: Tensor, sampling: Sampling) -> None:
@@ -79,6 +111,14 @@ def check_sampling(logits: Tensor, sampling: Sampling) -> None:
     check_column("temperatures", sampling.temperatures, rows, torch.float64)
     check_column("seeds", sampling.seeds, rows, torch.int64)
     check_column("positions", sampling.positions, rows, torch.int64)
+    if sampling.typical_p is not None:
+        check_column("typical_p", sampling.typical_p, rows, torch.float64)
+    if sampling.truncation is not None:
+        check_truncation(sampling.truncation, rows)
     mask, words = sampling.mask, -(-vocabulary // 32)
     if mask is not None and (mask.shape != (rows, words) or mask.dtype != torch.int32 or not mask.is_contiguous()):
         raise ConfigurationError(f"mask must be ({rows}, {words}) int32, a bit for each of {vocabulary} tokens.")
+
+
+def _at(column: Tensor | None, rows: Tensor) -> Tensor | None:
+    return None if column is None else column[rows]

@@ -46,11 +46,7 @@ class Rows(NamedTuple):
 
 def thresholds(rows: Rows, truncation: Truncation) -> Tensor:
     """The least rank each row keeps, (rows,) int64. Greedy rows keep everything."""
-    wanted = {"top_k": torch.int32, "top_p": torch.float64, "min_p": torch.float64}
-    for name, dtype in wanted.items():
-        values: Tensor | None = getattr(truncation, name)
-        if values is not None:
-            check_column(name, values, len(rows.logits), dtype)
+    check_truncation(truncation, len(rows.logits))
     if uses_triton(rows.logits):
         from .truncation_triton import launch_thresholds
 
@@ -78,6 +74,15 @@ def reference_thresholds(rows: Rows, truncation: Truncation) -> Tensor:
     outside[:, 0] = False
     least = ordered.masked_fill(outside, torch.iinfo(torch.int64).max).amin(dim=-1)
     return torch.where(random, least, LOWEST_RANK)
+
+
+def check_truncation(truncation: Truncation, rows: int) -> None:
+    """Raises ConfigurationError unless each column has a dense value of its type for each row."""
+    wanted = {"top_k": torch.int32, "top_p": torch.float64, "min_p": torch.float64}
+    for name, dtype in wanted.items():
+        values: Tensor | None = getattr(truncation, name)
+        if values is not None:
+            check_column(name, values, rows, dtype)
 
 
 def check_column(name: str, values: Tensor, rows: int, dtype: torch.dtype) -> None:

@@ -242,7 +242,7 @@ class LocalEngine:
             params,
             limit=params.max_tokens or room,
             end_ids=ends,
-            sampler=RowSampler(params, self._model.vocab_size, prompt, ends, default, grammar),
+            sampler=RowSampler(params, prompt, ends, default, grammar),
             score_prompt=self._scores_prompts or params.prompt_logprobs is not None,
             marks={} if tools is None else tools.format.marks,
             first_call=None if tools is None else tools.first_call(constraint),

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..protocol.noise import noise_key
 from ..protocol.sampling import LEAST_TEMPERATURE, SamplingParams
-from .logit_edits import LogitEditor
+from ..text.logit_edits import LogitEditor
 from .noise import Floats, Indices, draw
 from .truncation import survivors
 
@@ -29,10 +29,9 @@ class RowSampler:
     name none. Without a seed each answer gets one by chance. `constraint`: a grammar at its beginning; it is led along.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - all that an answer starts from
+    def __init__(
         self,
         params: SamplingParams,
-        vocab_size: int,
         prompt_ids: Sequence[int],
         end_ids: Iterable[int],
         default_temperature: float,
@@ -43,7 +42,7 @@ class RowSampler:
         self._end_ids = frozenset(end_ids)
         self._temperature = default_temperature if params.temperature is None else params.temperature
         self._seed = secrets.randbits(64) if params.seed is None else params.seed
-        self._editor = LogitEditor(params, vocab_size, prompt_ids, self._end_ids) if params.edits else None
+        self._editor = LogitEditor(params, prompt_ids, self._end_ids) if params.edits else None
         self._grammar = constraint
         self._is_greedy = self._temperature < LEAST_TEMPERATURE and self._editor is None and constraint is None
 
@@ -60,7 +59,7 @@ class RowSampler:
         """
         if self._is_greedy and best is not None:
             return best
-        row = logits if self._editor is None else self._editor.edited(logits, generated)
+        row = logits if self._editor is None else _edited(self._editor, logits, generated)
         if self._grammar is None:
             return self._pick(row, None, len(generated))
         ids = _allowed(self._grammar.mask(()), len(row))
@@ -93,3 +92,9 @@ def _allowed(mask: Mask | None, vocab_size: int) -> Indices:
         raise ValueError("The grammar is complete, or has failed: there is nothing to choose.")
     bits = np.unpackbits(mask.view(np.uint8), count=vocab_size, bitorder="little")
     return np.flatnonzero(bits.view(np.bool_))
+
+
+def _edited(editor: LogitEditor, logits: Floats, generated: Sequence[int]) -> Floats:
+    editor.see(generated[editor.num_seen :])
+    edits = editor.edits()
+    return logits if edits is None else edits.applied(logits)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from math import inf
 
 from .errors import InvalidRequestError
 
@@ -80,7 +78,7 @@ class SamplingParams:
 
     @property
     def edits(self) -> bool:
-        """Whether logits may be changed at all: `logit_edits` needs the answer only then."""
+        """Whether logits may be changed at all: see `text.logit_edits`."""
         penalised = self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
         return penalised or bool(self.logit_bias) or self.min_tokens > 0
 
@@ -99,41 +97,6 @@ class SamplingParams:
         named += [("stop_token_ids", token) for token in self.stop_token_ids]
         for param, token in named:
             _check(0 <= token < vocab_size, param, f"of token ids from 0 to {vocab_size - 1}", token)
-
-
-@dataclass(frozen=True, slots=True)
-class LogitEdits:
-    """What to do to the logits of `token_ids`: divide by `divisors` if positive, else multiply; add `offsets`."""
-
-    token_ids: list[int]
-    divisors: list[float]
-    offsets: list[float]
-
-
-def logit_edits(
-    params: SamplingParams, prompt: Sequence[int], answer: Sequence[int], end_ids: Iterable[int]
-) -> LogitEdits | None:
-    """The edits before the token after `answer` is chosen; None if there are none, as is usual."""
-    if not params.edits:
-        return None
-    repetition = params.repetition_penalty
-    held_open = frozenset(end_ids) if len(answer) < params.min_tokens else frozenset[int]()
-    penalised = params.frequency_penalty != 0 or params.presence_penalty != 0
-    counts = Counter(answer) if penalised else Counter[int]()
-    repeated = frozenset((*prompt, *answer)) if repetition != 1 else frozenset[int]()
-    bias = dict(params.logit_bias)
-    token_ids = sorted({*counts, *repeated, *bias, *held_open})
-    if not token_ids:
-        return None
-
-    def offset(token: int) -> float:
-        if token in held_open:
-            return -inf
-        count = counts[token]
-        return bias.get(token, 0.0) - params.frequency_penalty * count - params.presence_penalty * (count > 0)
-
-    divisors = [repetition if token in repeated else 1.0 for token in token_ids]
-    return LogitEdits(token_ids, divisors, [offset(token) for token in token_ids])
 
 
 def _check(holds: bool, param: str, wanted: str, got: object) -> None:

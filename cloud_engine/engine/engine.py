@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ...protocol.errors import ConfigurationError, InvalidRequestError
-from ...protocol.sampling import logit_edits
 from ...protocol.structured import Constraint
 from ...text.grammar import GrammarCompiler, Vocabulary
 from ...text.grammar_state import Grammars, GrammarState
+from ...text.logit_edits import LogitEditor
 from ...text.tokenizer import Tokenizer
 from ..models.loader import Progress
 from .advance import Answers, cut_drafts
@@ -255,8 +255,7 @@ class Engine:
         state, request = item.state, item.state.request
         edits = mask = None
         if state.edits:
-            answer = state.token_ids[len(request.prompt_ids) :] + item.draft_ids[:index]
-            edits = logit_edits(request.params, request.prompt_ids, answer, state.end_ids)
+            edits = _editor(state).edits(item.draft_ids[:index])
         if state.grammar is not None:
             mask = state.grammar.mask(item.draft_ids[:index])
         return SamplingRow(state.temperature, state.seed, len(state.token_ids) + index, request.params, edits, mask)
@@ -283,6 +282,16 @@ class _Sampled:
 
     def logits(self, row: int, num_rows: int) -> Tensor:
         return self.all_logits[row : row + num_rows]
+
+
+def _editor(state: RequestState) -> LogitEditor:
+    """What changes the answer's logits, up to its last token."""
+    if state.editor is None:
+        state.editor = LogitEditor(state.request.params, state.request.prompt_ids, state.end_ids)
+    new = state.token_ids[state.num_prompt_tokens + state.editor.num_seen :]
+    if new:
+        state.editor.see(new)
+    return state.editor
 
 
 def _chunk(item: ScheduledRequest) -> Chunk:

@@ -17,6 +17,7 @@ from .prefix_cache import PrefixHashes
 
 if TYPE_CHECKING:
     from ...text.grammar_state import GrammarState
+    from ...text.logit_edits import LogitEditor
     from .pooling import MeanPool
     from .scheduled_request import ScheduledRequest
 
@@ -143,8 +144,8 @@ class RequestState:
     request's answers this is, and `unforked` how many more are to branch off behind the prompt; each of these has its
     own `drafts`. `grammar`: where the answer stands in the request's constraint, if it has one. `pool` gathers the
     embedding, where one is wanted. `decode`: the request's share of the next step, where that is sure to be a plain
-    decode (see the module of this name). `edits`: whether its logits may be changed. `last_position`: of the last token
-    that it may generate.
+    decode (see the module of this name). `edits`: whether its logits may be changed; `editor` knows how, from the first
+    row that is sampled on, and every fork makes its own. `last_position`: of the last token that it may generate.
     """
 
     request: GenerationRequest
@@ -174,6 +175,7 @@ class RequestState:
     decode: ScheduledRequest | None = field(init=False, default=None)
     prefix: PrefixHashes = field(init=False)
     request_id: str = field(init=False)
+    editor: LogitEditor | None = field(init=False, default=None)
     edits: bool = field(init=False)
     last_position: int = field(init=False)
 

@@ -86,3 +86,20 @@ typedef struct {
 
 /* 0, or -1 for a head_dim that is too large or no multiple of sixteen, and a block_size that is none. */
 int paged_attention(const AttentionCall *call);
+
+/* `chosen`: a token for each row, or -1 where rounding decides. `temperatures`, `top_p` and `min_p` of doubles, `keys` of
+   the noise and `top_k` of int32: columns of one element for each row, a truncation's null where it is off for all.
+   `mask`: a bit for each token, rows `mask_stride` words apart; null for none. Rows of logits lie `stride` elements apart. */
+typedef struct {
+    const void *logits;
+    const uint32_t *mask;
+    const double *temperatures;
+    const uint64_t *keys;
+    const int32_t *top_k;
+    const double *top_p, *min_p;
+    int64_t *chosen;
+    int64_t rows, size, stride, mask_stride, num_threads, is_bf16;
+    double least_temperature;
+} SampleCall;
+
+void sample_rows(const SampleCall *call);

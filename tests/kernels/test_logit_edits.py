@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from plain_sampling import edits_of
 from updraft.cloud_engine.engine.sampler import SamplingRow, sample
 from updraft.kernels.logit_edits import FlatEdits, apply_edits_, reference_edits_
 from updraft.protocol.errors import ConfigurationError
-from updraft.protocol.sampling import LogitEdits, SamplingParams
+from updraft.protocol.sampling import SamplingParams
 
 pytest.importorskip("triton")
 from updraft.kernels.logit_edits_triton import launch_edits
@@ -44,7 +45,7 @@ def test_the_engine_chooses_what_is_largest_behind_the_edits() -> None:
     token_ids = [int(row.argmax()) for row in logits]
     edits = some_edits(list(range(6)), token_ids)
     rows = [
-        SamplingRow(0.0, 0, 0, SamplingParams(), LogitEdits([token], [float(divisor)], [float(offset)]))
+        SamplingRow(0.0, 0, 0, SamplingParams(), edits_of([token], [float(divisor)], [float(offset)]))
         for token, divisor, offset in zip(token_ids, edits.divisors, edits.offsets, strict=True)
     ]
     expected = sample(logits, rows)

@@ -1,12 +1,12 @@
-"""Sampled tokens: kernel, reference and the engine's sampler on the CPU choose the very same ones."""
+"""Sampled tokens: kernel, reference and the plain definition choose the very same ones."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from plain_sampling import plain_sample
 from updraft.cloud_engine.engine.sampler import SamplingRow
-from updraft.cloud_engine.engine.sampler import sample as engine_sample
 from updraft.kernels.noise import gumbel_noise, noise_keys, uniforms
 from updraft.kernels.sampling import Sampling, reference_sample, sample
 from updraft.kernels.truncation import Truncation, ranks
@@ -55,16 +55,16 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("rows", "vocabulary"), [(0, 50), (1, 1), (2, TILE), (8, VOCABULARY), (1, 5 * TILE + 1)])
-def test_kernel_reference_and_engine_choose_the_same(rows, vocabulary, dtype, monkeypatch) -> None:
+def test_kernel_reference_and_definition_choose_the_same(rows, vocabulary, dtype, monkeypatch) -> None:
     poison(monkeypatch)
     logits, sampling = some_logits(rows, vocabulary).to(dtype), some_sampling(rows)
     got = launch_sample(logits, sampling, None).tolist()
     assert got == reference_sample(logits, sampling).tolist()
     temperatures, seeds, positions = sampling.temperatures, sampling.seeds, sampling.positions
-    engine_rows = [
+    plain_rows = [
         SamplingRow(float(temperatures[i]), int(seeds[i]), int(positions[i]), SamplingParams()) for i in range(rows)
     ]
-    assert got == (engine_sample(logits.float(), engine_rows) if rows else [])
+    assert got == (plain_sample(logits.float(), plain_rows) if rows else [])
 
 
 def test_many_seeds_choose_as_the_reference_does(monkeypatch) -> None:

@@ -1,12 +1,12 @@
-"""Thresholds of top-k, top-p and min-p: kernels against sorting, and sorting against the engine's sampler."""
+"""Thresholds of top-k, top-p and min-p: kernels against sorting, and sorting against the plain definition."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from plain_sampling import plain_sample
 from updraft.cloud_engine.engine.sampler import SamplingRow
-from updraft.cloud_engine.engine.sampler import sample as engine_sample
 from updraft.kernels.sampling import Sampling, reference_sample
 from updraft.kernels.truncation import LOWEST_RANK, Rows, Truncation, ranks, reference_thresholds
 from updraft.kernels.vocabulary_launch import TILE
@@ -100,7 +100,7 @@ def test_rows_of_nothing_keep_to_their_bounds() -> None:
     launch_thresholds(nothing, Truncation(top_k(3), share(0.5), share(0.1)))  # comes to an end, without a warning
 
 
-def test_reference_keeps_what_the_engine_keeps() -> None:
+def test_reference_keeps_what_the_definition_keeps() -> None:
     draws = 300
     logits = some_logits(1, 60).expand(draws, -1)
     for options in ({"top_k": 7}, {"top_p": 0.8}, {"min_p": 0.05}, {"top_k": 20, "top_p": 0.9, "min_p": 0.01}):
@@ -111,7 +111,7 @@ def test_reference_keeps_what_the_engine_keeps() -> None:
         )
         seeds, positions = torch.full((draws,), 5), torch.arange(draws)
         sampling = Sampling(torch.full((draws,), 1.3, dtype=torch.float64), seeds, positions, truncation)
-        expected = engine_sample(logits, [SamplingRow(1.3, 5, i, SamplingParams(**options)) for i in range(draws)])
+        expected = plain_sample(logits, [SamplingRow(1.3, 5, i, SamplingParams(**options)) for i in range(draws)])
         assert reference_sample(logits, sampling).tolist() == expected
         assert len(set(expected)) > 3
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_sampling import plain_edits
 from updraft.cloud_engine.engine.sampler import SamplingRow, sample
 from updraft.local_engine import noise
 from updraft.local_engine.row_sampler import RowSampler
 from updraft.local_engine.truncation import largest
-from updraft.protocol.sampling import SamplingParams, logit_edits
+from updraft.protocol.sampling import SamplingParams
 
 ENDS = frozenset({2, 5})
 OPTIONS: dict[str, st.SearchStrategy[Any]] = {
@@ -53,7 +54,7 @@ def row_of_logits(shape: str, size: int, seed: int) -> np.ndarray:
 
 def in_the_cloud(params: SamplingParams, logits: np.ndarray, prompt: list[int], answer: list[int]) -> int:
     assert params.seed is not None and params.temperature is not None
-    edits = logit_edits(params, prompt, answer, params.end_ids(ENDS))
+    edits = plain_edits(params, prompt, answer, params.end_ids(ENDS))
     row = SamplingRow(params.temperature, params.seed, len(prompt) + len(answer), params, edits)
     return sample(torch.from_numpy(logits)[None], [row])[0]
 
@@ -68,7 +69,7 @@ def in_the_cloud(params: SamplingParams, logits: np.ndarray, prompt: list[int], 
 def test_the_same_tokens_as_the_cloud(options: dict[str, Any], shape: str, size: int, seed: int) -> None:
     params = SamplingParams(**options)
     prompt = [1, 4, 4, 9]
-    sampler = RowSampler(params, size, prompt, params.end_ids(ENDS), default_temperature=0.5)
+    sampler = RowSampler(params, prompt, params.end_ids(ENDS), default_temperature=0.5)
     answer: list[int] = []
     for step in range(5):
         logits = row_of_logits(shape, size, seed + step)
@@ -85,7 +86,7 @@ def test_the_same_tokens_over_a_large_vocabulary(options: dict[str, Any]) -> Non
     for seed, shape in enumerate(SHAPES * 3):
         params = SamplingParams(**{"temperature": 1.0, "seed": seed, **options})
         logits = row_of_logits(shape, size, seed)
-        assert RowSampler(params, size, [8], ENDS, 0.0).choose(logits, [6]) == in_the_cloud(params, logits, [8], [6])
+        assert RowSampler(params, [8], ENDS, 0.0).choose(logits, [6]) == in_the_cloud(params, logits, [8], [6])
 
 
 @settings(max_examples=200, deadline=None)
@@ -117,7 +118,7 @@ def test_the_largest_in_order(values: list[int], count: int) -> None:
 
 def test_the_token_that_fills_top_p_is_the_last_one_in() -> None:
     drawn = {
-        RowSampler(SamplingParams(top_p=0.5, seed=seed), 8, [], (), 1.0).choose(np.zeros(8, np.float32), [])
+        RowSampler(SamplingParams(top_p=0.5, seed=seed), [], (), 1.0).choose(np.zeros(8, np.float32), [])
         for seed in range(300)
     }
     assert drawn == {0, 1, 2, 3}
@@ -126,7 +127,7 @@ def test_the_token_that_fills_top_p_is_the_last_one_in() -> None:
 def test_frequencies_are_those_of_the_softmax() -> None:
     probabilities = np.array([0.5, 0.3, 0.15, 0.05])
     logits = np.log(probabilities).astype(np.float32)
-    sampler = RowSampler(SamplingParams(temperature=1, seed=0), 4, [], (), 0.0)
+    sampler = RowSampler(SamplingParams(temperature=1, seed=0), [], (), 0.0)
     draws = [sampler.choose(logits, range(position)) for position in range(20_000)]  # a sequence of such a length
     np.testing.assert_allclose(np.bincount(draws, minlength=4) / len(draws), probabilities, atol=0.015)
 
@@ -135,7 +136,7 @@ def test_the_models_own_temperature_and_a_seed_by_chance() -> None:
     logits = np.array([0.0, 0.1, 0.0], np.float32)
 
     def drawn(default: float, **options: Any) -> set[int]:
-        return {RowSampler(SamplingParams(**options), 3, [], (), default).choose(logits, []) for _ in range(50)}
+        return {RowSampler(SamplingParams(**options), [], (), default).choose(logits, []) for _ in range(50)}
 
     assert drawn(0.0) == {1}
     assert len(drawn(1.0)) == 3
@@ -147,7 +148,7 @@ def test_a_penalty_needs_no_second_look_at_the_prompt() -> None:
     """Edits grow with the answer: in pieces or at once, they are the same."""
     params = SamplingParams(temperature=0.0, repetition_penalty=1.7, frequency_penalty=0.4, seed=0)
     logits, prompt, answer = row_of_logits("normal", 50, 1), [3, 3, 8], [1, 2, 1, 3, 40]
-    grown = RowSampler(params, 50, prompt, ENDS, 0.0)
+    grown = RowSampler(params, prompt, ENDS, 0.0)
     for length in range(len(answer) + 1):
-        fresh = RowSampler(replace(params), 50, prompt, ENDS, 0.0)
+        fresh = RowSampler(replace(params), prompt, ENDS, 0.0)
         assert grown.choose(logits, answer[:length]) == fresh.choose(logits, answer[:length])

@@ -11,13 +11,14 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
+from plain_sampling import plain_edits
 from schemas import random_schema
 from updraft.cloud_engine.engine.sampler import SamplingRow, sample
 from updraft.local_engine.engine import LocalEngine, LocalOptions, LocalRun
 from updraft.local_engine.row_sampler import RowSampler
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
 from updraft.protocol.requests import Message
-from updraft.protocol.sampling import SamplingParams, logit_edits
+from updraft.protocol.sampling import SamplingParams
 from updraft.protocol.structured import Constraint, Function, Tool, ToolUse
 from updraft.text.grammar import GrammarCompiler, Vocabulary
 from updraft.text.grammar_state import Grammars
@@ -151,7 +152,7 @@ def test_the_cloud_would_have_chosen_the_same_tokens(
     logits = torch.from_numpy(engine.score(prompt + device.token_ids))
     for index, token in enumerate(device.token_ids):
         answer = device.token_ids[:index]
-        edits = logit_edits(params, prompt, answer, ends)
+        edits = plain_edits(params, prompt, answer, ends)
         mask = None if state is None else state.mask(())
         row = SamplingRow(params.temperature or 0.0, 5, len(prompt) + index, params, edits, mask)
         assert sample(logits[len(prompt) + index - 1][None], [row]) == [token]

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from updraft.cloud_engine.engine.sampler import SamplingRow, log_probabilities, sample
-from updraft.protocol.sampling import LogitEdits, SamplingParams
+from updraft.protocol.sampling import SamplingParams
+from updraft.text.logit_edits import LogitEdits
 
 
 def row(

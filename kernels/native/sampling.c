@@ -1,0 +1,305 @@
+/* A token for each row of logits, by Gumbel-max under top-k, top-p and min-p: nothing is sorted, hardly any noise made.
+
+   The draw is a race. argmax(x / T - log(-log u)) is argmin(-log(u) / weight) with weight = exp((x - highest) / T), and
+   as -log(u) >= 1 - u no token arrives before (1 - u) / weight: a bound that takes one hash and one exponential in
+   single precision. Only where it is not behind the best arrival so far is the noise itself made, in double precision.
+
+   What truncation takes away is the end of a row's order (larger logits first, of equal ones the lower id). So a token
+   that wins among more than those that are kept, and is kept, has won. One that is not is out, with all behind it,
+   and the race is run again among those ahead of it.
+
+   All this decides where rounding has no say. Where it has, the row is UNDECIDED and left to the plain definition. */
+
+#include <math.h>
+
+#include "calls.h"
+#include "vectors.h"
+
+#define UNDECIDED (-1)
+#define GOLDEN 0x9E3779B97F4A7C15ull  /* protocol/noise.py */
+#define FIRST 0xBF58476D1CE4E5B9ull
+#define SECOND 0x94D049BB133111EBull
+#define HALF (LANES / 2)
+#define LOG2_E 1.4426950408889634
+#define FAR 86.0f      /* as a power of two: so far behind, exact noise is made only where 1 - u is 0 in 31 bits */
+#define SLACK 1e-3     /* of a bound: rounding in single precision, seen on exp of up to FAR, is a hundredth of it */
+#define CLOSE 1e-12    /* scores that are nearer than this, relative to their size, may swap places by rounding */
+#define CLOSEST 1e-4   /* and the slack still covers it if it comes to less than this */
+#define AT_BORDER 1e-9 /* shares of probability that are nearer to a border may be on either side of it */
+#define NOTHING (-40.0) /* exp of less than this adds nothing to a share */
+
+typedef double dvec __attribute__((vector_size(64)));
+typedef int64_t lvec __attribute__((vector_size(64)));
+typedef uint64_t wvec __attribute__((vector_size(64)));
+typedef float fhalf __attribute__((vector_size(32)));
+typedef int32_t ihalf __attribute__((vector_size(32)));
+
+/* `likeliest`: the first token of the order, and its logit. */
+typedef struct {
+    const void *logits;
+    const uint32_t *mask;
+    uint64_t key;
+    double temperature;
+    int64_t size, likeliest;
+    float highest;
+} Row;
+
+/* The order up to the token `last` of those with the logit `value`. */
+typedef struct {
+    float value;
+    int32_t last;
+} Cut;
+
+static const Cut NO_CUT = {-INFINITY, INT32_MAX};
+
+#define LANE_NUMBERS ((ivec){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
+#define MIX_MOST(word) /* all of the mixing but its last step, which leaves the upper 31 bits as they are */ \
+    (word ^= word >> 30, word *= FIRST, word ^= word >> 27, word *= SECOND)
+
+INLINE ivec all_int(int32_t value) { return value - (ivec){0}; }
+
+INLINE vec smaller(vec a, vec b) { return either(b < a, b, a); }
+
+INLINE int any(ivec wanted) {
+    uint64_t words[8], found = 0;
+    memcpy(words, &wanted, sizeof wanted);
+    for (int word = 0; word < 8; word++) found |= words[word];
+    return found != 0;
+}
+
+/* Sixteen logits from token `i` on, a multiple of sixteen: -inf for those that are masked, and behind the end. */
+INLINE vec logits_at(const Row *row, int64_t i, const int is_bf16) {
+    const int64_t left = row->size - i;
+    ivec wanted = all_int(-1);
+    vec x;
+    if (left >= LANES) {
+        x = load(row->logits, i, is_bf16);
+    } else {
+        x = load_some(row->logits, i, left, is_bf16);
+        wanted = LANE_NUMBERS < all_int(left);
+    }
+    if (row->mask) wanted &= ((all_int(row->mask[i / 32] >> (i % 32)) >> LANE_NUMBERS) & 1) != 0;
+    return left >= LANES && !row->mask ? x : either(wanted, x, all(-INFINITY));
+}
+
+/* Which of them are inside the cut. */
+INLINE ivec inside(vec x, int64_t i, Cut cut) {
+    const vec value = all(cut.value);
+    return (x > value) | ((x == value) & (LANE_NUMBERS + all_int(i) <= all_int(cut.last)));
+}
+
+INLINE int64_t first_of(const Row *row, float value, const int is_bf16) {
+    for (int64_t i = 0; i < row->size; i += LANES) {
+        const vec x = logits_at(row, i, is_bf16);
+        if (any(x == all(value)))
+            for (int lane = 0; lane < LANES; lane++)
+                if (x[lane] == value) return i + lane;
+    }
+    return 0;
+}
+
+/* Finds the likeliest token; whether all logits are numbers, and none of them +inf. */
+INLINE int survey(Row *row, const int is_bf16) {
+    vec highest = all(-INFINITY);
+    ivec wrong = {0};
+    for (int64_t i = 0; i < row->size; i += LANES) {
+        const vec x = logits_at(row, i, is_bf16);
+        highest = larger(highest, x);
+        wrong |= x != x;
+    }
+    row->highest = largest_of(highest);
+    row->likeliest = first_of(row, row->highest, is_bf16);
+    return !any(wrong) && row->highest < INFINITY;
+}
+
+INLINE int64_t count_from(const Row *row, float value, const int is_bf16) {
+    ivec count = {0};
+    int64_t sum = 0;
+    for (int64_t i = 0; i < row->size; i += LANES) count -= logits_at(row, i, is_bf16) >= all(value);
+    for (int lane = 0; lane < LANES; lane++) sum += count[lane];
+    return sum;
+}
+
+/* Floats in the order of these integers, the negative ones turned round; both zeros compare equal as floats do. */
+INLINE int32_t place_of(float value) {
+    int32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+
+INLINE float value_of(int32_t place) {
+    const int32_t bits = place ^ ((place >> 31) & 0x7fffffff);
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* The first `count` of the order. The last one's logit is found by halving the interval in which it lies. */
+static Cut top_k_cut(const Row *row, int64_t count, const int is_bf16) {
+    int64_t lowest = place_of(-INFINITY), above = (int64_t)place_of(row->highest) + 1;
+    if (count >= row->size) return NO_CUT;
+    while (above - lowest > 1) { /* at least `count` from `lowest` on, fewer from `above` on */
+        const int64_t middle = lowest + (above - lowest) / 2;
+        if (count_from(row, value_of(middle), is_bf16) >= count) lowest = middle;
+        else above = middle;
+    }
+    const float value = value_of(lowest);
+    if (value == -INFINITY) return NO_CUT; /* these are never drawn */
+    int64_t equals = count - count_from(row, nextafterf(value, INFINITY), is_bf16); /* so many of them are in */
+    for (int64_t i = 0; i < row->size; i += LANES) {
+        const vec x = logits_at(row, i, is_bf16);
+        if (any(x == all(value)))
+            for (int lane = 0; lane < LANES; lane++)
+                if (x[lane] == value && --equals == 0) return (Cut){value, i + lane};
+    }
+    return NO_CUT; /* does not happen: as many of `value` are there */
+}
+
+INLINE double scaled(const Row *row, float value) { return (double)value / row->temperature; }
+
+/* e to the power of x, from -700 to 0, within 1e-12 of it, by Taylor's series around the nearest power of two. */
+INLINE dvec exp_of_doubles(dvec x) {
+    const dvec magic = (dvec){0} + 6755399441055744.0; /* 1.5 * 2^52: adding it rounds to an integer */
+    const dvec shifted = x * LOG2_E + magic, n = shifted - magic;
+    const dvec f = x - n * 0.693147180559945309;
+    dvec power = (dvec){0} + 1.0 / 39916800;
+    power = power * f + 1.0 / 3628800;
+    power = power * f + 1.0 / 362880;
+    power = power * f + 1.0 / 40320;
+    power = power * f + 1.0 / 5040;
+    power = power * f + 1.0 / 720;
+    power = power * f + 1.0 / 120;
+    power = power * f + 1.0 / 24;
+    power = power * f + 1.0 / 6;
+    power = power * f + 0.5;
+    power = power * f + 1.0;
+    power = power * f + 1.0;
+    return (dvec)((lvec)power + (((lvec)shifted - (lvec)magic) << 52));
+}
+
+INLINE dvec weights(vec x, int half, dvec temperature, double highest) {
+    fhalf values;
+    memcpy(&values, (const char *)&x + half * sizeof values, sizeof values);
+    const dvec behind = __builtin_convertvector(values, dvec) / temperature - highest, least = (dvec){0} - 700.0;
+    const lvec near = behind > least;
+    return exp_of_doubles((dvec)(((lvec)behind & near) | ((lvec)least & ~near)));
+}
+
+/* Sum of the weights of those inside the cut. */
+static double mass(const Row *row, Cut cut, const int is_bf16) {
+    const dvec temperature = (dvec){0} + row->temperature;
+    const double highest = scaled(row, row->highest);
+    const vec least = all((float)((highest + NOTHING) * row->temperature));
+    dvec low = {0}, high = {0};
+    double sum = 0;
+    for (int64_t i = 0; i < row->size; i += LANES) {
+        const vec x = logits_at(row, i, is_bf16);
+        const ivec wanted = inside(x, i, cut) & (x >= least);
+        if (!any(wanted)) continue;
+        const vec left = either(wanted, x, all(-INFINITY));
+        low += weights(left, 0, temperature, highest);
+        high += weights(left, 1, temperature, highest);
+    }
+    for (int lane = 0; lane < HALF; lane++) sum += low[lane] + high[lane];
+    return sum;
+}
+
+/* The best token so far and its score, the second best score, and what a bound must not be above to matter. */
+typedef struct {
+    int64_t token;
+    double score, second;
+    float limit;
+} Race;
+
+INLINE void run(Race *race, const Row *row, float value, int64_t token) {
+    uint64_t word = row->key + (uint64_t)(token + 1) * GOLDEN;
+    MIX_MOST(word);
+    word ^= word >> 31;
+    const double u = ((double)(word >> 11) + 0.5) * 0x1p-53;
+    /* u can be 1, once in 2^53: the score is infinite then, and nothing can be told from it */
+    const double score = u < 1 ? scaled(row, value) - log(-log(u)) : INFINITY;
+    if (score > race->score) {
+        race->second = race->score;
+        race->score = score;
+        race->token = token;
+        race->limit = (float)(exp(scaled(row, row->highest) - score) * (1 + SLACK));
+    } else if (score > race->second) {
+        race->second = score;
+    }
+}
+
+INLINE ihalf first_bits(wvec word) { return __builtin_convertvector(~MIX_MOST(word) >> 33, ihalf); }
+
+/* 1 - u of sixteen tokens, rounded down to 31 bits; `base`: the key, moved on to the first of them. */
+INLINE vec least_delays(uint64_t base) {
+    const wvec steps = (wvec){1, 2, 3, 4, 5, 6, 7, 8} * GOLDEN;
+    const ihalf halves[2] = {first_bits(steps + base), first_bits(steps + (base + HALF * GOLDEN))};
+    ivec bits;
+    memcpy(&bits, halves, sizeof bits);
+    return __builtin_convertvector(bits, vec) * all(0x1p-31f);
+}
+
+/* The winner among those inside the cut. */
+static int64_t winner(const Row *row, Cut cut, const int is_bf16) {
+    const vec highest = all(row->highest), rate = all((float)(LOG2_E / row->temperature));
+    Race race = {-1, -INFINITY, -INFINITY, INFINITY};
+    run(&race, row, row->highest, row->likeliest); /* arrives early enough to leave few to look at */
+    for (int64_t i = 0; i < row->size; i += LANES) {
+        const vec x = logits_at(row, i, is_bf16);
+        const vec earliest = least_delays(row->key + i * GOLDEN) * exp2_of(smaller((highest - x) * rate, all(FAR)));
+        const ivec near = (earliest <= all(race.limit)) & inside(x, i, cut);
+        if (any(near))
+            for (int lane = 0; lane < LANES; lane++)
+                if (near[lane] && i + lane != row->likeliest) run(&race, row, x[lane], i + lane);
+    }
+    const double close = CLOSE * (1 + fabs(race.score));
+    return close < CLOSEST && race.score - race.second > close ? race.token : UNDECIDED;
+}
+
+/* Whether a token stays that does not lead the order; UNDECIDED where that is a matter of rounding. `whole`: the mass
+   of all that top-k keeps. */
+INLINE int stays(const Row *row, int64_t token, float value, double top_p, double min_p, double whole,
+                 const int is_bf16) {
+    if (min_p > 0) {
+        const double weight = exp(scaled(row, value) - scaled(row, row->highest));
+        if (fabs(weight - min_p) <= AT_BORDER * min_p) return UNDECIDED;
+        if (weight < min_p) return 0;
+    }
+    if (top_p >= 1) return 1;
+    const double before = mass(row, (Cut){value, token - 1}, is_bf16) / whole;
+    return fabs(before - top_p) <= AT_BORDER ? UNDECIDED : before < top_p;
+}
+
+INLINE int64_t drawn(const Row *row, int64_t top_k, double top_p, double min_p, const int is_bf16) {
+    Cut cut = top_k > 0 ? top_k_cut(row, top_k, is_bf16) : NO_CUT;
+    const double whole = top_p < 1 ? mass(row, cut, is_bf16) : 0;
+    for (;;) {
+        const int64_t token = winner(row, cut, is_bf16);
+        if (token == UNDECIDED || token == row->likeliest) return token; /* that one always stays */
+        const float value = element(row->logits, token, is_bf16);
+        const int staying = stays(row, token, value, top_p, min_p, whole, is_bf16);
+        if (staying) return staying == UNDECIDED ? UNDECIDED : token;
+        cut = (Cut){value, token - 1};
+    }
+}
+
+INLINE int64_t sample_row(const SampleCall *call, int64_t index, const int is_bf16) {
+    Row row = {
+        .logits = (const char *)call->logits + index * call->stride * (is_bf16 ? 2 : 4),
+        .mask = call->mask ? call->mask + index * call->mask_stride : NULL,
+        .key = call->keys[index],
+        .temperature = call->temperatures[index],
+        .size = call->size,
+    };
+    if (!survey(&row, is_bf16)) return UNDECIDED;
+    if (row.highest == -INFINITY) return 0;
+    if (row.temperature < call->least_temperature) return row.likeliest;
+    return drawn(&row, call->top_k ? call->top_k[index] : 0, call->top_p ? call->top_p[index] : 1,
+                 call->min_p ? call->min_p[index] : 0, is_bf16);
+}
+
+void sample_rows(const SampleCall *call) {
+#pragma omp parallel for num_threads(call->num_threads) schedule(dynamic) if (call->rows > 1)
+    for (int64_t row = 0; row < call->rows; row++)
+        call->chosen[row] = call->is_bf16 ? sample_row(call, row, 1) : sample_row(call, row, 0);
+}

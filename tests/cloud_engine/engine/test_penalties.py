@@ -1,0 +1,42 @@
+"""Penalties in the engine: every row that is sampled is edited for just the tokens before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from plain_sampling import plain_edits
+from updraft.cloud_engine.engine.engine import Engine
+
+PENALTIES = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": -0.2, "min_tokens": 5}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("config", [{}, {"block_size": 4, "num_blocks": 48, "token_budget": 24}], ids=["", "tight"])
+def test_edits_are_those_of_the_tokens_before(
+    make_engine: Any, make_prompts: Any, ask: Any, run: Any, draft: Any, monkeypatch: Any, config: Any, temperature: Any
+) -> None:
+    """With drafts of a model, by repetition and of predictions, forks, and (where it is tight) preemptions."""
+    seen: list[tuple[int, int]] = []
+    plain = Engine._sampling_row
+
+    def checked(self: Engine, item: Any, index: int) -> Any:
+        row, state = plain(self, item, index), item.state
+        answer = state.token_ids[state.num_prompt_tokens :] + item.draft_ids[:index]
+        wanted = plain_edits(state.request.params, state.request.prompt_ids, answer, state.end_ids)
+        assert row.edits is not None and wanted is not None
+        logits = np.random.default_rng(0).standard_normal(97).astype(np.float32)
+        np.testing.assert_array_equal(row.edits.applied(logits), wanted.applied(logits))
+        seen.append((state.index, index))
+        return row
+
+    monkeypatch.setattr(Engine, "_sampling_row", checked)
+    engine = make_engine(draft=draft, ngram=True, eos=(3,), **config)
+    prompts = make_prompts(8)
+    drafts = [[*prompt, *prompt][:20] for prompt in prompts]
+    requests = ask(prompts, drafts=drafts, n=2, temperature=temperature, seed=4, ignore_eos=False, **PENALTIES)
+    assert all(result.finish_reason for result in run(engine, requests))
+    assert {index for index, _ in seen} == {0, 1}
+    assert max(behind for _, behind in seen) > 1
+    assert bool(engine.stats().preemptions) == bool(config)

@@ -1,0 +1,109 @@
+"""What the options of one answer change in its logits: penalties, biases and bans, kept up to date token by token.
+
+The meaning is that of `protocol.sampling.SamplingParams`. Made anew for every token it would cost, on a prompt of
+thousands of tokens under a repetition penalty, more than all else that happens between two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..protocol.sampling import SamplingParams
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LogitEdits:
+    """What to do to the logits of `token_ids`: divide by `divisors` if positive, else multiply; add `offsets`.
+
+    Each (edits,). No token comes twice.
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    divisors: Floats
+    offsets: Floats
+
+    def applied(self, logits: Floats) -> Floats:
+        """A copy of `logits` (vocab,) with that done."""
+        edited, found = logits.copy(), logits[self.token_ids]
+        edited[self.token_ids] = np.where(found > 0, found / self.divisors, found * self.divisors) + self.offsets
+        return edited
+
+
+class LogitEditor:
+    """The edits of one answer while it grows, also behind draft tokens. `num_seen`: how much of it they know."""
+
+    def __init__(self, params: SamplingParams, prompt_ids: Iterable[int], end_ids: Iterable[int]) -> None:
+        """`end_ids`: the tokens that end the answer (`SamplingParams.end_ids`)."""
+        repetition = params.repetition_penalty
+        self.num_seen = 0
+        self._params = params
+        self._penalises = repetition != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
+        self._bias = dict(params.logit_bias)
+        self._prompt = frozenset(prompt_ids) if repetition != 1 else frozenset[int]()
+        held_open = frozenset(end_ids) if params.min_tokens else frozenset[int]()
+        token_ids = sorted({*self._prompt, *self._bias, *held_open})
+        self._places = {token: place for place, token in enumerate(token_ids)}
+        self._counts = [0] * len(token_ids)
+        # Columns with room behind what `_places` knows of.
+        self._ids = np.array(token_ids, np.int32)
+        self._divisors = np.array([repetition if token in self._prompt else 1.0 for token in token_ids], np.float32)
+        self._offsets = np.array([self._bias.get(token, 0.0) for token in token_ids], np.float32)
+        self._ends = np.array([self._places[token] for token in held_open], np.intp)
+        self._ahead: list[int] = []  # draft tokens that are counted
+
+    def see(self, tokens: Sequence[int]) -> None:
+        """The answer has grown by `tokens`."""
+        self._follow(())
+        for token in tokens if self._penalises else ():
+            self._count(token, 1)
+        self.num_seen += len(tokens)
+
+    def edits(self, drafts: Sequence[int] = ()) -> LogitEdits | None:
+        """What applies to the token after the answer and `drafts`; None where nothing does."""
+        self._follow(drafts)
+        number, held_open = len(self._places), self.num_seen + len(drafts) < self._params.min_tokens
+        if not number or not (held_open or self._penalises or self._bias):
+            return None
+        offsets = self._offsets[:number].copy()
+        if held_open:
+            offsets[self._ends] = -np.inf
+        return LogitEdits(self._ids[:number], self._divisors[:number].copy(), offsets)
+
+    def _follow(self, drafts: Sequence[int]) -> None:
+        """Count just these tokens behind the answer. Drafts mostly grow by a token, or begin anew."""
+        if not self._penalises:
+            return
+        known = len(self._ahead)
+        if list(drafts[:known]) != self._ahead:
+            for token in self._ahead:
+                self._count(token, -1)
+            self._ahead, known = [], 0
+        for token in drafts[known:]:
+            self._count(token, 1)
+            self._ahead.append(token)
+
+    def _count(self, token: int, by: int) -> None:
+        """A token of a draft that came to nothing stays, with edits that change nothing."""
+        params, place = self._params, self._place_of(token)
+        self._counts[place] += by
+        count = self._counts[place]
+        self._divisors[place] = params.repetition_penalty if count or token in self._prompt else 1.0
+        penalty = params.frequency_penalty * count
+        self._offsets[place] = self._bias.get(token, 0.0) - penalty - params.presence_penalty * (count > 0)
+
+    def _place_of(self, token: int) -> int:
+        place = self._places.setdefault(token, len(self._places))
+        if place == len(self._counts):
+            self._counts.append(0)
+            if place == len(self._ids):
+                room = 2 * place + 64
+                self._ids = np.resize(self._ids, room)
+                self._divisors, self._offsets = np.resize(self._divisors, room), np.resize(self._offsets, room)
+            self._ids[place] = token
+        return place
