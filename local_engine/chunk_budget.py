@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median, median_low
 
-_PLAIN_EVERY, _FORGET_EVERY = 64, 400  # steps with prompts
+_PLAIN_EVERY, _DOUBT_EVERY = 64, 400  # steps with prompts
 _SAMPLES = 3  # of a chunk's cost
 _STEPS_OF_NOISE = 128  # fewer than one step in a hundred is slower than the slowest of so many before it
 _LEAST_NOISE, _USUAL_NOISE, _MOST_NOISE = 1.05, 1.15, 1.4
@@ -33,7 +33,7 @@ class _Load:
     before_s: float = 0.0
     mixed: dict[int, deque[float]] = field(default_factory=dict[int, deque[float]])
     since_plain: int = 0
-    since_forgotten: int = 0
+    since_doubt: int = 0
 
     @property
     def plain(self) -> float:
@@ -56,7 +56,7 @@ class _Load:
         elif self.plain_s:
             self.mixed.setdefault(chunk, deque(maxlen=_SAMPLES)).append(seconds / self.plain)
             self.since_plain += 1
-            self.since_forgotten += 1
+            self.since_doubt += 1
 
     def largest(self, most: float) -> int:
         """The largest chunk whose step should take at most `most` times as long as one without: from the measured ones
@@ -85,10 +85,16 @@ class _Load:
             rows, cost = self.decoding, 1.0
         return max(1, int(rows * most / cost) - self.own_rows)
 
-    def forget_all_but(self, chunk: int) -> None:
-        self.mixed = {known: costs for known, costs in self.mixed.items() if known == chunk}
+    def doubt(self, chunk: int) -> None:
+        """Other chunks than this one, which is in use, were measured long ago: forget smaller ones, and let one more
+        slow step confirm larger ones."""
+        self.mixed = {
+            known: deque(list(costs)[-1:] if known > chunk else costs, maxlen=_SAMPLES)
+            for known, costs in self.mixed.items()
+            if known >= chunk
+        }
         self.before_s = self.plain
-        self.since_forgotten = 0
+        self.since_doubt = 0
 
 
 class ChunkBudget:
@@ -98,7 +104,7 @@ class ChunkBudget:
     from machine to machine, and changes with whoever else wants the processor. So steps are measured: without prompts
     now and then, with chunks as they come, in units of a step without. Readers are promised multiples of the gap that
     they had before the prompts came: those make the steps without them longer, too, as the cache fills. What was too
-    large is not tried again for 400 steps, so that hardly a reader's gap in a hundred is an experiment. And as the
+    large is tried again after 400 steps, once, so that hardly a reader's gap in a hundred is an experiment. And as the
     promise is about the slowest gaps, what steps are slower than usual for other reasons is taken off beforehand.
     """
 
@@ -122,8 +128,8 @@ class ChunkBudget:
         usual = min(1.0, load.before_s / load.plain)
         allowed = promised_slowdown(decoding, catching_up) * usual / self._noise()
         chunk = load.largest(allowed - 1 if self._apart else allowed)
-        if load.since_forgotten >= _FORGET_EVERY:
-            load.forget_all_but(chunk)
+        if load.since_doubt >= _DOUBT_EVERY:
+            load.doubt(chunk)
         return min(chunk, self._most)
 
     def measured(self, decoding: int, chunk: int, seconds: float, threads: int = 1) -> None:

@@ -426,6 +426,18 @@ def test_what_a_chunk_costs_is_counted_in_plain_steps():
     assert np.median(chunks[300:]) > 12
 
 
+def test_what_was_too_large_is_tried_again_once():
+    """Where the seventh row makes a step twice as long, as with kernels that take six at once."""
+    budget, gaps, chunks = ChunkBudget(512), [], []
+    for count in range(64 + 1600):
+        chunks.append(budget.grant(3) if count >= 64 else 0)
+        gaps.append(0.02 + 0.001 * chunks[-1] + 0.03 * (chunks[-1] > 3))
+        budget.measured(3, chunks[-1], gaps[-1])
+    over = [count for count, gap in enumerate(gaps) if gap > 2 * gaps[0]]
+    assert len([count for count in over if count > 100]) == 1600 // 400 - 1
+    assert np.median(chunks[64:]) == 3
+
+
 def test_many_prompts_get_their_share_beside_one_reader():
     assert promised_slowdown(1, 1) == promised_slowdown(7, 1) == 2
     assert promised_slowdown(1, 7) == 8
