@@ -87,11 +87,11 @@ class LlamaContext:
             self.close()
             raise
         self._memory = api.llama_get_memory(self._context)
-        self._set_embeddings = holding(api.llama_set_embeddings)
         self._logits = _Outputs(api.llama_get_logits, model.vocab_size)
         self._hidden = _Outputs(api.llama_get_embeddings, model.hidden_size)
         self._batch = _Batch(api, options.n_batch)
         self._is_asynchronous: bool = api.llama_supports_gpu_offload()
+        self._gives_hidden: bool | None = None
 
     def share(self, source: int, target: int, length: int) -> None:
         """Let `target`, which holds nothing, hold the first `length` tokens of `source` too, in the same cells.
@@ -114,7 +114,7 @@ class LlamaContext:
         (n, hidden), else None: float32 views that the next call overwrites. Raises NoRoomError, EngineError.
         """
         tokens, outputs = self._batch.fill(rows)
-        self._set_embeddings(self._context, tokens == outputs)
+        self._want_hidden(tokens == outputs)
         if (threads := self._governor.threads()) != self.threads:
             self.threads = threads
             self._api.llama_set_n_threads(self._context, threads, threads)
@@ -127,6 +127,12 @@ class LlamaContext:
             self._api.llama_synchronize(self._context)
         logits = self._logits.rows(self._context, outputs)
         return logits, self._hidden.rows(self._context, outputs) if tokens == outputs else None
+
+    def _want_hidden(self, wanted: bool) -> None:
+        """Tell llama.cpp if that is new: each call is logged, to Python."""
+        if wanted != self._gives_hidden:
+            self._api.llama_set_embeddings(self._context, wanted)
+            self._gives_hidden = wanted
 
     def close(self) -> None:
         if self._context:
