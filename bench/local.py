@@ -115,17 +115,20 @@ class _Bench:
         over_raw: list[float] = []
         over_llama: list[float] = []
         speeds: list[float] = []
+        threads: list[int] = []
         with closing(RawLlama(self._setup)) as raw, closing(LlamaCppPython(self._setup)) as llama_cpp:
             for _ in range(2 * self._setting.rounds + 1):  # more, for they are short and must tell 3 %
                 prompt = self._digits(count)
                 theirs = self._raw(engine, raw, [prompt], count)
                 params = SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
-                ours = _arrivals(lambda prompt=prompt, params=params: engine.start_text(prompt, params))
+                run = partial(engine.start_text, prompt, params)
+                ours = _arrivals(lambda run=run: _noting(threads, engine, run()))
                 over_raw.append(_decoding_speed(ours) / _decoding_speed(theirs))
                 speeds.append(_decoding_speed(ours))
                 over_llama.append(count / ours[-1] / _speed(llama_cpp, [prompt], count))
         return {
             "single_tokens_per_s": statistics.median(speeds),
+            "single_threads": statistics.mean(threads),
             "single_over_raw": statistics.median(over_raw),
             "single_over_llama_cpp": statistics.median(over_llama),
         }
@@ -243,6 +246,13 @@ def _arrivals(start: Callable[[], Iterable[object]]) -> list[float]:
     """Seconds from the call of `start` to each token."""
     began = time.perf_counter()
     return [time.perf_counter() - began for _ in start()]
+
+
+def _noting(threads: list[int], engine: LocalEngine, run: Iterable[object]) -> Iterator[object]:
+    """The same tokens; `threads` gets how many computed each."""
+    for token in run:
+        threads.append(engine.threads)
+        yield token
 
 
 def _decoding_speed(arrivals: Sequence[float]) -> float:

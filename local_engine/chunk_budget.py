@@ -6,9 +6,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median, median_low
 
-_PLAIN_EVERY, _FORGET_EVERY = 64, 400  # steps with prompts
+_PLAIN_EVERY, _DOUBT_EVERY = 64, 400  # steps with prompts
 _SAMPLES = 3  # of a chunk's cost
-_STEPS_OF_NOISE, _WORST = 128, 2  # the promise is about the slowest in a hundred
+_STEPS_OF_NOISE = 128  # fewer than one step in a hundred is slower than the slowest of so many before it
 _LEAST_NOISE, _USUAL_NOISE, _MOST_NOISE = 1.05, 1.15, 1.4
 
 
@@ -20,63 +20,81 @@ def promised_slowdown(decoding: int, catching_up: int) -> float:
 
 @dataclass(slots=True)
 class _Load:
-    """Steps with one number of decoding sequences: seconds without prompts, and by chunk the last ones with.
+    """Steps with one number of decoding sequences and of threads: seconds without prompts, and by chunk how many times
+    as long the last ones with it took.
 
     `own_rows`: those of the decoding sequences in a step with a chunk, none if chunks have steps of their own.
+    `before_s`: what `plain` was when the prompts came that are being computed.
     """
 
     decoding: int
     own_rows: int
     plain_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=9))
-    mixed_s: dict[int, deque[float]] = field(default_factory=dict[int, deque[float]])
+    before_s: float = 0.0
+    mixed: dict[int, deque[float]] = field(default_factory=dict[int, deque[float]])
     since_plain: int = 0
-    since_forgotten: int = 0
+    since_doubt: int = 0
 
     @property
     def plain(self) -> float:
         return median(self.plain_s)
 
-    def expected(self, chunk: int) -> float | None:
-        """Seconds that such a step usually takes; None before that is known."""
-        known = self.plain_s if chunk == 0 else self.mixed_s.get(chunk, ())
-        return median(known) if len(known) >= _SAMPLES else None
+    def usual_s(self, chunk: int) -> float | None:
+        """Seconds that such a step usually takes; None where that is not known. Among steps with prompts one without is
+        there to see what is usual by now."""
+        if chunk:
+            known = self.mixed.get(chunk, ())
+            return self.plain * median(known) if len(known) == _SAMPLES else None
+        return self.plain if len(self.plain_s) >= _SAMPLES and not self.since_plain else None
 
     def add(self, chunk: int, seconds: float) -> None:
         if chunk == 0:
             self.plain_s.append(seconds)
+            if self.since_plain == 0:  # no prompt in the step before, either
+                self.before_s = self.plain
             self.since_plain = 0
-            return
-        self.mixed_s.setdefault(chunk, deque(maxlen=_SAMPLES)).append(seconds)
-        self.since_plain += 1
-        self.since_forgotten += 1
+        elif self.plain_s:
+            self.mixed.setdefault(chunk, deque(maxlen=_SAMPLES)).append(seconds / self.plain)
+            self.since_plain += 1
+            self.since_doubt += 1
 
-    def largest(self, seconds: float) -> int:
-        """The largest chunk whose step should take at most `seconds`: from the measured ones around it.
+    def largest(self, most: float) -> int:
+        """The largest chunk whose step should take at most `most` times as long as one without: from the measured ones
+        around it.
 
         A row costs no more in a larger step than in a smaller one. That bounds what is larger than all that was
         measured; between two measured chunks the cost is taken as a line. One slow step is no proof: a chunk that
         smaller ones speak for is tried twice before it counts as too large.
         """
-        rows, cost = self.own_rows, self.plain if self.own_rows else 0.0
-        for chunk, costs in sorted(self.mixed_s.items()):
+        rows, cost = self.own_rows, 1.0 if self.own_rows else 0.0
+        if most <= cost:
+            return 1
+        for chunk, costs in sorted(self.mixed.items()):
             found, more = median_low(costs), self.own_rows + chunk
-            if found > seconds:
-                if len(costs) == 1 and self._reach(rows, cost, seconds) >= chunk:
+            if found > most:
+                if len(costs) == 1 and self._reach(rows, cost, most) >= chunk:
                     return chunk
-                between = rows + (more - rows) * (seconds - cost) / (found - cost) - self.own_rows
+                between = rows + (more - rows) * (most - cost) / (found - cost) - self.own_rows
                 return max(1, min(int(between), chunk - 1))
             rows, cost = more, max(cost, found)
-        return self._reach(rows, cost, seconds)
+        return self._reach(rows, cost, most)
 
-    def _reach(self, rows: int, cost: float, seconds: float) -> int:
-        """The chunk that `seconds` are enough for, if `rows` rows together take `cost`."""
+    def _reach(self, rows: int, cost: float, most: float) -> int:
+        """The chunk that `most` is enough for, if `rows` rows together take `cost`."""
         if not rows:
-            rows, cost = self.decoding, self.plain
-        return max(1, int(rows * seconds / cost) - self.own_rows)
+            rows, cost = self.decoding, 1.0
+        return max(1, int(rows * most / cost) - self.own_rows)
 
-    def forget_larger_than(self, chunk: int) -> None:
-        self.mixed_s = {known: costs for known, costs in self.mixed_s.items() if known <= chunk}
-        self.since_forgotten = 0
+    def doubt(self, chunk: int) -> None:
+        """Other chunks than this one, which is in use, were measured long ago: forget smaller ones, and let one more
+        slow step confirm larger ones."""
+        self.mixed = {
+            known: deque(list(costs)[-1:] if known > chunk else costs, maxlen=_SAMPLES)
+            for known, costs in self.mixed.items()
+            if known >= chunk
+        }
+        self.before_s = self.plain
+        self.since_doubt = 0
 
 
 class ChunkBudget:
@@ -84,9 +102,10 @@ class ChunkBudget:
 
     What a step costs is no straight line (a few rows may be as cheap as one, kernels work on groups of rows), differs
     from machine to machine, and changes with whoever else wants the processor. So steps are measured: without prompts
-    now and then, with chunks as they come. What was too large is not tried again for 400 steps, so that hardly a
-    reader's gap in a hundred is an experiment. And as the promise is about the slowest gaps, what steps are slower than
-    usual for other reasons is taken off beforehand.
+    now and then, with chunks as they come, in units of a step without. Readers are promised multiples of the gap that
+    they had before the prompts came: those make the steps without them longer, too, as the cache fills. What was too
+    large is tried again after 400 steps, once, so that hardly a reader's gap in a hundred is an experiment. And as the
+    promise is about the slowest gaps, what steps are slower than usual for other reasons is taken off beforehand.
     """
 
     def __init__(self, most: int, *, apart: bool = False) -> None:
@@ -94,7 +113,8 @@ class ChunkBudget:
         a reader waits for two."""
         self._most = most
         self._apart = apart
-        self._loads: dict[int, _Load] = {}
+        self._threads = 1
+        self._loads: dict[tuple[int, int], _Load] = {}
         self._slowness: deque[float] = deque(maxlen=_STEPS_OF_NOISE)  # of the last steps, over what they usually take
 
     def grant(self, decoding: int, catching_up: int = 1) -> int:
@@ -102,23 +122,27 @@ class ChunkBudget:
         without is to be measured first."""
         if decoding == 0:
             return self._most
-        load = self._loads.get(decoding)
+        load = self._loads.get((decoding, self._threads))
         if load is None or not load.plain_s or load.since_plain >= _PLAIN_EVERY:
             return 0
-        seconds = promised_slowdown(decoding, catching_up) * load.plain / self._noise()
-        chunk = load.largest(seconds - load.plain if self._apart else seconds)
-        if load.since_forgotten >= _FORGET_EVERY:
-            load.forget_larger_than(chunk)
+        usual = min(1.0, load.before_s / load.plain)
+        allowed = promised_slowdown(decoding, catching_up) * usual / self._noise()
+        chunk = load.largest(allowed - 1 if self._apart else allowed)
+        if load.since_doubt >= _DOUBT_EVERY:
+            load.doubt(chunk)
         return min(chunk, self._most)
 
-    def measured(self, decoding: int, chunk: int, seconds: float) -> None:
-        """A step with `chunk` prompt tokens, for which `decoding` sequences waited, took `seconds`."""
+    def measured(self, decoding: int, chunk: int, seconds: float, threads: int = 1) -> None:
+        """A step of `threads` with `chunk` prompt tokens, for which `decoding` sequences waited, took `seconds`.
+
+        The next one is expected to have as many threads."""
+        self._threads = threads
         if not decoding:
             return
-        load = self._loads.get(decoding)
+        load = self._loads.get((decoding, threads))
         if load is None:
-            load = self._loads[decoding] = _Load(decoding, 0 if self._apart else decoding)
-        usual = load.expected(chunk)
+            load = self._loads[decoding, threads] = _Load(decoding, 0 if self._apart else decoding)
+        usual = load.usual_s(chunk)
         if usual is not None:
             self._slowness.append(seconds / usual)
         load.add(chunk, seconds)
@@ -127,4 +151,4 @@ class ChunkBudget:
         """How many times as long as usual the slowest steps take. Where they take far longer, no chunk would do."""
         if len(self._slowness) < _STEPS_OF_NOISE // 4:
             return _USUAL_NOISE
-        return min(max(sorted(self._slowness)[-_WORST], _LEAST_NOISE), _MOST_NOISE)
+        return min(max(*self._slowness, _LEAST_NOISE), _MOST_NOISE)

@@ -14,7 +14,7 @@ import numpy as np
 from ..kernels.contention import ThreadGovernor
 from ..protocol.errors import EngineError, ModelLoadError
 from .fit import KvCacheType
-from .llama import Floats, LlamaModel, llama
+from .llama import Floats, LlamaModel, holding, llama
 
 _NO_ROOM = 1
 
@@ -63,7 +63,7 @@ class NoRoomError(Exception):
 
 
 class LlamaContext:
-    """Implements `KVMemory`. One thread at a time.
+    """Implements `KVMemory`. One thread at a time. `threads`: how many the last step had.
 
     Hidden states are those after the final norm. llama.cpp gives them only from calls in which every row is an output.
     """
@@ -72,8 +72,7 @@ class LlamaContext:
         """Raises ModelLoadError if the KV cache does not fit into memory, or for an unusable adapter."""
         library, handle = llama(), model.handle()
         self._api = api = library.api
-        self._shape = (model.vocab_size, model.hidden_size)
-        self._threads = options.n_threads
+        self.threads = options.n_threads
         self._governor = ThreadGovernor(options.n_threads)
         library.last_errors()
         self._context: Any = api.llama_init_from_model(handle, _parameters(api, options))
@@ -88,7 +87,10 @@ class LlamaContext:
             self.close()
             raise
         self._memory = api.llama_get_memory(self._context)
+        self._logits = _Outputs(api.llama_get_logits, model.vocab_size)
+        self._hidden = _Outputs(api.llama_get_embeddings, model.hidden_size)
         self._batch = _Batch(api, options.n_batch)
+        self._is_asynchronous: bool = api.llama_supports_gpu_offload()
         self._gives_hidden: bool | None = None
 
     def share(self, source: int, target: int, length: int) -> None:
@@ -113,25 +115,21 @@ class LlamaContext:
         """
         tokens, outputs = self._batch.fill(rows)
         self._want_hidden(tokens == outputs)
-        if (threads := self._governor.threads()) != self._threads:
-            self._threads = threads
+        if (threads := self._governor.threads()) != self.threads:
+            self.threads = threads
             self._api.llama_set_n_threads(self._context, threads, threads)
         code = self._api.llama_decode(self._context, self._batch.struct)
         if code == _NO_ROOM:
             raise NoRoomError
         if code != 0:
             raise EngineError(f"llama.cpp failed to decode (code {code}): {llama().last_errors()}.")
-        vocab_size, hidden_size = self._shape
-        if outputs == 0:
+        if outputs == 0 or self._is_asynchronous:
             self._api.llama_synchronize(self._context)
-            return np.empty((0, vocab_size), np.float32), None
-        logits = np.ctypeslib.as_array(self._api.llama_get_logits(self._context), (outputs, vocab_size))
-        if tokens != outputs:
-            return logits, None
-        return logits, np.ctypeslib.as_array(self._api.llama_get_embeddings(self._context), (outputs, hidden_size))
+        logits = self._logits.rows(self._context, outputs)
+        return logits, self._hidden.rows(self._context, outputs) if tokens == outputs else None
 
     def _want_hidden(self, wanted: bool) -> None:
-        """Tell llama.cpp if that is new: each call lets other threads run, and the step waits for them to stop."""
+        """Tell llama.cpp if that is new: each call is logged, to Python."""
         if wanted != self._gives_hidden:
             self._api.llama_set_embeddings(self._context, wanted)
             self._gives_hidden = wanted
@@ -156,6 +154,27 @@ class LlamaContext:
             raise ModelLoadError(f"llama.cpp cannot apply the adapters (code {code}): {llama().last_errors()}.")
 
 
+class _Outputs:
+    """Views of the floats that llama.cpp keeps in one place for all steps, unless a step has more of them."""
+
+    def __init__(self, function: Any, width: int) -> None:
+        """`function` of the context: a pointer to the first of rows of `width`."""
+        self._function = holding(function)
+        self._width = width
+        self._known: tuple[int, int] | None = None
+        self._view = np.empty((0, width), np.float32)
+
+    def rows(self, context: Any, count: int) -> Floats:
+        """(count, width) after a step that had so many outputs."""
+        if count == 0:
+            return np.empty((0, self._width), np.float32)
+        pointer = self._function(context)
+        place = ctypes.addressof(pointer.contents), count
+        if place != self._known:
+            self._known, self._view = place, np.ctypeslib.as_array(pointer, (count, self._width))
+        return self._view
+
+
 class _Batch:
     """A `llama_batch` whose arrays are numpy's, so that whole rows are written at once."""
 
@@ -176,17 +195,20 @@ class _Batch:
 
     def fill(self, rows: Sequence[Rows]) -> tuple[int, int]:
         """How many tokens there are, and how many of them are outputs."""
-        at = outputs = 0
+        tokens: list[int] = []
+        positions: list[int] = []
+        sequences: list[int] = []
+        wanted: list[int] = []
         for part in rows:
-            end = at + len(part.tokens)
-            self._tokens[at:end] = part.tokens
-            self._positions[at:end] = range(part.start, part.start + len(part.tokens))
-            self._sequences[at:end] = part.sequence
-            self._outputs[at:end] = 0
-            self._outputs[end - part.outputs : end] = 1
-            at, outputs = end, outputs + part.outputs
-        self.struct.n_tokens = at
-        return at, outputs
+            count = len(part.tokens)
+            tokens += part.tokens
+            positions += range(part.start, part.start + count)
+            sequences += [part.sequence] * count
+            wanted += [0] * (count - part.outputs) + [1] * part.outputs
+        self.struct.n_tokens = count = len(tokens)
+        self._tokens[:count], self._positions[:count] = tokens, positions
+        self._sequences[:count], self._outputs[:count] = sequences, wanted
+        return count, sum(wanted)
 
 
 def _parameters(api: Any, options: ContextOptions) -> Any:

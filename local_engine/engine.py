@@ -95,6 +95,11 @@ class LocalEngine:
             raise
 
     @property
+    def threads(self) -> int:
+        """How many the last step had: fewer than `LocalOptions.threads` while others need the processors."""
+        return self._resources.loop.threads
+
+    @property
     def tool_format(self) -> ToolFormat | None:
         """How the model writes tool calls; None if its chat template shows no format that is known here."""
         from ..text.tool_formats import ToolFormat

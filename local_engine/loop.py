@@ -68,6 +68,11 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._work, name="updraft-local", daemon=True)
         self._thread.start()
 
+    @property
+    def threads(self) -> int:
+        """How many the last step had."""
+        return self._context.threads
+
     def submit(self, job: Job) -> None:
         """Queue a job that fits the cache. Raises OverloadedError if the queue is full, EngineError after `close`, and
         in a process that was forked from the engine's."""
@@ -195,7 +200,8 @@ class EngineLoop:
         self._scheduler.complete(step)
         self._deliver(step, logits, hidden)
         if not step.glimpses:
-            self._budget.measured(step.decoding, step.chunk_tokens, time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            self._budget.measured(step.decoding, step.chunk_tokens, seconds, self._context.threads)
 
     def _deliver(self, step: Step, logits: Floats, hidden: Floats | None) -> None:
         """Give every job its rows: first what was looked at again, then what new tokens are chosen from."""

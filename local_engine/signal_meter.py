@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..kernels.native_library import NativeBuildError, load_from
+from .llama import holding
 from .signals import Floats, Measured
 
 _SOURCES = Path(__file__).parent / "native" / "signals"
@@ -91,4 +92,4 @@ def _native() -> Callable[[int, int, int, int], None] | None:
         return None
     function.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
     function.restype = None
-    return function
+    return holding(function)

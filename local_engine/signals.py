@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -59,7 +60,7 @@ class Measured:
     @property
     def is_finite(self) -> bool:
         """False for logits with NaN or infinity in them, which no sound model makes."""
-        return bool(np.isfinite(self.log_total))
+        return math.isfinite(self.log_total)
 
     def signals(self, token: int) -> TokenSignals:
         return TokenSignals(self.logprob(token), self.entropy, self.margin)

@@ -37,8 +37,8 @@ def test_every_figure_is_measured() -> None:
     setting = local.Setting(models=("pocket-small",), tokens=8, rounds=1, prefill_seconds=2)
     figures = local.measure(setting, said.append)
     wanted = {
-        "single_over_raw", "single_over_llama_cpp", "streams8_over_raw", "warm_over_cold_ttft", "first_token_s",
-        "memory_over_file", "p99_gap_during_prefill_over_idle",
+        "single_over_raw", "single_threads", "single_over_llama_cpp", "streams8_over_raw", "warm_over_cold_ttft",
+        "first_token_s", "memory_over_file", "p99_gap_during_prefill_over_idle",
     }  # fmt: skip
     server = "llama_cpp_server" if local.has_llama_cpp_server() else "locked_llama_cpp"
     wanted |= {f"streams8_over_{server}", f"streams8_logprobs_over_{server}"}

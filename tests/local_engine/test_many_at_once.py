@@ -383,7 +383,7 @@ def test_a_recurrent_model(recurrent):
         ids = engine.tokenize(prompts[0]) + first.token_ids
         found = engine._resources.loop._scheduler._cache._find(ids)
         assert found[2] == len(ids) - 1, "all that was computed can go on"
-        assert len(list(engine._start([*ids, 5, 6], greedy(5), None, {}))) == 5
+        assert len(list(engine._start([*ids, 5, 6], greedy(5), None, None))) == 5
         drain(engine)
 
 

@@ -308,7 +308,8 @@ class Steps:
         for _ in range(steps):
             chunk = budget.grant(decoding, catching_up)
             slowdown = 1 + (self.fixed + self.per_token * chunk if chunk else 0)
-            budget.measured(decoding, chunk, self.plain * slowdown * (1 + self.noise * self.random.random()))
+            slowdown *= 1 + self.noise * self.random.random()
+            budget.measured(decoding, chunk, self.plain * slowdown)
             found.append(slowdown)
         return np.array(found)
 
@@ -331,8 +332,9 @@ def test_the_chunk_settles_below_what_readers_are_promised(machine, crowds):
     for crowd in crowds:
         machine.slowdowns(budget, 3, crowd, steps=60)
     settled = machine.slowdowns(budget, 3, 1)[20:]
-    least = 1 + machine.fixed + machine.per_token  # what the smallest chunk costs
-    assert np.quantile(settled, 0.99) <= max(2, 1.01 * least)
+    usual, slowest = 1 + machine.noise / 2, 1 + machine.noise
+    least = (1 + machine.fixed + machine.per_token) * slowest  # what the smallest chunk costs
+    assert np.quantile(settled, 0.99) <= max(2 * usual, least)
     if least < 1.3:
         assert np.median(settled) > 1.4, "and the prompt is not starved either"
     assert budget.grant(0) == 512
@@ -367,7 +369,7 @@ def test_readers_are_spared_from_the_first_step_on(decoding, free_rows, plain, n
     assert np.median(tokens[50:]) >= max(1, int(0.55 * most)), "and the prompt gets what is left"
 
 
-@pytest.mark.parametrize("often", [20, 60])
+@pytest.mark.parametrize("often", [20, 60, 65, 80, 99])
 def test_slow_steps_of_other_origin_are_taken_off_the_promise(often):
     """Where one step in `often` takes 1.35 times as long whatever is in it."""
     budget = ChunkBudget(512)
@@ -378,6 +380,62 @@ def test_slow_steps_of_other_origin_are_taken_off_the_promise(often):
         budget.measured(3, chunk, gaps[-1])
     assert np.quantile(gaps[65:], 0.99) <= 2
     assert np.median(gaps[65:]) > 1.3
+
+
+def test_the_promise_is_about_the_gap_before_the_prompts_came():
+    """Which fill the cache, so that steps without them take longer, too."""
+    budget, gaps, chunks = ChunkBudget(512), [], []
+    for _ in range(64):
+        budget.measured(3, 0, 0.02)
+    for count in range(390):
+        chunk = budget.grant(3)
+        gaps.append(0.02 * (1 + count / 1000) * (1 + 0.05 * chunk))
+        chunks.append(chunk)
+        budget.measured(3, chunk, gaps[-1])
+    assert np.quantile(gaps, 0.99) <= 2 * 0.02
+    assert np.median(chunks[-60:]) > 4
+    for _ in range(900):  # a lasting change is no reason to starve prompts for ever
+        chunks.append(budget.grant(3))
+        budget.measured(3, chunks[-1], 0.028 * (1 + 0.05 * chunks[-1]))
+    assert np.median(chunks[-60:]) > 12
+
+
+def test_what_other_threads_needed_is_no_measure():
+    """Two threads, and one while a neighbour wants a processor: chunks that were right are not tried out anew."""
+    budget, over = ChunkBudget(512), 0
+    for count in range(4000):
+        threads = 1 + count // 200 % 2
+        plain, per_token = (0.030, 0.25) if threads == 1 else (0.020, 0.08)
+        chunk = budget.grant(3) if count % 200 > 12 else 0
+        seconds = plain * (1 + per_token * chunk)
+        over += seconds > 2 * plain
+        budget.measured(3, chunk, seconds, threads)
+    assert over <= 10
+
+
+def test_what_a_chunk_costs_is_counted_in_plain_steps():
+    """A neighbour who slows all down, and leaves again, makes no chunk too large or too small."""
+    budget, over, chunks = ChunkBudget(512), 0, []
+    for count in range(4000):
+        plain = 0.02 * (1 + count // 200 % 2)
+        chunk = budget.grant(3) if count % 200 > 12 else 0  # readers are alone for a while
+        over += chunk > 20
+        chunks.append(chunk)
+        budget.measured(3, chunk, plain * (1 + 0.05 * chunk))
+    assert over <= 4
+    assert np.median(chunks[300:]) > 12
+
+
+def test_what_was_too_large_is_tried_again_once():
+    """Where the seventh row makes a step twice as long, as with kernels that take six at once."""
+    budget, gaps, chunks = ChunkBudget(512), [], []
+    for count in range(64 + 1600):
+        chunks.append(budget.grant(3) if count >= 64 else 0)
+        gaps.append(0.02 + 0.001 * chunks[-1] + 0.03 * (chunks[-1] > 3))
+        budget.measured(3, chunks[-1], gaps[-1])
+    over = [count for count, gap in enumerate(gaps) if gap > 2 * gaps[0]]
+    assert len([count for count in over if count > 100]) == 1600 // 400 - 1
+    assert np.median(chunks[64:]) == 3
 
 
 def test_many_prompts_get_their_share_beside_one_reader():
