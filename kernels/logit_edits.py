@@ -1,6 +1,6 @@
 """Penalties, biases and bans: what requests change in the logits of single tokens before one is chosen.
 
-The edits of a batch are one flat list. What they are made of is said in `protocol/sampling.py` (`LogitEdits`).
+The edits of a batch are one flat list. What they are made of is said in `text/logit_edits.py` (`LogitEdits`).
 """
 
 from __future__ import annotations

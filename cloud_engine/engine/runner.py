@@ -67,7 +67,7 @@ class Runner:
         _LOG.info("attention: %s (%s)", self._backend.name, why)
         if self._device.type == "cpu":
             load()  # norms and gates are in C, too: better compiled now than in the first step
-            fused = self.model.fuse()
+            fused = self._backend.name == "native" and self.model.fuse()
             _LOG.info("layers: %s", "one call of C for all" if fused else "one kernel after the other")
 
     @property

@@ -52,8 +52,8 @@ class Decoder(nn.Module):
             self.lm_head.weight = self.embed_tokens.weight
 
     def fuse(self) -> bool:
-        """From now on run all layers in one call of C, where their weights are packed for it and attention is C's, too.
-        Returns whether that can be. No layer may be replaced or moved afterwards."""
+        """From now on run all layers in one call of C where attention is C's, too. Returns whether the weights are
+        packed for that. No layer may be replaced or moved afterwards."""
         self._native = native_decoder(self)
         return self._native is not None
 
