@@ -128,8 +128,9 @@ class Escalation:
 
     @property
     def races_in_vain(self) -> bool:
-        """Whether the raced cloud is one that the last gate has ruled out."""
-        return self.racing and self.record.cloud_model not in [rung.model for rung in self.ladder()]
+        """Whether the raced cloud is one that the last gate has ruled out; not before one has been asked."""
+        asked = self.racing and bool(self.record.asked)
+        return asked and self.record.cloud_model not in [rung.model for rung in self.ladder()]
 
     @property
     def has_won(self) -> bool:

@@ -47,7 +47,7 @@ class Seen:
     """A request with a finished local answer that gate 3 judged.
 
     `cloud`: what the cloud said, if that is known and can be compared. `tools`: those that the device had to call,
-    if any.
+    if any. `streamed`: the cloud's answer went by in pieces and was not kept.
     """
 
     record: Record
@@ -55,6 +55,7 @@ class Seen:
     answer: LocalAnswer
     cloud: Said | None = None
     tools: OfferedTools | None = None
+    streamed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,4 +221,4 @@ def _grades(seen: Seen, accepted: float | None) -> tuple[float | None, float | N
         return None, None
     if seen.cloud is not None:
         return grades(device_said(seen.answer, seen.tools), seen.cloud)
-    return (None, None) if accepted is None else (float(accepted >= _TAKEN_OVER), 1.0)
+    return (None, None) if accepted is None or not seen.streamed else (float(accepted >= _TAKEN_OVER), 1.0)

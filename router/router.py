@@ -264,7 +264,8 @@ class Router:
             from .said import cloud_said
 
             said = None if completion is None else cloud_said(completion["choices"][0])
-            self._learner.observe(Seen(cascade.record, cascade.chat.messages, answer, said, cascade.tools))
+            streamed = completion is None
+            self._learner.observe(Seen(cascade.record, cascade.chat.messages, answer, said, cascade.tools, streamed))
         except Exception:
             log.exception("request %s could not be learned from", cascade.record.request_id)
 

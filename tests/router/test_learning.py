@@ -136,6 +136,21 @@ def test_tool_calls_are_compared_by_what_they_call(
     assert row.pair_grades == graded
 
 
+def test_a_whole_answer_of_another_form_has_no_grade_whatever_became_of_the_draft(
+    cloud: FakeCloud, tmp_path: Path
+) -> None:
+    """The share of the draft that was taken over stands in for a stream, whose text is not kept."""
+    message = {"role": "assistant", "content": [{"type": "text", "text": "4"}]}
+    details = {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 5}
+    usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4, "completion_tokens_details": details}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    cloud.says = (200, json.dumps({"choices": [choice], "usage": usage}).encode())
+    (info,) = routed(cloud, tmp_path, LearningGates(ScriptedGates(after=True)))
+    assert info["tier"] == "cloud"
+    (row,) = kept(tmp_path)
+    assert (row.pair_grades, row.accepted) == (None, 0.0)
+
+
 class SlowDisk(Experience):
     """Experience that is kept when `spins` is set, and not before."""
 
