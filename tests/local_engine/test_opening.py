@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import sys
@@ -178,7 +179,9 @@ def test_memory_is_freed_for_the_next(tmp_path, monkeypatch) -> None:
 def test_process_memory_sees_what_is_allocated() -> None:
     memory = ProcessMemory()
     before = memory.allocated()
-    block = bytearray(b"x" * 2**26)
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # malloc may give what another test has freed
+    block = mmap.mmap(-1, 2**26, private)
+    block.write(b"x" * len(block))
     assert memory.allocated() - before > 2**25
     assert memory.room() > 0
     del block
