@@ -39,11 +39,12 @@ class _Angles(ctypes.Structure):
     _fields_ = (("cosine", ctypes.c_void_p), ("sine", ctypes.c_void_p), ("pairs", ctypes.c_int64))
 
 
-class _DecoderCall(ctypes.Structure):
+class DecoderCall(ctypes.Structure):
     """`DecoderCall` of native/decoder.c, field for field."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("layers", "final_norm", "residual", "out", "scratch")),
+        *((name, ctypes.c_void_p) for name in ("layers", "final_norm", "head")),
+        *((name, ctypes.c_void_p) for name in ("residual", "out", "logits", "scratch")),
         ("heads", ctypes.POINTER(HeadsCall)),
         ("attention", ctypes.POINTER(AttentionCall)),
         ("angles", _Angles * 2),
@@ -122,9 +123,20 @@ class NativeDecoder:
     def run(self, hidden: Tensor, rotations: tuple[Rotation, Rotation], attention: NativeAttention) -> Tensor:
         """The last hidden states after the final norm, (rows, size), of the embeddings `hidden` (rows, size), which
         are overwritten. Raises ConfigurationError for what does not fit."""
-        self._check(hidden, rotations, attention)
+        self.check(hidden, len(hidden), rotations, attention)
         out = torch.empty_like(hidden)
-        call = _DecoderCall(
+        call = self.call(hidden, out, rotations, attention)
+        scratch = self.scratch(call)
+        call.scratch, call.padding = scratch.data_ptr(), len(hidden) - attention.num_rows
+        if self._library.decoder(ctypes.byref(call)):
+            raise RuntimeError("the C kernel of attention does not take this cache")
+        return out
+
+    def call(
+        self, hidden: Tensor, out: Tensor, rotations: tuple[Rotation, Rotation], attention: NativeAttention
+    ) -> DecoderCall:
+        """Of a pass without padding, as yet without scratch memory. Points into all of these, which must outlive it."""
+        return DecoderCall(
             layers=ctypes.addressof(self._layers),
             final_norm=self._weights.final_norm.data_ptr(),
             residual=hidden.data_ptr(),
@@ -134,7 +146,6 @@ class NativeDecoder:
             angles=(_Angles * 2)(*(_angles(rotation) for rotation in rotations)),
             num_layers=len(self._layers),
             rows=len(hidden),
-            padding=len(hidden) - attention.num_rows,
             size=self._size,
             layer_bytes=attention.layer_bytes,
             unit_offset=self._weights.unit_offset,
@@ -143,14 +154,16 @@ class NativeDecoder:
             is_bf16=self._dtype == torch.bfloat16,
             eps=self._weights.eps,
         )
-        scratch = torch.empty(self._library.decoder_scratch(ctypes.byref(call)), dtype=torch.uint8)
-        call.scratch = scratch.data_ptr()
-        if self._library.decoder(ctypes.byref(call)):
-            raise RuntimeError("the C kernel of attention does not take this cache")
-        return out
 
-    def _check(self, hidden: Tensor, rotations: tuple[Rotation, Rotation], attention: NativeAttention) -> None:
-        """C would read and write past the end of what does not fit."""
+    def scratch(self, call: DecoderCall) -> Tensor:
+        """As much as `call` needs."""
+        return torch.empty(self._library.decoder_scratch(ctypes.byref(call)), dtype=torch.uint8)
+
+    def check(
+        self, hidden: Tensor, rows: int, rotations: tuple[Rotation, Rotation], attention: NativeAttention
+    ) -> None:
+        """Raises ConfigurationError for what does not fit, past the end of which C would read and write. `rows`: of the
+        batch."""
         if hidden.shape[1:] != (self._size,) or hidden.dtype != self._dtype or not hidden.is_contiguous():
             raise ConfigurationError(
                 f"Decoder: dense rows of {self._size} {self._dtype} are needed, got {tuple(hidden.shape)} "
@@ -161,7 +174,7 @@ class NativeDecoder:
         if hidden.dtype != attention.dtype:
             raise ConfigurationError(f"Decoder: the cache is in {attention.dtype}, the model in {hidden.dtype}.")
         for rotation in rotations:
-            attention.check_rotation(rotation, len(hidden))
+            attention.check_rotation(rotation, rows)
 
 
 def _norms(layer: LayerWeights) -> tuple[Tensor | None, ...]:

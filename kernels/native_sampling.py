@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .sampling import Sampling
 
 
-class _SampleCall(ctypes.Structure):
+class SampleCall(ctypes.Structure):
     """`SampleCall` of native/calls.h, field for field."""
 
     _fields_ = (
@@ -39,10 +39,18 @@ def native_sample(logits: Tensor, sampling: Sampling) -> Tensor:
 
     Typical-p is left out of account.
     """
-    cut, mask = sampling.truncation, sampling.mask
     keys = noise_keys(sampling.seeds, sampling.positions)
     chosen = torch.empty(len(logits), dtype=torch.int64)
-    call = _SampleCall(
+    library = load()
+    assert library is not None, "ask can_sample first"
+    library.sample_rows(ctypes.byref(sample_call(logits, sampling, keys, chosen)))
+    return chosen
+
+
+def sample_call(logits: Tensor, sampling: Sampling, keys: Tensor, chosen: Tensor) -> SampleCall:
+    """Points into all of these: they have to outlive it."""
+    cut, mask = sampling.truncation, sampling.mask
+    return SampleCall(
         logits=logits.data_ptr(),
         mask=_pointer(mask),
         temperatures=sampling.temperatures.data_ptr(),
@@ -59,10 +67,6 @@ def native_sample(logits: Tensor, sampling: Sampling) -> Tensor:
         is_bf16=logits.dtype == torch.bfloat16,
         least_temperature=LEAST_TEMPERATURE,
     )
-    library = load()
-    assert library is not None, "ask can_sample first"
-    library.sample_rows(ctypes.byref(call))
-    return chosen
 
 
 def _pointer(column: Tensor | None) -> int | None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..protocol.errors import ConfigurationError
 from .attention import QuerySpan
 
 Ints = NDArray[np.int64]
@@ -61,6 +62,38 @@ class RaggedBatch:
         table, position = self.table[sequence[real]], position[real]
         slots[real] = self.blocks[table + position // self.block_size] * self.block_size + position % self.block_size
         return slots
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """The rows of a ragged batch in another order: the first one of every sequence, then the second ones, and so on.
+
+    Pass `p` has the first `live[p]` sequences. `row`: which of the batch's rows comes where; `sequence`: whose it is.
+    """
+
+    batch: RaggedBatch
+    live: Ints
+    row: Ints
+    sequence: Ints
+
+    @classmethod
+    def of(cls, spans: Sequence[QuerySpan], block_size: int) -> Passes:
+        """Raises ConfigurationError where a span has no row, or more than the one before it."""
+        lengths = [span.length for span in spans]
+        if not lengths or lengths[-1] < 1 or any(after > before for before, after in pairwise(lengths)):
+            raise ConfigurationError(f"Passes: spans must not become longer from one to the next, got {lengths}.")
+        batch = RaggedBatch.of(spans, sum(lengths), block_size)
+        sequence, index = repeated(batch.rows)
+        row = np.argsort(index, kind="stable")
+        return cls(batch, np.bincount(index), row, sequence[row])
+
+    def positions(self) -> Ints:
+        """Of each row."""
+        return self.batch.positions()[self.row]
+
+    def slots(self) -> Ints:
+        """Of each row, as in the batch."""
+        return self.batch.slots()[self.row]
 
 
 def repeated(counts: Ints) -> tuple[Ints, Ints]:

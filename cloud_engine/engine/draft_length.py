@@ -20,8 +20,10 @@ _PRIOR = 0.7  # acceptance of a drafter of which nothing is known
 _PRIOR_WEIGHT = 8.0  # tested tokens that a prior counts as
 _REQUEST_HORIZON, _DRAFTER_HORIZON = 64, 512  # tested tokens after which a result is all but forgotten
 _TRIAL_SHARE = 0.005  # of the time may go into trying what looks worse
-_FIRST_TRIALS, _FIRST_TRIAL_SHARE = 4, 0.3  # while a batch of about its size was tried less often
+_FIRST_TRIALS, _FIRST_TRIAL_SHARE = 1, 0.3  # while a batch of about its size was tried less often
 _FIRST_TRIAL_BATCH = 32  # sequences; in larger batches a wrong draft costs most and gains least
+_DARED_EACH, _DARED_TOKENS = 4, 16  # for a sequence and in all: drafted where nobody knows yet what drafts cost
+_TRIAL_STEPS = 3  # in a row: the first one has code and weights brought into the caches, and does not count
 _REST_STEPS = 8  # steps for which a decision against drafts stands
 _PAYBACK_TOKENS = 64  # a request that may go on for longer is taken to go on for this long
 _LEAST_GAIN = 1.02  # drafts must promise this much: below, the estimates themselves are not exact enough
@@ -112,6 +114,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         super().__init__(most)
         self._costs = StepCosts()
         self._rest = 0  # steps still to go without asking again
+        self._trial_left = self._trial_length = 0  # of drafts: steps still to go, and most tokens
         self._since_trial_s = 0.0
         self._trials: Counter[int] = Counter()  # class of batch size -> of what looked worse
         self.drafts = False
@@ -128,23 +131,36 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         if plain_s is None:
             return none  # and the step will tell what one without drafts costs
         plain = _Plan(none, sequences, plain_s)
+        if self._trial_left > 0:
+            self._trial_left -= 1
+            return [min(self._trial_length, candidate.limit) for candidate in candidates]
+        longest = self._longest_drafts(candidates, sequences, plain)
         drafts = self._best_drafts(candidates, sequences, plain)
-        if drafts is None:
-            return none
-        best, other = (drafts, plain) if drafts.rate > _LEAST_GAIN * plain.rate else (plain, drafts)
-        lost_s = other.upfront_s + other.seconds - other.tokens / best.rate
-        size = sequences.bit_length()
-        is_new = self._trials[size] < _FIRST_TRIALS and sequences <= _FIRST_TRIAL_BATCH
-        share = _FIRST_TRIAL_SHARE if is_new else _TRIAL_SHARE
-        if lost_s <= share * self._since_trial_s:
+        is_known = self._costs.longest(sequences) > 0
+        pays = is_known and drafts is not None and drafts.rate > _LEAST_GAIN * plain.rate
+        best, other = (drafts, plain) if drafts is not None and pays else (plain, longest)
+        if (pays or any(longest.lengths)) and self._may_try(other, best, sequences):
             self._since_trial_s = 0.0
-            self._trials[size] += 1
+            self._trials[sequences.bit_length()] += 1
+            if pays:
+                self._rest_for(_TRIAL_STEPS)
+            else:
+                self._trial_left, self._trial_length = _TRIAL_STEPS - 1, max(other.lengths)
             return other.lengths
-        if best is plain:
-            self._rest = _REST_STEPS
-            self.rests = True
-        self.drafts = best is not plain
+        if not pays:
+            self._rest_for(_REST_STEPS)
+        self.drafts = pays
         return best.lengths
+
+    def _may_try(self, other: _Plan, best: _Plan, sequences: int) -> bool:
+        """Whether there is enough time since the last trial to lose on one of `other`."""
+        lost_s = other.upfront_s + _TRIAL_STEPS * (other.seconds - other.tokens / best.rate)
+        is_new = self._trials[sequences.bit_length()] < _FIRST_TRIALS and sequences <= _FIRST_TRIAL_BATCH
+        return lost_s <= (_FIRST_TRIAL_SHARE if is_new else _TRIAL_SHARE) * self._since_trial_s
+
+    def _rest_for(self, steps: int) -> None:
+        self._rest = steps
+        self.rests = True
 
     def _best_drafts(self, candidates: Sequence[Candidate], sequences: int, plain: _Plan) -> _Plan | None:
         """Column by column: who is worth a first token, a second one, and so on; and where it is best to stop.
@@ -159,7 +175,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         live: Sequence[int] = range(len(candidates))
         tokens, draft_s, drafted = plain.tokens, 0.0, 0
         best, best_length, upfront_s = plain, 0, 0.0
-        most = min(self._most, 2 * costs.longest(sequences))  # nobody knows what much longer ones cost
+        most = self._dared(sequences)
         for length in range(1, most + 1):
             live = [
                 i for i in live if candidates[i].limit >= length and chances[i] > (token_s + joining_s[i]) * best.rate
@@ -171,7 +187,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
                 upfront_s = sum(costs.catch_up_s(candidates[i].lag) for i in live)
                 joining_s = [0.0] * len(candidates)
             passing = sum(candidates[i].takes_passes for i in live)
-            draft_s += costs.pass_s(passing) if passing else 0.0
+            draft_s += costs.pass_s(passing, first=length == 1) if passing else 0.0
             drafted += len(live)
             for i in live:
                 tokens += chances[i]
@@ -183,3 +199,20 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         if best_length == 0:
             return None
         return replace(best, lengths=[min(length, best_length) for length in lengths])
+
+    def _longest_drafts(self, candidates: Sequence[Candidate], sequences: int, plain: _Plan) -> _Plan:
+        """As long as is dared, for everybody, whatever is expected of it."""
+        costs = self._costs
+        lengths = [min(self._dared(sequences), candidate.limit) for candidate in candidates]
+        passing = [length for length, candidate in zip(lengths, candidates, strict=True) if candidate.takes_passes]
+        tokens = plain.tokens
+        for length, candidate in zip(lengths, candidates, strict=True):
+            tokens += sum(candidate.acceptance**token for token in range(1, length + 1))
+        draft_s = costs.drafting_s(len(passing), max(passing, default=0))
+        seconds = plain.seconds + costs.verify_s(sequences, sum(lengths), plain.seconds) + draft_s
+        return _Plan(lengths, tokens, seconds, sum(costs.catch_up_s(candidate.lag) for candidate in candidates))
+
+    def _dared(self, sequences: int) -> int:
+        """The longest drafts to try: nobody knows what much longer ones cost than were measured."""
+        known, unknown = self._costs.longest(sequences), min(_DARED_EACH, _DARED_TOKENS // sequences)
+        return min(self._most, max(1, 2 * known, unknown))

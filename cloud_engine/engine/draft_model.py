@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from torch.nn import functional
 
+from ...kernels.attention import QuerySpan
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from .block_pool import NO_BLOCK
@@ -66,14 +67,24 @@ class DraftModel(Drafter):
             return CatchUp()
         logits = self._run(chunks)
         catch_up = CatchUp(sum(len(chunk.token_ids) for chunk in chunks), time.perf_counter() - started)
-        while drafting:
-            tokens = sample(logits, [row_of(item, len(item.draft_ids)) for item in drafting])
-            for item, token in zip(drafting, tokens, strict=True):
-                item.draft_ids.append(token)
-            drafting = [item for item in drafting if len(item.draft_ids) < item.num_drafts]
-            if drafting:
-                logits = self._run([self._extend(item) for item in drafting])
+        _sample(logits, drafting, row_of)
+        self._go_on([item for item in drafting if len(item.draft_ids) < item.num_drafts], row_of)
         return catch_up
+
+    def _go_on(self, drafting: list[ScheduledRequest], row_of: RowOf) -> None:
+        """Behind the first draft token of each: in one call if that can be, else pass by pass."""
+        drafting.sort(key=lambda item: item.num_drafts, reverse=True)
+        rows = [row_of(item, 1) for item in drafting]
+        if drafting and self._runner.can_extend and all(row.is_plain for row in rows):
+            spans = [self._rest(item) for item in drafting]
+            first = self._known([item.draft_ids[0] for item in drafting])
+            for item, tokens in zip(drafting, self._runner.extend(first, spans, rows), strict=True):
+                item.draft_ids += tokens
+                item.state.num_draft_computed_tokens += len(tokens)
+            return
+        while drafting:
+            _sample(self._run([self._extend(item) for item in drafting]), drafting, row_of)
+            drafting = [item for item in drafting if len(item.draft_ids) < item.num_drafts]
 
     def _first_pass(self, batch: Sequence[ScheduledRequest]) -> tuple[list[ScheduledRequest], list[Chunk]]:
         """Who can draft after it, and what to compute: drafting requests first, then prompts, as far as it goes."""
@@ -110,15 +121,28 @@ class DraftModel(Drafter):
         item.state.num_draft_computed_tokens = position + 1
         return self._chunk(item.draft_ids[-1:], position, item.state, 1)
 
+    def _rest(self, item: ScheduledRequest) -> QuerySpan:
+        """All drafts but the last are computed, to know the one behind each."""
+        return QuerySpan(len(item.state.token_ids), item.num_drafts - 1, item.state.block_table)
+
     def _chunk(self, token_ids: list[int], start: int, state: RequestState, num_logits: int) -> Chunk:
-        if self._missing_rows > 0:  # ids that no text produces, but the target's head has a row for
-            token_ids = [min(token_id, self._rows - 1) for token_id in token_ids]
-        return Chunk(token_ids, start, state.block_table, num_logits)
+        return Chunk(self._known(token_ids), start, state.block_table, num_logits)
+
+    def _known(self, token_ids: list[int]) -> list[int]:
+        """Without ids that no text produces, but the target's head has a row for."""
+        return [min(token_id, self._rows - 1) for token_id in token_ids] if self._missing_rows > 0 else token_ids
 
     def _run(self, chunks: list[Chunk]) -> Tensor:
         """Logits as wide as the target's, which sampling parameters and masks are made for."""
         logits = self._runner.run(chunks)
         return functional.pad(logits, (0, self._missing_rows), value=-float("inf")) if self._missing_rows else logits
+
+
+def _sample(logits: Tensor, drafting: Sequence[ScheduledRequest], row_of: RowOf) -> None:
+    """One more draft token for each."""
+    tokens = sample(logits, [row_of(item, len(item.draft_ids)) for item in drafting])
+    for item, token in zip(drafting, tokens, strict=True):
+        item.draft_ids.append(token)
 
 
 def _is_prompt_of_more(item: ScheduledRequest) -> bool:

@@ -13,15 +13,17 @@ import torch
 from torch import Tensor
 
 from ...kernels.attention import QuerySpan
-from ...kernels.attention_backends import CacheSpec, TritonBackend, choose_backend
+from ...kernels.attention_backends import CacheSpec, NativeBackend, TritonBackend, choose_backend
 from ...kernels.backend import AttentionChoice, BackendName
+from ...kernels.native_attention import NativeAttention
 from ...kernels.native_library import load
 from ...kernels.packed_linear import least_rows, pack_linears
-from ...kernels.ragged_batch import RaggedBatch
+from ...kernels.ragged_batch import Passes, RaggedBatch
 from ..models.decoder import Decoder
 from .config import EngineConfig
 from .cuda_graphs import GraphLimits, StepGraphs
 from .pooling import MeanPool
+from .sampler import SamplingRow, sampling_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -99,6 +101,22 @@ class Runner:
         )
         _pool(chunks, hidden)
         return self.model.logits(self._rows(hidden, wanted))
+
+    @property
+    def can_extend(self) -> bool:
+        return self.model.can_continue and isinstance(self._backend, NativeBackend)
+
+    @torch.inference_mode()
+    def extend(self, first: Sequence[int], spans: Sequence[QuerySpan], rows: Sequence[SamplingRow]) -> list[list[int]]:
+        """A pass for each row of the longest of `spans`, in one call, where `can_extend`: what was sampled in one is
+        computed in the next. Begins with the tokens `first`, and returns those that were sampled, as many as each span
+        is long; none may be longer than the one before it. `rows`: how to sample in the first pass, all plain ones.
+        """
+        passes = Passes.of(spans, self._block_size)
+        attention = self._backend.begin(passes.batch)
+        assert isinstance(attention, NativeAttention), "ask can_extend first"
+        sampling = sampling_of(rows, self.model.config.vocab_size, self._device)
+        return self.model.continued(first, passes, attention, sampling)
 
     def _rows(self, values: Tensor, wanted: list[int]) -> Tensor:
         if len(wanted) == len(values):

@@ -44,6 +44,11 @@ class SamplingRow(msgspec.Struct, frozen=True, gc=False):
     edits: LogitEdits | None = None
     mask: Mask | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it depends on nothing but its logits, its noise, and how many come first."""
+        return self.edits is None and self.mask is None and self.params.typical_p >= 1
+
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     """One token per row of `logits` (rows, vocab) float32, which stay as they are. Rows at temperature 0 are argmax.
@@ -56,7 +61,7 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
         apply_edits_(logits, _flat(edits, logits.device))
     if not logits.is_cuda and all(row.temperature < LEAST_TEMPERATURE and row.mask is None for row in rows):
         return logits.argmax(dim=-1).tolist()
-    return sample_rows(logits, _sampling(rows, logits)).tolist()
+    return sample_rows(logits, sampling_of(rows, logits.shape[1], logits.device)).tolist()
 
 
 def log_probabilities(logits: Tensor, chosen: Sequence[int], num_top: int) -> list[TokenLogprob]:
@@ -71,7 +76,8 @@ def log_probabilities(logits: Tensor, chosen: Sequence[int], num_top: int) -> li
     ]
 
 
-def _sampling(rows: Sequence[SamplingRow], logits: Tensor) -> Sampling:
+def sampling_of(rows: Sequence[SamplingRow], vocabulary: int, device: torch.device) -> Sampling:
+    """In columns on `device`, all but the edits."""
     params = [row.params for row in rows]
     columns = np.empty((7, len(rows)), dtype=np.int64)
     columns[0] = _bits([row.temperature for row in rows])
@@ -81,7 +87,7 @@ def _sampling(rows: Sequence[SamplingRow], logits: Tensor) -> Sampling:
     columns[4] = _bits([one.top_p for one in params])
     columns[5] = _bits([one.min_p for one in params])
     columns[6] = _bits([one.typical_p for one in params])
-    temperatures, seeds, positions, top_k, *shares = _on(logits.device, torch.from_numpy(columns)).unbind()
+    temperatures, seeds, positions, top_k, *shares = _on(device, torch.from_numpy(columns)).unbind()
     top_p, min_p, typical_p = (share.view(torch.float64) for share in shares)
     by_rank, by_mass, by_share = (
         any(one.top_k > 0 for one in params),
@@ -96,7 +102,7 @@ def _sampling(rows: Sequence[SamplingRow], logits: Tensor) -> Sampling:
         seeds,
         positions,
         truncation if by_rank or by_mass or by_share else None,
-        _mask(rows, logits),
+        _mask(rows, vocabulary, device),
         typical_p if any(one.typical_p < 1 for one in params) else None,
     )
 
@@ -105,14 +111,14 @@ def _bits(values: Sequence[float]) -> np.ndarray[tuple[int], np.dtype[np.int64]]
     return np.array(values, dtype=np.float64).view(np.int64)
 
 
-def _mask(rows: Sequence[SamplingRow], logits: Tensor) -> Tensor | None:
+def _mask(rows: Sequence[SamplingRow], vocabulary: int, device: torch.device) -> Tensor | None:
     if all(row.mask is None for row in rows):
         return None
-    words = np.full((len(rows), -(-logits.shape[1] // 32)), -1, dtype=np.int32)
+    words = np.full((len(rows), -(-vocabulary // 32)), -1, dtype=np.int32)
     for index, row in enumerate(rows):
         if row.mask is not None:
             words[index] = row.mask[: words.shape[1]]
-    return _on(logits.device, torch.from_numpy(words))
+    return _on(device, torch.from_numpy(words))
 
 
 def _flat(edits: Sequence[tuple[int, LogitEdits]], device: torch.device) -> FlatEdits:

@@ -61,8 +61,10 @@ class StepCosts:
     def __init__(self) -> None:
         self._plain: dict[int, Recent] = {}  # sequences -> seconds without drafts
         self._verify: dict[int, dict[int, Recent]] = {}  # class of batch size -> tokens each -> see `verify_s`
-        self._pass: dict[int, Recent] = {}  # drafting sequences -> seconds of a pass of the draft model
+        self._first: dict[int, Recent] = {}  # drafting sequences -> seconds of a draft model's first pass in a step
+        self._pass: dict[int, Recent] = {}  # and of every further one, which may be part of one call for all of them
         self._prefill, self._catch_up = Recent(), Recent()  # seconds per token
+        self._drafted = False  # in the step before
 
     def plain_s(self, sequences: int) -> float | None:
         """A step without drafts; None where no batch of about this size has been measured."""
@@ -104,22 +106,32 @@ class StepCosts:
         return max(0.0, measured[most].median - measured[least].median) / (most - least)
 
     def longest(self, sequences: int) -> int:
-        """The longest drafts, in tokens each, of which it is known what verifying them adds; at least 1."""
-        return max(self._shares(sequences), default=1)
+        """The longest drafts, in tokens each, of which it is known what verifying them adds."""
+        return max(self._shares(sequences), default=0)
 
-    def pass_s(self, drafting: int) -> float:
-        """A pass of the draft model over this many sequences."""
-        if drafting in self._pass:
-            return self._pass[drafting].median
-        nearest = min(self._pass, key=lambda measured: abs(measured - drafting), default=None)
-        return 0.0 if nearest is None else self._pass[nearest].median
+    def pass_s(self, drafting: int, *, first: bool) -> float:
+        """A pass of the draft model over this many sequences: its first one in a step, or a further one."""
+        measured = (self._first or self._pass) if first else (self._pass or self._first)
+        nearest = min(measured, key=lambda known: abs(known - drafting), default=None)
+        return 0.0 if nearest is None else measured[nearest].median
+
+    def drafting_s(self, drafting: int, passes: int) -> float:
+        """All `passes` of the draft model in a step."""
+        if passes == 0:
+            return 0.0
+        return self.pass_s(drafting, first=True) + (passes - 1) * self.pass_s(drafting, first=False)
 
     def catch_up_s(self, lag: int) -> float:
         """What the draft model needs for `lag` tokens that the target has computed and it has not."""
         return self._catch_up.median * lag
 
     def observe(self, step: StepReport) -> None:
-        self._observe_draft(step)
+        is_same, self._drafted = self._drafted == (step.draft_tokens > 0), step.draft_tokens > 0
+        if step.lag > _SHORT_LAG * step.drafting:
+            self._catch_up.add(max(0.0, step.first_pass_s - self.pass_s(step.drafting, first=True)) / step.lag)
+        if not is_same:
+            return  # the first of its kind has brought code and weights into the caches
+        self._observe_passes(step)
         sequences, target_s = step.sequences, step.step_s - step.draft_s
         prefill_s = self._prefill_s(step, target_s)
         if prefill_s > target_s / 2:
@@ -134,14 +146,12 @@ class StepCosts:
             each = max(1, round(step.draft_tokens / sequences))
             shares.setdefault(each, Recent()).add(max(0.0, target_s / plain_s - 1))
 
-    def _observe_draft(self, step: StepReport) -> None:
+    def _observe_passes(self, step: StepReport) -> None:
         more = step.passes - 1
         if more > 0:
             self._pass.setdefault(step.drafting, Recent()).add((step.draft_s - step.first_pass_s) / more)
-        elif step.passes and step.lag <= _SHORT_LAG * step.drafting:
-            self._pass.setdefault(step.drafting, Recent()).add(step.first_pass_s)
-        if step.lag > _SHORT_LAG * step.drafting:
-            self._catch_up.add(max(0.0, step.first_pass_s - self.pass_s(step.drafting)) / step.lag)
+        if step.passes and step.lag <= _SHORT_LAG * step.drafting:
+            self._first.setdefault(step.drafting, Recent()).add(step.first_pass_s)
 
     def _prefill_s(self, step: StepReport, target_s: float) -> float:
         """The part of `target_s` that went into prompts, which also teaches what a token of a prompt costs."""

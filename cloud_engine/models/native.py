@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from ...kernels.native_continuation import NativeContinuation
 from ...kernels.native_decoder import DecoderWeights, LayerWeights, NativeDecoder
 from ...kernels.native_linear import NativeLinear
 from .config import ModelConfig
@@ -26,6 +27,15 @@ def native_decoder(model: Decoder) -> NativeDecoder | None:
         packed, model.norm.weight, config.rms_norm_eps, config.unit_offset_norms, config.activation
     )
     return NativeDecoder(weights) if weights.fit else None
+
+
+def native_continuation(model: Decoder, layers: NativeDecoder) -> NativeContinuation | None:
+    """Whole passes of `model`, from token to token, around its `layers`; None where the head is not packed for that, or
+    caps its logits."""
+    head, embeddings = model.lm_head, model.embed_tokens.weight
+    if not isinstance(head, NativeLinear) or model.config.logit_soft_cap is not None:
+        return None
+    return NativeContinuation(layers, head, embeddings, model.embedding_scale)
 
 
 def _layer(layer: DecoderLayer, config: ModelConfig, index: int) -> LayerWeights | None:

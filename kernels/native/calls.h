@@ -103,3 +103,38 @@ typedef struct {
 } SampleCall;
 
 void sample_rows(const SampleCall *call);
+
+/* Null where the family has no such norm. `rotation`: which of the pass's two. `window`: as in AttentionCall. */
+typedef struct {
+    const Weights *qkv, *output, *gate_up, *down;
+    const void *input_norm, *query_norm, *key_norm, *attention_out_norm, *mlp_norm, *mlp_out_norm;
+    int64_t window, rotation;
+    double scale;
+} Layer;
+
+typedef struct {
+    const float *cosine, *sine;
+    int64_t pairs;
+} Angles;
+
+/* `residual`: (rows, size) dense, the embeddings; overwritten. `out`: the same, after the final norm. `logits`:
+   (rows, outputs of `head`), where `head` is not null. `heads` and `attention`: what all layers' calls have in common,
+   with the cache of the first layer; those of the others lie `layer_bytes` apart. The last `padding` rows belong to no
+   sequence. `scratch`: of `decoder_scratch` bytes. */
+typedef struct {
+    const Layer *layers;
+    const void *final_norm;
+    const Weights *head;
+    void *residual, *out, *logits, *scratch;
+    const HeadsCall *heads;
+    const AttentionCall *attention;
+    Angles angles[2];
+    int64_t num_layers, rows, padding, size, layer_bytes, unit_offset, is_gelu, num_threads, is_bf16;
+    double eps;
+} DecoderCall;
+
+/* Bytes, for as many rows as `call` has, or fewer. */
+int64_t decoder_scratch(const DecoderCall *call);
+
+/* 0, or -1 for a shape that attention does not take. */
+int decoder(const DecoderCall *call);

@@ -11,33 +11,6 @@
 #define CROWDED 2048 /* bytes between rows whose columns compete for the same few lines of the first-level cache */
 #define LARGER(a, b) ((a) > (b) ? (a) : (b))
 
-/* Null where the family has no such norm. `rotation`: which of the pass's two. `window`: as in AttentionCall. */
-typedef struct {
-    const Weights *qkv, *output, *gate_up, *down;
-    const void *input_norm, *query_norm, *key_norm, *attention_out_norm, *mlp_norm, *mlp_out_norm;
-    int64_t window, rotation;
-    double scale;
-} Layer;
-
-typedef struct {
-    const float *cosine, *sine;
-    int64_t pairs;
-} Angles;
-
-/* `residual`: (rows, size) dense, the embeddings; overwritten. `out`: the same, after the final norm. `heads` and
-   `attention`: what all layers' calls have in common, with the cache of the first layer; those of the others lie
-   `layer_bytes` apart. The last `padding` rows belong to no sequence. `scratch`: of `decoder_scratch` bytes. */
-typedef struct {
-    const Layer *layers;
-    const void *final_norm;
-    void *residual, *out, *scratch;
-    const HeadsCall *heads;
-    const AttentionCall *attention;
-    Angles angles[2];
-    int64_t num_layers, rows, padding, size, layer_bytes, unit_offset, is_gelu, num_threads, is_bf16;
-    double eps;
-} DecoderCall;
-
 /* Where the results of one kernel wait for the next. */
 typedef struct {
     char *normed, *update, *apart, *wide, *narrow;
@@ -126,7 +99,6 @@ static int mix(const DecoderCall *call, int64_t index, const Places *places) {
     return paged_attention(&attention);
 }
 
-/* 0, or -1 for a shape that attention does not take. */
 int decoder(const DecoderCall *call) {
     const Places places = places_of(call);
     char *update = NULL;
@@ -147,5 +119,6 @@ int decoder(const DecoderCall *call) {
         norm_update(call, layer->mlp_out_norm, update);
     }
     norm(call, call->final_norm, update, call->out);
+    if (call->head) product(call, call->head, call->out, call->logits, places.apart);
     return 0;
 }

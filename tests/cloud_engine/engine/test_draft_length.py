@@ -14,7 +14,7 @@ from updraft.cloud_engine.engine.draft_length import (
     Candidate,
     DraftLengthPolicy,
 )
-from updraft.cloud_engine.engine.step_costs import Recent, StepReport
+from updraft.cloud_engine.engine.step_costs import Recent, StepCosts, StepReport
 
 MOST = 8
 CATCH_UP_S = 1e-5  # per token
@@ -136,7 +136,7 @@ def test_it_recovers_when_drafts_become_good() -> None:
 def test_requests_get_lengths_of_their_own() -> None:
     policy = AdaptiveDraftLength(MOST)
     mixed = [Candidate(0.95, MOST), Candidate(0.3, MOST), Candidate(0.95, 2), Candidate(0.0, MOST)]
-    for lengths in ([0] * 4, [0] * 4, [1] * 4, [1] * 4, [8] * 4, [8] * 4):
+    for lengths in ([0] * 4, [0] * 4, [1] * 4, [1] * 4, [1] * 4, [8] * 4, [8] * 4):
         policy.observe(StepReport(4, 0.01 + 0.0005 * sum(lengths), 0, sum(lengths)))
     policy.plan(mixed, 4)  # a trial may be due
     steady, poor, short, none = policy.plan(mixed, 4)
@@ -156,6 +156,49 @@ def test_who_has_little_left_need_not_catch_up() -> None:
         policy.observe(StepReport(1, 0.01))
     assert policy.plan([Candidate(0.9, 8, True, 400, 8)], 1) == [0]
     assert policy.plan([Candidate(0.9, 8, True, 1, 8)], 1) > [0]
+
+
+def test_the_first_step_of_its_kind_does_not_count() -> None:
+    """It finds caches full of what the steps before it needed, in which those that follow it are not."""
+    costs = StepCosts()
+    for _ in range(3):
+        costs.observe(StepReport(4, 0.01))
+        costs.observe(StepReport(4, 0.01))
+        costs.observe(StepReport(4, 0.9, 0, 16, 4, 4, 8, 0.4, 0.1))  # cold
+        costs.observe(StepReport(4, 0.036, 0, 16, 4, 4, 8, 0.016, 0.004))
+        costs.observe(StepReport(4, 0.036, 0, 16, 4, 4, 8, 0.016, 0.004))
+        costs.observe(StepReport(4, 0.5))  # cold
+    assert costs.plain_s(4) == pytest.approx(0.01)
+    assert costs.verify_s(4, 16, 0.01) == pytest.approx(0.01)
+    assert costs.drafting_s(4, 4) == pytest.approx(0.016)
+    assert costs.drafting_s(4, 0) == 0
+
+
+def test_what_catching_up_costs_is_known_from_the_first_time_on() -> None:
+    """It mostly is the first step of its kind."""
+    costs = StepCosts()
+    costs.observe(StepReport(4, 0.01))
+    costs.observe(StepReport(4, 0.5, 0, 16, 4, 4, 1000, 0.2, 0.1))
+    assert costs.catch_up_s(500) == pytest.approx(0.05)
+
+
+def test_a_trial_is_several_steps_long_and_of_long_drafts() -> None:
+    policy = AdaptiveDraftLength(MOST)
+    hopeless = [Candidate(0.01, MOST, True, 1, 64)]
+    for _ in range(3):
+        policy.observe(StepReport(1, 0.01))
+    lengths: list[int] = []
+    for _ in range(6):
+        (length,) = [0] if policy.rests else policy.plan(hopeless, 1)
+        lengths.append(length)
+        policy.observe(StepReport(1, 0.01 + 0.01 * length, 0, length, min(length, 1), length, 1, 0.005 * length, 0.005))
+    assert lengths == [4, 4, 4, 0, 0, 0]
+
+
+def test_where_drafts_are_useless_trials_take_a_small_share_of_the_time() -> None:
+    run = Run(MACHINES["arithmetic"], 1, 0.0, AdaptiveDraftLength(MOST), 50_000)
+    assert run.drafted > 6  # it goes on trying
+    assert run.rate > 0.99 * Run(MACHINES["arithmetic"], 1, 0.0, DraftLengthPolicy(0), 150).rate
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4)), max_size=60))

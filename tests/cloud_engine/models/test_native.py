@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from updraft.cloud_engine.engine.runner import Chunk, Runner
+from updraft.cloud_engine.engine.sampler import SamplingRow, sample
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.loader import load_model
 from updraft.kernels.attention import QuerySpan
 from updraft.kernels.native_library import load
 from updraft.kernels.ragged_batch import RaggedBatch
 from updraft.protocol.errors import ConfigurationError
+from updraft.protocol.sampling import SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parent))
 from reference import SHAPES, random_tokens, reference_model
@@ -73,6 +77,86 @@ def test_the_same_bits_as_one_kernel_after_the_other(shape: str, dtype: torch.dt
     model = load_model(saved(tmp_path, shape), dtype=dtype)
     for one, other in zip(fused_logits(model), apart_logits(model), strict=True):
         assert torch.equal(one, other)
+
+
+def rows_of(starts: Sequence[int]) -> list[SamplingRow]:
+    """Greedy and drawn, truncated in every way that C knows, and not."""
+    kinds: list[tuple[float, dict[str, Any]]] = [
+        (0.0, {}),
+        (0.8, {}),
+        (1.0, {"top_k": 5}),
+        (0.7, {"top_p": 0.8}),
+        (1.3, {"min_p": 0.1}),
+    ]
+    rows: list[SamplingRow] = []
+    for index, start in enumerate(starts):
+        temperature, options = kinds[index % len(kinds)]
+        rows.append(SamplingRow(temperature, 7 + index, start + 1, SamplingParams(**options)))
+    return rows
+
+
+def one_by_one(runner: Runner, first: list[int], spans: list[QuerySpan], rows: list[SamplingRow]) -> list[list[int]]:
+    """What `Runner.extend` is to find."""
+    found: list[list[int]] = [[] for _ in spans]
+    tokens = list(first)
+    for index in range(spans[0].length):
+        live = [at for at, span in enumerate(spans) if span.length > index]
+        chunks = [Chunk([tokens[at]], spans[at].start + index, spans[at].block_table, 1) for at in live]
+        chosen = sample(
+            runner.run(chunks), [msgspec.structs.replace(rows[at], position=rows[at].position + index) for at in live]
+        )
+        for at, token in zip(live, chosen, strict=True):
+            tokens[at] = token
+            found[at].append(token)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_continuation_chooses_what_single_passes_do(shape: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Over the borders of blocks, sequences that end sooner and later; and the cache is the same behind it."""
+    model = load_model(saved(tmp_path, shape), dtype=dtype)
+    runners = [Runner(model, 64, BLOCK) for _ in range(2)]
+    if not runners[0].can_extend:
+        is_native = runners[0].attention_backend == "native"
+        assert not is_native or model.config.logit_soft_cap is not None or not model.fuse()
+        pytest.skip("not all of this is C")
+    known, lengths = [40, 15, 61, 3, 30, 31, 9], [20, 18, 9, 9, 5, 1, 1]
+    tables = [[7 * seed + block for block in range(7)] for seed in range(len(known))]
+    for runner in runners:
+        runner.run([Chunk(random_tokens(n, seed), 0, tables[seed], 1) for seed, n in enumerate(known)])
+    spans = [QuerySpan(start, length, table) for start, length, table in zip(known, lengths, tables, strict=True)]
+    first, rows = random_tokens(len(known), 99), rows_of(known)
+    extended = runners[0].extend(first, spans, rows)
+    assert extended == one_by_one(runners[1], first, spans, rows)
+    assert [len(tokens) for tokens in extended] == lengths
+    behind = [
+        Chunk([tokens[-1]], start + length, table, 1)
+        for tokens, start, length, table in zip(extended, known, lengths, tables, strict=True)
+    ]
+    assert torch.equal(runners[0].run(behind), runners[1].run(behind))
+
+
+def test_a_continuation_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    runner = Runner(load_model(saved(tmp_path, next(iter(SHAPES)))), 8, BLOCK)
+    if not runner.can_extend:
+        pytest.skip("not all of this is C")
+    vocabulary = runner.model.config.vocab_size
+    row, span = rows_of([0])[0], QuerySpan(0, 2, [0])
+    typical = SamplingRow(1.0, 1, 1, SamplingParams(typical_p=0.5))
+    asked: list[tuple[list[int], list[QuerySpan], list[SamplingRow], str]] = [
+        ([vocabulary], [span], [row], "tokens below"),
+        ([-1], [span], [row], "tokens below"),
+        ([1, 2], [span], [row], "1 tokens"),
+        ([1], [span], [row, row], "temperatures"),
+        ([1], [span], [typical], "typical-p"),
+        ([1, 2], [span, QuerySpan(0, 3, [1])], [row, row], "must not become longer"),
+        ([1], [QuerySpan(0, 0, [0])], [row], "must not become longer"),
+        ([], [], [], "must not become longer"),
+    ]
+    for first, spans, rows, problem in asked:
+        with pytest.raises(ConfigurationError, match=problem):
+            runner.extend(first, spans, rows)
 
 
 def test_rows_whose_columns_would_compete_for_a_cache_line(tmp_path: Path) -> None:
