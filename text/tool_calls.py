@@ -68,7 +68,9 @@ class ToolCallParser:
         self._names = names
         self._state: Callable[[], bool] = self._at_start if syntax.bare else self._in_text
         self._buffer = ""
-        self._opening = ""  # the opener of what is being read, and the blanks before it
+        self._opening = ""  # all since the opener of what is being read, and the blanks before it
+        self._undeclared = ""  # what of that are calls of other functions
+        self._marked = self._called = False  # whether it began with an opener, and has had a call
         self._in_list = False
         self._call = _CallReader()
         self._parsed = Parsed()
@@ -83,12 +85,12 @@ class ToolCallParser:
         """What is left at the end of the answer."""
         if self._state == self._in_call:
             self._end_call(whole=False)
-        elif self._state == self._after_call:
+        if self._state == self._after_call and self._called:
             cut_off = self._syntax.closer.startswith(self._buffer.strip())  # also where nothing is left
-            self._parsed.content += self._opening + ("" if cut_off else self._buffer)
-        else:
-            self._parsed.content += self._opening + self._buffer
-        self._buffer = self._opening = ""
+            self._buffer = "" if cut_off else self._buffer
+        self._back_to_text()
+        self._parsed.content += self._buffer
+        self._buffer = ""
         return self._taken()
 
     def _taken(self) -> Parsed:
@@ -117,6 +119,7 @@ class ToolCallParser:
         if found:
             end = start + len(opener)
             self._opening, self._buffer, self._state = self._buffer[len(before) : end], self._buffer[end:], self._opened
+            self._marked = True
         else:
             self._buffer = self._buffer[len(before) :]
         return found
@@ -138,7 +141,7 @@ class ToolCallParser:
                 return True
             if _MAYBE_NAME.fullmatch(self._buffer):
                 return False
-        return self._back_to_text(self._opening)
+        return self._back_to_text()
 
     def _in_call(self) -> bool:
         used = self._call.read(self._buffer)
@@ -157,19 +160,17 @@ class ToolCallParser:
         for mark in (*glue, self._syntax.closer):
             if mark and rest.startswith(mark):
                 self._in_list = self._in_list and mark != "]"
-                before = self._opening
                 self._drop(len(self._buffer) - len(rest) + len(mark))
-                self._opening = before and self._opening  # behind a call nothing comes back
                 return True
         if rest.startswith("{") and (self._in_list or self._syntax.bare):
             return self._begin_call(rest)
         marks = [mark for mark in (self._syntax.opener, self._syntax.closer) if mark]
         if any(mark.startswith(rest) and mark != rest for mark in marks):
             return False
-        return self._back_to_text(self._opening)
+        return self._back_to_text()
 
     def _drop(self, length: int) -> None:
-        """Pass over the next characters, which come back if what they open turns out to be no call."""
+        """Pass over the next characters, which come back if there turns out to be no call among what they open."""
         self._opening += self._buffer[:length]
         self._buffer = self._buffer[length:]
 
@@ -183,7 +184,9 @@ class ToolCallParser:
         """The name as soon as it is sure to be a call, then the arguments."""
         call = self._call
         if not call.announced and self._is_call(call):
-            call.announced = True
+            call.announced = self._called = True
+            self._parsed.content += self._undeclared
+            self._undeclared = ""
             self._parsed.calls.append(CallDelta(self.num_calls, call.name))
         if call.announced and call.arguments:
             self._parsed.calls.append(CallDelta(self.num_calls, arguments=call.arguments))
@@ -191,22 +194,26 @@ class ToolCallParser:
 
     def _is_call(self, call: _CallReader) -> bool:
         """Whether it is one for sure: JSON with neither an opener nor arguments may be an answer with a name in it."""
-        marked = not self._syntax.bare or self._syntax.opener in self._opening
+        marked = not self._syntax.bare or self._marked
         return call.name in self._names and (marked or call.has_arguments)
 
     def _end_call(self, *, whole: bool) -> None:
-        call = self._call
+        call, self._state = self._call, self._after_call
         if not call.announced:
-            self._back_to_text(self._opening + call.raw)
+            self._opening += call.raw
+            self._undeclared += call.raw
             return
         call.finish(whole=whole)
         self._hand_on()
         self.num_calls += 1
-        self._opening, self._state = "", self._after_call
+        self._marked = False
 
-    def _back_to_text(self, text: str) -> bool:
-        self._parsed.content += text
-        self._opening, self._in_list, self._state = "", False, self._in_text
+    def _back_to_text(self) -> bool:
+        """What is no call comes back: of what had one in it, only the calls of other functions."""
+        self._parsed.content += self._undeclared if self._called else self._opening
+        self._opening = self._undeclared = ""
+        self._in_list = self._marked = self._called = False
+        self._state = self._in_text
         return True
 
 

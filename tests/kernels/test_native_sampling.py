@@ -39,6 +39,10 @@ SHAPES = ["normal", "peaked", "flat", "few values", "banned", "huge", "zeros", "
 SIZES = [1, 2, 12, 15, 16, 17, 70, 1024, 3001]
 
 
+def columns(rows: Sequence[SamplingRow], logits: torch.Tensor) -> sampling.Sampling:
+    return sampler.sampling_of(rows, logits.shape[1], logits.device)
+
+
 def row_of_logits(shape: str, size: int, random: np.random.Generator) -> np.ndarray:
     row = random.standard_normal(size) * 3
     if shape == "peaked":
@@ -98,7 +102,7 @@ def test_c_decides_nearly_all_rows_by_itself(options: dict[str, Any], dtype: tor
     logits = np.stack([row_of_logits(shapes[row % len(shapes)], size, random) for row in range(count)])
     rounded = torch.from_numpy(logits).to(dtype)
     rows = [SamplingRow(0.5 + row % 3 / 3, row, 7 * row, SamplingParams(**options)) for row in range(count)]
-    found = native_sample(rounded, sampler._sampling(rows, rounded)).tolist()
+    found = native_sample(rounded, columns(rows, rounded)).tolist()
     assert found.count(-1) <= 1
     wanted = plain_sample(rounded.float(), rows)
     assert [token for token in found if token >= 0] == [
@@ -114,7 +118,7 @@ def test_no_winner_is_ever_missed(temperature: float) -> None:
     for shape in ("flat", "normal", "rising"):
         logits = torch.from_numpy(row_of_logits(shape, size, np.random.default_rng(0))).expand(draws, -1)
         rows = [SamplingRow(temperature, 5, position, SamplingParams()) for position in range(draws)]
-        assert native_sample(logits, sampler._sampling(rows, logits)).tolist() == plain_sample(logits, rows)
+        assert native_sample(logits, columns(rows, logits)).tolist() == plain_sample(logits, rows)
 
 
 @needs_c
@@ -123,7 +127,7 @@ def test_what_rounding_decides_is_left_to_the_definition(options: dict[str, Any]
     params = SamplingParams(**options)
     logits = torch.tensor([[1e30, 1e30, 0.0, 1e30], [-1e30, 2.0, torch.nan, 1.0], [torch.inf, 1.0, torch.inf, 0.0]])
     rows = [SamplingRow(1.0, 3, position, params) for position in range(3)]
-    assert native_sample(logits, sampler._sampling(rows, logits)).tolist() == [-1, -1, -1]
+    assert native_sample(logits, columns(rows, logits)).tolist() == [-1, -1, -1]
     assert sample(logits, rows) == plain_sample(logits, rows)
 
 
@@ -137,7 +141,7 @@ def test_near_ties_are_left_to_the_definition() -> None:
     small = (gap + large).astype(np.float32)  # what rounding took from the other one, and finer steps than it has
     logits = torch.from_numpy(np.stack((large, small), axis=1))
     rows = [SamplingRow(1.0, 3, position, SamplingParams()) for position in range(40)]
-    assert native_sample(logits, sampler._sampling(rows, logits)).tolist() == [-1] * 40
+    assert native_sample(logits, columns(rows, logits)).tolist() == [-1] * 40
     assert sample(logits, rows) == plain_sample(logits, rows)
 
 
@@ -147,7 +151,7 @@ def test_shares_at_the_border_are_left_to_the_definition() -> None:
     for top_p in (np.nextafter(0.3, 0), 0.3, np.nextafter(0.3, 1)):
         logits = torch.zeros(100, 10)
         rows = [SamplingRow(1.0, 0, position, SamplingParams(top_p=float(top_p))) for position in range(100)]
-        found = native_sample(logits, sampler._sampling(rows, logits)).tolist()
+        found = native_sample(logits, columns(rows, logits)).tolist()
         assert set(found) == {-1, 0, 1, 2}
         assert sample(logits, rows) == plain_sample(logits, rows)
 
@@ -157,6 +161,6 @@ def test_shares_at_the_border_are_left_to_the_definition() -> None:
 def test_min_p_is_a_share_of_the_likeliest(share: float, drawn: set[int]) -> None:
     logits = torch.tensor([0.0, np.log(share)], dtype=torch.float32).expand(60, -1)
     rows = [SamplingRow(1.0, 0, position, SamplingParams(min_p=0.5)) for position in range(60)]
-    found = native_sample(logits, sampler._sampling(rows, logits)).tolist()
+    found = native_sample(logits, columns(rows, logits)).tolist()
     assert set(found) == drawn
     assert found == plain_sample(logits, rows)

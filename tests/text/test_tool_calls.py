@@ -22,6 +22,7 @@ HERMES = ToolSyntax("<tool_call>", "</tool_call>")
 LLAMA = ToolSyntax("<|python_tag|>", bare=True)
 MISTRAL = ToolSyntax("[TOOL_CALLS]", lists=True)
 STRANGER = '<tool_call>\n{"name": "h", "arguments": {"a": 1}}\n</tool_call>'  # nobody declared an h
+H, F = '{"name": "h", "arguments": {"a": 1}}', '{"name": "f", "arguments": {}}'
 Read = tuple[str, list[tuple[str, str]]]
 
 CASES: list[tuple[ToolSyntax, str, Read]] = [
@@ -70,6 +71,16 @@ CASES: list[tuple[ToolSyntax, str, Read]] = [
     (LLAMA, '<|python_tag|>{"name": "h", "parameters": {}}', ('<|python_tag|>{"name": "h", "parameters": {}}', [])),
     (MISTRAL, '[TOOL_CALLS]h[ARGS]{"a": 1}', ('[TOOL_CALLS]h[ARGS]{"a": 1}', [])),
     (MISTRAL, '[TOOL_CALLS] [{"name": "h", "arguments": {}}]', ('[TOOL_CALLS] [{"name": "h", "arguments": {}}]', [])),
+    (MISTRAL, f"[TOOL_CALLS] [{H}, {F}]", (H, [("f", "{}")])),
+    (MISTRAL, f"[TOOL_CALLS] [{F}, {H}]", (H, [("f", "{}")])),
+    (MISTRAL, f"[TOOL_CALLS] [{F}, {H}, {F}] then", (H + " then", [("f", "{}"), ("f", "{}")])),
+    (MISTRAL, f"[TOOL_CALLS] [{H}, {H}", (f"[TOOL_CALLS] [{H}, {H}", [])),
+    (LLAMA, f"{H}; {F}", (H, [("f", "{}")])),
+    (LLAMA, f"{F}; {H}", (H, [("f", "{}")])),
+    (LLAMA, f"{H}; {H} and", (f"{H}; {H} and", [])),
+    (LLAMA, f'<|python_tag|>{H}; {{"name": "f"}}', (H, [("f", "{}")])),
+    (LLAMA, f'{F}; {{"name": "f"}}', ('{"name": "f"}', [("f", "{}")])),
+    (HERMES, f"<tool_call>{H}</tool_call>\n<tool_call>{F}</tool_call>", (f"<tool_call>{H}</tool_call>", [("f", "{}")])),
     (MISTRAL, "[TOOL_CALLS][] and [TOOL_CALLS] no", ("[TOOL_CALLS][] and [TOOL_CALLS] no", [])),
 ]
 
