@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 LOADS = (1, 4, 16, 64)
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
-_BLOCK_S, _BLOCKS = 0.3, 14
+_BLOCK_S, _BLOCKS = 0.3, 28
 _PROMPT, _OUTPUT = 32, 64
 _ANSWER = 7  # random weights are undecided, and rounding would tip them: a bias makes one token certain
 Say = Callable[[str], None]

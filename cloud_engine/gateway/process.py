@@ -16,7 +16,7 @@ from .keys import KeyStore
 class GatewayOptions:
     """`nodes`: URLs of OpenAI-compatible servers. `keys`: the key file; without one, `no_auth` must say so, and then
     only loopback addresses are served. `db`: the SQLite file for usage rows. `node_api_key`: sent to the nodes.
-    `timeout_s` bounds a request from its arrival to its last byte.
+    `timeout_s` bounds a request from its arrival to its last byte (`Relay` says what may come on top).
     """
 
     nodes: Sequence[str]

@@ -72,7 +72,9 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """`POST /v1/chat/completions`, `/v1/completions` and `/v1/embeddings`. `timeout_s` bounds the whole.
+    """`POST /v1/chat/completions`, `/v1/completions` and `/v1/embeddings`. `timeout_s` bounds the whole;
+    of a whole answer that takes longer, the node is asked what it has cost before the client is refused, for two more
+    seconds at most.
 
     Every request that comes here leaves a usage row, refused ones too. One that is sent away because the gateway is
     shutting down does not come here: it is asked again elsewhere, and counted there.
