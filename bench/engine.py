@@ -22,16 +22,17 @@ from ..cloud_engine.models.decoder import Decoder
 from ..cloud_engine.models.loader import load_model
 from ..kernels.host_memory import keep_freed_memory
 from ..protocol.sampling import SamplingParams
-from . import peers
+from . import peers, speculation
 from .ceilings import MatrixProducts, matmul_flops, memory_bandwidth
 from .invariance import invariance_figures
 from .scheduling import kv_waste, scheduler_microseconds, step_rows, turnover_microseconds
-from .speculation import oracle_figures, pocket_figures
 from .workload import Asked, Workload, draw
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _RUNNING = 32
 _BUDGET = 512
+_PREFIX_TOKENS = {"": 4096, "_8k": 8192}  # by the end of the figure's name
+_PREFIX_S = 20  # at least, for what a cache costs that finds nothing
 #: (blocks of 256 tokens, tokens per step) that transformers' continuous batching is tried with; the best one counts.
 CB_SETTINGS = ((64, 512), (128, 1024), (128, 2048))
 GREEDY, DRAWN = SamplingParams(temperature=0.0), SamplingParams(temperature=0.7, top_p=0.9, seed=0)
@@ -75,6 +76,7 @@ def measure(setting: Setting, say: Say) -> dict[str, float]:
     say(f"prefill: {figures['prefill_tokens_per_s']:,.0f} tokens/s")
     figures |= prefix_figures(model)
     say(f"prefix cache: {figures['prefix_warm_over_cold_ttft']:.3f} of the time to a first token when warm")
+    say(f"where it finds nothing: {figures['prefix_cost_zero_hits']:+.1%} time")
     figures |= {
         "scheduler_us_256": scheduler_microseconds(),
         "scheduler_us_256_turnover": turnover_microseconds(),
@@ -91,7 +93,7 @@ def measure(setting: Setting, say: Say) -> dict[str, float]:
         say(f"batch-invariant mode: {figures['batch_invariant_cost']:+.1%} time")
         say(f"without it {figures['divergence_rate']:.0%} of greedy answers depend on the batch")
     if setting.speculation:
-        figures |= pocket_figures(say) if setting.folder.name.startswith("pocket") else oracle_figures(model, say)
+        figures |= speculation.measure(None if setting.folder.name.startswith("pocket") else model, say)
     if setting.peers != "none":
         figures |= _peer_figures(setting, requests, lambda: throughput(model, requests), say)
     return figures
@@ -149,16 +151,20 @@ def prefill_figures(model: Decoder, products: MatrixProducts, length: int = 448)
     }
 
 
-def prefix_figures(model: Decoder, pairs: int = 7, seconds: float = 20) -> dict[str, float]:
+def prefix_figures(model: Decoder, pairs: int = 7) -> dict[str, float]:
     """Time to the first token of a long prompt when its prefix is cached over the time when it is not; and what
-    looking for a prefix costs where there is none: seconds with the cache over seconds without, less one."""
-    length = min(4096, model.config.context_length - 32)
-    shared = [token % model.config.vocab_size for token in range(length)]
-    engine = _engine(model, num_blocks=2 * length // 16 + 8)
-    times = [_seconds(engine, [Asked([*shared, 7], 1)]) for _ in range(4)]
+    looking for a prefix costs where there is none: seconds with the cache over seconds without, less one.
+
+    Prompts are as long as the context allows, if that is less; of 8,192 tokens only where it allows them.
+    """
+    longest = model.config.context_length - 32
+    figures: dict[str, float] = {"prefix_tokens": min(_PREFIX_TOKENS[""], longest)}
+    for end, length in _PREFIX_TOKENS.items():
+        if not end or length <= longest:
+            figures[f"prefix_warm_over_cold_ttft{end}"] = _warm_over_cold(model, min(length, longest))
     ratios: list[float] = []
     started = time.perf_counter()
-    while len(ratios) < pairs or time.perf_counter() - started < seconds:
+    while len(ratios) < pairs or time.perf_counter() - started < _PREFIX_S:
         base = len(ratios) * 1000
         asked = [
             Asked([(base + number * 7 + i) % model.config.vocab_size for i in range(256)], 4) for number in range(4)
@@ -166,11 +172,14 @@ def prefix_figures(model: Decoder, pairs: int = 7, seconds: float = 20) -> dict[
         order = (False, True) if len(ratios) % 2 else (True, False)
         took = {caching: _seconds(_engine(model, prefix_caching=caching), asked) for caching in order}
         ratios.append(took[True] / took[False])
-    return {
-        "prefix_warm_over_cold_ttft": statistics.median(times[1:]) / times[0],
-        "prefix_tokens": length,
-        "prefix_cost_zero_hits": statistics.median(ratios) - 1,
-    }
+    return {**figures, "prefix_cost_zero_hits": statistics.median(ratios) - 1}
+
+
+def _warm_over_cold(model: Decoder, length: int) -> float:
+    shared = [token % model.config.vocab_size for token in range(length)]
+    engine = _engine(model, num_blocks=2 * length // 16 + 8)
+    cold_s, *warm_s = [_seconds(engine, [Asked([*shared, 7], 1)]) for _ in range(4)]
+    return statistics.median(warm_s) / cold_s
 
 
 def seconds_to_first_token(setting: Setting) -> float:

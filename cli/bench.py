@@ -95,7 +95,9 @@ def engine(
         Literal["all", "static", "none"],
         typer.Option(help="transformers on the same requests: also its continuous batching (slow), or static batches."),
     ] = "all",
-    speculation: Annotated[bool, typer.Option(help="Also drafts: of pocket-small, or of an oracle.")] = True,
+    speculation: Annotated[
+        bool, typer.Option(help="Also drafts: of pocket-small, and of an oracle for a model of real shape.")
+    ] = True,
     json_path: options.Json = None,
 ) -> None:
     """Throughput, decoding, prefix cache and scheduler of the cloud engine, beside transformers on the same requests.
@@ -107,7 +109,7 @@ def engine(
     """
     import tempfile
 
-    from ..bench.engine import Setting, measure
+    from ..bench.engine import CB_SETTINGS, Setting, measure
     from ..bench.report import Report
     from ..bench.shapes import model_folder
     from ..bench.workload import Workload
@@ -118,7 +120,7 @@ def engine(
         setting = Setting(model_folder(shape, Path(workplace)), dtype, workload, threads, device, peers, speculation)
         figures = measure(setting, lambda line: typer.secho(line, dim=True, err=True))
     config = {"shape": shape, "requests": requests, "trace": trace and trace.name, "seed": seed}
-    config |= {"dtype": dtype, "device": device}
+    config |= {"dtype": dtype, "device": device, "threads": threads, "peers": peers, "cb_settings": CB_SETTINGS}
     show(Report.of({"bench": "engine", **config}, figures), json_path)
 
 

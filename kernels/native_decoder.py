@@ -22,7 +22,7 @@ from .native_linear import NativeLinear
 
 
 class _Layer(ctypes.Structure):
-    """`Layer` of native/decoder.c, field for field."""
+    """`Layer` of native/calls.h, field for field."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("qkv", "output", "gate_up", "down")),
@@ -34,13 +34,13 @@ class _Layer(ctypes.Structure):
 
 
 class _Angles(ctypes.Structure):
-    """`Angles` of native/decoder.c, field for field."""
+    """`Angles` of native/calls.h, field for field."""
 
     _fields_ = (("cosine", ctypes.c_void_p), ("sine", ctypes.c_void_p), ("pairs", ctypes.c_int64))
 
 
 class DecoderCall(ctypes.Structure):
-    """`DecoderCall` of native/decoder.c, field for field."""
+    """`DecoderCall` of native/calls.h, field for field."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("layers", "final_norm", "head")),

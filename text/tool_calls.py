@@ -26,13 +26,16 @@ _MAYBE_NAME = re.compile(
 )
 
 
+_MOST_PENDING = 16_384  # characters that may wait for whether a call follows
+
+
 @dataclass(frozen=True, slots=True)
 class ToolSyntax:
     """How a family of models writes calls.
 
     `opener` comes before a call or a list of calls, `closer` after a call. `bare`: an answer may also begin with a call
-    that has no opener, if it has arguments, and further ones follow behind semicolons. `lists`: behind the opener comes
-    a JSON list of calls, or the name of a function and then its arguments.
+    that has no opener, if it has arguments, and further ones follow, also behind semicolons. `lists`: behind the opener
+    comes a JSON list of calls, or the name of a function and then its arguments.
     """
 
     opener: str
@@ -69,7 +72,7 @@ class ToolCallParser:
         self._state: Callable[[], bool] = self._at_start if syntax.bare else self._in_text
         self._buffer = ""
         self._opening = ""  # all since the opener of what is being read, and the blanks before it
-        self._undeclared = ""  # what of that are calls of other functions
+        self._undeclared, self._undeclared_end = "", 0  # what of that are calls of other functions, up to where
         self._marked = self._called = False  # whether it began with an opener, and has had a call
         self._in_list = False
         self._call = _CallReader()
@@ -183,7 +186,7 @@ class ToolCallParser:
     def _hand_on(self) -> None:
         """The name as soon as it is sure to be a call, then the arguments."""
         call = self._call
-        if not call.announced and self._is_call(call):
+        if not call.announced and call.name in self._names and self._looks_like_call(call):
             call.announced = self._called = True
             self._parsed.content += self._undeclared
             self._undeclared = ""
@@ -192,16 +195,20 @@ class ToolCallParser:
             self._parsed.calls.append(CallDelta(self.num_calls, arguments=call.arguments))
             call.arguments = ""
 
-    def _is_call(self, call: _CallReader) -> bool:
-        """Whether it is one for sure: JSON with neither an opener nor arguments may be an answer with a name in it."""
+    def _looks_like_call(self, call: _CallReader) -> bool:
+        """JSON with neither an opener nor arguments may be an answer with a name in it."""
         marked = not self._syntax.bare or self._marked
-        return call.name in self._names and (marked or call.has_arguments)
+        return bool(call.name) and (marked or call.has_arguments)
 
     def _end_call(self, *, whole: bool) -> None:
         call, self._state = self._call, self._after_call
         if not call.announced:
             self._opening += call.raw
-            self._undeclared += call.raw
+            # Between two of them stands what stood there.
+            self._undeclared += self._opening[self._undeclared_end :] if self._undeclared else call.raw
+            self._undeclared_end = len(self._opening)
+            if not self._looks_like_call(call) or len(self._opening) > _MOST_PENDING:
+                self._back_to_text()
             return
         call.finish(whole=whole)
         self._hand_on()

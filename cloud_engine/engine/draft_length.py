@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .step_costs import StepCosts, StepReport
+from .step_costs import SHORT_LAG, StepCosts, StepReport
 
 _PRIOR = 0.7  # acceptance of a drafter of which nothing is known
 _PRIOR_WEIGHT = 8.0  # tested tokens that a prior counts as
@@ -115,6 +115,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         self._costs = StepCosts()
         self._rest = 0  # steps still to go without asking again
         self._trial_left = self._trial_length = 0  # of drafts: steps still to go, and most tokens
+        self._trial_size = 0  # class of batch size that it is for
         self._since_trial_s = 0.0
         self._trials: Counter[int] = Counter()  # class of batch size -> of what looked worse
         self.drafts = False
@@ -126,26 +127,26 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         self.rests = self._rest > 0
 
     def plan(self, candidates: Sequence[Candidate], sequences: int) -> list[int]:
+        if not candidates:
+            return []
         none = [0] * len(candidates)
         plain_s = self._costs.plain_s(sequences)
         if plain_s is None:
             return none  # and the step will tell what one without drafts costs
         plain = _Plan(none, sequences, plain_s)
-        if self._trial_left > 0:
+        if self._trial_left > 0 and self._trial_size == sequences.bit_length():
             self._trial_left -= 1
-            return [min(self._trial_length, candidate.limit) for candidate in candidates]
-        longest = self._longest_drafts(candidates, sequences, plain)
+            return [self._trial_length_of(candidate) for candidate in candidates]
+        self._trial_left = 0
         drafts = self._best_drafts(candidates, sequences, plain)
         is_known = self._costs.longest(sequences) > 0
         pays = is_known and drafts is not None and drafts.rate > _LEAST_GAIN * plain.rate
-        best, other = (drafts, plain) if drafts is not None and pays else (plain, longest)
-        if (pays or any(longest.lengths)) and self._may_try(other, best, sequences):
-            self._since_trial_s = 0.0
-            self._trials[sequences.bit_length()] += 1
-            if pays:
-                self._rest_for(_TRIAL_STEPS)
-            else:
-                self._trial_left, self._trial_length = _TRIAL_STEPS - 1, max(other.lengths)
+        if drafts is not None and pays:
+            best, other = drafts, plain
+        else:
+            best, other = plain, self._longest_drafts(candidates, sequences, plain)
+        if (pays or any(other.lengths)) and self._may_try(other, best, sequences):
+            self._begin_trial(other, sequences)
             return other.lengths
         if not pays:
             self._rest_for(_REST_STEPS)
@@ -157,6 +158,19 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         lost_s = other.upfront_s + _TRIAL_STEPS * (other.seconds - other.tokens / best.rate)
         is_new = self._trials[sequences.bit_length()] < _FIRST_TRIALS and sequences <= _FIRST_TRIAL_BATCH
         return lost_s <= (_FIRST_TRIAL_SHARE if is_new else _TRIAL_SHARE) * self._since_trial_s
+
+    def _begin_trial(self, other: _Plan, sequences: int) -> None:
+        self._since_trial_s = 0.0
+        self._trial_size, self._trial_length = sequences.bit_length(), max(other.lengths)
+        self._trials[self._trial_size] += 1
+        if self._trial_length:
+            self._trial_left = _TRIAL_STEPS - 1
+        else:
+            self._rest_for(_TRIAL_STEPS)
+
+    def _trial_length_of(self, candidate: Candidate) -> int:
+        """Nobody catches up for the rest of a trial: whoever came meanwhile takes no part."""
+        return min(self._trial_length, candidate.limit) if candidate.lag <= SHORT_LAG else 0
 
     def _rest_for(self, steps: int) -> None:
         self._rest = steps
@@ -187,7 +201,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
                 upfront_s = sum(costs.catch_up_s(candidates[i].lag) for i in live)
                 joining_s = [0.0] * len(candidates)
             passing = sum(candidates[i].takes_passes for i in live)
-            draft_s += costs.pass_s(passing, first=length == 1) if passing else 0.0
+            draft_s += costs.drafting_s(passing, length) - costs.drafting_s(passing, length - 1) if passing else 0.0
             drafted += len(live)
             for i in live:
                 tokens += chances[i]
@@ -205,14 +219,22 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         costs = self._costs
         lengths = [min(self._dared(sequences), candidate.limit) for candidate in candidates]
         passing = [length for length, candidate in zip(lengths, candidates, strict=True) if candidate.takes_passes]
-        tokens = plain.tokens
-        for length, candidate in zip(lengths, candidates, strict=True):
-            tokens += sum(candidate.acceptance**token for token in range(1, length + 1))
+        tokens = plain.tokens + sum(
+            _expected(candidate.acceptance, length) for candidate, length in zip(candidates, lengths, strict=True)
+        )
         draft_s = costs.drafting_s(len(passing), max(passing, default=0))
-        seconds = plain.seconds + costs.verify_s(sequences, sum(lengths), plain.seconds) + draft_s
+        verify_s = costs.verify_s(sequences, sum(lengths), plain.seconds, in_proportion=True)
+        seconds = plain.seconds + verify_s + draft_s
         return _Plan(lengths, tokens, seconds, sum(costs.catch_up_s(candidate.lag) for candidate in candidates))
 
     def _dared(self, sequences: int) -> int:
         """The longest drafts to try: nobody knows what much longer ones cost than were measured."""
         known, unknown = self._costs.longest(sequences), min(_DARED_EACH, _DARED_TOKENS // sequences)
-        return min(self._most, max(1, 2 * known, unknown))
+        return min(self._most, max(1, 4 * known, unknown))
+
+
+def _expected(acceptance: float, length: int) -> float:
+    """Accepted tokens of as many."""
+    if acceptance >= 1:
+        return float(length)
+    return acceptance * (1 - acceptance**length) / (1 - acceptance)

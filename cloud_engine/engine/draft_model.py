@@ -26,6 +26,7 @@ from .sampler import sample
 if TYPE_CHECKING:
     from .drafter import RowOf
     from .request import RequestState
+    from .sampler import SamplingRow
     from .scheduled_request import ScheduledRequest
     from .sizing import Sizes
 
@@ -45,6 +46,8 @@ class DraftModel(Drafter):
         self._block_size, self._reach = config.block_size, draft.config.reach
         self._rows = draft.config.vocab_size
         self._missing_rows = target.vocab_size - self._rows
+        # Behind the target's vocabulary there may be rows of padding, of which C knows nothing.
+        self._can_extend = self._missing_rows >= 0 and self._runner.can_extend
 
     def offer(self, state: RequestState, limit: int) -> int:
         return limit if self._can_follow(state) else 0
@@ -72,16 +75,11 @@ class DraftModel(Drafter):
         return catch_up
 
     def _go_on(self, drafting: list[ScheduledRequest], row_of: RowOf) -> None:
-        """Behind the first draft token of each: in one call if that can be, else pass by pass."""
-        drafting.sort(key=lambda item: item.num_drafts, reverse=True)
-        rows = [row_of(item, 1) for item in drafting]
-        if drafting and self._runner.can_extend and all(row.is_plain for row in rows):
-            spans = [self._rest(item) for item in drafting]
-            first = self._known([item.draft_ids[0] for item in drafting])
-            for item, tokens in zip(drafting, self._runner.extend(first, spans, rows), strict=True):
-                item.draft_ids += tokens
-                item.state.num_draft_computed_tokens += len(tokens)
-            return
+        """Behind the first draft token of each: in one call where that can be, else pass by pass."""
+        if self._can_extend:
+            rows = [(item, row_of(item, 1)) for item in drafting]
+            self._extend_at_once([(item, row) for item, row in rows if row.is_plain])
+            drafting = [item for item, row in rows if not row.is_plain]
         while drafting:
             _sample(self._run([self._extend(item) for item in drafting]), drafting, row_of)
             drafting = [item for item in drafting if len(item.draft_ids) < item.num_drafts]
@@ -120,6 +118,16 @@ class DraftModel(Drafter):
         position = len(item.state.token_ids) + len(item.draft_ids) - 1
         item.state.num_draft_computed_tokens = position + 1
         return self._chunk(item.draft_ids[-1:], position, item.state, 1)
+
+    def _extend_at_once(self, drafting: list[tuple[ScheduledRequest, SamplingRow]]) -> None:
+        if not drafting:
+            return
+        drafting.sort(key=lambda pair: pair[0].num_drafts, reverse=True)
+        first = self._known([item.draft_ids[0] for item, _ in drafting])
+        spans, rows = [self._rest(item) for item, _ in drafting], [row for _, row in drafting]
+        for (item, _), tokens in zip(drafting, self._runner.extend(first, spans, rows), strict=True):
+            item.draft_ids += tokens
+            item.state.num_draft_computed_tokens += len(tokens)
 
     def _rest(self, item: ScheduledRequest) -> QuerySpan:
         """All drafts but the last are computed, to know the one behind each."""

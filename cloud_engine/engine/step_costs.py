@@ -10,7 +10,8 @@ from collections import deque
 from dataclasses import dataclass
 
 _REMEMBERED = 5  # measurements behind an estimate
-_SHORT_LAG = 16  # tokens to catch up on per sequence that make a pass of the draft model no slower
+#: Tokens to catch up on, for each sequence, that make a pass of the draft model no slower.
+SHORT_LAG = 16
 _NEAR = 0.25  # a batch this much larger or smaller tells something about one that was not measured
 
 
@@ -37,16 +38,23 @@ class StepReport:
 class Recent:
     """The (lower) median of the last few measurements: a step that was held up by something else does not count.
 
-    So one measurement alone says nothing yet: `is_sure` from the second on.
+    So one measurement alone says nothing yet: `is_sure` from the second on. Of cold steps (`StepCosts.observe`) it is
+    kept only as long as there is no other.
     """
 
-    __slots__ = ("_values", "median")
+    __slots__ = ("_cold", "_values", "median")
 
     def __init__(self) -> None:
         self._values: deque[float] = deque(maxlen=_REMEMBERED)
+        self._cold = True
         self.median = 0.0
 
-    def add(self, value: float) -> None:
+    def add(self, value: float, *, cold: bool = False) -> None:
+        if cold and not self._cold:
+            return
+        if self._cold and not cold:
+            self._values.clear()
+        self._cold = cold
         self._values.append(value)
         self.median = sorted(self._values)[(len(self._values) - 1) // 2]
 
@@ -62,7 +70,7 @@ class StepCosts:
         self._plain: dict[int, Recent] = {}  # sequences -> seconds without drafts
         self._verify: dict[int, dict[int, Recent]] = {}  # class of batch size -> tokens each -> see `verify_s`
         self._first: dict[int, Recent] = {}  # drafting sequences -> seconds of a draft model's first pass in a step
-        self._pass: dict[int, Recent] = {}  # and of every further one, which may be part of one call for all of them
+        self._further: dict[int, dict[int, Recent]] = {}  # drafting sequences -> further passes -> seconds of them all
         self._prefill, self._catch_up = Recent(), Recent()  # seconds per token
         self._drafted = False  # in the step before
 
@@ -76,13 +84,13 @@ class StepCosts:
             return None
         return self._plain[nearest].median * math.sqrt(sequences / nearest)
 
-    def verify_s(self, sequences: int, draft_tokens: int, plain_s: float) -> float:
+    def verify_s(self, sequences: int, draft_tokens: int, plain_s: float, *, in_proportion: bool = False) -> float:
         """What verifying `draft_tokens` adds to a step of `plain_s`.
 
         Measured as a share of that step, by batch size and by draft tokens each, so that it carries over to batches of
         similar size. In between it is interpolated. Longer drafts than were measured are expected to go on as the
         measured ones rise, or half as steeply as proportion would have it where there is but one length: if that is
-        too good to be true, a try tells.
+        too good to be true, a try tells; what that may cost at most is told `in_proportion`.
         """
         measured = self._shares(sequences)
         each = draft_tokens / sequences
@@ -92,7 +100,8 @@ class StepCosts:
         if above is not None:
             share += (measured[above].median - share) * (each - below) / (above - below)
         elif below:
-            share += (each - below) * (self._rise(measured) if len(measured) > 1 else share / below / 2)
+            hoped = 1 if in_proportion else 2
+            share += (each - below) * (self._rise(measured) if len(measured) > 1 else share / below / hoped)
         return share * plain_s
 
     def another_token_s(self, sequences: int, plain_s: float) -> float:
@@ -109,49 +118,65 @@ class StepCosts:
         """The longest drafts, in tokens each, of which it is known what verifying them adds."""
         return max(self._shares(sequences), default=0)
 
-    def pass_s(self, drafting: int, *, first: bool) -> float:
-        """A pass of the draft model over this many sequences: its first one in a step, or a further one."""
-        measured = (self._first or self._pass) if first else (self._pass or self._first)
-        nearest = min(measured, key=lambda known: abs(known - drafting), default=None)
-        return 0.0 if nearest is None else measured[nearest].median
-
     def drafting_s(self, drafting: int, passes: int) -> float:
-        """All `passes` of the draft model in a step."""
+        """So many passes of the draft model over this many sequences in a step.
+
+        The further ones may be one call, of which a part does not depend on their number: as with `verify_s`, what was
+        measured is interpolated, and goes on as it rises.
+        """
         if passes == 0:
             return 0.0
-        return self.pass_s(drafting, first=True) + (passes - 1) * self.pass_s(drafting, first=False)
+        return self._first_pass_s(drafting) + self._further_s(drafting, passes - 1)
+
+    def _first_pass_s(self, drafting: int) -> float:
+        nearest = min(self._first, key=lambda known: abs(known - drafting), default=None)
+        return self._further_s(drafting, 1) if nearest is None else self._first[nearest].median
+
+    def _further_s(self, drafting: int, passes: int) -> float:
+        nearest = min(self._further, key=lambda known: abs(known - drafting), default=None)
+        if nearest is None or passes == 0:
+            return 0.0
+        known = {0: 0.0} | {number: recent.median for number, recent in self._further[nearest].items()}
+        longest = max(known)
+        if passes > longest:
+            below = max(number for number in known if number < longest)
+            rise = max(0.0, known[longest] - known[below]) / (longest - below)
+            return known[longest] + (passes - longest) * rise
+        below, above = max(n for n in known if n <= passes), min(n for n in known if n >= passes)
+        share = (passes - below) / max(1, above - below)
+        return known[below] + share * (known[above] - known[below])
 
     def catch_up_s(self, lag: int) -> float:
         """What the draft model needs for `lag` tokens that the target has computed and it has not."""
         return self._catch_up.median * lag
 
     def observe(self, step: StepReport) -> None:
-        is_same, self._drafted = self._drafted == (step.draft_tokens > 0), step.draft_tokens > 0
-        if step.lag > _SHORT_LAG * step.drafting:
-            self._catch_up.add(max(0.0, step.first_pass_s - self.pass_s(step.drafting, first=True)) / step.lag)
-        if not is_same:
-            return  # the first of its kind has brought code and weights into the caches
-        self._observe_passes(step)
+        """The first step with drafts behind one without, or the other way round, is cold: it brings into the caches
+        what those that follow it find there."""
+        cold, self._drafted = self._drafted != (step.draft_tokens > 0), step.draft_tokens > 0
+        self._observe_passes(step, cold)
         sequences, target_s = step.sequences, step.step_s - step.draft_s
         prefill_s = self._prefill_s(step, target_s)
         if prefill_s > target_s / 2:
             return  # says little about the rest
         target_s -= prefill_s
         if step.draft_tokens == 0:
-            self._plain.setdefault(sequences, Recent()).add(target_s)
+            self._plain.setdefault(sequences, Recent()).add(target_s, cold=cold)
             return
         plain_s = self.plain_s(sequences)
         if plain_s is not None and 2 * step.draft_tokens >= sequences:  # fewer drown in noise
             shares = self._verify.setdefault(sequences.bit_length(), {})
             each = max(1, round(step.draft_tokens / sequences))
-            shares.setdefault(each, Recent()).add(max(0.0, target_s / plain_s - 1))
+            shares.setdefault(each, Recent()).add(max(0.0, target_s / plain_s - 1), cold=cold)
 
-    def _observe_passes(self, step: StepReport) -> None:
-        more = step.passes - 1
-        if more > 0:
-            self._pass.setdefault(step.drafting, Recent()).add((step.draft_s - step.first_pass_s) / more)
-        if step.passes and step.lag <= _SHORT_LAG * step.drafting:
-            self._first.setdefault(step.drafting, Recent()).add(step.first_pass_s)
+    def _observe_passes(self, step: StepReport, cold: bool) -> None:
+        if step.passes > 1:
+            further = self._further.setdefault(step.drafting, {}).setdefault(step.passes - 1, Recent())
+            further.add(step.draft_s - step.first_pass_s, cold=cold)
+        if step.lag > SHORT_LAG * step.drafting:
+            self._catch_up.add(max(0.0, step.first_pass_s - self._first_pass_s(step.drafting)) / step.lag)
+        elif step.passes:
+            self._first.setdefault(step.drafting, Recent()).add(step.first_pass_s, cold=cold)
 
     def _prefill_s(self, step: StepReport, target_s: float) -> float:
         """The part of `target_s` that went into prompts, which also teaches what a token of a prompt costs."""
@@ -168,7 +193,11 @@ class StepCosts:
         return self._prefill.median * step.prefill_tokens
 
     def _shares(self, sequences: int) -> dict[int, Recent]:
-        """By draft tokens each, of the batches that are closest in size."""
-        size = sequences.bit_length()
-        measured = self._verify[min(self._verify, key=lambda known: abs(known - size))] if self._verify else {}
-        return {each: shares for each, shares in measured.items() if shares.is_sure}
+        """By draft tokens each, of the batches that are closest in size, of those of which anything is sure."""
+        sure = {size: _sure(shares) for size, shares in self._verify.items()}
+        sizes = [size for size, shares in sure.items() if shares]
+        return sure[min(sizes, key=lambda known: abs(known - sequences.bit_length()))] if sizes else {}
+
+
+def _sure(measured: dict[int, Recent]) -> dict[int, Recent]:
+    return {key: recent for key, recent in measured.items() if recent.is_sure}

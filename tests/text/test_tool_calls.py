@@ -80,9 +80,28 @@ CASES: list[tuple[ToolSyntax, str, Read]] = [
     (LLAMA, f"{H}; {H} and", (f"{H}; {H} and", [])),
     (LLAMA, f'<|python_tag|>{H}; {{"name": "f"}}', (H, [("f", "{}")])),
     (LLAMA, f'{F}; {{"name": "f"}}', ('{"name": "f"}', [("f", "{}")])),
+    (LLAMA, f"{H}; {H}; {F}", (f"{H}; {H}", [("f", "{}")])),
+    (LLAMA, f'{{"x": 1}}\n{{"y": 2}}\n{F}', (f'{{"x": 1}}\n{{"y": 2}}\n{F}', [])),
+    (LLAMA, f'{F}; {{"x": 1}}; {F}', (f'{{"x": 1}}; {F}', [("f", "{}")])),
+    (MISTRAL, f'[TOOL_CALLS] [{{"name": "h"}}, {F}]', ('{"name": "h"}', [("f", "{}")])),
+    (MISTRAL, f'[TOOL_CALLS] [{{"x": 1}}, {F}]', (f'[TOOL_CALLS] [{{"x": 1}}, {F}]', [])),
     (HERMES, f"<tool_call>{H}</tool_call>\n<tool_call>{F}</tool_call>", (f"<tool_call>{H}</tool_call>", [("f", "{}")])),
     (MISTRAL, "[TOOL_CALLS][] and [TOOL_CALLS] no", ("[TOOL_CALLS][] and [TOOL_CALLS] no", [])),
 ]
+
+
+def test_objects_without_end_take_no_time() -> None:
+    started = time.process_time()
+    for text in (f"{H};" * 20_000, "{};" * 60_000):
+        parser = ToolCallParser(LLAMA, {"f"})
+        parsed = parser.push(text)
+        assert parsed.content + parser.flush().content == text
+    assert time.process_time() - started < 2
+
+
+def test_objects_that_are_no_calls_are_shown_as_they_come() -> None:
+    parser = ToolCallParser(LLAMA, {"f"})
+    assert parser.push('{"x": 1}').content == '{"x": 1}'
 
 
 def test_blanks_without_end_take_no_time() -> None:

@@ -175,11 +175,73 @@ def test_the_first_step_of_its_kind_does_not_count() -> None:
 
 
 def test_what_catching_up_costs_is_known_from_the_first_time_on() -> None:
-    """It mostly is the first step of its kind."""
+    """It mostly is the first step of its kind. What a pass takes anyway is left out."""
     costs = StepCosts()
     costs.observe(StepReport(4, 0.01))
     costs.observe(StepReport(4, 0.5, 0, 16, 4, 4, 1000, 0.2, 0.1))
-    assert costs.catch_up_s(500) == pytest.approx(0.05)
+    assert costs.catch_up_s(500) == pytest.approx((0.1 - 0.1 / 3) / 2)
+
+
+def test_cold_steps_are_better_than_nothing() -> None:
+    """N-grams are mostly drafted for one step at a time: such steps never become warm."""
+    costs = StepCosts()
+    for _ in range(2):
+        costs.observe(StepReport(1, 0.01))
+        costs.observe(StepReport(1, 0.01))
+        costs.observe(StepReport(1, 0.05, 0, 4))
+    assert costs.verify_s(1, 4, 0.01) == pytest.approx(0.04)
+
+
+def test_drafts_without_passes_that_come_and_go_are_not_tried_for_ever() -> None:
+    """A useless n-gram every other step, where a draft token takes as long as a step."""
+    policy = AdaptiveDraftLength(MOST)
+    seconds = tokens = 0.0
+    for step in range(4000):
+        candidates = [Candidate(0.2, MOST)] if step % 2 else []
+        lengths = [0] * len(candidates) if policy.rests else policy.plan(candidates, 1)
+        step_s = 0.01 * (1 + sum(lengths))
+        policy.observe(StepReport(1, step_s, 0, sum(lengths)))
+        seconds += step_s
+        tokens += 1
+    assert tokens / seconds > 0.98 * 100
+
+
+def test_nobody_to_draft_for_decides_nothing() -> None:
+    policy = AdaptiveDraftLength(MOST)
+    policy.observe(StepReport(1, 0.01))
+    assert policy.plan([], 1) == []
+    assert not policy.rests
+
+
+def test_a_larger_batch_profits_from_what_a_smaller_one_has_learned() -> None:
+    costs = StepCosts()
+    for _ in range(3):
+        costs.observe(StepReport(63, 0.01))
+    for _ in range(4):
+        costs.observe(StepReport(63, 0.02, 0, 8 * 63))
+    costs.observe(StepReport(64, 0.02, 0, 8 * 64))  # of this size nothing is sure yet
+    assert costs.longest(64) == 8
+
+
+def test_a_trial_ends_where_the_batch_changes_and_nobody_catches_up_for_it() -> None:
+    policy = AdaptiveDraftLength(MOST)
+    for sequences in (1, 1, 1, 32, 32, 32):
+        policy.observe(StepReport(sequences, 0.01))
+    assert policy.plan([Candidate(0.9, MOST, True, 1)], 1) == [4]
+    assert policy.plan([Candidate(0.9, MOST, True, 4000, 5)], 1) == [0]
+    assert policy.plan([Candidate(0.9, MOST, True, 1)] * 32, 32) == [2] * 32  # a trial of its own
+
+
+def test_what_further_passes_cost_is_known_by_their_number() -> None:
+    """Of one call for all of them a part does not depend on how many there are."""
+    costs = StepCosts()
+    for passes in (8, 8, 2, 2):
+        costs.observe(StepReport(1, 0.02, 0, passes, 1, passes, 1, 0.004 + 0.0001 * (passes - 1), 0.001))
+    assert costs.drafting_s(1, 1) == pytest.approx(0.001)
+    assert costs.drafting_s(1, 2) == pytest.approx(0.0041)
+    assert costs.drafting_s(1, 5) == pytest.approx(0.0044)
+    assert costs.drafting_s(1, 8) == pytest.approx(0.0047)
+    assert costs.drafting_s(1, 12) == pytest.approx(0.0051)
 
 
 def test_a_trial_is_several_steps_long_and_of_long_drafts() -> None:

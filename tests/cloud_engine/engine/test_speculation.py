@@ -300,6 +300,37 @@ def test_a_draft_padded_differently_drafts(rows, plain, target, fresh_draft, mak
     assert engine.stats().acceptance_rate > 0.1
 
 
+def test_rows_behind_the_target_s_vocabulary_are_never_drafted(plain, target, fresh_draft, make_engine, ask, run):
+    """Though the draft model thinks them the likeliest: the target has no embedding for them."""
+    prompts, expected = plain
+    padded = resized(fresh_draft, 120)
+    padded.lm_head.weight[97:] = 9 * padded.lm_head.weight[:23].abs()
+    config = EngineConfig(num_blocks=192)
+    drafter = DraftModel(padded, target.config, Sizes.of([target], config), config)
+    engine = make_engine(num_blocks=192, num_draft_tokens=4, draft_length="fixed", drafters=[drafter])
+    results = run(engine, ask(prompts[:8], max_tokens=LENGTH))
+    assert [r.token_ids for r in results] == [e.token_ids for e in expected[:8]]
+    assert engine.stats().draft_proposed > 0
+
+
+def test_plain_requests_and_others_are_drafted_for_together(plain, target, make_engine, ask, run):
+    """In one call and pass by pass; a draft as good as the target is always right."""
+    prompts, _ = plain
+    others = {"presence_penalty": 0.7, "temperature": 0.8, "seed": 3, "max_tokens": LENGTH}
+    kinds = [{"max_tokens": LENGTH}, others, {"temperature": 0.8, "seed": 3, "top_p": 0.9, "max_tokens": LENGTH}]
+    asked = [(prompt, kinds[index % 3]) for index, prompt in enumerate(prompts[:9])]
+
+    def answers(engine):
+        requests = [ask([prompt], **options)[0] for prompt, options in asked]
+        requests = [replace(request, request_id=str(index)) for index, request in enumerate(requests)]
+        return [result.token_ids for result in run(engine, requests)]
+
+    engine = make_engine(draft=target, num_draft_tokens=5, draft_length="fixed")
+    assert answers(engine) == answers(make_engine())
+    stats = engine.stats()
+    assert stats.draft_accepted == stats.draft_proposed > 0
+
+
 def resized(model: Decoder, rows: int) -> Decoder:
     """The same model with a head of as many rows; new ones are zero."""
     twin = Decoder(replace(model.config, vocab_size=rows)).requires_grad_(False).eval()
