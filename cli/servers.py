@@ -77,6 +77,9 @@ def node(
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch. [all cores]")] = None,
     max_batch_size: Annotated[int, typer.Option(min=1, help="Requests computed together.")] = 16,
     token_budget: Annotated[int, typer.Option(min=1, help="Tokens computed in one step, over all requests.")] = 512,
+    max_step_ms: Annotated[
+        int, typer.Option(min=1, help="Prompts are cut so that a step takes no longer: streams move between steps.")
+    ] = 200,
     context_length: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens of prompt and answer together. [the model's, or what the KV cache holds]"),
@@ -150,6 +153,7 @@ def node(
             threads=threads,
             max_batch_size=max_batch_size,
             token_budget=token_budget,
+            max_step_ms=max_step_ms,
             context_length=context_length,
             num_blocks=num_blocks,
             policy=policy,

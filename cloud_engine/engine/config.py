@@ -27,7 +27,8 @@ class EngineConfig:
     `context_length`: tokens of prompt and answer together; None: the model's, or as many as the pool holds.
     `block_size`: tokens per KV block. `num_blocks`: blocks in the pool; None gives every sequence of a full batch the
     whole context, within 1 GiB, or most of what a GPU has left. `max_batch_size`: requests per step. `token_budget`:
-    tokens per step, drafts included. `policy`: who goes first, see `scheduler.order_of`. `max_waiting`: queued
+    tokens per step, drafts included. `max_step_ms`: prompts are cut so that a step does not take longer, by what is
+    measured; None: by the budget alone. `policy`: who goes first, see `scheduler.order_of`. `max_waiting`: queued
     requests, beyond those that batch and pool have room for, before OverloadedError, whatever their priority.
     `num_draft_tokens`: most tokens drafted per request and step. `draft_length`: how many of these, as pays by what is
     measured or always all. `ngram`: also draft by looking up what followed the same tokens before. `prefix_caching`:
@@ -43,6 +44,7 @@ class EngineConfig:
     num_blocks: int | None = None
     max_batch_size: int = 16
     token_budget: int = 512
+    max_step_ms: int | None = None
     policy: Policy = "fcfs"
     max_waiting: int = 256
     num_draft_tokens: int = 8
@@ -76,7 +78,7 @@ class EngineConfig:
                 "or a full batch could not move by one token each.",
                 param="token_budget",
             )
-        for name in ("context_length", "num_blocks", "num_threads"):
+        for name in ("context_length", "num_blocks", "num_threads", "max_step_ms"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= _MOST:
                 raise ConfigurationError(f"{name} must be 1 to {_MOST} or left out, got {value}.", param=name)

@@ -172,6 +172,7 @@ class Engine:
         outputs = self._answers.advance(batch, _Sampled(tokens, logits, self._sampling_row))
         step_s = time.perf_counter() - started
         self._speculator.observe(batch, step_s)
+        self._scheduler.observe(len(batch), step_s)
         self._counters.step_seconds.observe(step_s)
         return outputs
 

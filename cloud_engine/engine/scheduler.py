@@ -18,6 +18,7 @@ from ...protocol.errors import OverloadedError
 from .config import EngineConfig, Policy
 from .decode import PlainDecodes
 from .kv_cache import KVCacheManager
+from .pace import Pace
 from .request import GenerationRequest, RequestState
 from .scheduled_request import ScheduledRequest
 from .speculation import Speculator
@@ -59,6 +60,8 @@ class Scheduler:
         self._config = config
         self._cache = cache
         self._speculator = speculator or Speculator([], config)
+        self._pace = Pace(config.max_step_ms and config.max_step_ms / 1e3, config.max_batch_size)
+        self._prompt_tokens = 0  # of the last step
         self.waiting: list[RequestState] = []
         self.running: list[RequestState] = []
         self._places = 0  # in the batch: of the running, and of all that is still to branch off from them
@@ -102,13 +105,21 @@ class Scheduler:
             self._yield_to_priority()
         self._admit_ahead()
         preemptions = self.counters.preemptions
-        decodes, others, budget = self._continue_running()
+        budget = self._config.token_budget - len(self.running)
+        for_prompts = self._pace.most_tokens(budget)
+        decodes, others, left = self._continue_running(for_prompts)
         if self.counters.preemptions == preemptions:
-            budget = self._admit_waiting(others, budget)
+            left = self._admit_waiting(others, left)
+        self._prompt_tokens = for_prompts - left
+        budget -= self._prompt_tokens
         # Drafts use budget and blocks nobody else wants: they never delay or preempt a request.
         for item in self._speculator.grant(decodes, others, budget, self._cache.grow):
             self.decodes.leave(item.state)
         return [*decodes, *others]
+
+    def observe(self, sequences: int, step_s: float) -> None:
+        """The step that was scheduled last is over; `sequences` were in it."""
+        self._pace.observe(self._prompt_tokens, sequences, step_s)
 
     def remove(self, state: RequestState) -> None:
         """Forget a finished or aborted request, wherever it is, and free its blocks."""
@@ -132,13 +143,12 @@ class Scheduler:
     def requests(self) -> list[RequestState]:
         return list(chain(self.running, self.waiting))
 
-    def _continue_running(self) -> tuple[list[ScheduledRequest], list[ScheduledRequest], int]:
-        """The shares of the running requests: plain decodes, and others. And what they leave of the step's budget.
-
-        A token is kept for each, and blocks are taken in their order.
+    def _continue_running(self, budget: int) -> tuple[list[ScheduledRequest], list[ScheduledRequest], int]:
+        """The shares of the running requests: plain decodes, and others. And what they leave of `budget`, in which a
+        token for each is left out. Blocks are taken in their order.
         """
         plain, others = self.decodes.shares(self.running)
-        budget, preemptions = self._config.token_budget - len(self.running), self.counters.preemptions
+        preemptions = self.counters.preemptions
         batch: list[ScheduledRequest] = []
         for state in sorted([*others, *self.decodes.take_full()], key=_order):
             num_tokens = min(len(state.token_ids) - state.num_computed_tokens, 1 + budget)

@@ -25,6 +25,7 @@ def _options() -> NodeOptions:
     add("--threads", type=int, help="torch threads")
     add("--max-batch-size", type=int, help="requests per step")
     add("--token-budget", type=int, help="tokens per step")
+    add("--max-step-ms", type=int, help="how long the prompts of a step may take")
     add("--num-blocks", type=int, help="blocks of the KV cache")
     add("--policy", choices=("fcfs", "priority", "shortest-prefill"), help="who goes first")
     add("--max-waiting", type=int, help="requests queued, beyond a full batch, before others are refused")

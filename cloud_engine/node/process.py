@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class NodeOptions:
     """`model` and `draft` are names as `models.hub.find_model` takes them.
 
-    `context_length`, `num_blocks`, `max_waiting`, `prefix_caching`, `cuda_graphs`, `dtype`, `block_size`,
-    `batch_invariant`, `attention_backend`: see `EngineConfig`. `draft` is a smaller model of the same vocabulary for
+    `max_step_ms`, `context_length`, `num_blocks`, `max_waiting`, `prefix_caching`, `cuda_graphs`, `dtype`,
+    `block_size`, `batch_invariant`, `attention_backend`: see `EngineConfig`. `draft` is a smaller model of the same vocabulary for
     speculative decoding; `ngram`: draft from the text itself, too. `threads` None: torch's default. `restart`: replace
     an engine that dies. `drain_seconds`: what requests in flight get to finish on SIGTERM. `tool_parser`: a
     `ToolFormat`'s name, or "auto". `exit_with_parent`: stop when the starting process is gone.
@@ -34,6 +34,7 @@ class NodeOptions:
     threads: int | None = None
     max_batch_size: int = 16
     token_budget: int = 512
+    max_step_ms: int = 200
     context_length: int | None = None
     num_blocks: int | None = None
     policy: Policy = "fcfs"
@@ -88,6 +89,7 @@ def _load(folder: Path, options: NodeOptions) -> Load:
     config = EngineConfig(
         max_batch_size=options.max_batch_size,
         token_budget=options.token_budget,
+        max_step_ms=options.max_step_ms,
         context_length=options.context_length,
         num_blocks=options.num_blocks,
         policy=options.policy,

@@ -12,7 +12,9 @@ from updraft.embedded.export import write_hf_folder
 CONTEXT = 256
 
 
-def write_model(folder: Path, seed: int, *, context: int = CONTEXT, padding: int = 0) -> Path:
+def write_model(
+    folder: Path, seed: int, *, context: int = CONTEXT, padding: int = 0, width: int = 32, layers: int = 2
+) -> Path:
     """A random Llama that ends its answers by length only, over one token per byte; `padding`: rows without one."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     library = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
@@ -21,10 +23,10 @@ def write_model(folder: Path, seed: int, *, context: int = CONTEXT, padding: int
     library.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     config = transformers.LlamaConfig(
         vocab_size=library.get_vocab_size() + padding,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=max(2, width // 64),
         num_key_value_heads=1,
         max_position_embeddings=context,
         tie_word_embeddings=True,

@@ -23,6 +23,7 @@ from updraft.cloud_engine.engine.config import EngineConfig, Policy
 from updraft.cloud_engine.engine.decode import BLOCKS_AT_ONCE
 from updraft.cloud_engine.engine.drafter import CatchUp, Drafter
 from updraft.cloud_engine.engine.kv_cache import KVCacheManager, Window
+from updraft.cloud_engine.engine.pace import Pace
 from updraft.cloud_engine.engine.prediction import PredictionCursor
 from updraft.cloud_engine.engine.request import BeamParams, GenerationRequest, RequestState, TokenLogprob, TokenOutput
 from updraft.cloud_engine.engine.scheduled_request import ScheduledRequest
@@ -434,6 +435,51 @@ def test_decodes_go_on_while_a_long_prompt_is_prefilled() -> None:
     assert shares[0] == [("long", 8)]
     assert shares[3] == [("long", 6), ("short", 2)]
     assert shares[4] == [("long", 1), ("short", 1)]
+
+
+def paced(token_s: float, *states: RequestState, **options: Any) -> list[list[int]]:
+    """What each step computes of each request, where a token takes `token_s`, until all prompts are there."""
+    config = EngineConfig(**{"block_size": BLOCK, "token_budget": 512, "max_step_ms": 100, **options})
+    scheduler = Scheduler(config, KVCacheManager(1000, BLOCK))
+    for state in states:
+        scheduler.add(state)
+    shares: list[list[int]] = []
+    while any(state.num_computed_tokens < state.num_prompt_tokens for state in states):
+        batch = scheduler.schedule()
+        shares.append([item.num_tokens + len(item.draft_ids) for item in batch])
+        for item in batch:
+            caught_up = item.is_caught_up
+            item.state.num_computed_tokens += item.num_tokens
+            if caught_up:
+                item.state.token_ids.append(0)
+        scheduler.observe(len(batch), token_s * sum(shares[-1]))
+    return shares
+
+
+def test_prompts_are_cut_so_that_a_step_takes_no_longer() -> None:
+    """Small pieces first, until it is known what they take; never smaller ones than that."""
+    prompt = list(range(900))
+    sizes = [sum(shares) for shares in paced(1e-3, make_state("a", prompt, 4))]
+    assert max(sizes[:2]) <= 65
+    assert all(95 <= size <= 102 for size in sizes[2:-1])
+    assert sum(sizes) == 900
+    assert [sum(shares) for shares in paced(1e-5, make_state("a", prompt, 4))] == [64, 65, 512, 259]
+    assert [sum(shares) for shares in paced(0.1, make_state("a", prompt[:200], 4))] == [64, 65, 65, 6]
+    assert [sum(shares) for shares in paced(1.0, make_state("a", prompt, 4), max_step_ms=None)] == [512, 388]
+
+
+def test_many_beams_and_a_small_budget_are_no_deadlock() -> None:
+    assert paced(9.0, make_state("a", [1] * 90, 4), max_batch_size=20, token_budget=20) == [[20]] * 4 + [[10]]
+    pace = Pace(0.001, least=80)  # as many beams may have to run together
+    for _ in range(2):
+        assert pace.most_tokens(512) >= 80
+        pace.observe(64, 1, 99.0)
+        pace.observe(64, 1, 99.0)
+
+
+def test_a_prediction_is_verified_whole_whatever_that_takes() -> None:
+    state = make_state("a", [1] * 20, 400, draft=[2] * 300)
+    assert paced(1.0, state) == [[320]]
 
 
 def ran(scheduler: Scheduler) -> list[str]:

@@ -127,6 +127,18 @@ def test_a_client_that_leaves_during_its_prompt_frees_the_engine(node: Node, str
     assert node.metric("generated_tokens_total") == tokens
 
 
+def test_a_slow_prompt_is_left_as_fast(started: Start, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Of a model that needs the better part of a second for as many tokens as its budget has."""
+    folder = write_model(tmp_path_factory.mktemp("models") / "slow", 0, context=CONTEXT, width=1024, layers=6)
+    with started("--model", str(folder), "--max-step-ms", "100") as node:
+        assert node.post(model="slow", prompt="x" * 300, max_tokens=1).status_code == 200  # it learns its pace
+        for _ in range(3):
+            prompt = f"{time.monotonic()}" * 300
+            with leaving_client(node, {"model": "slow", "prompt": prompt[:4000], "max_tokens": 10}):
+                wait_for(lambda: node.metric("running") == 1)
+            assert wait_for(lambda: node.metric("running") == 0) < 0.25
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_the_queue_is_forgotten(node: Node, stream: bool) -> None:
     with leaving_client(node, {**ENDLESS, "stream": True}):
