@@ -87,12 +87,14 @@ class GgufFile:
         import gguf
 
         tensor = self._tensors[self._gguf_name(name)]
+        is_one_more = self._arch == "gemma3" and name.endswith("norm.weight")  # llama.cpp stores 1 + weight
         try:
             rows_at_once = max(1, _NUMBERS_AT_ONCE * len(target) // target.numel())
             for start in range(0, len(target), rows_at_once):
                 stored = tensor.data[start : start + rows_at_once]
-                rows = gguf.quants.dequantize(stored, tensor.tensor_type)
-                target[start : start + rows_at_once].copy_(torch.from_numpy(np.require(rows, requirements="W")))
+                numbers = gguf.quants.dequantize(stored, tensor.tensor_type)
+                rows = torch.from_numpy(np.require(numbers, requirements="W"))
+                target[start : start + rows_at_once].copy_(rows - 1 if is_one_more else rows)
                 self._mapping.madvise(mmap.MADV_DONTNEED)  # what was read need not stay in memory
         except NotImplementedError as error:
             raise ModelLoadError(f"{self.where}: {tensor.name} is {tensor.tensor_type.name}: {error}.") from error
@@ -100,8 +102,6 @@ class GgufFile:
             _to_halves(target, self.fields.integer("num_attention_heads"))
         elif self._arch == "llama" and ".self_attn.k_proj." in name:
             _to_halves(target, self.fields.integer("num_key_value_heads"))
-        elif self._arch == "gemma3" and name.endswith("norm.weight"):
-            target.sub_(1)  # llama.cpp stores what is multiplied with
 
     def _gguf_name(self, name: str) -> str:
         return self._names.get_name(name, try_suffixes=(".weight", ".bias")) or name

@@ -1,13 +1,14 @@
 """Models by name: a path on this machine, or a repository or single file on a model hub.
 
-Downloads resume where they broke off, and what is new is checked against the hub's SHA-256 before it is used.
+Downloads resume where they broke off, and are checked against the hub's SHA-256 before they are first used.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,8 @@ _FILE = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)/(?P<file>[\w./-]+\.gguf)")
 _REPO = re.compile(r"(hf:)?(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)")
 _NEEDED = ["config.json", "generation_config.json", "tokenizer*", "chat_template*", "model*.safetensors*"]
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_NOTES = "updraft-verified"  # a folder beside the blobs of a repository
+_log = logging.getLogger("updraft.engine")
 
 
 def find_model(name: str) -> Path:
@@ -39,9 +42,7 @@ def find_model(name: str) -> Path:
         )
     from_hub = _hub_library()
     with _told(name, form["repo"]):
-        return _verified(
-            form["repo"], lambda: Path(from_hub.snapshot_download(form["repo"], allow_patterns=_NEEDED)), name
-        )
+        return _verified(Path(from_hub.snapshot_download(form["repo"], allow_patterns=_NEEDED)), name)
 
 
 def name_of(path: Path) -> str:
@@ -59,7 +60,7 @@ def download_file(name: str) -> Path:
         raise ConfigurationError(f"{name!r} is not of the form hf:owner/repo/file.gguf.")
     from_hub = _hub_library()
     with _told(name, form["repo"]):
-        return _verified(form["repo"], lambda: Path(from_hub.hf_hub_download(form["repo"], form["file"])), name)
+        return _verified(Path(from_hub.hf_hub_download(form["repo"], form["file"])), name)
 
 
 def _hub_library() -> ModuleType:
@@ -93,22 +94,37 @@ def _told(name: str, repo: str) -> Iterator[None]:
         ) from error
 
 
-def _verified(repo: str, download: Callable[[], Path], name: str) -> Path:
-    """What `download` returns, after checking the large files that it brought (they are called by their SHA-256)."""
-    from huggingface_hub.constants import HF_HUB_CACHE
+def _verified(path: Path, name: str) -> Path:
+    """`path` as it was downloaded, once its large files (they are called by their SHA-256) have been compared with it.
 
-    blobs = Path(HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}" / "blobs"
-    before = _files(blobs)
-    path = download()
-    for blob in _files(blobs) - before:
-        if _SHA256.fullmatch(blob.name) and _sha256(blob) != blob.name:
-            blob.unlink()
+    Each is compared once, whatever broke off before that: a note in the hub's cache says which have been.
+    """
+    for blob in _blobs(path):
+        note, written = blob.parent.with_name(_NOTES) / blob.name, _written(blob)
+        if note.is_file() and note.read_text() == written:
+            continue
+        if _sha256(blob) != blob.name:
+            blob.unlink(missing_ok=True)
             raise ModelLoadError(f"{name} arrived damaged (its SHA-256 is not the hub's): try again.")
+        try:
+            note.parent.mkdir(exist_ok=True)
+            note.write_text(written)
+        except OSError as error:
+            _log.warning("%s is compared with its SHA-256 at every start: no note of it can be kept: %s", name, error)
     return path
 
 
-def _files(folder: Path) -> set[Path]:
-    return {path for path in folder.iterdir() if path.is_file()} if folder.is_dir() else set()
+def _blobs(path: Path) -> list[Path]:
+    """What the links of a download lead to, as far as that is called by a SHA-256."""
+    links = [link for link in (path.iterdir() if path.is_dir() else [path]) if link.is_symlink()]
+    blobs = [link.parent / link.readlink() for link in links]
+    return [blob for blob in blobs if _SHA256.fullmatch(blob.name) and blob.is_file()]
+
+
+def _written(blob: Path) -> str:
+    """Its size in bytes, and when it was written, in nanoseconds since 1970: a new download has others."""
+    found = blob.stat()
+    return f"{found.st_size} {found.st_mtime_ns}"
 
 
 def _sha256(path: Path) -> str:

@@ -15,11 +15,13 @@ COMMIT = "c" * 40
 
 @dataclass
 class Hub:
-    """`files` by repository and name. The first `breaks` downloads end half way; `corrupt` ones arrive changed."""
+    """`files` by repository and name. The first `breaks` downloads end half way; those called in `corrupt`
+    arrive changed, those in `lost` not at all."""
 
     files: dict[str, dict[str, bytes]]
     breaks: int = 0
-    corrupt: bool = False
+    corrupt: set[str] = field(default_factory=set[str])
+    lost: set[str] = field(default_factory=set[str])
     ranges: list[str] = field(default_factory=list)
     url: str = ""
 
@@ -64,14 +66,16 @@ def running(hub: Hub) -> Iterator[Hub]:
                 return
             digest = hashlib.sha256(data).hexdigest()
             headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{digest}"', "Accept-Ranges": "bytes"}
-            sent = data[:-1] + b"?" if hub.corrupt else data
+            sent = data[:-1] + b"?" if name in hub.corrupt else data
             status, asked = 200, self.headers.get("Range")
             if asked:
                 hub.ranges.append(asked)
                 start = int(asked.removeprefix("bytes=").partition("-")[0])
                 headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
                 status, sent = 206, sent[start:]
-            if body and hub.breaks:
+            if body and name in hub.lost:
+                self.send(403, b"")
+            elif body and hub.breaks:
                 hub.breaks -= 1
                 self.send(status, sent, headers, cut=len(sent) // 2)
             else:

@@ -50,6 +50,15 @@ def test_a_gguf_file_is_the_model_it_was_made_of(tmp_path: Path, shape: str) -> 
     torch.testing.assert_close(ours(tmp_path / "model.gguf", tokens), expected, atol=1e-4, rtol=0)
 
 
+def test_the_norms_of_gemma_lose_nothing_to_the_one_that_llama_cpp_adds(tmp_path: Path) -> None:
+    reference = reference_model("Gemma3", **GEMMA).bfloat16()
+    reference.save_pretrained(tmp_path / "folder")
+    write_gguf(reference, tmp_path / "model.gguf")
+    from_gguf, from_folder = (load_model(tmp_path / name, dtype=torch.bfloat16) for name in ("model.gguf", "folder"))
+    for name, parameter in from_folder.named_parameters():
+        assert torch.equal(from_gguf.get_parameter(name), parameter), name
+
+
 def test_longrope_factors_travel(tmp_path: Path) -> None:
     architecture, options = LONG_ONLY
     reference = reference_model(architecture, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -66,13 +67,51 @@ def test_a_broken_download_resumes_and_a_second_use_needs_no_network(tmp_path: P
 
 
 def test_a_damaged_download_is_refused_and_forgotten(tmp_path: Path) -> None:
-    with running(Hub({"owner/model": {"file.gguf": WEIGHTS}}, corrupt=True)) as hub:
+    with running(Hub({"owner/model": {"file.gguf": WEIGHTS}}, corrupt={"file.gguf"})) as hub:
         found = find("hf:owner/model/file.gguf", hub, tmp_path)
         assert found.returncode == 1
         assert "SHA-256" in found.stderr
-        hub.corrupt = False
+        hub.corrupt.clear()
         found = find("hf:owner/model/file.gguf", hub, tmp_path)
     assert Path(found.stdout.strip()).read_bytes() == WEIGHTS
+
+
+def test_a_damaged_shard_is_found_though_the_download_broke_off_behind_it(tmp_path: Path) -> None:
+    shards = {"model-00001-of-00002.safetensors": WEIGHTS, "model-00002-of-00002.safetensors": WEIGHTS[::-1]}
+    hub = Hub({"owner/model": {"config.json": b"{}", **shards}}, corrupt={min(shards)}, lost={max(shards)})
+    with running(hub):
+        found = find("owner/model", hub, tmp_path)
+        assert "cannot be downloaded" in found.stderr
+        assert [blob.stat().st_size for blob in tmp_path.glob("hub/*/blobs/*")].count(len(WEIGHTS)) == 1
+        hub.lost.clear()
+        found = find("owner/model", hub, tmp_path)
+        assert found.returncode == 1
+        assert "SHA-256" in found.stderr
+        hub.corrupt.clear()
+        found = find("owner/model", hub, tmp_path)
+    assert {name: (Path(found.stdout.strip()) / name).read_bytes() for name in shards} == shards
+
+
+def test_a_file_is_compared_once_and_again_when_it_was_written_again(tmp_path: Path) -> None:
+    with running(Hub({"owner/model": {"file.gguf": WEIGHTS}})) as hub:
+        path = Path(find("hf:owner/model/file.gguf", hub, tmp_path).stdout.strip())
+        before = path.stat()
+        path.write_bytes(WEIGHTS[::-1])
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # so that only reading it could tell
+        assert find("hf:owner/model/file.gguf", hub, tmp_path).returncode == 0
+        os.utime(path)
+        assert "SHA-256" in find("hf:owner/model/file.gguf", hub, tmp_path).stderr
+
+
+def test_a_cache_that_takes_no_notes_serves_all_the_same(tmp_path: Path) -> None:
+    with running(Hub({"owner/model": {"file.gguf": WEIGHTS}})) as hub:
+        path = Path(find("hf:owner/model/file.gguf", hub, tmp_path).stdout.strip())
+        (notes,) = tmp_path.glob("hub/*/updraft-verified")
+        shutil.rmtree(notes)
+        notes.touch()  # in the way, as root may write anywhere
+        found = find("hf:owner/model/file.gguf", hub, tmp_path)
+    assert found.stdout.strip() == str(path)
+    assert "no note of it can be kept" in found.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,35 @@
+"""The gateway in front of a real node: what no fake one can show."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import openai
+from tiny_model import write_model
+from updraft.cloud_engine.gateway import new_key
+
+
+def test_what_one_key_has_asked_is_in_no_other_keys_cache(spawn: Any, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "tiny", 0)
+    node = spawn("-m", "updraft.cloud_engine.node", "--model", str(model), "--threads", "1", "--exit-with-parent")
+    keys = {name: new_key(name) for name in ("alice", "bob", "carol")}
+    (tmp_path / "keys").write_text("\n".join(line for _, line in keys.values()))
+    files = ("--keys", str(tmp_path / "keys"), "--db", str(tmp_path / "usage.sqlite"))
+    gateway = spawn("-m", "updraft.cloud_engine.gateway", "--node", node.url, *files, "--exit-with-parent")
+
+    def cached(name: str, **options: Any) -> int:
+        messages: list[Any] = [{"role": "user", "content": "A question of more than sixteen tokens, which is a block."}]
+        with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=keys[name][0], max_retries=0, timeout=120) as client:
+            answer = client.chat.completions.create(model="tiny", messages=messages, max_tokens=1, **options)
+        assert answer.usage and answer.usage.prompt_tokens_details
+        return answer.usage.prompt_tokens_details.cached_tokens or 0
+
+    assert cached("alice") == 0
+    assert cached("alice") > 16
+    assert cached("bob") == 0
+    assert cached("bob") > 16
+    assert cached("bob", extra_body={"cache_salt": "of one of bob's users"}) == 0
+    disguise = {"x-updraft-tenant": blake2b(b"alice", digest_size=16).hexdigest()}
+    assert cached("carol", extra_headers=disguise) == 0
