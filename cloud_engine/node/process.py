@@ -21,10 +21,10 @@ class NodeOptions:
     """`model` and `draft` are names as `models.hub.find_model` takes them.
 
     `max_step_ms`, `context_length`, `num_blocks`, `max_waiting`, `prefix_caching`, `cuda_graphs`, `dtype`,
-    `block_size`, `batch_invariant`, `attention_backend`: see `EngineConfig`. `draft` is a smaller model of the same vocabulary for
-    speculative decoding; `ngram`: draft from the text itself, too. `threads` None: torch's default. `restart`: replace
-    an engine that dies. `drain_seconds`: what requests in flight get to finish on SIGTERM. `tool_parser`: a
-    `ToolFormat`'s name, or "auto". `exit_with_parent`: stop when the starting process is gone.
+    `block_size`, `batch_invariant`, `attention_backend`: see `EngineConfig`. `draft` is a smaller model of the same
+    vocabulary for speculative decoding; `ngram`: draft from the text itself, too. `threads` None: torch's default.
+    `restart`: replace an engine that dies. `drain_seconds`: what requests in flight get to finish on SIGTERM.
+    `tool_parser`: a `ToolFormat`'s name, or "auto". `exit_with_parent`: stop when the starting process is gone.
     """
 
     model: str
