@@ -72,6 +72,8 @@ def test_a_prediction_changes_no_token(kind, batch_size, plain, make_engine, ask
             assert counts.accepted_prediction_tokens == LENGTH
         if kind == "wrong":
             assert counts.accepted_prediction_tokens <= 3  # a token may repeat by chance
+    if batch_size == 4 and kind not in ("right", "too long"):
+        assert engine.stats().draft_proposed > 0, "where the prediction is spent or lost, the draft model takes over"
 
 
 def test_a_right_prediction_is_verified_together_with_the_prompt(plain, make_engine, ask, run):
