@@ -100,6 +100,18 @@ def test_a_stop_string_does_not_change_how_a_prediction_is_counted() -> None:
     assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (12, 8)
 
 
+@pytest.mark.parametrize("cut", [1, 7], ids=["token by token", "in one step"])
+@pytest.mark.parametrize(("least", "text"), [(0, "ab"), (3, "ab"), (4, "abcab"), (6, "abcab"), (7, "abcabca")])
+def test_before_its_least_tokens_no_stop_string_ends_an_answer(least: int, text: str, cut: int) -> None:
+    tokens = [1, 2, 3, 1, 2, 3, 1]
+    request = GenerationRequest("r", [0], SamplingParams(stop=("c",), min_tokens=least))
+    steps = [tokens[start : start + cut] for start in range(0, len(tokens), cut)]
+    found = read(Once(*steps), Letters(), request)
+    assert "".join(piece.text for piece in found) == text
+    stopped = [piece.usage.completion_tokens for piece in found if piece.finish_reason == "stop" and piece.usage]
+    assert stopped == ([len(text) + 1] if len(text) < len(tokens) else [])
+
+
 def test_an_offset_is_where_the_text_of_a_token_begins() -> None:
     tokens = [*"a🙂".encode(), 300, *"é!".encode()]
     request = GenerationRequest("r", [0], SamplingParams(logprobs=0, stop=("!",)))
