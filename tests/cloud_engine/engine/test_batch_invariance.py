@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,9 +25,32 @@ VOCABULARY = 97
 WIDE = 1344  # longer than what oneDNN sums in one way
 
 Run = Callable[[Engine, Sequence[GenerationRequest]], list[Any]]
+CASES = pytest.mark.parametrize(
+    ("computing", "window"),
+    [("the fastest here", None), ("the fastest here", 20), ("oneDNN and torch", 20)],
+    indirect=["computing"],
+)
 
 
-def wide_model(dtype: torch.dtype, window: int | None = None) -> Decoder:
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    if request.param == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this CPU has no bfloat16 products")
+    return request.param
+
+
+@pytest.fixture
+def computing(request: pytest.FixtureRequest, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Options of an engine: with our own products and attention where they are the fastest, and without."""
+    options = {"dtype": str(dtype).removeprefix("torch.")}
+    if request.param == "the fastest here":
+        return options
+    monkeypatch.setattr(packed_linear, "_is_ahead_of_onednn", lambda weight: False)
+    return {**options, "attention_backend": "torch"}
+
+
+def wide_model(dtype: torch.dtype, window: int | None = None, noise: float = 0.0) -> Decoder:
+    """`noise`: of the weights, as a share of their deviation. With some it is a draft that is often wrong."""
     torch.manual_seed(3)
     config = ModelConfig(
         architecture="LlamaForCausalLM",
@@ -46,6 +70,8 @@ def wide_model(dtype: torch.dtype, window: int | None = None) -> Decoder:
     model = Decoder(config).requires_grad_(False).eval().to(dtype)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.15) if parameter.dim() > 1 else torch.nn.init.ones_(parameter)
+    for parameter in model.parameters():
+        parameter.add_(torch.randn_like(parameter), alpha=0.15 * noise)
     return model
 
 
@@ -59,35 +85,77 @@ def requests(prompts: Sequence[Sequence[int]]) -> list[GenerationRequest]:
     return [GenerationRequest(str(i), list(prompt), params) for i, prompt in enumerate(prompts)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("window", [None, 20])
-def test_the_same_bits_alone_in_a_batch_in_chunks_with_prefix_hits_preempted_and_speculated(
-    dtype: torch.dtype, window: int | None, make_prompts: Callable[..., list[list[int]]], run: Run
+def said(results: Sequence[Any]) -> list[tuple[Any, Any]]:
+    return [(result.token_ids, result.logprobs) for result in results]
+
+
+@CASES
+def test_the_same_bits_alone_in_a_batch_in_chunks_with_prefix_hits_and_preempted(
+    dtype: torch.dtype,
+    window: int | None,
+    computing: dict[str, Any],
+    make_prompts: Callable[..., list[list[int]]],
+    run: Run,
 ) -> None:
-    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        pytest.skip("this CPU has no bfloat16 products")
-    model, draft = wide_model(dtype, window), wide_model(dtype)
-    name = str(dtype).removeprefix("torch.")
-    prompts = make_prompts(12)
-    alone = [run(invariant_engine(model, dtype=name), requests([prompt]))[0] for prompt in prompts]
-    wanted = [(result.token_ids, result.logprobs) for result in alone]
+    model, prompts = wide_model(dtype, window), make_prompts(12)
+    wanted = [said(run(invariant_engine(model, **computing), requests([prompt])))[0] for prompt in prompts]
+    if "attention_backend" in computing:
+        assert isinstance(model.layers[0].mlp.down_proj, OneDnnLinear)
     ways: dict[str, dict[str, Any]] = {
         "batch": {},
         "chunks": {"token_budget": 16},
         "odd chunks": {"token_budget": 23, "max_batch_size": 5},
         "preempted": {"num_blocks": 14},
-        "speculated": {"draft": draft},
     }
     for way, options in ways.items():
-        engine = invariant_engine(model, dtype=name, **options)
-        got = [(result.token_ids, result.logprobs) for result in run(engine, requests(prompts))]
-        assert got == wanted, way
+        engine = invariant_engine(model, **computing, **options)
+        assert said(run(engine, requests(prompts))) == wanted, way
         if way == "preempted":
             assert engine.stats().preemptions > 0
         if way == "batch":
-            again = [(result.token_ids, result.logprobs) for result in run(engine, requests(prompts))]
+            again = said(run(engine, requests(prompts)))
             assert engine.stats().prefix_hit_tokens > 0
             assert again == wanted, "prefix hits"
+
+
+@CASES
+def test_the_same_bits_with_drafts_that_hold_and_drafts_that_do_not(
+    dtype: torch.dtype,
+    window: int | None,
+    computing: dict[str, Any],
+    make_prompts: Callable[..., list[list[int]]],
+    run: Run,
+) -> None:
+    model, draft = wide_model(dtype, window), wide_model(dtype, window, noise=0.1)
+    prompts = [prompt * 3 for prompt in make_prompts(4)]
+    params = SamplingParams(temperature=0.3, repetition_penalty=0.5, seed=7, max_tokens=24, logprobs=3)
+
+    def alone(prompt: list[int], index: int) -> tuple[Any, Any]:
+        seeded = replace(params, seed=7 + index)
+        return said(run(invariant_engine(model, **computing), [GenerationRequest("alone", prompt, seeded)]))[0]
+
+    def asked(predictions: Sequence[list[int]] = ()) -> list[GenerationRequest]:
+        drafts = predictions or [[]] * len(prompts)
+        return [
+            GenerationRequest(str(i), prompt, params, drafted, n=2)
+            for i, (prompt, drafted) in enumerate(zip(prompts, drafts, strict=True))
+        ]
+
+    wanted = [alone(prompt, index) for prompt in prompts for index in (0, 1)]
+
+    engine = invariant_engine(model, draft=draft, draft_length="fixed", **computing)
+    assert said(run(engine, asked())) == wanted
+    assert 0 < engine.stats().draft_accepted < engine.stats().draft_proposed
+
+    engine = invariant_engine(model, ngram=True, draft_length="fixed", **computing)
+    assert said(run(engine, asked())) == wanted
+    assert 0 < engine.stats().ngram_accepted < engine.stats().ngram_proposed
+
+    engine = invariant_engine(model, **computing)
+    spoilt = [[*tokens[:8], (tokens[8] + 1) % VOCABULARY, *tokens[9:]] for tokens, _ in wanted[::2]]
+    assert said(run(engine, asked(spoilt))) == wanted
+    stats = engine.stats()
+    assert min(stats.speculative_steps, stats.accepted_prediction_tokens, stats.rejected_prediction_tokens) > 0
 
 
 class Leaky(OneDnnLinear):
@@ -107,7 +175,15 @@ def test_a_layer_whose_rows_depend_on_their_number_is_refused_at_start() -> None
 def test_long_sums_in_pieces_are_the_same_sums() -> None:
     plain = nn.Linear(8 * WIDE, 64).requires_grad_(False)
     rows = torch.randn(40, 8 * WIDE)
-    torch.testing.assert_close(OneDnnLinear(plain, batch_invariant=True)(rows), plain(rows), rtol=1e-4, atol=1e-4)
+    found = OneDnnLinear(plain, batch_invariant=True)(rows)
+    torch.testing.assert_close(found, plain(rows), rtol=1e-4, atol=1e-4)
+    total = torch.zeros(40, 64)
+    for part, weight in zip(rows.split(1024, dim=1), plain.weight.split(1024, dim=1), strict=True):
+        piece = nn.Linear(part.shape[1], 64).requires_grad_(False)
+        piece.weight.copy_(weight)
+        piece.bias.copy_(plain.bias if weight.data_ptr() == plain.weight.data_ptr() else torch.zeros(64))
+        total += OneDnnLinear(piece)(part)
+    assert torch.equal(found, total), "not every oneDNN needs the pieces, but on every machine they are there"
 
 
 def test_a_model_that_was_packed_by_onednn_without_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
