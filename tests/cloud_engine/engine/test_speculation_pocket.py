@@ -1,8 +1,12 @@
-"""Real models, real prompts: 200 tasks greedy, with every drafter, alone and in company, all as without drafts."""
+"""Real models, real prompts: 200 tasks greedy, with every drafter, alone and in company, all as without drafts.
+
+In batch-invariant mode to the last bit of their log-probabilities.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from updraft.cloud_engine.engine.config import EngineConfig
@@ -14,25 +18,30 @@ from updraft.protocol.requests import Message
 from updraft.protocol.sampling import SamplingParams
 
 LENGTH, PROMPTS = 20, 200
+Asked = list[list[int]]
 
 
-def start(*, draft: bool = False, **config: object) -> Engine:
+def start(*, draft: bool = False, prefix_caching: bool = False, **config: Any) -> Engine:
     options = EngineConfig(
-        prefix_caching=False, max_waiting=PROMPTS, draft_length="fixed", num_draft_tokens=5, **config
+        prefix_caching=prefix_caching, max_waiting=PROMPTS, draft_length="fixed", num_draft_tokens=5, **config
     )
     folder = pocket.pocket_small_folder() if draft else None
     return Engine.from_folder(pocket.pocket_large_folder(), draft=folder, config=options)
 
 
-def answers(engine: Engine, prompts: list[list[int]], predictions: list[list[int]] | None = None) -> list[list[int]]:
-    params = SamplingParams(temperature=0.0, max_tokens=LENGTH)
+def answers(
+    engine: Engine, prompts: Asked, predictions: Asked | None = None, logprobs: int | None = None
+) -> list[list[Any]]:
+    """The tokens of each; with `logprobs` each token with its score."""
+    params = SamplingParams(temperature=0.0, max_tokens=LENGTH, logprobs=logprobs)
     for number, prompt in enumerate(prompts):
         predicted = predictions[number] if predictions else []
         engine.add_request(GenerationRequest(str(number), prompt, params, predicted))
-    found: list[list[int]] = [[] for _ in prompts]
+    found: list[list[Any]] = [[] for _ in prompts]
     while engine.has_work:
         for output in engine.step():
-            found[int(output.request_id)] += output.token_ids
+            tokens = output.token_ids
+            found[int(output.request_id)] += tokens if logprobs is None else zip(tokens, output.logprobs, strict=True)
     return found
 
 
@@ -79,3 +88,30 @@ def test_the_small_models_answer_as_prediction_changes_no_answer(
     stats = engine.stats()
     assert stats.accepted_prediction_tokens > 0
     assert stats.rejected_prediction_tokens > 0
+
+
+@pytest.fixture(scope="module")
+def alone(prompts: Asked) -> list[list[Any]]:
+    """With log-probabilities."""
+    return answers(start(max_batch_size=1, batch_invariant=True), prompts, logprobs=1)
+
+
+@pytest.mark.parametrize(("drafter", "batch_size"), [("draft", 4), ("ngram", 16)])
+def test_in_batch_invariant_mode_drafts_change_no_bit(drafter: str, batch_size: int, prompts, alone) -> None:
+    engine = start(max_batch_size=batch_size, batch_invariant=True, **{drafter: True})
+    assert answers(engine, prompts, logprobs=1) == alone
+    stats = engine.stats()
+    assert 0 < getattr(stats, f"{drafter}_accepted") < getattr(stats, f"{drafter}_proposed")
+
+
+def test_in_batch_invariant_mode_chunks_prefix_hits_and_predictions_change_no_bit(
+    prompts, alone, small_answers
+) -> None:
+    engine = start(batch_invariant=True, token_budget=32, prefix_caching=True, num_blocks=2048)
+    assert answers(engine, prompts, logprobs=1) == alone
+    found, steps = engine.stats().prefix_hit_tokens, engine.stats().speculative_steps
+    assert answers(engine, prompts, small_answers, logprobs=1) == alone
+    stats = engine.stats()
+    assert stats.prefix_hit_tokens - found > sum(map(len, prompts)) / 2
+    assert (steps, stats.speculative_steps > 0) == (0, True)
+    assert min(stats.accepted_prediction_tokens, stats.rejected_prediction_tokens) > 0
