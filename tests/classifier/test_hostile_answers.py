@@ -25,12 +25,17 @@ def _seconds(run: str, length: int) -> float:
     return time.thread_time() - started
 
 
+def _is_slow(run: str, length: int, most_s: float) -> bool:
+    """Every time: once the collector of garbage may have come in between, which in a whole run of tests takes long."""
+    return all(_seconds(run, length) > most_s for _ in range(3))
+
+
 @pytest.mark.parametrize("run", [*_CHARACTERS, *_PHRASES])
 def test_a_long_run_takes_time_in_proportion(run: str) -> None:
-    assert _seconds(run, 30_000) < 1.0
+    assert not _is_slow(run, 30_000, 1.0)
 
 
 @pytest.mark.parametrize("first", _CHARACTERS)
 def test_so_does_a_run_of_any_pair(first: str) -> None:
     others = _CHARACTERS[_CHARACTERS.index(first) + 1 :]
-    assert [pair for pair in (first + second for second in others) if _seconds(pair, 5_000) > 0.3] == []
+    assert [pair for pair in (first + second for second in others) if _is_slow(pair, 5_000, 0.3)] == []
