@@ -6,6 +6,7 @@ import concurrent.futures
 import json
 import signal
 import socket
+import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -132,11 +133,13 @@ def test_a_slow_prompt_is_left_as_fast(started: Start, tmp_path_factory: pytest.
     folder = write_model(tmp_path_factory.mktemp("models") / "slow", 0, context=CONTEXT, width=1024, layers=6)
     with started("--model", str(folder), "--max-step-ms", "100") as node:
         assert node.post(model="slow", prompt="x" * 300, max_tokens=1).status_code == 200  # it learns its pace
-        for _ in range(3):
+        left_s: list[float] = []
+        for _ in range(5):  # others may have the processor once or twice
             prompt = f"{time.monotonic()}" * 300
             with leaving_client(node, {"model": "slow", "prompt": prompt[:4000], "max_tokens": 10}):
                 wait_for(lambda: node.metric("running") == 1)
-            assert wait_for(lambda: node.metric("running") == 0) < 0.25
+            left_s.append(wait_for(lambda: node.metric("running") == 0))
+    assert statistics.median(left_s) < 0.25
 
 
 @pytest.mark.parametrize("stream", [False, True])
