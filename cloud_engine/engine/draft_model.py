@@ -70,6 +70,8 @@ class DraftModel(Drafter):
             return CatchUp()
         logits = self._run(chunks)
         catch_up = CatchUp(sum(len(chunk.token_ids) for chunk in chunks), time.perf_counter() - started)
+        if not drafting:
+            return catch_up
         _sample(logits, drafting, row_of)
         self._go_on([item for item in drafting if len(item.draft_ids) < item.num_drafts], row_of)
         return catch_up

@@ -118,8 +118,9 @@ class Scheduler:
         return [*decodes, *others]
 
     def observe(self, sequences: int, step_s: float) -> None:
-        """The step that was scheduled last is over; `sequences` were in it."""
-        self._pace.observe(self._prompt_tokens, sequences, step_s)
+        """The step that was scheduled last is over; `sequences` were in it. One with drafts says little of prompts."""
+        if not self._speculator.granted:
+            self._pace.observe(self._prompt_tokens, sequences, step_s)
 
     def remove(self, state: RequestState) -> None:
         """Forget a finished or aborted request, wherever it is, and free its blocks."""

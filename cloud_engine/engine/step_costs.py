@@ -194,10 +194,8 @@ class StepCosts:
 
     def _shares(self, sequences: int) -> dict[int, Recent]:
         """By draft tokens each, of the batches that are closest in size, of those of which anything is sure."""
-        sure = {size: _sure(shares) for size, shares in self._verify.items()}
-        sizes = [size for size, shares in sure.items() if shares]
-        return sure[min(sizes, key=lambda known: abs(known - sequences.bit_length()))] if sizes else {}
-
-
-def _sure(measured: dict[int, Recent]) -> dict[int, Recent]:
-    return {key: recent for key, recent in measured.items() if recent.is_sure}
+        for size in sorted(self._verify, key=lambda known: abs(known - sequences.bit_length())):
+            sure = {each: share for each, share in self._verify[size].items() if share.is_sure}
+            if sure:
+                return sure
+        return {}

@@ -482,6 +482,14 @@ def test_a_prediction_is_verified_whole_whatever_that_takes() -> None:
     assert paced(1.0, state) == [[320]]
 
 
+def test_what_predictions_take_is_not_put_down_to_prompts() -> None:
+    """Else each prompt that comes with one would make the pieces of the next prompts smaller."""
+    first = make_state("a", [0] * 300, 400)  # of which the pace is learned
+    predicted = [make_state(f"{index}", [index] * 40, 400, draft=[2] * 300) for index in range(1, 13)]
+    shares = paced(1e-3, first, *predicted, make_state("z", [99] * 500, 400))
+    assert max(step[-1] for step in shares[-4:]) > 90
+
+
 def ran(scheduler: Scheduler) -> list[str]:
     """One step; who was in it, in order."""
     batch = scheduler.schedule()
