@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import log1p
-from operator import ne
+from operator import eq
 
 import numpy as np
 
@@ -34,6 +34,7 @@ _INEQUALITY = re.compile(r"([-\d](?<![\d.][-\d])(?<!-(?!\d))\d*(?:\.\d+)?)\s*([<
 _SEGMENT = re.compile(r"[,;:?!\n.](?:(?<!\.)|(?!\d))")
 _ITEM = r"[^\s,;:<>.=?!]++(?:\.\d++)?"
 _LIST = re.compile(rf"(?<![^\s,;:<>=?!]){_ITEM}(?:\s*[,<>]\s*{_ITEM}){{2,}}")
+_INNER_ITEM = re.compile(rf"[,<>]\s*{_ITEM}\s*[,<>]")  # every list has one, and most texts have none
 _SEPARATOR = re.compile(r"\s*[,<>]\s*")
 _SPELLED = re.compile(r"(?<![\w])([A-Za-z])(?!\w)")
 _MARKS = ("answer", "result", "therefore")
@@ -83,11 +84,12 @@ ANSWER_NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Mentioned:
-    """What an answer is held against: the question's words, its numbers in order, the words beside each number, and its
-    letters without what is between them.
+    """What an answer is held against: the question's words, those of them that begin with a letter, its numbers in
+    order, such words beside each number, and its letters without what is between them.
     """
 
     words: frozenset[str]
+    lettered: frozenset[str]
     numbers: tuple[str, ...]
     beside: Mapping[str, frozenset[str]]
     letters: str
@@ -96,10 +98,12 @@ class Mentioned:
     def of(cls, question: str) -> Mentioned:
         beside: dict[str, frozenset[str]] = {}
         for numbers, words in _segments(question):
-            beside |= {number: words.union(beside.get(number, ())) for number in numbers}
+            lettered = _lettered(words)
+            beside |= {number: lettered.union(beside.get(number, ())) for number in numbers}
         lower = question.lower()
+        words = frozenset(_words(lower))
         letters = lower.translate(_LETTERS) if lower.isascii() else _NO_LETTER.sub("", lower)
-        return cls(frozenset(_words(lower)), tuple(_NUMBER.findall(question)), beside, letters)
+        return cls(words, _lettered(words), tuple(_NUMBER.findall(question)), beside, letters)
 
 
 def answer_checks(view: RunView, mentioned: Mentioned | None = None) -> Array:
@@ -118,13 +122,14 @@ def answer_checks(view: RunView, mentioned: Mentioned | None = None) -> Array:
     false = truths.count(False)
     working, final, marked = _split_final(text, lower)
     final_words = _words(final.lower())
-    earlier = set(_words(working.lower()))
+    worked = _words(working.lower())
     trigrams = list(zip(words, words[1:], words[2:], strict=False))
     opens_json = text.lstrip()[:1] in ("{", "[")
     valid_json = opens_json and _is_json(text)
     items = _longest_list(text)
     bound, misbound = _bindings(text, mentioned)
-    spelled, misspelled = _spelling(mentioned.letters, working)
+    letters = _single_letters(working, worked)
+    spelled = len(letters) > 2
     values = [
         log1p(len(text)),
         log1p(len(words)),
@@ -144,7 +149,7 @@ def answer_checks(view: RunView, mentioned: Mentioned | None = None) -> Array:
         1.0 - _share_outside(words, mentioned.words),
         log1p(len(final)),
         log1p(len(final_words)),
-        1.0 - _share_outside(final_words, earlier),
+        1.0 - _share_outside(final_words, set(worked)),
         1.0 - _share_outside(final_words, mentioned.words),
         marked,
         sum(abs(text.count(a) - text.count(b)) for a, b in ("()", "[]", "{}")) + text.count('"') % 2,
@@ -159,7 +164,7 @@ def answer_checks(view: RunView, mentioned: Mentioned | None = None) -> Array:
         log1p(misbound),
         misbound / max(bound + misbound, 1),
         spelled,
-        misspelled,
+        spelled and letters not in mentioned.letters,
     ]
     return np.array([float(value) for value in values], np.float32)
 
@@ -181,7 +186,7 @@ def _holds(left: str, right: str) -> bool:
 
 def _longest_list(text: str) -> list[str]:
     """The items of the longest list in `text`: three or more words or numbers between commas or comparison signs."""
-    if sum(map(text.count, ",<>")) < 2:
+    if not _INNER_ITEM.search(text):
         return []
     lists = [_SEPARATOR.split(found) for found in _LIST.findall(text)]
     return max(lists, key=len, default=list[str]())
@@ -204,7 +209,7 @@ def _bindings(text: str, mentioned: Mentioned) -> tuple[int, int]:
     """
     bound = misbound = 0
     for numbers, words in _segments(text):
-        for number in frozenset[str]() if words.isdisjoint(mentioned.words) else numbers & mentioned.beside.keys():
+        for number in frozenset[str]() if words.isdisjoint(mentioned.lettered) else numbers & mentioned.beside.keys():
             if words.isdisjoint(mentioned.beside[number]):
                 misbound += 1
             else:
@@ -215,11 +220,11 @@ def _bindings(text: str, mentioned: Mentioned) -> tuple[int, int]:
 def _segments(text: str) -> list[tuple[frozenset[str], frozenset[str]]]:
     """The numbers and the words of each piece of `text` between marks that has a number."""
     numbered = ((piece, _NUMBER.findall(piece)) for piece in _SEGMENT.split(text))
-    return [
-        (frozenset(numbers), frozenset(word for word in _words(piece.lower()) if word[0].isalpha()))
-        for piece, numbers in numbered
-        if numbers
-    ]
+    return [(frozenset(numbers), frozenset(_words(piece.lower()))) for piece, numbers in numbered if numbers]
+
+
+def _lettered(words: Iterable[str]) -> frozenset[str]:
+    return frozenset(word for word in words if word[0].isalpha())
 
 
 def _words(text: str) -> list[str]:
@@ -227,11 +232,11 @@ def _words(text: str) -> list[str]:
     return text.translate(_BLANKED).split() if text.isascii() else _WORD.findall(text)
 
 
-def _spelling(asked: str, working: str) -> tuple[bool, bool]:
-    """Whether the working spells something letter by letter, and whether `asked`, the question's letters, lacks it."""
-    letters = "".join(_SPELLED.findall(working)).lower()
-    spelled = len(letters) > 2
-    return spelled, spelled and letters not in asked
+def _single_letters(working: str, words: Sequence[str]) -> str:
+    """What the working, whose lower-case words these are, spells letter by letter."""
+    if working.isascii():
+        return "".join(word for word in words if len(word) == 1 and word.isalpha())
+    return "".join(_SPELLED.findall(working)).lower()
 
 
 def _split_final(text: str, lower: str) -> tuple[str, str, bool]:
@@ -265,10 +270,6 @@ def _distinct(items: Sequence[object]) -> float:
 
 
 def _longest_repeat(words: Sequence[str]) -> int:
-    if all(map(ne, words, words[1:])):
-        return 0
-    longest = current = 0
-    for before, word in pairwise(words):
-        current = current + 1 if word == before else 0
-        longest = max(longest, current)
-    return longest
+    """How often one word follows itself at most."""
+    repeats = bytes(map(eq, words, words[1:]))
+    return max(map(len, repeats.split(b"\0")))

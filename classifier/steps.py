@@ -21,15 +21,17 @@ from .views import Array
 
 __all__ = ["STEP_NAMES", "Given", "Step", "final_number", "step_checks", "steps"]
 
-_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?|\.\d+")
+# A search for a set of characters skips to the next of them, one for alternatives tries every character.
+_NUMBER = re.compile(r"[\d.](?:(?<=\d)[\d,]*(?:\.\d+)?|(?<=\.)\d+)")
 _TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|[-+*/()%]")
 _THOUSANDS = re.compile(r",(?<=\d,)(?=\d{3}\b)")
 # Tried at the start of a run of blanks only: tried at each of them, a long run would take quadratic time.
 _TIMES = re.compile(r"(?<=[\d)\s])(?<![\d)\s][ ])[ ]*+[xX×⋅·][ ]*+(?=[\d($])|\\times|\\cdot")
+_MAY_BE_TIMES = re.compile(r"[xX×⋅·][ ]*+[\d($]|\\times|\\cdot")
 _MARK = re.compile(r"<<([^<>=]*)=([^<>=]*)>>")
 _ASIDE = re.compile(r"\([^()\d]*\)")
-_UNIT = re.compile(r"(?<=\d) +[A-Za-z][A-Za-z'’]*(?: [A-Za-z'’]+){0,3}(?= *[-+*/=)])")
-_BREAK = re.compile(r"[.,;:]\s|\n")
+_UNIT = re.compile(r" (?<=\d ) *[A-Za-z][A-Za-z'’]*(?: [A-Za-z'’]+){0,3}(?= *[-+*/=)])")
+_BREAK = re.compile(r"[.,;:\n](?:(?<=\n)|\s)")
 _EQUATION = re.compile(r"[-+*/()%$\d., ]{0,200}=[-+*/()=%$\d., ]{0,200}")
 _RESULT = re.compile(r"####[ \t]*(.*)")
 _SENTENCE = re.compile(r"[.?!](?:\s|$)")
@@ -60,10 +62,13 @@ class Step(NamedTuple):
 
 def steps(text: str) -> list[Step]:
     """The equations of `text` between plain numbers, calculator marks last; what is no arithmetic is passed over."""
-    plain = _TIMES.sub("*", _THOUSANDS.sub("", text.replace("÷", "/").replace("−", "-")))
+    plain = _THOUSANDS.sub("", text.replace("÷", "/").replace("−", "-"))
+    if _MAY_BE_TIMES.search(plain):
+        plain = _TIMES.sub("*", plain)
     marked = [_step(left, right) for left, right in _MARK.findall(plain)]
     bare = _UNIT.sub("", _ASIDE.sub(" ", _MARK.sub(" ", plain)))
-    chains = (found.group().split("=") for piece in _BREAK.split(bare) for found in _EQUATION.finditer(piece))
+    equations = (piece for piece in _BREAK.split(bare) if "=" in piece)
+    chains = (found.group().split("=") for piece in equations for found in _EQUATION.finditer(piece))
     stated = [_step(left, right) for chain in chains for left, right in pairwise(chain)]
     return [step for step in (*stated, *marked) if step is not None][:_MOST_STEPS]
 
