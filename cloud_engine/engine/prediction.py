@@ -14,8 +14,9 @@ class PredictionCursor:
     """Proposes the next stretch of a prediction and follows what the model really said.
 
     Until the first miss everything that is left is proposed at once, or a few tokens first as a probe. After a miss
-    nothing is, until the last few generated tokens reappear further on in the prediction: then it goes on from there,
-    cautiously.
+    behind tokens that held it goes on behind the refuted one, as if only that had been another: half of what a larger
+    model changes are single tokens. After a second miss at once nothing is proposed, until the last few generated
+    tokens reappear further on in the prediction. Wherever it goes on, it does so cautiously.
     """
 
     def __init__(self, draft_ids: Sequence[int]) -> None:
@@ -23,6 +24,7 @@ class PredictionCursor:
         self._next: int | None = 0 if self._draft else None  # None: lost
         self._searched_to = 0  # draft tokens before this are spent: confirmed, refuted or passed over
         self._window = len(self._draft)
+        self._has_held = False  # any token since it went on from where it is
         self._judged = False
         self._held: bool | None = None
         self._ends: dict[tuple[int, ...], list[int]] = defaultdict(list)  # run of tokens -> where it ends
@@ -65,6 +67,7 @@ class PredictionCursor:
             self._searched_to = self._next + agreed
             if not self._judged and (agreed < num_new or self._searched_to >= PROBE_TOKENS):
                 self._judged, self._held = True, self._searched_to >= min(PROBE_TOKENS, len(self._draft))
+            self._has_held = self._has_held or agreed > 0
             if agreed == num_new:
                 self._next = self._searched_to
                 self._window *= 2 if num_proposed >= self._window else 1
@@ -72,11 +75,15 @@ class PredictionCursor:
                 self._searched_to += 1  # the refuted token
                 self._next = None
         if self._next is None:
-            self._realign(tuple(generated[-ALIGN_ON:]))
+            self._next = self._realigned(tuple(generated[-ALIGN_ON:]))
 
-    def _realign(self, tail: tuple[int, ...]) -> None:
+    def _realigned(self, tail: tuple[int, ...]) -> int | None:
+        """Where to go on after a miss, if anywhere."""
         ends = self._ends.get(tail, [])
         index = bisect_right(ends, self._searched_to)
         if index < len(ends):
-            self._next = self._searched_to = ends[index]
-            self._window = PROBE_TOKENS
+            self._searched_to = ends[index]
+        elif not self._has_held:
+            return None
+        self._window, self._has_held = PROBE_TOKENS, False
+        return self._searched_to
