@@ -63,7 +63,8 @@ def plan(
     for span in spans:
         pieces = _aligned(span, cache.block_size) if batch_invariant else [span]
         for piece in pieces:
-            reaches.append(_reach(row, piece, window, cache.block_size))
+            first_query = piece.start - piece.start % cache.block_size if batch_invariant else piece.start
+            reaches.append(_reach(row, piece, first_query, window, cache.block_size))
             row += piece.length
     if batch_invariant:
         return [_build(members, cache, window, cache.block_size) for members in _by_blocks(reaches)]
@@ -84,16 +85,17 @@ class _Reach:
         return self.end - self.first
 
 
-def _reach(row: int, span: QuerySpan, window: int | None, block_size: int) -> _Reach:
-    oldest = 0 if window is None else max(0, span.start - window + 1)
+def _reach(row: int, span: QuerySpan, first_query: int, window: int | None, block_size: int) -> _Reach:
+    """With the keys that a query at `first_query` could see, where there was one."""
+    oldest = 0 if window is None else max(0, first_query - window + 1)
     return _Reach(row, span, oldest // block_size, -(-(span.start + span.length) // block_size))
 
 
 def _aligned(span: QuerySpan, block_size: int) -> list[QuerySpan]:
     """A span cut at block borders.
 
-    Each piece is computed with its queries where they stand in their block and with the keys up to the end of that
-    block: the same matrix products for a position, whether it comes alone or in a chunk of any size.
+    Each piece is computed with its queries where they stand in their block, and with all keys that any query of that
+    block sees: the same matrix products for a position, whether it comes alone or in a chunk of any size.
     """
     end = span.start + span.length
     starts = [span.start, *range(span.start - span.start % block_size + block_size, end, block_size)]
@@ -167,6 +169,7 @@ def _pages(members: list[_Reach], num_blocks: int, kv_heads: int) -> NDArray[np.
     tables = np.zeros((len(members), num_blocks), dtype=np.int64)
     for table, member in zip(tables, members, strict=True):
         table[: member.num_blocks] = member.span.block_table[member.first : member.end]
+    tables = tables.clip(min=0)  # blocks behind a window may be gone: nothing looks there any more
     parts = np.arange(2 * kv_heads).reshape(2, 1, kv_heads, 1)
     return tables[:, None] * (2 * kv_heads) + parts
 

@@ -40,18 +40,20 @@ class _ContinuationCall(ctypes.Structure):
 
 
 class NativeContinuation:
-    """Continues sequences with a decoder, its head and its embeddings (vocabulary, size), multiplied by `scale`.
+    """Continues sequences with a decoder, its head and its embeddings (vocabulary, size), multiplied by `scale`. None:
+    they are the head's weights.
 
     They are read where they lie: nothing may replace or move them.
     """
 
-    def __init__(self, decoder: NativeDecoder, head: NativeLinear, embeddings: Tensor, scale: float) -> None:
+    def __init__(self, decoder: NativeDecoder, head: NativeLinear, embeddings: Tensor | None, scale: float) -> None:
         """Raises ConfigurationError for what does not belong together."""
         library = load()
         assert library is not None, "there are packed weights"
-        is_same = head.shape == tuple(embeddings.shape) and head.dtype == embeddings.dtype
-        if not is_same or not embeddings.is_contiguous():
-            raise ConfigurationError("Continuation: head and embeddings must be of one shape and dtype, and dense.")
+        if embeddings is not None:
+            is_same = head.shape == tuple(embeddings.shape) and head.dtype == embeddings.dtype
+            if not is_same or not embeddings.is_contiguous():
+                raise ConfigurationError("Continuation: head and embeddings must be of one shape and dtype, and dense.")
         self._library = library
         self._decoder, self._head, self._embeddings, self._scale = decoder, head, embeddings, scale
 
@@ -69,11 +71,11 @@ class NativeContinuation:
         mask and no typical-p; where rounding decides, the likeliest token is taken. Raises ConfigurationError for what
         does not fit.
         """
-        rows, (vocabulary, size) = len(first), self._embeddings.shape
+        rows, (vocabulary, size) = len(first), self._head.shape
         if rows != passes.live[0] or not all(0 <= token < vocabulary for token in first):
             raise ConfigurationError(f"Continuation: {passes.live[0]} tokens below {vocabulary} are needed.")
-        hidden = self._embeddings.new_empty(rows, size)
-        logits = self._embeddings.new_empty(rows, vocabulary)
+        hidden = torch.empty(rows, size, dtype=self._head.dtype)
+        logits = torch.empty(rows, vocabulary, dtype=self._head.dtype)
         self._decoder.check(hidden, len(passes.row), rotations, attention)
         check_sampling(logits, sampling)
         if sampling.mask is not None or sampling.typical_p is not None:
@@ -91,7 +93,7 @@ class NativeContinuation:
         call = _ContinuationCall(
             decoder=ctypes.pointer(decoder),
             sampling=ctypes.pointer(sample_call(logits, sampling, keys, chosen)),
-            embeddings=self._embeddings.data_ptr(),
+            embeddings=None if self._embeddings is None else self._embeddings.data_ptr(),
             first=tokens.ctypes.data,
             live=passes.live.ctypes.data,
             passes=len(passes.live),

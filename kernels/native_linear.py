@@ -16,6 +16,7 @@ from ..protocol.errors import ConfigurationError
 from .native_library import load
 
 _LINE = 64
+_PANELS_AT_ONCE = 64
 #: Bytes between rows whose columns compete for the same few lines of the first-level cache.
 _CROWDED = 2048
 
@@ -41,9 +42,8 @@ class _LinearCall(ctypes.Structure):
 class NativeLinear(nn.Module):
     """What `linear` computes, for inference, where `can_compute` says so. `shape` is (out_features, in_features).
 
-    `take_over`: the packed weights go where the plain ones lie, if they fit, so that none are left of which somebody
-    could still make use. New memory for each would leave holes where the plain ones were, into which the next may not
-    fit.
+    `take_over`: the packed weights go where the plain ones lie, if they fit, some panels at a time: nothing is ever
+    there twice, and none are left of which somebody could still make use.
     """
 
     def __init__(self, linear: nn.Linear, *, take_over: bool = False) -> None:
@@ -53,12 +53,12 @@ class NativeLinear(nn.Module):
         self.shape = tuple(weight.shape)
         self.dtype = weight.dtype
         panel: int = library.linear_panel()
-        packed = weight.new_zeros(-(-self.shape[0] // panel), self.shape[1], panel)
-        in_place = take_over and weight.is_contiguous() and weight.numel() == packed.numel()
-        self._packed = weight.view(packed.shape) if in_place else packed
+        in_place = take_over and weight.is_contiguous() and self.shape[0] % panel == 0
+        shape = -(-self.shape[0] // panel), self.shape[1], panel
+        self.weight = weight.view(shape) if in_place else weight.new_zeros(shape)
         self._bias = None if linear.bias is None else linear.bias.detach().to(self.dtype).contiguous()
         self._weights = _Weights(
-            packed=self._packed.data_ptr(),
+            packed=self.weight.data_ptr(),
             bias=None if self._bias is None else self._bias.data_ptr(),
             outputs=self.shape[0],
             inputs=self.shape[1],
@@ -67,15 +67,11 @@ class NativeLinear(nn.Module):
         self.address = ctypes.addressof(self._weights)  # for C, as long as the layer lives
         self._multiply = library.linear
         plain = weight if weight.stride(1) == 1 else weight.contiguous()
-        library.linear_pack(
-            ctypes.c_void_p(plain.data_ptr()),
-            ctypes.c_int64(plain.stride(0)),
-            ctypes.c_void_p(packed.data_ptr()),
-            ctypes.byref(self._weights),
-            ctypes.c_int64(torch.get_num_threads()),
-        )
-        if in_place:
-            self._packed.copy_(packed)
+        if not in_place:
+            _pack(plain, self.weight)
+            return
+        for rows, panels in zip(plain.split(_PANELS_AT_ONCE * panel), self.weight.split(_PANELS_AT_ONCE), strict=True):
+            _pack(rows.clone(), panels)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(rows, in_features) to (rows, out_features), in the dtype of the weights. Raises ConfigurationError for what
@@ -97,6 +93,28 @@ class NativeLinear(nn.Module):
         return out
 
 
+class NativeEmbedding(nn.Module):
+    """The embeddings of a model whose head is tied to them, from the packed head: so they are there once."""
+
+    def __init__(self, head: NativeLinear) -> None:
+        super().__init__()
+        self.weight = head.weight  # packed, for whoever asks for dtype or device
+        self._head, self._rows = head, _library().linear_rows
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """(tokens,) int64 to (tokens, in_features). Raises IndexError for an id that is not below out_features."""
+        out = self.weight.new_empty(len(token_ids), self._head.shape[1])
+        token_ids = token_ids.contiguous()
+        if self._rows(
+            ctypes.c_void_p(self._head.address),
+            ctypes.c_void_p(token_ids.data_ptr()),
+            ctypes.c_int64(len(token_ids)),
+            ctypes.c_void_p(out.data_ptr()),
+        ):
+            raise IndexError(f"There are embeddings of {self._head.shape[0]} tokens.")
+        return out
+
+
 def can_compute(weight: Tensor) -> bool:
     """Whether `NativeLinear` takes a layer with `weight` (out_features, in_features)."""
     if weight.device.type != "cpu" or weight.shape[1] == 0 or load() is None:
@@ -107,6 +125,18 @@ def can_compute(weight: Tensor) -> bool:
 def is_vectorised_for(dtype: torch.dtype) -> bool:
     """Whether this processor has the instructions that the kernel was measured with; `can_compute` has said yes."""
     return bool(_library().linear_is_vectorised(ctypes.c_int64(dtype == torch.bfloat16)))
+
+
+def _pack(plain: Tensor, packed: Tensor) -> None:
+    """(outputs, inputs) into panels, (panels, inputs, outputs of a panel)."""
+    weights = _Weights(outputs=plain.shape[0], inputs=plain.shape[1], is_bf16=plain.dtype == torch.bfloat16)
+    _library().linear_pack(
+        ctypes.c_void_p(plain.data_ptr()),
+        ctypes.c_int64(plain.stride(0)),
+        ctypes.c_void_p(packed.data_ptr()),
+        ctypes.byref(weights),
+        ctypes.c_int64(torch.get_num_threads()),
+    )
 
 
 def _library() -> ctypes.CDLL:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..protocol.errors import ConfigurationError
 from . import native_linear, onednn_linear
-from .native_linear import NativeLinear
+from .native_linear import NativeEmbedding, NativeLinear
 from .onednn_linear import LEAST_ROWS, OneDnnLinear
 
 PackedLinear = NativeLinear | OneDnnLinear
@@ -23,22 +23,27 @@ _CHECKED_ROWS = 40
 def pack_linears(model: nn.Module, *, batch_invariant: bool = False) -> None:
     """Replace every `nn.Linear` of a model on the CPU, in place, where its weights can be packed.
 
-    The plain weights are overwritten or go, but for those that another layer uses too (a tied head). A packed model
-    stays as it is. Raises ConfigurationError if `batch_invariant` cannot be had on this machine.
+    The plain weights are overwritten or go, but for those that another layer uses too: embeddings that a head is tied
+    to are looked up in the head, where that is in our form. A packed model stays as it is. Raises ConfigurationError if
+    `batch_invariant` cannot be had on this machine.
     """
     own = (parameter for module in model.modules() for parameter in module.parameters(recurse=False))
     owners = Counter(parameter.data_ptr() for parameter in own)
-    places = [
-        (parent, name)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if isinstance(child, nn.Linear | OneDnnLinear)
-    ]
+    children = [(parent, *child) for parent in model.modules() for child in parent.named_children()]
+    embeddings = {
+        child.weight.data_ptr(): (parent, name) for parent, name, child in children if isinstance(child, nn.Embedding)
+    }
+    places = [(parent, name) for parent, name, child in children if isinstance(child, nn.Linear | OneDnnLinear)]
+    del children
     for parent, name in places:  # one at a time: each plain matrix is freed before the next one is packed
         child = getattr(parent, name)
         if isinstance(child, nn.Linear):
-            alone = owners[child.weight.data_ptr()] == 1  # no tied head
-            setattr(parent, name, packed(child, batch_invariant=batch_invariant, take_over=alone))
+            tied = embeddings.get(child.weight.data_ptr())
+            alone = owners[child.weight.data_ptr()] == (1 if tied is None else 2)
+            form = packed(child, batch_invariant=batch_invariant, take_over=alone)
+            setattr(parent, name, form)
+            if tied is not None and alone and isinstance(form, NativeLinear):
+                setattr(*tied, NativeEmbedding(form))
         elif batch_invariant and not child.is_invariant:
             raise ConfigurationError(
                 "batch_invariant: this model has been packed without it for another engine. Load it once more.",

@@ -104,7 +104,10 @@ class DraftLengthPolicy:
         return [min(self._most, candidate.limit) for candidate in candidates]
 
     def observe(self, step: StepReport) -> None:
-        """Learn from a step. To be called once for every step, which may have had drafts or not."""
+        """Learn from a step, which may have had drafts or not. To be called once for every step, or `pass_by`."""
+
+    def pass_by(self, step_s: float) -> None:
+        """A step from which there is nothing to learn."""
 
 
 class AdaptiveDraftLength(DraftLengthPolicy):
@@ -122,7 +125,10 @@ class AdaptiveDraftLength(DraftLengthPolicy):
 
     def observe(self, step: StepReport) -> None:
         self._costs.observe(step)
-        self._since_trial_s += step.step_s
+        self.pass_by(step.step_s)
+
+    def pass_by(self, step_s: float) -> None:
+        self._since_trial_s += step_s
         self._rest = max(0, self._rest - 1)
         self.rests = self._rest > 0
 

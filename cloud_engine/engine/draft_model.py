@@ -157,4 +157,4 @@ def _sample(logits: Tensor, drafting: Sequence[ScheduledRequest], row_of: RowOf)
 
 def _is_prompt_of_more(item: ScheduledRequest) -> bool:
     """Whether the item is part of a prompt behind which there will be something to draft."""
-    return not item.is_caught_up and item.state.num_remaining_tokens > 1
+    return not item.is_caught_up and item.state.num_remaining_tokens > 1 and not item.state.request.beam

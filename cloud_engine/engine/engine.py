@@ -159,7 +159,7 @@ class Engine:
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Drop a request and free its blocks; one that is not here (any more) is no error.
 
-        With an `index` only this one of its answers, while others go on.
+        With an `index` only this one of its answers, of which there was an output, while others go on.
         """
         expected = self._expected.pop(request_id, None) is not None
         self._counters.aborted_requests += self._answers.drop(request_id, index) or expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
@@ -79,16 +80,19 @@ class KVCacheManager:
         state.num_draft_computed_tokens = state.num_drafted_blocks * self.block_size
         return True
 
-    def can_admit(self, state: RequestState) -> bool:
-        """Whether `admit` would succeed now."""
-        return self._has_room(state, self._cached_prefix(state))
+    def can_admit(self, state: RequestState, without: Iterable[RequestState] = ()) -> bool:
+        """Whether `admit` would succeed if those `without` whom had given their blocks back."""
+        released = Counter(block for other in without for block in _held(other.block_table))
+        return self._has_room(state, self._cached_prefix(state), released)
 
-    def _has_room(self, state: RequestState, cached: list[int]) -> bool:
+    def _has_room(self, state: RequestState, cached: list[int], released: Counter[int] | None = None) -> bool:
+        released = released or Counter()
         held = list(_held(cached))
         to_start = self._blocks_to_start(state, cached) - len(cached)
         missing = max(to_start, self.most_blocks_for(len(state.token_ids)) - len(held))
-        revived = sum(self.pool.references(block) == 0 for block in held)
-        return missing + revived <= self.pool.num_free
+        revived = sum(self.pool.references(block) == released[block] for block in held)
+        freed = sum(self.pool.references(block) == holders for block, holders in released.items())
+        return missing + revived <= self.pool.num_free + freed
 
     def _blocks_to_start(self, state: RequestState, cached: list[int]) -> int:
         known = len(state.token_ids)

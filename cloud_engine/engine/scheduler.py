@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import time
 from bisect import insort, insort_left
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Iterable, Sequence
+from itertools import chain, takewhile
 
 from ...protocol.errors import OverloadedError
 from .config import EngineConfig, Policy
@@ -106,21 +106,20 @@ class Scheduler:
         self._admit_ahead()
         preemptions = self.counters.preemptions
         budget = self._config.token_budget - len(self.running)
-        for_prompts = self._pace.most_tokens(budget)
+        for_prompts = self._pace.most_prompt_tokens(budget)
         decodes, others, left = self._continue_running(for_prompts)
         if self.counters.preemptions == preemptions:
             left = self._admit_waiting(others, left)
         self._prompt_tokens = for_prompts - left
-        budget -= self._prompt_tokens
-        # Drafts use budget and blocks nobody else wants: they never delay or preempt a request.
-        for item in self._speculator.grant(decodes, others, budget, self._cache.grow):
+        # Drafts use budget, time and blocks nobody else wants: they never delay or preempt a request.
+        for_drafts = self._pace.most_draft_tokens(budget - self._prompt_tokens, self._prompt_tokens)
+        for item in self._speculator.grant(decodes, others, for_drafts, self._cache.grow):
             self.decodes.leave(item.state)
         return [*decodes, *others]
 
     def observe(self, sequences: int, step_s: float) -> None:
-        """The step that was scheduled last is over; `sequences` were in it. One with drafts says little of prompts."""
-        if not self._speculator.granted:
-            self._pace.observe(self._prompt_tokens, sequences, step_s)
+        """The step that was scheduled last is over; `sequences` were in it."""
+        self._pace.observe(self._prompt_tokens, self._speculator.granted_tokens, sequences, step_s)
 
     def remove(self, state: RequestState) -> None:
         """Forget a finished or aborted request, wherever it is, and free its blocks."""
@@ -173,14 +172,21 @@ class Scheduler:
         return True
 
     def _yield_to_priority(self) -> None:
-        """Stop running requests for a waiting one of higher priority that has no room beside them."""
-        while self.waiting and self.running:
-            head, last = self.waiting[0], self.running[-1]
-            if head.request.priority >= last.request.priority or head.order >= last.order:
-                return
-            if self._has_place(self._first_waiting()) and self._cache.can_admit(head):
-                return
-            self._preempt_last()
+        """Stop running requests for a waiting one of higher priority that has no room beside them.
+
+        Only if there is room without them: else they would have lost their places for nobody.
+        """
+        if not self.waiting:
+            return
+        head = self.waiting[0]
+        lesser = list(takewhile(lambda state: _yields(state, head), reversed(self.running)))
+        if lesser and self._has_room_without(lesser):
+            while not self._has_room_without([]):
+                self._preempt_last()
+
+    def _has_room_without(self, others: list[RequestState]) -> bool:
+        """Whether the first of the waiting would have places and blocks if the `others` were not running."""
+        return self._has_place(self._first_waiting(), others) and self._cache.can_admit(self.waiting[0], others)
 
     def _admit_ahead(self) -> None:
         """Let in who comes before some running request, so that these do not use up the step's budget first."""
@@ -267,14 +273,24 @@ class Scheduler:
                 return count
         return len(self.waiting) + len(expected)
 
-    def _has_place(self, states: list[RequestState]) -> bool:
+    def _has_place(self, states: list[RequestState], without: Sequence[RequestState] = ()) -> bool:
         """Whether the batch has rows for them, and for all that is still to branch off from them and the running."""
-        return self._places + sum(1 + state.unforked for state in states) <= self._config.max_batch_size
+        return self._places - _places(without) + _places(states) <= self._config.max_batch_size
 
 
 def _beams_of(state: RequestState, among: list[RequestState]) -> list[RequestState]:
     """All beams of this one's request; itself alone where there is no beam search."""
     return [other for other in among if other.request is state.request] if state.request.beam else [state]
+
+
+def _places(states: Iterable[RequestState]) -> int:
+    """Rows that they take in the batch, with all that is still to branch off from them."""
+    return sum(1 + state.unforked for state in states)
+
+
+def _yields(running: RequestState, head: RequestState) -> bool:
+    """Whether it gives way to the `head` of the queue."""
+    return head.request.priority < running.request.priority and head.order < running.order
 
 
 def _order(state: RequestState) -> float:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ...kernels.native_continuation import NativeContinuation
 from ...kernels.native_decoder import DecoderWeights, LayerWeights, NativeDecoder
-from ...kernels.native_linear import NativeLinear
+from ...kernels.native_linear import NativeEmbedding, NativeLinear
 from .config import ModelConfig
 from .layers import RMSNorm
 
@@ -32,10 +32,11 @@ def native_decoder(model: Decoder) -> NativeDecoder | None:
 def native_continuation(model: Decoder, layers: NativeDecoder) -> NativeContinuation | None:
     """Whole passes of `model`, from token to token, around its `layers`; None where the head is not packed for that, or
     caps its logits."""
-    head, embeddings = model.lm_head, model.embed_tokens.weight
+    head, embeddings = model.lm_head, model.embed_tokens
     if not isinstance(head, NativeLinear) or model.config.logit_soft_cap is not None:
         return None
-    return NativeContinuation(layers, head, embeddings, model.embedding_scale)
+    is_tied = isinstance(embeddings, NativeEmbedding)
+    return NativeContinuation(layers, head, None if is_tied else embeddings.weight, model.embedding_scale)
 
 
 def _layer(layer: DecoderLayer, config: ModelConfig, index: int) -> LayerWeights | None:

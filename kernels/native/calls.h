@@ -19,6 +19,7 @@ typedef struct {
 } LinearCall;
 
 void linear(const LinearCall *call);
+int linear_rows(const Weights *weights, const int64_t *outputs, int64_t rows, void *plain);
 
 /* Rows of `hidden` and `residual` lie `stride` and `residual_stride` elements apart, those of `out` are dense.
    `residual`, where there is one, becomes the sum with `hidden`, which is then normed. */

@@ -8,7 +8,7 @@
 /* `decoder` and `sampling`: of a pass with as many rows as the first one has, one of each sequence. What a pass needs of
    its own lies behind what the one before needs: slots, `sequences`, angles, keys of the noise, and the chosen tokens.
    `live`: sequences in each pass, the first of those that the pass before had. `first`: the tokens of the first pass.
-   `embeddings`: (vocabulary, size), multiplied by `embedding_scale`. */
+   `embeddings`: (vocabulary, size), null where they are the head's weights; multiplied by `embedding_scale`. */
 typedef struct {
     const DecoderCall *decoder;
     const SampleCall *sampling;
@@ -20,10 +20,14 @@ typedef struct {
 
 INLINE void embed(const ContinuationCall *call, const int64_t *tokens, int64_t rows, const int is_bf16) {
     const int64_t size = call->decoder->size;
-    for (int64_t row = 0; row < rows; row++)
+    void *to = call->decoder->residual;
+    if (!call->embeddings) linear_rows(call->decoder->head, tokens, rows, to);
+    for (int64_t row = 0; row < rows; row++) {
+        const void *from = call->embeddings ? call->embeddings : to;
+        const int64_t place = (call->embeddings ? tokens[row] : row) * size;
         for (int64_t i = 0; i < size; i += LANES)
-            store(call->decoder->residual, row * size + i,
-                  load(call->embeddings, tokens[row] * size + i, is_bf16) * (float)call->embedding_scale, is_bf16);
+            store(to, row * size + i, load(from, place + i, is_bf16) * (float)call->embedding_scale, is_bf16);
+    }
 }
 
 static int compute(const ContinuationCall *call, int64_t start, int64_t rows) {

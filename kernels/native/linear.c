@@ -49,6 +49,19 @@ void linear_pack(const void *plain, int64_t stride, void *packed, const Weights 
     }
 }
 
+/* The weights of each of `outputs`, (rows, inputs), as they were before they were packed. -1 for one there is not. */
+int linear_rows(const Weights *weights, const int64_t *outputs, int64_t rows, void *plain) {
+    const int64_t words = weights->inputs * size_of(weights->is_bf16) / 4;
+    for (int64_t row = 0; row < rows; row++) {
+        if (outputs[row] < 0 || outputs[row] >= weights->outputs) return -1;
+        const int64_t panel = outputs[row] / PANEL, output = outputs[row] % PANEL;
+        const char *from = (const char *)weights->packed + (panel * words * PANEL + output) * 4;
+        for (int64_t word = 0; word < words; word++)
+            memcpy((char *)plain + (row * words + word) * 4, from + word * PANEL * 4, 4);
+    }
+    return 0;
+}
+
 /* Set or increase the sums of `rows` rows of inputs, `stride` bytes apart, by those over `words` words of them. */
 INLINE void tile(const int rows, const char *inputs, int64_t stride, const char *panel, int64_t words, vec *sums,
                  const int is_first, const int is_bf16) {

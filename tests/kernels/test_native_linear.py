@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 from updraft.kernels.native_library import load
-from updraft.kernels.native_linear import NativeLinear, can_compute
+from updraft.kernels.native_linear import NativeEmbedding, NativeLinear, can_compute
 from updraft.kernels.packed_linear import pack_linears, packed
 from updraft.protocol.errors import ConfigurationError
 
@@ -138,17 +138,32 @@ class Tied(nn.Module):
         return self.odd(inner), self.head(inner)
 
 
-def test_weights_are_packed_where_they_lie_but_a_tied_head() -> None:
+def test_weights_are_packed_where_they_lie() -> None:
     model = Tied().requires_grad_(False)
     rows = torch.randn(5, 64)
     expected, table = model(rows), model.embed.weight.clone()
-    memory = model.inner.weight.data_ptr()
+    memory = model.inner.weight.data_ptr(), model.head.weight.data_ptr()
     pack_linears(model)
     for found, wanted in zip(model(rows), expected, strict=True):
         torch.testing.assert_close(found, wanted)
-    assert torch.equal(model.embed.weight, table)
+    assert torch.equal(model.embed(torch.arange(96)), table)
     if isinstance(model.inner, NativeLinear):
-        assert model.inner._packed.data_ptr() == memory
+        assert (model.inner.weight.data_ptr(), model.head.weight.data_ptr()) == memory
+        assert model.embed.weight is model.head.weight
+
+
+@needs_c
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("outputs", [37, 96, 5000])
+def test_the_rows_of_packed_weights_are_what_they_were(outputs: int, dtype: torch.dtype) -> None:
+    linear = layer(130, outputs, dtype, bias=False)
+    plain = linear.weight.clone()
+    embedding = NativeEmbedding(NativeLinear(linear, take_over=True))
+    rows = torch.tensor([0, outputs - 1, 17, 17, outputs // 2])
+    assert torch.equal(embedding(rows), plain[rows])
+    for wrong in (-1, outputs):
+        with pytest.raises(IndexError, match=str(outputs)):
+            embedding(torch.tensor([0, wrong]))
 
 
 def test_a_layer_that_nothing_packs_stays() -> None:

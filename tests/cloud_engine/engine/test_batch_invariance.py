@@ -49,7 +49,7 @@ def computing(request: pytest.FixtureRequest, dtype: torch.dtype, monkeypatch: p
     return {**options, "attention_backend": "torch"}
 
 
-def wide_model(dtype: torch.dtype, window: int | None = None, noise: float = 0.0) -> Decoder:
+def wide_model(dtype: torch.dtype, window: int | None = None, noise: float = 0.0, context_length: int = 256) -> Decoder:
     """`noise`: of the weights, as a share of their deviation. With some it is a draft that is often wrong."""
     torch.manual_seed(3)
     config = ModelConfig(
@@ -61,9 +61,9 @@ def wide_model(dtype: torch.dtype, window: int | None = None, noise: float = 0.0
         num_heads=4,
         num_kv_heads=2,
         head_dim=16,
-        context_length=256,
+        context_length=context_length,
         rms_norm_eps=1e-5,
-        rotary=RotaryConfig.from_parameters({}, rotary_dim=16, context_length=256),
+        rotary=RotaryConfig.from_parameters({}, rotary_dim=16, context_length=context_length),
         tie_word_embeddings=False,
         windows=(window, None) if window else (),
     )
@@ -87,6 +87,21 @@ def requests(prompts: Sequence[Sequence[int]]) -> list[GenerationRequest]:
 
 def said(results: Sequence[Any]) -> list[tuple[Any, Any]]:
     return [(result.token_ids, result.logprobs) for result in results]
+
+
+@pytest.mark.parametrize("computing", ["oneDNN and torch"], indirect=True)
+@pytest.mark.parametrize(("block_size", "window", "length"), [(8, 20, 90), (16, 600, 1300), (64, 600, 1300)])
+def test_the_same_bits_wherever_a_chunk_begins_in_a_block_behind_a_window(
+    dtype: torch.dtype, block_size: int, window: int, length: int, computing: dict[str, Any], run: Run
+) -> None:
+    """A query that comes alone must not see fewer blocks than in the midst of its block."""
+    model = wide_model(dtype, window, context_length=1500)
+    prompt = [(7 * i) % VOCABULARY for i in range(length)]
+    whole, cut = (
+        said(run(invariant_engine(model, block_size=block_size, token_budget=budget, **computing), requests([prompt])))
+        for budget in (512, 115 if length > 200 else 23)
+    )
+    assert whole == cut
 
 
 @CASES

@@ -94,11 +94,13 @@ print(loaded, (memory("VmHWM") - before) / weights)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux")
+@pytest.mark.parametrize("tied", [False, True], ids=["head of its own", "tied head"])
 @pytest.mark.parametrize(("stored", "most"), [("safetensors", 1.2), ("GGUF", 1.3)])  # gguf's reader leaves some behind
 def test_loading_and_packing_take_hardly_more_memory_than_the_weights(
-    folder: Path, tmp_path: Path, stored: str, most: float
+    folder: Path, tmp_path: Path, stored: str, most: float, tied: bool
 ) -> None:
-    sizes = {"hidden_size": 512, "intermediate_size": 4096, "num_hidden_layers": 8, "vocab_size": 20_000}
+    sizes = {"hidden_size": 512, "intermediate_size": 4096, "num_hidden_layers": 8, "vocab_size": 20_032}
+    sizes["tie_word_embeddings"] = tied
     path = tmp_path if stored == "safetensors" else tmp_path / "model.gguf"
     if stored == "safetensors":
         reference_model(**sizes).save_pretrained(path, max_shard_size="50MB")
@@ -109,7 +111,7 @@ def test_loading_and_packing_take_hardly_more_memory_than_the_weights(
     done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=120, check=True)
     loaded, packed = map(float, done.stdout.split())
     assert 1.0 <= loaded <= most
-    assert packed <= most + 0.1  # each matrix is there twice while it is packed, the head among them
+    assert packed <= most + 0.02  # some panels of a matrix are there twice while it is packed
 
 
 def edit_config(folder: Path, **changes: Any) -> None:

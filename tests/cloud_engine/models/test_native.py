@@ -13,6 +13,7 @@ import torch
 from updraft.cloud_engine.engine.runner import Chunk, Runner
 from updraft.cloud_engine.engine.sampler import SamplingRow, sample
 from updraft.cloud_engine.models.decoder import Decoder
+from updraft.cloud_engine.models.layers import Embedding
 from updraft.cloud_engine.models.loader import load_model
 from updraft.kernels.attention import QuerySpan
 from updraft.kernels.native_library import load
@@ -187,6 +188,6 @@ def test_what_does_not_fit_is_refused_before_c_reads_it(tmp_path: Path) -> None:
     ]:
         with pytest.raises(ConfigurationError, match=problem):
             model(tokens, positions, begin(batch))
-    model.embed_tokens.to(torch.bfloat16)
+    model.embed_tokens = Embedding(*model.lm_head.shape).to(torch.bfloat16)
     with pytest.raises(ConfigurationError, match="bfloat16"):
         model(torch.zeros(3, dtype=torch.int64), torch.arange(3), begin(batch))
