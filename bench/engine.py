@@ -20,6 +20,7 @@ from ..cloud_engine.engine.served_model import ServedModel
 from ..cloud_engine.engine.threads import giving_way
 from ..cloud_engine.models.decoder import Decoder
 from ..cloud_engine.models.loader import load_model
+from ..embedded import pocket
 from ..kernels.host_memory import keep_freed_memory
 from ..protocol.sampling import SamplingParams
 from . import peers, speculation
@@ -50,6 +51,11 @@ class Setting:
     device: str = "cpu"
     peers: Literal["all", "static", "none"] = "all"
     speculation: bool = True
+
+    @property
+    def is_pocket(self) -> bool:
+        """Whether the models that come with the package are measured: small, and trained."""
+        return self.folder == pocket.pocket_large_folder()
 
 
 def measure(setting: Setting, say: Say) -> dict[str, float]:
@@ -88,12 +94,12 @@ def measure(setting: Setting, say: Say) -> dict[str, float]:
         figures |= invariance_figures(
             setting.folder,
             DTYPES[setting.dtype],
-            requests[: _RUNNING if setting.folder.name.startswith("pocket") else 8],
+            requests[: _RUNNING if setting.is_pocket else 8],
         )
         say(f"batch-invariant mode: {figures['batch_invariant_cost']:+.1%} time")
         say(f"without it {figures['divergence_rate']:.0%} of greedy answers depend on the batch")
     if setting.speculation:
-        figures |= speculation.measure(None if setting.folder.name.startswith("pocket") else model, say)
+        figures |= speculation.measure(None if setting.is_pocket else model, say)
     if setting.peers != "none":
         figures |= _peer_figures(setting, requests, lambda: throughput(model, requests), say)
     return figures

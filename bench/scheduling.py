@@ -6,9 +6,8 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -102,8 +101,8 @@ def step_rows(requests: Sequence[Asked], config: EngineConfig) -> list[tuple[int
     """For every step that the requests take: tokens computed and tokens sampled."""
     steps: list[tuple[int, int]] = []
 
-    def note(_scheduler: Scheduler, _cache: KVCacheManager, batch: list[ScheduledRequest]) -> None:
-        steps.append((sum(item.num_tokens for item in batch), sum(item.num_samples for item in batch)))
+    def note(_scheduler: Scheduler, _cache: KVCacheManager, rows: tuple[int, int]) -> None:
+        steps.append(rows)
 
     _play(requests, config, note)
     return steps
@@ -114,7 +113,7 @@ def kv_waste(workload: Workload, running: int = 64) -> float:
     requests = draw(Workload(512, most_prompt=8192, most_output=2048, seed=workload.seed, trace=workload.trace), 32)
     wasted = used = 0
 
-    def note(scheduler: Scheduler, cache: KVCacheManager, _batch: list[ScheduledRequest]) -> None:
+    def note(scheduler: Scheduler, cache: KVCacheManager, _rows: tuple[int, int]) -> None:
         nonlocal wasted, used
         wasted += cache.num_wasted_slots(scheduler.running)
         used += cache.pool.num_used * cache.block_size
@@ -124,8 +123,11 @@ def kv_waste(workload: Workload, running: int = 64) -> float:
     return wasted / used
 
 
-def _play(requests: Sequence[Asked], config: EngineConfig, note: Any) -> None:
-    """Schedule the requests to their end; `note(scheduler, cache, batch)` sees every step when it is done."""
+def _play(
+    requests: Sequence[Asked], config: EngineConfig, note: Callable[[Scheduler, KVCacheManager, tuple[int, int]], None]
+) -> None:
+    """Schedule the requests to their end; `note(scheduler, cache, rows)` sees every step when it is done: how many
+    tokens it computed, and how many it sampled."""
     blocks = config.num_blocks or sum((len(asked.prompt) + asked.output) // config.block_size + 1 for asked in requests)
     cache = KVCacheManager(blocks, config.block_size, prefix_caching=False)
     scheduler = Scheduler(config, cache)
@@ -136,9 +138,10 @@ def _play(requests: Sequence[Asked], config: EngineConfig, note: Any) -> None:
         )
     while scheduler.running or scheduler.waiting:
         batch = scheduler.schedule()
+        rows = sum(item.num_tokens for item in batch), sum(item.num_samples for item in batch)
         for item in batch:
             item.state.num_computed_tokens += item.num_tokens
-        note(scheduler, cache, batch)
+        note(scheduler, cache, rows)
         for item in batch:
             if item.state.num_computed_tokens == len(item.state.token_ids):
                 item.state.token_ids.append(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -85,12 +86,18 @@ def engine(
     requests: Annotated[int, typer.Option(min=1, help="Queued requests; at most 32 of them run.")] = 256,
     trace: Annotated[
         Path | None,
-        typer.Option(help="CSV with ContextTokens and GeneratedTokens to draw lengths from. [built-in mix]"),
+        typer.Option(
+            help="CSV with ContextTokens and GeneratedTokens to draw lengths from. [built-in mix]",
+            exists=True,
+            dir_okay=False,
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Which requests are drawn.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to measure.")] = "cpu",
     dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Of weights and KV cache.")] = "bfloat16",
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch. [all cores]")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=os.cpu_count(), help="Threads of torch. [all cores]")
+    ] = None,
     peers: Annotated[
         Literal["all", "static", "none"],
         typer.Option(help="transformers on the same requests: also its continuous batching (slow), or static batches."),
