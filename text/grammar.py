@@ -8,7 +8,9 @@ it cannot hold an answer to is refused.
 from __future__ import annotations
 
 import json
+import statistics
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -39,6 +41,8 @@ JSON_OPTIONS: JsonCompileOptions = {
 Encode = Callable[[str], list[int]]
 _MAX_LEXER_STATES = 20_000  # about 2 kB each
 _TRIAL_TOKENS = 8
+_TOKEN_CPU_SECONDS = 2.5e-3  # spent in every step for every answer, beside all others; usual grammars take a tenth
+_FORCED_BYTES = 512  # tokenized ahead; only the first token of forced text is asked for
 _MAX_KEPT = 64  # compiled grammars
 
 
@@ -73,8 +77,8 @@ class GrammarCompiler:
     def compile(self, constraint: Constraint) -> llguidance.LLMatcher:
         """A matcher at its beginning, the caller's own.
 
-        Raises InvalidRequestError for a constraint that is wrong, too large, or that no answer can be held to. Takes as
-        long as the constraint wants: see `grammar_check` for those of strangers.
+        Raises InvalidRequestError for a constraint that is wrong, too dear in every token, or that no answer can be
+        held to. Takes as long as the constraint wants: see `grammar_check` for those of strangers.
         """
         with self._lock:
             matcher = self._kept.get(constraint)
@@ -91,9 +95,15 @@ class GrammarCompiler:
             self._tokenizer = _trie(self._vocabulary(), self._encode)
         limits = llguidance.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
         matcher = llguidance.LLMatcher(self._tokenizer, grammar_of(constraint), log_level=0, limits=limits)
-        error = matcher.get_error() or _error_on_trial(matcher.deep_copy())
-        if error:
+        if error := matcher.get_error():
             raise _refused(constraint, _first_line(error))
+        trial = matcher.deep_copy()
+        spent = _tried(trial)
+        if error := trial.get_error():
+            raise _refused(constraint, _first_line(error))
+        if spent > _TOKEN_CPU_SECONDS:
+            why = f"every token takes {spent * 1e3:.1f} ms, more than {_TOKEN_CPU_SECONDS * 1e3:g} ms"
+            raise too_complex(constraint, f"{why}: shorten its fixed texts, or simplify it.")
         if matcher.is_stopped():
             raise _refused(constraint, "no answer but an empty one, or none at all, could match.")
         return matcher
@@ -142,30 +152,48 @@ class _Wrapper:
         self.special_token_ids = special_ids
         self.eos_token_id = eos_id
         self._encode = encode
+        self._most = _FORCED_BYTES + 2 * max(map(len, tokens))  # llguidance leaves the last tokens open
         self._byte_ids = {token[0]: token_id for token_id, token in enumerate(tokens) if len(token) == 1}
 
     def __call__(self, text: str | bytes) -> list[int]:
-        raw = text.encode() if isinstance(text, str) else text
+        raw = _beginning(text.encode() if isinstance(text, str) else text, self._most)
         ids = [] if self._encode is None else self._encode(raw.decode("utf-8", "replace"))
         if b"".join(self.tokens[token_id] for token_id in ids) == raw:
             return ids
         return [self._byte_ids[byte] for byte in raw if byte in self._byte_ids]  # SentencePiece puts a blank in front
 
 
-def _error_on_trial(matcher: llguidance.LLMatcher) -> str:
-    """What goes wrong within a few tokens: some limits are met only in use. Empty if nothing does."""
+def _beginning(raw: bytes, most: int) -> bytes:
+    """At most `most` bytes of UTF-8, and no part of a character."""
+    end = most
+    while most - 3 < end < len(raw) and raw[end] & 0xC0 == 0x80:
+        end -= 1
+    return raw[:end]
+
+
+def _tried(matcher: llguidance.LLMatcher) -> float:
+    """Walk a few tokens, as some limits are met only in use; then the matcher has an error. Seconds of CPU time that a
+    token takes: the median, behind the first one, which builds what the others find; 0 where no other follows."""
+    spent: list[float] = []
     for _ in range(_TRIAL_TOKENS):
         if matcher.is_stopped():
             break
+        started = time.thread_time()
         allowed = int.from_bytes(matcher.compute_bitmask(), "little")
+        if allowed:
+            matcher.consume_token((allowed & -allowed).bit_length() - 1)  # the first of them
+        spent.append(time.thread_time() - started)
         if not allowed:
             break
-        matcher.consume_token((allowed & -allowed).bit_length() - 1)  # the first of them
-    return matcher.get_error()
+    return statistics.median_low(spent[1:] or [0.0])
 
 
 def _first_line(message: str) -> str:
     return message.partition("\n")[0].partition(" <non-verbose/>")[0][:500]
+
+
+def too_complex(constraint: Constraint, why: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{constraint.param}: {why}", param=constraint.param, code="grammar_too_complex")
 
 
 def _refused(constraint: Constraint, why: str) -> InvalidRequestError:

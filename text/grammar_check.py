@@ -8,11 +8,14 @@ requests sees first whether a child process, under limits of the operating syste
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import signal
 import struct
 import sys
+import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,12 +23,17 @@ import msgspec
 
 from ..protocol.errors import EngineError, InvalidRequestError
 from ..protocol.structured import Constraint
-from .grammar import GrammarCompiler, Vocabulary
+from .grammar import GrammarCompiler, Vocabulary, too_complex
+from .turns import Turns
 
-CPU_SECONDS = 1.0
+CPU_SECONDS = 0.5  # schemas of 100 kB take a fifth
 MEMORY_BYTES = 512 * 2**20  # beyond what the process has before it sees a grammar
 _WALL_SECONDS = 30.0  # a machine may be busy; CPU time is what counts
 _MAX_KNOWN = 1024
+_REFUSED_SECONDS = 60.0  # a refusal is remembered; for so long only, as a child may have died of something else
+_MAX_WAITING = 64
+_PATIENCE_SECONDS = 10.0  # several bad ones
+_GRACE_SECONDS = 0.2
 _LENGTH = struct.Struct("!I")
 _GONE = (TimeoutError, asyncio.IncompleteReadError, ConnectionError)
 
@@ -43,28 +51,44 @@ class GrammarCheck:
     def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
         """`vocabulary` is read, in a thread, with the first constraint: a large one takes a second."""
         self._vocabulary = vocabulary
-        self._lock = asyncio.Lock()  # one constraint at a time: a flood of bad ones costs one core
+        self._turns = Turns("checks of new constraints", max_waiting=_MAX_WAITING, patience_s=_PATIENCE_SECONDS)
         self._child: asyncio.subprocess.Process | None = None
-        self._good: OrderedDict[Constraint, None] = OrderedDict()
+        self._known: OrderedDict[bytes, tuple[_Reply, float]] = OrderedDict()  # by digest; until when
 
-    async def check(self, constraint: Constraint) -> None:
-        """Raises InvalidRequestError for a constraint that is wrong, or too dear to compile; EngineError if nobody can
-        say."""
-        if constraint not in self._good:  # what is known does not wait behind others' bad ones
-            async with self._lock:
-                if constraint not in self._good:
+    async def check(self, constraint: Constraint, tenant: str = "") -> None:
+        """Raises InvalidRequestError for a constraint that is wrong, or too dear to compile or to follow;
+        OverloadedError if too many new ones wait for their check, or for too long; EngineError if nobody can say.
+
+        Tenants take turns, one constraint at a time: a flood of bad ones costs one core, and those who send it most."""
+        digest = hashlib.sha256(msgspec.msgpack.encode(constraint)).digest()
+        reply = self._recalled(digest)  # what is known does not wait behind others' bad ones
+        if reply is None:
+            async with self._turns.turn(tenant):
+                reply = self._recalled(digest)
+                if reply is None:
                     reply = await self._ask(constraint)
-                    if reply.refusal is not None:
-                        raise InvalidRequestError(reply.refusal, param=constraint.param, code=reply.code)
-        self._good[constraint] = None
-        self._good.move_to_end(constraint)
-        if len(self._good) > _MAX_KNOWN:
-            self._good.popitem(last=False)
+                    self._remember(digest, reply)
+        if reply.refusal is not None:
+            raise InvalidRequestError(reply.refusal, param=constraint.param, code=reply.code)
 
     async def close(self) -> None:
         child, self._child = self._child, None
         if child is not None:
             await _end(child)
+
+    def _recalled(self, digest: bytes) -> _Reply | None:
+        reply, until = self._known.get(digest, (None, 0.0))
+        if time.monotonic() >= until:
+            return None
+        self._known.move_to_end(digest)
+        return reply
+
+    def _remember(self, digest: bytes, reply: _Reply) -> None:
+        until = float("inf") if reply.refusal is None else time.monotonic() + _REFUSED_SECONDS
+        self._known[digest] = (reply, until)
+        self._known.move_to_end(digest)
+        if len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)
 
     async def _ask(self, constraint: Constraint) -> _Reply:
         try:
@@ -75,7 +99,8 @@ class GrammarCheck:
         except _GONE:
             await self.close()  # killed by its limits, or to be
             why = f"compiling it takes more than {CPU_SECONDS:g} s or {MEMORY_BYTES // 2**20} MB: simplify it."
-            return _Reply(f"{constraint.param}: {why}", "grammar_too_complex")
+            refusal = too_complex(constraint, why)
+            return _Reply(refusal.message, refusal.code)
         except BaseException:  # the caller left: the next one must not get this one's reply
             await self.close()
             raise
@@ -99,9 +124,16 @@ class GrammarCheck:
 
 
 async def _end(child: asyncio.subprocess.Process) -> int:
-    """Its exit code; it is killed if it has none yet."""
-    if child.returncode is None:
-        child.kill()
+    """Its exit code; it is killed if it does not end with its input, or has not ended before: killing what has
+    takes its exit code away from the event loop."""
+    assert child.stdin is not None
+    child.stdin.close()
+    try:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(child.wait(), _GRACE_SECONDS)
+    finally:
+        if child.returncode is None:
+            child.kill()
     return await child.wait()
 
 

@@ -161,7 +161,7 @@ class _Node:
             job = await _off_the_loop_if_long(body, lambda: make_job(body, tenant))
             constraint = job.generations[0].constraint  # the same for all prompts
             if constraint is not None:
-                await self._grammars.check(constraint)
+                await self._grammars.check(constraint, tenant)
             answer = self._pieces(job)
             if not job.stream and (attempt := request.headers.get(ATTEMPT_HEADER.decode())):
                 answer = self._spent.watch(attempt, TokenTally(job.generations), answer)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from updraft.protocol.errors import InvalidRequestError
-from updraft.protocol.structured import Constraint
+from updraft.protocol.structured import MAX_CONSTRAINT_CHARS, Constraint
 from updraft.text.grammar import GrammarCompiler, Vocabulary
+from updraft.text.grammar_state import Grammars
 from updraft.text.tokenizer import Tokenizer
 
 POCKET = Path(__file__).resolve().parents[2] / "embedded" / "weights" / "pocket-large"
@@ -98,6 +99,67 @@ def test_text_matches_no_control_token(compiler: GrammarCompiler, tokenizer: Tok
 def test_forced_text_is_tokenized_as_the_model_is_used_to(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     matcher = compiler.compile(constraint("lark", 'start: "the answer is " /[0-9]/'))
     assert matcher.compute_ff_tokens() == tokenizer.encode("the answer is ")[: len(matcher.compute_ff_tokens())] != []
+
+
+@pytest.mark.parametrize("words", ["a", "The quick brown fox jumps. ", "日本語のテキスト、"])
+def test_of_forced_text_only_the_beginning_is_tokenized(tokenizer: Tokenizer, words: str) -> None:
+    """Else a long literal costs its length in every token, for all whose answers share the step."""
+    asked: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        asked.append(text)
+        return tokenizer.encode(text)
+
+    literal = (words * MAX_CONSTRAINT_CHARS)[: MAX_CONSTRAINT_CHARS - 100]
+    compiler = GrammarCompiler(lambda: Vocabulary.of(tokenizer, tokenizer.eos_ids), encode)
+    grammars = Grammars(compiler, tokenizer.vocab_size, tokenizer.eos_ids)
+    state = grammars.begin(Constraint("choice", json.dumps([literal], ensure_ascii=False), "x"), ignore_eos=False)
+    expected = tokenizer.encode(literal[:1000])[:50]
+    for token in expected:
+        assert state.advance([token]) == 1
+    assert asked and max(map(len, asked)) < 1000
+    assert all(literal.find(text) >= 0 for text in asked)  # no character is cut
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("choice", ["The quick brown fox jumps over the lazy dog. " * 40, "The quick brown fox. " * 60]),
+        ("choice", ["日本語のテキスト、" * 100]),
+        ("regex", "[a-z]{0,8}" + "x" * 1200 + "[0-9]"),
+        ("json_schema", {"const": 'a quoted "text"\n' * 90}),
+        (
+            "json_schema",
+            {"type": "object", "required": ["k" * 900, "b"], "properties": {"k" * 900: {"type": "integer"}}},
+        ),
+    ],
+)
+def test_masks_are_those_of_all_forced_text(
+    tokenizer: Tokenizer, kind: str, source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def states():
+        compiler = GrammarCompiler(lambda: Vocabulary.of(tokenizer, tokenizer.eos_ids), tokenizer.encode)
+        return Grammars(compiler, tokenizer.vocab_size, tokenizer.eos_ids).begin(
+            constraint(kind, source), ignore_eos=False
+        )
+
+    beginning = states()
+    monkeypatch.setattr("updraft.text.grammar._FORCED_BYTES", 10**6)
+    whole = states()
+    rng = np.random.default_rng(0)
+    while (mask := whole.mask([])) is not None:
+        np.testing.assert_array_equal(beginning.mask([]), mask)
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        token = int(rng.choice(allowed))
+        assert beginning.advance([token]) == whole.advance([token]) == 1
+    assert beginning.complete and whole.complete
+
+
+def test_what_is_dear_in_every_token_is_refused(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("updraft.text.grammar._TOKEN_CPU_SECONDS", 0.0)
+    with pytest.raises(InvalidRequestError, match=r"every token takes .* shorten") as caught:
+        compiler.compile(constraint("regex", "[a-z]{30}"))
+    assert (caught.value.param, caught.value.code) == ("response_format", "grammar_too_complex")
 
 
 def test_a_matcher_is_the_callers_own(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:

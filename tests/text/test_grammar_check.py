@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from updraft.protocol.errors import EngineError, InvalidRequestError
+from updraft.protocol.errors import EngineError, InvalidRequestError, OverloadedError
 from updraft.protocol.requests import parse_chat
 from updraft.protocol.structured import Constraint
 from updraft.text.grammar import Vocabulary
@@ -116,6 +118,88 @@ def test_a_flood_does_not_stall_the_event_loop() -> None:
         assert longest < 0.5
 
     checking(test)
+
+
+def moduli(count: int) -> list[Constraint]:
+    return [schema({"type": "integer", "multipleOf": 1234567 + 2 * i}) for i in range(count)]
+
+
+def test_one_tenants_flood_does_not_stand_before_another() -> None:
+    async def test(check: GrammarCheck) -> None:
+        flood = [asyncio.create_task(check.check(one, "flood")) for one in moduli(70)]  # more than may wait
+        await asyncio.sleep(0.3)
+        await check.check(regex("[0-9]{3}x?"), "other")
+        done = [one.exception() for one in flood if one.done()]
+        assert sum(isinstance(error, InvalidRequestError) for error in done) <= 2
+        overloaded = [error for error in done if isinstance(error, OverloadedError)]
+        assert len(overloaded) == 70 - 1 - 64 + 1  # one is served, 64 wait, and one of these made room
+        assert overloaded[0].headers()["retry-after"]
+        for one in flood:
+            one.cancel()
+        await asyncio.gather(*flood, return_exceptions=True)
+
+    checking(test)
+
+
+def test_who_waits_too_long_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("updraft.text.grammar_check._PATIENCE_SECONDS", 0.1)
+
+    async def test(check: GrammarCheck) -> None:
+        bad, good = await asyncio.gather(check.check(moduli(1)[0]), check.check(schema({})), return_exceptions=True)
+        assert (type(bad), type(good)) == (InvalidRequestError, OverloadedError)
+        await check.check(schema({}))
+
+    checking(test)
+
+
+def test_refusals_are_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Constraint] = []
+    ask = GrammarCheck._ask
+
+    async def counted(self: GrammarCheck, constraint: Constraint) -> object:
+        asked.append(constraint)
+        return await ask(self, constraint)
+
+    monkeypatch.setattr(GrammarCheck, "_ask", counted)
+
+    async def test(check: GrammarCheck) -> None:
+        async def refused() -> None:
+            with pytest.raises(InvalidRequestError, match="takes more than") as caught:
+                await check.check(moduli(1)[0])
+            assert caught.value.code == "grammar_too_complex"
+
+        await refused()
+        await refused()
+        assert len(asked) == 1
+        now = time.monotonic()
+        monkeypatch.setattr("updraft.text.grammar_check.time.monotonic", lambda: now + 61)
+        await refused()
+        assert len(asked) == 2
+
+    checking(test)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs waitid")
+def test_a_child_that_its_limits_ended_leaves_no_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio warns where somebody else took the exit code of a child before it did."""
+    waitpid = os.waitpid
+
+    def late(pid: int, options: int) -> tuple[int, int]:
+        if options == 0:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            time.sleep(0.05)
+        return waitpid(pid, options)
+
+    monkeypatch.setattr("os.waitpid", late)
+
+    async def test(check: GrammarCheck) -> None:
+        with pytest.raises(InvalidRequestError):
+            await check.check(moduli(1)[0])
+
+    checking(test)
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
 
 
 def test_who_leaves_takes_no_one_elses_answer_along() -> None:
