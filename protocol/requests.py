@@ -12,6 +12,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from .errors import InvalidRequestError, UnsupportedFeatureError
+from .flags import Flag, WithFlags
 from .prompts import Prompt, WirePrompts, prompts_of
 from .sampling import SamplingParams
 from .structured import (
@@ -67,15 +68,15 @@ class Prediction(msgspec.Struct, forbid_unknown_fields=True):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+class StreamOptions(WithFlags, forbid_unknown_fields=True):
     """`continuous_usage_stats` (vLLM's, for the cloud alone): with `include_usage`, each chunk has the usage so far."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
-    include_obfuscation: bool = False
+    include_usage: Flag = False
+    continuous_usage_stats: Flag = False
+    include_obfuscation: Flag = False
 
 
-class UpdraftOptions(msgspec.Struct, forbid_unknown_fields=True):
+class UpdraftOptions(WithFlags, forbid_unknown_fields=True):
     """Per-request router options (`extra_body={"updraft": {...}}`); engines refuse them, the router consumes them.
 
     `quality`: share of the cloud's quality to keep, in (0, 1]. `private`: never leave the device.
@@ -83,11 +84,11 @@ class UpdraftOptions(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     quality: float | None = None
-    private: bool = False
+    private: Flag = False
     hold_tokens: int | None = None
 
 
-class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _Shared(WithFlags, forbid_unknown_fields=True, kw_only=True):
     """What both kinds of requests may ask.
 
     For the cloud alone: `priority` (lower goes first), `cache_salt` (who shares cached prefixes), `prompt_logprobs`
@@ -96,7 +97,7 @@ class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """
 
     model: str
-    stream: bool = False
+    stream: Flag = False
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     temperature: float | None = None
@@ -106,13 +107,13 @@ class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     typical_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
-    ignore_eos: bool = False
+    ignore_eos: Flag = False
     stop_token_ids: list[int] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     n: int | None = None
     best_of: int | None = None
-    use_beam_search: bool = False
+    use_beam_search: Flag = False
     length_penalty: float | None = None
     prompt_logprobs: int | None = None
     frequency_penalty: float | None = None
@@ -148,8 +149,8 @@ class ChatRequest(_Shared, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     prediction: Prediction | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    add_generation_prompt: Flag = True
+    continue_final_message: Flag = False
     response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
@@ -193,7 +194,7 @@ class CompletionRequest(_Shared, kw_only=True):
 
     prompt: WirePrompts
     logprobs: int | None = None
-    echo: bool = False
+    echo: Flag = False
     suffix: str | None = None
 
     @property

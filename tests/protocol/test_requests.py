@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from updraft.protocol.errors import InvalidRequestError
-from updraft.protocol.requests import parse_chat, parse_completion
+from updraft.protocol.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
+
+ASKED = {"messages": [{"role": "user", "content": "a"}]}
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return parse_chat(json.dumps({"model": "m", **ASKED, **fields}).encode())
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return parse_completion(json.dumps({"model": "m", "prompt": "a", **fields}).encode())
 
 
 @pytest.mark.parametrize("param", ["n", "best_of"])
@@ -17,3 +28,13 @@ def test_too_many_answers_are_refused_before_anything_is_sized_by_them(parse, co
     with pytest.raises(InvalidRequestError, match="between 1 and 128") as caught:
         parse(json.dumps({"model": "m", param: count, **asked}).encode())
     assert caught.value.param == param
+
+
+def test_null_is_the_default_of_a_switch() -> None:
+    shared = dict.fromkeys(["stream", "ignore_eos", "use_beam_search"])
+    assert chat(**shared, add_generation_prompt=None, continue_final_message=None) == chat()
+    assert completion(**shared, echo=None) == completion()
+    nothing = dict.fromkeys(["include_usage", "continuous_usage_stats", "include_obfuscation"])
+    assert chat(stream=True, stream_options=nothing) == chat(stream=True, stream_options={})
+    assert chat(updraft={"private": None}) == chat(updraft={})
+    assert chat().add_generation_prompt is True
