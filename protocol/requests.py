@@ -14,7 +14,7 @@ import msgspec
 from .errors import InvalidRequestError, UnsupportedFeatureError
 from .flags import Flag, WithFlags
 from .prompts import Prompt, WirePrompts, prompts_of
-from .sampling import SamplingParams
+from .sampling import MOST_LOGPROBS, SamplingParams
 from .structured import (
     Constraint,
     ResponseFormat,
@@ -30,6 +30,7 @@ from .structured import (
 
 MAX_PROMPTS = 128  # of one completion request
 MOST_ANSWERS = 128  # to one prompt: OpenAI's own limit, checked before anything is sized by it
+_MOST_ID_DIGITS = 10  # of a token id
 
 
 class TextPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -203,6 +204,12 @@ class CompletionRequest(_Shared, kw_only=True):
         return prompts_of(self.prompt, "prompt", at_most=MAX_PROMPTS)
 
     def sampling(self) -> SamplingParams:
+        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
+            raise InvalidRequestError(
+                f"logprobs must be between 0 and {MOST_LOGPROBS}, got {self.logprobs}.",
+                param="logprobs",
+                code="invalid_value",
+            )
         params = _sampling(self, self.max_tokens if self.max_tokens is not None else 16, self.logprobs)
         if not self.echo or self.logprobs is None:
             return params
@@ -280,6 +287,10 @@ def _check_shared(request: ChatRequest | CompletionRequest) -> None:
             raise InvalidRequestError(
                 f"{param} must be between 1 and {MOST_ANSWERS}, got {count}.", param=param, code="invalid_value"
             )
+    if request.priority is not None and not -(2**63) <= request.priority < 2**63:
+        raise InvalidRequestError(
+            f"priority must be a 64-bit integer, got {request.priority}.", param="priority", code="invalid_value"
+        )
     _check_candidates(request)
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError("stream_options needs stream=true.", param="stream_options", code="invalid_value")
@@ -353,7 +364,18 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int | None, 
 
 
 def _logit_bias(raw: dict[str, float]) -> tuple[tuple[int, float], ...]:
-    """Token ids are strings on the wire, as JSON wants keys to be."""
-    if not all(key.isdecimal() for key in raw):
-        raise InvalidRequestError("logit_bias must map token ids to numbers.", param="logit_bias", code="invalid_value")
-    return tuple((int(key), bias) for key, bias in raw.items())
+    """Token ids are strings on the wire, as JSON wants keys to be: of few digits, or reading them would take long."""
+    biases: dict[int, float] = {}
+    for key, bias in raw.items():
+        if not (key.isascii() and key.isdecimal() and len(key) <= _MOST_ID_DIGITS):
+            raise InvalidRequestError(
+                f"logit_bias must map token ids to numbers; {key[:40]!r} is no token id.",
+                param="logit_bias",
+                code="invalid_value",
+            )
+        if int(key) in biases:
+            raise InvalidRequestError(
+                f"logit_bias names the token {int(key)} twice.", param="logit_bias", code="invalid_value"
+            )
+        biases[int(key)] = bias
+    return tuple(biases.items())

@@ -38,3 +38,29 @@ def test_null_is_the_default_of_a_switch() -> None:
     assert chat(stream=True, stream_options=nothing) == chat(stream=True, stream_options={})
     assert chat(updraft={"private": None}) == chat(updraft={})
     assert chat().add_generation_prompt is True
+
+
+@pytest.mark.parametrize("bias", [{"9" * 5000: 1}, {"9" * 11: 1}, {"5": 1, "05": 1}, {"\u0665": 1}, {"": 1}, {"-1": 1}])
+def test_keys_of_logit_bias_are_token_ids_each_once(bias: dict[str, float]) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^logit_bias") as caught:
+        chat(logit_bias=bias)
+    assert caught.value.param == "logit_bias"
+    assert len(caught.value.message) < 200
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [("max_tokens", 10**30), ("priority", 10**30), ("stop_token_ids", [10**30]), ("stop_token_ids", [-(10**30)])],
+)
+@pytest.mark.parametrize("ask", [chat, completion])
+def test_integers_out_of_all_bounds_are_refused_by_name(ask: Any, param: str, value: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=f"^{param} must") as caught:
+        ask(**{param: value})
+    assert (caught.value.param, caught.value.code) == (param, "invalid_value")
+
+
+@pytest.mark.parametrize("count", [-1, 21])
+def test_a_completion_is_told_of_its_own_field(count: int) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^logprobs must be between 0 and 20") as caught:
+        completion(logprobs=count)
+    assert caught.value.param == "logprobs"
