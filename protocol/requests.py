@@ -226,20 +226,11 @@ R = TypeVar("R")
 def parse_chat(body: bytes) -> ChatRequest:
     """Decode and check a chat request. Raises InvalidRequestError or UnsupportedFeatureError, never anything else."""
     request = decode(body, ChatRequest)
-    if not request.messages:
-        raise InvalidRequestError("messages must hold at least one message.", param="messages", code="invalid_value")
-    if request.continue_final_message:
-        if request.messages[-1].role != "assistant":
-            raise InvalidRequestError(
-                "continue_final_message needs the last message to be from the assistant.",
-                param="continue_final_message",
-            )
-        if request.add_generation_prompt:
-            raise InvalidRequestError(
-                "continue_final_message and add_generation_prompt exclude each other: set add_generation_prompt=false.",
-                param="continue_final_message",
-            )
-    _check_turns(request.messages)
+    check_messages(
+        request.messages,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+    )
     check_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
     if request.tools and request.tool_choice != "none" and request.constraint() is not None:
         raise UnsupportedFeatureError(
@@ -284,9 +275,8 @@ def _param_of(message: str) -> str | None:
 def _check_shared(request: ChatRequest | CompletionRequest) -> None:
     for param, count in (("n", request.n), ("best_of", request.best_of)):
         if count is not None and not 1 <= count <= MOST_ANSWERS:
-            raise InvalidRequestError(
-                f"{param} must be between 1 and {MOST_ANSWERS}, got {count}.", param=param, code="invalid_value"
-            )
+            bound = "at least 1" if count < 1 else f"at most {MOST_ANSWERS}"  # a server may have a lower one of its own
+            raise InvalidRequestError(f"{param} must be {bound}, got {count}.", param=param, code="invalid_value")
     if request.priority is not None and not -(2**63) <= request.priority < 2**63:
         raise InvalidRequestError(
             f"priority must be a 64-bit integer, got {request.priority}.", param="priority", code="invalid_value"
@@ -298,6 +288,24 @@ def _check_shared(request: ChatRequest | CompletionRequest) -> None:
         raise InvalidRequestError("updraft.quality must be above 0 and at most 1.", param="updraft.quality")
     request.sampling()
     request.constraint()
+
+
+def check_messages(messages: list[Message], *, add_generation_prompt: bool, continue_final_message: bool) -> None:
+    """Raises InvalidRequestError for turns that cannot be, or that cannot go on as is asked."""
+    if not messages:
+        raise InvalidRequestError("messages must hold at least one message.", param="messages", code="invalid_value")
+    if continue_final_message:
+        if messages[-1].role != "assistant":
+            raise InvalidRequestError(
+                "continue_final_message needs the last message to be from the assistant.",
+                param="continue_final_message",
+            )
+        if add_generation_prompt:
+            raise InvalidRequestError(
+                "continue_final_message and add_generation_prompt exclude each other: set add_generation_prompt=false.",
+                param="continue_final_message",
+            )
+    _check_turns(messages)
 
 
 def _check_turns(messages: list[Message]) -> None:

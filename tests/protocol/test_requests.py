@@ -25,7 +25,9 @@ def completion(**fields: Any) -> CompletionRequest:
 @pytest.mark.parametrize("parse", [parse_chat, parse_completion])
 def test_too_many_answers_are_refused_before_anything_is_sized_by_them(parse, count: int, param: str) -> None:
     asked = {"messages": [{"role": "user", "content": "a"}]} if parse is parse_chat else {"prompt": "a"}
-    with pytest.raises(InvalidRequestError, match="between 1 and 128") as caught:
+    with pytest.raises(
+        InvalidRequestError, match=f"{param} must be {'at least 1' if count < 1 else 'at most 128'}, got {count}"
+    ) as caught:
         parse(json.dumps({"model": "m", param: count, **asked}).encode())
     assert caught.value.param == param
 
