@@ -12,8 +12,9 @@ from typing import Literal, TypeVar
 import msgspec
 
 from .errors import InvalidRequestError, UnsupportedFeatureError
+from .flags import Flag, WithFlags
 from .prompts import Prompt, WirePrompts, prompts_of
-from .sampling import SamplingParams
+from .sampling import MOST_LOGPROBS, SamplingParams
 from .structured import (
     Constraint,
     ResponseFormat,
@@ -29,6 +30,7 @@ from .structured import (
 
 MAX_PROMPTS = 128  # of one completion request
 MOST_ANSWERS = 128  # to one prompt: OpenAI's own limit, checked before anything is sized by it
+_MOST_ID_DIGITS = 10  # of a token id
 
 
 class TextPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -67,15 +69,15 @@ class Prediction(msgspec.Struct, forbid_unknown_fields=True):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+class StreamOptions(WithFlags, forbid_unknown_fields=True):
     """`continuous_usage_stats` (vLLM's, for the cloud alone): with `include_usage`, each chunk has the usage so far."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
-    include_obfuscation: bool = False
+    include_usage: Flag = False
+    continuous_usage_stats: Flag = False
+    include_obfuscation: Flag = False
 
 
-class UpdraftOptions(msgspec.Struct, forbid_unknown_fields=True):
+class UpdraftOptions(WithFlags, forbid_unknown_fields=True):
     """Per-request router options (`extra_body={"updraft": {...}}`); engines refuse them, the router consumes them.
 
     `quality`: share of the cloud's quality to keep, in (0, 1]. `private`: never leave the device.
@@ -83,11 +85,11 @@ class UpdraftOptions(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     quality: float | None = None
-    private: bool = False
+    private: Flag = False
     hold_tokens: int | None = None
 
 
-class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _Shared(WithFlags, forbid_unknown_fields=True, kw_only=True):
     """What both kinds of requests may ask.
 
     For the cloud alone: `priority` (lower goes first), `cache_salt` (who shares cached prefixes), `prompt_logprobs`
@@ -96,7 +98,7 @@ class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """
 
     model: str
-    stream: bool = False
+    stream: Flag = False
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     temperature: float | None = None
@@ -106,13 +108,13 @@ class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     typical_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
-    ignore_eos: bool = False
+    ignore_eos: Flag = False
     stop_token_ids: list[int] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     n: int | None = None
     best_of: int | None = None
-    use_beam_search: bool = False
+    use_beam_search: Flag = False
     length_penalty: float | None = None
     prompt_logprobs: int | None = None
     frequency_penalty: float | None = None
@@ -148,8 +150,8 @@ class ChatRequest(_Shared, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     prediction: Prediction | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    add_generation_prompt: Flag = True
+    continue_final_message: Flag = False
     response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
@@ -193,7 +195,7 @@ class CompletionRequest(_Shared, kw_only=True):
 
     prompt: WirePrompts
     logprobs: int | None = None
-    echo: bool = False
+    echo: Flag = False
     suffix: str | None = None
 
     @property
@@ -202,6 +204,12 @@ class CompletionRequest(_Shared, kw_only=True):
         return prompts_of(self.prompt, "prompt", at_most=MAX_PROMPTS)
 
     def sampling(self) -> SamplingParams:
+        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
+            raise InvalidRequestError(
+                f"logprobs must be between 0 and {MOST_LOGPROBS}, got {self.logprobs}.",
+                param="logprobs",
+                code="invalid_value",
+            )
         params = _sampling(self, self.max_tokens if self.max_tokens is not None else 16, self.logprobs)
         if not self.echo or self.logprobs is None:
             return params
@@ -218,20 +226,11 @@ R = TypeVar("R")
 def parse_chat(body: bytes) -> ChatRequest:
     """Decode and check a chat request. Raises InvalidRequestError or UnsupportedFeatureError, never anything else."""
     request = decode(body, ChatRequest)
-    if not request.messages:
-        raise InvalidRequestError("messages must hold at least one message.", param="messages", code="invalid_value")
-    if request.continue_final_message:
-        if request.messages[-1].role != "assistant":
-            raise InvalidRequestError(
-                "continue_final_message needs the last message to be from the assistant.",
-                param="continue_final_message",
-            )
-        if request.add_generation_prompt:
-            raise InvalidRequestError(
-                "continue_final_message and add_generation_prompt exclude each other: set add_generation_prompt=false.",
-                param="continue_final_message",
-            )
-    _check_turns(request.messages)
+    check_messages(
+        request.messages,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+    )
     check_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
     if request.tools and request.tool_choice != "none" and request.constraint() is not None:
         raise UnsupportedFeatureError(
@@ -276,9 +275,12 @@ def _param_of(message: str) -> str | None:
 def _check_shared(request: ChatRequest | CompletionRequest) -> None:
     for param, count in (("n", request.n), ("best_of", request.best_of)):
         if count is not None and not 1 <= count <= MOST_ANSWERS:
-            raise InvalidRequestError(
-                f"{param} must be between 1 and {MOST_ANSWERS}, got {count}.", param=param, code="invalid_value"
-            )
+            bound = "at least 1" if count < 1 else f"at most {MOST_ANSWERS}"  # a server may have a lower one of its own
+            raise InvalidRequestError(f"{param} must be {bound}, got {count}.", param=param, code="invalid_value")
+    if request.priority is not None and not -(2**63) <= request.priority < 2**63:
+        raise InvalidRequestError(
+            f"priority must be a 64-bit integer, got {request.priority}.", param="priority", code="invalid_value"
+        )
     _check_candidates(request)
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError("stream_options needs stream=true.", param="stream_options", code="invalid_value")
@@ -286,6 +288,24 @@ def _check_shared(request: ChatRequest | CompletionRequest) -> None:
         raise InvalidRequestError("updraft.quality must be above 0 and at most 1.", param="updraft.quality")
     request.sampling()
     request.constraint()
+
+
+def check_messages(messages: list[Message], *, add_generation_prompt: bool, continue_final_message: bool) -> None:
+    """Raises InvalidRequestError for turns that cannot be, or that cannot go on as is asked."""
+    if not messages:
+        raise InvalidRequestError("messages must hold at least one message.", param="messages", code="invalid_value")
+    if continue_final_message:
+        if messages[-1].role != "assistant":
+            raise InvalidRequestError(
+                "continue_final_message needs the last message to be from the assistant.",
+                param="continue_final_message",
+            )
+        if add_generation_prompt:
+            raise InvalidRequestError(
+                "continue_final_message and add_generation_prompt exclude each other: set add_generation_prompt=false.",
+                param="continue_final_message",
+            )
+    _check_turns(messages)
 
 
 def _check_turns(messages: list[Message]) -> None:
@@ -352,7 +372,18 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int | None, 
 
 
 def _logit_bias(raw: dict[str, float]) -> tuple[tuple[int, float], ...]:
-    """Token ids are strings on the wire, as JSON wants keys to be."""
-    if not all(key.isdecimal() for key in raw):
-        raise InvalidRequestError("logit_bias must map token ids to numbers.", param="logit_bias", code="invalid_value")
-    return tuple((int(key), bias) for key, bias in raw.items())
+    """Token ids are strings on the wire, as JSON wants keys to be: of few digits, or reading them would take long."""
+    biases: dict[int, float] = {}
+    for key, bias in raw.items():
+        if not (key.isascii() and key.isdecimal() and len(key) <= _MOST_ID_DIGITS):
+            raise InvalidRequestError(
+                f"logit_bias must map token ids to numbers; {key[:40]!r} is no token id.",
+                param="logit_bias",
+                code="invalid_value",
+            )
+        if int(key) in biases:
+            raise InvalidRequestError(
+                f"logit_bias names the token {int(key)} twice.", param="logit_bias", code="invalid_value"
+            )
+        biases[int(key)] = bias
+    return tuple(biases.items())

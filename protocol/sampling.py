@@ -9,6 +9,8 @@ from .errors import InvalidRequestError
 
 #: Below this logits divided by the temperature are no longer safely finite, and chance has no say anyway.
 LEAST_TEMPERATURE = 1e-5
+#: Alternatives that are reported per token.
+MOST_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,12 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        _check(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "at least 1", self.max_tokens)
+        _check(
+            self.max_tokens is None or 1 <= self.max_tokens < 2**31,
+            "max_tokens",
+            "at least 1, and below 2**31",
+            self.max_tokens,
+        )
         _check(
             self.temperature is None or 0 <= self.temperature <= 2, "temperature", "between 0 and 2", self.temperature
         )
@@ -64,6 +71,8 @@ class SamplingParams:
             _check(-100 <= bias <= 100, "logit_bias", "between -100 and 100", bias)
         _check(len(self.stop) <= 4 and all(self.stop), "stop", "at most 4 non-empty strings", self.stop)
         _check(len(self.stop_token_ids) <= 64, "stop_token_ids", "at most 64 tokens", len(self.stop_token_ids))
+        for token in self.stop_token_ids:
+            _check(-(2**31) <= token < 2**31, "stop_token_ids", "of token ids, which are below 2**31", token)
         _check(0 <= self.min_tokens < 2**31, "min_tokens", "0 or more, and below 2**31", self.min_tokens)
         _check(
             self.max_tokens is None or self.min_tokens <= self.max_tokens,
@@ -71,9 +80,8 @@ class SamplingParams:
             "at most max_tokens",
             self.min_tokens,
         )
-        _check(self.logprobs is None or 0 <= self.logprobs <= 20, "top_logprobs", "between 0 and 20", self.logprobs)
-        asked = self.prompt_logprobs
-        _check(asked is None or 0 <= asked <= 20, "prompt_logprobs", "between 0 and 20", asked)
+        for name, asked in (("top_logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            _check(asked is None or 0 <= asked <= MOST_LOGPROBS, name, f"between 0 and {MOST_LOGPROBS}", asked)
         _check(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "a 64-bit integer", self.seed)
 
     @property

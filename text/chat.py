@@ -117,6 +117,12 @@ class ChatTemplate:
                 "continue_final_message needs the last message to be from the assistant.",
                 param="continue_final_message",
             )
+        if messages[-1].tool_calls:
+            raise InvalidRequestError(
+                "A message with tool_calls is complete: leave out its tool_calls, or continue_final_message.",
+                param=f"messages[{len(messages) - 1}].tool_calls",
+                code="invalid_value",
+            )
         last = Message(role="assistant", content=messages[-1].text + _END_MARK, name=messages[-1].name)
 
         def change_but_mark(text: str) -> str:

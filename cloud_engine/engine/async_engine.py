@@ -31,7 +31,9 @@ class AsyncEngine(EngineClient, Wires):
             EngineLoop(self.engine, self).run()
         except BaseException as error:  # noqa: BLE001 - whatever it was, everyone waiting must hear of it
             cause = last_words(error).error
-            failure = EngineDownError(f"The engine is down ({cause.message}): restart the node.")
+            failure = EngineDownError(
+                f"The engine is down ({cause.message}). Another node may take the request; restart this one."
+            )
             failure.__cause__ = error
             self._call_soon(self._refuse, failure)
 

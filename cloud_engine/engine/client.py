@@ -47,7 +47,8 @@ class EngineClient(ABC):
         """Stop after the current step. Requests in flight get an OverloadedError, for another node to take."""
         if self._thread is not None:
             thread, self._thread = self._thread, None
-            self._refuse(OverloadedError("The engine is shutting down: try again, another node may take it."))
+            refusal = "The engine is shutting down: try again, another node may take it."
+            self._refuse(OverloadedError(refusal, code="draining"))
             await asyncio.to_thread(self._stop)
             await asyncio.to_thread(thread.join)
 

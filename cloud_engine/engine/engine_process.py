@@ -126,4 +126,4 @@ def _failure_of(error: UpdraftError, *, restarting: bool) -> EngineDownError:
     cause = error.message.rstrip(".")
     if restarting:
         return EngineDownError(f"The engine is restarting: {cause}. Try again in a moment.", code="engine_restarting")
-    return EngineDownError(f"The engine is down: {cause}. Restart the node.")
+    return EngineDownError(f"The engine is down: {cause}. Another node may take the request; restart this one.")

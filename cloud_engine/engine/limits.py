@@ -51,8 +51,8 @@ class Limits:
         most = self.config.max_batch_size
         if not 1 <= request.n <= request.num_branches <= most:
             raise InvalidRequestError(
-                f"n, best_of and the number of beams must be between 1 and {most}, and there are no more answers than "
-                f"beams; got {request.n} answers of {request.num_branches}.",
+                f"n, best_of and the number of beams must be between 1 and {most} here (--max-batch-size), and there "
+                f"are no more answers than beams; got {max(request.n, request.num_branches)}.",
                 param="n",
                 code="invalid_value",
             )

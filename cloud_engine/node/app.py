@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from fastapi import FastAPI
@@ -32,6 +33,7 @@ from ...text.grammar import Vocabulary
 from ...text.grammar_check import GrammarCheck
 from ...text.tokenizer import Tokenizer
 from ...text.tool_formats import ToolFormat
+from ..engine.request import GenerationRequest
 from .answer import Piece, TokenSource, pieces, total_usage
 from .embeddings import embed
 from .fan_out import fan_out
@@ -174,13 +176,17 @@ class _Node:
 
     def _pieces(self, job: Job) -> AsyncGenerator[Piece]:
         """The answers to all prompts of a job."""
-        of_each = [
-            self._latencies.watch(pieces(self._engine, self._tokenizer, asked, job.tools)) for asked in job.generations
-        ]
-        return of_each[0] if len(of_each) == 1 else _numbered_through(of_each, job.generations[0].n)
+
+        def of(asked: GenerationRequest) -> AsyncGenerator[Piece]:
+            return self._latencies.watch(pieces(self._engine, self._tokenizer, asked, job.tools))
+
+        first = job.generations[0]
+        if len(job.generations) == 1:
+            return of(first)
+        return _numbered_through([partial(of, asked) for asked in job.generations], first.n)
 
 
-async def _numbered_through(of_each: list[AsyncGenerator[Piece]], n: int) -> AsyncGenerator[Piece]:
+async def _numbered_through(of_each: list[Callable[[], AsyncGenerator[Piece]]], n: int) -> AsyncGenerator[Piece]:
     """The answers to several prompts, `n` to each: those to the second come after those to the first, and so on."""
     async with aclosing(fan_out(of_each)) as answers:
         async for number, piece in answers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import aclosing
+from functools import partial
 
 from ...protocol.ids import new_id
 from ..engine.request import GenerationRequest
@@ -18,7 +19,7 @@ async def embed(engine: TokenSource, inputs: Sequence[list[int]]) -> list[list[f
     """
     vectors: dict[int, list[float]] = {}
     requests = [GenerationRequest(new_id("emb"), tokens, embed=True) for tokens in inputs]
-    async with aclosing(fan_out([engine.generate(request) for request in requests])) as outputs:
+    async with aclosing(fan_out([partial(engine.generate, request) for request in requests])) as outputs:
         async for number, output in outputs:
             vectors[number] = list(output.embedding)
     return [vectors[number] for number in range(len(inputs))]

@@ -5,21 +5,24 @@ from __future__ import annotations
 import msgspec
 
 from ...protocol.errors import ContextLengthError, InvalidRequestError
-from ...protocol.requests import Message, decode
+from ...protocol.flags import Flag, WithFlags
+from ...protocol.requests import Message, check_messages, decode
+from ...protocol.structured import Tool, check_tools
 from ...text import tool_turns
 from ...text.tokenizer import Tokenizer
 
 
-class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`prompt` or `messages`, not both. `add_special_tokens` is about prompts, the next two are about messages."""
+class TokenizeRequest(WithFlags, forbid_unknown_fields=True):
+    """`prompt` or `messages`, not both. `add_special_tokens` is about prompts, the next three are about messages."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    return_token_strs: bool = False
+    add_special_tokens: Flag = True
+    add_generation_prompt: Flag = True
+    continue_final_message: Flag = False
+    tools: list[Tool] | None = None
+    return_token_strs: Flag = False
 
     @property
     def param(self) -> str:
@@ -31,7 +34,7 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
         """All that tokens are to be made of."""
         if self.messages is None:
             return [self.prompt or ""]
-        return [*(message.text for message in self.messages), *tool_turns.texts(self.messages, [])]
+        return [*(message.text for message in self.messages), *tool_turns.texts(self.messages, self.tools or [])]
 
 
 class TokenizeResponse(msgspec.Struct):
@@ -55,6 +58,15 @@ def parse_tokenize(body: bytes) -> TokenizeRequest:
     request = decode(body, TokenizeRequest)
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequestError("Give either prompt or messages.", param="prompt", code="invalid_value")
+    if request.messages is not None:
+        check_messages(
+            request.messages,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+        )
+    elif request.tools is not None:
+        raise InvalidRequestError("tools go with messages: leave them out.", param="tools", code="invalid_value")
+    check_tools(request.tools, None, None)
     return request
 
 
@@ -82,7 +94,8 @@ def _encode(tokenizer: Tokenizer, request: TokenizeRequest) -> list[int]:
     if request.messages is not None:
         return tokenizer.encode_chat(
             request.messages,
-            add_generation_prompt=request.add_generation_prompt and not request.continue_final_message,
+            tools=request.tools or [],
+            add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
         )
     prompt = request.prompt or ""

@@ -22,13 +22,15 @@ from updraft.cloud_engine.gateway.upstream import Upstream
 from updraft.cloud_engine.node.app import Served, create_node_app
 from updraft.cloud_engine.node.latency import Latencies
 from updraft.cloud_engine.node.metrics import node_metrics
+from updraft.protocol import errors
 from updraft.protocol.prometheus import render
 from updraft.router.learner import LearningCounts
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fake_node import CONTEXT, FakeEngine, byte_tokenizer
 
-PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+PAGE_PATH = Path(__file__).parents[2] / "docs" / "operations.md"
+PAGE = PAGE_PATH.read_text()
 _ROW = re.compile(r"^\| `(?P<name>[^`]+)` \| (?P<kind>\w+) \| (?P<text>[^|]*?) \|", re.MULTILINE)
 
 
@@ -54,6 +56,57 @@ def test_the_nodes_routes() -> None:
     tokenizer = byte_tokenizer()
     app = create_node_app(Served(FakeEngine(tokenizer, 0), tokenizer, "echo", CONTEXT))
     assert documented_routes("Node") == routes_of(app)
+
+
+#: What a node answers with, by the class's own code or by one that is given where it is raised.
+NODE_ERRORS = [
+    errors.UnsupportedFeatureError,
+    errors.ContextLengthError,
+    errors.NotFoundError,
+    errors.ModelNotFoundError,
+    errors.MethodNotAllowedError,
+    errors.RequestTooLargeError,
+    errors.EngineError,
+    errors.EngineRestartedError,
+    errors.EngineDownError,
+    errors.OverloadedError,
+]
+GIVEN_CODES = {
+    "invalid_json": errors.InvalidRequestError,
+    "invalid_value": errors.InvalidRequestError,
+    "invalid_grammar": errors.InvalidRequestError,
+    "grammar_too_complex": errors.InvalidRequestError,
+    "grammar_failed": errors.InvalidRequestError,
+    "engine_restarting": errors.EngineDownError,
+    "draining": errors.OverloadedError,
+}
+SOURCES = ["cloud_engine/node", "cloud_engine/engine", "text", "protocol"]
+
+
+def documented_errors() -> set[tuple[int, str]]:
+    """(status, code) of the node's table."""
+    found = re.findall(r"^\| (\d{3}) \| (`[^|]*|) \|", PAGE.partition("## Gateway")[0], re.MULTILINE)
+    return {(int(status), code) for status, codes in found for code in re.findall(r"`(\w+)`", codes)}
+
+
+def test_the_nodes_errors() -> None:
+    own = {(error.status, str(error.default_code)) for error in NODE_ERRORS}
+    assert documented_errors() == own | {(error.status, code) for code, error in GIVEN_CODES.items()}
+
+
+def test_no_code_is_given_that_is_not_known_here() -> None:
+    files = [file for folder in SOURCES for file in (PAGE_PATH.parents[1] / folder).rglob("*.py")]
+    assert {code for file in files for code in re.findall(r'\bcode="(\w+)"', file.read_text())} <= set(GIVEN_CODES)
+
+
+def test_what_is_said_of_their_headers() -> None:
+    by_status = {error: error("x").headers() for error in NODE_ERRORS}
+    again = {error for error, headers in by_status.items() if headers["x-should-retry"] == "true"}
+    assert again == {error for error in NODE_ERRORS if error.status == 503} | {errors.EngineRestartedError}
+    assert {error for error, headers in by_status.items() if "retry-after" in headers} == {
+        errors.EngineDownError,
+        errors.OverloadedError,
+    }
 
 
 @pytest.fixture

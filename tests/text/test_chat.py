@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from updraft.protocol.errors import InvalidRequestError, ModelLoadError
 from updraft.protocol.requests import Message, TextPart
+from updraft.protocol.structured import CalledFunction, ToolCall
 from updraft.text import sandbox
 from updraft.text.chat import ChatTemplate, Segment, encoding_runs, special_pattern
 
@@ -104,6 +105,15 @@ def test_continuation_ends_where_the_content_ends(text):
 def test_continuation_needs_an_assistant_turn():
     with pytest.raises(InvalidRequestError, match="last message"):
         ChatTemplate(CHATML).segments([user("q")], continue_final_message=True)
+
+
+def test_a_turn_with_calls_is_not_continued():
+    calls = [ToolCall("call-1", CalledFunction("f", "{}"))]
+    with pytest.raises(InvalidRequestError, match="tool_calls") as caught:
+        ChatTemplate(CHATML).render(
+            [user("q"), Message(role="assistant", content="a", tool_calls=calls)], continue_final_message=True
+        )
+    assert caught.value.param == "messages[1].tool_calls"
 
 
 def test_template_refusal_is_a_request_error():

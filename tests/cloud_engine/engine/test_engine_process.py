@@ -141,7 +141,7 @@ def test_a_core_is_restarted_until_it_dies_too_often(
         shutil.rmtree(copy)
         psutil.Process().children()[0].kill()
         await until(lambda: engine.failure is not None and engine.failure.code == "engine_down")
-        with pytest.raises(EngineDownError, match=f"{copy}.*Restart the node"):
+        with pytest.raises(EngineDownError, match=f"{copy}.*restart this one"):
             await outputs(engine, request("a"))
 
     serve(copy, scenario, restart=True)

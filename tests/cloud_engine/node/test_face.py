@@ -245,7 +245,7 @@ BAD: list[tuple[str, dict[str, Any], int, str | None, str]] = [
     (CHAT, {"max_tokens": 0}, 400, "max_tokens", "invalid_value"),
     (CHAT, {"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", "invalid_value"),
     (CHAT, {"top_logprobs": 2}, 400, "top_logprobs", "invalid_value"),
-    (TEXT, {"logprobs": 21}, 400, "top_logprobs", "invalid_value"),
+    (TEXT, {"logprobs": 21}, 400, "logprobs", "invalid_value"),
     (CHAT, {"stop": ["a", "b", "c", "d", "e"]}, 400, "stop", "invalid_value"),
     (CHAT, {"stop": [""]}, 400, "stop", "invalid_value"),
     # types

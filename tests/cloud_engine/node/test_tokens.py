@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 import httpx
 import pytest
 from updraft.cloud_engine.node.app import Served, create_node_app
+from updraft.cloud_engine.node.tokens import parse_tokenize, tokenized
+from updraft.protocol.errors import InvalidRequestError
+from updraft.text.chat import ChatTemplate
 from updraft.text.tokenizer import Tokenizer
 
 POCKET = Path(__file__).resolve().parents[3] / "embedded" / "weights" / "pocket-large"
@@ -58,3 +62,39 @@ def test_others_are_answered_meanwhile(path: str, body: bytes, answer: dict[str,
             return await asking
 
     assert asyncio.run(ask()).json() == answer
+
+
+SAYS = {"role": "user", "content": "a"}
+ANSWERS = {"role": "assistant", "content": "b"}
+TOOL = {"type": "function", "function": {"name": "look_up"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages[0]"),
+        ({"messages": [SAYS, ANSWERS], "continue_final_message": True}, "continue_final_message"),
+        (
+            {"messages": [SAYS], "continue_final_message": True, "add_generation_prompt": False},
+            "continue_final_message",
+        ),
+        ({"messages": [SAYS], "tools": []}, "tools"),
+        ({"prompt": "a", "tools": [TOOL]}, "tools"),
+    ],
+)
+def test_what_chat_refuses_is_refused(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_tokenize(json.dumps(body).encode())
+    assert caught.value.param == param
+
+
+def test_tools_are_part_of_the_prompt() -> None:
+    template = "{% for t in tools %}{{ t.function.name }};{% endfor %}{{ messages[0].content }}"
+    loaded = Tokenizer.from_folder(POCKET)
+    tokenizer = Tokenizer(
+        (POCKET / "tokenizer.json").read_text(), eos_ids=loaded.eos_ids, chat_template=ChatTemplate(template)
+    )
+    asked = parse_tokenize(json.dumps({"messages": [SAYS], "tools": [TOOL]}).encode())
+    assert tokenizer.decode(tokenized(tokenizer, asked, 4096).tokens) == "look_up;a"
+    assert sum(map(len, asked.texts)) >= len("look_up;a") - 1
