@@ -83,15 +83,18 @@ def rope_parameters(fields: Fields, default_theta: float = 10000.0) -> dict[str,
     older = {"rope_theta": fields.number("rope_theta", default_theta)}
     if "partial_rotary_factor" in fields.values:
         older["partial_rotary_factor"] = fields.number("partial_rotary_factor", 1.0)
-    return {**older, **fields.mapping("rope_scaling"), **fields.mapping("rope_parameters")}
+    newer = {**fields.mapping("rope_scaling"), **fields.mapping("rope_parameters")}
+    return {**older, **{key: value for key, value in newer.items() if value is not None}}
 
 
 def read_rotary(fields: Fields, parameters: Mapping[str, Any], head_dim: int, context_length: int) -> RotaryConfig:
     """The rotation that `parameters` describe, for heads of `head_dim`."""
     merged = dict(parameters)
     if "original_max_position_embeddings" in fields.values:  # Phi-3 keeps it beside the rope parameters
-        merged.setdefault("original_max_position_embeddings", fields.values["original_max_position_embeddings"])
-    rotary_dim = int(head_dim * merged.get("partial_rotary_factor", 1.0))
+        merged["original_max_position_embeddings"] = fields.integer("original_max_position_embeddings")
+    rotary_dim = int(head_dim * Fields(merged, fields.where).number("partial_rotary_factor", 1.0))
+    if not 0 < rotary_dim <= head_dim:
+        raise ModelLoadError(f"{fields.where}: {rotary_dim} of {head_dim} dimensions of a head cannot be rotated.")
     try:
         return RotaryConfig.from_parameters(merged, rotary_dim=rotary_dim, context_length=context_length)
     except ModelLoadError as error:

@@ -43,6 +43,7 @@ _KEYS = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "sliding_window": "attention.sliding_window",
 }
+_SIZES_OF_ROPE = ("rope.dimension_count", "attention.key_length", "embedding_length", "attention.head_count")
 
 
 class GgufFile:
@@ -73,6 +74,8 @@ class GgufFile:
             )
         self.fields = Fields(self._config(), self.where)
         layers = self.fields.integer("num_hidden_layers")
+        if layers > len(self._tensors):
+            raise ModelLoadError(f"{path} says it has {layers} layers, and has {len(self._tensors)} tensors.")
         self._names = gguf.get_tensor_name_map(_enum_of(gguf.MODEL_ARCH_NAMES, self._arch), layers)
 
     def difference(self, expected: set[str]) -> tuple[set[str], set[str]]:
@@ -111,6 +114,7 @@ class GgufFile:
 
     def _config(self) -> dict[str, Any]:
         config = {ours: self._of_arch(theirs) for ours, theirs in _KEYS.items()}
+        config["sliding_window"] = config["sliding_window"] or None  # llama.cpp's converter writes 0 for none
         if "token_embd.weight" not in self._tensors:
             raise ModelLoadError(f"{self.where} lacks tensors: token_embd.weight.")
         return {
@@ -130,14 +134,16 @@ class GgufFile:
             "factor": self._of_arch("rope.scaling.factor"),
             "original_max_position_embeddings": self._of_arch("rope.scaling.original_context_length"),
             "attention_factor": self._of_arch("rope.scaling.attn_factor"),
+            "beta_fast": self._of_arch("rope.scaling.yarn_beta_fast"),
+            "beta_slow": self._of_arch("rope.scaling.yarn_beta_slow"),
         }
         if parameters["rope_type"] == "none":
             parameters["rope_type"] = "default"
-        head_dim = self._of_arch("attention.key_length")
-        heads, size = self._of_arch("attention.head_count"), self._of_arch("embedding_length")
-        rotated = self._of_arch("rope.dimension_count")
-        if rotated and size and heads:
-            parameters["partial_rotary_factor"] = rotated / (head_dim or size // heads)
+        said = Fields({key: self._of_arch(key) for key in _SIZES_OF_ROPE}, self.where)
+        if "rope.dimension_count" in said.values:
+            head_dim = said.optional_integer("attention.key_length")
+            head_dim = head_dim or said.integer("embedding_length") // said.integer("attention.head_count")
+            parameters["partial_rotary_factor"] = said.integer("rope.dimension_count") / max(1, head_dim)
         if "rope_freqs.weight" in self._tensors:  # Llama 3's scaling, worked out by the converter
             factors = self._numbers("rope_freqs.weight")
             same = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
@@ -152,9 +158,12 @@ class GgufFile:
 
     def _gemma3(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """What llama.cpp knows of Gemma 3 without being told: attention is scaled by the head size but in the 27B."""
-        size, heads, head_dim = config["hidden_size"], config["num_attention_heads"], config["head_dim"]
+        sizes = Fields(config, self.where)
+        is_27b = config["num_hidden_layers"] == 62
         return {
-            "query_pre_attn_scalar": size // heads if config["num_hidden_layers"] == 62 else head_dim,
+            "query_pre_attn_scalar": sizes.integer("hidden_size") // sizes.integer("num_attention_heads")
+            if is_27b
+            else config["head_dim"],
             "final_logit_softcapping": self._of_arch("final_logit_softcapping"),
             "rope_parameters": {"full_attention": self._rope()},
         }
@@ -163,7 +172,7 @@ class GgufFile:
         tensor = self._tensors.get(name)
         if tensor is None:
             raise ModelLoadError(f"{self.where} lacks tensors: {name}.")
-        return [float(number) for number in tensor.data]
+        return [float(number) for number in tensor.data.ravel()]
 
 
 def gguf_vocabulary(path: Path) -> dict[str, int] | None:

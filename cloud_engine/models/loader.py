@@ -39,7 +39,10 @@ def load_model(
     state: dict[str, Tensor] = {}
     loaded = 0
     for name, parts in sources.items():
-        state[name] = _read(checkpoint, parts, torch.empty(parameters[name].shape, dtype=dtype, device=device))
+        rows = _rows(checkpoint, parts, parameters[name].shape)
+        state[name] = torch.empty(parameters[name].shape, dtype=dtype, device=device)
+        for part, piece in zip(parts, state[name].split(rows), strict=True):
+            checkpoint.copy_into(part, piece)
         loaded += state[name].nbytes
         if progress:
             progress(loaded, total)
@@ -67,17 +70,16 @@ def _check_names(checkpoint: Checkpoint, sources: Mapping[str, tuple[str, ...]],
     _refuse(checkpoint.where, "has unexpected", {name for name in unexpected if not name.endswith(derived)})
 
 
-def _read(checkpoint: Checkpoint, parts: tuple[str, ...], target: Tensor) -> Tensor:
+def _rows(checkpoint: Checkpoint, parts: tuple[str, ...], wanted: tuple[int, ...]) -> list[int]:
+    """Of each part; their shapes are looked at before there is memory for what the configuration says."""
     shapes = [checkpoint.shape(part) for part in parts]
     rows = [shape[0] for shape in shapes]
-    if any(shape[1:] != target.shape[1:] for shape in shapes) or sum(rows) != target.shape[0]:
+    if any(shape[1:] != wanted[1:] for shape in shapes) or sum(rows) != wanted[0]:
         found = " + ".join(f"{part} {shape}" for part, shape in zip(parts, shapes, strict=True))
         raise ModelLoadError(
-            f"{checkpoint.where}: {found} has the wrong shape, the configuration asks for {tuple(target.shape)}."
+            f"{checkpoint.where}: {found} has the wrong shape, the configuration asks for {tuple(wanted)}."
         )
-    for part, piece in zip(parts, target.split(rows), strict=True):
-        checkpoint.copy_into(part, piece)
-    return target
+    return rows
 
 
 def _refuse(where: str, what: str, names: set[str]) -> None:

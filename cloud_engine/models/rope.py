@@ -40,17 +40,21 @@ class RotaryConfig:
         `rope_type` and for parameters that are missing or no numbers.
         """
         kind = parameters.get("rope_type", parameters.get("type", "default"))
-        if kind not in _VARIANTS:
+        if not isinstance(kind, str) or kind not in _VARIANTS:
             raise ModelLoadError(f"rope_type={kind!r} is not supported, only {', '.join(_VARIANTS)} are.")
-        theta = float(parameters.get("rope_theta", 10000.0))
         exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
         try:
+            theta = float(parameters.get("rope_theta", 10000.0))
             scaled = _VARIANTS[kind](_Base(theta, exponents, context_length, parameters))
         except KeyError as error:
             raise ModelLoadError(f"rope_type={kind!r} needs the parameter {error.args[0]!r}.") from error
         except (TypeError, ValueError) as error:
             raise ModelLoadError(f"rope_type={kind!r} has a parameter of the wrong type: {error}.") from error
+        except ArithmeticError as error:
+            raise ModelLoadError(f"rope_type={kind!r} cannot be worked out: {error}.") from error
         frequencies, magnitude = scaled
+        if not frequencies.isfinite().all() or not math.isfinite(magnitude):
+            raise ModelLoadError(f"rope_type={kind!r} gives frequencies that are no numbers.")
         if frequencies.shape != exponents.shape:
             raise ModelLoadError(f"rope_type={kind!r} needs {len(exponents)} factors, got {len(frequencies)}.")
         return cls(tuple(frequencies.tolist()), magnitude)

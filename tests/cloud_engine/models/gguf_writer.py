@@ -59,8 +59,8 @@ def _write_metadata(writer: Any, config: Any, arch: str) -> None:
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    if arch in ("gemma3", "phi3") and config.sliding_window:
-        writer.add_sliding_window(config.sliding_window)
+    if arch in ("gemma3", "phi3"):
+        writer.add_sliding_window(config.sliding_window or 0)
     if getattr(config, "final_logit_softcapping", None):
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     tokens = [f"t{i}" for i in range(config.vocab_size)]
@@ -79,7 +79,8 @@ def _write_rope(writer: Any, config: Any, arch: str) -> None:
     writer.add_rope_dimension_count(rotary_dim)
     writer.add_rope_freq_base(float(parameters["rope_theta"]))
     kind = parameters["rope_type"]
-    original = parameters.get("original_max_position_embeddings")
+    nested = parameters.get("original_max_position_embeddings")
+    original = getattr(config, "original_max_position_embeddings", None) or nested
     if kind in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
         writer.add_rope_scaling_factor(parameters["factor"])

@@ -58,10 +58,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "phi3": ("Phi3", {"num_key_value_heads": 2, "sliding_window": 40}),
-    "phi3-short": ("Phi3", {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 256}}),
+    "phi3-short": ("Phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 256}),
 }
 #: Long contexts only: transformers takes the short factors for short sequences, ours follows the context length.
-LONG_ONLY = ("Phi3", {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 40}})
+LONG_ONLY = ("Phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 40})
 
 
 def reference_model(architecture: str = "Llama", **overrides: Any) -> Any:

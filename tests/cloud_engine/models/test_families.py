@@ -14,7 +14,7 @@ from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.loader import load_model
 
 sys.path.insert(0, str(Path(__file__).parent))
-from reference import LONG_ONLY, SHAPES, expected_logprobs, random_tokens, reference_model
+from reference import FACTORS, LONG_ONLY, SHAPES, expected_logprobs, random_tokens, reference_model
 
 torch.set_num_threads(1)
 BLOCK = 16
@@ -76,8 +76,12 @@ def test_longrope_takes_the_long_factors_where_the_context_is_long(tmp_path: Pat
     reference = reference_model(architecture, **options)
     reference.save_pretrained(tmp_path)
     tokens = random_tokens(90)
-    logits = Runner(load_model(tmp_path), 6, BLOCK).run([Chunk(tokens, 0, [3, 1, 4, 0, 5, 2], 90)])
+    model = load_model(tmp_path)
+    logits = Runner(model, 6, BLOCK).run([Chunk(tokens, 0, [3, 1, 4, 0, 5, 2], 90)])
     assert_close(logits, expected_logprobs(reference, tokens))
+    plain = 10000.0 ** -torch.arange(0, 8, 2).div(8)
+    long = plain / torch.tensor(FACTORS["long_factor"])
+    torch.testing.assert_close(torch.tensor(model.config.rotary.inverse_frequencies), long)
 
 
 def test_a_window_reads_no_block_out_of_its_reach(tmp_path: Path) -> None:

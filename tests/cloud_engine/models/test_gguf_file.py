@@ -14,6 +14,7 @@ import torch
 pytest.importorskip("gguf", reason="needs the [cloud] extra")
 
 from updraft.cloud_engine.engine.runner import Chunk, Runner
+from updraft.cloud_engine.models.gguf_file import GgufFile
 from updraft.cloud_engine.models.loader import load_model
 from updraft.protocol.errors import ModelLoadError
 
@@ -102,6 +103,47 @@ def llama_cpp_logprobs(path: Path, tokens: list[int]) -> torch.Tensor:
     llama_cpp.llama_free(context)
     llama_cpp.llama_model_free(model)
     return torch.from_numpy(np.stack(rows)).log_softmax(-1)
+
+
+def test_the_ramp_of_yarn_is_what_the_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    architecture, options = SHAPES["qwen2-yarn"]
+    betas = {"beta_fast": 8.0, "beta_slow": 0.25}
+    options = {**options, "rope_parameters": {**options["rope_parameters"], **betas}}
+    reference = reference_model(architecture, **options)
+    write_gguf(reference, tmp_path / "model.gguf")
+    say_of_arch(monkeypatch, **{f"rope.scaling.yarn_{key}": value for key, value in betas.items()})
+    tokens = random_tokens(90)
+    expected = expected_logprobs(reference, tokens)
+    torch.testing.assert_close(ours(tmp_path / "model.gguf", tokens), expected, atol=1e-4, rtol=0)
+
+
+HOSTILE = [
+    {"rope.freq_base": "high"},
+    {"rope.freq_base": [1.0, 2.0]},
+    {"rope.dimension_count": "all"},
+    {"rope.dimension_count": 2**31},
+    {"attention.key_length": "long"},
+    {"attention.key_length": 2**31},
+    {"rope.scaling.type": ["yarn"]},
+    {"block_count": 2**31},
+    {"feed_forward_length": 2**40},
+    {"attention.head_count": 0},
+]
+
+
+@pytest.mark.parametrize("said", HOSTILE, ids=str)
+def test_wrong_metadata_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: dict[str, Any]) -> None:
+    """Before there is memory for what it says."""
+    write_gguf(reference_model(), tmp_path / "model.gguf")
+    say_of_arch(monkeypatch, **said)
+    with pytest.raises(ModelLoadError):
+        load_model(tmp_path / "model.gguf")
+
+
+def say_of_arch(monkeypatch: pytest.MonkeyPatch, **said: Any) -> None:
+    """Let files hold other values under these keys of their architecture."""
+    read = GgufFile._of_arch
+    monkeypatch.setattr(GgufFile, "_of_arch", lambda file, key: said.get(key) if key in said else read(file, key))
 
 
 @pytest.mark.parametrize("quantization", ["F16", "BF16", "Q8_0", "Q4_0"])

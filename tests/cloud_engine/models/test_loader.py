@@ -145,6 +145,30 @@ DAMAGES = {
         lambda f: edit_config(f, rope_parameters={"rope_type": "linear", "factor": "two"}),
         "rope_type='linear' has a parameter of the wrong type",
     ),
+    "rope type is a list": (lambda f: edit_config(f, rope_parameters={"rope_type": ["yarn"]}), "is not supported"),
+    "rope theta of words": (lambda f: edit_config(f, rope_parameters={"rope_theta": "abc"}), "of the wrong type"),
+    "rope theta is nothing": (lambda f: edit_config(f, rope_parameters={"rope_theta": 0.0}), "that are no numbers"),
+    "rope factor is nothing": (
+        lambda f: edit_config(f, rope_parameters={"rope_type": "linear", "factor": 0.0}),
+        "that are no numbers",
+    ),
+    "yarn of theta 1": (
+        lambda f: edit_config(
+            f,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 1.0,
+                "factor": 2.0,
+                "original_max_position_embeddings": 64,
+            },
+        ),
+        "cannot be worked out",
+    ),
+    "more rotated than there is": (
+        lambda f: edit_config(f, rope_parameters={"partial_rotary_factor": 2.0}),
+        "32 of 16 dimensions",
+    ),
+    "part of words": (lambda f: edit_config(f, rope_parameters={"partial_rotary_factor": "x"}), "must be a number"),
     "activation": (lambda f: edit_config(f, hidden_act="relu"), "hidden_act='relu'"),
     "size of words": (lambda f: edit_config(f, vocab_size="many"), "vocab_size must be a positive integer"),
     "bias without its tensors": (lambda f: edit_config(f, attention_bias=True), r"lacks tensors: .*q_proj\.bias"),
