@@ -49,6 +49,9 @@ class SafetensorsFolder:
         self.where = str(folder)
         self.fields = Fields(read_json(folder / "config.json"), str(folder / "config.json"))
         self._file_of = self._find(folder)
+        layers = self.fields.optional_integer("num_hidden_layers") or 0
+        if layers > len(self._file_of):
+            raise ModelLoadError(f"{folder} says it has {layers} layers, and has {len(self._file_of)} tensors.")
 
     def difference(self, expected: set[str]) -> tuple[set[str], set[str]]:
         return expected - self._file_of.keys(), self._file_of.keys() - expected

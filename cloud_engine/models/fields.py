@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,7 +40,7 @@ class Fields:
         value = self.values.get(key)
         if value is None:
             return None
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
             raise ModelLoadError(f"{self.where}: {key} must be a number, got {value!r}.")
         return float(value)
 

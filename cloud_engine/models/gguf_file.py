@@ -130,7 +130,7 @@ class GgufFile:
     def _rope(self) -> dict[str, Any]:
         parameters: dict[str, Any] = {
             "rope_type": self._of_arch("rope.scaling.type") or "default",
-            "rope_theta": self._of_arch("rope.freq_base") or 10000.0,
+            "rope_theta": self._of_arch("rope.freq_base"),
             "factor": self._of_arch("rope.scaling.factor"),
             "original_max_position_embeddings": self._of_arch("rope.scaling.original_context_length"),
             "attention_factor": self._of_arch("rope.scaling.attn_factor"),

@@ -5,6 +5,7 @@ Downloads resume where they broke off, and are checked against the hub's SHA-256
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import re
@@ -56,7 +57,7 @@ def name_of(path: Path) -> str:
 def download_file(name: str) -> Path:
     """A single GGUF file, `hf:owner/repo/file.gguf`. Raises what `find_model` does."""
     form = _FILE.fullmatch(name)
-    if form is None:
+    if form is None or ".." in Path(form["file"]).parts:
         raise ConfigurationError(f"{name!r} is not of the form hf:owner/repo/file.gguf.")
     from_hub = _hub_library()
     with _told(name, form["repo"]):
@@ -88,10 +89,22 @@ def _told(name: str, repo: str) -> Iterator[None]:
     except (OSError, EntryNotFoundError, HTTPError) as error:
         if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
             raise ModelLoadError(f"{repo} holds no {name.removeprefix(f'hf:{repo}/')}.") from error
-        raise ModelLoadError(
-            f"{name} cannot be downloaded ({type(error).__name__}). Without a network, name a model on this machine; "
-            "a mirror of the hub is named by HF_ENDPOINT."
-        ) from error
+        raise ModelLoadError(f"{name} cannot be downloaded{_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    """What is known of it, and what to do."""
+    response = getattr(error, "response", None)
+    if response is not None:
+        return f": the hub answered {response.status_code}. Try again; a token for it is named by HF_TOKEN."
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return ": there is no space left. HF_HOME names the folder of downloads."
+    if isinstance(error, OSError) and error.strerror:
+        return f": {error.strerror}. HF_HOME names the folder of downloads."
+    return (
+        f" ({type(error).__name__}). Without a network, name a model on this machine; "
+        "a mirror of the hub is named by HF_ENDPOINT."
+    )
 
 
 def _verified(path: Path, name: str) -> Path:

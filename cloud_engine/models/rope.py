@@ -53,8 +53,8 @@ class RotaryConfig:
         except ArithmeticError as error:
             raise ModelLoadError(f"rope_type={kind!r} cannot be worked out: {error}.") from error
         frequencies, magnitude = scaled
-        if not frequencies.isfinite().all() or not math.isfinite(magnitude):
-            raise ModelLoadError(f"rope_type={kind!r} gives frequencies that are no numbers.")
+        if not (frequencies.isfinite() & (frequencies > 0)).all() or not math.isfinite(magnitude):
+            raise ModelLoadError(f"rope_type={kind!r} gives frequencies that are no numbers above 0.")
         if frequencies.shape != exponents.shape:
             raise ModelLoadError(f"rope_type={kind!r} needs {len(exponents)} factors, got {len(frequencies)}.")
         return cls(tuple(frequencies.tolist()), magnitude)

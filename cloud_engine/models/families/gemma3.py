@@ -29,15 +29,15 @@ def read_config(fields: Fields) -> ModelConfig:
     pattern = fields.integer("sliding_window_pattern", 6)
     head_dim, context_length = fields.integer("head_dim"), fields.integer("max_position_embeddings")
     bias = fields.flag("attention_bias")
-    by_type = fields.mapping("rope_parameters")
+    by_type = Fields(fields.mapping("rope_parameters"), fields.where)
     # Before transformers 5 the scaling was the global layers' alone, and each kind's base had a key of its own.
     full = {"rope_theta": fields.number("rope_theta", 1e6), **fields.mapping("rope_scaling")}
     sliding = {"rope_theta": fields.number("rope_local_base_freq", 1e4)}
     return read_decoder(
         fields,
-        rotary=read_rotary(fields, {**full, **(by_type.get("full_attention") or {})}, head_dim, context_length),
+        rotary=read_rotary(fields, {**full, **by_type.mapping("full_attention")}, head_dim, context_length),
         sliding_rotary=read_rotary(
-            fields, {**sliding, **(by_type.get("sliding_attention") or {})}, head_dim, context_length
+            fields, {**sliding, **by_type.mapping("sliding_attention")}, head_dim, context_length
         ),
         windows=windows_of(fields, lambda layer: (layer + 1) % pattern != 0),
         qkv_bias=bias,

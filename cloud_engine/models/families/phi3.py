@@ -17,7 +17,8 @@ def read_config(fields: Fields) -> ModelConfig:
     if parameters.get("rope_type", parameters.get("type")) in ("su", "yarn"):  # LongRoPE's names in early checkpoints
         parameters["rope_type"] = "longrope"
     rotary = read_rotary(fields, parameters, head_dim, context_length)
-    return read_decoder(fields, rotary=rotary, windows=windows_of(fields, lambda _: True))
+    eps, windows = fields.number("rms_norm_eps", 1e-5), windows_of(fields, lambda _: True)
+    return read_decoder(fields, rotary=rotary, rms_norm_eps=eps, windows=windows)
 
 
 PHI3 = Family(("Phi3ForCausalLM",), read_config, _PARTS)

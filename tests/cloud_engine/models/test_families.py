@@ -71,6 +71,18 @@ def test_chunked_prefill_equals_whole(pair: tuple[Any, Decoder]) -> None:
     assert_close(torch.cat(logits), expected_logprobs(reference, tokens))
 
 
+@pytest.mark.parametrize("shape", ["llama-3.1", "mistral-window", "qwen2-yarn", "qwen3", "gemma3", "phi3"])
+def test_long_contexts_in_large_blocks(tmp_path: Path, shape: str) -> None:
+    architecture, options = SHAPES[shape]
+    reference = reference_model(architecture, **{**options, "max_position_embeddings": 2048})
+    reference.save_pretrained(tmp_path)
+    tokens, table = random_tokens(1100), [*range(17, -1, -1)]
+    runner = Runner(load_model(tmp_path), 18, 64)
+    borders = [0, 500, 640, 641, 1100]
+    logits = [runner.run([Chunk(tokens[a:b], a, table, b - a)]) for a, b in pairwise(borders)]
+    assert_close(torch.cat(logits), expected_logprobs(reference, tokens))
+
+
 def test_longrope_takes_the_long_factors_where_the_context_is_long(tmp_path: Path) -> None:
     architecture, options = LONG_ONLY
     reference = reference_model(architecture, **options)

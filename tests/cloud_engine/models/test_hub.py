@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -10,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("huggingface_hub")
+huggingface_hub = pytest.importorskip("huggingface_hub")
 
 from updraft.cloud_engine.models.hub import find_model, name_of
-from updraft.protocol.errors import ModelLoadError
+from updraft.protocol.errors import ConfigurationError, ModelLoadError
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fake_hub import Hub, running
@@ -134,6 +135,21 @@ def test_without_a_network(tmp_path: Path) -> None:
     assert found.returncode == 1
     assert "cannot be downloaded" in found.stderr
     assert "HF_ENDPOINT" in found.stderr
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
+def test_what_the_disk_says(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def fails(*_: str) -> str:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fails)
+    with pytest.raises(ModelLoadError, match=r"(no space left|Permission denied)\. HF_HOME"):
+        find_model("hf:owner/repo/file.gguf")
+
+
+def test_no_file_lies_outside_its_repository() -> None:
+    with pytest.raises(ConfigurationError, match="form"):
+        find_model("hf:owner/repo/../../file.gguf")
 
 
 def test_paths_need_no_hub(tmp_path: Path) -> None:

@@ -147,10 +147,10 @@ DAMAGES = {
     ),
     "rope type is a list": (lambda f: edit_config(f, rope_parameters={"rope_type": ["yarn"]}), "is not supported"),
     "rope theta of words": (lambda f: edit_config(f, rope_parameters={"rope_theta": "abc"}), "of the wrong type"),
-    "rope theta is nothing": (lambda f: edit_config(f, rope_parameters={"rope_theta": 0.0}), "that are no numbers"),
+    "rope theta is nothing": (lambda f: edit_config(f, rope_parameters={"rope_theta": 0.0}), "that are no numbers above 0"),
     "rope factor is nothing": (
         lambda f: edit_config(f, rope_parameters={"rope_type": "linear", "factor": 0.0}),
-        "that are no numbers",
+        "that are no numbers above 0",
     ),
     "yarn of theta 1": (
         lambda f: edit_config(
@@ -167,6 +167,16 @@ DAMAGES = {
     "more rotated than there is": (
         lambda f: edit_config(f, rope_parameters={"partial_rotary_factor": 2.0}),
         "32 of 16 dimensions",
+    ),
+    "no end to a head": (lambda f: edit_config(f, head_dim=2**45), "cannot be rotated"),
+    "no end to its layers": (lambda f: edit_config(f, num_hidden_layers=2**31), "says it has 2147483648 layers"),
+    "rope factor without end": (
+        lambda f: edit_config(f, rope_parameters={"rope_type": "linear", "factor": float("inf")}),
+        "that are no numbers above 0",
+    ),
+    "part is no number": (
+        lambda f: edit_config(f, rope_parameters={"partial_rotary_factor": float("nan")}),
+        "must be a number",
     ),
     "part of words": (lambda f: edit_config(f, rope_parameters={"partial_rotary_factor": "x"}), "must be a number"),
     "activation": (lambda f: edit_config(f, hidden_act="relu"), "hidden_act='relu'"),
