@@ -78,7 +78,7 @@ def node(
     max_batch_size: Annotated[int, typer.Option(min=1, help="Requests computed together.")] = 16,
     token_budget: Annotated[int, typer.Option(min=1, help="Tokens computed in one step, over all requests.")] = 512,
     max_step_ms: Annotated[
-        int, typer.Option(min=1, help="Prompts are cut so that a step takes no longer: streams move between steps.")
+        int, typer.Option(min=1, help="Prompts and drafts are cut to it: streams move between steps.")
     ] = 200,
     context_length: Annotated[
         int | None,

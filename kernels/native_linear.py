@@ -102,7 +102,10 @@ class NativeEmbedding(nn.Module):
         self._head, self._rows = head, _library().linear_rows
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """(tokens,) int64 to (tokens, in_features). Raises IndexError for an id that is not below out_features."""
+        """(tokens,) int64 to (tokens, in_features). Raises IndexError for an id that is not below out_features, and
+        ConfigurationError for other tensors."""
+        if token_ids.dim() != 1 or token_ids.dtype != torch.int64 or token_ids.is_cuda:
+            raise ConfigurationError(f"Token ids are (tokens,) int64, got {tuple(token_ids.shape)} {token_ids.dtype}.")
         out = self.weight.new_empty(len(token_ids), self._head.shape[1])
         token_ids = token_ids.contiguous()
         if self._rows(

@@ -27,8 +27,8 @@ class EngineConfig:
     `context_length`: tokens of prompt and answer together; None: the model's, or as many as the pool holds.
     `block_size`: tokens per KV block. `num_blocks`: blocks in the pool; None gives every sequence of a full batch the
     whole context, within 1 GiB, or most of what a GPU has left. `max_batch_size`: requests per step. `token_budget`:
-    tokens per step, drafts included. `max_step_ms`: prompts are cut so that a step does not take longer, by what is
-    measured; None: by the budget alone. `policy`: who goes first, see `scheduler.order_of`. `max_waiting`: queued
+    tokens per step, drafts included. `max_step_ms`: prompts and drafts are cut so that a step takes no longer, by what
+    is measured; None: by the budget alone. `policy`: who goes first, see `scheduler.order_of`. `max_waiting`: queued
     requests, beyond those that batch and pool have room for, before OverloadedError, whatever their priority.
     `num_draft_tokens`: most tokens drafted per request and step. `draft_length`: how many of these, as pays by what is
     measured or always all. `ngram`: also draft by looking up what followed the same tokens before. `prefix_caching`:

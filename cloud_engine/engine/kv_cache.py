@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -80,19 +80,29 @@ class KVCacheManager:
         state.num_draft_computed_tokens = state.num_drafted_blocks * self.block_size
         return True
 
-    def can_admit(self, state: RequestState, without: Iterable[RequestState] = ()) -> bool:
-        """Whether `admit` would succeed if those `without` whom had given their blocks back."""
-        released = Counter(block for other in without for block in _held(other.block_table))
-        return self._has_room(state, self._cached_prefix(state), released)
+    def can_admit(self, states: Sequence[RequestState], without: Iterable[RequestState] = ()) -> bool:
+        """Whether `admit` would succeed for all if those `without` whom had given their blocks back.
 
-    def _has_room(self, state: RequestState, cached: list[int], released: Counter[int] | None = None) -> bool:
-        released = released or Counter()
-        held = list(_held(cached))
-        to_start = self._blocks_to_start(state, cached) - len(cached)
-        missing = max(to_start, self.most_blocks_for(len(state.token_ids)) - len(held))
-        revived = sum(self.pool.references(block) == released[block] for block in held)
+        Of several it is supposed that they share nothing.
+        """
+        released = Counter(block for other in without for block in _held(other.block_table))
         freed = sum(self.pool.references(block) == holders for block, holders in released.items())
-        return missing + revived <= self.pool.num_free + freed
+        if len(states) > 1:
+            wanted = sum(self.most_blocks_for(len(state.token_ids)) for state in states)
+            return wanted <= self.pool.num_free + freed
+        (state,) = states
+        cached = self._cached_prefix(state)
+        revived = sum(self.pool.references(block) == released[block] for block in _held(cached))
+        return self._missing(state, cached) + revived <= self.pool.num_free + freed
+
+    def _has_room(self, state: RequestState, cached: list[int]) -> bool:
+        revived = sum(self.pool.references(block) == 0 for block in _held(cached))
+        return self._missing(state, cached) + revived <= self.pool.num_free
+
+    def _missing(self, state: RequestState, cached: list[int]) -> int:
+        """Blocks that it needs beside the `cached` ones."""
+        to_start = self._blocks_to_start(state, cached) - len(cached)
+        return max(to_start, self.most_blocks_for(len(state.token_ids)) - sum(1 for _ in _held(cached)))
 
     def _blocks_to_start(self, state: RequestState, cached: list[int]) -> int:
         known = len(state.token_ids)

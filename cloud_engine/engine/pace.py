@@ -23,14 +23,14 @@ class Pace:
 
     def most_prompt_tokens(self, budget: int) -> int:
         """Of `budget` that there are."""
-        return budget if self._limit_s is None else min(budget, self._fitting(self._limit_s, self._prompt_s))
+        return budget if self._limit_s is None else min(budget, self._fitting_prompts(self._limit_s))
 
     def most_draft_tokens(self, budget: int, prompt_tokens: int) -> int:
         """Of `budget` that there are, in a step with as many tokens of prompts."""
         if self._limit_s is None:
             return budget
-        left = 1 - prompt_tokens / self._fitting(self._limit_s, self._prompt_s)
-        return min(budget, int(left * self._fitting(self._limit_s, self._draft_s)))
+        left = 1 - prompt_tokens / self._fitting_prompts(self._limit_s)
+        return min(budget, int(left * max(_LEAST_TOKENS, _fitting(self._limit_s, self._draft_s))))
 
     def observe(self, prompt_tokens: int, draft_tokens: int, sequences: int, step_s: float) -> None:
         """A step of `step_s`, most of it prompts or drafts: what it took for everything else counts as theirs."""
@@ -39,5 +39,9 @@ class Pace:
             taken = self._draft_s if draft_tokens > prompt_tokens else self._prompt_s
             taken.add(step_s / tokens)
 
-    def _fitting(self, limit_s: float, token_s: Recent) -> int:
-        return max(self._least, int(limit_s / token_s.median) if token_s.is_sure else 0)
+    def _fitting_prompts(self, limit_s: float) -> int:
+        return max(self._least, _fitting(limit_s, self._prompt_s))
+
+
+def _fitting(limit_s: float, token_s: Recent) -> int:
+    return int(limit_s / token_s.median) if token_s.is_sure else 0

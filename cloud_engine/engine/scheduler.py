@@ -119,7 +119,7 @@ class Scheduler:
 
     def observe(self, sequences: int, step_s: float) -> None:
         """The step that was scheduled last is over; `sequences` were in it."""
-        self._pace.observe(self._prompt_tokens, self._speculator.granted_tokens, sequences, step_s)
+        self._pace.observe(self._prompt_tokens, self._speculator.draft_tokens, sequences, step_s)
 
     def remove(self, state: RequestState) -> None:
         """Forget a finished or aborted request, wherever it is, and free its blocks."""
@@ -174,19 +174,24 @@ class Scheduler:
     def _yield_to_priority(self) -> None:
         """Stop running requests for a waiting one of higher priority that has no room beside them.
 
-        Only if there is room without them: else they would have lost their places for nobody.
+        Only if there is room without them, and time in this step: else they would have lost their places for nobody.
         """
         if not self.waiting:
             return
         head = self.waiting[0]
         lesser = list(takewhile(lambda state: _yields(state, head), reversed(self.running)))
-        if lesser and self._has_room_without(lesser):
-            while not self._has_room_without([]):
-                self._preempt_last()
+        if not lesser or self._has_room_without([]) or not self._has_room_without(lesser):
+            return
+        missing = sum(_missing(state) for state in self.running if state.order < head.order)
+        if missing >= self._pace.most_prompt_tokens(self._config.token_budget - len(self.running)):
+            return
+        while self.running and _yields(self.running[-1], head) and not self._has_room_without([]):
+            self._preempt_last()
 
     def _has_room_without(self, others: list[RequestState]) -> bool:
         """Whether the first of the waiting would have places and blocks if the `others` were not running."""
-        return self._has_place(self._first_waiting(), others) and self._cache.can_admit(self.waiting[0], others)
+        states = self._first_waiting()
+        return self._has_place(states, others) and self._cache.can_admit(states, others)
 
     def _admit_ahead(self) -> None:
         """Let in who comes before some running request, so that these do not use up the step's budget first."""
@@ -291,6 +296,11 @@ def _places(states: Iterable[RequestState]) -> int:
 def _yields(running: RequestState, head: RequestState) -> bool:
     """Whether it gives way to the `head` of the queue."""
     return head.request.priority < running.request.priority and head.order < running.order
+
+
+def _missing(running: RequestState) -> int:
+    """Tokens that are known and not computed, but for the last one, which each step computes."""
+    return 0 if running.decode is not None else len(running.token_ids) - running.num_computed_tokens - 1
 
 
 def _order(state: RequestState) -> float:

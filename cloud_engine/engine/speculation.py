@@ -55,7 +55,7 @@ class Speculator:
         self._records = {drafter.name: DrafterRecord() for drafter in drafters}
         self._predictions_held: deque[bool] = deque(maxlen=_REMEMBERED_PREDICTIONS)
         self._speculative_steps = 0
-        self.granted_tokens = 0  # in this step, of all drafts
+        self.draft_tokens = 0  # of this step: as many as were granted, once it is over as many as were verified
 
     def counters(self) -> dict[str, int]:
         """By their names in `EngineStats`."""
@@ -72,7 +72,7 @@ class Speculator:
         `decodes`: the plain ones, none of which has a prediction. Returns whom the drafters are to draft for.
         """
         asking: list[ScheduledRequest] = []
-        sequences, self.granted_tokens = len(decodes) + len(others), 0
+        sequences, self.draft_tokens = len(decodes) + len(others), 0
         drafters_work = bool(self._drafters) and not self._policy.rests
         for item in chain(decodes, others) if drafters_work else others:
             limit = min(budget, item.state.num_remaining_tokens - 1)
@@ -83,7 +83,7 @@ class Speculator:
                 asking.append(item)
             elif grow(item.state, len(item.state.token_ids) + len(predicted)):
                 item.draft_ids = predicted
-                self.granted_tokens += len(predicted)
+                self.draft_tokens += len(predicted)
                 budget -= len(predicted)
         return self._grant_drafters(asking, sequences, budget, grow) if drafters_work and asking else []
 
@@ -120,7 +120,8 @@ class Speculator:
 
     def observe(self, batch: Sequence[ScheduledRequest], step_s: float) -> None:
         """Learn from a finished step, which took `step_s` in all."""
-        drafted = [item for item in batch if item.draft_ids] if self.granted_tokens else []
+        drafted = [item for item in batch if item.draft_ids] if self.draft_tokens else []
+        self.draft_tokens = sum(len(item.draft_ids) for item in drafted)
         self._speculative_steps += bool(drafted)
         if not self._drafters or not batch:
             return
@@ -161,7 +162,7 @@ class Speculator:
             granted = min(length, budget)
             if granted and grow(item.state, len(item.state.token_ids) + granted):
                 item.drafter, item.num_drafts = drafter, granted
-                self.granted_tokens += granted
+                self.draft_tokens += granted
                 budget -= granted
                 granted_to.append(item)
         return granted_to

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from math import isfinite
 from pathlib import Path
 from typing import Any, cast
 
 from ...protocol.errors import ModelLoadError
+
+
+_MOST = 1e38  # of a number, and infinity is more
 
 
 class Fields:
@@ -40,7 +42,7 @@ class Fields:
         value = self.values.get(key)
         if value is None:
             return None
-        if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not -_MOST <= value <= _MOST:
             raise ModelLoadError(f"{self.where}: {key} must be a number, got {value!r}.")
         return float(value)
 

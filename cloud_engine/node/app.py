@@ -177,8 +177,10 @@ class _Node:
     def _pieces(self, job: Job) -> AsyncGenerator[Piece]:
         """The answers to all prompts of a job."""
 
+        started = time.perf_counter()  # whatever it takes until each has a place
+
         def of(asked: GenerationRequest) -> AsyncGenerator[Piece]:
-            return self._latencies.watch(pieces(self._engine, self._tokenizer, asked, job.tools))
+            return self._latencies.watch(pieces(self._engine, self._tokenizer, asked, job.tools), started)
 
         first = job.generations[0]
         if len(job.generations) == 1:

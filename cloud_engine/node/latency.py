@@ -23,9 +23,9 @@ class Latencies:
         self.e2e = Distribution(_SECONDS)
         self.finished: Counter[FinishReason] = Counter()
 
-    async def watch(self, answers: AsyncGenerator[Piece]) -> AsyncGenerator[Piece]:
-        """The same pieces. Only answers that come to their end are counted beyond the first token."""
-        started = time.perf_counter()
+    async def watch(self, answers: AsyncGenerator[Piece], started: float) -> AsyncGenerator[Piece]:
+        """The same pieces; `started`: when they were asked for (`time.perf_counter`). Only answers that come to their
+        end are counted beyond the first token."""
         begun: dict[int, float] = {}
         async with aclosing(answers):
             async for piece in answers:

@@ -514,10 +514,10 @@ def test_drafts_leave_prompts_their_pace() -> None:
             if caught_up:
                 item.state.token_ids.append(0)
         token_s = 1e-3 if len(sizes) < 12 else 4e-3 / 3
-        scheduler.observe(len(batch), token_s * (prompt + speculator.granted_tokens))
+        scheduler.observe(len(batch), token_s * (prompt + speculator.draft_tokens))
         if len(sizes) == 1:
             scheduler.add(second)
-    assert speculator.granted_tokens > 0
+    assert speculator.draft_tokens > 0
     assert 90 <= sizes[8] <= 100
     assert 66 <= sizes[-3] <= 75
 
@@ -597,6 +597,46 @@ def test_nobody_gives_way_in_vain(blocks: int) -> None:
     scheduler.add(head)
     assert len(ran(scheduler)) == 3
     assert scheduler.counters.preemptions == 0
+
+
+def test_nobody_gives_way_to_beams_that_have_no_room_all_together() -> None:
+    scheduler = small("priority", batch=9, blocks=9)
+    scheduler.add(make_state("first", [1] * 9, 9, priority=-1))
+    scheduler.add(make_state("later", [2] * 21, 3, priority=1))
+    assert len(ran(scheduler)) == 2
+    beam = make_state("beams", [3] * 20, 2, priority=0, beam=BeamParams(2))
+    scheduler.add(beam)
+    scheduler.add(copy.copy(beam))
+    assert len(ran(scheduler)) == 2
+    assert scheduler.counters.preemptions == 0
+
+
+def test_nobody_gives_way_while_an_earlier_prompt_takes_all_the_time() -> None:
+    scheduler = small("priority", batch=2)
+    scheduler.add(make_state("later", [1] * 5, 99, priority=1))
+    ran(scheduler)
+    long = make_state("long", [2] * 300, 9, priority=0)
+    scheduler.add(long)
+    ran(scheduler)
+    scheduler.add(make_state("head", [3] * 5, 9, priority=0))
+    while len(long.token_ids) - long.num_computed_tokens > 64:
+        assert set(ran(scheduler)) == {"long", "later"}
+    ran(scheduler)
+    assert "head" in ran(scheduler)
+    assert scheduler.counters.preemptions == 1
+
+
+def test_drafts_that_a_grammar_cut_are_not_taken_for_verified() -> None:
+    """Else a step without them would tell that verifying takes no time."""
+    config = EngineConfig(block_size=BLOCK)
+    speculator = Speculator([], config)
+    scheduler = Scheduler(config, KVCacheManager(100, BLOCK), speculator)
+    scheduler.add(make_state("a", [1] * 5, 90, draft=[2] * 50))
+    batch = scheduler.schedule()
+    assert speculator.draft_tokens > 0
+    batch[0].draft_ids = []
+    speculator.observe(batch, 0.01)
+    assert speculator.draft_tokens == 0
 
 
 @pytest.mark.parametrize("policy", ["priority", "shortest-prefill"])

@@ -174,6 +174,7 @@ DAMAGES = {
         lambda f: edit_config(f, rope_parameters={"rope_type": "linear", "factor": float("inf")}),
         "that are no numbers above 0",
     ),
+    "theta without end": (lambda f: edit_config(f, rope_theta=10**400), "must be a number"),
     "part is no number": (
         lambda f: edit_config(f, rope_parameters={"partial_rotary_factor": float("nan")}),
         "must be a number",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -125,7 +126,7 @@ def test_what_comes_at_once_has_no_pace(steps: list[list[int]], paced: int) -> N
     source: Any = Once(*steps)
 
     async def watch() -> None:
-        async for _ in latencies.watch(pieces(source, Bytes(), request)):  # type: ignore[arg-type]
+        async for _ in latencies.watch(pieces(source, Bytes(), request), time.perf_counter()):  # type: ignore[arg-type]
             pass
 
     asyncio.run(watch())
@@ -141,7 +142,7 @@ def test_answers_that_come_whole_have_no_pace() -> None:
             yield Piece("abc", finish_reason="stop", usage=Usage.of(1, 3), index=index)
 
     async def watch() -> None:
-        async for _ in latencies.watch(whole()):
+        async for _ in latencies.watch(whole(), time.perf_counter()):
             pass
 
     asyncio.run(watch())
