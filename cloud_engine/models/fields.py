@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from ...protocol.errors import ModelLoadError
 
-
 _MOST = 1e38  # of a number, and infinity is more
 
 

@@ -147,7 +147,10 @@ DAMAGES = {
     ),
     "rope type is a list": (lambda f: edit_config(f, rope_parameters={"rope_type": ["yarn"]}), "is not supported"),
     "rope theta of words": (lambda f: edit_config(f, rope_parameters={"rope_theta": "abc"}), "of the wrong type"),
-    "rope theta is nothing": (lambda f: edit_config(f, rope_parameters={"rope_theta": 0.0}), "that are no numbers above 0"),
+    "rope theta is nothing": (
+        lambda f: edit_config(f, rope_parameters={"rope_theta": 0.0}),
+        "that are no numbers above 0",
+    ),
     "rope factor is nothing": (
         lambda f: edit_config(f, rope_parameters={"rope_type": "linear", "factor": 0.0}),
         "that are no numbers above 0",
