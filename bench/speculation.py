@@ -16,7 +16,7 @@ import torch
 
 from ..cloud_engine.engine.config import EngineConfig
 from ..cloud_engine.engine.draft_model import DraftModel
-from ..cloud_engine.engine.drafter import CatchUp
+from ..cloud_engine.engine.drafter import DraftWork
 from ..cloud_engine.engine.engine import Engine
 from ..cloud_engine.engine.request import GenerationRequest, RequestState
 from ..cloud_engine.engine.served_model import ServedModel
@@ -121,14 +121,14 @@ class OracleDrafter(DraftModel):
     def offer(self, state: RequestState, limit: int) -> int:
         return min(limit, len(self._answer) - state.num_generated_tokens)
 
-    def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> CatchUp:
-        catch_up = super().propose(batch, row_of)
+    def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> DraftWork:
+        work = super().propose(batch, row_of)
         for item in batch:
             if item.drafter is self:
                 start = item.state.num_generated_tokens
                 right = self._answer[start : start + len(item.draft_ids)]
                 item.draft_ids = [self._spoilt(token) for token in right]
-        return catch_up
+        return work
 
     def _spoilt(self, token: int) -> int:
         return token if self._random.random() < self._acceptance else (token + 1) % self._rows

@@ -17,9 +17,9 @@ class IncrementalDetokenizer:
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def push(self, token_id: int) -> str:
-        """The text that `token_id` completes; may be empty."""
-        return self._decoder.decode(self._token_bytes(token_id))
+    def push(self, *token_ids: int) -> str:
+        """The text that these tokens complete; may be empty."""
+        return self._decoder.decode(b"".join(map(self._token_bytes, token_ids)))
 
     def flush(self) -> str:
         """What is left at the end: U+FFFD for an incomplete character, usually nothing."""

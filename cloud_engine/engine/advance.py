@@ -54,6 +54,7 @@ class Answers:
         self._counters = scheduler.counters
         self._states: dict[str, list[RequestState]] = {}  # by request
         self._searches: dict[str, BeamSearch] = {}
+        self._streamed: set[str] = set()
 
     def __len__(self) -> int:
         """Requests, not answers."""
@@ -62,6 +63,11 @@ class Answers:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._states
 
+    @property
+    def are_streamed(self) -> bool:
+        """Whether somebody reads along with any of them."""
+        return bool(self._streamed)
+
     def request_ids(self) -> list[str]:
         return list(self._states)
 
@@ -69,6 +75,8 @@ class Answers:
         """Queue the first answer of a request; the others branch off from it. `search`: of a request for beams."""
         self._scheduler.add(state)
         self._states[state.request_id] = [state]
+        if state.request.streamed:
+            self._streamed.add(state.request_id)
         if search is not None:
             self._searches[state.request_id] = search
 
@@ -82,8 +90,7 @@ class Answers:
         if kept:
             self._states[request_id] = kept
             return False
-        self._searches.pop(request_id, None)
-        return self._states.pop(request_id, None) is not None
+        return self._forget(request_id)
 
     def advance(self, batch: Sequence[ScheduledRequest], samples: Samples) -> StepOutputs:
         """Take over what a step computed and sampled, and return the tokens that come out."""
@@ -131,7 +138,7 @@ class Answers:
             )
         for state in states:
             self._remove(state)
-        del self._states[request_id], self._searches[request_id]
+        self._forget(request_id)
         self._counters.finished_requests += 1
         return outputs
 
@@ -173,7 +180,7 @@ class Answers:
     def _accept(self, item: ScheduledRequest, sampled: list[int], row: int, samples: Samples) -> TokenOutput:
         """Take over what the target confirmed of the draft, and the one token after it that is the target's own."""
         state = item.state
-        is_first = state.num_generated_tokens == 0 and state.index == 0
+        begins = state.num_generated_tokens == 0
         num_accepted = _agreement(item.draft_ids, sampled)
         new, finish_reason = _until_end(sampled[: num_accepted + 1], state)
         if state.grammar is not None:
@@ -191,9 +198,9 @@ class Answers:
         logprobs = () if num_top is None or not new else samples.logprobs(row, new, num_top)
         self._counters.generated_tokens += len(new)
         stats = state.stats() if finish_reason else None
-        scores = tuple(state.prompt_logprobs) if is_first else ()
+        scores = tuple(state.prompt_logprobs) if begins and state.index == 0 else ()
         error = state.grammar.error if state.grammar is not None else None
-        cached = state.num_cached_tokens
+        cached = state.num_cached_tokens if begins else None
         output = TokenOutput(state.request_id, new, logprobs, finish_reason, stats, state.index, scores, error, cached)
         if stats is not None:
             self._finish(state)
@@ -207,8 +214,14 @@ class Answers:
         self._remove(state)
         self._states[state.request_id].remove(state)
         if not self._states[state.request_id]:
-            del self._states[state.request_id]
+            self._forget(state.request_id)
             self._counters.finished_requests += 1
+
+    def _forget(self, request_id: str) -> bool:
+        """Whether it was here."""
+        self._streamed.discard(request_id)
+        self._searches.pop(request_id, None)
+        return self._states.pop(request_id, None) is not None
 
     def _remove(self, state: RequestState) -> None:
         """An answer leaves, at its end or given up: what became of its prediction, if it has begun, is known now."""

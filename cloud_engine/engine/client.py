@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
+from itertools import chain
 
 from ...protocol.errors import InvalidRequestError, OverloadedError, UpdraftError
 from .messages import Abort, Add, Command, Failed, Report, Stepped
@@ -61,6 +62,8 @@ class EngineClient(ABC):
             raise _again(self._refusal)
         if request.request_id in self._events:
             raise InvalidRequestError(f"Request id {request.request_id!r} is in use.", param="request_id")
+        if not self._events:
+            self._reported_at = time.monotonic()  # an engine at rest has nothing to report
         self._send(Add(request))
         events = self._events[request.request_id] = asyncio.Queue[_Event]()
         unfinished = request.n
@@ -82,8 +85,8 @@ class EngineClient(ABC):
         self._send(Abort(request_id, index))
 
     def stats(self) -> EngineStats:
-        """As of the last step or command."""
-        busy = self._stats.running + self._stats.waiting > 0
+        """As of some milliseconds ago, or before the step that goes on."""
+        busy = bool(self._events) or self._stats.running + self._stats.waiting > 0
         return replace(self._stats, seconds_since_step=time.monotonic() - self._reported_at if busy else 0.0)
 
     @abstractmethod
@@ -106,9 +109,9 @@ class EngineClient(ABC):
 
     def _receive(self, report: Report) -> None:
         match report:
-            case Stepped(outputs, stats):
+            case Stepped(steps, stats):
                 self._stats, self._reported_at = stats, time.monotonic()
-                for output in outputs:
+                for output in chain.from_iterable(steps):
                     self._put(output.request_id, output)
             case Failed(request_ids, error):
                 for request_id in request_ids:

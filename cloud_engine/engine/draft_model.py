@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -19,7 +20,7 @@ from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from .block_pool import NO_BLOCK
 from .config import EngineConfig
-from .drafter import CatchUp, Drafter
+from .drafter import Drafter, DraftWork
 from .runner import Chunk, Runner, graph_limits
 from .sampler import sample
 
@@ -58,8 +59,10 @@ class DraftModel(Drafter):
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         self._runner.copy_blocks(copies)
 
-    def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> CatchUp:
-        """The first pass also catches up on what the target has computed without drafts: prompts, and pauses.
+    def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> DraftWork:
+        """A draft ends before a token that would end the answer: the target is to say that one itself.
+
+        The first pass also catches up on what the target has computed without drafts: prompts, and pauses.
 
         It takes prompts that are still being computed along, so that they need not be caught up on later. A request
         that is too far behind for one pass catches up over several, and has no drafts until then.
@@ -67,24 +70,27 @@ class DraftModel(Drafter):
         started = time.perf_counter()
         drafting, chunks = self._first_pass(batch)
         if not chunks:
-            return CatchUp()
+            return DraftWork()
         logits = self._run(chunks)
-        catch_up = CatchUp(sum(len(chunk.token_ids) for chunk in chunks), time.perf_counter() - started)
+        lag, first_pass_s = sum(len(chunk.token_ids) for chunk in chunks), time.perf_counter() - started
         if not drafting:
-            return catch_up
+            return DraftWork(lag, first_pass_s)
         _sample(logits, drafting, row_of)
-        self._go_on([item for item in drafting if len(item.draft_ids) < item.num_drafts], row_of)
-        return catch_up
+        passes = 1 + self._go_on([item for item in drafting if _goes_on(item)], row_of)
+        return DraftWork(lag, first_pass_s, len(drafting), passes)
 
-    def _go_on(self, drafting: list[ScheduledRequest], row_of: RowOf) -> None:
-        """Behind the first draft token of each: in one call where that can be, else pass by pass."""
+    def _go_on(self, drafting: list[ScheduledRequest], row_of: RowOf) -> int:
+        """Behind each first draft token, in one call where that can be, else pass by pass. Most passes of one."""
+        at_once = one_by_one = 0
         if self._can_extend:
             rows = [(item, row_of(item, 1)) for item in drafting]
-            self._extend_at_once([(item, row) for item, row in rows if row.is_plain])
+            at_once = self._extend_at_once([(item, row) for item, row in rows if row.is_plain])
             drafting = [item for item, row in rows if not row.is_plain]
         while drafting:
             _sample(self._run([self._extend(item) for item in drafting]), drafting, row_of)
-            drafting = [item for item in drafting if len(item.draft_ids) < item.num_drafts]
+            drafting = [item for item in drafting if _goes_on(item)]
+            one_by_one += 1
+        return max(at_once, one_by_one)
 
     def _first_pass(self, batch: Sequence[ScheduledRequest]) -> tuple[list[ScheduledRequest], list[Chunk]]:
         """Who can draft after it, and what to compute: drafting requests first, then prompts, as far as it goes."""
@@ -121,15 +127,16 @@ class DraftModel(Drafter):
         item.state.num_draft_computed_tokens = position + 1
         return self._chunk(item.draft_ids[-1:], position, item.state, 1)
 
-    def _extend_at_once(self, drafting: list[tuple[ScheduledRequest, SamplingRow]]) -> None:
+    def _extend_at_once(self, drafting: list[tuple[ScheduledRequest, SamplingRow]]) -> int:
         if not drafting:
-            return
+            return 0
         drafting.sort(key=lambda pair: pair[0].num_drafts, reverse=True)
         first = self._known([item.draft_ids[0] for item, _ in drafting])
         spans, rows = [self._rest(item) for item, _ in drafting], [row for _, row in drafting]
         for (item, _), tokens in zip(drafting, self._runner.extend(first, spans, rows), strict=True):
-            item.draft_ids += tokens
             item.state.num_draft_computed_tokens += len(tokens)
+            item.draft_ids += takewhile(lambda token, ends=item.state.end_ids: token not in ends, tokens)
+        return spans[0].length
 
     def _rest(self, item: ScheduledRequest) -> QuerySpan:
         """All drafts but the last are computed, to know the one behind each."""
@@ -153,6 +160,14 @@ def _sample(logits: Tensor, drafting: Sequence[ScheduledRequest], row_of: RowOf)
     tokens = sample(logits, [row_of(item, len(item.draft_ids)) for item in drafting])
     for item, token in zip(drafting, tokens, strict=True):
         item.draft_ids.append(token)
+
+
+def _goes_on(item: ScheduledRequest) -> bool:
+    """Whether there is more to draft behind its last draft token, which is taken back if it would end the answer."""
+    if item.draft_ids[-1] in item.state.end_ids:
+        item.draft_ids.pop()
+        return False
+    return len(item.draft_ids) < item.num_drafts
 
 
 def _is_prompt_of_more(item: ScheduledRequest) -> bool:

@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class CatchUp:
-    """What a draft model had to do before it could draft: `tokens` it had not computed, in a pass of `seconds`."""
+class DraftWork:
+    """What a draft model did in a step: `passes` for `drafting` sequences, in the first of which, of `first_pass_s`, it
+    also computed `lag` tokens that the target had computed and it had not."""
 
-    tokens: int = 0
-    seconds: float = 0.0
+    lag: int = 0
+    first_pass_s: float = 0.0
+    drafting: int = 0
+    passes: int = 0
 
 
 class Drafter(ABC):
@@ -44,7 +47,7 @@ class Drafter(ABC):
         """How many of the request's next tokens it would guess now, at most `limit`; 0 where it has no idea."""
 
     @abstractmethod
-    def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> CatchUp:
+    def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> DraftWork:
         """Fill in `draft_ids` where this drafter was granted `num_drafts` of them; it may give fewer."""
 
     def lag(self, state: RequestState) -> int:

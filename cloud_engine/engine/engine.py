@@ -115,6 +115,11 @@ class Engine:
     def has_work(self) -> bool:
         return len(self._answers) > 0
 
+    @property
+    def is_streaming(self) -> bool:
+        """Whether somebody reads along with any of the answers."""
+        return self._answers.are_streamed
+
     def expect(self, request: GenerationRequest) -> None:
         """Keep a place in the queue for a request that is being prepared, until it is added or aborted.
 

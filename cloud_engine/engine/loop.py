@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
@@ -15,6 +16,11 @@ from .step_outputs import StepOutputs
 from .wires import Wires
 
 FAILURES_TO_GIVE_UP = 3
+TELL_EVERY_S = 0.002
+TELL_WHOLE_EVERY_S = 0.02
+"""Shorter steps are told of together, but for first tokens and ends: every message wakes the face, on a core that could
+compute. The longer time is for answers that nobody sees before their end."""
+
 _log = logging.getLogger("updraft.engine")
 
 
@@ -32,11 +38,13 @@ class EngineLoop:
         self._wires = wires
         self._report = wires.report
         self._failures = 0  # steps in a row
+        self._untold: list[StepOutputs] = []
+        self._told_at = 0.0
         self._preparations = Preparations(engine.prepare, lambda request_id: wires.send_back(Prepared(request_id)))
 
     def run(self) -> None:
         """Returns when told to close. Raises what the step raised after which `FAILURES_TO_GIVE_UP` have failed."""
-        self._report(Stepped(StepOutputs(), self._engine.stats()))
+        self._tell()
         try:
             while self._obey_commands():
                 self._step()
@@ -52,10 +60,10 @@ class EngineLoop:
                     return False
                 self._obey(command)
                 obeyed += 1
-            if obeyed:
-                self._report(Stepped(StepOutputs(), self._engine.stats()))
             if self._engine.has_work:
                 return True
+            if obeyed:
+                self._tell()
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -114,11 +122,21 @@ class EngineLoop:
                 raise
             _log.exception("A step of the engine failed; its requests are lost, the engine starts afresh.")
             lost = self._engine.reset()
-            self._report(Stepped(StepOutputs(), self._engine.stats()))
+            self._tell()
             self._report(Failed(lost, _failure_of(error, "ask again", EngineRestartedError)))
         else:
             self._failures = 0
-            self._report(Stepped(outputs, self._engine.stats()))
+            self._untold.append(outputs)
+            if self._is_time_to_tell() or outputs.are_news or not self._engine.has_work:
+                self._tell()
+
+    def _is_time_to_tell(self) -> bool:
+        pause_s = TELL_EVERY_S if self._engine.is_streaming else TELL_WHOLE_EVERY_S
+        return time.monotonic() - self._told_at >= pause_s
+
+    def _tell(self) -> None:
+        self._report(Stepped(self._untold, self._engine.stats()))
+        self._untold, self._told_at = [], time.monotonic()
 
 
 def _failure_of(cause: BaseException, advice: str, kind: type[EngineError] = EngineError) -> EngineError:

@@ -65,9 +65,9 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class Stepped(msgspec.Struct, tag=True, frozen=True):
-    """What one step brought, and the counters after it. Commands are followed by one without outputs."""
+    """What the steps since the last one brought, and the counters after them."""
 
-    outputs: StepOutputs
+    outputs: list[StepOutputs]
     stats: EngineStats
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .drafter import CatchUp, Drafter
+from .drafter import Drafter, DraftWork
 
 if TYPE_CHECKING:
     from .drafter import RowOf
@@ -25,11 +25,11 @@ class NgramDrafter(Drafter):
         start = state.drafts.ngrams.find(state.token_ids)
         return 0 if start is None else min(limit, len(state.token_ids) - start)
 
-    def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> CatchUp:
+    def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> DraftWork:
         del row_of
         for item in batch:
             if item.drafter is self:
                 start = item.state.drafts.ngrams.find(item.state.token_ids)
                 assert start is not None, "offered before"
                 item.draft_ids = item.state.token_ids[start : start + item.num_drafts]
-        return CatchUp()
+        return DraftWork()

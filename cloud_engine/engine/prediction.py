@@ -5,6 +5,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .prediction_trust import PredictionTrust
 
 ALIGN_ON = 3  # generated tokens that must reappear in the prediction before it is trusted again
 PROBE_TOKENS = 8  # proposed where more would be bold; after a miss it doubles with every window that holds
@@ -36,15 +40,18 @@ class PredictionCursor:
         """The same prediction, from its start."""
         return PredictionCursor(self._draft)
 
-    def propose(self, limit: int, *, probe: bool = False) -> list[int]:
+    def propose(self, limit: int, trust: PredictionTrust | None = None) -> list[int]:
         """The next predicted tokens, at most `limit`; empty where the prediction is used up or lost.
 
-        `probe`: nothing behind its first few tokens, until these have held.
+        Nothing behind its first few tokens until these have held, if `trust` has it so.
         """
         if self._next is None:
             return []
-        window = PROBE_TOKENS - self._next if probe and self._next < PROBE_TOKENS else self._window
-        return self._draft[self._next : self._next + min(limit, window)]
+        proposed = self._draft[self._next : self._next + min(limit, self._window)]
+        num_first = PROBE_TOKENS - self._next
+        if trust is None or not 0 < num_first < len(proposed) or trust.takes_whole(len(proposed) - num_first):
+            return proposed
+        return proposed[:num_first]
 
     def take_verdict(self) -> bool | None:
         """Whether the first few tokens held, as soon as that is known, and once; None before and after."""

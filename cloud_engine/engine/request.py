@@ -41,7 +41,8 @@ class GenerationRequest:
     its search, which goes without drafts, and come out at its end. `priority`: lower goes first
     (policy "priority"). `cache_salt`: only requests with the same one share cached prefixes, so that nobody can learn
     from timings what others have asked. `constraint`: what every answer must look like. `embed`: generate nothing, the
-    prompt's embedding is wanted.
+    prompt's embedding is wanted. `streamed`: somebody reads along; without, an `EngineClient` may bring tokens some at
+    a time, and the last of what an aborted request has generated not at all.
     """
 
     request_id: str
@@ -54,6 +55,7 @@ class GenerationRequest:
     beam: BeamParams | None = None
     constraint: Constraint | None = None
     embed: bool = False
+    streamed: bool = True
 
     @property
     def num_branches(self) -> int:

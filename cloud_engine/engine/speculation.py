@@ -1,7 +1,7 @@
 """Speculation: who drafts for whom, and how much. The answers do not depend on it, only their speed does.
 
-A request's prediction goes first, whole: it was sent to be verified. Where the last ones mostly failed at once, a few
-tokens of it go ahead, so that a useless one costs hardly anything. Where there is none, or it is lost, the other
+A request's prediction goes first: it was sent to be verified. It goes whole, or a few tokens of it go ahead
+(`prediction_trust`), so that a useless one costs hardly anything. Where there is none, or it is lost, the other
 drafters take over, as far as `draft_length` finds that it pays.
 
 No torch here: drafters that need it bring it along.
@@ -10,13 +10,13 @@ No torch here: drafters that need it bring it along.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from .draft_length import Acceptance, AdaptiveDraftLength, Candidate, DraftLengthPolicy
-from .drafter import CatchUp, Drafter
+from .drafter import Drafter, DraftWork
+from .prediction_trust import PredictionTrust
 from .step_costs import StepReport
 
 if TYPE_CHECKING:
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from .scheduled_request import ScheduledRequest
 
     Grow = Callable[[RequestState, int], bool]
-
-
-_REMEMBERED_PREDICTIONS = 32
-_TRUSTED_SHARE = 0.75  # of these that held: then the next one is verified whole at once
 
 
 class DrafterRecord:
@@ -51,9 +47,9 @@ class Speculator:
         self._most = config.num_draft_tokens
         lengths = AdaptiveDraftLength if config.draft_length == "adaptive" else DraftLengthPolicy
         self._policy = lengths(self._most)
-        self._catch_up, self._draft_s = CatchUp(), 0.0
+        self._work, self._draft_s = DraftWork(), 0.0
         self._records = {drafter.name: DrafterRecord() for drafter in drafters}
-        self._predictions_held: deque[bool] = deque(maxlen=_REMEMBERED_PREDICTIONS)
+        self._trust = PredictionTrust()
         self._speculative_steps = 0
         self.draft_tokens = 0  # of this step: as many as were granted, once it is over as many as were verified
 
@@ -78,7 +74,7 @@ class Speculator:
             limit = min(budget, item.state.num_remaining_tokens - 1)
             if limit <= 0 or not item.is_caught_up or item.state.request.beam:
                 continue
-            predicted = item.state.prediction.propose(limit, probe=not self._trusts_predictions)
+            predicted = item.state.prediction.propose(limit, self._trust)
             if not predicted:
                 asking.append(item)
             elif grow(item.state, len(item.state.token_ids) + len(predicted)):
@@ -90,13 +86,13 @@ class Speculator:
     def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> None:
         """Have the granted drafts made."""
         started = time.perf_counter()
-        self._catch_up = CatchUp()
+        self._work = DraftWork()
         asked = {item.drafter for item in batch}
         keeps_up = self._policy.drafts and not all(item.is_caught_up for item in batch)
         for drafter in self._drafters:
             if drafter in asked or (keeps_up and drafter.takes_passes):
-                catch_up = drafter.propose(batch, row_of)
-                self._catch_up = catch_up if drafter.takes_passes else self._catch_up
+                work = drafter.propose(batch, row_of)
+                self._work = work if drafter.takes_passes else self._work
         self._draft_s = time.perf_counter() - started
 
     def record(self, item: ScheduledRequest, accepted: int) -> None:
@@ -116,41 +112,37 @@ class Speculator:
         """The prediction has been followed over the tokens of a step."""
         held = prediction.take_verdict()
         if held is not None:
-            self._predictions_held.append(held)
+            self._trust.add(held)
 
     def observe(self, batch: Sequence[ScheduledRequest], step_s: float) -> None:
         """Learn from a finished step, which took `step_s` in all."""
         drafted = [item for item in batch if item.draft_ids] if self.draft_tokens else []
         self.draft_tokens = sum(len(item.draft_ids) for item in drafted)
         self._speculative_steps += bool(drafted)
-        if not self._drafters or not batch:
+        if not batch or not (self._drafters or self._trust.is_asked):
             return
+        prefill_tokens = sum(item.num_tokens - 1 for item in batch)
+        self._trust.observe(len(batch), prefill_tokens + self.draft_tokens, step_s - self._draft_s)
         if any(item.drafter is None for item in drafted):
             self._policy.pass_by(step_s)  # a prediction was verified: not a step as others are
             return
-        modelled = [len(item.draft_ids) for item in batch if item.drafter is not None and item.drafter.takes_passes]
         self._policy.observe(
             StepReport(
                 sequences=len(batch),
                 step_s=step_s,
-                prefill_tokens=sum(item.num_tokens - 1 for item in batch),
-                draft_tokens=sum(len(item.draft_ids) for item in batch),
-                drafting=sum(length > 0 for length in modelled),
-                passes=max(modelled, default=0),
-                lag=self._catch_up.tokens,
+                prefill_tokens=prefill_tokens,
+                draft_tokens=self.draft_tokens,
+                drafting=self._work.drafting,
+                passes=self._work.passes,
+                lag=self._work.lag,
                 draft_s=self._draft_s,
-                first_pass_s=self._catch_up.seconds,
+                first_pass_s=self._work.first_pass_s,
             )
         )
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         for drafter in self._drafters:
             drafter.copy_blocks(copies)
-
-    @property
-    def _trusts_predictions(self) -> bool:
-        held = self._predictions_held
-        return sum(held) >= _TRUSTED_SHARE * len(held)
 
     def _grant_drafters(
         self, asking: list[ScheduledRequest], sequences: int, budget: int, grow: Grow

@@ -23,6 +23,11 @@ class StepOutputs(msgspec.Struct, frozen=True):
     decoded: DecodedTokens = DecodedTokens([], [], [])
     others: list[TokenOutput] = []
 
+    @property
+    def are_news(self) -> bool:
+        """Whether an answer begins or ends with them."""
+        return any(output.cached_tokens is not None or output.finish_reason is not None for output in self.others)
+
     def __iter__(self) -> Iterator[TokenOutput]:
         decoded = self.decoded
         for request_id, index, token in zip(decoded.request_ids, decoded.indices, decoded.token_ids, strict=True):

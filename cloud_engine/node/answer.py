@@ -123,6 +123,7 @@ class _Answer:
         self._detokenizer = IncrementalDetokenizer(token_bytes)
         self._stop = StopMatcher(request.params.stop)
         self._first_call = None if tools is None else tools.first_call(request.constraint)
+        self._only_engine_ends = not request.params.stop and self._first_call is None
         self._steps: list[list[int]] = []  # the tokens of each
         self.num_tokens = 0
         self._held_scores: list[ScoredToken] = []
@@ -134,14 +135,8 @@ class _Answer:
         piece = Piece()
         if output.cached_tokens is not None:
             self._cached_tokens = output.cached_tokens
-        self._steps.append([])
-        for index, token_id in enumerate(output.token_ids):
-            if output.logprobs:
-                self._held_scores.append(ScoredToken(token_id, output.logprobs[index], self._decoded))
-            self._steps[-1].append(token_id)
-            self.num_tokens += 1
-            if self._emit(self._detokenizer.push(token_id), piece):
-                return self._finished(piece, "stop", None)
+        if self._read(output, piece):
+            return self._finished(piece, "stop", None)
         if output.finish_reason is None:
             self._release_scores(piece)
             return piece
@@ -150,6 +145,21 @@ class _Answer:
         self._emitted = self._decoded + 1  # all is out, also tokens without any text
         reason = "length" if output.finish_reason == "length" else "stop"  # an error has been raised before
         return self._finished(piece, reason, output.stats)
+
+    def _read(self, output: TokenOutput, piece: Piece) -> bool:
+        """Add the tokens' text to `piece`. True: the answer ends with it, and any other tokens are no part of that."""
+        if self._only_engine_ends and not output.logprobs:
+            self.num_tokens += len(output.token_ids)
+            return self._emit(self._detokenizer.push(*output.token_ids), piece)
+        self._steps.append([])
+        for index, token_id in enumerate(output.token_ids):
+            if output.logprobs:
+                self._held_scores.append(ScoredToken(token_id, output.logprobs[index], self._decoded))
+            self._steps[-1].append(token_id)
+            self.num_tokens += 1
+            if self._emit(self._detokenizer.push(token_id), piece):
+                return True
+        return False
 
     def _emit(self, text: str, piece: Piece) -> bool:
         """Add to `piece` what is safe to show. True: the answer ends with it."""

@@ -18,7 +18,7 @@ async def embed(engine: TokenSource, inputs: Sequence[list[int]]) -> list[list[f
     Raises what `TokenSource.generate` raises; one bad input takes the others along.
     """
     vectors: dict[int, list[float]] = {}
-    requests = [GenerationRequest(new_id("emb"), tokens, embed=True) for tokens in inputs]
+    requests = [GenerationRequest(new_id("emb"), tokens, embed=True, streamed=False) for tokens in inputs]
     async with aclosing(fan_out([partial(engine.generate, request) for request in requests])) as outputs:
         async for number, output in outputs:
             vectors[number] = list(output.embedding)

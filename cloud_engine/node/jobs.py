@@ -65,7 +65,8 @@ class JobMaker:
         self.check_size("prediction", prediction)
         generation = _generation(request, prompt, tenant, self._tokenizer.encode(prediction))
         if offered is not None:
-            generation = replace(generation, constraint=offered.format.constraint(offered.use))
+            constraint = offered.format.constraint(offered.use)
+            generation = replace(generation, constraint=constraint, streamed=True)  # a call may end an answer
         job = self._job(request, [generation], ChatFormat(*self._shape(request), offered))
         return replace(job, tools=offered)
 
@@ -171,6 +172,7 @@ def _generation(
         priority=request.priority or 0,
         cache_salt=json.dumps([tenant, request.cache_salt or ""]),
         constraint=request.constraint(),
+        streamed=request.stream or bool(params.stop),  # the engine knows no stop strings
     )
 
 

@@ -47,7 +47,7 @@ def chance(*bounds: float) -> st.SearchStrategy[float]:
 
 PARAMS = build(
     SamplingParams,
-    max_tokens=st.none() | st.integers(100, 2**40),
+    max_tokens=st.none() | st.integers(100, 2**31 - 1),
     temperature=st.none() | chance(0, 2),
     top_p=chance(0.01, 1),
     top_k=st.integers(0, 2**31 - 1),
@@ -115,9 +115,9 @@ DECODED = st.lists(st.tuples(TEXT, COUNTS, COUNTS), max_size=3).map(
 )
 
 
-@given(st.builds(StepOutputs, DECODED, st.lists(OUTPUTS, max_size=3)), ENGINE_STATS)
-def test_outputs_and_counters_arrive(outputs: StepOutputs, stats: EngineStats) -> None:
-    report = messages.Stepped(outputs, stats)
+@given(st.lists(st.builds(StepOutputs, DECODED, st.lists(OUTPUTS, max_size=3)), max_size=3), ENGINE_STATS)
+def test_outputs_and_counters_arrive(steps: list[StepOutputs], stats: EngineStats) -> None:
+    report = messages.Stepped(steps, stats)
     assert messages.decode_report(messages.encode_report(report)) == report
 
 

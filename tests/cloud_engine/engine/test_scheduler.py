@@ -21,7 +21,7 @@ from updraft.cloud_engine.engine.beam_search import BeamSearch
 from updraft.cloud_engine.engine.block_pool import NO_BLOCK, BlockPool
 from updraft.cloud_engine.engine.config import EngineConfig, Policy
 from updraft.cloud_engine.engine.decode import BLOCKS_AT_ONCE
-from updraft.cloud_engine.engine.drafter import CatchUp, Drafter
+from updraft.cloud_engine.engine.drafter import Drafter, DraftWork
 from updraft.cloud_engine.engine.kv_cache import KVCacheManager, Window
 from updraft.cloud_engine.engine.pace import Pace
 from updraft.cloud_engine.engine.prediction import PredictionCursor
@@ -54,7 +54,7 @@ class Sometimes(Drafter):
     def offer(self, state: RequestState, limit: int) -> int:
         return limit if self.random.random() < self.chance else 0
 
-    def propose(self, batch: Sequence[ScheduledRequest], row_of: Any) -> CatchUp:
+    def propose(self, batch: Sequence[ScheduledRequest], row_of: Any) -> DraftWork:
         raise AssertionError("the simulation makes up the drafts")
 
 

@@ -10,12 +10,22 @@ from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.draft_length import DraftLengthPolicy
 from updraft.cloud_engine.engine.draft_model import DraftModel
 from updraft.cloud_engine.engine.prediction import PredictionCursor
+from updraft.cloud_engine.engine.prediction_trust import PredictionTrust
 from updraft.cloud_engine.engine.sizing import Sizes
 from updraft.cloud_engine.engine.vocabulary import check_same_vocabulary
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.protocol.errors import ConfigurationError
 
 LENGTH = 24
+
+
+class Distrust(PredictionTrust):
+    def takes_whole(self, num_behind: int) -> bool:
+        assert num_behind > 0
+        return False
+
+
+DISTRUST = Distrust()
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +97,7 @@ def test_predictions_are_probed_while_the_last_ones_mostly_failed(plain, make_en
     prompt, right = plain[0][0], plain[1][0].token_ids
     wrong = predictions("wrong", [right])[0]
     engine = make_engine()
+    engine._speculator._trust.observe = lambda *_: None  # by what is cheaper here, it would depend on the machine
 
     def steps(draft: list[int]) -> int:
         before = engine.stats().steps
@@ -111,10 +122,10 @@ def test_a_prompt_that_fills_the_step_does_not_hide_a_useless_prediction(plain, 
     engine = make_engine(token_budget=16, prefix_caching=False)
     for _ in range(3):
         run(engine, ask([prompt], max_tokens=LENGTH, drafts=[useless]))
-    assert list(engine._speculator._predictions_held) == [False] * 3
+    assert list(engine._speculator._trust._held) == [False] * 3
     cursor = PredictionCursor(useless)
     cursor.advance(expected.token_ids[:1], 1, 0)
-    assert len(cursor.propose(1000, probe=True)) == 7
+    assert len(cursor.propose(1000, DISTRUST)) == 7
 
 
 def test_an_edited_prediction_is_picked_up_again(plain, make_engine, ask, run):
@@ -243,6 +254,22 @@ def test_a_draft_that_pauses_catches_up(plain, target, make_engine, ask, run):
     assert engine.stats().draft_accepted == engine.stats().draft_proposed > 0
 
 
+@pytest.mark.parametrize("penalty", [0.0, 0.3], ids=["one call", "pass by pass"])
+def test_a_draft_ends_where_the_answer_would(penalty, plain, target, make_engine, ask, run):
+    """A draft model that says what the target says proposes nothing in vain, beside others that go on."""
+    engine = make_engine(draft=target, num_draft_tokens=7, draft_length="fixed")
+    requests = ask(plain[0], max_tokens=LENGTH, presence_penalty=penalty)
+    answers = [result.token_ids for result in run(make_engine(), requests)]
+    ending = [
+        replace(request, params=replace(request.params, stop_token_ids=(answer[5 + at % 9],)))
+        for at, (request, answer) in enumerate(zip(requests, answers, strict=True))
+    ]
+    for result, request, answer in zip(run(engine, ending), ending, answers, strict=True):
+        assert result.token_ids == answer[: answer.index(request.params.stop_token_ids[0])]
+        assert result.stats.draft_accepted == result.stats.draft_proposed
+    assert engine.stats().draft_accepted > 0
+
+
 class Paused(DraftLengthPolicy):
     drafts, rests = False, True
 
@@ -348,7 +375,9 @@ def test_the_cursor_is_cautious_after_a_miss_and_counts_each_token_once() -> Non
     draft = list(range(100, 160))
     cursor = PredictionCursor(draft)
     assert cursor.propose(1000) == draft
-    assert cursor.propose(1000, probe=True) == draft[:8]
+    assert cursor.propose(1000, PredictionTrust()) == draft
+    assert cursor.propose(1000, DISTRUST) == draft[:8]
+    assert cursor.propose(8, DISTRUST) == draft[:8]
     generated = [100, 101, 7, 8]
     cursor.advance(generated[:3], 3, 60)
     cursor.advance(generated, 1, 8)
@@ -380,7 +409,7 @@ def test_the_cursor_proposes_all_the_rest_behind_a_probe_that_held() -> None:
     draft = list(range(100, 160))
     cursor = PredictionCursor(draft)
     cursor.advance(draft[:9], 9, 8)
-    assert cursor.propose(1000, probe=True) == draft[9:]
+    assert cursor.propose(1000, DISTRUST) == draft[9:]
     assert (cursor.take_verdict(), cursor.take_verdict()) == (True, None)
 
 

@@ -8,8 +8,10 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from updraft.cloud_engine.engine.prediction import PredictionCursor
-from updraft.cloud_engine.engine.request import GenerationRequest, TokenLogprob, TokenOutput
+from updraft.cloud_engine.engine.request import GenerationRequest, RequestStats, TokenLogprob, TokenOutput
 from updraft.cloud_engine.node.answer import Piece, pieces
 from updraft.cloud_engine.node.latency import Latencies
 from updraft.protocol.responses import Usage
@@ -147,3 +149,24 @@ def test_answers_that_come_whole_have_no_pace() -> None:
 
     asyncio.run(watch())
     assert (latencies.finished["stop"], sum(latencies.tpot.counts)) == (3, 0)
+
+
+class Silent(Once):
+    """No log-probabilities, and an end."""
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenOutput]:
+        for step in self._steps:
+            yield TokenOutput(request.request_id, step)
+        stats = RequestStats(1, 0, sum(map(len, self._steps)), 0, 0, 0, 0, 0.0)
+        yield TokenOutput(request.request_id, [], finish_reason="length", stats=stats)
+
+
+@given(st.lists(st.lists(st.sampled_from([*"aé🙂".encode(), 0xFF, 300]), max_size=6), max_size=6))
+def test_text_that_nothing_can_cut_short_is_read_step_by_step_all_the_same(steps: list[list[int]]) -> None:
+    watched = GenerationRequest("r", [0], SamplingParams(stop=("never",)))
+    free = GenerationRequest("r", [0], SamplingParams())
+    found, expected = (read(Silent(*steps), Bytes(), request) for request in (free, watched))
+    assert found == expected
+    text = bytes(token for step in steps for token in step if token < 256).decode("utf-8", "replace")
+    assert "".join(piece.text for piece in found) == text
+    assert found[-1].num_tokens == sum(map(len, steps))
