@@ -109,7 +109,7 @@ def test_neither_disturbs_the_other(llama: tuple[Any, Decoder], with_draft: bool
     beside = step_to_the_end(engine, embedding_of("e1", prompt), question, embedding_of("e2", PROMPTS[3]))
     assert beside["q"].stats.completion_tokens == alone["q"].stats.completion_tokens == 30
     assert beside["q"].token_ids[-1] == alone["q"].token_ids[-1]
-    assert beside["q"].cached_tokens == 128
+    assert beside["q"].stats.cached_tokens == 128
     for name, tokens in (("e1", prompt), ("e2", PROMPTS[3])):
         torch.testing.assert_close(torch.tensor(beside[name].embedding), expected(reference, tokens), atol=1e-4, rtol=0)
         assert beside[name].stats.cached_tokens == 0
