@@ -27,6 +27,7 @@ class EngineClient(ABC):
 
     def __init__(self) -> None:
         self._events: dict[str, asyncio.Queue[_Event]] = {}
+        self._unheard: set[str] = set()  # requests of which nothing has come yet
         self._refusal: UpdraftError | None = OverloadedError("The engine has not been started.")
         self._stats = EngineStats()
         self._reported_at = time.monotonic()
@@ -62,9 +63,10 @@ class EngineClient(ABC):
             raise _again(self._refusal)
         if request.request_id in self._events:
             raise InvalidRequestError(f"Request id {request.request_id!r} is in use.", param="request_id")
-        if not self._events:
+        if not self._has_work:
             self._reported_at = time.monotonic()  # an engine at rest has nothing to report
         self._send(Add(request))
+        self._unheard.add(request.request_id)
         events = self._events[request.request_id] = asyncio.Queue[_Event]()
         unfinished = request.n
         try:
@@ -77,6 +79,7 @@ class EngineClient(ABC):
                 yield event
         finally:
             del self._events[request.request_id]
+            self._unheard.discard(request.request_id)
             if unfinished:
                 self._send(Abort(request.request_id))
 
@@ -86,8 +89,13 @@ class EngineClient(ABC):
 
     def stats(self) -> EngineStats:
         """As of some milliseconds ago, or before the step that goes on."""
-        busy = bool(self._events) or self._stats.running + self._stats.waiting > 0
-        return replace(self._stats, seconds_since_step=time.monotonic() - self._reported_at if busy else 0.0)
+        since_step = time.monotonic() - self._reported_at if self._has_work else 0.0
+        return replace(self._stats, seconds_since_step=since_step)
+
+    @property
+    def _has_work(self) -> bool:
+        """Whether the engine has: also what it has not reported yet, but not what is left for slow readers."""
+        return bool(self._unheard) or self._stats.running + self._stats.waiting > 0
 
     @abstractmethod
     def _send(self, command: Command) -> None:
@@ -120,6 +128,7 @@ class EngineClient(ABC):
                 raise TypeError(f"A running engine reports no {type(report).__name__}.")
 
     def _put(self, request_id: str, event: _Event) -> None:
+        self._unheard.discard(request_id)
         if request_id in self._events:  # else its reader has gone, and the abort is on its way
             self._events[request_id].put_nowait(event)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -69,6 +70,32 @@ def test_closing_the_iterator_aborts(make_engine):
         assert engine.stats().kv_blocks_used == 0
 
     with_engine(make_engine(), scenario)
+
+
+def test_a_step_that_hangs_is_seen_and_a_reader_that_is_slow_is_not_one(make_engine):
+    engine, going_on = make_engine(), threading.Event()
+    healthy_step = engine.step
+
+    def step():
+        assert going_on.wait(20)
+        return healthy_step()
+
+    engine.step = step  # type: ignore[method-assign]
+
+    async def scenario(served: AsyncEngine) -> None:
+        assert served.stats().seconds_since_step == 0
+        await asyncio.sleep(0.5)
+        stream = served.generate(endless("a"))
+        first = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0.05)
+        assert 0.04 < served.stats().seconds_since_step < 0.5, "since it was asked, not since it was last busy"
+        going_on.set()
+        await first
+        await until(lambda: served.stats().finished_requests == 1)
+        assert served.stats().seconds_since_step == 0
+        await stream.aclose()
+
+    with_engine(engine, scenario)
 
 
 def test_cancelling_the_task_aborts_running_and_queued_requests(make_engine):
