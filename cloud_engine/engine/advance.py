@@ -182,12 +182,13 @@ class Answers:
         state = item.state
         begins = state.num_generated_tokens == 0
         num_accepted = _agreement(item.draft_ids, sampled)
+        ends = sampled[num_accepted] in state.end_ids
         new, finish_reason = _until_end(sampled[: num_accepted + 1], state)
         if state.grammar is not None:
             new = new[: state.grammar.advance(new)]
             finish_reason = "error" if state.grammar.error else "stop" if state.grammar.complete else finish_reason
         num_accepted = min(num_accepted, len(new))
-        self._speculator.record(item, num_accepted)
+        self._speculator.record(item, num_accepted, ends=ends)
         state.first_token_at = state.first_token_at or time.monotonic()
         state.num_computed_tokens = len(state.token_ids) + num_accepted
         state.num_draft_computed_tokens = min(state.num_draft_computed_tokens, state.num_computed_tokens)
@@ -236,7 +237,9 @@ def cut_drafts(batch: Sequence[ScheduledRequest]) -> None:
     """Verify no more of a draft than its request's grammar allows."""
     for item in batch:
         if item.draft_ids and item.state.grammar is not None:
-            del item.draft_ids[item.state.grammar.num_allowed(item.draft_ids) :]
+            num_allowed = item.state.grammar.num_allowed(item.draft_ids)
+            item.draft_ends = item.draft_ends and num_allowed == len(item.draft_ids)
+            del item.draft_ids[num_allowed:]
 
 
 def _agreement(draft_ids: list[int], sampled: list[int]) -> int:

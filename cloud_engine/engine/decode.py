@@ -60,9 +60,13 @@ class PlainDecodes:
 
     def shares(self, running: Sequence[RequestState]) -> tuple[list[ScheduledRequest], list[RequestState]]:
         """Of the running requests, in their order: the shares of these, and the requests that are none of these."""
+        return self._columns.items.copy(), self.others(running)
+
+    def others(self, running: Sequence[RequestState]) -> list[RequestState]:
+        """The running requests that are none of these, in their order."""
         if self._others is None:
             self._others = [state for state in running if state.decode is None]
-        return self._columns.items.copy(), self._others
+        return self._others
 
     def take_full(self) -> list[RequestState]:
         """Who lacks a block for the next token; told once. To each `has_room` is to be said, or it has to `leave`."""

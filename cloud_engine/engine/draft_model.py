@@ -135,7 +135,9 @@ class DraftModel(Drafter):
         spans, rows = [self._rest(item) for item, _ in drafting], [row for _, row in drafting]
         for (item, _), tokens in zip(drafting, self._runner.extend(first, spans, rows), strict=True):
             item.state.num_draft_computed_tokens += len(tokens)
-            item.draft_ids += takewhile(lambda token, ends=item.state.end_ids: token not in ends, tokens)
+            kept = list(takewhile(lambda token, ends=item.state.end_ids: token not in ends, tokens))
+            item.draft_ids += kept
+            item.draft_ends = len(kept) < len(tokens)
         return spans[0].length
 
     def _rest(self, item: ScheduledRequest) -> QuerySpan:
@@ -166,6 +168,7 @@ def _goes_on(item: ScheduledRequest) -> bool:
     """Whether there is more to draft behind its last draft token, which is taken back if it would end the answer."""
     if item.draft_ids[-1] in item.state.end_ids:
         item.draft_ids.pop()
+        item.draft_ends = True
         return False
     return len(item.draft_ids) < item.num_drafts
 

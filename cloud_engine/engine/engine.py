@@ -120,6 +120,11 @@ class Engine:
         """Whether somebody reads along with any of the answers."""
         return self._answers.are_streamed
 
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether the next step may take much longer than one that only decodes."""
+        return self._scheduler.reads_prompts
+
     def expect(self, request: GenerationRequest) -> None:
         """Keep a place in the queue for a request that is being prepared, until it is added or aborted.
 

@@ -18,8 +18,8 @@ from .wires import Wires
 FAILURES_TO_GIVE_UP = 3
 TELL_EVERY_S = 0.002
 TELL_WHOLE_EVERY_S = 0.02
-"""Shorter steps are told of together, but for first tokens and ends: every message wakes the face, on a core that could
-compute. The longer time is for answers that nobody sees before their end."""
+"""Shorter steps are told of together, but for first tokens and ends, and before prompts are read: every message wakes
+the face, on a core that could compute. The longer time is for answers that nobody sees before their end."""
 
 _log = logging.getLogger("updraft.engine")
 
@@ -114,6 +114,8 @@ class EngineLoop:
 
     def _step(self) -> None:
         try:
+            if self._untold and self._engine.reads_prompts:
+                self._tell()
             self._before_step()
             outputs = self._engine.step()
         except Exception as error:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .prediction_trust import PredictionTrust
+from collections.abc import Callable, Sequence
 
 ALIGN_ON = 3  # generated tokens that must reappear in the prediction before it is trusted again
 PROBE_TOKENS = 8  # proposed where more would be bold; after a miss it doubles with every window that holds
@@ -40,16 +36,16 @@ class PredictionCursor:
         """The same prediction, from its start."""
         return PredictionCursor(self._draft)
 
-    def propose(self, limit: int, trust: PredictionTrust | None = None) -> list[int]:
+    def propose(self, limit: int, takes_whole: Callable[[int], bool] = lambda _: True) -> list[int]:
         """The next predicted tokens, at most `limit`; empty where the prediction is used up or lost.
 
-        Nothing behind its first few tokens until these have held, if `trust` has it so.
+        Nothing behind its first few tokens until these have held, unless `takes_whole` of so many says otherwise.
         """
         if self._next is None:
             return []
         proposed = self._draft[self._next : self._next + min(limit, self._window)]
         num_first = PROBE_TOKENS - self._next
-        if trust is None or not 0 < num_first < len(proposed) or trust.takes_whole(len(proposed) - num_first):
+        if not 0 < num_first < len(proposed) or takes_whole(len(proposed) - num_first):
             return proposed
         return proposed[:num_first]
 

@@ -196,6 +196,11 @@ class RequestState:
         return len(self.token_ids) - len(self.request.prompt_ids)
 
     @property
+    def num_uncomputed_tokens(self) -> int:
+        """Known tokens whose keys and values are not in the cache: one of an answer that is only decoded."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
     def num_remaining_tokens(self) -> int:
         """Tokens this request may still generate."""
         return self.max_tokens - self.num_generated_tokens

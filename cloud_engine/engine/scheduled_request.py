@@ -14,6 +14,7 @@ class ScheduledRequest(msgspec.Struct, eq=False):
     What it says of the request's tokens holds until the request has got what came of the step.
 
     `drafter` is to propose `num_drafts` of them; where it is None they come from the request's prediction.
+    `draft_ends`: it holds that the answer ends behind `draft_ids`.
     """
 
     state: RequestState
@@ -21,6 +22,7 @@ class ScheduledRequest(msgspec.Struct, eq=False):
     draft_ids: list[int] = []
     drafter: Drafter | None = None
     num_drafts: int = 0
+    draft_ends: bool = False
 
     @property
     def start(self) -> int:

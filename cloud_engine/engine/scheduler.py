@@ -117,6 +117,13 @@ class Scheduler:
             self.decodes.leave(item.state)
         return [*decodes, *others]
 
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether the next step may have prompts in it, and so take much longer than one that only decodes."""
+        others = self.decodes.others(self.running)
+        has_place = self._places < self._config.max_batch_size
+        return bool(self.waiting and has_place) or any(state.num_uncomputed_tokens > 1 for state in others)
+
     def observe(self, sequences: int, step_s: float) -> None:
         """The step that was scheduled last is over; `sequences` were in it."""
         self._pace.observe(self._prompt_tokens, self._speculator.draft_tokens, sequences, step_s)

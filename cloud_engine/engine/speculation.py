@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -69,12 +70,13 @@ class Speculator:
         """
         asking: list[ScheduledRequest] = []
         sequences, self.draft_tokens = len(decodes) + len(others), 0
+        takes_whole = partial(self._trust.takes_whole, sequences=sequences)
         drafters_work = bool(self._drafters) and not self._policy.rests
         for item in chain(decodes, others) if drafters_work else others:
             limit = min(budget, item.state.num_remaining_tokens - 1)
             if limit <= 0 or not item.is_caught_up or item.state.request.beam:
                 continue
-            predicted = item.state.prediction.propose(limit, self._trust)
+            predicted = item.state.prediction.propose(limit, takes_whole)
             if not predicted:
                 asking.append(item)
             elif grow(item.state, len(item.state.token_ids) + len(predicted)):
@@ -95,16 +97,19 @@ class Speculator:
                 self._work = work if drafter.takes_passes else self._work
         self._draft_s = time.perf_counter() - started
 
-    def record(self, item: ScheduledRequest, accepted: int) -> None:
-        """The target has accepted so many of the request's drafts."""
-        if item.drafter is None or not item.draft_ids:
+    def record(self, item: ScheduledRequest, accepted: int, *, ends: bool) -> None:
+        """The target has accepted so many of the request's drafts. `ends`: the answer ends behind these."""
+        proposed = len(item.draft_ids)
+        says_end = item.draft_ends and accepted == proposed  # which is a guess like any other
+        if item.drafter is None or not (proposed or says_end):
             return
-        name, proposed = item.drafter.name, len(item.draft_ids)
+        right, guessed = accepted + (says_end and ends), proposed + says_end
+        name = item.drafter.name
         record, drafts = self._records[name], item.state.drafts
+        record.acceptance.add(right, guessed)
+        drafts.acceptance.setdefault(name, Acceptance()).add(right, guessed)
         record.proposed += proposed
         record.accepted += accepted
-        record.acceptance.add(accepted, proposed)
-        drafts.acceptance.setdefault(name, Acceptance()).add(accepted, proposed)
         drafts.proposed += proposed
         drafts.accepted += accepted
 
@@ -121,24 +126,23 @@ class Speculator:
         self._speculative_steps += bool(drafted)
         if not batch or not (self._drafters or self._trust.is_asked):
             return
-        prefill_tokens = sum(item.num_tokens - 1 for item in batch)
-        self._trust.observe(len(batch), prefill_tokens + self.draft_tokens, step_s - self._draft_s)
-        if any(item.drafter is None for item in drafted):
-            self._policy.pass_by(step_s)  # a prediction was verified: not a step as others are
-            return
-        self._policy.observe(
-            StepReport(
-                sequences=len(batch),
-                step_s=step_s,
-                prefill_tokens=prefill_tokens,
-                draft_tokens=self.draft_tokens,
-                drafting=self._work.drafting,
-                passes=self._work.passes,
-                lag=self._work.lag,
-                draft_s=self._draft_s,
-                first_pass_s=self._work.first_pass_s,
-            )
+        predicted = sum(len(item.draft_ids) for item in drafted if item.drafter is None)
+        report = StepReport(
+            sequences=len(batch),
+            step_s=step_s,
+            prefill_tokens=predicted + sum(item.num_tokens - 1 for item in batch),  # verified as a prompt is read
+            draft_tokens=self.draft_tokens - predicted,
+            drafting=self._work.drafting,
+            passes=self._work.passes,
+            lag=self._work.lag,
+            draft_s=self._draft_s,
+            first_pass_s=self._work.first_pass_s,
         )
+        self._trust.observe(report)
+        if predicted:
+            self._policy.pass_by(step_s)  # not a step as others are
+        else:
+            self._policy.observe(report)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         for drafter in self._drafters:

@@ -146,6 +146,11 @@ class StepCosts:
         share = (passes - below) / max(1, above - below)
         return known[below] + share * (known[above] - known[below])
 
+    @property
+    def prompt_token_s(self) -> float | None:
+        """What a token of a prompt adds to a step; None where it is not known."""
+        return self._prefill.median if self._prefill.is_sure else None
+
     def catch_up_s(self, lag: int) -> float:
         """What the draft model needs for `lag` tokens that the target has computed and it has not."""
         return self._catch_up.median * lag

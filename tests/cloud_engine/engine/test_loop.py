@@ -53,8 +53,8 @@ def asked(name: str, *, streamed: bool, tokens: int = TOKENS) -> Add:
 def run(monkeypatch: pytest.MonkeyPatch, make_engine):
     """Runs commands to their end, with steps of so many seconds."""
 
-    def run(step_s: float, *commands: tuple[int, Command]) -> Script:
-        engine = make_engine()
+    def run(step_s: float, *commands: tuple[int, Command], **config: int) -> Script:
+        engine = make_engine(**config)
         script = Script(engine, commands)
         monkeypatch.setattr(loop.time, "monotonic", lambda: engine.stats().steps * step_s)
         EngineLoop(engine, script).run()
@@ -98,6 +98,15 @@ def test_a_reader_who_left_holds_nobody_to_short_pauses(run) -> None:
     commands = (0, asked("whole", streamed=False)), (0, asked("streamed", streamed=True)), (5, Abort("streamed"))
     script = run(1.01 * TELL_EVERY_S, *commands)
     assert [step for step, _ in script.outputs()] == [1, 2, 3, 4, 5, 15, 25, 35, 45, 55, 60]
+
+
+def test_nobody_waits_for_a_step_with_prompts_to_hear_of_the_one_before(run) -> None:
+    """It may take long: a prompt of several steps begins at the eleventh."""
+    prompt = Add(GenerationRequest("long", [1] * 100, SamplingParams(temperature=0.0, max_tokens=1), streamed=False))
+    script = run(0.0, (0, asked("a", streamed=True, tokens=30)), (10, prompt), token_budget=33)
+    steps = [step for step, _ in script.outputs()]
+    assert steps[:5] == [1, 10, 11, 12, 13], "and then the prompt is read, its only token has come"
+    assert steps[5:] == [30]
 
 
 def test_an_engine_at_rest_has_told_everything(run) -> None:

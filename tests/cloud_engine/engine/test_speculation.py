@@ -6,12 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from updraft.cloud_engine.engine import draft_model
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.draft_length import DraftLengthPolicy
 from updraft.cloud_engine.engine.draft_model import DraftModel
+from updraft.cloud_engine.engine.drafter import Drafter
 from updraft.cloud_engine.engine.prediction import PredictionCursor
-from updraft.cloud_engine.engine.prediction_trust import PredictionTrust
+from updraft.cloud_engine.engine.request import GenerationRequest, RequestState
+from updraft.cloud_engine.engine.scheduled_request import ScheduledRequest
 from updraft.cloud_engine.engine.sizing import Sizes
+from updraft.cloud_engine.engine.speculation import Speculator
 from updraft.cloud_engine.engine.vocabulary import check_same_vocabulary
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.protocol.errors import ConfigurationError
@@ -19,13 +23,9 @@ from updraft.protocol.errors import ConfigurationError
 LENGTH = 24
 
 
-class Distrust(PredictionTrust):
-    def takes_whole(self, num_behind: int) -> bool:
-        assert num_behind > 0
-        return False
-
-
-DISTRUST = Distrust()
+def distrust(num_behind: int) -> bool:
+    assert num_behind > 0
+    return False
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_a_prompt_that_fills_the_step_does_not_hide_a_useless_prediction(plain, 
     assert list(engine._speculator._trust._held) == [False] * 3
     cursor = PredictionCursor(useless)
     cursor.advance(expected.token_ids[:1], 1, 0)
-    assert len(cursor.propose(1000, DISTRUST)) == 7
+    assert len(cursor.propose(1000, distrust)) == 7
 
 
 def test_an_edited_prediction_is_picked_up_again(plain, make_engine, ask, run):
@@ -270,6 +270,71 @@ def test_a_draft_ends_where_the_answer_would(penalty, plain, target, make_engine
     assert engine.stats().draft_accepted > 0
 
 
+@pytest.mark.parametrize("at_once", [True, False], ids=["one call", "pass by pass"])
+def test_a_draft_that_would_end_too_early_is_wrong_like_any_other(
+    at_once, target, make_engine, make_prompts, ask, run, monkeypatch
+):
+    """Its words are left out, and that it would stop is remembered: a small model that is done before the target is."""
+    requests = ask(make_prompts(8, seed=3), max_tokens=LENGTH)
+    expected = [result.token_ids for result in run(make_engine(), requests)]
+    end = min(set(range(97)) - {token for answer in expected for token in answer})
+    engine = make_engine(draft=target, eos=(end,), draft_length="fixed", num_draft_tokens=4)
+    (drafter,) = engine._speculator._drafters
+    if at_once and not drafter._can_extend:
+        pytest.skip("not all of this is C")
+    drafter._can_extend = at_once
+    extend, sampled = drafter._runner.extend, draft_model.sample
+
+    def ends_at_once(first, spans, rows):
+        return [[*tokens[:-1], end] for tokens in extend(first, spans, rows)]
+
+    def ends_by_itself(logits, rows):
+        return [end] * len(sampled(logits, rows))
+
+    monkeypatch.setattr(
+        *(drafter._runner, "extend", ends_at_once) if at_once else (draft_model, "sample", ends_by_itself)
+    )
+    assert [result.token_ids for result in run(engine, requests)] == expected
+    acceptance, stats = engine._speculator._records["draft"].acceptance.estimate(), engine.stats()
+    assert stats.draft_accepted == stats.draft_proposed
+    assert (stats.draft_proposed > 0) == at_once
+    assert 0.7 < acceptance < 0.8 if at_once else acceptance < 0.1  # three of four right, or none
+
+
+class Alone(Drafter):
+    name = "alone"
+
+    def offer(self, state, limit):
+        return limit
+
+    def propose(self, batch, row_of):
+        raise AssertionError("not asked")
+
+
+@pytest.mark.parametrize(
+    ("draft", "accepted", "says_end", "ends", "counted"),
+    [
+        ([7, 8], 2, True, True, (3, 3)),
+        ([7, 8], 2, True, False, (2, 3)),
+        ([7, 8], 1, True, False, (1, 2)),
+        ([7, 8], 2, False, True, (2, 2)),
+        ([], 0, True, False, (0, 1)),
+        ([], 0, True, True, (1, 1)),
+        ([], 0, False, True, (0, 0)),
+    ],
+)
+def test_that_an_answer_ends_is_a_guess_like_any_other(draft, accepted, says_end, ends, counted) -> None:
+    speculator = Speculator([drafter := Alone()], EngineConfig())
+    request = GenerationRequest("r", [1])
+    state = RequestState(request, 10, 0.0, 0, frozenset({2}), [1], PredictionCursor([]))
+    item = ScheduledRequest(state, 1, draft, drafter, 4, says_end)
+    speculator.record(item, accepted, ends=ends)
+    found = speculator._records["alone"]
+    assert (found.acceptance._accepted, found.acceptance._tested) == counted
+    assert (found.proposed, found.accepted) == (len(draft), accepted)
+    assert (state.drafts.proposed, state.drafts.accepted) == (len(draft), accepted)
+
+
 class Paused(DraftLengthPolicy):
     drafts, rests = False, True
 
@@ -375,9 +440,9 @@ def test_the_cursor_is_cautious_after_a_miss_and_counts_each_token_once() -> Non
     draft = list(range(100, 160))
     cursor = PredictionCursor(draft)
     assert cursor.propose(1000) == draft
-    assert cursor.propose(1000, PredictionTrust()) == draft
-    assert cursor.propose(1000, DISTRUST) == draft[:8]
-    assert cursor.propose(8, DISTRUST) == draft[:8]
+    assert cursor.propose(1000, lambda _: True) == draft
+    assert cursor.propose(1000, distrust) == draft[:8]
+    assert cursor.propose(8, distrust) == draft[:8]
     generated = [100, 101, 7, 8]
     cursor.advance(generated[:3], 3, 60)
     cursor.advance(generated, 1, 8)
@@ -409,7 +474,7 @@ def test_the_cursor_proposes_all_the_rest_behind_a_probe_that_held() -> None:
     draft = list(range(100, 160))
     cursor = PredictionCursor(draft)
     cursor.advance(draft[:9], 9, 8)
-    assert cursor.propose(1000, DISTRUST) == draft[9:]
+    assert cursor.propose(1000, distrust) == draft[9:]
     assert (cursor.take_verdict(), cursor.take_verdict()) == (True, None)
 
 
