@@ -122,7 +122,8 @@ def answer_checks(view: RunView, mentioned: Mentioned | None = None) -> Array:
     false = truths.count(False)
     working, final, marked = _split_final(text, lower)
     final_words = _words(final.lower())
-    worked = _words(working.lower())
+    # Without a mark the final result is the last line: the working's words are those before it.
+    worked = _words(working.lower()) if marked or not text.isascii() else words[: len(words) - len(final_words)]
     trigrams = list(zip(words, words[1:], words[2:], strict=False))
     opens_json = text.lstrip()[:1] in ("{", "[")
     valid_json = opens_json and _is_json(text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite, log1p
@@ -46,6 +46,12 @@ _PHRASES = (
     *("however", "approximately", "round", "let's", "let x", "first", "therefore", "since", "because", "actually"),
     *("wait", "cannot", "can't", "not enough", "assume", "denote", "equation", "subtract", "per ", "in total"),
 )
+_OPERATIONS: dict[str, Callable[[float, float], float]] = {
+    "+": float.__add__,
+    "-": float.__sub__,
+    "*": float.__mul__,
+    "/": float.__truediv__,
+}
 _ROUNDED, _EXACT = 5e-3, 1e-6
 _MOST_STEPS = 200
 _DEEPEST = 40
@@ -205,10 +211,10 @@ def _step(left: str, right: str) -> Step | None:
         value, stated = _calculate(tokens), _calculate(_TOKEN.findall(right.rstrip(" .,+-*/(")))
     except _NotArithmeticError:
         return None
-    operands = tuple(float(token) for token in tokens if token[-1].isdigit())
-    if not all(map(isfinite, (value, stated, *operands))):
+    operands = tuple([float(token) for token in tokens if token[-1].isdigit()])  # a list takes half the time
+    if not (isfinite(value) and isfinite(stated) and all(map(isfinite, operands))):
         return None
-    return Step(operands, value, stated, sum(token in "+-*/" for token in tokens))
+    return Step(operands, value, stated, sum(map("+-*/".count, tokens)))
 
 
 class _NotArithmeticError(ValueError):
@@ -217,8 +223,11 @@ class _NotArithmeticError(ValueError):
 
 def _calculate(tokens: Sequence[str]) -> float:
     """The value of an expression of + - * / % and brackets. Raises _NotArithmeticError."""
-    if len(tokens) == 1 and tokens[0][-1].isdigit():  # most are
-        return float(tokens[0])
+    if tokens and tokens[0][-1].isdigit():  # nearly all are a number, or two with something between
+        if len(tokens) == 1:
+            return float(tokens[0])
+        if len(tokens) == 3 and tokens[1] in _OPERATIONS and tokens[2][-1].isdigit():
+            return _of_two(tokens[1], float(tokens[0]), float(tokens[2]))
     value, rest = _sum(tokens, 0)
     if rest != len(tokens):
         raise _NotArithmeticError
@@ -229,7 +238,7 @@ def _sum(tokens: Sequence[str], at: int, depth: int = 0) -> tuple[float, int]:
     value, at = _product(tokens, at, depth)
     while at < len(tokens) and tokens[at] in "+-":
         term, after = _product(tokens, at + 1, depth)
-        value, at = (value + term if tokens[at] == "+" else value - term), after
+        value, at = _of_two(tokens[at], value, term), after
     return value, at
 
 
@@ -238,10 +247,14 @@ def _product(tokens: Sequence[str], at: int, depth: int) -> tuple[float, int]:
     while at < len(tokens) and tokens[at] in "*/(":
         bracket = tokens[at] == "("  # `3(4 + 5)` is a product too
         factor, after = _atom(tokens, at if bracket else at + 1, depth)
-        if tokens[at] == "/" and factor == 0:
-            raise _NotArithmeticError
-        value, at = (value / factor if tokens[at] == "/" else value * factor), after
+        value, at = _of_two("/" if tokens[at] == "/" else "*", value, factor), after
     return value, at
+
+
+def _of_two(operator: str, one: float, other: float) -> float:
+    if operator == "/" and other == 0:
+        raise _NotArithmeticError
+    return _OPERATIONS[operator](one, other)
 
 
 def _atom(tokens: Sequence[str], at: int, depth: int) -> tuple[float, int]:
