@@ -24,7 +24,7 @@ _FIRST_TRIALS, _FIRST_TRIAL_SHARE = 1, 0.3  # while a batch of about its size wa
 _FIRST_TRIAL_BATCH = 32  # sequences; in larger batches a wrong draft costs most and gains least
 _DARED_EACH, _DARED_TOKENS = 4, 64  # for a sequence and in all: drafted where nobody knows yet what drafts cost
 _TRIAL_STEPS = 3  # in a row: the first one has code and weights brought into the caches, and does not count
-_REST_STEPS = 8  # steps for which a decision against drafts stands
+_REST_STEPS = 8  # for which a decision against drafts stands at least; one for each sequence, as planning takes as long
 _PAYBACK_TOKENS = 64  # a request that may go on for longer is taken to go on for this long
 _LEAST_GAIN = 1.02  # drafts must promise this much: below, the estimates themselves are not exact enough
 
@@ -92,11 +92,14 @@ class DraftLengthPolicy:
 
     #: Whether there are drafts at present, so that a draft model should not fall behind.
     drafts = True
-    #: Whether a decision not to draft still stands: then there is nothing to plan.
-    rests = False
 
     def __init__(self, most: int) -> None:
         self._most = most
+
+    def rests(self, sequences: int) -> bool:
+        """Whether a decision not to draft still stands in a step over so many: then there is nothing to plan."""
+        del sequences
+        return False
 
     def plan(self, candidates: Sequence[Candidate], sequences: int) -> list[int]:
         """Draft lengths, one for each candidate, in a step over as many `sequences`."""
@@ -116,7 +119,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
     def __init__(self, most: int) -> None:
         super().__init__(most)
         self._costs = StepCosts()
-        self._rest = 0  # steps still to go without asking again
+        self._rest = self._rest_size = 0  # steps still to go without asking again, while the batch is of this class
         self._trial_left = self._trial_length = 0  # of drafts: steps still to go, and most tokens
         self._trial_size = 0  # class of batch size that it is for
         self._since_trial_s = 0.0
@@ -130,7 +133,9 @@ class AdaptiveDraftLength(DraftLengthPolicy):
     def pass_by(self, step_s: float) -> None:
         self._since_trial_s += step_s
         self._rest = max(0, self._rest - 1)
-        self.rests = self._rest > 0
+
+    def rests(self, sequences: int) -> bool:
+        return self._rest > 0 and self._rest_size == sequences.bit_length()
 
     def plan(self, candidates: Sequence[Candidate], sequences: int) -> list[int]:
         if not candidates:
@@ -155,7 +160,9 @@ class AdaptiveDraftLength(DraftLengthPolicy):
             self._begin_trial(other, sequences)
             return other.lengths
         if not pays:
-            self._rest_for(_REST_STEPS)
+            self._rest_for(max(_REST_STEPS, sequences), sequences)
+        elif max(best.lengths) > self._costs.longest(sequences):
+            self._repeat(best, sequences)
         self.drafts = pays
         return best.lengths
 
@@ -167,20 +174,23 @@ class AdaptiveDraftLength(DraftLengthPolicy):
 
     def _begin_trial(self, other: _Plan, sequences: int) -> None:
         self._since_trial_s = 0.0
-        self._trial_size, self._trial_length = sequences.bit_length(), max(other.lengths)
-        self._trials[self._trial_size] += 1
-        if self._trial_length:
-            self._trial_left = _TRIAL_STEPS - 1
+        self._trials[sequences.bit_length()] += 1
+        if any(other.lengths):
+            self._repeat(other, sequences)
         else:
-            self._rest_for(_TRIAL_STEPS)
+            self._rest_for(_TRIAL_STEPS, sequences)
+
+    def _repeat(self, plan: _Plan, sequences: int) -> None:
+        """For as long as a trial takes: from one step, a cold one, nobody knows what drafts of a new length cost."""
+        self._trial_size, self._trial_length = sequences.bit_length(), max(plan.lengths)
+        self._trial_left = _TRIAL_STEPS - 1
 
     def _trial_length_of(self, candidate: Candidate) -> int:
         """Nobody catches up for the rest of a trial: whoever came meanwhile takes no part."""
         return min(self._trial_length, candidate.limit) if candidate.lag <= SHORT_LAG else 0
 
-    def _rest_for(self, steps: int) -> None:
-        self._rest = steps
-        self.rests = True
+    def _rest_for(self, steps: int, sequences: int) -> None:
+        self._rest, self._rest_size = steps, sequences.bit_length()
 
     def _best_drafts(self, candidates: Sequence[Candidate], sequences: int, plain: _Plan) -> _Plan | None:
         """Column by column: who is worth a first token, a second one, and so on; and where it is best to stop.

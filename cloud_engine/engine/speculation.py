@@ -71,7 +71,7 @@ class Speculator:
         asking: list[ScheduledRequest] = []
         sequences, self.draft_tokens = len(decodes) + len(others), 0
         takes_whole = partial(self._trust.takes_whole, sequences=sequences)
-        drafters_work = bool(self._drafters) and not self._policy.rests
+        drafters_work = bool(self._drafters) and not self._policy.rests(sequences)
         for item in chain(decodes, others) if drafters_work else others:
             limit = min(budget, item.state.num_remaining_tokens - 1)
             if limit <= 0 or not item.is_caught_up or item.state.request.beam:

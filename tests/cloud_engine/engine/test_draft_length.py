@@ -72,7 +72,11 @@ class Run:
         self.seconds = 0.0
         askers = [self._asker() for _ in range(sequences)]
         for _ in range(steps):
-            lengths = [0] * sequences if policy.rests else policy.plan([self._candidate(a) for a in askers], sequences)
+            lengths = (
+                [0] * sequences
+                if policy.rests(sequences)
+                else policy.plan([self._candidate(a) for a in askers], sequences)
+            )
             policy.observe(self._step(machine, askers, lengths))
             askers = [asker if asker.left > 0 else self._asker() for asker in askers]
 
@@ -198,7 +202,7 @@ def test_drafts_without_passes_that_come_and_go_are_not_tried_for_ever() -> None
     seconds = tokens = 0.0
     for step in range(4000):
         candidates = [Candidate(0.2, MOST)] if step % 2 else []
-        lengths = [0] * len(candidates) if policy.rests else policy.plan(candidates, 1)
+        lengths = [0] * len(candidates) if policy.rests(1) else policy.plan(candidates, 1)
         step_s = 0.01 * (1 + sum(lengths))
         policy.observe(StepReport(1, step_s, 0, sum(lengths)))
         seconds += step_s
@@ -210,7 +214,7 @@ def test_nobody_to_draft_for_decides_nothing() -> None:
     policy = AdaptiveDraftLength(MOST)
     policy.observe(StepReport(1, 0.01))
     assert policy.plan([], 1) == []
-    assert not policy.rests
+    assert not policy.rests(1)
 
 
 def test_a_larger_batch_profits_from_what_a_smaller_one_has_learned() -> None:
@@ -251,10 +255,42 @@ def test_a_trial_is_several_steps_long_and_of_long_drafts() -> None:
         policy.observe(StepReport(1, 0.01))
     lengths: list[int] = []
     for _ in range(6):
-        (length,) = [0] if policy.rests else policy.plan(hopeless, 1)
+        (length,) = [0] if policy.rests(1) else policy.plan(hopeless, 1)
         lengths.append(length)
         policy.observe(StepReport(1, 0.01 + 0.01 * length, 0, length, min(length, 1), length, 1, 0.005 * length, 0.005))
     assert lengths == [4, 4, 4, 0, 0, 0]
+
+
+def test_drafts_of_a_new_length_are_made_until_it_is_known_what_they_cost() -> None:
+    """Their first step is cold and dear, and no reason to go back to none."""
+    policy = AdaptiveDraftLength(MOST)
+    good = [Candidate(0.95, MOST, True, 1, 64)] * 64
+    for length in (0, 0, 0, 1, 1, 1):
+        policy.observe(step_of_64(length, 0.0005 * length))
+    lengths: list[int] = []
+    for draft_s in (0.2, 0.002, 0.002, 0.002):
+        lengths.append(0 if policy.rests(64) else max(policy.plan(good, 64)))
+        policy.observe(step_of_64(lengths[-1], draft_s))
+    assert lengths == [4, 4, 4, 8]
+
+
+def step_of_64(length: int, draft_s: float) -> StepReport:
+    target_s = 0.01 + 0.002 * length
+    return StepReport(64, target_s + draft_s, 0, 64 * length, 64, length, 64, draft_s, draft_s / 4)
+
+
+def test_a_decision_against_drafts_stands_while_the_batch_is_of_its_size() -> None:
+    policy = AdaptiveDraftLength(MOST)
+    useless = [Candidate(0.0, MOST)] * 64
+    for length in (0, 0, 0, 1, 1, 1):
+        policy.observe(step_of_64(length, 0.0))
+    assert not any(policy.plan(useless, 64))
+    for _ in range(63):
+        policy.observe(step_of_64(0, 0.0))
+        assert policy.rests(64)
+        assert not policy.rests(1)
+    policy.observe(step_of_64(0, 0.0))
+    assert not policy.rests(64)
 
 
 def test_where_drafts_are_useless_trials_take_a_small_share_of_the_time() -> None:

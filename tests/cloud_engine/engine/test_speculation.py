@@ -336,10 +336,13 @@ def test_that_an_answer_ends_is_a_guess_like_any_other(draft, accepted, says_end
 
 
 class Paused(DraftLengthPolicy):
-    drafts, rests = False, True
+    drafts = False
 
     def __init__(self) -> None:
         super().__init__(0)
+
+    def rests(self, sequences: int) -> bool:
+        return True
 
 
 def test_a_cached_prefix_without_its_draft_half_is_still_a_hit(plain, target, make_engine, ask, run):
