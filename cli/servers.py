@@ -103,7 +103,7 @@ def node(
     ngram: Annotated[
         bool, typer.Option("--ngram", help="Also draft by looking up repetitions in prompt and answer.")
     ] = False,
-    device: Annotated[str, typer.Option(envvar="UPDRAFT_DEVICE", help="cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(envvar="UPDRAFT_DEVICE", help="cpu, cuda or cuda:NUMBER.")] = "cpu",
     dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Of weights and KV cache.")] = "float32",
     block_size: Annotated[int, typer.Option(min=1, help="Tokens per block of the KV cache.")] = 16,
     batch_invariant: Annotated[

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -21,6 +23,13 @@ AttentionChoice = Literal["auto", "torch", "native", "triton"]
 def has_triton() -> bool:
     """Whether triton is installed; does not import it."""
     return importlib.util.find_spec("triton") is not None
+
+
+def kernel_cache() -> Path:
+    """Where Triton keeps what it has compiled, a folder for each kernel and target; it may not be there yet."""
+    folder = os.environ.get("TRITON_CACHE_DIR")
+    home = os.environ.get("TRITON_HOME")
+    return Path(folder) if folder else (Path(home) if home else Path.home()) / ".triton" / "cache"
 
 
 def uses_triton(tensor: Tensor) -> bool:

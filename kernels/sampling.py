@@ -6,7 +6,7 @@ a CPU and on a GPU. Truncation is a threshold on ranks (see `truncation.py`) but
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ class Sampling:
     mask: Tensor | None = None
     typical_p: Tensor | None = None
 
-    def of(self, rows: Tensor) -> Sampling:
+    def of(self, rows: Tensor | slice) -> Sampling:
         """That of some of the rows, given by their indices."""
         cut = self.truncation
         return Sampling(
@@ -48,6 +48,10 @@ class Sampling:
             _at(self.mask, rows),
             _at(self.typical_p, rows),
         )
+
+    def ahead(self, tokens: int) -> Sampling:
+        """That of as many tokens further on."""
+        return replace(self, positions=self.positions + tokens)
 
 
 def sample(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -120,5 +124,5 @@ def check_sampling(logits: Tensor, sampling: Sampling) -> None:
         raise ConfigurationError(f"mask must be ({rows}, {words}) int32, a bit for each of {vocabulary} tokens.")
 
 
-def _at(column: Tensor | None, rows: Tensor) -> Tensor | None:
+def _at(column: Tensor | None, rows: Tensor | slice) -> Tensor | None:
     return None if column is None else column[rows]

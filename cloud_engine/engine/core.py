@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 import zmq
 
 from ...kernels.host_memory import keep_freed_memory
-from ...protocol.errors import ConfigurationError, MissingDependencyError, UpdraftError
+from ...protocol.errors import MissingDependencyError, UpdraftError
 from .core_process import COMMANDS, PULSE_S, REPORTS
 from .messages import (
     Alive,
@@ -84,12 +84,12 @@ def main(folder: Path) -> None:
     threading.Thread(target=_show_life, args=(folder,), name="updraft-pulse", daemon=True).start()
     with zmq.Context() as context, _Sockets(context, folder) as wires:
         try:
-            from .loop import EngineLoop
-            from .threads import giving_way
-
             load = wires.next_command(True)
             assert isinstance(load, Load), "the first command says what to load"
             engine = _engine(load, lambda done, total: wires.report(Loading(done, total)))
+            from .loop import EngineLoop
+            from .threads import giving_way
+
             gc.collect()
             gc.freeze()  # what is loaded stays: no step is held up by looking through it for garbage
             wires.report(Ready(engine.model_id, engine.context_length))
@@ -101,19 +101,15 @@ def main(folder: Path) -> None:
 
 
 def _engine(load: Load, progress: Progress) -> Engine:
-    """Raises what `Engine.from_folder` raises, MissingDependencyError and ConfigurationError."""
+    """Raises what `Engine.from_folder` raises, and MissingDependencyError where there is no torch."""
     try:
-        import torch
-    except ImportError as error:
+        from .engine import Engine
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
         raise MissingDependencyError('A node needs torch: pip install "updraft-llm[cloud]"') from error
-    from .engine import Engine
 
     keep_freed_memory()
-    device = load.config.device
-    if device.partition(":")[0] not in ("cpu", "cuda"):
-        raise ConfigurationError(f"device must be cpu or cuda, got {device!r}.", param="device")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigurationError("device: torch sees no CUDA device here. Use --device cpu.", param="device")
     draft = Path(load.draft) if load.draft is not None else None
     return Engine.from_folder(Path(load.folder), draft=draft, config=load.config, progress=progress)
 

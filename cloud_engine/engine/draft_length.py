@@ -96,9 +96,12 @@ class DraftLengthPolicy:
     def __init__(self, most: int) -> None:
         self._most = most
 
-    def rests(self, sequences: int) -> bool:
-        """Whether a decision not to draft still stands in a step over so many: then there is nothing to plan."""
-        del sequences
+    def rests(self, sequences: int, ahead: int = 0) -> bool:
+        """Whether a decision not to draft still stands in a step over so many: then there is nothing to plan.
+
+        `ahead`: steps that come before it and have not been observed.
+        """
+        del sequences, ahead
         return False
 
     def plan(self, candidates: Sequence[Candidate], sequences: int) -> list[int]:
@@ -134,8 +137,8 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         self._since_trial_s += step_s
         self._rest = max(0, self._rest - 1)
 
-    def rests(self, sequences: int) -> bool:
-        return self._rest > 0 and self._rest_size == sequences.bit_length()
+    def rests(self, sequences: int, ahead: int = 0) -> bool:
+        return self._rest > ahead and self._rest_size == sequences.bit_length()
 
     def plan(self, candidates: Sequence[Candidate], sequences: int) -> list[int]:
         if not candidates:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+import msgspec
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -22,7 +24,9 @@ from .block_pool import NO_BLOCK
 from .config import EngineConfig
 from .drafter import Drafter, DraftWork
 from .runner import Chunk, Runner, graph_limits
-from .sampler import sample
+from .sampler import sample, sample_on_device
+from .transfer import HostCopy, to_device
+from .warm_up import make_ready
 
 if TYPE_CHECKING:
     from .drafter import RowOf
@@ -41,8 +45,7 @@ class DraftModel(Drafter):
     def __init__(self, draft: Decoder, target: ModelConfig, sizes: Sizes, config: EngineConfig) -> None:
         """The target's head may have other rows than the draft's: vocabularies are padded differently."""
         self._runner = Runner(draft, sizes.num_blocks, config.block_size, attention_backend=config.attention_backend)
-        if config.cuda_graphs:
-            self._runner.capture(graph_limits(sizes.context_length, 1, config))
+        make_ready(self._runner, graph_limits(sizes.context_length, 1, config), config.token_budget)
         self._most_tokens = config.token_budget
         self._block_size, self._reach = config.block_size, draft.config.reach
         self._rows = draft.config.vocab_size
@@ -75,9 +78,32 @@ class DraftModel(Drafter):
         lag, first_pass_s = sum(len(chunk.token_ids) for chunk in chunks), time.perf_counter() - started
         if not drafting:
             return DraftWork(lag, first_pass_s)
-        _sample(logits, drafting, row_of)
-        passes = 1 + self._go_on([item for item in drafting if _goes_on(item)], row_of)
+        rows = [row_of(item, 0) for item in drafting]
+        if self._runner.runs_ahead and self._can_extend and all(row.is_plain for row in rows):
+            passes = 1 + self._go_on_unread(sample_on_device(logits, rows), drafting, rows)
+        else:
+            _take_each(drafting, sample(logits, rows))
+            passes = 1 + self._go_on([item for item in drafting if _goes_on(item)], row_of)
         return DraftWork(lag, first_pass_s, len(drafting), passes)
+
+    def _go_on_unread(self, first: Tensor, drafting: list[ScheduledRequest], rows: list[SamplingRow]) -> int:
+        """Behind each first draft token, which are read with the last of all, so that the device waits for nobody.
+
+        `first` (drafting,) int64, sampled as `rows` say. Returns the passes.
+        """
+        firsts = HostCopy(first)
+        longer = [at for at, item in enumerate(drafting) if item.num_drafts > 1]
+        longer.sort(key=lambda at: drafting[at].num_drafts, reverse=True)
+        spans = [self._rest(drafting[at]) for at in longer]
+        behind = [msgspec.structs.replace(rows[at], position=rows[at].position + 1) for at in longer]
+        index = to_device(torch.tensor(longer, dtype=torch.int64), first.device)
+        rest = self._runner.extend(first[index], spans, behind) if longer else []
+        continued = dict(zip(longer, rest, strict=True))
+        for at, (item, token) in enumerate(zip(drafting, firsts.tolist(), strict=True)):
+            tokens = [token, *continued.get(at, [])]
+            item.state.num_draft_computed_tokens += len(tokens) - 1
+            _take(item, tokens)
+        return spans[0].length if spans else 0
 
     def _go_on(self, drafting: list[ScheduledRequest], row_of: RowOf) -> int:
         """Behind each first draft token, in one call where that can be, else pass by pass. Most passes of one."""
@@ -87,7 +113,8 @@ class DraftModel(Drafter):
             at_once = self._extend_at_once([(item, row) for item, row in rows if row.is_plain])
             drafting = [item for item, row in rows if not row.is_plain]
         while drafting:
-            _sample(self._run([self._extend(item) for item in drafting]), drafting, row_of)
+            logits = self._run([self._extend(item) for item in drafting])
+            _take_each(drafting, sample(logits, [row_of(item, len(item.draft_ids)) for item in drafting]))
             drafting = [item for item in drafting if _goes_on(item)]
             one_by_one += 1
         return max(at_once, one_by_one)
@@ -135,9 +162,7 @@ class DraftModel(Drafter):
         spans, rows = [self._rest(item) for item, _ in drafting], [row for _, row in drafting]
         for (item, _), tokens in zip(drafting, self._runner.extend(first, spans, rows), strict=True):
             item.state.num_draft_computed_tokens += len(tokens)
-            kept = list(takewhile(lambda token, ends=item.state.end_ids: token not in ends, tokens))
-            item.draft_ids += kept
-            item.draft_ends = len(kept) < len(tokens)
+            _take(item, tokens)
         return spans[0].length
 
     def _rest(self, item: ScheduledRequest) -> QuerySpan:
@@ -157,11 +182,17 @@ class DraftModel(Drafter):
         return functional.pad(logits, (0, self._missing_rows), value=-float("inf")) if self._missing_rows else logits
 
 
-def _sample(logits: Tensor, drafting: Sequence[ScheduledRequest], row_of: RowOf) -> None:
+def _take_each(drafting: Sequence[ScheduledRequest], tokens: Sequence[int]) -> None:
     """One more draft token for each."""
-    tokens = sample(logits, [row_of(item, len(item.draft_ids)) for item in drafting])
     for item, token in zip(drafting, tokens, strict=True):
         item.draft_ids.append(token)
+
+
+def _take(item: ScheduledRequest, tokens: list[int]) -> None:
+    """Further drafts, up to the one that would end the answer."""
+    kept = list(takewhile(lambda token: token not in item.state.end_ids, tokens))
+    item.draft_ids += kept
+    item.draft_ends = len(kept) < len(tokens)
 
 
 def _goes_on(item: ScheduledRequest) -> bool:

@@ -1,17 +1,17 @@
-"""The synchronous engine. `Engine.step` tells the whole story: schedule, draft, run, sample, advance."""
+"""The synchronous engine. `Engine.step` tells the whole story: schedule, launch (draft, run, sample), advance."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import msgspec
 import torch
-from torch import Tensor
 
+from ...kernels.attention import QuerySpan
 from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...protocol.structured import Constraint
 from ...text.grammar import GrammarCompiler, Vocabulary
@@ -22,17 +22,20 @@ from ..models.loader import Progress
 from .advance import Answers, cut_drafts
 from .beam_search import BeamSearch
 from .config import EngineConfig
+from .devices import use_device
 from .draft_model import DraftModel
 from .drafter import Drafter
 from .kv_cache import KVCacheManager
+from .launched import Launched
 from .limits import Limits
 from .ngram import NgramDrafter
 from .pooling import MeanPool
 from .prediction import PredictionCursor
 from .prompt_scores import score_prompts
-from .request import GenerationRequest, RequestState, TokenLogprob
+from .request import GenerationRequest, RequestState
 from .runner import Chunk, Runner, graph_limits
-from .sampler import SamplingRow, log_probabilities, sample
+from .sampled import Sampled
+from .sampler import SamplingRow, sample_on_device
 from .scheduled_request import ScheduledRequest
 from .scheduler import Scheduler
 from .served_model import DraftWeights, ServedModel
@@ -41,9 +44,7 @@ from .speculation import Speculator
 from .stats import EngineStats
 from .step_outputs import StepOutputs
 from .vocabulary import check_same_vocabulary
-
-if TYPE_CHECKING:
-    from .drafter import RowOf
+from .warm_up import make_ready
 
 
 class Engine:
@@ -59,8 +60,10 @@ class Engine:
     ) -> None:
         """`drafters`: further ones, beside those of the configuration.
 
-        Raises ConfigurationError if `draft` does not share the model's vocabulary, and what `Sizes.of` raises.
+        Raises ConfigurationError if `draft` does not share the model's vocabulary or the device is not there, and what
+        `Sizes.of` raises.
         """
+        use_device(config.device)
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         model = served.weights
@@ -81,9 +84,8 @@ class Engine:
             batch_invariant=config.batch_invariant,
             attention_backend=config.attention_backend,
         )
-        if config.cuda_graphs:
-            drafts = config.num_draft_tokens if draft is not None or config.ngram or drafters else 0
-            self._runner.capture(graph_limits(sizes.context_length, drafts, config))
+        drafts = config.num_draft_tokens if draft is not None or config.ngram or drafters else 0
+        make_ready(self._runner, graph_limits(sizes.context_length, drafts, config), config.token_budget)
         own: list[Drafter] = [NgramDrafter()] if config.ngram else []
         if draft is not None:
             own.append(self._draft_model(served, draft))
@@ -93,6 +95,7 @@ class Engine:
         # Those that have a place in the queue but are not there yet, and when they arrived.
         self._expected: dict[str, tuple[GenerationRequest, float]] = {}
         self._seeds = random.Random(config.seed)
+        self._ahead: Launched | None = None
 
     @classmethod
     def from_folder(
@@ -100,8 +103,9 @@ class Engine:
     ) -> Engine:
         """Load target and tokenizer from a Hugging Face style folder, and the draft from one or from a GGUF file.
 
-        The model is called what the folder is called. Raises ModelLoadError.
+        The model is called what the folder is called. Raises ModelLoadError, and ConfigurationError as above.
         """
+        use_device(config.device)  # before anything is loaded
         served = ServedModel.from_folder(folder, config, progress)
         return cls(served, config, draft=DraftWeights.from_path(draft, config) if draft else None)
 
@@ -178,21 +182,45 @@ class Engine:
         """Move every scheduled request on by one step and return the tokens that came out."""
         started = time.perf_counter()
         batch = self._scheduler.schedule()
-        logits, tokens = self._compute(batch)
-        outputs = self._answers.advance(batch, _Sampled(tokens, logits, self._sampling_row))
+        launched = self._claim(batch) or self._launch(batch)
+        self._ahead = self._launch_ahead(launched)
+        outputs = self._answers.advance(batch, Sampled(launched, self._sampling_row))
         step_s = time.perf_counter() - started
         self._speculator.observe(batch, step_s)
         self._scheduler.observe(len(batch), step_s)
         self._counters.step_seconds.observe(step_s)
         return outputs
 
-    def _compute(self, batch: list[ScheduledRequest]) -> tuple[Tensor, list[int]]:
-        """All that tensors are needed for: draft, run, sample. Logits (samples, vocab) and a token for each row."""
+    def _launch(self, batch: list[ScheduledRequest]) -> Launched:
+        """All that tensors are needed for: draft, run, sample."""
         self._copy_blocks(self._cache.take_copies())
         self._speculator.propose([item for item in batch if item.state.pool is None], self._sampling_row)
         cut_drafts(batch)
         logits = score_prompts(batch, self._runner.run([_chunk(item) for item in batch]))
-        return logits, sample(logits, self._sampling_rows(batch))
+        rows = self._sampling_rows(batch)
+        return Launched(batch, sample_on_device(logits, rows), rows, logits)
+
+    def _launch_ahead(self, launched: Launched) -> Launched | None:
+        """The step behind one that has not been read yet, where it is sure and the device can have it already."""
+        if not self._runner.runs_ahead or not launched.is_sure:
+            return None
+        batch = self._scheduler.ahead(launched.batch)
+        if not batch:
+            return None
+        self._copy_blocks(self._cache.take_copies())
+        step = launched.of(batch)
+        assert step is not None, "who goes on was there"
+        spans = [QuerySpan(item.start + 1, 1, item.state.block_table) for item in batch]
+        rows = [msgspec.structs.replace(row, position=row.position + 1) for row in step.rows]
+        return Launched(batch, sample_on_device(self._runner.follow(spans, step.sampled), rows), rows, None)
+
+    def _claim(self, batch: list[ScheduledRequest]) -> Launched | None:
+        """The step as it was launched ahead, if that is what has been scheduled."""
+        ahead, self._ahead = self._ahead, None
+        launched = None if ahead is None or not batch else ahead.of(batch)
+        if launched is not None:
+            self._speculator.propose([], self._sampling_row)  # nobody drafts
+        return launched
 
     def reset(self) -> list[str]:
         """Forget all requests and all that is cached, and return the ids of these requests.
@@ -201,6 +229,7 @@ class Engine:
         are expected may still come.
         """
         lost = self._answers.request_ids()
+        self._ahead = None
         self._cache, self._scheduler, self._answers = self._fresh_schedule()
         self._counters.aborted_requests += len(lost)
         return lost
@@ -275,24 +304,6 @@ class Engine:
         if copies:
             self._runner.copy_blocks(copies)
             self._speculator.copy_blocks(copies)
-
-
-@dataclass(slots=True)  # one is made in every step, and frozen ones take longer
-class _Sampled:
-    """`Samples` of a model's `logits`, (rows, vocab) float32."""
-
-    tokens: list[int]
-    all_logits: Tensor
-    row_of: RowOf
-
-    def another(self, item: ScheduledRequest, row: int) -> int:
-        return sample(self.logits(row, 1), [self.row_of(item, 0)])[0]
-
-    def logprobs(self, row: int, tokens: list[int], num_top: int) -> tuple[TokenLogprob, ...]:
-        return tuple(log_probabilities(self.logits(row, len(tokens)), tokens, num_top))
-
-    def logits(self, row: int, num_rows: int) -> Tensor:
-        return self.all_logits[row : row + num_rows]
 
 
 def _editor(state: RequestState) -> LogitEditor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from .request import PromptLogprob
 from .sampler import log_probabilities
 from .scheduled_request import ScheduledRequest
+from .transfer import HostCopy, to_device
 
 
 def score_prompts(batch: Sequence[ScheduledRequest], logits: Tensor) -> Tensor:
@@ -40,6 +41,6 @@ def _scores(item: ScheduledRequest, logits: Tensor) -> list[PromptLogprob]:
     begin = len(state.prompt_logprobs) + 1  # nothing is said about the first
     tokens = state.token_ids[begin : begin + len(logits)]
     scores = log_probabilities(logits, tokens, state.request.params.prompt_logprobs or 0)
-    chosen = logits.gather(1, torch.tensor(tokens, device=logits.device)[:, None])
-    ranks = ((logits > chosen).sum(dim=-1) + 1).tolist()
+    chosen = logits.gather(1, to_device(torch.tensor(tokens), logits.device)[:, None])
+    ranks: list[int] = HostCopy((logits > chosen).sum(dim=-1) + 1).tolist()
     return [PromptLogprob(score.logprob, score.top, rank) for score, rank in zip(scores, ranks, strict=True)]

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from ...kernels.logit_edits import FlatEdits, apply_edits_
+from ...kernels.probabilities import MOST_REPORTED
+from ...kernels.probabilities import log_probabilities as top_log_probabilities
 from ...kernels.sampling import Sampling
 from ...kernels.sampling import sample as sample_rows
 from ...kernels.truncation import Truncation
@@ -29,6 +31,7 @@ from ...protocol.sampling import LEAST_TEMPERATURE, SamplingParams
 from ...text.grammar_state import Mask
 from ...text.logit_edits import LogitEdits
 from .request import TokenLogprob
+from .transfer import HostCopy, to_device
 
 
 class SamplingRow(msgspec.Struct, frozen=True, gc=False):
@@ -51,29 +54,43 @@ class SamplingRow(msgspec.Struct, frozen=True, gc=False):
 
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """One token per row of `logits` (rows, vocab) float32, which stay as they are. Rows at temperature 0 are argmax.
+    """What `sample_on_device` says, which is waited for."""
+    return sample_on_device(logits, rows).tolist()
 
-    Waits for the device once, at the end.
+
+def sample_on_device(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """One token per row of `logits` (rows, vocab) float32, which stay as they are: (rows,) int64, where the logits are.
+
+    Rows at temperature 0 are argmax. Waits for nothing.
     """
     edits = [(index, row.edits) for index, row in enumerate(rows) if row.edits is not None]
     if edits:  # of tokens that a mask forbids they change nothing: it may come after them
         logits = logits.clone()
         apply_edits_(logits, _flat(edits, logits.device))
     if not logits.is_cuda and all(row.temperature < LEAST_TEMPERATURE and row.mask is None for row in rows):
-        return logits.argmax(dim=-1).tolist()
-    return sample_rows(logits, sampling_of(rows, logits.shape[1], logits.device)).tolist()
+        return logits.argmax(dim=-1)
+    return sample_rows(logits, sampling_of(rows, logits.shape[1], logits.device))
 
 
 def log_probabilities(logits: Tensor, chosen: Sequence[int], num_top: int) -> list[TokenLogprob]:
-    """Raw log-probability of each row's chosen token and of its `num_top` most likely ones."""
-    logprobs = logits.log_softmax(dim=-1)
-    picked = logprobs.gather(1, torch.tensor(chosen, device=logits.device)[:, None]).flatten().tolist()
-    top = logprobs.topk(min(num_top, logits.shape[-1]), dim=-1)
-    ids, values = top.indices.tolist(), top.values.tolist()
+    """Raw log-probability of each row's chosen token and of its `num_top` likeliest ones. Waits for the device once."""
+    num_top = min(num_top, logits.shape[1])
+    columns = _scores(logits, to_device(torch.tensor(chosen), logits.device), num_top)
     return [
-        TokenLogprob(logprob, tuple(zip(row_ids, row_values, strict=True)))
-        for logprob, row_ids, row_values in zip(picked, ids, values, strict=True)
+        TokenLogprob(logprob, tuple(zip(map(int, rest[:num_top]), rest[num_top:], strict=True)))
+        for logprob, *rest in HostCopy(columns).tolist()
     ]
+
+
+def _scores(logits: Tensor, chosen: Tensor, num_top: int) -> Tensor:
+    """(rows, 1 + 2 * num_top) float64, so that one copy brings all: of the chosen token, ids of the top, and theirs."""
+    if logits.is_cuda and num_top <= MOST_REPORTED:
+        picked, values, ids = top_log_probabilities(logits, chosen, num_top)
+    else:  # the likeliest are looked for, not sorted out of the whole vocabulary
+        logprobs = logits.log_softmax(dim=-1)
+        values, ids = logprobs.topk(num_top, dim=-1)
+        picked = logprobs.gather(1, chosen[:, None]).flatten()
+    return torch.cat((picked[:, None].double(), ids.double(), values.double()), dim=1)
 
 
 def sampling_of(rows: Sequence[SamplingRow], vocabulary: int, device: torch.device) -> Sampling:
@@ -87,7 +104,7 @@ def sampling_of(rows: Sequence[SamplingRow], vocabulary: int, device: torch.devi
     columns[4] = _bits([one.top_p for one in params])
     columns[5] = _bits([one.min_p for one in params])
     columns[6] = _bits([one.typical_p for one in params])
-    temperatures, seeds, positions, top_k, *shares = _on(device, torch.from_numpy(columns)).unbind()
+    temperatures, seeds, positions, top_k, *shares = to_device(torch.from_numpy(columns), device).unbind()
     top_p, min_p, typical_p = (share.view(torch.float64) for share in shares)
     by_rank, by_mass, by_share = (
         any(one.top_k > 0 for one in params),
@@ -118,7 +135,7 @@ def _mask(rows: Sequence[SamplingRow], vocabulary: int, device: torch.device) ->
     for index, row in enumerate(rows):
         if row.mask is not None:
             words[index] = row.mask[: words.shape[1]]
-    return _on(device, torch.from_numpy(words))
+    return to_device(torch.from_numpy(words), device)
 
 
 def _flat(edits: Sequence[tuple[int, LogitEdits]], device: torch.device) -> FlatEdits:
@@ -129,10 +146,5 @@ def _flat(edits: Sequence[tuple[int, LogitEdits]], device: torch.device) -> Flat
     columns[1] = np.concatenate([edit.token_ids for _, edit in edits])
     columns[2] = np.concatenate([edit.divisors for _, edit in edits]).view(np.int32)
     columns[3] = np.concatenate([edit.offsets for _, edit in edits]).view(np.int32)
-    rows, token_ids, divisors, offsets = _on(device, torch.from_numpy(columns)).unbind()
+    rows, token_ids, divisors, offsets = to_device(torch.from_numpy(columns), device).unbind()
     return FlatEdits(rows, token_ids, divisors.view(torch.float32), offsets.view(torch.float32))
-
-
-def _on(device: torch.device, staged: Tensor) -> Tensor:
-    """Through pinned memory, so that the host does not wait for the copy."""
-    return staged.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else staged

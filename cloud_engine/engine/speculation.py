@@ -85,6 +85,10 @@ class Speculator:
                 budget -= len(predicted)
         return self._grant_drafters(asking, sequences, budget, grow) if drafters_work and asking else []
 
+    def may_draft(self, sequences: int) -> bool:
+        """Whether plain decodes may get drafts in the step behind the one under way, if it is over so many."""
+        return bool(self._drafters) and not self._policy.rests(sequences, ahead=1)
+
     def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> None:
         """Have the granted drafts made."""
         started = time.perf_counter()

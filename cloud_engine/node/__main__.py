@@ -32,7 +32,7 @@ def _options() -> NodeOptions:
     add("--no-prefix-caching", dest="prefix_caching", action="store_false", help="compute every prompt anew")
     add("--num-draft-tokens", type=int, help="most tokens drafted per step and request")
     add("--ngram", action="store_true", help="also draft by looking up repetitions in prompt and answer")
-    add("--device", help="cpu or cuda")
+    add("--device", help="cpu, cuda or cuda:NUMBER")
     add("--dtype", choices=("float32", "bfloat16"), help="of weights and KV cache")
     add("--block-size", type=int, help="tokens per block of the KV cache")
     add("--batch-invariant", action="store_true", help="the same bits whatever else is in the batch")

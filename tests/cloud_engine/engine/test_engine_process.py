@@ -176,7 +176,7 @@ def test_what_cannot_be_loaded_is_the_error_it_was(tmp_path: Path) -> None:
         engine.wait_ready()
     with (
         EngineProcess(Load(str(tmp_path), None, EngineConfig(device="tpu"))) as engine,
-        pytest.raises(ConfigurationError, match="cpu or cuda") as caught,
+        pytest.raises(ConfigurationError, match="cpu, cuda or cuda:NUMBER") as caught,
     ):
         engine.wait_ready()
     assert caught.value.param == "device"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from nothing_waits import nothing_waits
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.request import GenerationRequest
@@ -90,12 +93,41 @@ def test_bfloat16_is_near_the_cpu() -> None:
     assert ((near - exact).norm() / exact.norm()).item() < 0.02
 
 
-def test_a_step_waits_for_the_device_only_for_its_tokens() -> None:
+def test_a_pass_does_not_wait_for_the_device() -> None:
     runner = Runner(model("cuda"), 64, 16)
     chunks = [Chunk([number], 20, [2 * number, 2 * number + 1], 1) for number in range(4)]
     runner.run(chunks)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         runner.run(chunks)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("draft", [False, True])
+@pytest.mark.parametrize("params", [GREEDY, replace(GREEDY, temperature=0.8, seed=3)], ids=["greedy", "drawn"])
+def test_steps_wait_for_events_only(params: SamplingParams, draft: bool) -> None:
+    """Tokens come by copies into pinned memory, of which each is waited for by itself."""
+    config = EngineConfig(max_batch_size=8, token_budget=96, device="cuda", draft_length="fixed")
+    weights = DraftWeights(model("cuda"), None) if draft else None
+    engine = Engine(ServedModel(model("cuda")), config, draft=weights)
+    for number in range(4):
+        engine.add_request(GenerationRequest(str(number), [number + 1] * 20, params))
+    for _ in range(3):
+        engine.step()
+    with nothing_waits():
+        for _ in range(3):
+            engine.step()
+    assert draft or engine._ahead is not None
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_steps_launched_ahead_change_nothing(stop: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ends that are known beforehand, and with those that come as a surprise."""
+    params = replace(GREEDY, ignore_eos=not stop, stop_token_ids=tuple(range(0, 515, 20)) if stop else ())
+    found = answers("cuda", params)
+    monkeypatch.setattr(Runner, "runs_ahead", False)
+    assert found == answers("cuda", params) == answers("cpu", params)
+
+
+def test_the_second_of_several_devices() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there is one")
+    assert answers("cuda:1", GREEDY) == answers("cpu", GREEDY)

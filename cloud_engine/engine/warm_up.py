@@ -1,0 +1,72 @@
+"""What steps on a GPU will need is compiled and captured before the first request comes, and told of.
+
+Triton compiles a kernel when it is first launched, for seconds in which everybody would wait. What it compiled is kept
+on disk, so that the next start is short.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ...kernels.backend import kernel_cache
+from ...protocol.sampling import SamplingParams
+from ...text.logit_edits import LogitEditor
+from .cuda_graphs import GraphLimits
+from .runner import Chunk, Runner
+from .sampler import SamplingRow, log_probabilities, sample
+
+_LOG = logging.getLogger(__name__)
+_MOST_QUERIES = 128  # of a sequence: with more, attention is launched as with so many
+_REPORTED = (0, 20)  # likeliest tokens beside the chosen one
+
+
+def make_ready(runner: Runner, limits: GraphLimits | None, token_budget: int) -> None:
+    """Capture steps within `limits`, and launch once what else there is; does nothing on a CPU.
+
+    To be called while the KV cache is empty: it is written to.
+    """
+    if not runner.runs_ahead:
+        return
+    started, cache = time.perf_counter(), kernel_cache()
+    before = _entries(cache)
+    if limits is not None:
+        runner.capture(limits)
+    for length in prompt_lengths(min(token_budget, runner.num_slots)):
+        logits = runner.run([_prompt(runner, length)])
+    for row in _rows(logits.shape[1]):
+        tokens = sample(logits, [row])
+    for num_top in _REPORTED:
+        log_probabilities(logits, tokens, min(num_top, logits.shape[1]))
+    new, seconds = _entries(cache) - before, time.perf_counter() - started
+    _LOG.info("ready in %.1f s: %d kernels compiled, kept in %s", seconds, new, cache)
+
+
+def prompt_lengths(most: int) -> list[int]:
+    """Tokens of a prompt for each way to launch attention: powers of two, as far as there are tiles of their own."""
+    return [1 << power for power in range(_MOST_QUERIES.bit_length()) if 1 << power <= most]
+
+
+def _prompt(runner: Runner, length: int) -> Chunk:
+    return Chunk([0] * length, 0, range(-(-length // runner.block_size)), 1)
+
+
+def _rows(vocabulary: int) -> Iterator[SamplingRow]:
+    """One for each way to sample: alone, cut in each way and in several, with a grammar, with a bias."""
+    mask = np.full(-(-vocabulary // 32), -1, dtype=np.int32)
+    cuts = ({}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 5, "top_p": 0.9, "min_p": 0.1})
+    for cut in cuts:
+        params = SamplingParams(**cut)
+        yield SamplingRow(1.0, 1, 1, params)
+        yield SamplingRow(1.0, 1, 1, params, mask=mask)
+    biased = SamplingParams(logit_bias=((0, 1.0),))
+    yield SamplingRow(0.0, 1, 1, biased, edits=LogitEditor(biased, (), ()).edits())
+
+
+def _entries(cache: Path) -> int:
+    """Kernels that are kept."""
+    return sum(1 for _ in cache.iterdir()) if cache.is_dir() else 0

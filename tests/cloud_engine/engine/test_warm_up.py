@@ -1,0 +1,75 @@
+"""What is launched before the first request comes: each way to attend and to sample, and nothing of it stays."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from updraft.cloud_engine.engine import warm_up
+from updraft.cloud_engine.engine.cuda_graphs import GraphLimits
+from updraft.cloud_engine.engine.runner import Runner
+from updraft.cloud_engine.engine.warm_up import make_ready, prompt_lengths
+from updraft.kernels.attention_launch import AttentionShape, tile_rows
+from updraft.kernels.backend import kernel_cache
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(32, 8, 128), (14, 2, 64), (8, 4, 256), (4, 4, 96)])
+def test_prompts_of_all_ways_to_attend(heads: int, kv_heads: int, head_dim: int) -> None:
+    shape = AttentionShape(heads, kv_heads, head_dim, 16, cache_bytes=2)
+    launched = {tile_rows(shape, length) for length in prompt_lengths(512)}
+    assert launched == {tile_rows(shape, length) for length in range(1, 5000)}
+    assert prompt_lengths(5) == [1, 2, 4]
+
+
+def test_nothing_is_launched_on_a_cpu(target, monkeypatch) -> None:
+    runner = Runner(target, 8, 16)
+    monkeypatch.setattr(runner, "run", None)
+    make_ready(runner, GraphLimits(1, 1, 1), 64)
+
+
+def test_passes_and_samples(target, monkeypatch, tmp_path: Path, caplog) -> None:
+    monkeypatch.setattr(Runner, "runs_ahead", True)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    runner = Runner(target, 4, 16)
+    passes: list[int] = []
+    run, sampled, told, captured = runner.run, warm_up.sample, warm_up.log_probabilities, []
+
+    def counted(chunks):
+        passes.extend(len(chunk.token_ids) for chunk in chunks)
+        (tmp_path / f"kernel{len(passes)}").mkdir()
+        return run(chunks)
+
+    rows, reported = [], []
+    monkeypatch.setattr(runner, "run", counted)
+    monkeypatch.setattr(runner, "capture", captured.append)
+    monkeypatch.setattr(warm_up, "sample", lambda logits, asked: rows.extend(asked) or sampled(logits, asked))
+    monkeypatch.setattr(warm_up, "log_probabilities", lambda *asked: reported.append(asked[2]) or told(*asked))
+    with caplog.at_level(logging.INFO):
+        make_ready(runner, limits := GraphLimits(2, 1, 4), 512)
+    assert passes == [1, 2, 4, 8, 16, 32, 64]  # as long as there are blocks
+    assert captured == [limits]
+    assert reported == [0, 20]
+    assert "7 kernels compiled" in caplog.text and str(tmp_path) in caplog.text
+    ways = {
+        (row.params.top_k > 0, row.params.top_p < 1, row.params.min_p > 0, row.mask is not None, row.edits is not None)
+        for row in rows
+    }
+    assert len(ways) == 11 and any(edited for *_, edited in ways) and {way[3] for way in ways} == {True, False}
+
+
+def test_answers_behind_it_are_the_same(monkeypatch, draft, make_engine, make_prompts, ask, run) -> None:
+    requests = ask(make_prompts(5), max_tokens=12)
+    expected = [result.token_ids for result in run(make_engine(draft=draft), requests)]
+    monkeypatch.setattr(Runner, "runs_ahead", True)
+    assert [result.token_ids for result in run(make_engine(draft=draft), requests)] == expected
+
+
+def test_where_kernels_are_kept(monkeypatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/one")
+    assert kernel_cache() == Path("/one")
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    monkeypatch.setenv("TRITON_HOME", "/two")
+    assert kernel_cache() == Path("/two/.triton/cache")
+    monkeypatch.delenv("TRITON_HOME")
+    assert kernel_cache() == Path.home() / ".triton" / "cache"

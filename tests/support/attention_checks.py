@@ -1,0 +1,114 @@
+"""Attention over a paged cache against float64 on any device: on a GPU, and on small batches in the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from updraft.kernels.attention import LayerAttention, QuerySpan
+from updraft.kernels.attention_launch import AttentionShape
+from updraft.kernels.attention_metadata import AttentionPlanner
+from updraft.kernels.triton_attention import CacheScales, TritonPagedAttention
+
+#: (tokens in the cache, new ones) of each sequence.
+Chunks = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where to compute, and in what type."""
+
+    device: torch.device
+    dtype: torch.dtype
+    cache_dtype: torch.dtype
+
+    @property
+    def scales(self) -> CacheScales | None:
+        return CacheScales(0.5, 2.0) if self.cache_dtype == torch.float8_e4m3fn else None
+
+
+def filled_cache(shape: AttentionShape, chunks: Chunks, place: Place) -> tuple[list[QuerySpan], Tensor]:
+    """One layer with random numbers for what is in it, in blocks of any order, and NaN for all else."""
+    sizes = [-(-(start + length) // shape.block_size) for start, length in chunks]
+    order = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(0)).tolist()
+    block = (shape.block_size, 2 * shape.kv_heads, shape.head_dim)
+    cache = torch.full((1, sum(sizes) + 1, *block), torch.nan, device=place.device).to(place.cache_dtype)
+    spans: list[QuerySpan] = []
+    for (start, length), size in zip(chunks, sizes, strict=True):
+        table, order = order[:size], order[size:]
+        spans.append(QuerySpan(start, length, table))
+        tokens = torch.randn(start, *block[1:], device=place.device).to(place.cache_dtype)
+        for index in range(0, start, shape.block_size):
+            part = tokens[index : index + shape.block_size]
+            cache[0, table[index // shape.block_size], : len(part)] = part
+    return spans, cache
+
+
+def exact(
+    query: Tensor, cache: Tensor, spans: Sequence[QuerySpan], layer: LayerAttention, scales: CacheScales
+) -> Tensor:
+    """In float64, one sequence and head after the other, over what is in the `cache` of the layer."""
+    out = torch.zeros(query.shape, dtype=torch.float64, device=query.device)
+    kv_heads = cache.shape[2] // 2
+    shared = query.shape[1] // kv_heads
+    row = 0
+    for span in spans:
+        rows, end = slice(row, row + span.length), span.start + span.length
+        row += span.length
+        table = torch.tensor(span.block_table, dtype=torch.int64, device=query.device)
+        tokens = cache[table].flatten(0, 1)[:end].double()
+        positions = torch.arange(span.start, end, device=query.device)[:, None]
+        keys = torch.arange(end, device=query.device)
+        hidden = keys > positions
+        if layer.window is not None:
+            hidden |= keys <= positions - layer.window
+        for head in range(query.shape[1]):
+            key, value = tokens[:, head // shared] * scales.key, tokens[:, kv_heads + head // shared] * scales.value
+            scores = query[rows, head].double() @ key.T * layer.scale
+            out[rows, head] = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ value
+    return out
+
+
+def attention_error(shape: AttentionShape, chunks: Chunks, place: Place, window: int | None) -> float:
+    """Relative, of a batch with three rows of padding; these have to be zeros."""
+    spans, cache = filled_cache(shape, chunks, place)
+    rows = sum(span.length for span in spans)
+    heads = shape.heads + 2 * shape.kv_heads
+    projected = torch.randn(rows + 3, heads, shape.head_dim, device=place.device).to(place.dtype)
+    query = projected[:, : shape.heads].clone()
+    layer, scales = LayerAttention(0, shape.head_dim**-0.5, window), place.scales
+    metadata = AttentionPlanner.on(place.device, shape).metadata(spans, rows + 3)
+    given = TritonPagedAttention(cache, metadata, shape, scales=scales).attend(layer, projected, None)
+    assert not given[rows:].any()
+    expected = exact(query, cache[0], spans, layer, scales or CacheScales())
+    return float((given - expected)[:rows].norm() / expected[:rows].norm())
+
+
+class ReplayedAttention:
+    """An attention over eight rows whose plan is exchanged under it, as a CUDA graph's is."""
+
+    def __init__(self, shape: AttentionShape, chunks: Chunks, place: Place) -> None:
+        self.spans, self._cache = filled_cache(shape, chunks, place)
+        self._shape, self._layer = shape, LayerAttention(0, shape.head_dim**-0.5)
+        planner = AttentionPlanner.on(place.device, shape)
+        blocks = max(len(span.block_table) for span in self.spans)
+        self._buffers = planner.graph_metadata(8, most_sequences=8, most_blocks=blocks)
+        self._attention = TritonPagedAttention(self._cache, self._buffers.metadata, shape)
+        heads = shape.heads + 2 * shape.kv_heads
+        self._projected = torch.randn(8, heads, shape.head_dim, device=place.device).to(place.dtype)
+
+    def compute(self) -> Tensor:
+        return self._attention.attend(self._layer, self._projected, None)
+
+    def plan(self, spans: Sequence[QuerySpan]) -> None:
+        self._buffers.update_(spans)
+
+    def error(self, given: Tensor, spans: Sequence[QuerySpan]) -> float:
+        """Relative, of what was computed for `spans`; other rows have to be zeros."""
+        rows = sum(span.length for span in spans)
+        assert not given[rows:].any()
+        query = self._projected[:, : self._shape.heads]
+        expected = exact(query, self._cache[0], spans, self._layer, CacheScales())
+        return float((given - expected).norm() / expected.norm().clamp(min=1e-9))
