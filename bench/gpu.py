@@ -1,43 +1,125 @@
-"""`make gpu`: the tests that need a CUDA device, then the engine's and the kernels' measurements, from a checkout.
+"""`make gpu`: the tests that need a CUDA device, then all that is to be measured on one, part by part.
 
-Each runs whatever becomes of the others, in ten minutes together, for no GPU is borrowed longer. The table comes last.
+Each part has its share of ten minutes, for no GPU is borrowed longer, and runs whatever becomes of the others. What it
+measured is in its file, `<gpu>-<date>-<part>.json`, as soon as it is known. The table comes last.
 """
 
 from __future__ import annotations
 
+import argparse
+import datetime
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from ..kernels.launch import file_name
+from .gpu_summary import show_summary
+
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = ("tests/kernels/gpu", "tests/cloud_engine/gpu")
-ENGINE = ("--shape", "qwen3-0.6b", "--device", "cuda", "--requests", "256", "--peers", "none", "--no-speculation")
-_TEST_SECONDS = 250
-_ENGINE_SECONDS = 130
-_KERNEL_SECONDS = 200
+RESULTS = ROOT / "bench" / "results"
+_TOTAL_S = 570
+_GRACE_S = 5  # for a part to end by itself
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`python -m` of these words, for at most `seconds`; `{json}` among them is where its figures go."""
+
+    name: str
+    seconds: int
+    words: tuple[str, ...]
+
+
+def _engine(*words: str) -> tuple[str, ...]:
+    return ("updraft", "bench", "engine", "--device", "cuda", *words, "--json", "{json}")
+
+
+def _groups(*names: str) -> tuple[str, ...]:
+    return tuple(word for name in names for word in ("--only", name))
+
+
+PARTS = (
+    Part("tests", 120, ("pytest", "-m", "gpu", "-q", "tests/kernels/gpu", "tests/cloud_engine/gpu")),
+    Part("kernels", 140, ("updraft", "bench", "kernels", "--short", "--json", "{json}")),
+    Part(
+        "qwen3-0.6b",
+        150,
+        _engine("--shape", "qwen3-0.6b", "--running", "256", "--peers", "continuous")
+        + _groups("decode", "throughput", "gaps", "peers"),
+    ),
+    Part("llama-3.1-8b", 50, _engine("--shape", "llama-3.1-8b", "--peers", "none") + _groups("decode", "prefill")),
+    Part("drafts", 70, _engine("--shape", "llama-3.1-8b", "--draft-shape", "qwen3-0.6b") + _groups("oracle")),
+    Part("qwen2.5-0.5b", 40, _engine("--shape", "qwen2.5-0.5b", "--peers", "none") + _groups("decode", "throughput")),
+)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`arguments` go to pytest. 0 if all succeeded."""
-    tests = _run(["pytest", "-m", "gpu", "-q", *TESTS, *arguments], _TEST_SECONDS)
-    engine = _run(["updraft", "bench", "engine", *ENGINE, "--json", "bench/results/engine.json"], _ENGINE_SECONDS)
-    kernels = _run(["updraft", "bench", "kernels", "--short", "--results", "bench/results"], _KERNEL_SECONDS)
-    return int(any((tests, engine, kernels)))
+    """0 if all parts succeeded."""
+    parser = argparse.ArgumentParser(prog="make gpu ARGS=...", description="All that needs a GPU, in ten minutes.")
+    parser.add_argument("--only", action="append", choices=[part.name for part in PARTS], help="may be said again")
+    chosen = parser.parse_args(arguments).only
+    gpu = _gpu_name()
+    if gpu is None:
+        sys.stderr.write("make gpu needs a CUDA device, and torch sees none on this machine.\n")
+        return 2
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    stem = f"{file_name(gpu)}-{date}"
+    codes = run_parts([part for part in PARTS if chosen is None or part.name in chosen], RESULTS, stem)
+    show_summary(RESULTS, stem, codes)
+    return int(any(codes.values()))
 
 
-def _run(module: Sequence[str], seconds: int) -> int:
-    """`python -m` of these words, in the root of the checkout, where `updraft` is a link in `.typing`."""
+def run_parts(parts: Sequence[Part], results: Path, stem: str) -> dict[str, int]:
+    """Exit statuses by name; 124 for a part that was stopped. Figures go to `results/<stem>-<part>.json`."""
+    results.mkdir(parents=True, exist_ok=True)
+    codes: dict[str, int] = {}
+    for part in parts:
+        started = time.monotonic()
+        json_path = results / f"{stem}-{part.name}.json"
+        codes[part.name] = run(tuple(word.format(json=json_path) for word in part.words), part.seconds)
+        sys.stderr.write(f"{part.name}: exit status {codes[part.name]} after {time.monotonic() - started:.0f} s\n")
+    return codes
+
+
+def run(words: Sequence[str], seconds: float) -> int:
+    """`python -m` of `words`, in the root of the checkout, where `updraft` is a link in `.typing`; its exit status.
+
+    Whatever it started ends with it, at the latest after `seconds`: then the status is 124.
+    """
     paths = filter(None, [str(ROOT / ".typing"), os.environ.get("PYTHONPATH")])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    process = subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT, env=environment, start_new_session=True)
     try:
-        return subprocess.run(
-            [sys.executable, "-m", *module], cwd=ROOT, env=environment, timeout=seconds, check=False
-        ).returncode
+        return process.wait(seconds)
     except subprocess.TimeoutExpired:
-        sys.stderr.write(f"{module[0]} was stopped after {seconds} s\n")
+        sys.stderr.write(f"{words[0]} is stopped after {seconds:.0f} s\n")
         return 124
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """With all its children, which would keep the device."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            return
+        try:
+            process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _gpu_name() -> str | None:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
 if __name__ == "__main__":

@@ -6,17 +6,14 @@ several sets of inputs; calls are captured in CUDA graphs, so that launches from
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..kernels.launch import file_name
 from ..protocol.errors import ConfigurationError
-from .report import Report, write_json
+from .report import Report
 from .statistics import percentile
 
 Run = Callable[[int], object]
@@ -117,8 +114,13 @@ class Measured:
 
 
 @torch.inference_mode()
-def measure(cases: Iterable[Callable[[], Case]], clock: Clock, say: Say) -> Measured:
-    """Ceilings, then every case with its peers. A case's tensors are freed before the next one is made."""
+def measure(
+    cases: Iterable[Callable[[], Case]], clock: Clock, say: Say, keep: Callable[[Measured], None] = lambda _: None
+) -> Measured:
+    """Ceilings, then every case with its peers. A case's tensors are freed before the next one is made.
+
+    `keep` gets what there is so far, after every case.
+    """
     ceilings = measured_ceilings(clock)
     say(
         f"copy {ceilings.copy / 1e9:,.0f} GB/s, bf16 product {ceilings.matmul / 1e12:,.0f} TFLOP/s, "
@@ -131,6 +133,7 @@ def measure(cases: Iterable[Callable[[], Case]], clock: Clock, say: Say) -> Meas
             rows.append(row)
             said = row.note or f"{row.median_us:,.1f} us, {row.share:.0%} of what {row.bound} allows"
             say(f"{row.case}: {row.implementation} {said}")
+        keep(Measured(ceilings, rows))
     return Measured(ceilings, rows)
 
 
@@ -200,17 +203,15 @@ def require_cuda() -> str:
     return torch.cuda.get_device_name()
 
 
-def write_rows(folder: Path, device: str, config: Mapping[str, Any], measured: Measured) -> Path:
-    """To `<gpu>-<date>.json` in `folder`: every row, and with what and when it was measured. Returns the path."""
-    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+def report_of(device: str, config: Mapping[str, Any], measured: Measured) -> dict[str, Any]:
+    """The fields of a `Report` about the ceilings, and every row."""
+    ceilings = measured.ceilings
     report = Report.of(
-        {"bench": "kernels", "device": device, "cuda": torch.version.cuda, "date": date, **config},
+        {"bench": "kernels", "device": device, **config},
         {
-            "copy_gb_per_s": measured.ceilings.copy / 1e9,
-            "matmul_tflop_per_s": measured.ceilings.matmul / 1e12,
-            "floor_us": measured.ceilings.floor * 1e6,
+            "copy_gb_per_s": ceilings.copy / 1e9,
+            "matmul_tflop_per_s": ceilings.matmul / 1e12,
+            "floor_us": ceilings.floor * 1e6,
         },
     )
-    path = folder / f"{file_name(device)}-{date}.json"
-    write_json(path, {**asdict(report), "rows": [asdict(row) for row in measured.rows]})
-    return path
+    return {**asdict(report), "rows": [asdict(row) for row in measured.rows]}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib.metadata
 import json
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +18,13 @@ PACKAGES = ("updraft-llm", "torch", "triton", "flashinfer-python", "llama-cpp-py
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`{"commit", "machine", "versions", "config", "metrics"}`; `metrics` maps dotted names to numbers."""
+    """`{"commit", "date", "machine", "versions", "config", "metrics"}`; `metrics` maps dotted names to numbers.
+
+    `machine` also names the GPU and its CUDA version, where torch has been asked for one in this process.
+    """
 
     commit: str
+    date: str
     machine: dict[str, Any]
     versions: dict[str, str]
     config: dict[str, Any]
@@ -27,10 +33,10 @@ class Report:
     @classmethod
     def of(cls, config: Mapping[str, Any], metrics: Mapping[str, Any]) -> Report:
         """A report about this machine and this checkout; nested `metrics` are flattened, what is no number left out."""
-        return cls(_commit(), _machine(), _versions(), dict(config), flatten(metrics))
+        return cls(_commit(), _today(), _machine(), _versions(), dict(config), flatten(metrics))
 
     def write(self, path: Path) -> None:
-        fields = {name: getattr(self, name) for name in ("commit", "machine", "versions", "config", "metrics")}
+        fields = {name: getattr(self, name) for name in ("commit", "date", "machine", "versions", "config", "metrics")}
         write_json(path, fields)
 
 
@@ -48,6 +54,10 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
         elif isinstance(value, int | float) and not isinstance(value, bool):
             flat[prefix + name] = value
     return flat
+
+
+def _today() -> str:
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
 def _commit() -> str:
@@ -76,7 +86,15 @@ def _machine() -> dict[str, Any]:
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "system": platform.platform(),
         "python": platform.python_version(),
+        **_gpu(),
     }
+
+
+def _gpu() -> dict[str, str]:
+    torch = sys.modules.get("torch")  # not imported for this: most benches do without
+    if torch is None or not torch.cuda.is_available():
+        return {}
+    return {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
 
 
 def _cpu_name() -> str:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 import torch
-from torch import Tensor
 
 from ..cloud_engine.engine.config import EngineConfig
 from ..cloud_engine.engine.engine import Engine
 from ..cloud_engine.engine.kv_cache import KVCacheManager
+from ..cloud_engine.engine.launched import Launched
 from ..cloud_engine.engine.prediction import PredictionCursor
 from ..cloud_engine.engine.request import GenerationRequest, RequestState
 from ..cloud_engine.engine.scheduled_request import ScheduledRequest
@@ -89,12 +89,12 @@ class _Unmodelled(Engine):
 
     computed_s = 0.0
 
-    def _compute(self, batch: list[ScheduledRequest]) -> tuple[Tensor, list[int]]:
+    def _launch(self, batch: list[ScheduledRequest]) -> Launched:
         started = time.perf_counter()
         samples = sum(item.num_samples for item in batch)
-        logits = torch.zeros(samples, _VOCABULARY)
+        launched = Launched(batch, torch.full((samples,), _VOCABULARY - 1), [], torch.zeros(samples, _VOCABULARY))
         self.computed_s += time.perf_counter() - started
-        return logits, [_VOCABULARY - 1] * samples
+        return launched
 
 
 def step_rows(requests: Sequence[Asked], config: EngineConfig) -> list[tuple[int, int]]:

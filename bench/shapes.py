@@ -6,6 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from ..cloud_engine.models.config import ModelConfig
+from ..cloud_engine.models.decoder import Decoder
+from ..cloud_engine.models.fields import Fields
+from ..cloud_engine.models.loader import family_of, load_model
+from ..embedded import pocket
 from ..protocol.errors import ConfigurationError
 
 #: Hugging Face configurations of real models.
@@ -62,8 +69,6 @@ def model_folder(shape: str, workplace: Path) -> Path:
     Raises ConfigurationError for an unknown name.
     """
     if shape == "pocket":
-        from ..embedded import pocket
-
         return pocket.pocket_large_folder()
     if shape not in SHAPES:
         raise ConfigurationError(f"There is no shape {shape!r}; there are: pocket, {', '.join(SHAPES)}.", param="shape")
@@ -73,8 +78,31 @@ def model_folder(shape: str, workplace: Path) -> Path:
     return folder
 
 
+def shape_config(shape: str) -> ModelConfig:
+    """Of a name in `SHAPES`, or of `pocket`: that of pocket-small."""
+    if shape == "pocket":
+        return load_model(pocket.pocket_small_folder()).config
+    fields = Fields(SHAPES[shape], shape)
+    return family_of(fields).read_config(fields)
+
+
+def random_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """Random weights, made where they are to be, in the manner of an untrained model: nothing is written."""
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        model = Decoder(config)
+    model = model.to(dtype).to_empty(device=device).eval().requires_grad_(False)
+    if config.tie_word_embeddings:
+        model.lm_head.weight = model.embed_tokens.weight
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.02)
+        else:
+            torch.nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)
+    return model
+
+
 def _write_random(config: dict[str, Any], folder: Path) -> None:
-    import torch
     import transformers
 
     torch.manual_seed(0)

@@ -5,29 +5,24 @@ from __future__ import annotations
 import itertools
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-import torch
 
 from ..cloud_engine.engine.config import EngineConfig
 from ..cloud_engine.engine.draft_model import DraftModel
 from ..cloud_engine.engine.drafter import DraftWork
 from ..cloud_engine.engine.engine import Engine
 from ..cloud_engine.engine.request import GenerationRequest, RequestState
-from ..cloud_engine.engine.served_model import ServedModel
 from ..cloud_engine.engine.sizing import Sizes
 from ..cloud_engine.models.decoder import Decoder
-from ..cloud_engine.models.loader import load_model
 from ..embedded import pocket
 from ..embedded.tasks import make_tasks
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
-from .shapes import model_folder
+from .driving import make_engine
+from .shapes import random_model, shape_config
 
 if TYPE_CHECKING:
     from ..cloud_engine.engine.drafter import RowOf
@@ -38,18 +33,9 @@ ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 _ORACLE_SHAPE = "qwen2.5-0.5b"
 _BLOCK_S, _BLOCKS = 0.3, 28
 _PROMPT, _OUTPUT = 32, 64
+_LOAD = 64
 _ANSWER = 7  # random weights are undecided, and rounding would tip them: a bias makes one token certain
 Say = Callable[[str], None]
-
-
-def measure(target: Decoder | None, say: Say) -> dict[str, float]:
-    """All figures of this page. Where there is no `target` for the oracle, random weights in a real shape are: 1 GB."""
-    figures = pocket_figures(say, LOADS)
-    if target is not None:
-        return {**figures, **oracle_figures(target, say, ACCEPTANCES)}
-    with tempfile.TemporaryDirectory(prefix="updraft-bench-") as workplace:
-        target = load_model(model_folder(_ORACLE_SHAPE, Path(workplace)), dtype=torch.bfloat16)
-        return {**figures, **oracle_figures(target, say, ACCEPTANCES)}
 
 
 def pocket_figures(say: Say, loads: Sequence[int]) -> dict[str, float]:
@@ -82,38 +68,63 @@ def pocket_figures(say: Say, loads: Sequence[int]) -> dict[str, float]:
     }
 
 
-def oracle_figures(target: Decoder, say: Say, acceptances: Sequence[float]) -> dict[str, float]:
+def oracle_target(like: Decoder) -> Decoder:
+    """Random weights of a real shape, for where there is no model that is large enough: 1 GB of the type of `like`."""
+    weight = like.embed_tokens.weight
+    return random_model(shape_config(_ORACLE_SHAPE), weight.dtype, weight.device)
+
+
+def draft_of(target: Decoder, shape: str) -> Decoder:
+    """Random weights in a draft's `shape`, with the target's vocabulary and context."""
+    like, weight = target.config, target.embed_tokens.weight
+    config = replace(shape_config(shape), vocab_size=like.vocab_size, context_length=like.context_length)
+    return random_model(config, weight.dtype, weight.device)
+
+
+def oracle_figures(target: Decoder, draft: Decoder, say: Say, acceptances: Sequence[float]) -> dict[str, float]:
     """Speed with an oracle draft over without, one request at a time, by the oracle's acceptance."""
-    config = EngineConfig(max_batch_size=1, num_blocks=32, prefix_caching=False)
-    plain = Engine(ServedModel(target), config)
-    prompt = [token % target.config.vocab_size for token in range(1, _PROMPT + 1)]
-    answer = _timed(plain, prompt)[0]
     figures: dict[str, float] = {}
     for acceptance in acceptances:
-        oracle = OracleDrafter(target, config, answer, acceptance)
-        engine = Engine(ServedModel(target), config, drafters=[oracle])
-        _timed(engine, prompt)  # finds its lengths
-        ratios: list[float] = []
-        for _ in range(2):
-            ratios.append(_timed(plain, prompt)[1] / _timed(engine, prompt)[1])
         name = f"spec_oracle{round(acceptance * 10):02d}_speedup"
-        figures[name] = statistics.mean(ratios)
-        found = engine.stats()
-        say(
-            f"oracle draft at {acceptance}: {figures[name]:.2f}x, {found.acceptance_rate:.0%} of proposed accepted, "
-            f"{found.draft_proposed / max(1, found.speculative_steps):.1f} proposed a step"
-        )
+        figures[name] = _oracle_speedup(target, draft, say, acceptance)
     return figures
 
 
-class OracleDrafter(DraftModel):
-    """Knows the answer, and says each of its tokens right with probability `acceptance`.
+def oracle_under_load(target: Decoder, draft: Decoder, say: Say) -> dict[str, float]:
+    """`spec_oracle08_speedup_64`: the same with 64 requests at a time, where drafts can hardly pay."""
+    return {f"spec_oracle08_speedup_{_LOAD}": _oracle_speedup(target, draft, say, 0.8, _LOAD)}
 
-    It takes the time of a real draft model: a random one of the pocket size runs, and what it says is replaced.
+
+def _oracle_speedup(target: Decoder, draft: Decoder, say: Say, acceptance: float, load: int = 1) -> float:
+    blocks = load * (_PROMPT + _OUTPUT) // 16 + 32
+    config = EngineConfig(max_batch_size=load, num_blocks=blocks, prefix_caching=False, max_waiting=load)
+    plain = make_engine(target, config)
+    vocabulary = target.config.vocab_size
+    prompts = [[(token + number) % vocabulary for token in range(1, _PROMPT + 1)] for number in range(load)]
+    answer = _timed(plain, prompts)[0]
+    oracle = OracleDrafter(target, draft, plain.config, answer, acceptance)
+    engine = make_engine(target, config, drafters=[oracle])
+    _timed(engine, prompts)  # finds its lengths
+    speedup = statistics.mean(_timed(plain, prompts)[1] / _timed(engine, prompts)[1] for _ in range(2))
+    found = engine.stats()
+    say(
+        f"oracle draft at {acceptance}, {load} at a time: {speedup:.2f}x, {found.acceptance_rate:.0%} of proposed "
+        f"accepted, {found.draft_proposed / max(1, found.speculative_steps):.1f} proposed a step"
+    )
+    return speedup
+
+
+class OracleDrafter(DraftModel):
+    """Knows the answer, which is the same for every request, and says each of its tokens right with probability
+    `acceptance`.
+
+    It takes the time of a real draft model: `draft` runs, and what it says is replaced.
     """
 
-    def __init__(self, target: Decoder, config: EngineConfig, answer: Sequence[int], acceptance: float) -> None:
-        super().__init__(_pocket_sized(target), target.config, Sizes.of([target], config), config)
+    def __init__(
+        self, target: Decoder, draft: Decoder, config: EngineConfig, answer: Sequence[int], acceptance: float
+    ) -> None:
+        super().__init__(draft, target.config, Sizes.of([target], config), config)
         self._answer = list(answer)
         self._acceptance = acceptance
         self._random = random.Random(0)
@@ -181,23 +192,22 @@ def _pocket_engine(load: int, *, with_draft: bool) -> Engine:
     return Engine.from_folder(pocket.pocket_large_folder(), draft=draft, config=config)
 
 
-def _timed(engine: Engine, prompt: list[int]) -> tuple[list[int], float]:
-    """The greedy answer to a prompt, and the seconds from its first token to its last."""
+def _timed(engine: Engine, prompts: Sequence[list[int]]) -> tuple[list[int], float]:
+    """The greedy answer to the first prompt, and the seconds from when all have been read to the last token."""
     params = SamplingParams(temperature=0.0, max_tokens=_OUTPUT, ignore_eos=True, logit_bias=((_ANSWER, 100.0),))
-    engine.add_request(GenerationRequest("asked", prompt, params))
-    tokens = [token for output in engine.step() for token in output.token_ids]
+    for number, prompt in enumerate(prompts):
+        engine.add_request(GenerationRequest(str(number), prompt, params))
+    tokens: list[int] = []
+
+    def step() -> None:
+        for output in engine.step():
+            if output.request_id == "0":
+                tokens.extend(output.token_ids)
+
+    step()
+    while engine.reads_prompts:
+        step()
     started = time.perf_counter()
     while engine.has_work:
-        tokens += [token for output in engine.step() for token in output.token_ids]
+        step()
     return tokens, time.perf_counter() - started
-
-
-def _pocket_sized(target: Decoder) -> Decoder:
-    """Random weights in the shape of `pocket-small`, with the target's vocabulary and context."""
-    shape = load_model(pocket.pocket_small_folder()).config
-    config = replace(shape, vocab_size=target.config.vocab_size, context_length=target.config.context_length)
-    torch.manual_seed(0)
-    model = Decoder(config).to(target.embed_tokens.weight).eval().requires_grad_(False)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.02) if parameter.dim() > 1 else torch.nn.init.ones_(parameter)
-    return model

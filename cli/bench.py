@@ -83,7 +83,8 @@ def engine(
     shape: Annotated[
         str, typer.Option(help="pocket, or random weights of a real shape: qwen2.5-0.5b, qwen3-0.6b, llama-3.1-8b.")
     ] = "pocket",
-    requests: Annotated[int, typer.Option(min=1, help="Queued requests; at most 32 of them run.")] = 256,
+    requests: Annotated[int, typer.Option(min=1, help="Queued requests.")] = 256,
+    running: Annotated[int, typer.Option(min=1, help="Requests that run at a time, at most.")] = 32,
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -99,12 +100,19 @@ def engine(
         int | None, typer.Option(min=1, max=os.cpu_count(), help="Threads of torch. [all cores]")
     ] = None,
     peers: Annotated[
-        Literal["all", "static", "none"],
-        typer.Option(help="transformers on the same requests: also its continuous batching (slow), or static batches."),
+        Literal["all", "static", "continuous", "none"],
+        typer.Option(help="transformers on the same requests: static batches, continuous batching (slow), or both."),
     ] = "all",
-    speculation: Annotated[
-        bool, typer.Option(help="Also drafts: of pocket-small, and of an oracle for a model of real shape.")
-    ] = True,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="start, throughput, drawn, decode, prefill, prefix, scheduler, invariance, pocket-drafts, oracle, "
+            "gaps (CUDA only) or peers; may be said several times. [all that the device has]"
+        ),
+    ] = None,
+    draft_shape: Annotated[
+        str | None, typer.Option(help="Shape of the model that an oracle's drafts take the time of. [pocket]")
+    ] = None,
     json_path: options.Json = None,
 ) -> None:
     """Throughput, decoding, prefix cache and scheduler of the cloud engine, beside transformers on the same requests.
@@ -113,22 +121,33 @@ def engine(
     Examples
       updraft bench engine
       updraft bench engine --shape qwen2.5-0.5b --requests 64 --json out/engine.json
+      updraft bench engine --shape qwen3-0.6b --device cuda --running 256 --only throughput --only gaps
     """
     import tempfile
 
-    from ..bench.engine import CB_SETTINGS, Setting, measure
+    from ..bench.engine import Setting, cb_settings, measure
     from ..bench.report import Report
-    from ..bench.shapes import model_folder
     from ..bench.workload import Workload
 
     most_prompt = 384 if shape == "pocket" else 512  # with 128 tokens of output, what its context holds
     workload = Workload(requests, most_prompt=most_prompt, seed=seed, trace=trace)
+    config = {"shape": shape, "requests": requests, "running": running, "trace": trace and trace.name, "seed": seed}
+    config |= {"dtype": dtype, "device": device, "threads": threads, "peers": peers, "only": only}
+    config |= {"draft_shape": draft_shape, "cb_settings": cb_settings(device)}
+
+    def report(figures: dict[str, float]) -> Report:
+        return Report.of({"bench": "engine", **config}, figures)
+
+    def keep(figures: dict[str, float]) -> None:
+        if json_path is not None:
+            report(figures).write(json_path)
+
     with tempfile.TemporaryDirectory(prefix="updraft-bench-") as workplace:
-        setting = Setting(model_folder(shape, Path(workplace)), dtype, workload, threads, device, peers, speculation)
-        figures = measure(setting, lambda line: typer.secho(line, dim=True, err=True))
-    config = {"shape": shape, "requests": requests, "trace": trace and trace.name, "seed": seed}
-    config |= {"dtype": dtype, "device": device, "threads": threads, "peers": peers, "cb_settings": CB_SETTINGS}
-    show(Report.of({"bench": "engine", **config}, figures), json_path)
+        setting = Setting(
+            Path(workplace), shape, dtype, workload, running, threads, device, peers, only or (), draft_shape
+        )
+        figures = measure(setting, lambda line: typer.secho(line, dim=True, err=True), keep)
+    show(report(figures), json_path)
 
 
 @app.command()
@@ -242,28 +261,33 @@ def kernels(
     short: Annotated[
         bool, typer.Option("--short", help="One or two shapes of each kernel, fewer repetitions.")
     ] = False,
-    results: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Also write the rows to FOLDER/<gpu>-<date>.json.")
-    ] = None,
+    json_path: options.Json = None,
 ) -> None:
     """Each kernel's time on a CUDA device beside what its memory and tensor cores allow, and beside other libraries.
 
     \b
     Examples
       updraft bench kernels --short
-      updraft bench kernels --results bench/results
+      updraft bench kernels --json out/kernels.json
     """
     from rich.console import Console
 
     from ..bench.kernel_cases import cases
-    from ..bench.kernels import GpuClock, measure, require_cuda, write_rows
+    from ..bench.kernels import GpuClock, Measured, measure, report_of, require_cuda
+    from ..bench.report import write_json
     from .tables import kernels_table
 
     device = require_cuda()
     repetitions = 30 if short else 100
-    measured = measure(cases(short=short), GpuClock(repetitions), lambda line: typer.secho(line, dim=True, err=True))
-    if results is not None:
-        typer.echo(write_rows(results, device, {"short": short, "repetitions": repetitions}, measured))
+
+    def keep(measured: Measured) -> None:
+        if json_path is not None:
+            write_json(json_path, report_of(device, {"short": short, "repetitions": repetitions}, measured))
+
+    def say(line: str) -> None:
+        typer.secho(line, dim=True, err=True)
+
+    measured = measure(cases(short=short), GpuClock(repetitions), say, keep)
     Console().print(kernels_table(measured.rows, device))
 
 

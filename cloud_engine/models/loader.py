@@ -13,6 +13,7 @@ from .checkpoint import Checkpoint, SafetensorsFolder
 from .decoder import Decoder
 from .families import FAMILIES
 from .family import Family, architecture
+from .fields import Fields
 from .gguf_file import GgufFile
 
 #: Called after every parameter with how many bytes are loaded, and of how many.
@@ -28,7 +29,7 @@ def load_model(
     unexpected or of the wrong shape; the message names them.
     """
     checkpoint = GgufFile(path) if path.suffix == ".gguf" else SafetensorsFolder(path)
-    family = _family_of(checkpoint)
+    family = family_of(checkpoint.fields)
     config = family.read_config(checkpoint.fields)
     with torch.device("meta"):
         model = Decoder(config)
@@ -52,13 +53,14 @@ def load_model(
     return model.eval().requires_grad_(False)
 
 
-def _family_of(checkpoint: Checkpoint) -> Family:
-    wanted = architecture(checkpoint.fields)
+def family_of(fields: Fields) -> Family:
+    """Whose configuration `fields` are. Raises ModelLoadError for an architecture that is not known."""
+    wanted = architecture(fields)
     for family in FAMILIES:
         if wanted in family.architectures:
             return family
     known = ", ".join(name for family in FAMILIES for name in family.architectures)
-    raise ModelLoadError(f"{checkpoint.where}: architecture {wanted!r} is unknown; supported: {known}.")
+    raise ModelLoadError(f"{fields.where}: architecture {wanted!r} is unknown; supported: {known}.")
 
 
 def _check_names(checkpoint: Checkpoint, sources: Mapping[str, tuple[str, ...]], *, tied_head: bool) -> None:

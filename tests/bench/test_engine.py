@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from updraft.bench import engine, peers, speculation
-from updraft.bench.engine import CB_SETTINGS, DTYPES, Setting, engine_config, measure
+from updraft.bench import engine, engine_speed, peers, shapes, speculation
+from updraft.bench.driving import engine_config
+from updraft.bench.engine import CB_SETTINGS, GROUPS, Setting, measure
+from updraft.bench.engine_speed import DTYPES
 from updraft.bench.scheduling import step_rows
+from updraft.bench.shapes import SHAPES, random_model, shape_config
+from updraft.bench.speculation import draft_of
 from updraft.bench.workload import Asked, Workload
 from updraft.embedded import pocket
+from updraft.protocol.errors import ConfigurationError
 
 LOADS, ACCEPTANCES = (1, 2), (0.8,)
 #: With `vs_transformers_static` and `vs_transformers_cb` of the peers, which take minutes.
@@ -28,33 +35,102 @@ MORE = {
 }
 
 
-def test_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_PREFIX_S", 0)
+@pytest.fixture
+def little(monkeypatch: pytest.MonkeyPatch) -> Workload:
+    monkeypatch.setattr(engine_speed, "_PREFIX_S", 0)
     monkeypatch.setattr(speculation, "_BLOCK_S", 0.05)
     monkeypatch.setattr(speculation, "_BLOCKS", 4)
     monkeypatch.setattr(speculation, "_ORACLE_SHAPE", "pocket")
     monkeypatch.setattr(speculation, "LOADS", LOADS)
     monkeypatch.setattr(speculation, "ACCEPTANCES", ACCEPTANCES)
+    return Workload(4, most_prompt=64, most_output=16)
+
+
+def test_every_figure(little: Workload, tmp_path: Path) -> None:
     said: list[str] = []
-    workload = Workload(4, most_prompt=64, most_output=16)
-    figures = measure(Setting(pocket.pocket_large_folder(), workload=workload, peers="none"), said.append)
+    kept: list[set[str]] = []
+    setting = Setting(tmp_path, workload=little, peers="none")
+    figures = measure(setting, said.append, lambda found: kept.append(set(found)))
     assert set(figures) == NAMED | MORE
     assert all(math.isfinite(figure) for figure in figures.values())
     assert figures["output_tokens"] <= 4 * 16
     assert figures["spec_on_over_off_min"] == min(figures[f"spec_on_over_off_{load}"] for load in LOADS)
     assert len(said) > 10
+    assert kept[0] == {"seconds_to_first_token"} and kept[-1] == set(figures)
+    assert len(kept) == len(setting.groups) and all(before < after for before, after in pairwise(kept))
 
 
-def test_ratios_are_their_seconds_over_ours_of_the_best_of_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_some_groups_of_a_model_that_is_never_written(
+    little: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = {**SHAPES["qwen3-0.6b"], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    shape |= {"vocab_size": 640, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    monkeypatch.setattr(shapes, "SHAPES", {"qwen3-0.6b": shape})
+    setting = Setting(
+        tmp_path, "qwen3-0.6b", workload=little, running=3, only=("throughput", "decode", "oracle"), peers="none"
+    )
+    assert setting.groups == ["throughput", "decode", "oracle"]
+    figures = measure(setting, lambda _: None)
+    assert {"tokens_per_s", "decode_bandwidth_share", "spec_oracle08_speedup"} < set(figures)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_oracle_for_several_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All get the same answer, so that one oracle knows it."""
+    monkeypatch.setattr(speculation, "_LOAD", 3)
+    target = random_model(shape_config("pocket"), torch.float32, torch.device("cpu"))
+    said: list[str] = []
+    figures = speculation.oracle_under_load(target, draft_of(target, "pocket"), said.append)
+    assert list(figures) == ["spec_oracle08_speedup_3"]
+    assert "3 at a time" in said[0]
+
+
+def test_groups_by_device(tmp_path: Path) -> None:
+    everything = Setting(tmp_path).groups
+    assert {*everything, "gaps"} == set(GROUPS)
+    assert "peers" not in Setting(tmp_path, peers="none").groups
+    assert {*GROUPS} - {*Setting(tmp_path, device="cuda").groups} == {"invariance", "pocket-drafts"}
+    for device, group in (("cpu", "gaps"), ("cuda", "invariance")):
+        with pytest.raises(ConfigurationError, match=f"'{group}' cannot be measured on {device}"):
+            Setting(tmp_path, device=device, only=(group,))
+    with pytest.raises(ConfigurationError, match="no group 'speed'; there are: start, throughput"):
+        Setting(tmp_path, only=("speed",))
+    for shape, draft in (("gpt-5", None), ("pocket", "gpt-5")):
+        with pytest.raises(ConfigurationError, match=r"no shape 'gpt-5'; there are: pocket, qwen2\.5-0\.5b"):
+            Setting(tmp_path, shape, draft_shape=draft)
+
+
+def test_random_models_are_of_their_shape() -> None:
+    model = random_model(shape_config("pocket"), torch.bfloat16, torch.device("cpu"))
+    weight = model.embed_tokens.weight
+    assert weight.dtype == torch.bfloat16 and 0.015 < float(weight.float().std()) < 0.025
+    assert (model.lm_head.weight is weight) == model.config.tie_word_embeddings
+    assert bool((model.norm.weight == 1).all())
+    config = shape_config("llama-3.1-8b")
+    assert (config.hidden_size, config.num_kv_heads, config.vocab_size) == (4096, 8, 128256)
+    draft = draft_of(model, "pocket")
+    assert draft.config.context_length == model.config.context_length
+
+
+def test_ratios_are_their_seconds_over_ours_of_the_best_of_their_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Ours are taken before and after each of theirs, and the mean of both counts."""
     theirs = {(64, 512): 16.0, (128, 1024): 12.0, (128, 2048): 30.0}
-    ours = iter([1.0, 3.0, 5.0, 3.0, 1.0])
     monkeypatch.setattr(peers, "load", lambda *_: None)
     monkeypatch.setattr(peers, "static_batches", lambda *_: 5.0)
     monkeypatch.setattr(peers, "continuous_batching", lambda _model, _asked, *setting: theirs[setting])
     assert tuple(theirs) == CB_SETTINGS
-    figures = engine._peer_figures(Setting(pocket.pocket_large_folder()), [], lambda: next(ours), lambda _: None)
-    assert figures == {"vs_transformers_static": 5 / 2, "vs_transformers_cb": 12 / 4}
+    wanted = {"vs_transformers_static": 5 / 2, "vs_transformers_cb": 12 / 4}
+    for kind, ours, names in (
+        ("all", [1.0, 3.0, 5.0, 3.0, 1.0], list(wanted)),
+        ("static", [1.0, 3.0], ["vs_transformers_static"]),
+        ("continuous", [3.0, 5.0, 3.0, 1.0], ["vs_transformers_cb"]),
+    ):
+        seconds = iter(ours)
+        monkeypatch.setattr(engine, "throughput", lambda *_, seconds=seconds: next(seconds))
+        setting = Setting(tmp_path, workload=Workload(2, 8, 4), peers=kind, only=("peers",))
+        assert measure(setting, lambda _: None) == {name: wanted[name] for name in names}
 
 
 def test_the_peers_answer_every_request() -> None:
@@ -76,4 +152,4 @@ def test_the_peers_answer_every_request() -> None:
 
 def test_the_ceiling_counts_the_rows_of_each_step() -> None:
     asked = [Asked([1] * 5, 3), Asked([2] * 4, 2)]
-    assert step_rows(asked, engine_config(2)) == [(9, 2), (2, 2), (1, 1)]
+    assert step_rows(asked, engine_config(2, 32)) == [(9, 2), (2, 2), (1, 1)]

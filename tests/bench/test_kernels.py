@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 from typer.testing import CliRunner
-from updraft.bench import gpu
+from updraft.bench import kernels
 from updraft.bench.kernel_cases import cases, linear_case, lora_case
-from updraft.bench.kernels import Case, Ceilings, Measured, Row, Times, require_cuda, rows_of, write_rows
+from updraft.bench.kernels import Case, Ceilings, Measured, Row, Times, measure, report_of, require_cuda, rows_of
 from updraft.cli.main import app
 from updraft.cli.tables import kernels_table
 from updraft.protocol.errors import ConfigurationError
@@ -92,17 +92,26 @@ def measured_rows() -> list[Row]:
     return list(rows_of(case, CEILINGS, constant(2e-6)))
 
 
-def test_rows_are_written_with_what_they_were_measured_on(tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "results", "NVIDIA H200", {"short": True}, Measured(CEILINGS, measured_rows()))
-    written = json.loads(path.read_text())
-    assert path.name == f"nvidia-h200-{written['config']['date']}.json"
-    assert written["config"]["device"] == "NVIDIA H200"
-    assert written["config"]["short"] is True
-    assert written["commit"]
+def test_rows_are_told_with_what_they_were_measured_on() -> None:
+    written = json.loads(json.dumps(report_of("NVIDIA H200", {"short": True}, Measured(CEILINGS, measured_rows()))))
+    assert written["config"] == {"bench": "kernels", "device": "NVIDIA H200", "short": True}
+    assert written["commit"] and re.fullmatch(r"\d{4}-\d\d-\d\d", written["date"])
     assert {"torch", "numpy"} <= set(written["versions"])
     assert written["metrics"] == {"copy_gb_per_s": 4000, "matmul_tflop_per_s": 800, "floor_us": 2}
     assert [row["implementation"] for row in written["rows"]] == ["updraft", "peer"]
     assert written["rows"][0]["share"] == 0.5
+
+
+def test_what_was_measured_is_kept_when_a_case_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Case:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(kernels, "measured_ceilings", lambda clock: CEILINGS)
+    kept: list[list[str]] = []
+    makers = [lambda: Case("one", nothing, 4000), lambda: Case("two", nothing, 4000), broken]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        measure(makers, constant(1e-6), lambda _: None, lambda found: kept.append([row.case for row in found.rows]))
+    assert kept == [["one"], ["one", "two"]]
 
 
 def test_the_table_names_a_case_once_and_what_is_missing() -> None:
@@ -154,21 +163,3 @@ def test_the_short_form_is_part_of_the_long_one() -> None:
         return {make.args for make in cases(short=short)}
 
     assert asked(True) < asked(False)
-
-
-def test_gpu_runs_the_measurements_whatever_the_tests_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[tuple[str, ...]] = []
-    seconds: list[float] = []
-
-    def run(command, **options):
-        started.append(tuple(command[2:5]))
-        seconds.append(options["timeout"])
-        assert options["env"]["PYTHONPATH"].startswith(str(gpu.ROOT / ".typing"))
-        if command[2] == "pytest":
-            raise gpu.subprocess.TimeoutExpired(command, options["timeout"])
-        return gpu.subprocess.CompletedProcess(command, 0)
-
-    monkeypatch.setattr(gpu.subprocess, "run", run)
-    assert gpu.main([]) == 1
-    assert [words[-1] for words in started[1:]] == ["engine", "kernels"] and started[0][0] == "pytest"
-    assert sum(seconds) <= 600

@@ -1,0 +1,133 @@
+"""The short table behind `make gpu`: every figure that has a limit, beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+#: What a part has written: the fields of a `Report`, and `rows` for kernels.
+Written = Mapping[str, Any]
+_MANY_BYTES = 256e6
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A figure of a `part`, found in what that has written, which is to be at least `limit`, or at most."""
+
+    name: str
+    part: str
+    find: Callable[[Written], float | None]
+    limit: float
+    at_most: bool = False
+
+    def holds(self, figure: float) -> bool:
+        return figure <= self.limit if self.at_most else figure >= self.limit
+
+
+def metric(name: str) -> Callable[[Written], float | None]:
+    return lambda written: written.get("metrics", {}).get(name)
+
+
+def worst_share(prefix: str, least_bytes: float = 0.0) -> Callable[[Written], float | None]:
+    """The lowest share of the ceiling among our kernel's cases of that name that move so much."""
+
+    def find(written: Written) -> float | None:
+        rows = [row for row in _ours(written) if row["case"].startswith(prefix) and _bytes(row) >= least_bytes]
+        return min((row["share"] for row in rows), default=None)
+
+    return find
+
+
+def least_tflops(prefix: str) -> Callable[[Written], float | None]:
+    return lambda written: min(
+        (row["tflop_per_s"] for row in _ours(written) if row["case"].startswith(prefix)), default=None
+    )
+
+
+def over_best_peer(prefix: str, least_bytes: float = 0.0) -> Callable[[Written], float | None]:
+    """Our time over that of the best other implementation, where we are worst; of cases that have a peer."""
+
+    def find(written: Written) -> float | None:
+        ratios: list[float] = []
+        for ours in _ours(written):
+            if not ours["case"].startswith(prefix) or _bytes(ours) < least_bytes:
+                continue
+            peers = [row["median_us"] for row in written["rows"] if row["case"] == ours["case"] and row is not ours]
+            ratios += [ours["median_us"] / best for best in [min(filter(None, peers), default=None)] if best]
+        return max(ratios, default=None)
+
+    return find
+
+
+def time_ratio(case: str, other: str) -> Callable[[Written], float | None]:
+    """Of the median times of two of our cases, the first over the second; where several begin so, in their order."""
+
+    def find(written: Written) -> float | None:
+        times = [[row["median_us"] for row in _ours(written) if row["case"].startswith(name)] for name in (case, other)]
+        ratios = [mine / theirs for mine, theirs in zip(*times, strict=False)]
+        return max(ratios, default=None)
+
+    return find
+
+
+_DECODE, _VERIFY, _PREFILL = "attention decode", "attention verify", "attention prefill 1x16384"
+LIMITS: Sequence[Limit] = (
+    Limit("decode attention, share of copy", "kernels", worst_share(_DECODE, _MANY_BYTES), 0.85),
+    Limit("decode attention over the best peer's time", "kernels", over_best_peer(_DECODE, _MANY_BYTES), 1.0, True),
+    Limit("8 queries over one, time", "kernels", time_ratio(_VERIFY, _DECODE), 1.2, True),
+    Limit("prefill of 16k, TFLOP/s", "kernels", least_tflops(_PREFILL), 400),
+    Limit("RMSNorm, share of copy", "kernels", worst_share("rms_norm"), 0.85),
+    Limit("SwiGLU, share of copy", "kernels", worst_share("gated silu"), 0.85),
+    Limit("8B decoding alone, share of bandwidth", "llama-3.1-8b", metric("decode_bandwidth_share"), 0.75),
+    Limit("0.6B decoding alone, share of bandwidth", "qwen3-0.6b", metric("decode_bandwidth_share"), 0.35),
+    Limit("0.6B, 256 sequences, over continuous batching", "qwen3-0.6b", metric("vs_transformers_cb"), 2.0),
+    Limit("gaps between steps at 256 sequences", "qwen3-0.6b", metric("step_gap_share"), 0.01, True),
+    Limit("0.6B drafts for 8B, one request", "drafts", metric("spec_oracle08_speedup"), 1.6),
+    Limit("0.6B drafts for 8B, 64 requests", "drafts", metric("spec_oracle08_speedup_64"), 0.98),
+)
+
+
+def show_summary(results: Path, stem: str, codes: Mapping[str, int]) -> None:
+    """Print a line for every part and every limit. Nothing is left out: what was not measured is said to be so."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"make gpu: {stem}")
+    for column in ("figure", "measured", "limit", ""):
+        table.add_column(column)
+    for name, code in codes.items():
+        table.add_row(f"part {name}", "", "", "ran" if code == 0 else f"exit status {code}")
+    for row in rows(read(results, stem), LIMITS):
+        table.add_row(*row)
+    Console().print(table)
+
+
+def read(results: Path, stem: str) -> dict[str, Written]:
+    """What the parts have written, by part."""
+    found = sorted(results.glob(f"{stem}-*.json"))
+    return {path.stem.removeprefix(f"{stem}-"): json.loads(path.read_text(encoding="utf-8")) for path in found}
+
+
+def rows(written: Mapping[str, Written], limits: Iterable[Limit]) -> list[tuple[str, str, str, str]]:
+    """Name, figure, limit and verdict of each."""
+    table: list[tuple[str, str, str, str]] = []
+    for limit in limits:
+        figure = limit.find(written[limit.part]) if limit.part in written else None
+        wanted = f"{'<=' if limit.at_most else '>='} {limit.limit:g}"
+        if figure is None:
+            table.append((limit.name, "", wanted, "not measured"))
+        else:
+            table.append((limit.name, f"{figure:.3g}", wanted, "holds" if limit.holds(figure) else "MISSES"))
+    return table
+
+
+def _ours(written: Written) -> list[Mapping[str, Any]]:
+    measured = written.get("rows", ())
+    return [row for row in measured if row["implementation"] == "updraft" and row["median_us"] is not None]
+
+
+def _bytes(row: Mapping[str, Any]) -> float:
+    return row["gb_per_s"] * row["median_us"] * 1e3
