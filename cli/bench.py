@@ -261,6 +261,9 @@ def kernels(
     short: Annotated[
         bool, typer.Option("--short", help="One or two shapes of each kernel, fewer repetitions.")
     ] = False,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="First try other ways to launch, and keep what is faster on this GPU.")
+    ] = False,
     json_path: options.Json = None,
 ) -> None:
     """Each kernel's time on a CUDA device beside what its memory and tensor cores allow, and beside other libraries.
@@ -269,16 +272,20 @@ def kernels(
     Examples
       updraft bench kernels --short
       updraft bench kernels --json out/kernels.json
+      updraft bench kernels --tune
     """
     from rich.console import Console
 
+    from ..bench import tune as tuning
     from ..bench.kernel_cases import cases
     from ..bench.kernels import GpuClock, Measured, measure, report_of, require_cuda
     from ..bench.report import write_json
+    from ..kernels import launch
     from .tables import kernels_table
 
     device = require_cuda()
     repetitions = 30 if short else 100
+    clock = GpuClock(repetitions)
 
     def keep(measured: Measured) -> None:
         if json_path is not None:
@@ -287,7 +294,11 @@ def kernels(
     def say(line: str) -> None:
         typer.secho(line, dim=True, err=True)
 
-    measured = measure(cases(short=short), GpuClock(repetitions), say, keep)
+    if tune:
+        path = launch.TUNED / f"{launch.file_name(device)}.json"
+        tuning.keep(path, tuning.tune(cases(short=short), clock, say))
+        typer.echo(path)
+    measured = measure(cases(short=short), clock, say, keep)
     Console().print(kernels_table(measured.rows, device))
 
 

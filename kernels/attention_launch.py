@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..protocol.errors import ConfigurationError
-from .launch import Launch, tuned
+from .launch import Launch, launch_for
 
 BLOCK_SIZES = (16, 64)
 LARGEST_HEAD = 256
@@ -70,7 +70,7 @@ def attention_launch(shape: AttentionShape, most_queries: int, gpu_name: str) ->
     BLOCK_M rows are tokens times the query heads of one KV head; BLOCK_N keys are looked at together.
     """
     rows = tile_rows(shape, most_queries)
-    return tuned("paged_attention", gpu_name).get(launch_key(shape, rows)) or _default(shape, rows)
+    return launch_for("paged_attention", launch_key(shape, rows), gpu_name, _default(shape, rows))
 
 
 def launch_key(shape: AttentionShape, rows: int) -> str:

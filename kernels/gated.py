@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from ..protocol.errors import ConfigurationError
 from .backend import uses_triton
-from .launch import Launch, tuned
+from .launch import Launch, launch_for
 from .native_layers import can_compute, native_gated
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -41,8 +41,8 @@ def reference_gated(gate_up: Tensor, activation: Activation) -> Tensor:
 
 def gated_launch(size: int, gpu_name: str) -> Launch:
     """BLOCK elements of one row in a program: two accesses of 16 bytes a thread in each half, of two-byte elements."""
-    measured = tuned("gated", gpu_name).get(str(size))
-    return measured or Launch(num_warps=4, tiles={"BLOCK": 2048 if size >= 2048 else 1024})
+    heuristic = Launch(num_warps=4, tiles={"BLOCK": 2048 if size >= 2048 else 1024})
+    return launch_for("gated", str(size), gpu_name, heuristic)
 
 
 def _gelu_tanh(gate: Tensor) -> Tensor:

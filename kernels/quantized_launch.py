@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .launch import Launch, tuned
+from .launch import Launch, launch_for
 
 #: Programs that keep one multiprocessor's memory pipes full while each of them waits for its next tile.
 _RESIDENT = 8
@@ -43,9 +43,10 @@ def launch_of(kernel: str, product: Product, gpu: Gpu) -> Launch:
     for 128 tokens once it is converted.
     """
     bucket = next((most for most in _BUCKETS if product.tokens <= most), 128)
-    measured = tuned(kernel, gpu.name).get(f"tokens_{bucket}")
-    if measured is not None:
-        return measured
+    return launch_for(kernel, f"tokens_{bucket}", gpu.name, _heuristic(bucket))
+
+
+def _heuristic(bucket: int) -> Launch:
     if bucket == 16:
         return Launch(num_warps=2, num_stages=4, tiles={"BLOCK_FEATURES": 32, "BLOCK_TOKENS": 16})
     if bucket < 128:

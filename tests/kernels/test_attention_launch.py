@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,7 @@ from updraft.kernels.attention_launch import (
 )
 from updraft.kernels.attention_metadata import AttentionPlanner
 from updraft.kernels.attention_plan import plan_attention
-from updraft.kernels.launch import Launch
+from updraft.kernels.launch import Launch, write_launches
 from updraft.protocol.errors import ConfigurationError
 
 LLAMA_8B = AttentionShape(heads=32, kv_heads=8, head_dim=128, block_size=64)
@@ -57,9 +59,10 @@ def test_tiles_of_keys_keep_their_size_in_bytes() -> None:
     assert tiles_for(AttentionShape(8, 8, 64, 64, cache_bytes=1), 1)["BLOCK_N"] == 64
 
 
-def test_measured_launches_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_launches_come_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     measured = {"dim128-block64-bytes2-rows16": Launch(num_warps=2, tiles={"BLOCK_M": 16, "BLOCK_N": 32})}
-    monkeypatch.setattr("updraft.kernels.attention_launch.tuned", lambda kernel, gpu: measured)
+    monkeypatch.setattr("updraft.kernels.launch.TUNED", tmp_path)
+    write_launches(tmp_path / "nvidia-h200.json", {"paged_attention": measured})
     assert attention_launch(LLAMA_8B, 1, "NVIDIA H200").num_warps == 2
     assert attention_launch(LLAMA_8B, 100, "NVIDIA H200").num_warps == 8
 

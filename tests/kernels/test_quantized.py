@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
-from updraft.kernels.launch import Launch
+from updraft.kernels.launch import Launch, file_name, write_launches
 from updraft.kernels.quantized import (
     FP8,
     Fp8Weight,
@@ -252,12 +254,13 @@ def test_few_tiles_are_split_until_the_gpu_is_full() -> None:
     assert count(4096, 4096) == 1
 
 
-def test_a_measured_launch_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measured_launch_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     measured = Launch(num_warps=8, tiles={"BLOCK_FEATURES": 256, "BLOCK_TOKENS": 32})
-    found = {("int8_kernel", H200.name): {"tokens_32": measured}}
-    monkeypatch.setattr("updraft.kernels.quantized_launch.tuned", lambda kernel, gpu: found.get((kernel, gpu), {}))
-    assert launch_of("int8_kernel", Product(20, 64, 2), H200) is measured
-    assert launch_of("int4_kernel", Product(20, 64, 2), H200) is not measured
+    monkeypatch.setattr("updraft.kernels.launch.TUNED", tmp_path)
+    write_launches(tmp_path / f"{file_name(H200.name)}.json", {"int8_kernel": {"tokens_32": measured}})
+    assert launch_of("int8_kernel", Product(20, 64, 2), H200) == measured
+    assert launch_of("int4_kernel", Product(20, 64, 2), H200) != measured
+    assert launch_of("int8_kernel", Product(40, 64, 2), H200) != measured
 
 
 def test_a_step_divides_the_inputs() -> None:
