@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -33,15 +33,14 @@ def tune(makers: Iterable[Callable[[], Case]], clock: Clock, say: Say) -> dict[P
 
     A place that several cases ask for is decided by the first of them.
     """
-    decided: dict[Place, Launch | None] = {}
+    tuner, decided = _Tuner(clock, say), dict[Place, Launch | None]()
     for make in makers:
         asked = Trial()
-        expected, seconds = _timed(make, asked, clock)
+        expected, seconds = tuner.timed(make, asked)
         for place, heuristic in asked.asked.items():
-            if place in decided or expected is None:
-                continue
-            found = _best(make, place, heuristic, (expected, seconds), clock, say)
-            decided[place] = None if found == heuristic else found
+            if place not in decided and expected is not None:
+                found = tuner.best(make, place, _Heuristic(heuristic, expected, seconds))
+                decided[place] = None if found == heuristic else found
     return decided
 
 
@@ -76,44 +75,49 @@ def keep(path: Path, decided: Mapping[Place, Launch | None]) -> None:
     write_launches(path, merged(read_launches(path), decided))
 
 
-def _best(
-    make: Callable[[], Case],
-    place: Place,
-    heuristic: Launch,
-    reference: tuple[Tensor, float],
-    clock: Clock,
-    say: Say,
-) -> Launch:
-    """Of the heuristic, which took the seconds in `reference`, and its candidates."""
-    kernel, key = place
-    expected, heuristic_s = reference
-    best, least_s = heuristic, heuristic_s / _LEAST_GAIN
-    for launch in candidates(kernel, heuristic):
-        name = f"{kernel}, {key}: {launch.num_warps} warps, {launch.num_stages} stages, {dict(launch.tiles)}"
-        try:
-            result, seconds = _timed(make, Trial({place: launch}), clock)
-        except Exception as error:  # noqa: BLE001 - too many registers, too much memory: that is what is being found out
-            say(f"{name}: does not run: {str(error).strip().partition(chr(10))[0][:120]}")
-            continue
-        if result is None or not _agree(result, expected):
-            say(f"{name}: another result")
-            continue
-        say(f"{name}: {heuristic_s / seconds:.2f}x")
-        if seconds < least_s:
-            best, least_s = launch, seconds
-    return best
+@dataclass(frozen=True, slots=True)
+class _Heuristic:
+    """What it launches, what comes of it, and the seconds that takes."""
+
+    launch: Launch
+    result: Tensor
+    seconds: float
 
 
-@torch.inference_mode()
-def _timed(make: Callable[[], Case], trial: Trial, clock: Clock) -> tuple[Tensor | None, float]:
-    """The result of a case on inputs that are always the same, and its median seconds; made anew, for a plan may depend
-    on the launch, and a kernel may write over its inputs. No result: there is none to compare."""
-    with trying(trial):
-        torch.manual_seed(0)
-        case = make()
-        result = case.run(0)
-        kept = result.clone() if isinstance(result, Tensor) else None
-        return kept, statistics.median(clock(case.run, case.sets))
+@dataclass(frozen=True, slots=True)
+class _Tuner:
+    clock: Clock
+    say: Say
+
+    def best(self, make: Callable[[], Case], place: Place, heuristic: _Heuristic) -> Launch:
+        """Of the heuristic's launch and its candidates."""
+        kernel, key = place
+        best, least_s = heuristic.launch, heuristic.seconds / _LEAST_GAIN
+        for launch in candidates(kernel, heuristic.launch):
+            name = f"{kernel}, {key}: {launch.num_warps} warps, {launch.num_stages} stages, {dict(launch.tiles)}"
+            try:
+                result, seconds = self.timed(make, Trial({place: launch}))
+            except Exception as error:  # noqa: BLE001 - too many registers, too much memory: that is to be found out
+                self.say(f"{name}: does not run: {str(error).strip().partition(chr(10))[0][:120]}")
+                continue
+            if result is None or not _agree(result, heuristic.result):
+                self.say(f"{name}: another result")
+                continue
+            self.say(f"{name}: {heuristic.seconds / seconds:.2f}x")
+            if seconds < least_s:
+                best, least_s = launch, seconds
+        return best
+
+    @torch.inference_mode()
+    def timed(self, make: Callable[[], Case], trial: Trial) -> tuple[Tensor | None, float]:
+        """The result of a case on inputs that are always the same, and its median seconds; made anew, for a plan may
+        depend on the launch, and a kernel may write over its inputs. No result: there is none to compare."""
+        with trying(trial):
+            torch.manual_seed(0)
+            case = make()
+            result = case.run(0)
+            kept = result.clone() if isinstance(result, Tensor) else None
+            return kept, statistics.median(self.clock(case.run, case.sets))
 
 
 def _agree(result: Tensor, expected: Tensor) -> bool:
