@@ -50,6 +50,8 @@ FP8 = AttentionShape(heads=32, kv_heads=8, head_dim=128, block_size=64, cache_by
 EIGHT_SHARE = AttentionShape(heads=64, kv_heads=8, head_dim=128, block_size=64)
 UNEVEN = AttentionShape(heads=32, kv_heads=32, head_dim=80, block_size=64)
 WIDE = AttentionShape(heads=8, kv_heads=4, head_dim=256, block_size=64)
+PHI = AttentionShape(heads=32, kv_heads=32, head_dim=96, block_size=16)
+FLOAT32 = AttentionShape(heads=32, kv_heads=8, head_dim=128, block_size=16, cache_bytes=4)
 
 SPECS = [
     attend("decode-8b", LLAMA_8B, 1),
@@ -65,7 +67,21 @@ SPECS = [
     attend("prefill-8b", LLAMA_8B, 2048),
     attend("prefill-0.5b", QWEN_05B, 2048, dtype="fp16"),
     attend("prefill-block16", SMALL_BLOCKS, 2048),
-    attend("prefill-windowed", LLAMA_8B, 2048, windowed=True, least=90),  # sm_80 spills 32 bytes
+    attend("decode-windowed", SMALL_BLOCKS, 1, windowed=True),
+    attend("verify9-8b", SMALL_BLOCKS, 9),
+    attend("verify9-windowed", SMALL_BLOCKS, 9, windowed=True),
+    attend("verify9-0.5b", QWEN_05B, 9),
+    attend("prefill-windowed", LLAMA_8B, 2048, windowed=True),
+    attend("decode-phi", PHI, 1),
+    attend("verify9-phi", PHI, 9),
+    attend("prefill-phi", PHI, 2048),
+    attend("prefill-phi-windowed", PHI, 2048, windowed=True),
+    attend("decode-fp32", FLOAT32, 1, dtype="fp32"),
+    attend("verify9-fp32", FLOAT32, 9, dtype="fp32"),
+    attend("prefill-fp32", FLOAT32, 2048, dtype="fp32"),
+    attend("prefill-fp32-windowed", FLOAT32, 2048, dtype="fp32", windowed=True),
+    attend("decode-gemma-plain", WIDE, 1),
+    attend("verify9-gemma", WIDE, 9, windowed=True),
     attend("prefill-fp8", FP8, 2048),
     attend("prefill-gemma", WIDE, 2048, windowed=True, capped=True),
     Spec(
