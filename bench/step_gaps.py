@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from torch.autograd.profiler_util import FunctionEvent
 
 from ..cloud_engine.models.decoder import Decoder
 from .driving import add, engine_config, make_engine
@@ -30,7 +31,7 @@ def step_gaps(model: Decoder, sequences: int) -> dict[str, float]:
         for _ in range(_STEPS):
             engine.step()
         torch.cuda.synchronize()
-    busy = [(event.time_range.start, event.time_range.end) for event in profiler.events() if _is_on_device(event)]
+    busy = [(event.time_range.start, event.time_range.end) for event in profiler.events() or () if _is_on_device(event)]
     idle, wall = idle_time(busy)
     return {"step_gap_share": idle / wall, "step_us": wall / _STEPS}
 
@@ -49,5 +50,5 @@ def idle_time(busy: Iterable[tuple[float, float]]) -> tuple[float, float]:
     return idle, reached - first
 
 
-def _is_on_device(event: torch.autograd.profiler_util.FunctionEvent) -> bool:
-    return event.device_type == torch.autograd.DeviceType.CUDA
+def _is_on_device(event: FunctionEvent) -> bool:
+    return event.device_type.name == "CUDA"

@@ -36,12 +36,12 @@ def make_ready(runner: Runner, limits: GraphLimits | None, token_budget: int) ->
     before = _entries(cache)
     if limits is not None:
         runner.capture(limits)
-    for length in prompt_lengths(min(token_budget, runner.num_slots)):
-        logits = runner.run([_prompt(runner, length)])
+    passes = [runner.run([_prompt(runner, length)]) for length in prompt_lengths(min(token_budget, runner.num_slots))]
+    logits = passes[-1]
     for row in _rows(logits.shape[1]):
-        tokens = sample(logits, [row])
+        sample(logits, [row])
     for num_top in _REPORTED:
-        log_probabilities(logits, tokens, min(num_top, logits.shape[1]))
+        log_probabilities(logits, [0], min(num_top, logits.shape[1]))
     new, seconds = _entries(cache) - before, time.perf_counter() - started
     _LOG.info("ready in %.1f s: %d kernels compiled, kept in %s", seconds, new, cache)
 
@@ -58,9 +58,9 @@ def _prompt(runner: Runner, length: int) -> Chunk:
 def _rows(vocabulary: int) -> Iterator[SamplingRow]:
     """One for each way to sample: alone, cut in each way and in several, with a grammar, with a bias."""
     mask = np.full(-(-vocabulary // 32), -1, dtype=np.int32)
-    cuts = ({}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 5, "top_p": 0.9, "min_p": 0.1})
-    for cut in cuts:
-        params = SamplingParams(**cut)
+    by_rank, by_mass, by_share = SamplingParams(top_k=5), SamplingParams(top_p=0.9), SamplingParams(min_p=0.1)
+    in_all_ways = SamplingParams(top_k=5, top_p=0.9, min_p=0.1)
+    for params in (SamplingParams(), by_rank, by_mass, by_share, in_all_ways):
         yield SamplingRow(1.0, 1, 1, params)
         yield SamplingRow(1.0, 1, 1, params, mask=mask)
     biased = SamplingParams(logit_bias=((0, 1.0),))

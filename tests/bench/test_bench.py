@@ -70,7 +70,7 @@ def test_a_report_is_flat_and_complete(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "report.json"
     report.write(path)
     written = json.loads(path.read_text())
-    assert set(written) == {"commit", "machine", "versions", "config", "metrics"}
+    assert set(written) == {"commit", "date", "machine", "versions", "config", "metrics"}
     assert written["machine"]["cores"] >= 1
     assert written["versions"]["numpy"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -63,7 +64,7 @@ def test_each_part_runs_whatever_becomes_of_the_others(tmp_path: Path) -> None:
         Part("writes", 20, ("timeit", "-n", "1", "-r", "1", "open('{json}', 'w').write('{{}}')")),
     ]
     codes = run_parts(parts, tmp_path / "results", "gpu-2026-01-01")
-    assert codes == {"fails": 3, "hangs": 124, "writes": 0}
+    assert codes == {"fails": 1, "hangs": 124, "writes": 0}
     assert read(tmp_path / "results", "gpu-2026-01-01") == {"writes": {}}
 
 
@@ -83,8 +84,9 @@ time.sleep(60)
         started = time.monotonic()
         assert run(("stubborn",), 2) == 124
     assert time.monotonic() - started < 20
-    pid = int(child.read_text())
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.wait_procs([psutil.Process(int(child.read_text()))], timeout=5)
+        assert psutil.Process(int(child.read_text())).status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a CUDA device")

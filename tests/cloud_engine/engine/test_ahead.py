@@ -112,7 +112,9 @@ def test_a_small_pool_with_preemptions(ahead, monkeypatch, make_engine, make_pro
 
 
 @pytest.mark.parametrize(
-    "params", [{"presence_penalty": 0.5}, {"logprobs": 2}, {"min_tokens": 30}], ids=lambda params: next(iter(params))
+    "params",
+    [{"presence_penalty": 0.5}, {"logprobs": 2}, {"min_tokens": 12, "stop_token_ids": (3,)}],
+    ids=lambda params: next(iter(params)),
 )
 def test_who_has_to_be_read_first_waits(params, ahead, make_engine, make_prompts, ask, run):
     """A penalty needs to know the last token, and log-probabilities are told of its step."""

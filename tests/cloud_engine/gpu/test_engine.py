@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -47,7 +48,7 @@ def model(device: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Dec
     return weights.to(device, dtype)
 
 
-def answers(device: str, params: SamplingParams, *, draft: bool = False, **options: object) -> list[list[int]]:
+def answers(device: str, params: SamplingParams, *, draft: bool = False, **options: Any) -> list[list[int]]:
     config = EngineConfig(max_batch_size=8, token_budget=96, device=device, **options)
     weights = DraftWeights(model(device), None) if draft else None
     engine = Engine(ServedModel(model(device)), config, draft=weights)

@@ -31,8 +31,12 @@ def some_sampling(rows: int, *, truncated: bool) -> Sampling:
 
 def on_device(sampling: Sampling) -> Sampling:
     cut = sampling.truncation
-    moved = None if cut is None else Truncation(*(each.cuda() for each in (cut.top_k, cut.top_p, cut.min_p)))
+    moved = None if cut is None else Truncation(_moved(cut.top_k), _moved(cut.top_p), _moved(cut.min_p))
     return Sampling(sampling.temperatures.cuda(), sampling.seeds.cuda(), sampling.positions.cuda(), moved)
+
+
+def _moved(column: torch.Tensor | None) -> torch.Tensor | None:
+    return None if column is None else column.cuda()
 
 
 @pytest.mark.parametrize("truncated", [False, True])
@@ -44,12 +48,8 @@ def test_tokens_are_those_of_the_cpu(rows, dtype, truncated) -> None:
     together = sample(device_logits, device)
     assert together.tolist() == sample(logits, sampling).tolist()
     for row in range(0, rows, 7):
-        alone = some_sampling(rows, truncated=truncated)
-        cut = alone.truncation
         one = slice(row, row + 1)
-        moved = None if cut is None else Truncation(cut.top_k[one].cuda(), cut.top_p[one].cuda(), cut.min_p[one].cuda())
-        single = Sampling(device.temperatures[one], device.seeds[one], device.positions[one], moved)
-        assert int(sample(device_logits[one], single)[0]) == int(together[row])
+        assert int(sample(device_logits[one], device.of(one))[0]) == int(together[row])
 
 
 def test_kept_tokens_are_those_of_sorting() -> None:
