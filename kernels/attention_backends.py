@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CacheSpec:
-    """A paged KV cache to be made."""
+    """A paged KV cache to be made. `windowed`: whether any layer looks back over a window."""
 
     layers: int
     blocks: int
@@ -32,6 +32,7 @@ class CacheSpec:
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+    windowed: bool = False
 
     def empty(self, *block: int) -> Tensor:
         """Zeros in the shape (layers, blocks, *block)."""
@@ -87,7 +88,7 @@ class TritonBackend:
 
         self.cache = spec.empty(spec.block_size, 2 * spec.kv_heads, spec.head_dim)
         self.shape = AttentionShape(
-            spec.heads, spec.kv_heads, spec.head_dim, spec.block_size, cache_bytes=self.cache.element_size()
+            spec.heads, spec.kv_heads, spec.head_dim, spec.block_size, self.cache.element_size(), spec.windowed
         )
         self.planner = AttentionPlanner.on(spec.device, self.shape)
 

@@ -31,13 +31,15 @@ _MOST_ROUNDS = 4
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What of a model and its KV cache decides the launch. `cache_bytes`: of one element."""
+    """What of a model and its KV cache decides the launch. `cache_bytes`: of one element; `windowed`: whether any layer
+    looks back over a window, which takes registers."""
 
     heads: int
     kv_heads: int
     head_dim: int
     block_size: int
     cache_bytes: int = 2
+    windowed: bool = False
 
     def __post_init__(self) -> None:
         if self.block_size not in BLOCK_SIZES:
@@ -74,7 +76,8 @@ def attention_launch(shape: AttentionShape, most_queries: int, gpu_name: str) ->
 
 
 def launch_key(shape: AttentionShape, rows: int) -> str:
-    return f"dim{shape.head_dim}-block{shape.block_size}-bytes{shape.cache_bytes}-rows{rows}"
+    windowed = "-windowed" if shape.windowed else ""
+    return f"dim{shape.head_dim}-block{shape.block_size}-bytes{shape.cache_bytes}{windowed}-rows{rows}"
 
 
 def tile_rows(shape: AttentionShape, most_queries: int) -> int:
@@ -154,7 +157,11 @@ def _even(keys: NDArray[np.int64], most: int, step: int) -> NDArray[np.int64]:
 
 
 def _default(shape: AttentionShape, rows: int) -> Launch:
-    keys = _TILE_BYTES // (shape.padded_dim * shape.cache_bytes)
-    tiles = {"BLOCK_M": rows, "BLOCK_N": min(max(keys, _LEAST_KEYS), _MOST_KEYS)}
-    wide = rows * shape.padded_dim >= 64 * 256
-    return Launch(num_warps=8 if wide or rows == _MOST_ROWS else 4, num_stages=3, tiles=tiles)
+    """So many warps that none of them spills registers."""
+    keys = min(max(_TILE_BYTES // (shape.padded_dim * shape.cache_bytes), _LEAST_KEYS), _MOST_KEYS)
+    if shape.cache_bytes == 4:  # without tensor cores operands stay in registers: fewer keys, and more warps
+        keys, wide = (_LEAST_KEYS if rows > _LEAST_ROWS else min(keys, shape.block_size)), rows > _LEAST_ROWS
+    else:  # a window takes some, and so does an address for every key, where blocks are smaller than tiles
+        crowded = shape.cache_bytes == 2 and rows >= 64 and (shape.windowed or shape.block_size < _MOST_KEYS)
+        wide = rows == _MOST_ROWS or rows * shape.padded_dim >= 64 * (128 if crowded else 256)
+    return Launch(num_warps=8 if wide else 4, num_stages=3, tiles={"BLOCK_M": rows, "BLOCK_N": keys})

@@ -214,6 +214,7 @@ def cache_spec(model: Decoder, num_blocks: int, block_size: int) -> CacheSpec:
         config.head_dim,
         weight.dtype,
         weight.device,
+        config.windowed,
     )
 
 

@@ -51,6 +51,11 @@ class ModelConfig:
         window = self.windows[layer] if self.windows else None
         return None if window is None or window >= self.context_length else window
 
+    @property
+    def windowed(self) -> bool:
+        """Whether any layer looks back over a window."""
+        return any(self.window(layer) is not None for layer in range(self.num_layers))
+
     def is_sliding(self, layer: int) -> bool:
         """Whether a layer has a sliding window, and with it `sliding_rotary`, even if no context is as long."""
         return bool(self.windows) and self.windows[layer] is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from updraft.kernels.attention_launch import (
     AttentionShape,
     attention_launch,
     extra_pieces,
+    launch_key,
     piece_lengths,
     pieces_of,
     programs_at_once,
@@ -57,6 +59,20 @@ def test_tiles_of_keys_keep_their_size_in_bytes() -> None:
     assert tiles_for(AttentionShape(8, 8, 256, 64), 1)["BLOCK_N"] == 32
     assert tiles_for(AttentionShape(8, 8, 256, 64, cache_bytes=4), 1)["BLOCK_N"] == 16
     assert tiles_for(AttentionShape(8, 8, 64, 64, cache_bytes=1), 1)["BLOCK_N"] == 64
+
+
+def test_what_takes_registers_gets_more_warps_or_smaller_tiles() -> None:
+    """`test_compile` holds that nothing spills then."""
+    windowed, small = replace(LLAMA_8B, windowed=True), replace(LLAMA_8B, block_size=16)
+    for crowded in (windowed, small):
+        assert attention_launch(crowded, 9, "none").num_warps == 8
+        assert attention_launch(crowded, 1, "none") == attention_launch(LLAMA_8B, 1, "none")
+    assert attention_launch(LLAMA_8B, 9, "none").num_warps == 4
+    wide = AttentionShape(8, 4, 256, 64, windowed=True)
+    assert attention_launch(wide, 9, "none").num_warps == 4
+    exact = replace(LLAMA_8B, cache_bytes=4)
+    assert (attention_launch(exact, 9, "none").num_warps, tiles_for(exact, 9)["BLOCK_N"]) == (8, 16)
+    assert launch_key(windowed, 16) != launch_key(LLAMA_8B, 16)
 
 
 def test_measured_launches_come_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every kernel compiles for sm_80 and sm_90 without a GPU, spills nothing and fits in shared memory."""
+"""Every kernel compiles for sm_80 and sm_90 without a GPU, spills no more than is specified, and fits shared memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_compiles_and_fits(path: Path) -> None:
     assert {row.spec for row in rows} == set(specs)
     for row in rows:
         spec = specs[row.spec]
-        assert row.spilled == 0, row
+        assert row.spilled <= spec.max_spilled.get(row.architecture, 0), row
         assert row.registers <= spec.max_registers, row
         assert row.shared <= spec.max_shared[row.architecture], row
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -72,3 +73,11 @@ def test_the_choice_and_its_reason(target) -> None:
         choose_backend(spec, "triton")
     with pytest.raises(ConfigurationError, match="multiples of 16"):
         choose_backend(cache_spec(target, 6, 8), "native")
+
+
+def test_a_window_in_any_layer_is_told_to_the_planner(target) -> None:
+    assert not cache_spec(target, 6, 16).windowed
+    config = replace(target.config, windows=(None, 8))
+    assert config.windowed and not replace(config, windows=(None, target.config.context_length)).windowed
+    pytest.importorskip("triton")
+    assert TritonBackend(replace(cache_spec(target, 6, 16), windowed=True)).shape.windowed

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kernel_compiler import Spec
 from updraft.kernels.attention_launch import AttentionShape, attention_launch
 from updraft.kernels.paged_attention_triton import attend_kernel, merge_kernel
 
-#: With these, a multiprocessor holds the three programs of a decode that `programs_at_once` counts on.
+#: With these, a multiprocessor holds the three programs of a decode that `programs_at_once` counts on. Of heads of 256
+#: its shared memory holds two.
 REGISTERS_FOR_THREE = 168
 
 
 def attend(
-    name: str, shape: AttentionShape, queries: int, *, dtype: str = "bf16", least: int = 80, **rules: bool
+    name: str, shape: AttentionShape, queries: int, *, dtype: str = "bf16", spilled: int = 0, **rules: bool
 ) -> Spec:
-    launch = attention_launch(shape, queries, "none")
+    """`spilled`: bytes on sm_80 at most."""
+    windowed = rules.get("windowed", False)
+    launch = attention_launch(replace(shape, windowed=windowed), queries, "none")
     cache = "fp8e4nv" if shape.cache_bytes == 1 else dtype
     pointers = {"out": dtype, "partial": "fp32", "partial_weight": "fp32", "query": dtype, "cache": cache}
     pointers |= {"work": "i32", "blocks": "i32"}
@@ -25,7 +30,7 @@ def attend(
         "HEAD_DIM": shape.head_dim,
         "PADDED_DIM": shape.padded_dim,
         "BLOCK_SIZE": shape.block_size,
-        "WINDOWED": rules.get("windowed", False),
+        "WINDOWED": windowed,
         "CAPPED": rules.get("capped", False),
         "PEELED": launch.tiles["BLOCK_M"] >= 64,
         **launch.tiles,
@@ -38,8 +43,9 @@ def attend(
         aligned=("out", "partial", "partial_weight", "query", "cache", "work", "query_stride", "token_stride"),
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
-        least=90 if shape.cache_bytes == 1 else least,
-        max_registers=REGISTERS_FOR_THREE if launch.tiles["BLOCK_M"] < 64 else 255,
+        least=90 if shape.cache_bytes == 1 else 80,
+        max_registers=REGISTERS_FOR_THREE if launch.tiles["BLOCK_M"] < 64 and shape.head_dim < 256 else 255,
+        max_spilled={80: spilled},
     )
 
 
@@ -71,11 +77,11 @@ SPECS = [
     attend("verify9-8b", SMALL_BLOCKS, 9),
     attend("verify9-windowed", SMALL_BLOCKS, 9, windowed=True),
     attend("verify9-0.5b", QWEN_05B, 9),
-    attend("prefill-windowed", LLAMA_8B, 2048, windowed=True),
+    attend("prefill-windowed", LLAMA_8B, 2048, windowed=True, spilled=32),
     attend("decode-phi", PHI, 1),
     attend("verify9-phi", PHI, 9),
     attend("prefill-phi", PHI, 2048),
-    attend("prefill-phi-windowed", PHI, 2048, windowed=True),
+    attend("prefill-phi-windowed", PHI, 2048, windowed=True, spilled=8),
     attend("decode-fp32", FLOAT32, 1, dtype="fp32"),
     attend("verify9-fp32", FLOAT32, 9, dtype="fp32"),
     attend("prefill-fp32", FLOAT32, 2048, dtype="fp32"),
