@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from attention_checks import Place, ReplayedAttention, attention_error, filled_cache
@@ -17,10 +19,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 CUDA = torch.device("cuda")
 BF16 = Place(CUDA, torch.bfloat16, torch.bfloat16)
 FP8 = Place(CUDA, torch.bfloat16, torch.float8_e4m3fn)
-LLAMA_8B = {"heads": 32, "kv_heads": 8, "head_dim": 128}
-QWEN_05B = {"heads": 14, "kv_heads": 2, "head_dim": 64}
-PHI = {"heads": 32, "kv_heads": 32, "head_dim": 96}
-GEMMA = {"heads": 8, "kv_heads": 4, "head_dim": 256}
+LLAMA_8B: dict[str, Any] = {"heads": 32, "kv_heads": 8, "head_dim": 128}
+QWEN_05B: dict[str, Any] = {"heads": 14, "kv_heads": 2, "head_dim": 64}
+PHI: dict[str, Any] = {"heads": 32, "kv_heads": 32, "head_dim": 96}
+GEMMA: dict[str, Any] = {"heads": 8, "kv_heads": 4, "head_dim": 256}
 BATCHES = {
     "decode": [(5000, 1), (0, 1), (63, 1), (64, 1), (1023, 1)],
     "one long sequence": [(40000, 1)],
@@ -37,7 +39,7 @@ BATCHES = {
     [(LLAMA_8B, None, BF16), (LLAMA_8B, 300, BF16), (LLAMA_8B, None, FP8), (QWEN_05B, None, BF16),
      (PHI, None, BF16), (GEMMA, 1000, BF16)],
 )  # fmt: skip
-def test_attention(sizes: dict[str, int], window: int | None, place: Place, block_size: int, batch: str) -> None:
+def test_attention(sizes: dict[str, Any], window: int | None, place: Place, block_size: int, batch: str) -> None:
     torch.manual_seed(0)
     shape = AttentionShape(**sizes, block_size=block_size, cache_bytes=place.cache_dtype.itemsize)
     assert attention_error(shape, BATCHES[batch], place, window) < 4e-3
