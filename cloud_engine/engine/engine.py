@@ -207,7 +207,6 @@ class Engine:
         batch = self._scheduler.ahead(launched.batch)
         if not batch:
             return None
-        self._copy_blocks(self._cache.take_copies())
         step = launched.of(batch)
         assert step is not None, "who goes on was there"
         spans = [QuerySpan(item.start + 1, 1, item.state.block_table) for item in batch]

@@ -8,24 +8,45 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from updraft.cloud_engine.engine.draft_model import DraftModel
+from updraft.cloud_engine.engine.drafter import DraftWork
+from updraft.cloud_engine.engine.engine import Engine
+from updraft.cloud_engine.engine.launched import Launched
 from updraft.cloud_engine.engine.runner import Runner
 
 
 @pytest.fixture
 def ahead(monkeypatch):
-    """Switches it on, and counts passes: those that were launched ahead."""
-    followed: list[int] = []
-    follow = Runner.follow
+    """Switches it on, and notes the batches that were launched ahead, and those that were launched in their turn."""
+    seen = Launches()
+    in_turn, before = Engine._launch, Engine._launch_ahead
 
-    def counted(self, spans, token_ids):
-        followed.append(len(spans))
-        return follow(self, spans, token_ids)
+    def launch(self, batch):
+        seen.in_turn += bool(batch)
+        return in_turn(self, batch)
+
+    def launch_ahead(self, launched):
+        step = before(self, launched)
+        if step is not None:
+            seen.append(len(step.batch))
+        return step
 
     monkeypatch.setattr(Runner, "runs_ahead", True)
-    monkeypatch.setattr(Runner, "follow", counted)
-    return followed
+    monkeypatch.setattr(Engine, "_launch", launch)
+    monkeypatch.setattr(Engine, "_launch_ahead", launch_ahead)
+    return seen
+
+
+class Launches(list[int]):
+    """Sizes of the batches that were launched ahead; `in_turn`: how many others there were."""
+
+    in_turn = 0
+
+    def num_in_vain(self, steps: int) -> int:
+        return len(self) + self.in_turn - steps
 
 
 def stepped(engine, requests, between=None):
@@ -53,7 +74,7 @@ def test_answers_are_the_same(temperature, block_size, ahead, monkeypatch, make_
         for number, request in enumerate(ask(make_prompts(6, seed=2), temperature=temperature, seed=5, ignore_eos=True))
     ]
     launched, steps = stepped(make_engine(block_size=block_size), requests)
-    assert len(ahead) > steps // 2
+    assert len(ahead) > steps // 2 and ahead.num_in_vain(steps) == 0
     monkeypatch.setattr(Runner, "runs_ahead", False)
     ahead.clear()
     assert stepped(make_engine(block_size=block_size), requests) == (launched, steps)
@@ -128,6 +149,56 @@ def test_nothing_is_launched_ahead_of_prompts(ahead, make_engine, make_prompts, 
     _, steps = stepped(make_engine(max_batch_size=1), requests)
     assert steps == 5 * 6
     assert len(ahead) == 5 * 4  # neither behind the prompt's own step nor behind the last
+    assert ahead.num_in_vain(steps) == 0
+
+
+def test_who_waits_for_a_place_gets_it_at_once(ahead, monkeypatch, make_engine, make_prompts, ask):
+    """One of two ends while the other goes on: the step behind that has a prompt in it."""
+    requests = [
+        replace(request, params=replace(request.params, max_tokens=length))
+        for request, length in zip(ask(make_prompts(4, seed=8), ignore_eos=True), (5, 30, 6, 7), strict=True)
+    ]
+    found = stepped(make_engine(max_batch_size=2), requests)
+    assert ahead and ahead.num_in_vain(found[1]) == 0
+    monkeypatch.setattr(Runner, "runs_ahead", False)
+    assert stepped(make_engine(max_batch_size=2), requests) == found
+
+
+def test_nothing_is_launched_ahead_of_a_long_prompt(ahead, make_engine, ask):
+    """Which is read in pieces, beside nobody or beside others that decode."""
+    requests = [*ask([[3] * 5], max_tokens=30), replace(ask([[4] * 100], max_tokens=3)[0], request_id="long")]
+    _, steps = stepped(make_engine(token_budget=16), requests)
+    assert ahead.num_in_vain(steps) == 0
+
+
+def test_what_drafts_cost_is_not_put_down_to_a_step_without(ahead, monkeypatch, draft, make_engine, make_prompts, ask):
+    engine = make_engine(draft=draft, draft_length="adaptive")
+    monkeypatch.setattr(engine._speculator._policy, "rests", lambda sequences, ahead=0: True)
+    for request in ask(make_prompts(2), max_tokens=10):
+        engine.add_request(request)
+    for _ in range(3):
+        engine.step()
+    engine._speculator._work, engine._speculator._draft_s = DraftWork(lag=7, passes=3), 1.0
+    engine.step()
+    assert len(ahead) > 2
+    assert engine._speculator._work == DraftWork() and engine._speculator._draft_s < 1.0
+
+
+def test_a_share_that_gets_drafts_is_not_found_in_what_was_launched(make_engine, make_prompts, ask):
+    engine = make_engine()
+    for request in ask(make_prompts(3), max_tokens=10):
+        engine.add_request(request)
+    for _ in range(2):
+        engine.step()
+    batch = engine._scheduler.schedule()
+    rows = [engine._sampling_row(item, 0) for item in batch]
+    launched = Launched(batch, torch.tensor([5, 6, 7]), rows, None)
+    assert launched.of(batch) is launched
+    assert launched.of(batch[1:]).read() == [6, 7] and launched.of(batch[1:]).rows == rows[1:]
+    assert launched.of([batch[2], batch[0]]).read() == [7, 5]
+    engine._scheduler.decodes.leave(batch[1].state)
+    assert launched.of(batch) is None and launched.of([batch[1]]) is None
+    assert launched.of([batch[2]]).read() == [7]
 
 
 def test_a_failed_step_leaves_nothing_behind(ahead, monkeypatch, make_engine, make_prompts, ask, run):
@@ -150,12 +221,23 @@ def test_drafts_are_the_same_unread(backend, draft_length, ahead, monkeypatch, d
     """A draft model's tokens are read once, behind the last of them."""
     requests = ask(make_prompts(6, seed=11), max_tokens=40, temperature=0.7, seed=3)
     options = {"draft_length": draft_length, "num_draft_tokens": 5, "attention_backend": backend}
+    first_passes: list[list[int]] = [[]]
+    first_pass = DraftModel._first_pass
+
+    def noted(self, batch):
+        drafting, chunks = first_pass(self, batch)
+        first_passes[-1].append(sum(len(chunk.token_ids) for chunk in chunks))
+        return drafting, chunks
+
+    monkeypatch.setattr(DraftModel, "_first_pass", noted)
     found, _ = stepped(engine := make_engine(draft=draft, **options), requests)
-    assert draft_length == "adaptive" or engine.stats().draft_accepted > 0
+    assert draft_length == "adaptive" or (engine.stats().draft_accepted > 0 and not ahead)
     monkeypatch.setattr(Runner, "runs_ahead", False)
     assert stepped(make_engine(attention_backend=backend), requests)[0] == found
     if draft_length == "fixed":
+        first_passes.append([])
         waiting, _ = stepped(beside := make_engine(draft=draft, **options), requests)
+        assert first_passes[0] == first_passes[1]  # nothing is computed again
         assert waiting == found
         assert beside.stats().draft_proposed == engine.stats().draft_proposed
         assert beside.stats().draft_accepted == engine.stats().draft_accepted

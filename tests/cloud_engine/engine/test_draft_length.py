@@ -322,3 +322,14 @@ def test_one_step_that_was_held_up_does_not_count() -> None:
         recent.add(seconds)
         assert recent.median == 0.1 or not recent.is_sure
     assert recent.median == 0.1
+
+
+def test_a_rest_is_known_to_end_before_the_step_behind_the_next() -> None:
+    policy = AdaptiveDraftLength(4)
+    policy._rest_for(2, 8)
+    assert policy.rests(8) and policy.rests(8, ahead=1) and policy.rests(15)
+    assert not policy.rests(16)
+    policy.pass_by(0.01)
+    assert policy.rests(8) and not policy.rests(8, ahead=1)
+    policy.pass_by(0.01)
+    assert not policy.rests(8)

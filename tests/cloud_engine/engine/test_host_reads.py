@@ -58,7 +58,9 @@ def test_requests_get_the_log_probabilities_they_asked_for(make_engine, make_pro
     together = run(make_engine(draft=draft, draft_length="fixed"), asked)
     steps_with_more = sum(rows > 1 for rows in looked_up)
     assert steps_with_more > 0
-    alone = [result for request in asked for result in run(make_engine(), [request])]
+    by_itself = [replace(request, n=1) for request in asked]
+    other_branch = replace(by_itself[2], params=replace(by_itself[2].params, seed=3))  # whose seed is one more
+    alone = [run(make_engine(), [request])[0] for request in (*by_itself[:3], other_branch, *by_itself[3:])]
     for result, other in zip(together, alone, strict=True):
         assert result.token_ids == other.token_ids
         assert [len(score.top) for score in result.logprobs] == [len(score.top) for score in other.logprobs]
