@@ -119,11 +119,12 @@ class Scheduler:
 
     def ahead(self, batch: Sequence[ScheduledRequest]) -> list[ScheduledRequest]:
         """Of a batch of plain decodes that has not been read yet: who will go on in the step behind it, each with a
-        block for its token. Empty where there may be more in that step than these, such as prompts or drafts.
+        block for its token. Empty where there is to be more in that step than these: somebody who waits for the place
+        of one that ends, or drafts.
         """
         going_on = [item for item in batch if item.start + 1 < item.state.last_position]
         makes_room = bool(self.waiting) and len(going_on) < len(batch)
-        if makes_room or self.reads_prompts or self._speculator.may_draft(len(going_on)):
+        if makes_room or self._speculator.may_draft(len(going_on)):
             return []
         room = (self._cache.grow(item.state, item.start + 2) for item in going_on)
         return going_on if all(room) else []

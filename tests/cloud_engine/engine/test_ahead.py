@@ -184,6 +184,16 @@ def test_what_drafts_cost_is_not_put_down_to_a_step_without(ahead, monkeypatch, 
     assert engine._speculator._work == DraftWork() and engine._speculator._draft_s < 1.0
 
 
+def test_nothing_is_launched_ahead_of_drafts(ahead, monkeypatch, draft, make_engine, make_prompts, ask, run):
+    """While the policy is asked in every step, even if it says no each time."""
+    engine = make_engine(draft=draft, draft_length="adaptive")
+    policy = engine._speculator._policy
+    monkeypatch.setattr(policy, "rests", lambda sequences, ahead=0: False)
+    monkeypatch.setattr(policy, "plan", lambda candidates, sequences: [0] * len(candidates))
+    run(engine, ask(make_prompts(3), max_tokens=10))
+    assert not ahead
+
+
 def test_a_share_that_gets_drafts_is_not_found_in_what_was_launched(make_engine, make_prompts, ask):
     engine = make_engine()
     for request in ask(make_prompts(3), max_tokens=10):
