@@ -72,7 +72,21 @@ def attention_launch(shape: AttentionShape, most_queries: int, gpu_name: str) ->
     BLOCK_M rows are tokens times the query heads of one KV head; BLOCK_N keys are looked at together.
     """
     rows = tile_rows(shape, most_queries)
-    return launch_for("paged_attention", launch_key(shape, rows), gpu_name, _default(shape, rows))
+    return launch_for("paged_attention", launch_key(shape, rows), gpu_name, default_attention_launch(shape, rows))
+
+
+def default_attention_launch(shape: AttentionShape, rows: int) -> Launch:
+    """What is taken where nothing was measured, for tiles of `rows` rows: so that no register is spilled."""
+    if shape.cache_bytes == 4:
+        return _float32_launch(shape, rows)
+    keys = _keys_of_tile(shape)
+    if shape.cache_bytes == 1 and shape.padded_dim > 128 and rows > _LEAST_ROWS:
+        keys //= 2  # once they are two bytes wide, too
+    # 64 rows of 128 just fit four warps' registers, but not with a window, nor with a block of its own for every key.
+    is_crowded = shape.cache_bytes == 2 and (shape.windowed or shape.block_size < keys)
+    wide = rows * shape.padded_dim >= 64 * 256 or (is_crowded and rows >= 64 and shape.padded_dim == 128)
+    tiles = {"BLOCK_M": rows, "BLOCK_N": keys}
+    return Launch(num_warps=8 if wide or rows == _MOST_ROWS else 4, num_stages=3, tiles=tiles)
 
 
 def launch_key(shape: AttentionShape, rows: int) -> str:
@@ -145,6 +159,16 @@ def power_of_two(value: int) -> int:
     return 1 << max(value - 1, 0).bit_length()
 
 
+def _float32_launch(shape: AttentionShape, rows: int) -> Launch:
+    """Products without tensor cores keep their operands in registers: fewer keys, and more warps for more rows."""
+    keys = _LEAST_KEYS if rows > _LEAST_ROWS else min(_keys_of_tile(shape), shape.block_size)
+    return Launch(num_warps=8 if rows > _LEAST_ROWS else 4, num_stages=3, tiles={"BLOCK_M": rows, "BLOCK_N": keys})
+
+
+def _keys_of_tile(shape: AttentionShape) -> int:
+    return min(max(_TILE_BYTES // (shape.padded_dim * shape.cache_bytes), _LEAST_KEYS), _MOST_KEYS)
+
+
 def _partial_keys(shape: AttentionShape, launch: Launch) -> int:
     """How many keys and values are as many bytes as the float32 results of a tile, written and read."""
     return launch.tiles["BLOCK_M"] * 4 // shape.cache_bytes
@@ -154,14 +178,3 @@ def _even(keys: NDArray[np.int64], most: int, step: int) -> NDArray[np.int64]:
     """Lengths for equal pieces of about `most` keys at most."""
     equal = -(-keys // pieces_of(keys, np.array(max(most, step))))
     return np.maximum(-(-equal // step), 1) * step
-
-
-def _default(shape: AttentionShape, rows: int) -> Launch:
-    """So many warps that none of them spills registers."""
-    keys = min(max(_TILE_BYTES // (shape.padded_dim * shape.cache_bytes), _LEAST_KEYS), _MOST_KEYS)
-    if shape.cache_bytes == 4:  # without tensor cores operands stay in registers: fewer keys, and more warps
-        keys, wide = (_LEAST_KEYS if rows > _LEAST_ROWS else min(keys, shape.block_size)), rows > _LEAST_ROWS
-    else:  # a window takes some, and so does an address for every key, where blocks are smaller than tiles
-        crowded = shape.cache_bytes == 2 and rows >= 64 and (shape.windowed or shape.block_size < _MOST_KEYS)
-        wide = rows == _MOST_ROWS or rows * shape.padded_dim >= 64 * (128 if crowded else 256)
-    return Launch(num_warps=8 if wide else 4, num_stages=3, tiles={"BLOCK_M": rows, "BLOCK_N": keys})

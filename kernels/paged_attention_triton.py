@@ -183,11 +183,11 @@ def _visit(
             scores = _tanh(scores * score_scale)
             unit = soft_cap
         if MASKED:
-            visible = (
-                keys[None, :] <= positions[:, None]
-            )  # never behind the end: only a sequence's last piece is cut there
+            age = positions[:, None] - keys[None, :]
+            visible = age >= 0  # never behind the end: only a sequence's last piece is cut there
             if WINDOWED:
-                visible = visible & (keys[None, :] > positions[:, None] - window)
+                # What is negative is more than any window without its sign: one comparison, and fewer registers.
+                visible = age.to(tl.uint32, bitcast=True) < window.to(tl.uint32)
             scores = tl.where(visible, scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, axis=1) * unit)
         probabilities = tl.exp2(scores * unit - new_top[:, None])  # one instruction for both

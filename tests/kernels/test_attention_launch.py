@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -61,18 +60,51 @@ def test_tiles_of_keys_keep_their_size_in_bytes() -> None:
     assert tiles_for(AttentionShape(8, 8, 64, 64, cache_bytes=1), 1)["BLOCK_N"] == 64
 
 
-def test_what_takes_registers_gets_more_warps_or_smaller_tiles() -> None:
-    """`test_compile` holds that nothing spills then."""
-    windowed, small = replace(LLAMA_8B, windowed=True), replace(LLAMA_8B, block_size=16)
-    for crowded in (windowed, small):
-        assert attention_launch(crowded, 9, "none").num_warps == 8
-        assert attention_launch(crowded, 1, "none") == attention_launch(LLAMA_8B, 1, "none")
-    assert attention_launch(LLAMA_8B, 9, "none").num_warps == 4
-    wide = AttentionShape(8, 4, 256, 64, windowed=True)
-    assert attention_launch(wide, 9, "none").num_warps == 4
-    exact = replace(LLAMA_8B, cache_bytes=4)
-    assert (attention_launch(exact, 9, "none").num_warps, tiles_for(exact, 9)["BLOCK_N"]) == (8, 16)
-    assert launch_key(windowed, 16) != launch_key(LLAMA_8B, 16)
+def shape_of(head_dim: int, group: int = 4, block: int = 64, cache_bytes: int = 2, windowed: bool = False):
+    return AttentionShape(group, 1, head_dim, block, cache_bytes, windowed)
+
+
+@pytest.mark.parametrize(
+    ("shape", "queries", "expected"),  # rows, keys, warps
+    [
+        (shape_of(128), 1, (16, 64, 4)),
+        (shape_of(128), 8, (32, 64, 4)),
+        (shape_of(128), 9, (64, 64, 4)),
+        (shape_of(128), 99, (128, 64, 8)),
+        (shape_of(256), 99, (64, 32, 8)),
+        # 64 rows of 128 leave no register for a window, or for a block of each key
+        (shape_of(128, windowed=True), 8, (32, 64, 4)),
+        (shape_of(128, windowed=True), 9, (64, 64, 8)),
+        (shape_of(96, windowed=True), 9, (64, 64, 8)),
+        (shape_of(64, windowed=True), 9, (64, 64, 4)),
+        (shape_of(256, 2, windowed=True), 9, (32, 32, 4)),
+        (shape_of(128, block=16), 8, (32, 64, 4)),
+        (shape_of(128, block=16), 9, (64, 64, 8)),
+        # FP8
+        (shape_of(128, block=16, cache_bytes=1, windowed=True), 9, (64, 64, 4)),
+        (shape_of(256, cache_bytes=1), 1, (16, 64, 4)),
+        (shape_of(256, 2, cache_bytes=1), 9, (32, 32, 4)),
+        (shape_of(256, cache_bytes=1), 99, (64, 32, 8)),
+        # float32
+        (shape_of(128, cache_bytes=4), 1, (16, 32, 4)),
+        (shape_of(64, cache_bytes=4), 1, (16, 64, 4)),
+        (shape_of(128, block=16, cache_bytes=4), 1, (16, 16, 4)),
+        (shape_of(128, cache_bytes=4), 9, (32, 16, 8)),
+        (shape_of(64, cache_bytes=4), 99, (32, 16, 8)),
+        (shape_of(256, cache_bytes=4), 99, (32, 16, 8)),
+    ],
+    ids=str,
+)
+def test_launches_that_spill_nothing(shape: AttentionShape, queries: int, expected: tuple[int, int, int]) -> None:
+    """`specs/paged_attention.py` compiles them."""
+    launch = attention_launch(shape, queries, "none")
+    assert (launch.tiles["BLOCK_M"], launch.tiles["BLOCK_N"], launch.num_warps) == expected
+    assert launch.num_stages == 3
+
+
+def test_a_window_has_a_key_of_its_own() -> None:
+    assert launch_key(shape_of(128), 64) == "dim128-block64-bytes2-rows64"
+    assert launch_key(shape_of(128, windowed=True), 64) == "dim128-block64-bytes2-windowed-rows64"
 
 
 def test_measured_launches_come_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Compiles Triton kernels for a GPU that is not here, and reads what they need of it.
 
 Run as a program in a process of its own, for the interpreter and the compiler cannot share one:
-`python kernel_compiler.py SPECS.py ...` compiles the `SPECS` of each file for sm_80 and sm_90 and prints JSON.
+`python kernel_compiler.py PART PARTS SPECS.py` compiles every PARTS-th of the file's `SPECS`, from number PART on, for
+sm_80 and sm_90 and prints JSON.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 ARCHITECTURES = (80, 90)
+_WORTH_A_PROCESS = 16  # specifications, for a process takes seconds to import what it needs
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Spec:
     """One specialisation of a kernel. `signature`: argument to type (`*bf16`, `i32`, `fp32`), constexprs left out.
 
     `aligned`: arguments known to be divisible by 16, which is what Triton finds of most pointers and strides at launch.
-    `least`: the oldest architecture it is for. `max_spilled`: bytes by architecture, none where it is not named.
+    `least`: the oldest architecture it is for.
     """
 
     name: str
@@ -38,7 +41,6 @@ class Spec:
     num_stages: int = 2
     least: int = 80
     max_registers: int = 255
-    max_spilled: Mapping[int, int] = field(default_factory=dict[int, int])
     max_shared: Mapping[int, int] = field(default_factory=lambda: {80: 163 * 1024, 90: 227 * 1024})
 
 
@@ -53,12 +55,21 @@ class Resources:
     shared: int
 
 
-def compile_in_child(*paths: Path) -> list[Resources]:
-    """Compile what the files specify, in a process without the interpreter."""
+def compile_in_children(path: Path) -> list[Resources]:
+    """Compile what the file specifies, in processes without the interpreter, as many as there are cores and work for.
+
+    Raises AssertionError where a specification does not compile.
+    """
+    parts = min(os.cpu_count() or 1, 1 + len(specs_in(path)) // _WORTH_A_PROCESS)
+    with ThreadPoolExecutor(parts) as pool:
+        found = pool.map(lambda part: _compile_in_child(path, part, parts), range(parts))
+        return [row for rows in found for row in rows]
+
+
+def _compile_in_child(path: Path, part: int, parts: int) -> list[Resources]:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1"}
-    done = subprocess.run(
-        [sys.executable, __file__, *map(str, paths)], env=environment, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, __file__, str(part), str(parts), str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise AssertionError(done.stderr[-4000:])
     return [Resources(**row) for row in json.loads(done.stdout.splitlines()[-1])]
@@ -84,7 +95,11 @@ def compile_spec(spec: Spec, architecture: int) -> Resources:
     source = ASTSource(fn=spec.kernel, signature=signature, constexprs=constexprs, attrs=aligned)
     target = GPUTarget("cuda", architecture, 32)
     options = {"num_warps": spec.num_warps, "num_stages": spec.num_stages}
-    compiled = triton.compile(source, target=target, options=options)
+    try:
+        compiled = triton.compile(source, target=target, options=options)
+    except Exception as error:
+        error.add_note(f"{spec.name} for sm_{architecture}")
+        raise
     used = _usage(compiled.asm["cubin"])
     return Resources(spec.name, architecture, used["REG"], used["STACK"] + used["LOCAL"], compiled.metadata.shared)
 
@@ -103,11 +118,10 @@ def _usage(cubin: bytes) -> dict[str, int]:
     return {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", line)}
 
 
-def main() -> None:
+def main(part: str, parts: str, path: str) -> None:
     rows = [
         asdict(compile_spec(spec, architecture))
-        for path in sys.argv[1:]
-        for spec in specs_in(Path(path))
+        for spec in specs_in(Path(path))[int(part) :: int(parts)]
         for architecture in ARCHITECTURES
         if architecture >= spec.least
     ]
@@ -116,4 +130,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     sys.modules["kernel_compiler"] = sys.modules["__main__"]  # what the specs import is this very module
-    main()
+    main(*sys.argv[1:])
