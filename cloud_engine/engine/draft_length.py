@@ -203,13 +203,13 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         costs = self._costs
         chances = [candidate.acceptance for candidate in candidates]
         joining_s = [costs.catch_up_s(candidate.lag) / candidate.payback_tokens for candidate in candidates]
-        token_s = costs.another_token_s(sequences, plain.seconds)
         lengths = [0] * len(candidates)
         live: Sequence[int] = range(len(candidates))
         tokens, draft_s, drafted = plain.tokens, 0.0, 0
         best, best_length, upfront_s = plain, 0, 0.0
         most = self._dared(sequences)
         for length in range(1, most + 1):
+            token_s = costs.another_token_s(sequences, length, plain.seconds)
             live = [
                 i for i in live if candidates[i].limit >= length and chances[i] > (token_s + joining_s[i]) * best.rate
             ]

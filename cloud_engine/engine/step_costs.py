@@ -104,10 +104,17 @@ class StepCosts:
             share += (each - below) * (self._rise(measured) if len(measured) > 1 else share / below / hoped)
         return share * plain_s
 
-    def another_token_s(self, sequences: int, plain_s: float) -> float:
-        """What one more draft token adds where others are verified anyway."""
+    def another_token_s(self, sequences: int, length: int, plain_s: float) -> float:
+        """What one more draft token adds, the `length`-th of a sequence, where others are verified anyway.
+
+        As much as with every further token on average, but no more than it takes to go so far at all: that long drafts
+        were slow when they were tried says nothing against short ones.
+        """
         measured = self._shares(sequences)
-        return self._rise(measured) * plain_s / sequences if len(measured) > 1 else 0.0
+        if len(measured) < 2:
+            return 0.0
+        before, behind = (self.verify_s(sequences, sequences * each, plain_s) for each in (length - 1, length))
+        return max(0.0, min(self._rise(measured) * plain_s, behind - before)) / sequences
 
     def _rise(self, measured: dict[int, Recent]) -> float:
         """Of the share, with every further token for each sequence."""

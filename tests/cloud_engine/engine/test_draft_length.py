@@ -333,3 +333,23 @@ def test_a_rest_is_known_to_end_before_the_step_behind_the_next() -> None:
     assert policy.rests(8) and not policy.rests(8, ahead=1)
     policy.pass_by(0.01)
     assert not policy.rests(8)
+
+
+def test_that_long_drafts_looked_slow_says_nothing_against_short_ones() -> None:
+    """They were tried in a bad moment; a first token each was verified as fast as none."""
+    policy = AdaptiveDraftLength(MOST)
+    good = [Candidate(0.9, MOST, True, 1)] * 64
+    for _ in range(3):
+        policy.observe(StepReport(64, 0.01))
+    for length, step_s in ((1, 0.012), (1, 0.012), (1, 0.012), (4, 0.07), (4, 0.07)):
+        policy.observe(StepReport(64, step_s, 0, 64 * length, 64, length, 64, 0.001 * length, 0.001))
+    chosen: list[int] = []
+    for _ in range(40):
+        lengths = [0] if policy.rests(64) else policy.plan(good, 64)
+        chosen.append(max(lengths))
+        drafted = 64 * max(lengths)
+        step_s = 0.01 + 0.002 * max(lengths)
+        policy.observe(
+            StepReport(64, step_s, 0, drafted, 64 * (drafted > 0), max(lengths), 64, 0.001 * max(lengths), 0.001)
+        )
+    assert chosen.count(0) <= 3
