@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib.util
 import os
 import signal
 import subprocess
@@ -17,9 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..kernels.launch import file_name
-from .gpu_summary import show_summary
-
+#: What the parts import; torch apart, which is looked for first.
+NEEDED = (
+    *("hypothesis", "jinja2", "llguidance", "msgspec", "numpy", "platformdirs", "psutil", "pytest", "pytest_timeout"),
+    *("rich", "safetensors", "tokenizers", "transformers", "triton", "typer"),
+)
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 _TOTAL_S = 570
@@ -59,7 +62,7 @@ PARTS = (
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 if all parts succeeded."""
+    """0 if all parts succeeded, 2 if there is no device or not all that they need."""
     parser = argparse.ArgumentParser(prog="make gpu ARGS=...", description="All that needs a GPU, in ten minutes.")
     parser.add_argument("--only", action="append", choices=[part.name for part in PARTS], help="may be said again")
     chosen = parser.parse_args(arguments).only
@@ -67,6 +70,12 @@ def main(arguments: Sequence[str]) -> int:
     if gpu is None:
         sys.stderr.write("make gpu needs a CUDA device, and torch sees none on this machine.\n")
         return 2
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        sys.stderr.write(f"make gpu needs packages that are not installed: pip install {' '.join(missing)}\n")
+        return 2
+    from ..kernels.launch import file_name
+    from .gpu_summary import show_summary
+
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     stem = f"{file_name(gpu)}-{date}"
     codes = run_parts([part for part in PARTS if chosen is None or part.name in chosen], RESULTS, stem)

@@ -97,6 +97,17 @@ def test_without_a_device_it_says_so(capfd: pytest.CaptureFixture[str]) -> None:
         gpu.main(["--only", "nothing"])
 
 
+def test_what_is_not_installed_is_named_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu, "_gpu_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(gpu, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(gpu, "NEEDED", (*gpu.NEEDED, "no_such_package", "nor_this_one"))
+    assert gpu.main([]) == 2
+    assert capfd.readouterr().err.endswith("pip install no_such_package nor_this_one\n")
+    assert not (tmp_path / "results").exists()
+
+
 def test_only_some_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ran: list[str] = []
 
