@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from ..cloud_engine.engine.cuda_graphs import CudaRecorder
 from ..cloud_engine.models.decoder import Decoder
 from ..kernels.packed_linear import forms
 
@@ -44,44 +46,44 @@ class MatrixProducts:
 
     def _time(self, layers: Sequence[tuple[int, list[nn.Module]]], rows: int) -> float:
         inputs = {size: torch.randn(rows, size, device=self._device).to(self._dtype) for size, _ in layers}
-        best = float("inf")
-        for _ in range(3):
-            for form in range(min(len(found) for _, found in layers)):
-                started = time.perf_counter()
-                for size, found in layers:
-                    found[form](inputs[size])
-                _wait(self._device)
-                best = min(best, time.perf_counter() - started)
-        return best
+
+        def compute(form: int) -> None:
+            for size, found in layers:
+                found[form](inputs[size])
+
+        computes = [partial(compute, form) for form in range(min(len(found) for _, found in layers))]
+        if self._device.type == "cuda":  # as the engine runs them: launched one by one they would wait for the host
+            record = CudaRecorder()
+            computes = [record(each) for each in computes]
+        return min(_seconds(self._device, each) for each in computes * 3)
 
 
-def memory_bandwidth(device: torch.device, size: int = 2**29) -> float:
-    """Bytes per second that a sum over float32 reads, the best of five."""
+def memory_bandwidth(device: torch.device, size: int | None = None) -> float:
+    """Bytes per second that a sum over `size` bytes of float32 reads, the best of five."""
+    size = size or (2**31 if device.type == "cuda" else 2**29)
     data = torch.ones(size // 4, device=device)
-    best = 0.0
-    for _ in range(5):
-        started = time.perf_counter()
-        data.sum()
-        _wait(device)
-        best = max(best, size / (time.perf_counter() - started))
-    return best
+    return max(size / _seconds(device, data.sum) for _ in range(5))
 
 
 @torch.inference_mode()
-def matmul_flops(weight: Tensor, size: int = 2048) -> float:
-    """Floating-point operations per second of a square product in `weight`'s dtype, where it is: of the fastest form,
-    the best of five."""
+def matmul_flops(weight: Tensor, size: int | None = None) -> float:
+    """Floating-point operations per second of a product of `size` cubed in `weight`'s dtype, where it is: of the
+    fastest form, the best of five."""
+    size = size or (8192 if weight.is_cuda else 2048)
     layers = forms(nn.Linear(size, size, bias=False).to(weight).requires_grad_(False))
     rows = torch.randn(size, size).to(weight)
-    best = 0.0
-    for layer in layers * 5:
+    return max(2 * size**3 / _seconds(weight.device, partial(layer, rows)) for layer in layers * 5)
+
+
+def _seconds(device: torch.device, compute: Callable[[], object]) -> float:
+    """That `compute` takes; on a GPU by events, so that neither its launch nor waiting for it counts."""
+    if device.type != "cuda":
         started = time.perf_counter()
-        layer(rows)
-        _wait(weight.device)
-        best = max(best, 2 * size**3 / (time.perf_counter() - started))
-    return best
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        compute()
+        return time.perf_counter() - started
+    began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    began.record()
+    compute()
+    ended.record()
+    ended.synchronize()
+    return 1e-3 * began.elapsed_time(ended)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..cloud_engine.engine.config import EngineConfig
+from ..cloud_engine.engine.config import EngineConfig, usual_block_size
 from ..cloud_engine.engine.engine import Engine
 from ..cloud_engine.engine.request import GenerationRequest
 from ..cloud_engine.engine.served_model import ServedModel
@@ -21,7 +21,7 @@ from .workload import Asked
 
 BUDGET = 512
 GREEDY = SamplingParams(temperature=0.0)
-_BLOCK, _TOKENS = 16, 640  # of a sequence at most, where memory is not simply taken as it is free
+_TOKENS = 640  # of a sequence at most, where memory is not simply taken as it is free
 
 
 def engine_config(requests: int, running: int) -> EngineConfig:
@@ -36,8 +36,9 @@ def make_engine(model: Decoder, config: EngineConfig, **others: Any) -> Engine:
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
-        blocks = config.num_blocks or config.max_batch_size * _TOKENS // _BLOCK
-        config = replace(config, device="cuda", num_blocks=blocks)
+        size = usual_block_size("cuda")
+        tokens = config.max_batch_size * _TOKENS if config.num_blocks is None else config.num_blocks * config.block_size
+        config = replace(config, device="cuda", block_size=size, num_blocks=-(-tokens // size))
     return Engine(ServedModel(model), config, **others)
 
 

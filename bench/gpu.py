@@ -62,7 +62,7 @@ PARTS = (
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 if all parts succeeded, 2 if there is no device or not all that they need."""
+    """0 if all parts succeeded and no limit is missed, 2 if there is no device or not all that they need."""
     parser = argparse.ArgumentParser(prog="make gpu ARGS=...", description="All that needs a GPU, in ten minutes.")
     parser.add_argument("--only", action="append", choices=[part.name for part in PARTS], help="may be said again")
     chosen = parser.parse_args(arguments).only
@@ -79,18 +79,22 @@ def main(arguments: Sequence[str]) -> int:
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     stem = f"{file_name(gpu)}-{date}"
     codes = run_parts([part for part in PARTS if chosen is None or part.name in chosen], RESULTS, stem)
-    show_summary(RESULTS, stem, codes)
-    return int(any(codes.values()))
+    holds = show_summary(RESULTS, stem, codes)
+    return int(any(codes.values()) or not holds)
 
 
 def run_parts(parts: Sequence[Part], results: Path, stem: str) -> dict[str, int]:
-    """Exit statuses by name; 124 for a part that was stopped. Figures go to `results/<stem>-<part>.json`."""
+    """Exit statuses by name; 124 for a part that was stopped, or had no time left. Figures go to
+    `results/<stem>-<part>.json`, and what an earlier run of the day left there is removed."""
     results.mkdir(parents=True, exist_ok=True)
+    ends = time.monotonic() + _TOTAL_S
     codes: dict[str, int] = {}
     for part in parts:
         started = time.monotonic()
         json_path = results / f"{stem}-{part.name}.json"
-        codes[part.name] = run(tuple(word.format(json=json_path) for word in part.words), part.seconds)
+        json_path.unlink(missing_ok=True)
+        seconds = min(part.seconds, max(0.0, ends - started))
+        codes[part.name] = run(tuple(word.format(json=json_path) for word in part.words), seconds)
         sys.stderr.write(f"{part.name}: exit status {codes[part.name]} after {time.monotonic() - started:.0f} s\n")
     return codes
 

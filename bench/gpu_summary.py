@@ -11,6 +11,7 @@ from typing import Any
 #: What a part has written: the fields of a `Report`, and `rows` for kernels.
 Written = Mapping[str, Any]
 _MANY_BYTES = 256e6
+_MISSES = "MISSES"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,9 @@ LIMITS: Sequence[Limit] = (
 )
 
 
-def show_summary(results: Path, stem: str, codes: Mapping[str, int]) -> None:
-    """Print a line for every part and every limit. Nothing is left out: what was not measured is said to be so."""
+def show_summary(results: Path, stem: str, codes: Mapping[str, int]) -> bool:
+    """Print a line for every part and every limit, and tell whether none is missed. Nothing is left out: what was not
+    measured is said to be so."""
     from rich.console import Console
     from rich.table import Table
 
@@ -100,9 +102,11 @@ def show_summary(results: Path, stem: str, codes: Mapping[str, int]) -> None:
         table.add_column(column)
     for name, code in codes.items():
         table.add_row(f"part {name}", "", "", "ran" if code == 0 else f"exit status {code}")
-    for row in rows(read(results, stem), LIMITS):
+    limits = rows(read(results, stem), LIMITS)
+    for row in limits:
         table.add_row(*row)
     Console().print(table)
+    return all(verdict != _MISSES for *_, verdict in limits)
 
 
 def read(results: Path, stem: str) -> dict[str, Written]:
@@ -120,7 +124,7 @@ def rows(written: Mapping[str, Written], limits: Iterable[Limit]) -> list[tuple[
         if figure is None:
             table.append((limit.name, "", wanted, "not measured"))
         else:
-            table.append((limit.name, f"{figure:.3g}", wanted, "holds" if limit.holds(figure) else "MISSES"))
+            table.append((limit.name, f"{figure:.3g}", wanted, "holds" if limit.holds(figure) else _MISSES))
     return table
 
 

@@ -13,14 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("updraft-llm", "torch", "triton", "flashinfer-python", "llama-cpp-python", "onnxruntime", "openai", "numpy")
+PACKAGES = (
+    *("updraft-llm", "torch", "triton", "transformers", "flashinfer-python"),
+    *("llama-cpp-python", "onnxruntime", "openai", "numpy"),
+)
+_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """`{"commit", "date", "machine", "versions", "config", "metrics"}`; `metrics` maps dotted names to numbers.
 
-    `machine` also names the GPU and its CUDA version, where torch has been asked for one in this process.
+    `machine` also names the GPU, its CUDA version and its driver, where torch has been asked for one in this process.
     """
 
     commit: str
@@ -94,7 +98,8 @@ def _gpu() -> dict[str, str]:
     torch = sys.modules.get("torch")  # not imported for this: most benches do without
     if torch is None or not torch.cuda.is_available():
         return {}
-    return {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    driver = {"driver": _DRIVER.read_text().splitlines()[0]} if _DRIVER.exists() else {}
+    return {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda, **driver}
 
 
 def _cpu_name() -> str:

@@ -105,7 +105,9 @@ def node(
     ] = False,
     device: Annotated[str, typer.Option(envvar="UPDRAFT_DEVICE", help="cpu, cuda or cuda:NUMBER.")] = "cpu",
     dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Of weights and KV cache.")] = "float32",
-    block_size: Annotated[int, typer.Option(min=1, help="Tokens per block of the KV cache.")] = 16,
+    block_size: Annotated[
+        int | None, typer.Option(min=1, help="Tokens per block of the KV cache: 64 on a GPU, else 16.")
+    ] = None,
     batch_invariant: Annotated[
         bool,
         typer.Option(

@@ -76,7 +76,7 @@ def draw_kernel(
     tl.store(chosen + place, best_token)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_programs"])
 def pick_kernel(scores, tokens, out, places, num_programs, out_stride, HAS_PLACES: tl.constexpr, BLOCK: tl.constexpr):
     """The best of what a row's programs have found, into column 0 or `places[row]` of the row of `out`."""
     row = tl.program_id(0).to(tl.int64)

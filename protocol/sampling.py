@@ -87,8 +87,13 @@ class SamplingParams:
     @property
     def edits(self) -> bool:
         """Whether logits may be changed at all: see `text.logit_edits`."""
+        return bool(self.logit_bias) or self.edits_follow
+
+    @property
+    def edits_follow(self) -> bool:
+        """Whether what is changed depends on the answer so far."""
         penalised = self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
-        return penalised or bool(self.logit_bias) or self.min_tokens > 0
+        return penalised or self.min_tokens > 0
 
     @property
     def truncates(self) -> bool:

@@ -82,3 +82,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and not 1 <= value <= _MOST:
                 raise ConfigurationError(f"{name} must be 1 to {_MOST} or left out, got {value}.", param=name)
+
+
+def usual_block_size(device: str) -> int:
+    """Tokens of a KV block: larger ones suit the tiles of a GPU's attention."""
+    return 16 if device == "cpu" else 64

@@ -42,7 +42,7 @@ class Launched:
     @property
     def is_sure(self) -> bool:
         """Whether all are plain decodes, and the next token of none depends on what this one is but by its logits."""
-        return all(item.state.decode is item and not item.state.edits for item in self.batch)
+        return all(item.state.decode is item and not item.state.edits_follow for item in self.batch)
 
     def of(self, batch: Sequence[ScheduledRequest]) -> Launched | None:
         """The same step for a `batch` that was scheduled meanwhile; None if that has others in it, or other work.

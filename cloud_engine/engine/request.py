@@ -147,7 +147,8 @@ class RequestState:
     own `drafts`. `grammar`: where the answer stands in the request's constraint, if it has one. `pool` gathers the
     embedding, where one is wanted. `decode`: the request's share of the next step, where that is sure to be a plain
     decode (see the module of this name). `edits`: whether its logits may be changed; `editor` knows how, from the first
-    row that is sampled on, and every fork makes its own. `last_position`: of the last token that it may generate.
+    row that is sampled on, and every fork makes its own. `edits_follow`: whether the changes depend on the answer so
+    far. `last_position`: of the last token that it may generate.
     """
 
     request: GenerationRequest
@@ -179,12 +180,13 @@ class RequestState:
     request_id: str = field(init=False)
     editor: LogitEditor | None = field(init=False, default=None)
     edits: bool = field(init=False)
+    edits_follow: bool = field(init=False)
     last_position: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.prefix = PrefixHashes(self.request.cache_salt)
         self.request_id = self.request.request_id
-        self.edits = self.request.params.edits
+        self.edits, self.edits_follow = self.request.params.edits, self.request.params.edits_follow
         self.last_position = len(self.request.prompt_ids) + self.max_tokens - 1
 
     @property

@@ -14,6 +14,7 @@ Here the options of all rows become columns, which go to the device in one copy;
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -96,7 +97,7 @@ def _scores(logits: Tensor, chosen: Tensor, num_top: int) -> Tensor:
 def sampling_of(rows: Sequence[SamplingRow], vocabulary: int, device: torch.device) -> Sampling:
     """In columns on `device`, all but the edits."""
     params = [row.params for row in rows]
-    columns = np.empty((7, len(rows)), dtype=np.int64)
+    staged, columns = _columns(7, len(rows), np.int64)
     columns[0] = _bits([row.temperature for row in rows])
     columns[1] = np.array([row.seed % WORD for row in rows], dtype=np.uint64).view(np.int64)
     columns[2] = [row.position for row in rows]
@@ -104,7 +105,7 @@ def sampling_of(rows: Sequence[SamplingRow], vocabulary: int, device: torch.devi
     columns[4] = _bits([one.top_p for one in params])
     columns[5] = _bits([one.min_p for one in params])
     columns[6] = _bits([one.typical_p for one in params])
-    temperatures, seeds, positions, top_k, *shares = to_device(torch.from_numpy(columns), device).unbind()
+    temperatures, seeds, positions, top_k, *shares = to_device(staged, device)[:, : len(rows)].unbind()
     top_p, min_p, typical_p = (share.view(torch.float64) for share in shares)
     by_rank, by_mass, by_share = (
         any(one.top_k > 0 for one in params),
@@ -124,6 +125,14 @@ def sampling_of(rows: Sequence[SamplingRow], vocabulary: int, device: torch.devi
     )
 
 
+def _columns(number: int, length: int, dtype: type[np.generic]) -> tuple[Tensor, np.ndarray[Any, Any]]:
+    """A tensor to be sent, and in it `number` columns of `length`, each of which begins at a multiple of 16 bytes:
+    Triton would compile a kernel anew for a column that does not."""
+    aligned = 16 // np.dtype(dtype).itemsize
+    whole = np.zeros((number, -(-length // aligned) * aligned), dtype=dtype)
+    return torch.from_numpy(whole), whole[:, :length]
+
+
 def _bits(values: Sequence[float]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.array(values, dtype=np.float64).view(np.int64)
 
@@ -141,10 +150,10 @@ def _mask(rows: Sequence[SamplingRow], vocabulary: int, device: torch.device) ->
 def _flat(edits: Sequence[tuple[int, LogitEdits]], device: torch.device) -> FlatEdits:
     """The edits of all rows, each with the index of its row."""
     indices = np.repeat([index for index, _ in edits], [len(edit.token_ids) for _, edit in edits])
-    columns = np.empty((4, len(indices)), dtype=np.int32)
+    staged, columns = _columns(4, len(indices), np.int32)
     columns[0] = indices
     columns[1] = np.concatenate([edit.token_ids for _, edit in edits])
     columns[2] = np.concatenate([edit.divisors for _, edit in edits]).view(np.int32)
     columns[3] = np.concatenate([edit.offsets for _, edit in edits]).view(np.int32)
-    rows, token_ids, divisors, offsets = to_device(torch.from_numpy(columns), device).unbind()
+    rows, token_ids, divisors, offsets = to_device(staged, device)[:, : len(indices)].unbind()
     return FlatEdits(rows, token_ids, divisors.view(torch.float32), offsets.view(torch.float32))

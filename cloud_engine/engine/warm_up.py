@@ -12,8 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
-from ...kernels.backend import kernel_cache
+from ...kernels.backend import kernel_cache, num_multiprocessors
+from ...kernels.row_launch import power_of_two
+from ...kernels.vocabulary_launch import share_row
 from ...protocol.sampling import SamplingParams
 from ...text.logit_edits import LogitEditor
 from .cuda_graphs import GraphLimits
@@ -21,6 +24,7 @@ from .runner import Chunk, Runner
 from .sampler import SamplingRow, log_probabilities, sample
 
 _LOG = logging.getLogger(__name__)
+_MOST_ROWS = 512  # to sample: with more, what is left are two sizes that compile in a moment
 _MOST_QUERIES = 128  # of a sequence: with more, attention is launched as with so many
 _REPORTED = (0, 20)  # likeliest tokens beside the chosen one
 
@@ -37,11 +41,9 @@ def make_ready(runner: Runner, limits: GraphLimits | None, token_budget: int) ->
     if limits is not None:
         runner.capture(limits)
     passes = [runner.run([_prompt(runner, length)]) for length in prompt_lengths(min(token_budget, runner.num_slots))]
-    logits = passes[-1]
-    for row in _rows(logits.shape[1]):
-        sample(logits, [row])
-    for num_top in _REPORTED:
-        log_probabilities(logits, [0], min(num_top, logits.shape[1]))
+    most = token_budget if limits is None else limits.sequences * limits.queries
+    for number in row_counts(most, passes[-1].shape[1], num_multiprocessors(passes[-1].device)):
+        _sample(passes[-1].repeat(number, 1))
     new, seconds = _entries(cache) - before, time.perf_counter() - started
     _LOG.info("ready in %.1f s: %d kernels compiled, kept in %s", seconds, new, cache)
 
@@ -49,6 +51,23 @@ def make_ready(runner: Runner, limits: GraphLimits | None, token_budget: int) ->
 def prompt_lengths(most: int) -> list[int]:
     """Tokens of a prompt for each way to launch attention: powers of two, as far as there are tiles of their own."""
     return [1 << power for power in range(_MOST_QUERIES.bit_length()) if 1 << power <= most]
+
+
+def row_counts(most: int, vocabulary: int, multiprocessors: int) -> list[int]:
+    """Of up to `most` rows to sample, one number for each size of kernel that a row's programs are put together by."""
+    found: dict[int, int] = {}
+    for rows in range(1, min(most, _MOST_ROWS) + 1):
+        found.setdefault(power_of_two(share_row(rows, vocabulary, multiprocessors).programs), rows)
+    return list(found.values())
+
+
+def _sample(logits: Tensor) -> None:
+    """In each way there is, and as many likeliest tokens as may be asked for."""
+    number, vocabulary = logits.shape
+    for row in _rows(vocabulary):
+        sample(logits, [row] * number)
+    for num_top in _REPORTED:
+        log_probabilities(logits, [0] * number, min(num_top, vocabulary))
 
 
 def _prompt(runner: Runner, length: int) -> Chunk:

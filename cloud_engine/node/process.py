@@ -21,10 +21,11 @@ class NodeOptions:
     """`model` and `draft` are names as `models.hub.find_model` takes them.
 
     `max_step_ms`, `context_length`, `num_blocks`, `max_waiting`, `prefix_caching`, `cuda_graphs`, `dtype`,
-    `block_size`, `batch_invariant`, `attention_backend`: see `EngineConfig`. `draft` is a smaller model of the same
-    vocabulary for speculative decoding; `ngram`: draft from the text itself, too. `threads` None: torch's default.
-    `restart`: replace an engine that dies. `drain_seconds`: what requests in flight get to finish on SIGTERM.
-    `tool_parser`: a `ToolFormat`'s name, or "auto". `exit_with_parent`: stop when the starting process is gone.
+    `block_size` (None: what suits the device), `batch_invariant`, `attention_backend`: see `EngineConfig`. `draft` is a
+    smaller model of the same vocabulary for speculative decoding; `ngram`: draft from the text itself, too. `threads`
+    None: torch's default. `restart`: replace an engine that dies. `drain_seconds`: what requests in flight get to
+    finish on SIGTERM. `tool_parser`: a `ToolFormat`'s name, or "auto". `exit_with_parent`: stop when the starting
+    process is gone.
     """
 
     model: str
@@ -44,7 +45,7 @@ class NodeOptions:
     ngram: bool = False
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
-    block_size: int = 16
+    block_size: int | None = None
     batch_invariant: bool = False
     attention_backend: AttentionChoice = "auto"
     cuda_graphs: bool = True
@@ -82,7 +83,7 @@ def run_node(options: NodeOptions) -> None:
 
 
 def _load(folder: Path, options: NodeOptions) -> Load:
-    from ..engine.config import EngineConfig
+    from ..engine.config import EngineConfig, usual_block_size
     from ..engine.messages import Load
     from ..models.hub import find_model
 
@@ -99,7 +100,7 @@ def _load(folder: Path, options: NodeOptions) -> Load:
         ngram=options.ngram,
         device=options.device,
         dtype=options.dtype,
-        block_size=options.block_size,
+        block_size=usual_block_size(options.device) if options.block_size is None else options.block_size,
         batch_invariant=options.batch_invariant,
         attention_backend=options.attention_backend,
         cuda_graphs=options.cuda_graphs,

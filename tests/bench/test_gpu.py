@@ -20,8 +20,9 @@ from updraft.bench.engine import Setting
 from updraft.bench.gpu import PARTS, Part, run, run_parts
 from updraft.bench.gpu_summary import LIMITS, Limit, metric, over_best_peer, read, rows, time_ratio, worst_share
 from updraft.bench.kernels import Row
+from updraft.bench.report import write_json
 from updraft.bench.row_cases import row_cases
-from updraft.bench.step_gaps import idle_time
+from updraft.bench.step_gaps import Activity, between_steps, idle_time
 from updraft.cli.main import app
 
 
@@ -63,9 +64,20 @@ def test_each_part_runs_whatever_becomes_of_the_others(tmp_path: Path) -> None:
         Part("hangs", 1, ("timeit", "-n", "1", "-r", "1", "import time; time.sleep(60)")),
         Part("writes", 20, ("timeit", "-n", "1", "-r", "1", "open('{json}', 'w').write('{{}}')")),
     ]
-    codes = run_parts(parts, tmp_path / "results", "gpu-2026-01-01")
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "gpu-2026-01-01-fails.json").write_text('{"metrics": {"of": "an earlier run"}}')
+    codes = run_parts(parts, results, "gpu-2026-01-01")
     assert codes == {"fails": 1, "hangs": 124, "writes": 0}
-    assert read(tmp_path / "results", "gpu-2026-01-01") == {"writes": {}}
+    assert read(results, "gpu-2026-01-01") == {"writes": {}}
+
+
+def test_parts_have_what_is_left_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "_TOTAL_S", 2)
+    sleeps = [Part(name, 60, ("timeit", "-n", "1", "-r", "1", "import time; time.sleep(60)")) for name in "ab"]
+    started = time.monotonic()
+    assert run_parts(sleeps, tmp_path, "gpu-2026-01-01") == {"a": 124, "b": 124}
+    assert time.monotonic() - started < 15
 
 
 def test_a_part_that_is_stopped_takes_its_children_along(tmp_path: Path) -> None:
@@ -110,9 +122,11 @@ def test_what_is_not_installed_is_named_first(
 
 def test_only_some_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ran: list[str] = []
+    stems: list[str] = []
 
     def noted(parts: list[Part], results: Path, stem: str) -> dict[str, int]:
         ran.extend(part.name for part in parts)
+        stems.append(stem)
         return {part.name: 0 for part in parts}
 
     monkeypatch.setattr(gpu, "_gpu_name", lambda: "NVIDIA H200")
@@ -122,6 +136,8 @@ def test_only_some_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
     assert ran == ["kernels", "drafts"]
     out = capsys.readouterr().out
     assert "nvidia-h200-" in out and out.count("not measured") == len(LIMITS)
+    write_json(tmp_path / f"{stems[0]}-drafts.json", {"metrics": {"spec_oracle08_speedup": 1.59}})
+    assert gpu.main([]) == 1  # a limit is missed
 
 
 def ours(case: str, median_us: float, gb_per_s: float = 1000.0, share: float = 0.9, name: str = "updraft") -> dict:
@@ -194,13 +210,29 @@ def test_verdicts(at_most: bool, figure: float | None, verdict: str) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), min_size=1, max_size=12))
 def test_idle_time_counts_the_moments_in_which_nothing_runs(drawn: list[tuple[int, int]]) -> None:
-    busy = [(float(start), float(start + length)) for start, length in drawn]
-    first, last = min(start for start, _ in busy), max(end for _, end in busy)
+    ran = [Activity(float(start), float(start + length), "kernel") for start, length in drawn]
+    first, last = min(each.start for each in ran), max(each.end for each in ran)
     moments = [at + 0.5 for at in range(int(first), int(last))]
-    expected = sum(not any(start < at < end for start, end in busy) for at in moments)
-    assert idle_time(busy) == (expected, last - first)
+    expected = sum(not any(each.start < at < each.end for each in ran) for at in moments)
+    assert idle_time(ran) == (expected, last - first)
 
 
 def test_nothing_that_ran_is_an_error() -> None:
     with pytest.raises(ValueError, match="nothing ran"):
         idle_time([])
+
+
+def test_gaps_between_steps_are_those_around_copies_to_the_host() -> None:
+    """Two steps of two kernels, 2 us apart each; behind a step 1 us to its copy, which takes 3, and 4 us to the next
+    copy, of 2, and 5 us to the next step's kernels."""
+    step = [(0, 10, "one"), (12, 20, "other"), (21, 24, "Memcpy DtoH (Device -> Pinned)")]
+    ran = [Activity(offset + start, offset + end, name) for offset in (0, 35) for start, end, name in step]
+    ran.append(Activity(28, 30, "Memcpy HtoD (Pinned -> Device)"))
+    assert between_steps(ran) == 1 + 4 + 5
+    assert between_steps(ran[:3]) == 0  # nothing comes behind it
+    assert idle_time(ran)[0] == 2 + 1 + 4 + 5 + 2 + 1
+
+
+def test_a_step_that_is_launched_before_the_copy_leaves_no_gap() -> None:
+    ran = [Activity(0, 10, "a"), Activity(10, 20, "b"), Activity(12, 14, "Memcpy DtoH (Device -> Pinned)")]
+    assert between_steps([*ran, Activity(20, 30, "c")]) == 0

@@ -115,3 +115,11 @@ def test_a_node_configures_its_engine_as_asked(tmp_path: Path) -> None:
     }  # fmt: skip
     config = process._load(tmp_path, process.NodeOptions(model="m", **options)).config  # type: ignore[arg-type]
     assert {name: getattr(config, name) for name in options} == options
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "used"), [("cpu", None, 16), ("cuda", None, 64), ("cuda:1", None, 64), ("cuda", 16, 16)]
+)
+def test_blocks_suit_the_device(device: str, asked: int | None, used: int, tmp_path: Path) -> None:
+    options = process.NodeOptions(model="m", device=device, block_size=asked)
+    assert process._load(tmp_path, options).config.block_size == used

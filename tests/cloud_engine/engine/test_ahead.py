@@ -143,6 +143,19 @@ def test_who_has_to_be_read_first_waits(params, ahead, make_engine, make_prompts
     assert not ahead
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_biases_are_the_same_for_every_token(temperature, ahead, monkeypatch, make_engine, make_prompts, ask, run):
+    bias = tuple((token, 4.0 if token % 2 else -4.0) for token in range(40))
+    requests = ask(make_prompts(4), max_tokens=12, temperature=temperature, logit_bias=bias, seed=3)
+    found = [result.token_ids for result in run(make_engine(), requests)]
+    assert ahead
+    monkeypatch.setattr(Runner, "runs_ahead", False)
+    assert found == [result.token_ids for result in run(make_engine(), requests)]
+    assert found != [
+        result.token_ids for result in run(make_engine(), ask(make_prompts(4), max_tokens=12, temperature=temperature))
+    ]
+
+
 def test_nothing_is_launched_ahead_of_prompts(ahead, make_engine, make_prompts, ask):
     """With one place, the next prompt waits for a request to end: that step is not given away."""
     requests = ask(make_prompts(5, seed=8), max_tokens=6, ignore_eos=True)

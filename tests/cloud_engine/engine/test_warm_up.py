@@ -6,12 +6,18 @@ import logging
 from pathlib import Path
 
 import pytest
+import torch
 from updraft.cloud_engine.engine import warm_up
 from updraft.cloud_engine.engine.cuda_graphs import GraphLimits
 from updraft.cloud_engine.engine.runner import Runner
-from updraft.cloud_engine.engine.warm_up import make_ready, prompt_lengths
+from updraft.cloud_engine.engine.sampler import SamplingRow, _flat, sampling_of
+from updraft.cloud_engine.engine.warm_up import make_ready, prompt_lengths, row_counts
 from updraft.kernels.attention_launch import AttentionShape, tile_rows
 from updraft.kernels.backend import kernel_cache
+from updraft.kernels.row_launch import power_of_two
+from updraft.kernels.vocabulary_launch import share_row
+from updraft.protocol.sampling import SamplingParams
+from updraft.text.logit_edits import LogitEditor
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(32, 8, 128), (14, 2, 64), (8, 4, 256), (4, 4, 96)])
@@ -20,6 +26,33 @@ def test_prompts_of_all_ways_to_attend(heads: int, kv_heads: int, head_dim: int)
     launched = {tile_rows(shape, length) for length in prompt_lengths(512)}
     assert launched == {tile_rows(shape, length) for length in range(1, 5000)}
     assert prompt_lengths(5) == [1, 2, 4]
+
+
+@pytest.mark.parametrize("vocabulary", [1000, 32000, 151936])
+@pytest.mark.parametrize("multiprocessors", [132, 20])
+def test_rows_of_all_sizes_of_kernels(vocabulary: int, multiprocessors: int) -> None:
+    def size(rows: int) -> int:
+        return power_of_two(share_row(rows, vocabulary, multiprocessors).programs)
+
+    counts = row_counts(300, vocabulary, multiprocessors)
+    assert {size(rows) for rows in counts} == {size(rows) for rows in range(1, 301)}
+    assert counts[0] == 1 and len(set(map(size, counts))) == len(counts)
+    assert max(row_counts(10**6, vocabulary, multiprocessors)) <= 512
+
+
+def test_columns_begin_where_a_kernel_expects_it() -> None:
+    """For another alignment Triton would compile again, in the middle of a step."""
+    sampling = [SamplingParams(top_k=4, top_p=0.5, min_p=0.1, logit_bias=((1, 1.0),))] * 3
+    rows = [SamplingRow(0.5, 7, 3, params, LogitEditor(params, (), ()).edits()) for params in sampling]
+    found = sampling_of(rows, 64, torch.device("cpu"))
+    assert found.truncation is not None
+    cut = found.truncation
+    columns = [found.temperatures, found.seeds, found.positions, cut.top_p, cut.min_p]
+    edits = _flat([(index, row.edits) for index, row in enumerate(rows) if row.edits is not None], torch.device("cpu"))
+    for of_one in (columns, [edits.rows, edits.token_ids, edits.divisors, edits.offsets]):
+        assert all(column is not None and column.shape == (3,) for column in of_one)
+        assert {(column.data_ptr() - of_one[0].data_ptr()) % 16 for column in of_one} == {0}
+    assert found.seeds.tolist() == [7] * 3 and edits.token_ids.tolist() == [1] * 3
 
 
 def test_nothing_is_launched_on_a_cpu(target, monkeypatch) -> None:

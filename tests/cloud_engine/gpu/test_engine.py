@@ -9,6 +9,7 @@ import pytest
 import torch
 from nothing_waits import nothing_waits
 from updraft.cloud_engine.engine.config import EngineConfig
+from updraft.cloud_engine.engine.cuda_graphs import GraphLimits
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.request import GenerationRequest
 from updraft.cloud_engine.engine.runner import Chunk, Runner
@@ -92,6 +93,26 @@ def test_bfloat16_is_near_the_cpu() -> None:
     exact = Runner(model("cpu"), 16, 16).run([chunk]).log_softmax(-1)
     near = Runner(model("cuda", torch.bfloat16), 16, 16).run([chunk]).log_softmax(-1).cpu()
     assert ((near - exact).norm() / exact.norm()).item() < 0.02
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_bfloat16_decodes_and_verifies_near_the_cpu(graphs: bool) -> None:
+    """Rows for one token and for eight of each of three sequences, which is what graphs are captured for."""
+    generator = torch.Generator().manual_seed(2)
+    contexts = [torch.randint(515, (length,), generator=generator).tolist() for length in (40, 129, 64)]
+    tables = [list(range(9 * number, 9 * number + 9)) for number in range(3)]
+    prompts = [Chunk(tokens, 0, table, 1) for tokens, table in zip(contexts, tables, strict=True)]
+    cpu, gpu = Runner(model("cpu"), 27, 16), Runner(model("cuda", torch.bfloat16), 27, 16)
+    if graphs:
+        gpu.capture(GraphLimits(3, 8, 9))
+    for runner in (cpu, gpu):
+        runner.run(prompts)
+    for length in (1, 8):
+        chunks = [
+            Chunk([5] * length, len(tokens), table, length) for tokens, table in zip(contexts, tables, strict=True)
+        ]
+        exact, near = (runner.run(chunks).log_softmax(-1).cpu() for runner in (cpu, gpu))
+        assert ((near - exact).norm() / exact.norm()).item() < 0.02
 
 
 def test_a_pass_does_not_wait_for_the_device() -> None:

@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 CUDA = torch.device("cuda")
 BF16 = Place(CUDA, torch.bfloat16, torch.bfloat16)
+FP16 = Place(CUDA, torch.float16, torch.float16)
 FP8 = Place(CUDA, torch.bfloat16, torch.float8_e4m3fn)
 LLAMA_8B: dict[str, Any] = {"heads": 32, "kv_heads": 8, "head_dim": 128}
 QWEN_05B: dict[str, Any] = {"heads": 14, "kv_heads": 2, "head_dim": 64}
@@ -37,11 +38,12 @@ BATCHES = {
 @pytest.mark.parametrize(
     ("sizes", "window", "place"),
     [(LLAMA_8B, None, BF16), (LLAMA_8B, 300, BF16), (LLAMA_8B, None, FP8), (QWEN_05B, None, BF16),
-     (PHI, None, BF16), (GEMMA, 1000, BF16)],
+     (LLAMA_8B, None, FP16), (PHI, None, BF16), (GEMMA, 1000, BF16)],
 )  # fmt: skip
 def test_attention(sizes: dict[str, Any], window: int | None, place: Place, block_size: int, batch: str) -> None:
     torch.manual_seed(0)
-    shape = AttentionShape(**sizes, block_size=block_size, cache_bytes=place.cache_dtype.itemsize)
+    itemsize = place.cache_dtype.itemsize
+    shape = AttentionShape(**sizes, block_size=block_size, cache_bytes=itemsize, windowed=window is not None)
     assert attention_error(shape, BATCHES[batch], place, window) < 4e-3
 
 
