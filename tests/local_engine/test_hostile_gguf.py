@@ -281,7 +281,7 @@ def ended(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.parametrize(("seconds", "how"), [(60, psutil.Process.kill), (3, psutil.Process.suspend)])
+@pytest.mark.parametrize(("seconds", "how"), [(60, psutil.Process.kill), (5, psutil.Process.suspend)])
 def test_a_trial_ends_with_its_parent(tmp_path, file, seconds, how) -> None:
     """Also with one that lives but does nothing any more, a little after its time."""
     file.put(b"tokenizer.ggml.model", Value(STRING, text(b"rwkv")))
