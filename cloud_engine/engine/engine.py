@@ -179,9 +179,12 @@ class Engine:
         self._counters.aborted_requests += self._answers.drop(request_id, index) or expected
 
     def step(self) -> StepOutputs:
-        """Move every scheduled request on by one step and return the tokens that came out."""
+        """Move every scheduled request on by one step and return the tokens that came out; none where nobody waits."""
         started = time.perf_counter()
         batch = self._scheduler.schedule()
+        if not batch:
+            self._ahead = None
+            return StepOutputs()
         launched = self._claim(batch) or self._launch(batch)
         self._ahead = self._launch_ahead(launched)
         outputs = self._answers.advance(batch, Sampled(launched, self._sampling_row))

@@ -75,14 +75,20 @@ class StepCosts:
         self._drafted = False  # in the step before
 
     def plain_s(self, sequences: int) -> float | None:
-        """A step without drafts; None where no batch of about this size has been measured."""
+        """A step without drafts; None where nothing is sure of batches of about this size.
+
+        All shares are of this: of a single step that was held up, drafts would look as good as free for long.
+        """
         exact = self._plain.get(sequences)
         if exact is not None and exact.is_sure:
             return exact.median
-        nearest = min(self._plain, key=lambda measured: abs(measured - sequences), default=0)
-        if abs(nearest - sequences) > _NEAR * sequences:
-            return None
-        return self._plain[nearest].median * math.sqrt(sequences / nearest)
+        near = {size: step for size, step in self._plain.items() if abs(size - sequences) <= _NEAR * sequences}
+        sure = [size for size, step in near.items() if step.is_sure]
+        if sure:
+            nearest = min(sure, key=lambda size: abs(size - sequences))
+            return near[nearest].median * math.sqrt(sequences / nearest)
+        once = sorted(step.median * math.sqrt(sequences / size) for size, step in near.items())
+        return once[(len(once) - 1) // 2] if len(once) > 1 else None
 
     def verify_s(self, sequences: int, draft_tokens: int, plain_s: float, *, in_proportion: bool = False) -> float:
         """What verifying `draft_tokens` adds to a step of `plain_s`.

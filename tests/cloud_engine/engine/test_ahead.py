@@ -322,3 +322,16 @@ def test_any_order_of_ends_aborts_and_arrivals(lengths, places, events, make_eng
     for name, answer in found.items():
         assert answer == expected[name][: len(answer)]
         assert name in aborted or len(answer) == len(expected[name])
+
+
+def test_a_step_without_work_says_nothing(ahead, make_engine, make_prompts, ask):
+    engine = make_engine()
+    assert list(engine.step()) == []
+    for request in ask(make_prompts(2), max_tokens=10):
+        engine.add_request(request)
+    for _ in range(3):
+        engine.step()
+    for number in range(2):
+        engine.abort(f"r{number}")
+    assert list(engine.step()) == [] and ahead
+    assert engine.stats().steps == 3 and engine.stats().kv_blocks_used == 0

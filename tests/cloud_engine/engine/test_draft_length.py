@@ -353,3 +353,20 @@ def test_that_long_drafts_looked_slow_says_nothing_against_short_ones() -> None:
             StepReport(64, step_s, 0, drafted, 64 * (drafted > 0), max(lengths), 64, 0.001 * max(lengths), 0.001)
         )
     assert chosen.count(0) <= 3
+
+
+def test_one_step_that_was_held_up_is_not_what_a_step_costs() -> None:
+    """Measured by it, drafts would look as good as free, and hardly a step without would come to tell otherwise."""
+    costs = StepCosts()
+    costs.observe(StepReport(15, 0.03))
+    assert costs.plain_s(15) is None and costs.plain_s(16) is None
+    costs.observe(StepReport(16, 0.01))
+    assert costs.plain_s(15) == pytest.approx(0.01 * (15 / 16) ** 0.5)
+    for _ in range(4):
+        costs.observe(StepReport(16, 0.01))
+    costs.observe(StepReport(12, 0.5))
+    assert costs.plain_s(15) == pytest.approx(0.01 * (15 / 16) ** 0.5)
+    assert costs.plain_s(13) == pytest.approx(0.01 * (13 / 16) ** 0.5)
+    for _ in range(3):
+        costs.observe(StepReport(15, 0.012))
+    assert costs.plain_s(15) == 0.012
