@@ -10,18 +10,17 @@ No torch here: the whole policy can be tested on made-up costs.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from .draft_credit import DraftCredit
 from .step_costs import SHORT_LAG, StepCosts, StepReport
 
 _PRIOR = 0.7  # acceptance of a drafter of which nothing is known
 _PRIOR_WEIGHT = 8.0  # tested tokens that a prior counts as
 _REQUEST_HORIZON, _DRAFTER_HORIZON = 64, 512  # tested tokens after which a result is all but forgotten
 _TRIAL_SHARE = 0.005  # of the time may go into trying what looks worse
-_FIRST_TRIALS, _FIRST_TRIAL_SHARE = 1, 0.3  # while a batch of about its size was tried less often
-_FIRST_TRIAL_BATCH = 32  # sequences; in larger batches a wrong draft costs most and gains least
+_MOST_CHARGED = 2.0  # for a token in verification, in steps without drafts
 _DARED_EACH, _DARED_TOKENS = 4, 64  # for a sequence and in all: drafted where nobody knows yet what drafts cost
 _TRIAL_STEPS = 3  # in a row: the first one has code and weights brought into the caches, and does not count
 _REST_STEPS = 8  # for which a decision against drafts stands at least; one for each sequence, as planning takes as long
@@ -122,16 +121,31 @@ class AdaptiveDraftLength(DraftLengthPolicy):
     def __init__(self, most: int) -> None:
         super().__init__(most)
         self._costs = StepCosts()
+        self._credit = DraftCredit()
         self._rest = self._rest_size = 0  # steps still to go without asking again, while the batch is of this class
         self._trial_left = self._trial_length = 0  # of drafts: steps still to go, and most tokens
         self._trial_size = 0  # class of batch size that it is for
         self._since_trial_s = 0.0
-        self._trials: Counter[int] = Counter()  # class of batch size -> of what looked worse
         self.drafts = False
 
     def observe(self, step: StepReport) -> None:
-        self._costs.observe(step)
+        target_s = self._costs.observe(step)
+        plain_s = self._costs.plain_s(step.sequences)
+        if plain_s is not None:
+            self._settle(step, target_s, plain_s)
         self.pass_by(step.step_s)
+
+    def _settle(self, step: StepReport, target_s: float | None, plain_s: float) -> None:
+        """What takes longer than it ever should was held up by something else, and is not the drafts' fault."""
+        costs, sequences = self._costs, step.sequences
+        lost_s = min(step.draft_s, step.passes * plain_s + 2 * costs.catch_up_s(step.lag))
+        if step.draft_tokens > 0:
+            if target_s is None or step.prefill_tokens > 0:  # what prompts took of it is a guess
+                verify_s = costs.verify_s(sequences, step.draft_tokens, plain_s)
+            else:
+                verify_s = min(target_s - plain_s, _MOST_CHARGED * (1 + step.draft_tokens / sequences) * plain_s)
+            lost_s += verify_s - step.accepted_tokens / sequences * plain_s
+        self._credit.settle(sequences, lost_s / plain_s)
 
     def pass_by(self, step_s: float) -> None:
         self._since_trial_s += step_s
@@ -155,6 +169,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         drafts = self._best_drafts(candidates, sequences, plain)
         is_known = self._costs.longest(sequences) > 0
         pays = is_known and drafts is not None and drafts.rate > _LEAST_GAIN * plain.rate
+        pays = pays and not self._credit.is_overdrawn(sequences)
         if drafts is not None and pays:
             best, other = drafts, plain
         else:
@@ -170,14 +185,15 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         return best.lengths
 
     def _may_try(self, other: _Plan, best: _Plan, sequences: int) -> bool:
-        """Whether there is enough time since the last trial to lose on one of `other`."""
-        lost_s = other.upfront_s + _TRIAL_STEPS * (other.seconds - other.tokens / best.rate)
-        is_new = self._trials[sequences.bit_length()] < _FIRST_TRIALS and sequences <= _FIRST_TRIAL_BATCH
-        return lost_s <= (_FIRST_TRIAL_SHARE if is_new else _TRIAL_SHARE) * self._since_trial_s
+        """Whether there is enough time since the last trial to lose on one of `other`.
+
+        Longer drafts than were tried need not wait for that: then it is the credit that bounds what is lost.
+        """
+        is_new = max(other.lengths) > self._costs.longest(sequences)
+        return is_new or _lost_s(other, best) <= _TRIAL_SHARE * self._since_trial_s
 
     def _begin_trial(self, other: _Plan, sequences: int) -> None:
         self._since_trial_s = 0.0
-        self._trials[sequences.bit_length()] += 1
         if any(other.lengths):
             self._repeat(other, sequences)
         else:
@@ -234,9 +250,19 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         return replace(best, lengths=[min(length, best_length) for length in lengths])
 
     def _longest_drafts(self, candidates: Sequence[Candidate], sequences: int, plain: _Plan) -> _Plan:
-        """As long as is dared, for everybody, whatever is expected of it."""
+        """As long as is dared and there is credit for, for everybody, whatever is expected of it."""
+        length, credit_s = self._dared(sequences), self._credit.of(sequences) * plain.seconds
+        while length > 0:
+            drafts = self._drafts_of(length, candidates, sequences, plain)
+            if _lost_s(drafts, plain) <= credit_s:
+                return drafts
+            length //= 2
+        return plain
+
+    def _drafts_of(self, length: int, candidates: Sequence[Candidate], sequences: int, plain: _Plan) -> _Plan:
+        """What that may take at most."""
         costs = self._costs
-        lengths = [min(self._dared(sequences), candidate.limit) for candidate in candidates]
+        lengths = [min(length, candidate.limit) for candidate in candidates]
         passing = [length for length, candidate in zip(lengths, candidates, strict=True) if candidate.takes_passes]
         tokens = plain.tokens + sum(
             _expected(candidate.acceptance, length) for candidate, length in zip(candidates, lengths, strict=True)
@@ -250,6 +276,11 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         """The longest drafts to try: nobody knows what much longer ones cost than were measured."""
         known, unknown = self._costs.longest(sequences), min(_DARED_EACH, _DARED_TOKENS // sequences)
         return min(self._most, max(1, 4 * known, unknown))
+
+
+def _lost_s(other: _Plan, best: _Plan) -> float:
+    """On a trial."""
+    return other.upfront_s + _TRIAL_STEPS * (other.seconds - other.tokens / best.rate)
 
 
 def _expected(acceptance: float, length: int) -> float:

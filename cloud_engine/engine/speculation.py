@@ -52,6 +52,7 @@ class Speculator:
         self._records = {drafter.name: DrafterRecord() for drafter in drafters}
         self._trust = PredictionTrust()
         self._speculative_steps = 0
+        self._accepted_tokens = 0  # in this step, of what drafters proposed
         self.draft_tokens = 0  # of this step: as many as were granted, once it is over as many as were verified
 
     def counters(self) -> dict[str, int]:
@@ -114,6 +115,7 @@ class Speculator:
         drafts.acceptance.setdefault(name, Acceptance()).add(right, guessed)
         record.proposed += proposed
         record.accepted += accepted
+        self._accepted_tokens += accepted
         drafts.proposed += proposed
         drafts.accepted += accepted
 
@@ -128,6 +130,7 @@ class Speculator:
         drafted = [item for item in batch if item.draft_ids] if self.draft_tokens else []
         self.draft_tokens = sum(len(item.draft_ids) for item in drafted)
         self._speculative_steps += bool(drafted)
+        accepted, self._accepted_tokens = self._accepted_tokens, 0
         if not batch or not (self._drafters or self._trust.is_asked):
             return
         predicted = sum(len(item.draft_ids) for item in drafted if item.drafter is None)
@@ -141,6 +144,7 @@ class Speculator:
             lag=self._work.lag,
             draft_s=self._draft_s,
             first_pass_s=self._work.first_pass_s,
+            accepted_tokens=accepted,
         )
         self._trust.observe(report)
         if predicted:

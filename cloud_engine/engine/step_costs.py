@@ -19,9 +19,10 @@ _NEAR = 0.25  # a batch this much larger or smaller tells something about one th
 class StepReport:
     """One step as it was measured.
 
-    `sequences` were in it, each with one token, and `prefill_tokens` more known ones. `draft_tokens` were verified. A
-    draft model proposed them in `passes` over `drafting` sequences, which took `draft_s` of the step's `step_s`
-    seconds, `first_pass_s` of them for the first pass, in which it also caught up on `lag` tokens.
+    `sequences` were in it, each with one token, and `prefill_tokens` more known ones. `draft_tokens` were verified, of
+    which `accepted_tokens` were right. A draft model proposed them in `passes` over `drafting` sequences, which took
+    `draft_s` of the step's `step_s` seconds, `first_pass_s` of them for the first pass, in which it also caught up on
+    `lag` tokens.
     """
 
     sequences: int
@@ -33,6 +34,7 @@ class StepReport:
     lag: int = 0
     draft_s: float = 0.0
     first_pass_s: float = 0.0
+    accepted_tokens: int = 0
 
 
 class Recent:
@@ -96,7 +98,8 @@ class StepCosts:
         Measured as a share of that step, by batch size and by draft tokens each, so that it carries over to batches of
         similar size. In between it is interpolated. Longer drafts than were measured are expected to go on as the
         measured ones rise, or half as steeply as proportion would have it where there is but one length: if that is
-        too good to be true, a try tells; what that may cost at most is told `in_proportion`.
+        too good to be true, a try tells; what that may cost at most is told `in_proportion`, or, where nothing was
+        measured, as half of what so many sequences more would take.
         """
         measured = self._shares(sequences)
         each = draft_tokens / sequences
@@ -108,6 +111,8 @@ class StepCosts:
         elif below:
             hoped = 1 if in_proportion else 2
             share += (each - below) * (self._rise(measured) if len(measured) > 1 else share / below / hoped)
+        elif in_proportion:
+            share = each / 2
         return share * plain_s
 
     def another_token_s(self, sequences: int, length: int, plain_s: float) -> float:
@@ -168,24 +173,29 @@ class StepCosts:
         """What the draft model needs for `lag` tokens that the target has computed and it has not."""
         return self._catch_up.median * lag
 
-    def observe(self, step: StepReport) -> None:
-        """The first step with drafts behind one without, or the other way round, is cold: it brings into the caches
-        what those that follow it find there."""
+    def observe(self, step: StepReport) -> float | None:
+        """Returns the seconds of the target in this step without those for prompts; None where these are the most of
+        it, so that it says little about the rest.
+
+        The first step with drafts behind one without, or the other way round, is cold: it brings into the caches
+        what those that follow it find there.
+        """
         cold, self._drafted = self._drafted != (step.draft_tokens > 0), step.draft_tokens > 0
         self._observe_passes(step, cold)
         sequences, target_s = step.sequences, step.step_s - step.draft_s
         prefill_s = self._prefill_s(step, target_s)
         if prefill_s > target_s / 2:
-            return  # says little about the rest
+            return None
         target_s -= prefill_s
         if step.draft_tokens == 0:
             self._plain.setdefault(sequences, Recent()).add(target_s, cold=cold)
-            return
+            return target_s
         plain_s = self.plain_s(sequences)
         if plain_s is not None and 2 * step.draft_tokens >= sequences:  # fewer drown in noise
             shares = self._verify.setdefault(sequences.bit_length(), {})
             each = max(1, round(step.draft_tokens / sequences))
             shares.setdefault(each, Recent()).add(max(0.0, target_s / plain_s - 1), cold=cold)
+        return target_s
 
     def _observe_passes(self, step: StepReport, cold: bool) -> None:
         if step.passes > 1:
@@ -211,9 +221,6 @@ class StepCosts:
         return self._prefill.median * step.prefill_tokens
 
     def _shares(self, sequences: int) -> dict[int, Recent]:
-        """By draft tokens each, of the batches that are closest in size, of those of which anything is sure."""
-        for size in sorted(self._verify, key=lambda known: abs(known - sequences.bit_length())):
-            sure = {each: share for each, share in self._verify[size].items() if share.is_sure}
-            if sure:
-                return sure
-        return {}
+        """By draft tokens each, those of which anything is sure, of batches of this class."""
+        known = self._verify.get(sequences.bit_length(), {})
+        return {each: share for each, share in known.items() if share.is_sure}
