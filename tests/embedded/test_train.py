@@ -53,16 +53,16 @@ def test_a_run_that_was_cut_off_ends_in_the_very_same_weights(tmp_path: Path, mo
 
 
 def test_the_command_is_deterministic_and_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:
-    run(tmp_path / "a", 12)
-    run(tmp_path / "b", 12)
+    run(tmp_path / "a", 6)
+    run(tmp_path / "b", 6)
     first, second = (load_file(tmp_path / x / "model" / "model.safetensors") for x in "ab")
     assert all(torch.equal(first[name], second[name]) for name in first)
     # A finished run resumed has nothing left to do and keeps its weights.
-    run(tmp_path / "b", 12)
+    run(tmp_path / "b", 6)
     again = load_file(tmp_path / "b" / "model" / "model.safetensors")
     assert all(torch.equal(first[name], again[name]) for name in first)
     report = json.loads((tmp_path / "a" / "report.json").read_text())
-    assert report["recipe"]["steps"] == 12
+    assert report["recipe"]["steps"] == 6
 
 
 @pytest.mark.parametrize("index", [11, 15], ids=["tasks-apart", "conversation"])
