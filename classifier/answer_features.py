@@ -206,7 +206,7 @@ def _is_json(text: str) -> bool:
 
 
 def _share_outside(items: Sequence[str], known: Container[str]) -> float:
-    return sum(item not in known for item in items) / max(len(items), 1)
+    return (len(items) - sum(map(known.__contains__, items))) / max(len(items), 1)
 
 
 def _distinct(items: Sequence[object]) -> float:
