@@ -15,13 +15,18 @@ PIECES = (
     *("miles", "7 miles + 2", "X", "$5", "#### 20", "Answer: ", "therefore", "s p e l t", "Σ", "ΑΣ", "é", "x"),
     "\\times 2",
 )
-TEXTS = st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
+#: Lines that are long enough to be read ahead, with what may go on over their ends.
+LINES = st.tuples(st.sampled_from(PIECES), st.just(" which they all had to do by then "), st.sampled_from(PIECES))
+TEXTS = st.lists(st.sampled_from(PIECES) | LINES.map("".join), max_size=30).map("".join)
 STEPS = "She buys 3 x $4 = $12 worth of bread.\nShe pays 20 - 12 = <<20-12=8>>8 dollars back\n\nSo it is 8.\n#### 8"
 
 
 @settings(max_examples=400, deadline=None)
 @given(TEXTS, st.integers(1, 12))
 @example(STEPS, 3)
+@example("They sold their apples, pears,\nplums, figs and more", 1)
+@example("They sold pears and all of the apples\n, plums, figs and more", 1)
+@example("There were altogether some 12\n+ 3 = 15 of them", 1)
 def test_lines_together_say_what_the_whole_says(text: str, token: int) -> None:
     reader = AnswerReader(Answered.of, 4)
     for end in range(token, len(text), token):
