@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from ..classifier.answer_reader import AnswerReader
 from ..classifier.graded import GradedRow
 from ..classifier.metrics import Floats
 from ..classifier.optional import load_onnxruntime
 from ..classifier.text_export import router_to_onnx
 from ..classifier.text_gate import Read, TextGate
 from ..classifier.text_router import TextRouter
-from ..classifier.text_rows import Asked, Mode, featurise, vector
+from ..classifier.text_rows import Answered, Asked, Mode, featurise, vector
 from .statistics import percentile
 
 __all__ = ["NOISES", "in_use", "unchanged"]
 
 _CHARS = 2_000
+_TOKEN = 4  # characters
 _DECISIONS = 1_000
 _NOISY_ROWS = 200
 _SHARES = (0.2, 0.5, 0.8)
@@ -88,16 +90,37 @@ def _gate(router: TextRouter, row: GradedRow, mode: Mode) -> TextGate:
     return TextGate(onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"]))
 
 
-def _decide(gate: TextGate, row: GradedRow, mode: Mode, asked: Asked | None = None, read: Read | None = None) -> float:
-    measures, counts = vector(row, mode, asked)
-    return gate.decide(gate.read(counts) if read is None else read, measures)
+def _decide(gate: TextGate, row: GradedRow, mode: Mode, ahead: _Ahead | None = None) -> float:
+    if ahead is None:
+        measures, counts = vector(row, mode)
+        return gate.decide(gate.read(counts), measures)
+    measures, _ = vector(row, mode, ahead.asked, ahead.answers.read(row.answer or ""))
+    return gate.decide(ahead.read, measures)
+
+
+@dataclass(frozen=True)
+class _Ahead:
+    """What gate 3 finds done when the answer ends, as in a request: the question, and the answer's complete lines."""
+
+    asked: Asked
+    read: Read
+    answers: AnswerReader[Answered]
+
+    @classmethod
+    def of(cls, gate: TextGate, row: GradedRow) -> _Ahead:
+        asked, answers, text = Asked.of(row.prompt), AnswerReader(Answered.of, 1), row.answer or ""
+        asked.read_ahead()
+        for end in range(_TOKEN, len(text), _TOKEN):
+            answers.read_ahead(text[:end])
+        return cls(asked, gate.read(asked.counts), answers)
 
 
 def _decision_ms(gate: TextGate, rows: Sequence[GradedRow], mode: Mode) -> dict[str, float | None]:
     """Features and model together, for prompts of 2,000 characters joined from those of the file.
 
-    In a cascade it is gate 3 that is timed, from the end of the answer on: the question has been read before. `cpu_`:
-    the processor's time, which leaves out what other processes on the machine took in between.
+    In a cascade it is gate 3 that is timed, from the end of the answer on: the question has been read before, and so
+    have the answer's lines but for the last, as they came. `cpu_`: the processor's time, which leaves out what other
+    processes on the machine took in between.
     """
     text = "\n".join(row.prompt for row in rows[:200])
     starts = range(0, max(1, len(text) - _CHARS), 97)
@@ -105,13 +128,9 @@ def _decision_ms(gate: TextGate, rows: Sequence[GradedRow], mode: Mode) -> dict[
     taken: Floats = np.zeros((2, _DECISIONS))
     for i in range(_DECISIONS):
         row = replace(rows[i % len(rows)], prompt=prompts[i % len(prompts)])
-        asked = read = None
-        if mode == "cascade":
-            asked = Asked.of(row.prompt)
-            asked.read_ahead()
-            read = gate.read(asked.counts)
+        ahead = _Ahead.of(gate, row) if mode == "cascade" else None
         started = time.perf_counter_ns(), time.thread_time_ns()
-        _decide(gate, row, mode, asked, read)
+        _decide(gate, row, mode, ahead)
         taken[:, i] = time.perf_counter_ns() - started[0], time.thread_time_ns() - started[1]
     wall, cpu = (1e-6 * taken[:, _DECISIONS // 10 :]).tolist()
     quantiles = {"p50": 50, "p99": 99}

@@ -16,26 +16,9 @@ from operator import eq
 
 import numpy as np
 
+from .answer_parts import NUMBER, AnswerParts, parts_of, segments, words_of
 from .views import Array, RunView
 
-# A search for `\d\d*` skips to the next digit, one for `\d+` tries every character.
-_NUMBER = re.compile(r"\d\d*(?:\.\d+)?")
-_WORD = re.compile(r"\w+")
-# For `str.translate`: what belongs to no word becomes a blank.
-_BLANKED = "".join(chr(code) if _WORD.match(chr(code)) else " " for code in range(128))
-# What must not stand before a number is asked when its first character was read, which is quick in the same way.
-# A sum that nothing follows is found too, with nothing stated: else each of its terms would be tried up to its end.
-_STATEMENT = re.compile(
-    r"([-\d](?<![\d.)*/×÷+-][-\d])(?<![*/×÷+-] [-\d])(?<!-(?!\d))\d*(?:\.\d+)?(?:\s*[-+*/×÷]\s*\d+(?:\.\d+)?)+)"
-    r"(?:\s*=\s*(-?\d+(?:\.\d+)?))?"
-)
-_TERM = re.compile(r"([-+*/×÷]?)\s*(\d+(?:\.\d+)?)")
-_INEQUALITY = re.compile(r"([-\d](?<![\d.][-\d])(?<!-(?!\d))\d*(?:\.\d+)?)\s*([<>])\s*(?=(-?\d+(?:\.\d+)?))")
-_SEGMENT = re.compile(r"[,;:?!\n.](?:(?<!\.)|(?!\d))")
-_ITEM = r"[^\s,;:<>.=?!]++(?:\.\d++)?"
-_LIST = re.compile(rf"(?<![^\s,;:<>=?!]){_ITEM}(?:\s*[,<>]\s*{_ITEM}){{2,}}")
-_INNER_ITEM = re.compile(rf"[,<>]\s*{_ITEM}\s*[,<>]")  # every list has one, and most texts have none
-_SEPARATOR = re.compile(r"\s*[,<>]\s*")
 _SPELLED = re.compile(r"(?<![\w])([A-Za-z])(?!\w)")
 _MARKS = ("answer", "result", "therefore")
 _MARK = re.compile(rf"\b(?:{'|'.join(_MARKS)})\b\W*", re.IGNORECASE)
@@ -97,38 +80,32 @@ class Mentioned:
     @classmethod
     def of(cls, question: str) -> Mentioned:
         beside: dict[str, frozenset[str]] = {}
-        for numbers, words in _segments(question):
+        for numbers, words in segments(question):
             lettered = _lettered(words)
             beside |= {number: lettered.union(beside.get(number, ())) for number in numbers}
         lower = question.lower()
-        words = frozenset(_words(lower))
+        words = frozenset(words_of(lower))
         letters = lower.translate(_LETTERS) if lower.isascii() else _NO_LETTER.sub("", lower)
-        return cls(words, _lettered(words), tuple(_NUMBER.findall(question)), beside, letters)
+        return cls(words, _lettered(words), tuple(NUMBER.findall(question)), beside, letters)
 
 
-def answer_checks(view: RunView, mentioned: Mentioned | None = None) -> Array:
-    """(len(ANSWER_NAMES),) float32. `mentioned`: of the view's prompt, if it is known already."""
+def answer_checks(view: RunView, mentioned: Mentioned | None = None, parts: AnswerParts | None = None) -> Array:
+    """(len(ANSWER_NAMES),) float32. `mentioned`, `parts`: of the view's prompt and answer, if known already."""
     text = view.answer
+    parts = parts or parts_of(text)
     mentioned = mentioned or Mentioned.of(view.prompt.text)
     lower = text.lower()
-    words = _words(lower)
-    numbers = _NUMBER.findall(text)
-    truths = [_holds(left, stated) for left, stated in _STATEMENT.findall(text) if stated]
-    if "<" in text or ">" in text:
-        truths += [
-            float(left) < float(right) if sign == "<" else float(left) > float(right)
-            for left, sign, right in _INEQUALITY.findall(text)
-        ]
+    words, numbers, items = parts.words, parts.numbers, parts.items
+    truths = parts.sums + parts.comparisons
     false = truths.count(False)
     working, final, marked = _split_final(text, lower)
-    final_words = _words(final.lower())
+    final_words = words_of(final.lower())
     # Without a mark the final result is the last line: the working's words are those before it.
-    worked = _words(working.lower()) if marked or not text.isascii() else words[: len(words) - len(final_words)]
+    worked = words_of(working.lower()) if marked or not text.isascii() else words[: len(words) - len(final_words)]
     trigrams = list(zip(words, words[1:], words[2:], strict=False))
     opens_json = text.lstrip()[:1] in ("{", "[")
     valid_json = opens_json and _is_json(text)
-    items = _longest_list(text)
-    bound, misbound = _bindings(text, mentioned)
+    bound, misbound = _bindings(parts, mentioned)
     letters = _single_letters(working, worked)
     spelled = len(letters) > 2
     values = [
@@ -170,32 +147,9 @@ def answer_checks(view: RunView, mentioned: Mentioned | None = None) -> Array:
     return np.array([float(value) for value in values], np.float32)
 
 
-def _holds(left: str, right: str) -> bool:
-    """Whether the stated `left = right` is true; `left` is a chain of + - * /, the products binding tighter."""
-    terms: list[float] = []
-    for operator, digits in _TERM.findall(left):
-        value = float(digits)
-        if operator in ("*", "×"):
-            terms[-1] *= value
-        elif operator in ("/", "÷"):
-            terms[-1] = terms[-1] / value if value else float("nan")
-        else:
-            terms.append(-value if operator == "-" else value)
-    total, stated = sum(terms), float(right)
-    return abs(total - stated) <= 1e-6 * max(1.0, abs(stated))
-
-
-def _longest_list(text: str) -> list[str]:
-    """The items of the longest list in `text`: three or more words or numbers between commas or comparison signs."""
-    if not _INNER_ITEM.search(text):
-        return []
-    lists = [_SEPARATOR.split(found) for found in _LIST.findall(text)]
-    return max(lists, key=len, default=list[str]())
-
-
 def _kinks(items: Sequence[str]) -> int:
     """How many steps of a list of numbers go against the way most of its steps go; 0 for other lists."""
-    if not all(_NUMBER.fullmatch(item) for item in items):
+    if not all(NUMBER.fullmatch(item) for item in items):
         return 0
     numbers = [float(item) for item in items]
     up = sum(a < b for a, b in pairwise(numbers))
@@ -203,13 +157,13 @@ def _kinks(items: Sequence[str]) -> int:
     return min(up, down)
 
 
-def _bindings(text: str, mentioned: Mentioned) -> tuple[int, int]:
+def _bindings(parts: AnswerParts, mentioned: Mentioned) -> tuple[int, int]:
     """Of the question's numbers used in the answer: how many stand by a word they stood by, how many by others only.
 
     A number that the question does not contain, or that stands without any of the question's words, counts as neither.
     """
     bound = misbound = 0
-    for numbers, words in _segments(text):
+    for numbers, words in parts.segments:
         for number in frozenset[str]() if words.isdisjoint(mentioned.lettered) else numbers & mentioned.beside.keys():
             if words.isdisjoint(mentioned.beside[number]):
                 misbound += 1
@@ -218,19 +172,8 @@ def _bindings(text: str, mentioned: Mentioned) -> tuple[int, int]:
     return bound, misbound
 
 
-def _segments(text: str) -> list[tuple[frozenset[str], frozenset[str]]]:
-    """The numbers and the words of each piece of `text` between marks that has a number."""
-    numbered = ((piece, _NUMBER.findall(piece)) for piece in _SEGMENT.split(text))
-    return [(frozenset(numbers), frozenset(_words(piece.lower()))) for piece, numbers in numbered if numbers]
-
-
 def _lettered(words: Iterable[str]) -> frozenset[str]:
     return frozenset(word for word in words if word[0].isalpha())
-
-
-def _words(text: str) -> list[str]:
-    """What `_WORD` finds, without a regular expression where there is only ASCII."""
-    return text.translate(_BLANKED).split() if text.isascii() else _WORD.findall(text)
 
 
 def _single_letters(working: str, words: Sequence[str]) -> str:
@@ -263,7 +206,7 @@ def _is_json(text: str) -> bool:
 
 
 def _share_outside(items: Sequence[str], known: Container[str]) -> float:
-    return sum(item not in known for item in items) / max(len(items), 1)
+    return (len(items) - sum(map(known.__contains__, items))) / max(len(items), 1)
 
 
 def _distinct(items: Sequence[object]) -> float:

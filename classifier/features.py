@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from .answer_features import ANSWER_NAMES, Mentioned, answer_checks
+from .answer_parts import AnswerParts
 from .run_features import PROMPT_SIGNAL_NAMES, SIGNAL_NAMES, prompt_signals, signals
 from .text_features import NGRAM_WIDTH, STRUCTURE_NAMES, ngrams, structure
 from .views import Array, PromptView, RunView
@@ -108,8 +109,11 @@ def during(view: RunView, tokens: int, asked: Asked | None = None) -> Array:
     return np.concatenate((asked.structure, prompt_signals(view), signals(view, tokens), _hidden(view.prompt_hidden)))
 
 
-def after(view: RunView, asked: Asked | None = None) -> Array:
-    """Gate 3's vector: everything. A run without an answer's hidden state counts as zeros there."""
+def after(view: RunView, asked: Asked | None = None, parts: AnswerParts | None = None) -> Array:
+    """Gate 3's vector: everything. A run without an answer's hidden state counts as zeros there.
+
+    `asked`, `parts`: of the run's prompt and answer, if they have been read.
+    """
     asked = asked or Asked(view.prompt)
     answer_hidden = np.zeros_like(view.prompt_hidden) if view.answer_hidden is None else view.answer_hidden
     return np.concatenate(
@@ -117,7 +121,7 @@ def after(view: RunView, asked: Asked | None = None) -> Array:
             asked.structure,
             prompt_signals(view),
             signals(view),
-            answer_checks(view, asked.mentioned),
+            answer_checks(view, asked.mentioned, parts),
             asked.ngrams,
             _hidden(view.prompt_hidden),
             _hidden(answer_hidden),

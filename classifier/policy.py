@@ -13,6 +13,8 @@ import numpy as np
 from ..protocol.errors import ConfigurationError
 from . import features
 from .aim import Aim
+from .answer_parts import parts_of
+from .answer_reader import AnswerReader
 from .calibration_rows import CALIBRATION_NAME, CalibrationRows, unpack_calibration
 from .drift import Usual
 from .features import FEATURE_VERSION, GATES, Gate, Layout
@@ -71,6 +73,7 @@ class Policy:
         self._sessions = sessions
         # Gate 3 asks about a question that gate 1 has read a moment ago.
         self._asked = lru_cache(maxsize=QUESTIONS_AT_ONCE)(features.Asked)
+        self._answers = AnswerReader(parts_of, QUESTIONS_AT_ONCE)
 
     @classmethod
     def load(cls, folder: Path) -> Policy:
@@ -91,9 +94,15 @@ class Policy:
         """Do what gate 3 needs of the question, while the local model is busy."""
         _ = self._asked(prompt).mentioned
 
+    def read_lines(self, answer: str) -> None:
+        """Do what gate 3 needs of the complete lines of an answer that has come so far."""
+        self._answers.read_ahead(answer)
+
     def after(self, view: RunView) -> float:
         """Gate 3: P(gain) from the whole run."""
-        return self._probability("gate3", features.after(view, self._asked(view.prompt)))
+        return self._probability(
+            "gate3", features.after(view, self._asked(view.prompt), self._answers.read(view.answer))
+        )
 
     @property
     def usual(self) -> Usual | None:

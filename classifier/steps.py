@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite, log1p
@@ -19,7 +19,7 @@ import numpy as np
 
 from .views import Array
 
-__all__ = ["STEP_NAMES", "Given", "Step", "final_number", "step_checks", "steps"]
+__all__ = ["STEP_NAMES", "FoundSteps", "Given", "Step", "final_number", "find_steps", "step_checks", "steps"]
 
 # A search for a set of characters skips to the next of them, one for alternatives tries every character.
 _NUMBER = re.compile(r"[\d.](?:(?<=\d)[\d,]*(?:\.\d+)?|(?<=\.)\d+)")
@@ -66,17 +66,35 @@ class Step(NamedTuple):
     operators: int
 
 
+@dataclass(frozen=True, slots=True)
+class FoundSteps:
+    """The equations of a text as it states them, and those in calculator marks."""
+
+    stated: list[Step]
+    marked: list[Step]
+
+    def __add__(self, other: FoundSteps) -> FoundSteps:
+        return FoundSteps(self.stated + other.stated, self.marked + other.marked)
+
+    @property
+    def all(self) -> list[Step]:
+        return (self.stated + self.marked)[:_MOST_STEPS]
+
+
 def steps(text: str) -> list[Step]:
     """The equations of `text` between plain numbers, calculator marks last; what is no arithmetic is passed over."""
+    return find_steps(text).all
+
+
+def find_steps(text: str) -> FoundSteps:
     plain = _THOUSANDS.sub("", text.replace("÷", "/").replace("−", "-"))
     if _MAY_BE_TIMES.search(plain):
         plain = _TIMES.sub("*", plain)
-    marked = [_step(left, right) for left, right in _MARK.findall(plain)]
+    marked = _steps(_MARK.findall(plain))
     bare = _UNIT.sub("", _ASIDE.sub(" ", _MARK.sub(" ", plain)))
     equations = (piece for piece in _BREAK.split(bare) if "=" in piece)
     chains = (found.group().split("=") for piece in equations for found in _EQUATION.finditer(piece))
-    stated = [_step(left, right) for chain in chains for left, right in pairwise(chain)]
-    return [step for step in (*stated, *marked) if step is not None][:_MOST_STEPS]
+    return FoundSteps(_steps(pair for chain in chains for pair in pairwise(chain)), marked)
 
 
 def final_number(text: str) -> tuple[float | None, bool]:
@@ -104,9 +122,9 @@ class Given:
         return cls(numbers, worded, len(question), len(_SENTENCE.findall(question)))
 
 
-def step_checks(given: Given, answer: str) -> Array:
-    """(len(STEP_NAMES),) float32."""
-    found = steps(answer)
+def step_checks(given: Given, answer: str, read: FoundSteps | None = None) -> Array:
+    """(len(STEP_NAMES),) float32. `read`: of the answer, if it is known already."""
+    found = (read or find_steps(answer)).all
     final, marked = final_number(answer)
     lower = answer.lower()
     values = (
@@ -202,6 +220,10 @@ def _ending(found: Sequence[Step], given: Sequence[float], final: float | None) 
         float(_among(final, sorted(results), _ROUNDED)),
         float(_among(final, sorted(given), _EXACT)),
     )
+
+
+def _steps(equations: Iterable[tuple[str, str]]) -> list[Step]:
+    return [step for left, right in equations if (step := _step(left, right)) is not None]
 
 
 def _step(left: str, right: str) -> Step | None:

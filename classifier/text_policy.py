@@ -18,13 +18,14 @@ import numpy as np
 
 from ..protocol.errors import ConfigurationError
 from .aim import Aim
+from .answer_reader import AnswerReader
 from .calibration_rows import CALIBRATION_NAME, CalibrationRows, unpack_calibration
 from .drift import Usual
 from .graded import GradedRow, TokenSignals
 from .graph_files import CARD_NAME, ML_OPSET, OPSET, check_versions, file_named, open_graph, read_card, read_checked
 from .operating_point import OperatingPoint, operating_point
 from .text_gate import Read, TextGate
-from .text_rows import TEXT_FEATURE_VERSION, Asked, Mode, vector
+from .text_rows import TEXT_FEATURE_VERSION, Answered, Asked, Mode, vector
 from .thresholds import Thresholds
 from .views import QUESTIONS_AT_ONCE, PromptView, RunView
 
@@ -117,6 +118,7 @@ class TextPolicy:
         self._gates = gates
         # Gate 3 asks about a question that gate 1 has read a moment ago.
         self._asked = lru_cache(maxsize=QUESTIONS_AT_ONCE)(Asked.of)
+        self._answers = AnswerReader(Answered.of, QUESTIONS_AT_ONCE)
         self._read = lru_cache(maxsize=QUESTIONS_AT_ONCE)(self._read_for_gate_3)
 
     @classmethod
@@ -165,12 +167,17 @@ class TextPolicy:
             self._asked(prompt.text).read_ahead()
             self._read(prompt.text)
 
+    def read_lines(self, answer: str) -> None:
+        """Do what gate 3 needs of the complete lines of an answer that has come so far."""
+        if self.reads_answers:
+            self._answers.read_ahead(answer)
+
     def after(self, view: RunView) -> float:
         """Gate 3: P(gain) from question and answer."""
         if not self.reads_answers:
             return self.before(view.prompt)
         row = graded_run(view, signals=self.card.signals)
-        measures, _ = vector(row, "cascade", self._asked(row.prompt))
+        measures, _ = vector(row, "cascade", self._asked(row.prompt), self._answers.read(view.answer))
         return self._gates["cascade"].decide(self._read(row.prompt), measures)
 
     def operating_point(self, aim: Aim) -> OperatingPoint:

@@ -16,17 +16,19 @@ from numpy.typing import NDArray
 
 from ..protocol.errors import InvalidRequestError
 from .answer_features import Mentioned, answer_checks
+from .answer_parts import AnswerParts, parts_of
 from .graded import GradedRow, TokenSignals
 from .optional import load_module
 from .question import question_of
 from .run_features import signals
-from .steps import Given, step_checks
+from .steps import FoundSteps, Given, find_steps, step_checks
 from .views import Array, PromptView, RunView
 from .wording import MEASURE_NAMES, wording
 
 __all__ = [
     "N_WORDING",
     "TEXT_FEATURE_VERSION",
+    "Answered",
     "Asked",
     "Features",
     "Mode",
@@ -83,8 +85,24 @@ class Asked:
         _ = self.mentioned, self.given
 
 
-def vector(row: GradedRow, mode: Mode, asked: Asked | None = None) -> Features:
-    """The measures and the counts of one row; `asked`: what is known of its prompt from an earlier gate.
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What gate 3 searches an answer for; of complete lines it can be found while the next are being written."""
+
+    parts: AnswerParts
+    steps: FoundSteps
+
+    @classmethod
+    def of(cls, text: str) -> Answered:
+        return cls(parts_of(text), find_steps(text))
+
+    def __add__(self, other: Answered) -> Answered:
+        return Answered(self.parts + other.parts, self.steps + other.steps)
+
+
+def vector(row: GradedRow, mode: Mode, asked: Asked | None = None, answered: Answered | None = None) -> Features:
+    """The measures and the counts of one row; `asked`: what is known of its prompt from an earlier gate;
+    `answered`: what is known of its answer.
 
     Raises InvalidRequestError if a cascade's row has no answer.
     """
@@ -94,7 +112,9 @@ def vector(row: GradedRow, mode: Mode, asked: Asked | None = None) -> Features:
     if row.answer is None:
         raise InvalidRequestError("A cascade is judged by the weak tier's answer: add a column weak_response.")
     view = _view(asked.question, row)
-    parts = (asked.measures, answer_checks(view, asked.mentioned), step_checks(asked.given, row.answer))
+    answered = answered or Answered.of(row.answer)
+    checks = answer_checks(view, asked.mentioned, answered.parts)
+    parts = (asked.measures, checks, step_checks(asked.given, row.answer, answered.steps))
     return np.concatenate((*parts, signals(view)) if row.signals else parts), asked.counts
 
 

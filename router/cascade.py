@@ -29,6 +29,7 @@ from .shared import Shared
 from .tiers import CloudFailure, LocalAnswer, LocalGeneration, LocalTier
 
 _LONG_PROMPT = 2**14
+_LINE_BEGUN = 16  # characters: a line is known to be complete when the next has begun
 _T = TypeVar("_T")
 
 
@@ -141,6 +142,8 @@ class Cascade:
             if self.ruling.open:
                 await self._read(lambda: self.gates.read_ahead(self.chat.messages))
             while await self.escalation.beside_race(anext(run, None)) is not None:
+                if self.ruling.open and "\n" in run.answer.text[-_LINE_BEGUN:]:
+                    self.gates.read_lines(run.answer.text)
                 if self._stops_early(run.answer):
                     await self.stop_local()
                     return State.CLOUD

@@ -69,6 +69,10 @@ class Gates(Protocol):
         """Do what gate 3 needs of the question, while the local model is busy."""
         ...
 
+    def read_lines(self, answer: str) -> None:
+        """Do what gate 3 needs of the complete lines of an answer that has come so far."""
+        ...
+
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
         """From the first `tokens` tokens, or on a longer answer from its last `tokens`: has it collapsed?"""
         ...
@@ -85,6 +89,7 @@ class CalibratedPolicy(Protocol):
     def gate2_tokens(self) -> int: ...
     def before(self, prompt: PromptView) -> float: ...
     def read_ahead(self, prompt: PromptView) -> None: ...
+    def read_lines(self, answer: str) -> None: ...
     def during(self, view: RunView) -> float: ...
     def after(self, view: RunView) -> float: ...
     @property
@@ -131,6 +136,9 @@ class PolicyGates:
         from ..classifier.views import PromptView
 
         self._policy.read_ahead(PromptView.of(messages))
+
+    def read_lines(self, answer: str) -> None:
+        self._policy.read_lines(answer)
 
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
         window = answer.signals[-self.tokens :]
@@ -190,6 +198,9 @@ class ConfidenceGates:
     def read_ahead(self, messages: Sequence[Message]) -> None:
         """Only the tokens are looked at."""
 
+    def read_lines(self, answer: str) -> None:
+        """The same."""
+
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:  # noqa: ARG002
         return self._judge(2, "while generating", answer.signals[-self.tokens :], self._confidence / 2)
 
@@ -242,6 +253,9 @@ class GeneralGates:
 
     def read_ahead(self, messages: Sequence[Message]) -> None:
         self._rest.read_ahead(messages)
+
+    def read_lines(self, answer: str) -> None:
+        self._rest.read_lines(answer)
 
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:  # noqa: ARG002
         return self._rest.during(messages, answer, None)

@@ -74,6 +74,9 @@ class LearningGates:
     def read_ahead(self, messages: Sequence[Message]) -> None:
         self._gates.read_ahead(messages)
 
+    def read_lines(self, answer: str) -> None:
+        self._gates.read_lines(answer)
+
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
         return self._cautiously(self._gates.during(messages, answer, self._quality(quality)))
 
@@ -119,6 +122,9 @@ class _Drawn:
 
     def read_ahead(self, messages: Sequence[Message]) -> None:
         self._gates.read_ahead(messages)
+
+    def read_lines(self, answer: str) -> None:
+        self._gates.read_lines(answer)
 
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
         return self._looking_on(self._gates.during(messages, answer, quality))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from updraft.classifier import text_rows
 from updraft.classifier.aim import Aim
 from updraft.classifier.calibrated import figures, sentences
 from updraft.classifier.drift import DriftMonitor
@@ -86,6 +87,20 @@ def test_what_was_read_ahead_changes_no_decision(folder: Path, monkeypatch: pyte
     for reader in ("answer_features.Mentioned", "steps.Given"):
         monkeypatch.setattr(f"updraft.classifier.{reader}.of", lambda _: pytest.fail("the question is read again"))
     assert [ahead.after(view(row)) for row in rows] == expected
+
+
+def test_lines_that_were_read_as_they_came_are_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["First we count what there is: 3 + 4 = 7 of them.", "Then we take away 7 - 2 = 5 of these.", "Answer: 5"]
+    run = view(replace(population(1, 2, signals=True)[0], answer="\n".join(lines)))
+    plain, ahead = load_policy(folder), load_policy(folder)
+    expected = plain.after(run)
+    for end in range(len(run.answer)):
+        ahead.read_lines(run.answer[:end])
+    searched: list[str] = []
+    find = text_rows.parts_of
+    monkeypatch.setattr(text_rows, "parts_of", lambda text: [searched.append(text), find(text)][1])
+    assert ahead.after(run) == expected
+    assert searched == ["\nAnswer: 5"]
 
 
 def test_the_card_names_everything(policy: TextPolicy, folder: Path) -> None:

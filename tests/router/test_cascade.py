@@ -176,6 +176,26 @@ def test_the_question_is_read_for_gate_3_while_the_model_writes(bench: Any, mode
     run(test())
 
 
+@pytest.mark.parametrize(("model", "read"), [("auto", ["One line.\nAnother"]), ("local", [])])
+def test_complete_lines_are_read_for_gate_3_while_the_model_writes(bench: Any, model: str, read: list[str]) -> None:
+    class Reading(ScriptedGates):
+        lines: ClassVar[list[str]] = []
+
+        def read_lines(self, answer: str) -> None:
+            assert b.local.running == 1
+            self.lines.append(answer)
+
+    async def test() -> None:
+        nonlocal b
+        async with bench(Reading()) as b:
+            b.local.text = "One line.\nAnother that goes on for rather long."
+            await b.ask(model=model, messages=[{"role": "user", "content": "hi"}])
+            assert Reading.lines[:1] == read
+
+    b: Any = None
+    run(test())
+
+
 def test_gate_1_sends_no_draft(bench: Any, cloud: FakeCloud) -> None:
     async def test() -> None:
         async with bench(ScriptedGates(before=True)) as b:

@@ -42,6 +42,9 @@ class ScriptedPolicy:
     def read_ahead(self, prompt: Any) -> None:
         self.views.append(prompt)
 
+    def read_lines(self, answer: str) -> None:
+        self.views.append(answer)
+
     def during(self, view: RunView) -> float:
         self.views.append(view)
         return self._answers[1]

@@ -143,6 +143,9 @@ class ScriptedGates:
     def read_ahead(self, messages: Any) -> None:
         pass
 
+    def read_lines(self, answer: str) -> None:
+        pass
+
     def during(self, messages: Any, answer: LocalAnswer, quality: float | None) -> Verdict:
         return self._verdict(2, self._during_at is not None and len(answer.tokens) >= self._during_at)
 
