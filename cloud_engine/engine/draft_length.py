@@ -138,7 +138,11 @@ class AdaptiveDraftLength(DraftLengthPolicy):
     def _settle(self, step: StepReport, target_s: float | None, plain_s: float) -> None:
         """What takes longer than it ever should was held up by something else, and is not the drafts' fault."""
         costs, sequences = self._costs, step.sequences
-        lost_s = min(step.draft_s, step.passes * plain_s + 2 * costs.catch_up_s(step.lag))
+        lost_s = 0.0
+        if step.passes > 0:
+            lost_s = min(step.draft_s, step.passes * plain_s + 2 * costs.catch_up_s(step.lag))
+        elif step.draft_tokens > 0:
+            lost_s = step.draft_s
         if step.draft_tokens > 0:
             if target_s is None or step.prefill_tokens > 0:  # what prompts took of it is a guess
                 verify_s = costs.verify_s(sequences, step.draft_tokens, plain_s)

@@ -232,6 +232,19 @@ def test_drafts_without_passes_that_come_and_go_are_not_tried_for_ever() -> None
     assert tokens / seconds > 0.98 * 100
 
 
+def test_drafts_that_take_no_pass_are_not_free() -> None:
+    """They are looked up, which may take long; what it takes is no part of what is estimated."""
+    policy = AdaptiveDraftLength(MOST)
+    seconds = tokens = 0.0
+    for _ in range(4000):
+        (length,) = [0] if policy.rests(1) else policy.plan([Candidate(0.9, 2)], 1)
+        draft_s = 0.03 if length else 0.0
+        policy.observe(StepReport(1, 0.01 + draft_s, 0, length, draft_s=draft_s, accepted_tokens=length))
+        seconds += 0.01 + draft_s
+        tokens += 1 + length
+    assert tokens / seconds > 0.98 * 100
+
+
 def test_nobody_to_draft_for_decides_nothing() -> None:
     policy = AdaptiveDraftLength(MOST)
     policy.observe(StepReport(1, 0.01))
