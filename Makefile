@@ -39,6 +39,7 @@ bench: install  ## measure the cascade: BENCH=NAME picks one, `updraft bench --h
 	@$(BIN)/updraft bench $(or $(BENCH),cascade) $(ARGS)
 
 gpu:  ## with a CUDA device: GPU tests, then every kernel against its limits; installs nothing, PYTHON is used as it is
+	@mkdir -p .typing && ln -sfn .. .typing/updraft  # copies of a working tree may leave links out
 	@PYTHONPATH=.typing$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m updraft.bench.gpu $(ARGS)
 
 train-small: install  ## train pocket-small, the on-device model (about ten minutes)
