@@ -24,8 +24,8 @@ chat:  ## talk to the pocket pair and see which tier answers
 	@$(SETUP) --extras edge,cloud
 	@$(BIN)/updraft chat $(ARGS)
 
-test: check  ## everything CI runs: lint, formatting, types, tests (ARGS go to pytest)
-	@$(BIN)/python -m pytest $(ARGS)
+test: check  ## everything CI runs: lint, formatting, types, tests, on two cores (ARGS go to pytest)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 soak: install  ## the long tests that `make test` leaves out
 	@$(BIN)/python -m pytest -m soak --timeout 3600 $(ARGS)

@@ -144,8 +144,8 @@ def kind(request, monkeypatch) -> str:
     return request.param
 
 
-def test_half_a_minute_of_it(kind) -> None:
-    soak(34.0 / len(KINDS), kind)
+def test_a_minute_of_it(kind) -> None:
+    soak(60.0 / len(KINDS), kind)
 
 
 @pytest.mark.soak

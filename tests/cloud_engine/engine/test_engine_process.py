@@ -41,18 +41,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Neither processes nor socket folders."""
     monkeypatch.setattr(core_process.tempfile, "tempdir", str(tmp_path))
+    others = children()
     yield
-    assert psutil.Process().children() == []
+    assert children() <= others
     assert list(tmp_path.glob("updraft-core-*")) == []
+
+
+def children() -> set[psutil.Process]:
+    return set(psutil.Process().children())
 
 
 def serve(
     folder: Path, scenario: Callable[[EngineProcess, psutil.Process], Awaitable[None]], *, restart: bool = False
 ) -> None:
+    others = children()
+
     async def main(engine: EngineProcess) -> None:
         await engine.start()
+        (core,) = children() - others
         try:
-            await asyncio.wait_for(scenario(engine, psutil.Process().children()[0]), 60)
+            await asyncio.wait_for(scenario(engine, core), 60)
         finally:
             await engine.close()
 
@@ -129,6 +137,7 @@ def test_a_core_is_restarted_until_it_dies_too_often(
     shutil.copytree(folder, copy)
 
     async def scenario(engine: EngineProcess, core: psutil.Process) -> None:
+        others = children() - {core}
         before = await outputs(engine, request("a", 20))
         core.kill()
         await until(lambda: engine.failure is not None, 1)
@@ -139,7 +148,8 @@ def test_a_core_is_restarted_until_it_dies_too_often(
         assert engine.stats().restarts == 1
 
         shutil.rmtree(copy)
-        psutil.Process().children()[0].kill()
+        (restarted,) = children() - others
+        restarted.kill()
         await until(lambda: engine.failure is not None and engine.failure.code == "engine_down")
         with pytest.raises(EngineDownError, match=f"{copy}.*restart this one"):
             await outputs(engine, request("a"))
@@ -148,8 +158,10 @@ def test_a_core_is_restarted_until_it_dies_too_often(
 
 
 def test_a_core_that_dies_while_loading_says_so(folder: Path) -> None:
+    others = children()
     with EngineProcess(Load(str(folder), None, CONFIG)) as engine:
-        psutil.Process().children()[0].kill()
+        (core,) = children() - others
+        core.kill()
         started = time.monotonic()
         with pytest.raises(EngineError, match="SIGKILL"):
             engine.wait_ready()
