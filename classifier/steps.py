@@ -161,10 +161,11 @@ def _truth(found: Sequence[Step]) -> tuple[float, ...]:
 
 def _flow(found: Sequence[Step], given: Sequence[float], worded: Sequence[float]) -> tuple[float, ...]:
     """Where numbers come from and go to: strangers, givens that no step uses, results that no later step uses."""
-    strangers = _strangers(found, sorted({*given, *worded}))
+    strangers = _strangers(found, {*given, *worded})
     operands = {operand for step in found for operand in step.operands}
-    scaled = sorted(operands | {100 * operand for operand in operands})  # a percentage may be used as a fraction
-    never = {number for number in set(given) if not _among(number, scaled, _EXACT)}
+    used = operands | {100 * operand for operand in operands}  # a percentage may be used as a fraction
+    rising = sorted(used)
+    never = {number for number in set(given) if number not in used and not _among(number, rising, _EXACT)}
     unused = sum(number in never for number in given)
     dead = _dead_ends(found)
     distinct = len({(step.operands, step.left) for step in found if step.operators})
@@ -184,24 +185,30 @@ def _flow(found: Sequence[Step], given: Sequence[float], worded: Sequence[float]
     )
 
 
-def _strangers(found: Sequence[Step], known: list[float]) -> int:
-    """How many operands are neither `known`, which rise, nor in an earlier step."""
-    strangers = 0
+def _strangers(found: Sequence[Step], known: set[float]) -> int:
+    """How many operands are neither `known` nor in an earlier step. Most are, exactly: a set tells so at once."""
+    strangers, rising = 0, sorted(known)
     for step in found:
-        strangers += sum(not _among(operand, known, _ROUNDED) for operand in step.operands)
-        insort(known, step.left)
-        insort(known, step.right)
+        for operand in step.operands:
+            if operand not in known and not _among(operand, rising, _ROUNDED):
+                strangers += 1
+        known.update((step.left, step.right))
+        insort(rising, step.left)
+        insort(rising, step.right)
     return strangers
 
 
 def _dead_ends(found: Sequence[Step]) -> int:
     """How many results, the last apart, no later step uses."""
     dead = 0
-    later: list[float] = []
+    later: set[float] = set()
+    rising: list[float] = []
     for earlier, step in pairwise(reversed(found)):
+        later.update(earlier.operands)
         for operand in earlier.operands:
-            insort(later, operand)
-        dead += not _among(step.right, later, _ROUNDED)
+            insort(rising, operand)
+        if step.right not in later and not _among(step.right, rising, _ROUNDED):
+            dead += 1
     return dead
 
 
