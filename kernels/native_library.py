@@ -23,6 +23,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from ..protocol.settings import state_folder
 
@@ -60,6 +61,16 @@ def load_from(sources: Path, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
         except (NativeBuildError, OSError) as error:
             problems.append(str(error))
     raise NativeBuildError("; ".join(problems) or "there is no C compiler (set CC, or install gcc)")
+
+
+def holding(function: Any) -> Any:
+    """The same C function, called without letting other Python threads run: for what takes microseconds.
+
+    A thread that waits for the interpreter gets it from a busy one after 5 ms (`sys.getswitchinterval`).
+    """
+    prototype = ctypes.PYFUNCTYPE(function.restype, *function.argtypes)
+    address: Any = ctypes.cast(function, ctypes.c_void_p).value
+    return prototype(address)
 
 
 def _loaded(compiler: list[str], sources: Path, mode: int) -> ctypes.CDLL:

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from ..kernels.contention import ThreadGovernor
+from ..kernels.native_library import holding
 from ..protocol.errors import EngineError, ModelLoadError
 from .fit import KvCacheType
-from .llama import Floats, LlamaModel, holding, llama
+from .llama import Floats, LlamaModel, llama
 
 _NO_ROOM = 1
 

@@ -179,16 +179,6 @@ class LlamaModel:
                     self._changed.notify_all()
 
 
-def holding(function: Any) -> Any:
-    """The same C function, called without letting other Python threads run: for what takes microseconds.
-
-    A thread that waits for the interpreter gets it from a busy one after 5 ms (`sys.getswitchinterval`).
-    """
-    prototype = ctypes.PYFUNCTYPE(function.restype, *function.argtypes)
-    address: Any = ctypes.cast(function, ctypes.c_void_p).value
-    return prototype(address)
-
-
 def _with(attributes: list[int], attribute: int) -> frozenset[int]:
     """The tokens that have it."""
     return frozenset(token for token, found in enumerate(attributes) if found & attribute)

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ..kernels.native_library import NativeBuildError, load_from
-from .llama import holding
+from ..kernels.native_library import NativeBuildError, holding, load_from
 from .signals import Floats, Measured
 
 _SOURCES = Path(__file__).parent / "native" / "signals"
