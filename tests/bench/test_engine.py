@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,20 @@ from typing import Any
 import pytest
 import torch
 from updraft.bench import engine, engine_speed, peers, shapes, speculation
-from updraft.bench.driving import engine_config
+from updraft.bench.driving import engine_config, make_engine
 from updraft.bench.engine import CB_SETTINGS, GROUPS, Setting, measure
 from updraft.bench.engine_speed import DTYPES
 from updraft.bench.scheduling import step_rows
 from updraft.bench.shapes import SHAPES, random_model, shape_config
 from updraft.bench.speculation import draft_of
 from updraft.bench.workload import Asked, Workload
+from updraft.cloud_engine.engine.config import EngineConfig
+from updraft.cloud_engine.engine.draft_model import DraftModel
+from updraft.cloud_engine.engine.drafter import DraftWork
+from updraft.cloud_engine.engine.engine import Engine
+from updraft.cloud_engine.engine.sampler import SamplingRow
+from updraft.cloud_engine.engine.scheduled_request import ScheduledRequest
+from updraft.cloud_engine.models.decoder import Decoder
 from updraft.embedded import pocket
 from updraft.protocol.errors import ConfigurationError
 
@@ -76,13 +85,50 @@ def test_some_groups_of_a_model_that_is_never_written(
 
 
 def test_an_oracle_for_several_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All get the same answer, so that one oracle knows it."""
-    monkeypatch.setattr(speculation, "_LOAD", 3)
+    """All get the same answer, so that one oracle knows it; all have blocks, and are drafted for as plain requests are;
+    and the target is afterwards what it was."""
+    monkeypatch.setattr(speculation, "_LOAD", 20)
+    engines = _blocks_of_64(monkeypatch)
+    are_plain = _drafted_rows(monkeypatch)
     target = random_model(shape_config("pocket"), torch.float32, torch.device("cpu"))
+    weight = target.norm.weight.clone()
     said: list[str] = []
     figures = speculation.oracle_under_load(target, draft_of(target, "pocket"), said.append)
-    assert list(figures) == ["spec_oracle08_speedup_3"]
-    assert "3 at a time" in said[0]
+    assert list(figures) == ["spec_oracle08_speedup_20"]
+    assert "20 at a time" in said[0]
+    assert torch.equal(target.norm.weight, weight)
+    assert engines[-1].stats().draft_accepted > 0
+    assert are_plain
+    assert all(are_plain)
+
+
+def _blocks_of_64(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
+    """The engines that are made, with the blocks that a GPU has."""
+    made: list[Engine] = []
+
+    def make(model: Decoder, config: EngineConfig, **others: Any) -> Engine:
+        assert config.num_blocks is not None
+        config = replace(config, block_size=64, num_blocks=-(-config.num_blocks * config.block_size // 64))
+        made.append(make_engine(model, config, **others))
+        return made[-1]
+
+    monkeypatch.setattr(speculation, "make_engine", make)
+    return made
+
+
+def _drafted_rows(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each row that is drafted for is a plain one."""
+    found: list[bool] = []
+    propose = DraftModel.propose
+
+    def watched(
+        drafter: DraftModel, batch: Sequence[ScheduledRequest], row_of: Callable[[ScheduledRequest, int], SamplingRow]
+    ) -> DraftWork:
+        found.extend(row_of(item, 0).is_plain for item in batch if item.drafter is drafter)
+        return propose(drafter, batch, row_of)
+
+    monkeypatch.setattr(DraftModel, "propose", watched)
+    return found
 
 
 def test_groups_by_device(tmp_path: Path) -> None:
