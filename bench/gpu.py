@@ -47,7 +47,7 @@ def _groups(*names: str) -> tuple[str, ...]:
 
 
 PARTS = (
-    Part("tests", 120, ("pytest", "-m", "gpu", "-q", "tests/kernels/gpu", "tests/cloud_engine/gpu")),
+    Part("tests", 120, ("updraft.bench.gpu_tests", "tests/kernels/gpu", "tests/cloud_engine/gpu")),
     Part("kernels", 140, ("updraft", "bench", "kernels", "--short", "--json", "{json}")),
     Part(
         "qwen3-0.6b",

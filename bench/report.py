@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -65,13 +66,14 @@ def _today() -> str:
 
 
 def _commit() -> str:
-    """The commit of the checkout, `+` behind it where files differ; `unknown` for an installed package."""
+    """The commit of the checkout, `+` behind it where files differ. Of an installed package, or a copy without its
+    history, what `UPDRAFT_COMMIT` says, else `unknown`."""
     here = Path(__file__).parent
     try:
         commit = _git(here, "rev-parse", "--short=12", "HEAD")
         return commit + ("+" if _git(here, "status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get("UPDRAFT_COMMIT", "unknown")
 
 
 def _git(folder: Path, *arguments: str) -> str:

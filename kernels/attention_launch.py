@@ -21,7 +21,9 @@ _MOST_ROWS_FP32 = 32  # float32 is multiplied without tensor cores, whose operan
 #: One tile of keys, so that three stages of keys and values and the queries fit an A100's shared memory.
 _TILE_BYTES = 16 * 1024
 _LEAST_KEYS, _MOST_KEYS = 16, 64
-_SHARED_BYTES = 224 * 1024
+_SHARED_BYTES = 228 * 1024  # of a Hopper multiprocessor
+_SHARED_OF_PROGRAM = 1024  # which the driver keeps for itself
+_SCRATCH_OF_ROW = 128  # where threads of one warp exchange what others computed; Hopper's own products need none
 _WARPS_OF_MULTIPROCESSOR = 12  # more do not get the registers they take
 _LEAST_ASYNC_ROWS = 64  # from here on Hopper multiplies out of shared memory, which holds a tile for longer
 #: What starting and ending a program costs, and a launch that merges pieces, in keys that could be read meanwhile.
@@ -113,8 +115,10 @@ def programs_at_once(shape: AttentionShape, launch: Launch, multiprocessors: int
     """How many programs the GPU holds at a time, by shared memory and warps."""
     tile = launch.tiles["BLOCK_N"] * shape.padded_dim * shape.cache_bytes
     query = launch.tiles["BLOCK_M"] * shape.padded_dim * max(shape.cache_bytes, 2)
-    buffers = launch.num_stages - (launch.tiles["BLOCK_M"] < _LEAST_ASYNC_ROWS)
-    by_memory = _SHARED_BYTES // (2 * tile * buffers + query)
+    waits = launch.tiles["BLOCK_M"] < _LEAST_ASYNC_ROWS
+    scratch = launch.tiles["BLOCK_M"] * _SCRATCH_OF_ROW if waits else 0
+    needed = 2 * tile * (launch.num_stages - waits) + query + scratch + _SHARED_OF_PROGRAM
+    by_memory = _SHARED_BYTES // needed
     return multiprocessors * max(1, min(by_memory, _WARPS_OF_MULTIPROCESSOR // launch.num_warps))
 
 

@@ -69,9 +69,10 @@ class CudaRecorder:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._side = torch.cuda.Stream()  # one for all: cuBLAS keeps a workspace for each stream that it is called on
 
     def __call__(self, compute: Callable[[], None]) -> Callable[[], None]:
-        side = torch.cuda.Stream()
+        side = self._side
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             compute()  # kernels are compiled and libraries choose theirs before anything is captured

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
+from updraft.bench import report
 from updraft.bench.questions import read_questions
 from updraft.bench.report import Report, flatten
 from updraft.bench.statistics import percentile, wilson
@@ -65,14 +66,22 @@ def test_a_wrong_file_names_the_line(tmp_path: Path, row: object, said: str) -> 
 
 
 def test_a_report_is_flat_and_complete(tmp_path: Path) -> None:
-    report = Report.of({"n": 3}, {"a": {"b": 1, "c": {"d": 0.5}}, "e": None, "f": "text", "g": True})
-    assert report.metrics == {"a.b": 1, "a.c.d": 0.5}
+    found = Report.of({"n": 3}, {"a": {"b": 1, "c": {"d": 0.5}}, "e": None, "f": "text", "g": True})
+    assert found.metrics == {"a.b": 1, "a.c.d": 0.5}
     path = tmp_path / "deep" / "report.json"
-    report.write(path)
+    found.write(path)
     written = json.loads(path.read_text())
     assert set(written) == {"commit", "date", "machine", "versions", "config", "metrics"}
     assert written["machine"]["cores"] >= 1
     assert written["versions"]["numpy"]
+
+
+def test_a_copy_without_its_history_is_told_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "__file__", str(tmp_path / "report.py"))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert Report.of({}, {}).commit == "unknown"
+    monkeypatch.setenv("UPDRAFT_COMMIT", "1234567")
+    assert Report.of({}, {}).commit == "1234567"
 
 
 def test_flatten_leaves_only_numbers() -> None:

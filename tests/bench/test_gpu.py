@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
-from updraft.bench import gpu
+from updraft.bench import gpu, gpu_tests
 from updraft.bench.attention_cases import attention_cases
 from updraft.bench.engine import Setting
 from updraft.bench.gpu import PARTS, Part, run, run_parts
@@ -53,8 +53,21 @@ def test_a_part_is_a_command_that_there_is(part: Part, tmp_path: Path, monkeypat
     assert json.loads((tmp_path / "out.json").read_text())["config"]["shape"] == setting.shape
 
 
+@pytest.mark.parametrize(("outcomes", "status"), [((True, True), 0), ((True, False), 1), ((), 5)])
+def test_each_file_of_tests_has_a_process(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], outcomes: tuple[bool, ...], status: int
+) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
+    for number, outcome in enumerate(outcomes):
+        lines = ("import os", "import pytest", "@pytest.mark.gpu", "def test_it():", "    print(os.getpid())")
+        (tmp_path / f"test_{number}.py").write_text("\n".join((*lines, f"    assert {outcome}", "")))
+    assert gpu_tests.main([str(tmp_path)]) == status
+    said = capfd.readouterr().err
+    assert (said.count("1 passed in"), said.count("1 failed in")) == (sum(outcomes), outcomes.count(False))
+
+
 def test_the_paths_of_the_tests_are_there() -> None:
-    (tests,) = (part for part in PARTS if part.words[0] == "pytest")
+    (tests,) = (part for part in PARTS if part.words[0] == "updraft.bench.gpu_tests")
     assert all((gpu.ROOT / word).is_dir() for word in tests.words if word.startswith("tests/"))
 
 

@@ -29,7 +29,7 @@ class Spec:
     """One specialisation of a kernel. `signature`: argument to type (`*bf16`, `i32`, `fp32`), constexprs left out.
 
     `aligned`: arguments known to be divisible by 16, which is what Triton finds of most pointers and strides at launch.
-    `least`: the oldest architecture it is for.
+    `least`: the oldest architecture it is for. `programs`: that a Hopper multiprocessor's memory is to hold at once.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Spec:
     num_stages: int = 2
     least: int = 80
     max_registers: int = 255
+    programs: int = 1
     max_shared: Mapping[int, int] = field(default_factory=lambda: {80: 163 * 1024, 90: 227 * 1024})
 
 

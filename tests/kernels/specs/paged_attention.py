@@ -48,6 +48,7 @@ def attend(
         num_stages=launch.num_stages,
         least=90 if shape.cache_bytes == 1 else 80,
         max_registers=registers or most_registers(shape, launch),
+        programs=programs_at_once(shape, launch, 1),
     )
 
 
@@ -101,7 +102,7 @@ GROUPED = [
     attend("verify-8b", LLAMA_8B, 8),
     attend("verify-0.5b", QWEN_05B, 9),
     attend("verify-70b", EIGHT_SHARE, 8),
-    attend("verify-block16", SMALL_BLOCKS, 8, registers=184),
+    attend("verify-block16", SMALL_BLOCKS, 8),
     attend("nine-8b", LLAMA_8B, 9),
     attend("nine-70b", EIGHT_SHARE, 9),
     attend("nine-block16", SMALL_BLOCKS, 9),
