@@ -92,8 +92,8 @@ LIMITS: Sequence[Limit] = (
 
 
 def show_summary(results: Path, stem: str, codes: Mapping[str, int]) -> bool:
-    """Print a line for every part and every limit, and tell whether none is missed. Nothing is left out: what was not
-    measured is said to be so."""
+    """Print a line for every part that ran and every limit, and tell whether none is missed. Nothing is left out: what
+    was not measured now is said to be so."""
     from rich.console import Console
     from rich.table import Table
 
@@ -102,7 +102,7 @@ def show_summary(results: Path, stem: str, codes: Mapping[str, int]) -> bool:
         table.add_column(column)
     for name, code in codes.items():
         table.add_row(f"part {name}", "", "", "ran" if code == 0 else f"exit status {code}")
-    limits = rows(read(results, stem), LIMITS)
+    limits = rows({name: each for name, each in read(results, stem).items() if name in codes}, LIMITS)
     for row in limits:
         table.add_row(*row)
     Console().print(table)

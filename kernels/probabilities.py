@@ -55,6 +55,24 @@ def reference_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     return torch.where(random[:, None], drawn, greedy).float()
 
 
+def likeliest(logprobs: Tensor, num_top: int) -> tuple[Tensor, Tensor]:
+    """Values and ids (rows, num_top) of the largest of (rows, vocab), of equals the lower id first, not sorting all.
+
+    What `topk` takes of equals depends on how many it is asked for, and so on what others in the batch want.
+    """
+    if num_top == 0:
+        return logprobs[:, :0], torch.empty_like(logprobs[:, :0], dtype=torch.int64)
+    values, ids = logprobs.topk(min(num_top + 1, logprobs.shape[1]), dim=-1)
+    if values.shape[1] > num_top:
+        least = values[:, num_top - 1]
+        for row in (least == values[:, num_top]).nonzero().flatten().tolist():  # some of the least are left out
+            rising = (logprobs[row] >= least[row]).nonzero().flatten()
+            ids[row, :num_top] = rising[logprobs[row, rising].argsort(descending=True, stable=True)[:num_top]]
+    ids = ids[:, :num_top].sort(dim=-1).values
+    values, order = logprobs.gather(1, ids).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(1, order)
+
+
 def reference_log_probabilities(logits: Tensor, chosen: Tensor, num_top: int) -> TopLogprobs:
     logprobs = logits.float().log_softmax(dim=-1)
     values, ids = logprobs.sort(dim=-1, descending=True, stable=True)

@@ -126,6 +126,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         self._trial_left = self._trial_length = 0  # of drafts: steps still to go, and most tokens
         self._trial_size = 0  # class of batch size that it is for
         self._since_trial_s = 0.0
+        self._drafted = False  # in the step before
         self.drafts = False
 
     def observe(self, step: StepReport) -> None:
@@ -133,6 +134,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         plain_s = self._costs.plain_s(step.sequences)
         if plain_s is not None:
             self._settle(step, target_s, plain_s)
+        self._drafted = step.draft_tokens > 0
         self.pass_by(step.step_s)
 
     def _settle(self, step: StepReport, target_s: float | None, plain_s: float) -> None:
@@ -149,6 +151,8 @@ class AdaptiveDraftLength(DraftLengthPolicy):
             else:
                 verify_s = min(target_s - plain_s, _MOST_CHARGED * (1 + step.draft_tokens / sequences) * plain_s)
             lost_s += verify_s - step.accepted_tokens / sequences * plain_s
+        elif self._drafted and target_s is not None and step.prefill_tokens == 0:
+            lost_s += min(target_s - plain_s, _MOST_CHARGED * plain_s)  # it finds the caches full of what drafts need
         self._credit.settle(sequences, lost_s / plain_s)
 
     def pass_by(self, step_s: float) -> None:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.logit_edits import FlatEdits, apply_edits_
-from ...kernels.probabilities import MOST_REPORTED
+from ...kernels.probabilities import MOST_REPORTED, likeliest
 from ...kernels.probabilities import log_probabilities as top_log_probabilities
 from ...kernels.sampling import Sampling
 from ...kernels.sampling import sample as sample_rows
@@ -89,7 +89,7 @@ def _scores(logits: Tensor, chosen: Tensor, num_top: int) -> Tensor:
         picked, values, ids = top_log_probabilities(logits, chosen, num_top)
     else:  # the likeliest are looked for, not sorted out of the whole vocabulary
         logprobs = logits.log_softmax(dim=-1)
-        values, ids = logprobs.topk(num_top, dim=-1)
+        values, ids = likeliest(logprobs, num_top)
         picked = logprobs.gather(1, chosen[:, None]).flatten()
     return torch.cat((picked[:, None].double(), ids.double(), values.double()), dim=1)
 

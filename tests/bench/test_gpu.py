@@ -151,6 +151,7 @@ def test_only_some_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
     assert "nvidia-h200-" in out and out.count("not measured") == len(LIMITS)
     write_json(tmp_path / f"{stems[0]}-drafts.json", {"metrics": {"spec_oracle08_speedup": 1.59}})
     assert gpu.main([]) == 1  # a limit is missed
+    assert gpu.main(["--only", "kernels"]) == 0  # of another part, that did not run now
 
 
 def ours(case: str, median_us: float, gb_per_s: float = 1000.0, share: float = 0.9, name: str = "updraft") -> dict:

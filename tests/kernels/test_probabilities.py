@@ -6,6 +6,7 @@ import pytest
 import torch
 from updraft.cloud_engine.engine.sampler import log_probabilities as engine_log_probabilities
 from updraft.kernels.probabilities import (
+    likeliest,
     log_probabilities,
     probabilities,
     reference_log_probabilities,
@@ -104,3 +105,22 @@ def test_impossible_tokens_are_reported_last() -> None:
 def test_more_than_twenty_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="At most 20"):
         log_probabilities(some_logits(1), torch.tensor([0]), 21)
+
+
+@pytest.mark.parametrize("num_top", [0, 1, 3, 20, 37])
+@pytest.mark.parametrize("levels", [1, 2, 5, 1000])
+def test_of_equals_the_lower_ids_are_likeliest_however_many_are_asked_for(num_top: int, levels: int) -> None:
+    generator = torch.Generator().manual_seed(levels)
+    logits = torch.randint(levels, (16, 37), generator=generator) / levels
+    values, ids = likeliest(logits, num_top)
+    exact, order = logits.sort(dim=-1, descending=True, stable=True)
+    assert torch.equal(values, exact[:, :num_top])
+    assert torch.equal(ids, order[:, :num_top])
+
+
+def test_what_others_ask_for_changes_no_report() -> None:
+    """bfloat16 has many equals."""
+    logits = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0)).bfloat16().float()
+    chosen = logits.argmax(dim=-1).tolist()
+    few, many = (engine_log_probabilities(logits, chosen, num_top) for num_top in (2, 19))
+    assert [one.top for one in few] == [one.top[:2] for one in many]

@@ -232,6 +232,24 @@ def test_drafts_without_passes_that_come_and_go_are_not_tried_for_ever() -> None
     assert tokens / seconds > 0.98 * 100
 
 
+@pytest.mark.parametrize("cold_s", [0.0005, 0.002, 0.005, 0.02])
+@pytest.mark.parametrize(("share", "acceptance"), [(0.5, 0.3), (0.1, 0.6), (0.1, 0.9), (0.02, 0.3)])
+def test_what_changing_from_drafts_to_none_costs_is_theirs(cold_s: float, share: float, acceptance: float) -> None:
+    """N-grams that come and go: the step behind them finds other things in the caches than it needs."""
+    policy, rng = AdaptiveDraftLength(MOST), random.Random(2)
+    seconds = tokens = 0.0
+    drafted = False
+    for _ in range(3000):
+        found = [Candidate(acceptance, rng.randint(1, MOST))] if rng.random() < share else []
+        length = sum(policy.plan(found, 1)) if found and not policy.rests(1) else 0
+        accepted = next((n for n in range(length) if rng.random() >= acceptance), length)
+        step_s = 0.01 + 0.0005 * length + cold_s * (drafted != (length > 0))
+        drafted = length > 0
+        policy.observe(StepReport(1, step_s * rng.lognormvariate(0, 0.05), 0, length, accepted_tokens=accepted))
+        seconds, tokens = seconds + step_s, tokens + 1 + accepted
+    assert 0.01 * tokens / seconds >= 0.98
+
+
 def test_drafts_that_take_no_pass_are_not_free() -> None:
     """They are looked up, which may take long; what it takes is no part of what is estimated."""
     policy = AdaptiveDraftLength(MOST)
