@@ -15,6 +15,7 @@ from ..kernels.quantized import QuantizedWeight, quantize_fp8, quantize_int4, qu
 from .attention_cases import attention_cases
 from .kernels import Case, Run
 from .row_cases import row_cases
+from .step_cases import step_cases
 
 _DTYPE = torch.bfloat16
 _SETS = 4
@@ -32,7 +33,7 @@ def cases(*, short: bool) -> list[Callable[[], Case]]:
     found = [partial(linear_case, name, count, 28672, 4096) for name in _FORMATS for count in tokens]
     found += [partial(linear_case, name, count, 4096, 14336) for name in _FORMATS for count in tokens if not short]
     found += [partial(lora_case, 64, 16, 16), partial(lora_case, 4096, 8, 64)]
-    return [*attention_cases(short=short), *row_cases(short=short), *found]
+    return [*attention_cases(short=short), *row_cases(short=short), *step_cases(), *found]
 
 
 def linear_case(name: str, tokens: int, features: int, inputs: int, device: str = "cuda") -> Case:

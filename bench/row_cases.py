@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..kernels.gated import gated, reference_gated
+from ..kernels.gated import Activation, gated, reference_gated
 from ..kernels.rms_norm import Norm, add_rms_norm, reference_rms_norm, rms_norm
 from ..kernels.sampling import Sampling, sample
 from .kernels import Case, Run
@@ -26,7 +26,8 @@ _SETS = 4
 def row_cases(*, short: bool) -> list[Callable[[], Case]]:
     rows = (8192,) if short else (256, 8192)
     makers = (norm_case, add_norm_case, gated_case)
-    return [*(partial(make, count) for make in makers for count in rows), partial(sample_case, 256)]
+    over_rows = [partial(make, count) for make in makers for count in rows]
+    return [*over_rows, partial(gated_case, 8192, activation="gelu_tanh"), partial(sample_case, 256)]
 
 
 def norm_case(rows: int, size: int = _HIDDEN, device: str = "cuda") -> Case:
@@ -60,13 +61,13 @@ def add_norm_case(rows: int, size: int = _HIDDEN, device: str = "cuda") -> Case:
     )
 
 
-def gated_case(rows: int, size: int = _INTERMEDIATE, device: str = "cuda") -> Case:
+def gated_case(rows: int, size: int = _INTERMEDIATE, device: str = "cuda", activation: Activation = "silu") -> Case:
     gate_up = _sets(rows, 2 * size, device)
     return Case(
-        f"gated silu {rows}x{size}",
-        lambda i: gated(gate_up[i], "silu"),
+        f"gated {activation} {rows}x{size}",
+        lambda i: gated(gate_up[i], activation),
         bytes_moved=gate_up[0].nbytes * 3 // 2,
-        peers={"torch.compile": lambda: _compiled(partial(reference_gated, activation="silu"), gate_up)},
+        peers={"torch.compile": lambda: _compiled(partial(reference_gated, activation=activation), gate_up)},
         sets=_SETS,
     )
 
