@@ -56,16 +56,20 @@ def reference_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def likeliest(logprobs: Tensor, num_top: int) -> tuple[Tensor, Tensor]:
-    """Values and ids (rows, num_top) of the largest of (rows, vocab), of equals the lower id first, not sorting all.
+    """Values and ids (rows, num_top) of the largest of (rows, vocab), of equals the lower id first.
 
-    What `topk` takes of equals depends on how many it is asked for, and so on what others in the batch want.
+    What `topk` takes of equals depends on how many it is asked for, and so on what others in the batch want. A device
+    sorts all of the row, so as not to be waited for; on the host that would take longer than looking for equals.
     """
     if num_top == 0:
         return logprobs[:, :0], torch.empty_like(logprobs[:, :0], dtype=torch.int64)
+    if logprobs.is_cuda:
+        values, ids = logprobs.sort(dim=-1, descending=True, stable=True)
+        return values[:, :num_top], ids[:, :num_top]
     values, ids = logprobs.topk(min(num_top + 1, logprobs.shape[1]), dim=-1)
     if values.shape[1] > num_top:
         least = values[:, num_top - 1]
-        for row in (least == values[:, num_top]).nonzero().flatten().tolist():  # some of the least are left out
+        for row in (least == values[:, num_top]).nonzero().flatten():  # some of the least are left out
             rising = (logprobs[row] >= least[row]).nonzero().flatten()
             ids[row, :num_top] = rising[logprobs[row, rising].argsort(descending=True, stable=True)[:num_top]]
     ids = ids[:, :num_top].sort(dim=-1).values
