@@ -27,7 +27,7 @@ def test_every_command_is_listed(updraft) -> None:
 
 
 def test_help_is_quick(environment) -> None:
-    """In turns with the smallest command that its library can make, as the machine may be busy (0.2 s when it is not)."""
+    """In turns with the smallest command that its library can make, as the machine may be busy."""
     least = "import typer; app = typer.Typer(); app.command()(lambda: None); app(['--help'])"
     ours, bare = [], []
     for _ in range(3):
