@@ -10,7 +10,7 @@ from __future__ import annotations
 _FIRST = 3.0  # before anything is earned
 _SHARE = 0.01  # earned with every step
 _MOST = 64.0  # that is kept for later
-_OVERDRAFT = 4.0  # from here on there are no drafts, until it is made up for
+_OVERDRAFT = 3.0  # from here on there are no drafts, until it is made up for
 
 
 class DraftCredit:

@@ -24,6 +24,7 @@ _MOST_CHARGED = 2.0  # for a token in verification, in steps without drafts
 _DARED_EACH, _DARED_TOKENS = 4, 64  # for a sequence and in all: drafted where nobody knows yet what drafts cost
 _TRIAL_STEPS = 3  # in a row: the first one has code and weights brought into the caches, and does not count
 _REST_STEPS = 8  # for which a decision against drafts stands at least; one for each sequence, as planning takes as long
+_LEARNED_OF_REST = 2  # its last steps, and the one behind it
 _PAYBACK_TOKENS = 64  # a request that may go on for longer is taken to go on for this long
 _LEAST_GAIN = 1.02  # drafts must promise this much: below, the estimates themselves are not exact enough
 
@@ -108,10 +109,15 @@ class DraftLengthPolicy:
         del sequences
         return [min(self._most, candidate.limit) for candidate in candidates]
 
+    def learns_nothing(self, sequences: int) -> bool:
+        """Whether a step over so many, without drafts, need not be told about: `pass_by` will do, and is quicker."""
+        del sequences
+        return True
+
     def observe(self, step: StepReport) -> None:
         """Learn from a step, which may have had drafts or not. To be called once for every step, or `pass_by`."""
 
-    def pass_by(self, step_s: float) -> None:
+    def pass_by(self, sequences: int, step_s: float) -> None:
         """A step from which there is nothing to learn."""
 
 
@@ -133,18 +139,18 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         target_s = self._costs.observe(step)
         plain_s = self._costs.plain_s(step.sequences)
         if plain_s is not None:
-            self._settle(step, target_s, plain_s)
+            self._credit.settle(step.sequences, self._lost_s(step, target_s, plain_s) / plain_s)
         self._drafted = step.draft_tokens > 0
-        self.pass_by(step.step_s)
+        self._go_on(step.step_s)
 
-    def _settle(self, step: StepReport, target_s: float | None, plain_s: float) -> None:
+    def _lost_s(self, step: StepReport, target_s: float | None, plain_s: float) -> float:
         """What takes longer than it ever should was held up by something else, and is not the drafts' fault."""
         costs, sequences = self._costs, step.sequences
-        lost_s = 0.0
+        lost_s = min(step.deciding_s, plain_s)
         if step.passes > 0:
-            lost_s = min(step.draft_s, step.passes * plain_s + 2 * costs.catch_up_s(step.lag))
+            lost_s += min(step.draft_s, step.passes * plain_s + 2 * costs.catch_up_s(step.lag))
         elif step.draft_tokens > 0:
-            lost_s = step.draft_s
+            lost_s += step.draft_s
         if step.draft_tokens > 0:
             if target_s is None or step.prefill_tokens > 0:  # what prompts took of it is a guess
                 verify_s = costs.verify_s(sequences, step.draft_tokens, plain_s)
@@ -153,17 +159,26 @@ class AdaptiveDraftLength(DraftLengthPolicy):
             lost_s += verify_s - step.accepted_tokens / sequences * plain_s
         elif self._drafted and target_s is not None and step.prefill_tokens == 0:
             lost_s += min(target_s - plain_s, _MOST_CHARGED * plain_s)  # it finds the caches full of what drafts need
-        self._credit.settle(sequences, lost_s / plain_s)
+        return lost_s
 
-    def pass_by(self, step_s: float) -> None:
+    def pass_by(self, sequences: int, step_s: float) -> None:
+        self._credit.settle(sequences)
+        self._go_on(step_s)
+
+    def _go_on(self, step_s: float) -> None:
         self._since_trial_s += step_s
         self._rest = max(0, self._rest - 1)
 
     def rests(self, sequences: int, ahead: int = 0) -> bool:
         return self._rest > ahead and self._rest_size == sequences.bit_length()
 
+    def learns_nothing(self, sequences: int) -> bool:
+        return self._rest > _LEARNED_OF_REST and self._rest_size == sequences.bit_length() and not self._drafted
+
     def plan(self, candidates: Sequence[Candidate], sequences: int) -> list[int]:
-        if not candidates:
+        if not candidates:  # nor need anybody look for some for a while, if looking has cost too much
+            if self._credit.is_overdrawn(sequences):
+                self._rest_for(max(_REST_STEPS, sequences), sequences)
             return []
         none = [0] * len(candidates)
         plain_s = self._costs.plain_s(sequences)

@@ -49,6 +49,7 @@ class Speculator:
         lengths = AdaptiveDraftLength if config.draft_length == "adaptive" else DraftLengthPolicy
         self._policy = lengths(self._most)
         self._work, self._draft_s = DraftWork(), 0.0
+        self._granting_s = self._learning_s = 0.0  # in this step for drafters, and behind the one before
         self._records = {drafter.name: DrafterRecord() for drafter in drafters}
         self._trust = PredictionTrust()
         self._speculative_steps = 0
@@ -69,6 +70,7 @@ class Speculator:
 
         `decodes`: the plain ones, none of which has a prediction. Returns whom the drafters are to draft for.
         """
+        started = time.perf_counter()
         asking: list[ScheduledRequest] = []
         sequences, self.draft_tokens = len(decodes) + len(others), 0
         takes_whole = partial(self._trust.takes_whole, sequences=sequences)
@@ -84,7 +86,12 @@ class Speculator:
                 item.draft_ids = predicted
                 self.draft_tokens += len(predicted)
                 budget -= len(predicted)
-        return self._grant_drafters(asking, sequences, budget, grow) if drafters_work and asking else []
+        if not drafters_work:
+            self._granting_s = 0.0
+            return []
+        granted_to = self._grant_drafters(asking, sequences, budget, grow) if asking else []
+        self._granting_s = time.perf_counter() - started
+        return granted_to
 
     def may_draft(self, sequences: int) -> bool:
         """Whether plain decodes may get drafts in the step behind the one under way, if it is over so many."""
@@ -127,16 +134,21 @@ class Speculator:
 
     def observe(self, batch: Sequence[ScheduledRequest], step_s: float) -> None:
         """Learn from a finished step, which took `step_s` in all."""
+        started = time.perf_counter()
         drafted = [item for item in batch if item.draft_ids] if self.draft_tokens else []
         self.draft_tokens = sum(len(item.draft_ids) for item in drafted)
         self._speculative_steps += bool(drafted)
         accepted, self._accepted_tokens = self._accepted_tokens, 0
         if not batch or not (self._drafters or self._trust.is_asked):
             return
+        if not drafted and not self._trust.is_asked and self._policy.learns_nothing(len(batch)):
+            self._policy.pass_by(len(batch), step_s)
+            self._learning_s = 0.0  # hardly anything
+            return
         predicted = sum(len(item.draft_ids) for item in drafted if item.drafter is None)
         report = StepReport(
             sequences=len(batch),
-            step_s=step_s,
+            step_s=step_s + self._learning_s,
             prefill_tokens=predicted + sum(item.num_tokens - 1 for item in batch),  # verified as a prompt is read
             draft_tokens=self.draft_tokens - predicted,
             drafting=self._work.drafting,
@@ -145,12 +157,15 @@ class Speculator:
             draft_s=self._draft_s,
             first_pass_s=self._work.first_pass_s,
             accepted_tokens=accepted,
+            deciding_s=self._granting_s + self._learning_s,
         )
-        self._trust.observe(report)
+        if self._trust.is_asked:
+            self._trust.observe(report)
         if predicted:
-            self._policy.pass_by(step_s)  # not a step as others are
+            self._policy.pass_by(len(batch), step_s)  # not a step as others are
         else:
             self._policy.observe(report)
+        self._learning_s = time.perf_counter() - started
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         for drafter in self._drafters:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+
+import msgspec
 
 _REMEMBERED = 5  # measurements behind an estimate
 #: Tokens to catch up on, for each sequence, that make a pass of the draft model no slower.
@@ -15,14 +16,14 @@ SHORT_LAG = 16
 _NEAR = 0.25  # a batch this much larger or smaller tells something about one that was not measured
 
 
-@dataclass(frozen=True, slots=True)
-class StepReport:
+class StepReport(msgspec.Struct, frozen=True):
     """One step as it was measured.
 
     `sequences` were in it, each with one token, and `prefill_tokens` more known ones. `draft_tokens` were verified, of
     which `accepted_tokens` were right. A draft model proposed them in `passes` over `drafting` sequences, which took
     `draft_s` of the step's `step_s` seconds, `first_pass_s` of them for the first pass, in which it also caught up on
-    `lag` tokens.
+    `lag` tokens. `deciding_s` of the step went into looking for drafts and learning what they bring, which without
+    drafters nobody does.
     """
 
     sequences: int
@@ -35,6 +36,7 @@ class StepReport:
     draft_s: float = 0.0
     first_pass_s: float = 0.0
     accepted_tokens: int = 0
+    deciding_s: float = 0.0
 
 
 class Recent:
@@ -182,13 +184,13 @@ class StepCosts:
         """
         cold, self._drafted = self._drafted != (step.draft_tokens > 0), step.draft_tokens > 0
         self._observe_passes(step, cold)
-        sequences, target_s = step.sequences, step.step_s - step.draft_s
+        sequences, target_s = step.sequences, step.step_s - step.draft_s - step.deciding_s
         prefill_s = self._prefill_s(step, target_s)
         if prefill_s > target_s / 2:
             return None
         target_s -= prefill_s
         if step.draft_tokens == 0:
-            self._plain.setdefault(sequences, Recent()).add(target_s, cold=cold)
+            self._plain_of(sequences).add(target_s, cold=cold)
             return target_s
         plain_s = self.plain_s(sequences)
         if plain_s is not None and 2 * step.draft_tokens >= sequences:  # fewer drown in noise
@@ -219,6 +221,12 @@ class StepCosts:
                 rest_s = plain_s + self.verify_s(step.sequences, step.draft_tokens, plain_s)
                 self._prefill.add(max(0.0, target_s - rest_s) / step.prefill_tokens)
         return self._prefill.median * step.prefill_tokens
+
+    def _plain_of(self, sequences: int) -> Recent:
+        known = self._plain.get(sequences)
+        if known is None:
+            known = self._plain[sequences] = Recent()
+        return known
 
     def _shares(self, sequences: int) -> dict[int, Recent]:
         """By draft tokens each, those of which anything is sure, of batches of this class."""

@@ -16,7 +16,7 @@ def test_who_drafts_only_with_credit_never_loses_more_than_a_small_share(steps: 
         drafts = wants_to and not credit.is_overdrawn(4)
         credit.settle(4, loss if drafts else 0.0)
         lost += loss if drafts else 0.0
-        assert lost <= 7 + LARGEST_LOSS + 0.01 * number + 1e-9
+        assert lost <= 6 + LARGEST_LOSS + 0.01 * number + 1e-9
 
 
 def test_what_was_overdrawn_has_to_be_made_up_for() -> None:

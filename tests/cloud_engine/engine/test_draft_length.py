@@ -80,7 +80,11 @@ class Run:
             candidates = [self._candidate(asker) for asker in askers]
             lengths = [0] * sequences if policy.rests(sequences) else policy.plan(candidates, sequences)
             before = self.tokens
-            policy.observe(self._step(machine, askers, lengths))
+            report = self._step(machine, askers, lengths)
+            if not any(lengths) and policy.learns_nothing(sequences):
+                policy.pass_by(sequences, report.step_s)
+            else:
+                policy.observe(report)
             plain_s += machine.step(sequences, [0], 0)[0] * (self.tokens - before) / sequences
             self.shares.append(plain_s / self.seconds)
             askers = [asker if asker.left > 0 else self._asker() for asker in askers]
@@ -383,9 +387,9 @@ def test_a_rest_is_known_to_end_before_the_step_behind_the_next() -> None:
     policy._rest_for(2, 8)
     assert policy.rests(8) and policy.rests(8, ahead=1) and policy.rests(15)
     assert not policy.rests(16)
-    policy.pass_by(0.01)
+    policy.pass_by(8, 0.01)
     assert policy.rests(8) and not policy.rests(8, ahead=1)
-    policy.pass_by(0.01)
+    policy.pass_by(8, 0.01)
     assert not policy.rests(8)
 
 
@@ -424,3 +428,21 @@ def test_one_step_that_was_held_up_is_not_what_a_step_costs() -> None:
     for _ in range(3):
         costs.observe(StepReport(15, 0.012))
     assert costs.plain_s(15) == 0.012
+
+
+def test_nobody_looks_for_drafts_for_a_while_where_looking_has_cost_too_much() -> None:
+    """Lookups that find nothing are not free: they pay as drafts do."""
+    policy = AdaptiveDraftLength(MOST)
+    for _ in range(40):
+        policy.plan([], 4)
+        policy.observe(StepReport(4, 0.013, deciding_s=0.003))
+    policy.plan([], 4)
+    assert policy.rests(4) and policy.learns_nothing(4)
+    assert not policy.rests(64)
+
+
+def test_what_deciding_takes_does_not_make_a_plain_step_longer() -> None:
+    costs = StepCosts()
+    for _ in range(3):
+        costs.observe(StepReport(4, 0.013, deciding_s=0.003))
+    assert costs.plain_s(4) == pytest.approx(0.01)
