@@ -26,7 +26,7 @@ def prompts_of(raw: WirePrompts, param: str, *, at_most: int) -> list[Prompt]:
     if len(prompts) > at_most:
         raise _wrong(param, f"{len(prompts)} of them are more than the {at_most} that one request may hold")
     if any(not 0 <= token <= _LARGEST_ID for prompt in prompts if isinstance(prompt, list) for token in prompt):
-        raise _wrong(param, "token ids are 0 or more")
+        raise _wrong(param, f"token ids are 0 to {_LARGEST_ID}")
     return prompts
 
 
