@@ -10,8 +10,8 @@ from ..protocol.errors import ModelLoadError, UpdraftError
 from .findings import Check
 
 if TYPE_CHECKING:
+    from ..local_engine.ggml import Served
     from ..local_engine.machine import Machine
-    from ..local_engine.products import Served
 
 _WATCH_S = 0.5
 _BUSY = 0.4  # of a processor, from which on the engine gives a thread up
@@ -50,8 +50,9 @@ def unused_instruction_sets(machine: Machine, system_info: str) -> list[str]:
 
 
 def check_products(served: Served) -> Check:
-    """For which types of weights steps of several rows are computed by code of ours, and why not for the others."""
-    found = f"ours for {', '.join(served.types)}" if served.types else "llama.cpp's own"
+    """What of a step is computed by code of ours: products of which types of weights, attention; and why not the rest."""
+    ours = [*served.types, *(["attention"] if served.attention else [])]
+    found = f"ours for {', '.join(ours)}" if ours else "llama.cpp's own"
     found += f": {served.reason}" if served.reason else ""
     return Check("products", "warn" if served.fix else "ok", found, served.fix)
 

@@ -23,9 +23,10 @@ from ..text.tool_stream import OfferedTools
 from .adapters import read_adapter
 from .context import ContextOptions, LlamaContext, LoraAdapter
 from .generation import Generation, GenerationRequest, LocalToken, Scoring
+from .ggml import worth_repacking
 from .gguf import GgufHeader, read_model
 from .layout import Layout, ModelTraits
-from .llama import Floats, LlamaModel
+from .llama import Floats, LlamaModel, llama
 from .loop import EngineLoop, LoopOptions
 from .machine import default_threads
 from .options import LocalOptions
@@ -81,7 +82,8 @@ class LocalEngine:
         header = read_model(path)
         for adapter in options.adapters:
             read_adapter(adapter.path, header)
-        model = LlamaModel(path, gpu_layers=options.gpu_layers, repack=options.repack is not False)
+        repack = worth_repacking(header, llama().products) if options.repack is None else options.repack
+        model = LlamaModel(path, gpu_layers=options.gpu_layers, repack=repack)
         try:
             if options.context_length is not None and options.context_length > model.train_context:
                 raise ModelLoadError(

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..protocol.errors import EngineError, InvalidRequestError, MissingDependencyError, ModelLoadError
-from .products import install
+from .ggml import install
 
 Floats = npt.NDArray[np.float32]
 _LOG_ERROR, _LOG_CONTINUED = 4, 5

@@ -23,8 +23,8 @@ from ..protocol.errors import ConfigurationError, MissingDependencyError, Updraf
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
 from .child import ChildEnd, expect_crashes, run_child
+from .ggml import Served
 from .llama_build import PACKAGE, REBUILD_COMMAND, processor
-from .products import Served
 
 _log = logging.getLogger("updraft.local")
 Status = Literal["ok", "not_installed", "import_failed", "crashed", "timeout", "failed"]

@@ -18,8 +18,10 @@ import msgspec
 from ..protocol.errors import ModelLoadError
 from .child import run_child
 from .fit import KvCacheType, ensure_fits, estimate, quantizable
+from .ggml import worth_repacking
 from .gguf import read_model
 from .gguf_header import GgufHeader
+from .llama import llama
 from .machine import Machine, default_threads, this_machine
 from .opening import layout_of, plan_of
 from .options import LocalOptions
@@ -91,8 +93,9 @@ def tune(path: Path, room: int, *, report: Callable[[Measured], None] = lambda _
     started, machine, header = time.monotonic(), this_machine(), read_model(path)
     fitting = _fitting(path.name, header, room)
     layout = layout_of(header, fitting)
-    default = Choice(default_threads(header.parameters), True, layout.rows, layout.kv_cache_type)
     ensure_loadable(path)
+    repack = worth_repacking(header, llama().products)
+    default = Choice(default_threads(header.parameters), repack, layout.rows, layout.kv_cache_type)
     search = _Search(path, time.monotonic() + BUDGET_S, report)
     best, gain = _descend(search, default, machine, header)
     settings = Settings(
@@ -155,7 +158,7 @@ def _candidates(
     numbers = sorted({1, (machine.threads + 1) // 2, machine.threads, machine.processors} - {default.threads})
     yield "threads", [lambda best, number=number: replace(best, threads=number) for number in reversed(numbers)]
     if any(tensor.kind not in (0, 1, 30) for tensor in header.tensors if len(tensor.shape) > 1):
-        yield "repack", [lambda best: replace(best, repack=False)]
+        yield "repack", [lambda best: replace(best, repack=not best.repack)]
     yield "ubatch", [lambda best, size=size: replace(best, ubatch=size) for size in (128, 64)]
 
 

@@ -14,7 +14,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from updraft.protocol.settings import state_folder
+from homes import home_in
 
 ROOT = Path(__file__).resolve().parents[2]
 Updraft = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -25,12 +25,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     """No settings and no state but the test's own, and this tree as `updraft`. Native code is not built for each."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("UPDRAFT_")}
     path = os.pathsep.join(filter(None, [str(ROOT / ".typing"), os.environ.get("PYTHONPATH")]))
-    home = tmp_path / "home"
-    home.mkdir(mode=0o700)
-    built = state_folder() / "native"
-    if built.is_dir():
-        (home / built.name).symlink_to(built)
-    return {**ours, "PYTHONPATH": path, "UPDRAFT_HOME": str(home), "COLUMNS": "120", "NO_COLOR": "1"}
+    return {**ours, "PYTHONPATH": path, "UPDRAFT_HOME": str(home_in(tmp_path)), "COLUMNS": "120", "NO_COLOR": "1"}
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from updraft.cli.device_checks import (
     unused_instruction_sets,
 )
 from updraft.embedded.pocket import pocket_small_gguf
+from updraft.local_engine.ggml import Served
 from updraft.local_engine.machine import Machine, this_machine
-from updraft.local_engine.products import Served
 from updraft.local_engine.store.find import find
 from updraft.local_engine.store.library import Library
 from updraft.local_engine.store.pull import pull
@@ -58,6 +58,7 @@ def test_a_build_for_another_processor() -> None:
 
 def test_products() -> None:
     assert check_products(Served(("Q8_0", "Q5_0"))).found == "ours for Q8_0, Q5_0"
+    assert check_products(Served(("Q8_0",), True)).found == "ours for Q8_0, attention"
     none = check_products(Served(reason="this processor has no AVX-512 VNNI"))
     assert (none.status, none.found) == ("ok", "llama.cpp's own: this processor has no AVX-512 VNNI")
     fixable = check_products(Served(reason="ours could not be built", fix="install gcc"))

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from gguf_fuzz import ARRAY, STRING, File, Value, corpus, text
 from gguf_trials import try_all
+from homes import home_in
 from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine import trial
 from updraft.local_engine.child import ChildEnd
@@ -34,8 +35,9 @@ def file() -> File:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+    home = home_in(tmp_path)
+    monkeypatch.setenv("UPDRAFT_HOME", str(home))
+    return home
 
 
 def number(value: int) -> Value:

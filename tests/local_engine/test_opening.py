@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from homes import home_in
 from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine import opening, trial
 from updraft.local_engine.engine import LocalEngine, LocalOptions, LoraAdapter
@@ -28,7 +29,7 @@ GREEDY = SamplingParams(max_tokens=8, temperature=0)
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("UPDRAFT_HOME", str(home_in(tmp_path)))
 
 
 def answer(engine: LocalEngine) -> list[int]:

@@ -3,6 +3,7 @@
 import importlib.util
 
 import pytest
+from homes import home_in
 from updraft.local_engine import probe as probe_module
 from updraft.local_engine.probe import ProbeReport, ensure_usable_build, probe
 from updraft.protocol.errors import ConfigurationError, MissingDependencyError
@@ -32,7 +33,7 @@ def test_working_build(tiny, tmp_path, monkeypatch):
 
 
 def test_success_is_remembered_and_failure_is_not(tiny, tmp_path, monkeypatch):
-    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("UPDRAFT_HOME", str(home_in(tmp_path)))
     with pytest.raises(ConfigurationError, match="Cannot open"):
         ensure_usable_build(tmp_path / "none.gguf")
     ensure_usable_build(tiny.gguf)

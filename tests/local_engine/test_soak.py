@@ -90,14 +90,14 @@ class Hammer:
             self.counts["timed out"] += 1
 
 
-#: What sequences share and how keys are kept. Not "f16" with flash attention: llama.cpp's kernel for that rounds in
-#: another way where a step has more tokens, so that an answer depends on its company (docs/device.md).
+#: What sequences share and how keys are kept. "f16" with flash attention is the default of larger models.
 SHARED = LocalOptions(queue_limit=6, prompt_logprobs=False, kv_cache_type="f32")
 KINDS = {
     "apart": LocalOptions(queue_limit=6),
     "shared prefixes": SHARED,
     "too few cells": replace(SHARED, context_length=256),
     "half precision": replace(SHARED, kv_cache_type="f16", flash_attention=False),
+    "flash attention": replace(SHARED, kv_cache_type="f16"),
 }
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from homes import home_in
 from router_fakes import CLOUD_TEXT, FakeCloud
 
 README = Path(__file__).parents[2] / "README.md"
@@ -42,7 +43,7 @@ def test_it_runs_and_leaves_quietly(code: str, cloud: FakeCloud, tmp_path: Path)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("UPDRAFT_")}
     done = subprocess.run(
         [sys.executable, "-W", "error::RuntimeWarning", "-c", script],
-        env={**environ, "UPDRAFT_HOME": str(tmp_path)},
+        env={**environ, "UPDRAFT_HOME": str(home_in(tmp_path))},
         check=False,
         capture_output=True,
         text=True,
@@ -51,11 +52,11 @@ def test_it_runs_and_leaves_quietly(code: str, cloud: FakeCloud, tmp_path: Path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "933" in done.stdout or CLOUD_TEXT in done.stdout
     for file, table in (("ledger", "requests"), ("experience", "observations")):
-        with sqlite3.connect(tmp_path / f"{file}.sqlite3") as connection:
+        with sqlite3.connect(tmp_path / "home" / f"{file}.sqlite3") as connection:
             (rows,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
         connection.close()
         assert rows == 1, file
-        assert not (tmp_path / f"{file}.sqlite3-wal").exists(), f"the {file} was not closed"
+        assert not (tmp_path / "home" / f"{file}.sqlite3-wal").exists(), f"the {file} was not closed"
 
 
 FORK = """
@@ -87,7 +88,7 @@ def test_a_fork_is_told_at_once_what_it_lacks(tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("UPDRAFT_")}
     done = subprocess.run(
         [sys.executable, "-c", FORK],
-        env={**environ, "UPDRAFT_HOME": str(tmp_path)},
+        env={**environ, "UPDRAFT_HOME": str(home_in(tmp_path))},
         check=False,
         capture_output=True,
         text=True,

@@ -1,10 +1,12 @@
-/* llama.cpp's products with several rows of activations, computed here: the same bits, and faster.
+/* The functions of ggml's that are computed here: products of quantised weights, and attention.
 
    This library is loaded before ggml's and exports names that ggml calls; what it does not compute it hands on. */
 
-#include "products.h"
+#include "product.h"
 
+#ifdef PACKED_BYTES
 _Thread_local uint8_t updraft_packed[PACKED_BYTES];
+#endif
 
 typedef bool Sgemm(
     const Params *params, int64_t m, int64_t n, int64_t k, const void *a, int64_t lda, const void *b, int64_t ldb,
@@ -14,20 +16,10 @@ static Sgemm *ggmls;
 static _Atomic uint32_t served; /* a bit for each type of weights */
 
 /* Calls computed here, for tests; without a lock, so that some may be missing. */
-EXPORT int64_t updraft_products;
+EXPORT int64_t updraft_products, updraft_attentions;
 
 /* `others`: ggml's function. Until it is known, nothing is computed here, and ggml multiplies row by row. */
 EXPORT void updraft_hand_on(Sgemm *others) { ggmls = others; }
-
-/* The beginning of ggml_tensor. */
-typedef struct Tensor {
-    int32_t type;
-    void *buffer;
-    int64_t sizes[4];
-    size_t strides[4];
-    int32_t operation, parameters[16], flags;
-    const struct Tensor *sources[10];
-} Tensor;
 
 typedef bool Tiled(const Params *params, Tensor *result);
 
@@ -39,18 +31,30 @@ EXPORT void updraft_hand_on_tiled(Tiled *others) { ggmls_tiled = others; }
 /* The type of the weights that `result` is made of. */
 EXPORT int updraft_weights_type(const Tensor *result) { return result->sources[0]->type; }
 
-/* Which types of weights to compute here, a bit for each; the others are handed on. Between two products: the threads
-   of one divide it as the first of them does. */
-EXPORT void updraft_serve(uint32_t types) { served = types; }
+typedef void Attend(const Params *params, Tensor *result);
+
+static Attend *ggmls_attention;
+static _Atomic bool attends;
+
+EXPORT void updraft_hand_on_attention(Attend *others) { ggmls_attention = others; }
+
+/* Which types of weights to compute here, a bit for each, and whether attention; the others are handed on. Between two
+   products: the threads of one divide it as the first of them does. */
+EXPORT void updraft_serve(uint32_t types, bool attention) {
+    served = types;
+    attends = attention;
+}
 
 static bool serves(int type) { return type >= 0 && type < 32 && served >> type & 1; }
 
+static Compute *const computes[] = {
+    [TYPE_Q4_0] = updraft_q4_0, [TYPE_Q5_0] = updraft_q5_0, [TYPE_Q8_0] = updraft_q8_0,
+    [TYPE_Q4_K] = updraft_q4_k, [TYPE_Q5_K] = updraft_q5_k, [TYPE_Q6_K] = updraft_q6_k};
+#define TYPES ((int)(sizeof(computes) / sizeof(*computes)))
+
 static bool computed(const Params *params, const Product *product, int a_type, int b_type) {
-    if ((a_type == TYPE_Q8_0 || a_type == TYPE_Q5_0) && b_type == TYPE_Q8_0)
-        return updraft_blocks_of_32(params, product, a_type);
-    if ((a_type == TYPE_Q4_K || a_type == TYPE_Q6_K) && b_type == TYPE_Q8_K)
-        return updraft_blocks_of_256(params, product, a_type);
-    return false;
+    if (a_type < 0 || a_type >= TYPES || !computes[a_type]) return false;
+    return b_type == (a_type >= TYPE_Q4_K ? TYPE_Q8_K : TYPE_Q8_0) && computes[a_type](params, product);
 }
 
 /* The product whether its type is served or not, to be compared with ggml's. False: not computed here. */
@@ -74,4 +78,11 @@ EXPORT bool llamafile_sgemm(
 /* False: to be computed as fewer rows are, by `llamafile_sgemm`. */
 EXPORT bool ggml_compute_forward_mul_mat_tiled(const Params *params, Tensor *result) {
     return ggmls_tiled && !serves(updraft_weights_type(result)) && ggmls_tiled(params, result);
+}
+
+EXPORT void ggml_compute_forward_flash_attn_ext(const Params *params, Tensor *result) {
+    if (!attends || !updraft_attention(params, result))
+        ggmls_attention(params, result);
+    else if (params->thread == 0)
+        updraft_attentions++;
 }

@@ -1,0 +1,94 @@
+"""Attention of our own under llama.cpp: whether its results are right."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .products import InitParams, scrambled
+
+_F32, _F16 = 0, 1  # of enum ggml_type
+_TOLERANCE = 1e-5
+_ROOM = 1 << 22  # bytes of tensors, at most
+Floats = npt.NDArray[np.float32]
+Halves = npt.NDArray[np.float16]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What attention is computed of. `query`: (streams, heads, rows, values); `key` and `value`: (streams, key heads,
+    cells, values); `mask`: (1 or streams, rows, cells), added to the scores."""
+
+    query: Floats
+    key: Halves
+    value: Halves
+    mask: Halves | None
+
+    def expected(self) -> Floats:
+        """By definition, in double precision: (streams, rows, heads, values)."""
+        together = self.query.shape[1] // self.key.shape[1]
+        key, value = (np.repeat(each.astype(np.float64), together, axis=1) for each in (self.key, self.value))
+        scores = self.query.astype(np.float64) @ key.swapaxes(2, 3) * self.scale
+        if self.mask is not None:
+            scores += self.mask.astype(np.float64)[:, None]
+        largest = scores.max(axis=3, keepdims=True)
+        weights = np.exp(scores - np.where(np.isfinite(largest), largest, 0))
+        totals = weights.sum(axis=3, keepdims=True)
+        mixed = (weights / np.where(totals > 0, totals, 1)) @ value
+        return mixed.swapaxes(1, 2).astype(np.float32)
+
+    @property
+    def scale(self) -> float:
+        return self.query.shape[3] ** -0.5
+
+    def computed(self, function: Any, ggml: ctypes.CDLL, threads: int = 2) -> Floats | None:
+        """By `function`, one thread after the other; None if it computes no such attention."""
+        for name in ("ggml_init", "ggml_new_tensor_4d", "ggml_flash_attn_ext", "ggml_get_data"):
+            getattr(ggml, name).restype = ctypes.c_void_p
+        context = ctypes.c_void_p(ggml.ggml_init(InitParams(_ROOM, None, False)))
+        mask = None if self.mask is None else self.mask[:, None]
+        made = (_tensor(ggml, context, array) for array in (self.query, self.key, self.value, mask))
+        numbers = ctypes.c_float(self.scale), ctypes.c_float(0), ctypes.c_float(0)
+        result = ctypes.c_void_p(ggml.ggml_flash_attn_ext(context, *made, *numbers))
+        function.restype = ctypes.c_bool
+        params = [(ctypes.c_int * 16)(thread, threads) for thread in range(threads)]  # which ggml_compute_params begins
+        found = all(function(each, result) for each in params) or None
+        if found:
+            streams, heads, rows, values = self.query.shape
+            found = np.zeros((streams, rows, heads, values), np.float32)
+            ctypes.memmove(found.ctypes.data, ggml.ggml_get_data(result), found.nbytes)
+        ggml.ggml_free(context)
+        return found
+
+
+def agrees(ours: ctypes.CDLL, ggml: ctypes.CDLL) -> bool:
+    """Whether ours is attention by its definition: of rows of one sequence, of others, and of one that sees nothing.
+    Raises AttributeError."""
+    case = _sample()
+    found = case.computed(ours.updraft_attention, ggml)
+    return found is not None and bool(np.abs(found - case.expected()).max() <= _TOLERANCE)
+
+
+def _sample() -> Case:
+    heads, key_heads, rows, cells, values = 6, 2, 7, 150, 32
+    numbers = (scrambled(2 * heads * cells * values) >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - 1
+    query = numbers[: heads * rows * values].reshape(1, heads, rows, values)
+    key, value = numbers.astype(np.float16)[-2 * key_heads * cells * values :].reshape(2, 1, key_heads, cells, values)
+    seen = np.tri(rows, cells, cells - rows - 3, dtype=np.bool_)  # each row one more than the one before
+    seen[4:6] = np.arange(cells) % 3 == 1, np.arange(cells) > 90
+    seen[6] = False
+    return Case(query * 8, key, value, np.where(seen, 0, -np.inf).astype(np.float16)[None])
+
+
+def _tensor(ggml: ctypes.CDLL, context: ctypes.c_void_p, array: Floats | Halves | None) -> ctypes.c_void_p | None:
+    if array is None:
+        return None
+    kind = _F32 if array.dtype == np.float32 else _F16
+    sizes = map(ctypes.c_int64, reversed(array.shape))
+    tensor = ctypes.c_void_p(ggml.ggml_new_tensor_4d(context, kind, *sizes))
+    ctypes.memmove(ggml.ggml_get_data(tensor), np.ascontiguousarray(array).ctypes.data, array.nbytes)
+    return tensor

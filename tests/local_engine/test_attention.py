@@ -1,0 +1,129 @@
+"""Our attention under llama.cpp: right, and to the bit the same whatever is computed beside a row."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from updraft.kernels.native_library import load_from
+from updraft.local_engine import ggml
+from updraft.local_engine.attention import Case, agrees
+from updraft.local_engine.machine import this_machine
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or "avx512_vnni" not in this_machine().instruction_sets, reason="no AVX-512"
+)
+NEVER = np.float16(-np.inf)
+
+
+@pytest.fixture(scope="module")
+def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
+    """Ours and ggml's."""
+    return (
+        load_from(ggml.SOURCES, ctypes.RTLD_GLOBAL),
+        ctypes.CDLL(str(ggml.known_libraries() / "libggml-cpu.so")),
+    )
+
+
+@st.composite
+def cases(draw, most_streams: int = 2) -> Case:
+    """Rows that see whatever cells: of one sequence, of several, some nothing at all; scores of any spread."""
+    count, key_heads, together = (
+        draw(st.integers(1, most_streams)),
+        draw(st.integers(1, 3)),
+        draw(st.sampled_from([1, 2, 5, 7])),
+    )
+    rows, cells = draw(st.integers(1, 40)), draw(st.integers(1, 300))
+    length = draw(st.sampled_from([16, 32, 64, 80, 128]))
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    spread = draw(st.sampled_from([0.1, 1.0, 30.0]))
+    query = random.normal(size=(count, key_heads * together, rows, length)).astype(np.float32) * np.float32(spread)
+    key, value = random.normal(size=(2, count, key_heads, cells, length)).astype(np.float16)
+    kind = draw(st.sampled_from(["none", "causal", "sequences", "anything"]))
+    if kind == "none":
+        return Case(query, key, value, None)
+    if kind == "causal":
+        seen = np.tri(rows, cells, cells - rows, dtype=bool)
+    elif kind == "sequences":
+        seen = random.integers(0, 3, (rows, 1)) == random.integers(0, 3, cells)
+    else:
+        seen = random.random((rows, cells)) < 0.5
+    mask = np.where(seen, np.float16(0), NEVER)
+    if draw(st.booleans()):  # what is not forbidden may still be pushed down
+        mask = (mask - random.random(mask.shape).astype(np.float16)).astype(np.float16)
+    return Case(query, key, value, mask[None])
+
+
+@settings(max_examples=120)
+@given(case=cases(), threads=st.integers(1, 5))
+def test_every_case_is_right(libraries, case: Case, threads: int) -> None:
+    ours, library = libraries
+    found = case.computed(ours.updraft_attention, library, threads)
+    assert found is not None
+    # Scores of a few hundred have an error of some 1e-5 each in float32.
+    scores = np.abs(case.query).max() * np.abs(case.key).max() * case.query.shape[3] ** 0.5
+    assert np.abs(found - case.expected()).max() <= 1e-5 * max(1.0, float(scores) / 30)
+
+
+@settings(max_examples=80)
+@given(case=cases(most_streams=1), data=st.data())
+def test_a_row_has_the_same_bits_alone_and_in_company(libraries, case: Case, data) -> None:
+    """Whichever rows are beside it, and whatever cells are in the cache that it does not see."""
+    ours, library = libraries
+    whole = case.computed(ours.updraft_attention, library, data.draw(st.integers(1, 4)))
+    row = data.draw(st.integers(0, case.query.shape[2] - 1))
+    mask, key, value = case.mask, case.key, case.value
+    if mask is not None:
+        mine = mask[0, row]
+        if np.array_equal(mask[0] != NEVER, np.tri(*mask.shape[1:], mask.shape[2] - mask.shape[1], dtype=bool)):
+            seen = mine != NEVER  # a prefix of what the rows behind it see
+            if seen.any():
+                mask, key, value = mine[seen][None, None], key[:, :, seen].copy(), value[:, :, seen].copy()
+            else:
+                mask = mine[None, None]
+        else:
+            mask = mine[None, None]
+    alone = replace(case, query=case.query[:, :, row : row + 1].copy(), key=key, value=value, mask=mask)
+    found = alone.computed(ours.updraft_attention, library, data.draw(st.integers(1, 4)))
+    assert whole is not None
+    assert found is not None
+    assert np.array_equal(found[0, 0].view(np.int32), whole[0, row].view(np.int32))
+
+
+def test_what_is_not_for_us_is_declined(libraries) -> None:
+    """Caches of float32, heads of odd or great length: ggml computes these."""
+    ours, library = libraries
+    case = Case(np.ones((1, 2, 3, 32), np.float32), *np.ones((2, 1, 2, 9, 32), np.float16), None)
+    assert case.computed(ours.updraft_attention, library) is not None
+    for other in (
+        replace(case, key=case.key.astype(np.float32), value=case.value.astype(np.float32)),
+        Case(np.ones((1, 2, 3, 24), np.float32), *np.ones((2, 1, 2, 9, 24), np.float16), None),
+        Case(np.ones((1, 2, 3, 272), np.float32), *np.ones((2, 1, 2, 9, 272), np.float16), None),
+    ):
+        assert other.computed(ours.updraft_attention, library) is None
+
+
+def test_infinite_values_of_cells_that_nobody_sees_do_not_matter(libraries) -> None:
+    ours, library = libraries
+    case = Case(
+        np.ones((1, 1, 2, 32), np.float32), *np.ones((2, 1, 1, 100, 32), np.float16), np.zeros((1, 2, 100), np.float16)
+    )
+    assert case.mask is not None
+    case.mask[:, :, 50:] = NEVER
+    case.key[:, :, 50:], case.value[:, :, 50:] = np.inf, np.nan
+    found = case.computed(ours.updraft_attention, library)
+    assert found is not None
+    assert np.allclose(found, 1)
+
+
+def test_wrong_results_do_not_agree(libraries, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, library = libraries
+    assert agrees(ours, library)
+    expected = Case.expected
+    monkeypatch.setattr(Case, "expected", lambda case: expected(case) * np.float32(1.0001))
+    assert not agrees(ours, library)
