@@ -50,7 +50,7 @@ def unused_instruction_sets(machine: Machine, system_info: str) -> list[str]:
 
 
 def check_products(served: Served) -> Check:
-    """What of a step is computed by code of ours: products of which types of weights, attention; and why not the rest."""
+    """What of a step code of ours computes: products of which types of weights, attention; and why not the rest."""
     ours = [*served.types, *(["attention"] if served.attention else [])]
     found = f"ours for {', '.join(ours)}" if ours else "llama.cpp's own"
     found += f": {served.reason}" if served.reason else ""

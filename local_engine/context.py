@@ -16,6 +16,7 @@ from ..kernels.native_library import holding
 from ..protocol.errors import EngineError, ModelLoadError
 from .fit import KvCacheType
 from .llama import Floats, LlamaModel, llama
+from .zeros import give_back_logits
 
 _NO_ROOM = 1
 
@@ -88,11 +89,12 @@ class LlamaContext:
             self.close()
             raise
         self._memory = api.llama_get_memory(self._context)
+        give_back_logits(api, self._context, model.vocab_size * options.n_sequences)
         self._logits = _Outputs(api.llama_get_logits, model.vocab_size)
         self._hidden = _Outputs(api.llama_get_embeddings, model.hidden_size)
         self._batch = _Batch(api, options.n_batch)
         self._is_asynchronous: bool = api.llama_supports_gpu_offload()
-        self._gives_hidden: bool | None = None
+        self._gives_hidden = True
 
     def share(self, source: int, target: int, length: int) -> None:
         """Let `target`, which holds nothing, hold the first `length` tokens of `source` too, in the same cells.
@@ -224,4 +226,5 @@ def _parameters(api: Any, options: ContextOptions) -> Any:
         )
     params.kv_unified = not options.separate
     params.pooling_type = api.LLAMA_POOLING_TYPE_NONE
+    params.embeddings = True  # room for hidden states from the beginning
     return params

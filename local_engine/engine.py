@@ -22,11 +22,11 @@ from ..text.chat import ChatTemplate, encoding_runs, special_pattern
 from ..text.tool_stream import OfferedTools
 from .adapters import read_adapter
 from .context import ContextOptions, LlamaContext, LoraAdapter
+from .defaults import settled
 from .generation import Generation, GenerationRequest, LocalToken, Scoring
-from .ggml import worth_repacking
 from .gguf import GgufHeader, read_model
 from .layout import Layout, ModelTraits
-from .llama import Floats, LlamaModel, llama
+from .llama import Floats, LlamaModel
 from .loop import EngineLoop, LoopOptions
 from .machine import default_threads
 from .options import LocalOptions
@@ -82,8 +82,8 @@ class LocalEngine:
         header = read_model(path)
         for adapter in options.adapters:
             read_adapter(adapter.path, header)
-        repack = worth_repacking(header, llama().products) if options.repack is None else options.repack
-        model = LlamaModel(path, gpu_layers=options.gpu_layers, repack=repack)
+        options = settled(header, options)
+        model = LlamaModel(path, gpu_layers=options.gpu_layers, repack=options.repack is not False)
         try:
             if options.context_length is not None and options.context_length > model.train_context:
                 raise ModelLoadError(

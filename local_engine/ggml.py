@@ -8,11 +8,11 @@ been compared with ggml's results, or with what they are by definition; anything
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import importlib.util
 import logging
 import os
 import platform
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,6 @@ from ..kernels.native_library import NativeBuildError, load_from
 from ..protocol.errors import ConfigurationError
 from . import attention
 from .gguf_header import GgufHeader
-from .llama_build import PACKAGE
 from .machine import this_machine
 from .products import KINDS, Kind, agrees
 
@@ -30,6 +29,7 @@ KNOWN_VERSIONS = ("0.3.36",)
 #: "llama.cpp": leave it as it is, in this process. "ours", the default: replace what can be replaced.
 SWITCH = "UPDRAFT_PRODUCTS"
 SOURCES = Path(__file__).parent / "native" / "ggml"
+_VERSION = re.compile(r"""^__version__ = ["'](.+)["']""", re.MULTILINE)
 _FLOATS = {0, 1, 30}  # F32, F16 and BF16 of enum ggml_type
 _SONAME = "libggml-cpu.so.0"  # under which they are found once loaded, from whatever file
 _log = logging.getLogger("updraft.local")
@@ -124,14 +124,14 @@ def known_libraries() -> Path:
     """The folder of llama.cpp's libraries, if it is a version that we know. Raises NotServedError."""
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or not spec.submodule_search_locations:
-        raise NotServedError(f"{PACKAGE} is not installed")
-    try:
-        version = importlib.metadata.version(PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        version = "of unknown version"
+        raise NotServedError("llama-cpp-python is not installed")
+    folder = Path(spec.submodule_search_locations[0])
+    # Not by importlib.metadata, which takes a megabyte and some time.
+    stated = _VERSION.search((folder / "__init__.py").read_text(encoding="utf-8"))
+    version = stated[1] if stated else "of unknown version"
     if version not in KNOWN_VERSIONS:
-        raise NotServedError(f"{PACKAGE} {version} is not one that is known here")
-    return Path(spec.submodule_search_locations[0]) / "lib"
+        raise NotServedError(f"llama-cpp-python {version} is not one that is known here")
+    return folder / "lib"
 
 
 def _is_too_late() -> bool:

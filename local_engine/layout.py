@@ -11,11 +11,11 @@ from .fit import DEFAULT_CELLS, KvCacheType
 from .options import LocalOptions
 from .prefix_cache import Sharing
 
-_ROWS = 512  # tokens of a step, as in llama_cpp.Llama: other sizes would give other last bits
+_ROWS = 512  # tokens of a step, as in llama_cpp.Llama: with its own kernels other sizes give other last bits
 _PARALLEL = 8
 _OUTPUT_VALUES = 2**22  # logits of one step: 16 MiB
 _PARKED = 16  # sequences that the prefix cache holds at most, beside those that run
-_SMALL = 100_000_000  # parameters up to which attention is computed exactly, and prompts are scored
+SMALL = 100_000_000  #: parameters up to which attention is computed exactly, and prompts are scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Layout:
     @classmethod
     def of(cls, model: ModelTraits, options: LocalOptions) -> Layout:
         """`options` have been checked."""
-        parallel, small = options.parallel or _PARALLEL, model.parameters < _SMALL
+        parallel, small = options.parallel or _PARALLEL, model.parameters < SMALL
         context_length = options.context_length or min(model.train_context, DEFAULT_CELLS)
         kv_cache_type = options.kv_cache_type or ("f32" if small else "f16")
         exact = kv_cache_type == "f32" and not options.flash_attention

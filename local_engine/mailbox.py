@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import queue
 from concurrent.futures import Future
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 
@@ -31,6 +33,8 @@ class Mailbox(Generic[T]):
         return self._items.get()
 
     async def get_async(self) -> T:
+        import asyncio  # here: who reads in threads only has no use for its megabytes
+
         while True:
             # Announced before the look: what comes after the look finds the waiter.
             self._waiter = waiter = asyncio.get_running_loop().create_future()
@@ -44,6 +48,8 @@ class Mailbox(Generic[T]):
 
 async def arrived(result: Future[T]) -> T:
     """What a thread puts into `result`, which a reader who is cancelled leaves to others as it is."""
+    import asyncio
+
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     result.add_done_callback(lambda _: _tell(waiter))
     await waiter

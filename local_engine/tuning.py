@@ -17,11 +17,10 @@ import msgspec
 
 from ..protocol.errors import ModelLoadError
 from .child import run_child
+from .defaults import settled
 from .fit import KvCacheType, ensure_fits, estimate, quantizable
-from .ggml import worth_repacking
 from .gguf import read_model
 from .gguf_header import GgufHeader
-from .llama import llama
 from .machine import Machine, default_threads, this_machine
 from .opening import layout_of, plan_of
 from .options import LocalOptions
@@ -94,8 +93,9 @@ def tune(path: Path, room: int, *, report: Callable[[Measured], None] = lambda _
     fitting = _fitting(path.name, header, room)
     layout = layout_of(header, fitting)
     ensure_loadable(path)
-    repack = worth_repacking(header, llama().products)
-    default = Choice(default_threads(header.parameters), repack, layout.rows, layout.kv_cache_type)
+    usual = settled(header, fitting)
+    rows = layout_of(header, usual).rows
+    default = Choice(default_threads(header.parameters), usual.repack is True, rows, layout.kv_cache_type)
     search = _Search(path, time.monotonic() + BUDGET_S, report)
     best, gain = _descend(search, default, machine, header)
     settings = Settings(
@@ -159,7 +159,8 @@ def _candidates(
     yield "threads", [lambda best, number=number: replace(best, threads=number) for number in reversed(numbers)]
     if any(tensor.kind not in (0, 1, 30) for tensor in header.tensors if len(tensor.shape) > 1):
         yield "repack", [lambda best: replace(best, repack=not best.repack)]
-    yield "ubatch", [lambda best, size=size: replace(best, ubatch=size) for size in (128, 64)]
+    sizes = sorted({512, 128, 64} - {default.ubatch}, reverse=True)
+    yield "ubatch", [lambda best, size=size: replace(best, ubatch=size) for size in sizes]
 
 
 class _Search:

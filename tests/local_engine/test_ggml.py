@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
+import importlib.util
 import logging
 import os
 import subprocess
@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -254,11 +255,14 @@ def test_nothing_is_handed_on_to_nobody() -> None:
     assert done.stdout.split() == ["True", "False"]
 
 
-def test_unknown_versions_are_left_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda _: "99.0")
+@pytest.mark.parametrize(("stated", "told"), [("__version__ = '99.0'", "99.0"), ("", "of unknown version")])
+def test_unknown_versions_are_left_alone(tmp_path: Path, monkeypatch, caplog, stated: str, told: str) -> None:
+    (tmp_path / "__init__.py").write_text(f"from .llama import *\n{stated}\n")
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: spec)
     with caplog.at_level(logging.INFO):
-        assert "99.0" in ggml.install().reason
-    assert "99.0" in caplog.text
+        assert f"llama-cpp-python {told} is not one that is known" in ggml.install().reason
+    assert told in caplog.text
 
 
 @needs_vnni

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from updraft.local_engine.chunk_budget import ChunkBudget, promised_slowdown
+from updraft.local_engine.chunk_budget import ChunkBudget, aimed_slowdown
 from updraft.local_engine.prefix_cache import PrefixCache
 from updraft.local_engine.scheduler import Limits, Scheduler, Sequence, Share, Step
 
@@ -365,7 +365,7 @@ def test_readers_are_spared_from_the_first_step_on(decoding, free_rows, plain, n
         tokens.append(chunk)
         budget.measured(decoding, chunk, gaps[-1])
     assert max(gaps) <= 2 * plain * (1 + noise)
-    most = 2 * max(free_rows, decoding) - decoding  # in a machine without noise
+    most = 1.8 * max(free_rows, decoding) - decoding  # aimed at, in a machine without noise
     assert np.median(tokens[50:]) >= max(1, int(0.55 * most)), "and the prompt gets what is left"
 
 
@@ -379,7 +379,7 @@ def test_slow_steps_of_other_origin_are_taken_off_the_promise(often):
         gaps.append((1 + 0.05 * chunk) * (1 if count % often else 1.35))
         budget.measured(3, chunk, gaps[-1])
     assert np.quantile(gaps[65:], 0.99) <= 2
-    assert np.median(gaps[65:]) > 1.3
+    assert np.median(gaps[65:]) >= 1.15, "of 1.8 / 1.35"
 
 
 def test_the_promise_is_about_the_gap_before_the_prompts_came():
@@ -393,7 +393,7 @@ def test_the_promise_is_about_the_gap_before_the_prompts_came():
         chunks.append(chunk)
         budget.measured(3, chunk, gaps[-1])
     assert np.quantile(gaps, 0.99) <= 2 * 0.02
-    assert np.median(chunks[-60:]) > 4
+    assert np.median(chunks[-60:]) >= 4
     for _ in range(900):  # a lasting change is no reason to starve prompts for ever
         chunks.append(budget.grant(3))
         budget.measured(3, chunks[-1], 0.028 * (1 + 0.05 * chunks[-1]))
@@ -435,12 +435,12 @@ def test_what_was_too_large_is_tried_again_once():
         budget.measured(3, chunks[-1], gaps[-1])
     over = [count for count, gap in enumerate(gaps) if gap > 2 * gaps[0]]
     assert len([count for count in over if count > 100]) == 1600 // 400 - 1
-    assert np.median(chunks[64:]) == 3
+    assert np.median(chunks[64:]) >= 2
 
 
 def test_many_prompts_get_their_share_beside_one_reader():
-    assert promised_slowdown(1, 1) == promised_slowdown(7, 1) == 2
-    assert promised_slowdown(1, 7) == 8
+    assert aimed_slowdown(1, 1) == aimed_slowdown(7, 1) == 1.8, "a little less than the promise of 2"
+    assert aimed_slowdown(1, 7) == 8
     settled = Steps(0.02, 0.3, 0.3, 0.05, seed=0).slowdowns(ChunkBudget(512), 1, 7, steps=60)[20:]
     assert 6 < np.median(settled) <= 8
 
@@ -450,7 +450,10 @@ def test_one_slow_step_does_not_starve_prompts():
     for chunk, seconds in ((0, 0.02), (1, 0.5), (1, 0.021)):
         assert budget.grant(1) == chunk
         budget.measured(1, chunk, seconds)
-    assert budget.grant(1) > 1
+    for _ in range(60):
+        chunk = budget.grant(1)
+        budget.measured(1, chunk, 0.02 * (1 + 0.05 * chunk))
+    assert budget.grant(1) > 3
 
 
 def test_a_chunk_is_tried_twice_before_it_counts_as_too_large():

@@ -18,22 +18,56 @@
 #define QUERIES 96  /* of all its rows and heads */
 #define LONGEST 256 /* values of a head */
 #define LANES 16
-#define BLOCK 8 /* queries at a time: their sums stay in registers */
+#define FEW 8   /* queries that are not worth turning keys for */
+#define BLOCK 2 /* queries at a time: their sums of sums stay in registers */
+#define WIDE 8  /* the same where they gather */
+#define SPAN 4  /* vectors of a value at a time, where few gather */
+
+/* `f` for all queries, so many at a time. */
+#define BY_POWERS(f, ...)                                \
+    for (int q = 0, step; q < piece.count; q += step) {  \
+        step = piece.count - q;                          \
+        step = step >= 4 ? 4 : step >= 2 ? 2 : 1;        \
+        if (step == 4) f(4, q, __VA_ARGS__);             \
+        if (step == 2) f(2, q, __VA_ARGS__);             \
+        if (step == 1) f(1, q, __VA_ARGS__);             \
+    }
+#define BY_TWOS(f, ...)                           \
+    for (int q = 0; q < piece.count; q += BLOCK)  \
+        if (piece.count - q == 1)                 \
+            f(1, q, __VA_ARGS__);                 \
+        else                                      \
+            f(2, q, __VA_ARGS__);
+#define BY_EIGHTS(f, ...)                         \
+    for (int q = 0; q < piece.count; q += WIDE)   \
+        switch (piece.count - q) {                \
+            case 1: f(1, q, __VA_ARGS__); break;  \
+            case 2: f(2, q, __VA_ARGS__); break;  \
+            case 3: f(3, q, __VA_ARGS__); break;  \
+            case 4: f(4, q, __VA_ARGS__); break;  \
+            case 5: f(5, q, __VA_ARGS__); break;  \
+            case 6: f(6, q, __VA_ARGS__); break;  \
+            case 7: f(7, q, __VA_ARGS__); break;  \
+            default: f(8, q, __VA_ARGS__);        \
+        }
 #define MINUS_INFINITY 0xfc00
 #define LOG2_E 1.44269504f
 
-/* What a thread is at: `count` queries of `length` values. Of keys and queries the same value of all lies together. */
+/* What a thread is at: `count` queries of `length` values. Keys and queries lie turned, with the same value of all
+   beside each other, but those of few queries row by row, as do values and what is mixed of them. */
 typedef struct {
-    float query[LONGEST][QUERIES], mixed[QUERIES][LONGEST];
-    float keys[LONGEST][CELLS], values[CELLS][LONGEST], weights[QUERIES][CELLS];
-    float largest[QUERIES], total[QUERIES];
-    uint64_t visible[ROWS]; /* which of the cells a row sees */
+    float turned[LONGEST][QUERIES], query[FEW * LONGEST];
+    float keys[LONGEST][CELLS], values[CELLS * LONGEST], weights[QUERIES][CELLS];
+    float mixed[QUERIES * LONGEST], largest[QUERIES], total[QUERIES];
+    uint64_t visible[ROWS];   /* which of the cells a row sees */
     float added[ROWS][CELLS]; /* to its scores with them, where that is not nothing */
     bool adds[ROWS];
     int length, count;
 } __attribute__((aligned(64))) Piece;
 
 static _Thread_local Piece piece;
+
+INLINE float *mixed_of(int q) { return piece.mixed + q * piece.length; }
 
 /* Cells that some row of a piece sees, in order. */
 typedef struct {
@@ -90,8 +124,9 @@ static void begin(const Work *w, float scale) {
         for (int head = 0; head < w->heads; head++) {
             int q = row * w->heads + head;
             const float *from = (const float *)at(w->query, w->first + row, w->head + head, w->stream);
-            for (int i = 0; i < piece.length; i++) piece.query[i][q] = from[i] * scale;
-            memset(piece.mixed[q], 0, sizeof(float) * piece.length);
+            for (int i = 0; i < piece.length; i++)
+                *(piece.count <= FEW ? &piece.query[q * piece.length + i] : &piece.turned[i][q]) = from[i] * scale;
+            memset(mixed_of(q), 0, sizeof(float) * piece.length);
             piece.largest[q] = -__builtin_inff();
             piece.total[q] = 0;
         }
@@ -120,75 +155,163 @@ INLINE void turn(__m512 v[16]) {
     }
 }
 
-static void convert(const Work *w, const Seen *seen) {
-    int64_t key_head = w->head / (w->query->sizes[2] / w->key->sizes[2]);
-    const char *keys = at(w->key, 0, key_head, w->stream), *values = at(w->value, 0, key_head, w->stream);
-    for (int i = 0; i < piece.length; i += LANES)
-        for (int cell = 0; cell < CELLS; cell += LANES) {
+/* A cell that is likely to come next. */
+INLINE void fetch(const char *cell) {
+    for (int byte = 0; byte < 2 * piece.length; byte += 64) _mm_prefetch(cell + byte, _MM_HINT_T1);
+}
+
+/* Keys and values of the cells, turned as they are used; those behind them are fetched meanwhile. */
+static void convert(const Work *w, const Seen *seen, const char *keys, const char *values) {
+    const int64_t next = seen->cells[seen->count - 1] + 1;
+    const int64_t key_stride = (int64_t)w->key->strides[1], value_stride = (int64_t)w->value->strides[1];
+    for (int cell = 0; cell < CELLS; cell += LANES) {
+        const char *rows[LANES];
+        for (int j = 0; j < LANES; j++) {
+            rows[j] = keys + seen->cells[cell + j < seen->count ? cell + j : 0] * key_stride;
+            fetch(keys + (next + cell + j) * key_stride);
+        }
+        for (int i = 0; i < piece.length; i += LANES) {
             __m512 block[LANES];
-            for (int j = 0; j < LANES; j++) {
-                const char *key = keys + seen->cells[cell + j < seen->count ? cell + j : 0] * w->key->strides[1];
-                block[j] = halves((const uint16_t *)key + i);
-            }
+            for (int j = 0; j < LANES; j++) block[j] = halves((const uint16_t *)rows[j] + i);
             turn(block);
             for (int j = 0; j < LANES; j++) _mm512_store_ps(&piece.keys[i + j][cell], block[j]);
         }
+    }
     for (int cell = 0; cell < seen->count; cell++) {
-        const uint16_t *value = (const uint16_t *)(values + seen->cells[cell] * w->value->strides[1]);
-        for (int i = 0; i < piece.length; i += LANES) _mm512_store_ps(&piece.values[cell][i], halves(value + i));
+        const uint16_t *value = (const uint16_t *)(values + seen->cells[cell] * value_stride);
+        fetch(values + (next + cell) * value_stride);
+        for (int i = 0; i < piece.length; i += LANES)
+            _mm512_store_ps(piece.values + cell * piece.length + i, halves(value + i));
     }
 }
+
+/* Which of a head's sixteenths are added up in what order: each by itself, then as `sums` below adds lanes. */
+static const int8_t ORDER[LANES] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};
 
 /* Scores of `queries` from the q-th on, with half of the cells. */
 INLINE void score(const int queries, int q, int cell) {
-    __m512 sums[BLOCK][2];
-#pragma GCC unroll 8
-    for (int j = 0; j < queries; j++) sums[j][0] = sums[j][1] = _mm512_setzero_ps();
-    for (int i = 0; i < piece.length; i++) {
-        __m512 one = _mm512_load_ps(&piece.keys[i][cell]), other = _mm512_load_ps(&piece.keys[i][cell + LANES]);
-#pragma GCC unroll 8
+    __m512 levels[5][BLOCK][2];
+#pragma GCC unroll 16
+    for (int place = 0; place < LANES; place++) {
+        const int l = ORDER[place];
+        __m512 one[BLOCK], other[BLOCK];
+#pragma GCC unroll 2
+        for (int j = 0; j < queries; j++) one[j] = other[j] = _mm512_setzero_ps();
+        for (int i = l; i < piece.length; i += LANES) {
+            __m512 a = _mm512_load_ps(&piece.keys[i][cell]), b = _mm512_load_ps(&piece.keys[i][cell + LANES]);
+#pragma GCC unroll 2
+            for (int j = 0; j < queries; j++) {
+                __m512 query = _mm512_set1_ps(piece.turned[i][q + j]);
+                one[j] = _mm512_fmadd_ps(query, a, one[j]);
+                other[j] = _mm512_fmadd_ps(query, b, other[j]);
+            }
+        }
+        int level = 0;
+#pragma GCC unroll 5
+        for (; place >> level & 1; level++)
+#pragma GCC unroll 2
+            for (int j = 0; j < queries; j++) {
+                one[j] = _mm512_add_ps(levels[level][j][0], one[j]);
+                other[j] = _mm512_add_ps(levels[level][j][1], other[j]);
+            }
+#pragma GCC unroll 2
         for (int j = 0; j < queries; j++) {
-            __m512 query = _mm512_set1_ps(piece.query[i][q + j]);
-            sums[j][0] = _mm512_fmadd_ps(query, one, sums[j][0]);
-            sums[j][1] = _mm512_fmadd_ps(query, other, sums[j][1]);
+            levels[level][j][0] = one[j];
+            levels[level][j][1] = other[j];
         }
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 2
     for (int j = 0; j < queries; j++) {
-        _mm512_store_ps(&piece.weights[q + j][cell], sums[j][0]);
-        _mm512_store_ps(&piece.weights[q + j][cell + LANES], sums[j][1]);
+        _mm512_store_ps(&piece.weights[q + j][cell], levels[4][j][0]);
+        _mm512_store_ps(&piece.weights[q + j][cell + LANES], levels[4][j][1]);
     }
 }
 
-/* What `queries` from the q-th on gather from the first `cells`. */
+/* The sums of sixteen vectors' lanes. */
+INLINE __m512 sums(__m512 v[LANES]) {
+    for (int i = 0; i < LANES; i += 2)
+        v[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[i], v[i + 1]), _mm512_unpackhi_ps(v[i], v[i + 1]));
+    for (int i = 0; i < LANES; i += 4) {
+        __m512d a = (__m512d)v[i], b = (__m512d)v[i + 2];
+        v[i] = _mm512_add_ps((__m512)_mm512_unpacklo_pd(a, b), (__m512)_mm512_unpackhi_pd(a, b));
+    }
+    for (int i = 0; i < LANES; i += 8) { /* quarters 0 and 2, 1 and 3 */
+        __m512 a = _mm512_shuffle_f32x4(v[i], v[i + 4], 0x44), b = _mm512_shuffle_f32x4(v[i], v[i + 4], 0xee);
+        v[i] = _mm512_add_ps(a, b);
+    }
+    return _mm512_add_ps(_mm512_shuffle_f32x4(v[0], v[8], 0x88), _mm512_shuffle_f32x4(v[0], v[8], 0xdd));
+}
+
+/* Scores of 1, 2 or 4 of few queries with all cells, straight from the cache: as many of these at a time as there are
+   sums for. To the bit what `score` finds. */
+INLINE void score_few(const int queries, int q, const Work *w, const Seen *seen, const char *keys) {
+    const int64_t stride = (int64_t)w->key->strides[1], next = seen->cells[seen->count - 1] + 1;
+    const int at_once = LANES / queries;
+    for (int cell = 0; cell < seen->count; cell += at_once) {
+        const char *rows[LANES];
+        __m512 v[LANES];
+        float found[LANES] __attribute__((aligned(64)));
+        for (int c = 0; c < at_once; c++) {
+            rows[c] = keys + seen->cells[cell + c < seen->count ? cell + c : 0] * stride;
+            fetch(keys + (next + cell + c) * stride);
+        }
+        for (int c = 0; c < LANES; c++) v[c] = _mm512_setzero_ps();
+        for (int i = 0; i < piece.length; i += LANES)
+            for (int c = 0; c < at_once; c++) {
+                __m512 key = halves((const uint16_t *)rows[c] + i);
+                for (int j = 0; j < queries; j++) {
+                    __m512 query = _mm512_load_ps(piece.query + (q + j) * piece.length + i);
+                    v[c * queries + j] = _mm512_fmadd_ps(query, key, v[c * queries + j]);
+                }
+            }
+        _mm512_store_ps(found, sums(v));
+        for (int c = 0; c < at_once; c++)
+            for (int j = 0; j < queries; j++) piece.weights[q + j][cell + c] = found[c * queries + j];
+    }
+}
+
+/* What `queries` from the q-th on gather from converted values. */
 INLINE void gather(const int queries, int q, int cells) {
     for (int i = 0; i < piece.length; i += LANES) {
-        __m512 sums[BLOCK];
+        __m512 mixed[WIDE];
 #pragma GCC unroll 8
-        for (int j = 0; j < queries; j++) sums[j] = _mm512_load_ps(&piece.mixed[q + j][i]);
+        for (int j = 0; j < queries; j++) mixed[j] = _mm512_load_ps(mixed_of(q + j) + i);
         for (int cell = 0; cell < cells; cell++) {
-            __m512 value = _mm512_load_ps(&piece.values[cell][i]);
+            __m512 value = _mm512_load_ps(piece.values + cell * piece.length + i);
 #pragma GCC unroll 8
             for (int j = 0; j < queries; j++)
-                sums[j] = _mm512_fmadd_ps(_mm512_set1_ps(piece.weights[q + j][cell]), value, sums[j]);
+                mixed[j] = _mm512_fmadd_ps(_mm512_set1_ps(piece.weights[q + j][cell]), value, mixed[j]);
         }
 #pragma GCC unroll 8
-        for (int j = 0; j < queries; j++) _mm512_store_ps(&piece.mixed[q + j][i], sums[j]);
+        for (int j = 0; j < queries; j++) _mm512_store_ps(mixed_of(q + j) + i, mixed[j]);
     }
 }
 
-/* `f` for all queries, `BLOCK` at a time. */
-#define IN_BLOCKS(f, ...)                                                                     \
-    for (int q = 0; q < piece.count; q += BLOCK) switch (piece.count - q) {                   \
-            case 1: f(1, q, ##__VA_ARGS__); break;                                            \
-            case 2: f(2, q, ##__VA_ARGS__); break;                                            \
-            case 3: f(3, q, ##__VA_ARGS__); break;                                            \
-            case 4: f(4, q, ##__VA_ARGS__); break;                                            \
-            case 5: f(5, q, ##__VA_ARGS__); break;                                            \
-            case 6: f(6, q, ##__VA_ARGS__); break;                                            \
-            case 7: f(7, q, ##__VA_ARGS__); break;                                            \
-            default: f(8, q, ##__VA_ARGS__);                                                  \
+/* The same of 1, 2 or 4 of few queries, straight from the cache; `vectors` of a value, from the i-th number on. */
+INLINE void gather_part(
+    const int queries, const int vectors, int q, int i, const Seen *seen, const char *values, int64_t stride) {
+    __m512 mixed[4][SPAN];
+    for (int j = 0; j < queries; j++)
+        for (int k = 0; k < vectors; k++) mixed[j][k] = _mm512_load_ps(mixed_of(q + j) + i + k * LANES);
+    for (int cell = 0; cell < seen->count; cell++) {
+        const uint16_t *value = (const uint16_t *)(values + seen->cells[cell] * stride) + i;
+        for (int k = 0; k < vectors; k++) {
+            __m512 part = halves(value + k * LANES);
+            for (int j = 0; j < queries; j++)
+                mixed[j][k] = _mm512_fmadd_ps(_mm512_set1_ps(piece.weights[q + j][cell]), part, mixed[j][k]);
         }
+    }
+    for (int j = 0; j < queries; j++)
+        for (int k = 0; k < vectors; k++) _mm512_store_ps(mixed_of(q + j) + i + k * LANES, mixed[j][k]);
+}
+
+INLINE void gather_few(const int queries, int q, const Work *w, const Seen *seen, const char *values) {
+    const int64_t stride = (int64_t)w->value->strides[1], next = seen->cells[seen->count - 1] + 1;
+    int i = 0;
+    for (int cell = 0; q == 0 && cell < CELLS; cell++) fetch(values + (next + cell) * stride);
+    for (; i + SPAN * LANES <= piece.length; i += SPAN * LANES) gather_part(queries, SPAN, q, i, seen, values, stride);
+    for (; i < piece.length; i += LANES) gather_part(queries, 1, q, i, seen, values, stride);
+}
 
 /* What a row sees of the cells, and what its mask adds to the scores. */
 static void look(const uint16_t *mask, int row, const Seen *seen) {
@@ -232,8 +355,8 @@ static void weigh(int q, int row) {
     if (largest != piece.largest[q]) {
         float factor = _mm512_cvtss_f32(power_of_two(_mm512_set1_ps(piece.largest[q] - largest)));
         for (int i = 0; i < piece.length; i += LANES) {
-            __m512 mixed = _mm512_load_ps(&piece.mixed[q][i]);
-            _mm512_store_ps(&piece.mixed[q][i], _mm512_mul_ps(mixed, _mm512_set1_ps(factor)));
+            float *mixed = mixed_of(q) + i;
+            _mm512_store_ps(mixed, _mm512_mul_ps(_mm512_load_ps(mixed), _mm512_set1_ps(factor)));
         }
         piece.total[q] *= factor;
         piece.largest[q] = largest;
@@ -243,13 +366,26 @@ static void weigh(int q, int row) {
 
 /* All queries meet these cells. */
 static void meet(const Work *w, const Seen *seen) {
-    convert(w, seen);
-    for (int cell = 0; cell < seen->count; cell += HALF) IN_BLOCKS(score, cell)
+    const int64_t head = w->head / (w->query->sizes[2] / w->key->sizes[2]);
+    const char *keys = at(w->key, 0, head, w->stream), *values = at(w->value, 0, head, w->stream);
+    const bool few = piece.count <= FEW;
+    if (few) {
+        BY_POWERS(score_few, w, seen, keys)
+    } else {
+        convert(w, seen, keys, values);
+        for (int cell = 0; cell < seen->count; cell += HALF) {
+            BY_TWOS(score, cell)
+        }
+    }
     for (int row = 0; row < w->rows; row++) {
         look(mask_of(w->mask, w->first + row, w->stream), row, seen);
         for (int q = row * w->heads; q < (row + 1) * w->heads; q++) weigh(q, row);
     }
-    IN_BLOCKS(gather, seen->count)
+    if (few) {
+        BY_POWERS(gather_few, w, seen, values)
+    } else {
+        BY_EIGHTS(gather, seen->count)
+    }
 }
 
 /* Rows of which each sees all that the one before it sees. */
@@ -270,7 +406,7 @@ static void attend(const Work *w, float scale) {
     for (int q = 0; q < piece.count; q++) {
         int64_t row = w->first + q / w->heads, head = w->head + q % w->heads;
         float *to = (float *)at(w->result, head, row, w->stream), share = piece.total[q] > 0 ? 1 / piece.total[q] : 0;
-        for (int i = 0; i < piece.length; i++) to[i] = piece.mixed[q][i] * share;
+        for (int i = 0; i < piece.length; i++) to[i] = mixed_of(q)[i] * share;
     }
 }
 

@@ -1,0 +1,66 @@
+"""What the engine chooses by the build of llama.cpp, and the memory that it gives back."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import psutil
+import pytest
+from updraft.bench.local_shapes import Shape, q8_0
+from updraft.embedded.pocket import pocket_small_gguf
+from updraft.local_engine.context import ContextOptions, LlamaContext, Rows
+from updraft.local_engine.defaults import settled
+from updraft.local_engine.ggml import Served
+from updraft.local_engine.gguf import read_header
+from updraft.local_engine.gguf_header import Tensor
+from updraft.local_engine.llama import LlamaModel, llama
+from updraft.local_engine.options import LocalOptions
+from updraft.local_engine.zeros import give_back_logits
+
+LARGE = (Tensor("token_embd.weight", (4096, 32000), 8, 0, 0),)
+
+
+@pytest.mark.parametrize(
+    ("attention", "tensors", "asked", "expected"),
+    [
+        (True, LARGE, None, 128),
+        (True, LARGE, 64, 64),
+        (False, LARGE, None, None),
+        (True, (), None, None),
+    ],
+    ids=["ours", "asked for", "llama.cpp's", "small"],
+)
+def test_steps_are_short_where_attention_is_ours(monkeypatch, attention, tensors, asked, expected) -> None:
+    monkeypatch.setattr(llama(), "products", Served(("Q8_0",), attention))
+    header = replace(read_header(pocket_small_gguf()), tensors=tensors)
+    assert settled(header, LocalOptions(ubatch=asked)).ubatch == expected
+
+
+def test_what_was_asked_for_stays(monkeypatch) -> None:
+    monkeypatch.setattr(llama(), "products", Served(("Q8_0",), True))
+    header = replace(read_header(pocket_small_gguf()), tensors=LARGE)
+    assert settled(header, LocalOptions()).repack is False
+    assert settled(header, LocalOptions(repack=True)).repack is True
+    monkeypatch.setattr(llama(), "products", Served())
+    assert settled(header, LocalOptions()).repack is True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is given back")
+def test_logits_that_nobody_asked_for_take_no_memory(tmp_path) -> None:
+    """And those that somebody asks for are as they would be."""
+    path = q8_0(tmp_path / "m.gguf", Shape(layers=1, width=64, kv=1, feed_forward=64, vocabulary=100_000, context=256))
+    model, outputs = LlamaModel(path), 40
+    options = ContextOptions(256, 64, outputs, outputs, 1, "f32", None)
+    process = psutil.Process()
+    before = process.memory_info().rss
+    context = LlamaContext(model, options)
+    assert process.memory_info().rss - before < 4 * model.vocab_size * outputs / 2
+    first = context.decode([Rows(0, 0, [5, 6, 7], 3)])[0].copy()
+    assert abs(first).max() > 0
+    context.clear()
+    assert give_back_logits(context._api, context._context, model.vocab_size * outputs)
+    assert abs(context._logits.rows(context._context, 3)[:, 2048:99_000]).max() == 0  # pages in the middle
+    assert (context.decode([Rows(0, 0, [5, 6, 7], 3)])[0] == first).all()
+    context.close()
+    model.close()
