@@ -13,7 +13,7 @@ from .products import InitParams, scrambled
 
 _F32, _F16 = 0, 1  # of enum ggml_type
 _TOLERANCE = 1e-5
-_ROOM = 1 << 22  # bytes of tensors, at most
+_OVERHEAD = 1 << 14  # bytes of tensors beside their data
 Floats = npt.NDArray[np.float32]
 Halves = npt.NDArray[np.float16]
 
@@ -49,9 +49,10 @@ class Case:
         """By `function`, one thread after the other; None if it computes no such attention."""
         for name in ("ggml_init", "ggml_new_tensor_4d", "ggml_flash_attn_ext", "ggml_get_data"):
             getattr(ggml, name).restype = ctypes.c_void_p
-        context = ctypes.c_void_p(ggml.ggml_init(InitParams(_ROOM, None, False)))
-        mask = None if self.mask is None else self.mask[:, None]
-        made = (_tensor(ggml, context, array) for array in (self.query, self.key, self.value, mask))
+        arrays = self.query, self.key, self.value, None if self.mask is None else self.mask[:, None]
+        room = self.query.nbytes + sum(0 if array is None else array.nbytes for array in arrays) + _OVERHEAD
+        context = ctypes.c_void_p(ggml.ggml_init(InitParams(room, None, False)))
+        made = (_tensor(ggml, context, array) for array in arrays)
         numbers = ctypes.c_float(self.scale), ctypes.c_float(0), ctypes.c_float(0)
         result = ctypes.c_void_p(ggml.ggml_flash_attn_ext(context, *made, *numbers))
         function.restype = ctypes.c_bool
