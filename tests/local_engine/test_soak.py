@@ -13,6 +13,7 @@ import pytest
 from updraft.embedded import pocket
 from updraft.local_engine import layout
 from updraft.local_engine.engine import LocalEngine, LocalOptions
+from updraft.local_engine.llama import llama
 from updraft.protocol.errors import OverloadedError
 from updraft.protocol.requests import Message
 from updraft.protocol.sampling import SamplingParams
@@ -139,6 +140,8 @@ def soak(seconds: float, kind: str) -> Counter[str]:
 
 @pytest.fixture(params=KINDS)
 def kind(request, monkeypatch) -> str:
+    if request.param == "flash attention" and not llama().products.attention:
+        pytest.skip("llama.cpp's own attention depends on its company (decision 039)")
     if request.param == "too few cells":
         monkeypatch.setattr(layout, "DEFAULT_CELLS", 256)
     return request.param
