@@ -51,7 +51,6 @@ class Speculator:
         lengths = AdaptiveDraftLength if config.draft_length == "adaptive" else DraftLengthPolicy
         self._policy = lengths(self._most)
         self._work, self._draft_s = DraftWork(), 0.0
-        self._unproven: list[ScheduledRequest] = []  # in this step, with a prediction that a drafter may vouch for
         self._granting_s = self._learning_s = 0.0  # in this step for drafters, and behind the one before
         self._records = {drafter.name: DrafterRecord() for drafter in drafters}
         self._trust = PredictionTrust()
@@ -76,7 +75,6 @@ class Speculator:
         started = time.perf_counter()
         asking: list[ScheduledRequest] = []
         first_few: list[tuple[ScheduledRequest, list[int]]] = []
-        self._unproven = []
         sequences, self.draft_tokens = len(decodes) + len(others), 0
         takes_whole = partial(self._trust.takes_whole, sequences=sequences)
         drafters_work = bool(self._drafters) and not self._policy.rests(sequences)
@@ -85,7 +83,7 @@ class Speculator:
             if limit <= 0 or not item.is_caught_up or item.state.request.beam:
                 continue
             predicted = item.state.prediction.propose(limit, takes_whole)
-            whole = item.state.prediction.propose(limit) if predicted and drafters_work else predicted
+            whole = item.state.prediction.propose(limit) if drafters_work else predicted
             if len(predicted) < len(whole):
                 item.unproven = whole
                 first_few.append((item, predicted))
@@ -101,9 +99,7 @@ class Speculator:
         granted_to = self._grant_drafters(asking, sequences, budget, grow) if asking else []
         budget -= self.draft_tokens - before
         for item, predicted in first_few:
-            if item.drafter is not None:
-                self._unproven.append(item)
-            else:  # nobody to vouch for it
+            if item.drafter is None:  # nobody to vouch for it
                 budget -= self._grant_predicted(item, predicted[:budget], grow)
         self._granting_s = time.perf_counter() - started
         return granted_to
@@ -130,7 +126,7 @@ class Speculator:
             if drafter in asked or (keeps_up and drafter.takes_passes):
                 work = drafter.propose(batch, row_of)
                 self._work = work if drafter.takes_passes else self._work
-        for item in self._unproven:
+        for item in batch:
             if item.is_vouched_for:
                 item.draft_ids, item.drafter, item.draft_ends = item.unproven, None, False
         self._draft_s = time.perf_counter() - started
