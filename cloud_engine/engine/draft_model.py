@@ -83,7 +83,7 @@ class DraftModel(Drafter):
             passes = 1 + self._go_on_unread(sample_on_device(logits, rows), drafting, rows)
         else:
             _take_each(drafting, sample(logits, rows))
-            passes = 1 + self._go_on([i for i in drafting if not i.is_vouched_for and _goes_on(i)], row_of)
+            passes = 1 + self._go_on([item for item in drafting if _goes_on(item)], row_of)
         return DraftWork(lag, first_pass_s, len(drafting), passes)
 
     def _go_on_unread(self, first: Tensor, drafting: list[ScheduledRequest], rows: list[SamplingRow]) -> int:

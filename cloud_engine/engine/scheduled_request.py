@@ -14,8 +14,7 @@ class ScheduledRequest(msgspec.Struct, eq=False):
     What it says of the request's tokens holds until the request has got what came of the step.
 
     `drafter` is to propose `num_drafts` of them; where it is None they come from the request's prediction.
-    `draft_ends`: it holds that the answer ends behind `draft_ids`. `unproven`: the next of the request's prediction,
-    which is to be verified instead if the drafter guesses the same.
+    `draft_ends`: it holds that the answer ends behind `draft_ids`.
     """
 
     state: RequestState
@@ -24,7 +23,6 @@ class ScheduledRequest(msgspec.Struct, eq=False):
     drafter: Drafter | None = None
     num_drafts: int = 0
     draft_ends: bool = False
-    unproven: list[int] = []
 
     @property
     def start(self) -> int:
@@ -35,12 +33,6 @@ class ScheduledRequest(msgspec.Struct, eq=False):
     def is_caught_up(self) -> bool:
         """Whether this step reaches the last known token, and therefore yields a new one."""
         return self.start + self.num_tokens == len(self.state.token_ids)
-
-    @property
-    def is_vouched_for(self) -> bool:
-        """Whether all that the drafter has guessed so far is what the prediction says."""
-        num_guessed = len(self.draft_ids)
-        return self.drafter is not None and num_guessed > 0 and self.draft_ids == self.unproven[:num_guessed]
 
     @property
     def num_samples(self) -> int:

@@ -1,10 +1,8 @@
 """Speculation: who drafts for whom, and how much. The answers do not depend on it, only their speed does.
 
-A request's prediction goes first: it was sent to be verified. It goes whole where such predictions mostly held
-(`prediction_trust`), or where a drafter's first guesses say the same: what the device's small model wrote, the same
-model as a draft vouches for. Where it says something else its own drafts are verified, as if there were no prediction;
-and where nobody drafts a few tokens of the prediction go ahead. So a useless one costs hardly anything. Where there is
-none, or it is lost, the other drafters take over, as far as `draft_length` finds that it pays.
+A request's prediction goes first: it was sent to be verified. It goes whole, or a few tokens of it go ahead
+(`prediction_trust`), so that a useless one costs hardly anything. Where there is none, or it is lost, the other
+drafters take over, as far as `draft_length` finds that it pays.
 
 No torch here: drafters that need it bring it along.
 """
@@ -74,7 +72,6 @@ class Speculator:
         """
         started = time.perf_counter()
         asking: list[ScheduledRequest] = []
-        first_few: list[tuple[ScheduledRequest, list[int]]] = []
         sequences, self.draft_tokens = len(decodes) + len(others), 0
         takes_whole = partial(self._trust.takes_whole, sequences=sequences)
         drafters_work = bool(self._drafters) and not self._policy.rests(sequences)
@@ -83,34 +80,18 @@ class Speculator:
             if limit <= 0 or not item.is_caught_up or item.state.request.beam:
                 continue
             predicted = item.state.prediction.propose(limit, takes_whole)
-            whole = item.state.prediction.propose(limit) if drafters_work else predicted
-            if len(predicted) < len(whole):
-                item.unproven = whole
-                first_few.append((item, predicted))
+            if not predicted:
                 asking.append(item)
-            elif not predicted:
-                asking.append(item)
-            else:
-                budget -= self._grant_predicted(item, predicted, grow)
+            elif grow(item.state, len(item.state.token_ids) + len(predicted)):
+                item.draft_ids = predicted
+                self.draft_tokens += len(predicted)
+                budget -= len(predicted)
         if not drafters_work:
             self._granting_s = 0.0
             return []
-        before = self.draft_tokens
         granted_to = self._grant_drafters(asking, sequences, budget, grow) if asking else []
-        budget -= self.draft_tokens - before
-        for item, predicted in first_few:
-            if item.drafter is None:  # nobody to vouch for it
-                budget -= self._grant_predicted(item, predicted[:budget], grow)
         self._granting_s = time.perf_counter() - started
         return granted_to
-
-    def _grant_predicted(self, item: ScheduledRequest, predicted: list[int], grow: Grow) -> int:
-        """Returns what it takes of the budget."""
-        if not predicted or not grow(item.state, len(item.state.token_ids) + len(predicted)):
-            return 0
-        item.draft_ids = predicted
-        self.draft_tokens += len(predicted)
-        return len(predicted)
 
     def may_draft(self, sequences: int) -> bool:
         """Whether plain decodes may get drafts in the step behind the one under way, if it is over so many."""
@@ -126,9 +107,6 @@ class Speculator:
             if drafter in asked or (keeps_up and drafter.takes_passes):
                 work = drafter.propose(batch, row_of)
                 self._work = work if drafter.takes_passes else self._work
-        for item in batch:
-            if item.is_vouched_for:
-                item.draft_ids, item.drafter, item.draft_ends = item.unproven, None, False
         self._draft_s = time.perf_counter() - started
 
     def record(self, item: ScheduledRequest, accepted: int, *, ends: bool) -> None:
@@ -201,12 +179,10 @@ class Speculator:
         granted_to: list[ScheduledRequest] = []
         for (item, drafter, _), length in zip(offers, lengths, strict=True):
             granted = min(length, budget)
-            item.unproven = item.unproven[:budget]
-            most = max(granted, len(item.unproven))
-            if granted and grow(item.state, len(item.state.token_ids) + most):
+            if granted and grow(item.state, len(item.state.token_ids) + granted):
                 item.drafter, item.num_drafts = drafter, granted
-                self.draft_tokens += most
-                budget -= most
+                self.draft_tokens += granted
+                budget -= granted
                 granted_to.append(item)
         return granted_to
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.prediction_trust import PredictionTrust
 from updraft.cloud_engine.engine.request import GenerationRequest
 from updraft.embedded import pocket
 from updraft.embedded.tasks import make_tasks
@@ -89,35 +88,6 @@ def test_the_small_models_answer_as_prediction_changes_no_answer(
     stats = engine.stats()
     assert stats.accepted_prediction_tokens > 0
     assert stats.rejected_prediction_tokens > 0
-
-
-@pytest.fixture
-def distrust(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of predictions: most have failed, and it would cost more to verify one whole than to wait a step."""
-    monkeypatch.setattr(PredictionTrust, "takes_whole", lambda *_, **__: False)
-
-
-@pytest.mark.usefixtures("distrust")
-def test_a_draft_model_vouches_for_what_it_says_too(prompts, plain, small_answers) -> None:
-    """Its first guess is enough to verify the whole at once; without it a few tokens go ahead, and take a step more."""
-    right = [place for place, answer in enumerate(small_answers) if answer == plain[place] and len(answer) > 10]
-    asked, expected = [prompts[place] for place in right], [plain[place] for place in right]
-    assert len(asked) > 20
-    engine, without = start(draft=True, max_batch_size=1), start(max_batch_size=1)
-    assert answers(engine, asked, expected) == answers(without, asked, expected) == expected
-    assert engine.stats().steps < 1.2 * len(asked)
-    assert without.stats().steps >= 2 * len(asked)
-
-
-@pytest.mark.usefixtures("distrust")
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_a_useless_prediction_takes_no_steps_where_a_draft_model_says_otherwise(batch_size, prompts, plain) -> None:
-    asked, expected = prompts[:40], plain[:40]
-    engine, without = (start(draft=True, max_batch_size=batch_size) for _ in range(2))
-    assert answers(engine, asked, [[token + 1 for token in answer] for answer in expected]) == expected
-    assert answers(without, asked) == expected
-    assert engine.stats().rejected_prediction_tokens > 0
-    assert engine.stats().steps <= 1.02 * without.stats().steps
 
 
 @pytest.fixture(scope="module")
