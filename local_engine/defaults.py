@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .ggml import worth_repacking
+from .fit import head_lengths
+from .ggml import LONGEST_HEAD, worth_repacking
 from .gguf_header import GgufHeader
 from .layout import SMALL
 from .llama import llama
@@ -21,6 +22,14 @@ def settled(header: GgufHeader, options: LocalOptions) -> LocalOptions:
     if repack is None:
         repack = worth_repacking(header, library.products)
     computes = library.products.attention and not library.api.llama_supports_gpu_offload()
-    if ubatch is None and computes and header.parameters >= SMALL:
+    if ubatch is None and computes and header.parameters >= SMALL and _attention_is_ours(header, options):
         ubatch = _ROWS
     return replace(options, repack=repack, ubatch=ubatch)
+
+
+def _attention_is_ours(header: GgufHeader, options: LocalOptions) -> bool:
+    """Of a model that is not small: whether its heads and its cache are such that ours computes."""
+    key, value = head_lengths(header)
+    of_ours = 0 < key == value <= LONGEST_HEAD and key % 16 == 0
+    capped = header.hyperparameter("attn_logit_softcapping") is not None
+    return of_ours and not capped and options.kv_cache_type in (None, "f16") and options.flash_attention is not False

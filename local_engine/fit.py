@@ -112,10 +112,15 @@ def largest_context(header: GgufHeader, plan: Plan, room: int) -> int:
 
 def quantizable(header: GgufHeader) -> bool:
     """Whether the cache can be of a quantized type: a head must be made of whole blocks of 32 values."""
+    return all(length and length % 32 == 0 for length in head_lengths(header))
+
+
+def head_lengths(header: GgufHeader) -> tuple[int, int]:
+    """Numbers of a key and of a value of one head; 0 where the header does not say."""
     heads = _number(header, "attention.head_count")
     head = _number(header, "embedding_length") // heads if heads else 0
-    lengths = (_number(header, f"attention.{name}_length", default=head) for name in ("key", "value"))
-    return all(length and length % 32 == 0 for length in lengths)
+    key, value = (_number(header, f"attention.{name}_length", default=head) for name in ("key", "value"))
+    return key, value
 
 
 def _ways_out(header: GgufHeader, plan: Plan, room: int) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """Products and attention of our own in place of llama.cpp's: on Linux and processors with AVX-512.
 
-The dynamic linker resolves a name by what was loaded globally first. So a library that exports names of ggml's
-functions comes before ggml, and hands on what it does not compute (decisions 033, 040, 050 and 051). What is served has
-been compared with ggml's results, or with what they are by definition; anything else leaves llama.cpp as it is.
+ggml calls these functions of its own through slots that the dynamic linker fills. Ours are put there, in this library
+and no other, and hand on what they do not compute (decisions 033, 040, 050 and 051). What is served has been compared
+with ggml's results, or with what they are by definition; anything else leaves llama.cpp as it is.
 """
 
 from __future__ import annotations
@@ -28,10 +28,17 @@ from .products import KINDS, Kind, agrees
 KNOWN_VERSIONS = ("0.3.36",)
 #: "llama.cpp": leave it as it is, in this process. "ours", the default: replace what can be replaced.
 SWITCH = "UPDRAFT_PRODUCTS"
+LONGEST_HEAD = 256  # numbers of a key or a value, of which our attention takes no more
 SOURCES = Path(__file__).parent / "native" / "ggml"
 _VERSION = re.compile(r"""^__version__ = ["'](.+)["']""", re.MULTILINE)
 _FLOATS = {0, 1, 30}  # F32, F16 and BF16 of enum ggml_type
-_SONAME = "libggml-cpu.so.0"  # under which they are found once loaded, from whatever file
+_SONAME = "libggml-cpu.so.0"  # under which it is found once loaded, from whatever file
+#: Of ggml's functions, ours.
+_IN_PLACE = {
+    "llamafile_sgemm": "updraft_sgemm",
+    "ggml_compute_forward_mul_mat_tiled": "updraft_mul_mat_tiled",
+    "ggml_compute_forward_flash_attn_ext": "updraft_flash_attention",
+}
 _log = logging.getLogger("updraft.local")
 
 
@@ -74,19 +81,26 @@ def _installed() -> Served:
     """Raises NotServedError."""
     _require()
     library = known_libraries() / "libggml-cpu.so"
-    if not library.is_file():  # before ours are loaded, which stay in its place
+    if not library.is_file():
         raise NotServedError(f"this build of llama.cpp has no {library.name}")
     try:
-        ours = load_from(SOURCES, ctypes.RTLD_GLOBAL)
+        ours = load_from(SOURCES)
     except NativeBuildError as error:
         raise NotServedError(f"ours could not be built ({error})", "install gcc, or set CC to a C compiler") from error
+    ours.updraft_is_known.restype = ours.updraft_put_in_place.restype = ctypes.c_bool
+    if _is_loaded() and not ours.updraft_is_known():
+        raise NotServedError(
+            "llama.cpp was loaded before ours, and may be computing",
+            "load a model with updraft before anything else in the process imports llama_cpp",
+        )
     try:
         ggml = ctypes.CDLL(str(library))
         ggml.ggml_cpu_init()  # fills its tables of half-precision numbers
-        _hand_on(ours, ggml)
+        ours.updraft_hand_on(*(ctypes.cast(getattr(ggml, name), ctypes.c_void_p) for name in _IN_PLACE))
         right = [kind for kind in KINDS if agrees(ours, ggml, kind)]
         attends = attention.agrees(ours, ggml)
-    except (OSError, AttributeError) as error:  # another layout, or built without the functions: nobody calls ours
+        _put_in_place(ours, ggml)
+    except (OSError, AttributeError) as error:  # another layout, or built without the functions
         raise NotServedError(f"this build of llama.cpp has other functions ({error})") from error
     serve(ours, right, attends=attends)
     wrong = [kind.name for kind in KINDS if kind not in right] + ([] if attends else ["attention"])
@@ -105,11 +119,6 @@ def _require() -> None:
         raise NotServedError("it is replaced on Linux only")
     if "avx512_vnni" not in this_machine().instruction_sets:
         raise NotServedError("this processor has no AVX-512 VNNI")
-    if _is_too_late():
-        raise NotServedError(
-            "llama.cpp was loaded before ours, and has bound its own",
-            "load a model with updraft before anything else in the process imports llama_cpp",
-        )
 
 
 def worth_repacking(header: GgufHeader, served: Served) -> bool:
@@ -134,23 +143,21 @@ def known_libraries() -> Path:
     return folder / "lib"
 
 
-def _is_too_late() -> bool:
-    """Whether ggml is in the process and ours are not: the linker has bound the names to its own functions."""
+def _is_loaded() -> bool:
+    """Whether ggml is in the process."""
     try:
         ctypes.CDLL(_SONAME, os.RTLD_NOLOAD)
-    except OSError:  # it is not loaded
+    except OSError:
         return False
-    return not hasattr(ctypes.CDLL(None), "updraft_serve")
+    return True
 
 
-def _hand_on(ours: ctypes.CDLL, ggml: ctypes.CDLL) -> None:
-    """Tell ours where what they do not compute goes. Raises AttributeError."""
-    for to, function in (
-        (ours.updraft_hand_on, ggml.llamafile_sgemm),
-        (ours.updraft_hand_on_tiled, ggml.ggml_compute_forward_mul_mat_tiled),
-        (ours.updraft_hand_on_attention, ggml.ggml_compute_forward_flash_attn_ext),
-    ):
-        to(ctypes.cast(function, ctypes.c_void_p))
+def _put_in_place(ours: ctypes.CDLL, ggml: ctypes.CDLL) -> None:
+    """Raises AttributeError where ggml does not call what is to be replaced."""
+    handle = ctypes.c_void_p(ggml._handle)
+    for name, function in _IN_PLACE.items():
+        if not ours.updraft_put_in_place(handle, name.encode(), ctypes.cast(getattr(ours, function), ctypes.c_void_p)):
+            raise AttributeError(f"{name} is not called by its name")
 
 
 def serve(ours: ctypes.CDLL, kinds: Iterable[Kind] = (), *, attends: bool = False) -> None:

@@ -25,7 +25,7 @@ NEVER = np.float16(-np.inf)
 def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
     """Ours and ggml's."""
     return (
-        load_from(ggml.SOURCES, ctypes.RTLD_GLOBAL),
+        load_from(ggml.SOURCES),
         ctypes.CDLL(str(ggml.known_libraries() / "libggml-cpu.so")),
     )
 
@@ -73,13 +73,15 @@ def test_every_case_is_right(libraries, case: Case, threads: int) -> None:
 @settings(max_examples=120)
 @given(case=cases(most_streams=1), data=st.data())
 def test_a_row_has_the_same_bits_alone_and_in_company(libraries, case: Case, data) -> None:
-    """Whichever rows are beside it, whatever cells are in the cache that it does not see, and wherever its own lie."""
+    """Whichever rows are beside it and whatever cells are in the cache that it does not see. Wherever its own lie, too,
+    but for one number in a very great many: double sums in another order may round to the next of float32."""
     ours, library = libraries
     whole = case.computed(ours.updraft_attention, library, data.draw(st.integers(1, 4)))
     row = data.draw(st.integers(0, case.query.shape[2] - 1))
     random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     cells = np.arange(case.key.shape[2]) if case.mask is None else np.flatnonzero(case.mask[0, row] != NEVER)
-    if data.draw(st.booleans()):
+    moved = data.draw(st.booleans())
+    if moved:
         random.shuffle(cells)
     if not len(cells):  # it sees nothing, but there has to be a cache
         cells = np.arange(1)
@@ -92,7 +94,9 @@ def test_a_row_has_the_same_bits_alone_and_in_company(libraries, case: Case, dat
     found = alone.computed(ours.updraft_attention, library, data.draw(st.integers(1, 4)))
     assert whole is not None
     assert found is not None
-    assert np.array_equal(found[0, 0].view(np.int32), whole[0, row].view(np.int32))
+    bits, expected = found[0, 0].view(np.int32), whole[0, row].view(np.int32)
+    assert np.count_nonzero(bits != expected) <= moved
+    assert np.abs(bits - expected).max() <= moved
 
 
 def test_what_is_not_for_us_is_declined(libraries) -> None:
@@ -119,6 +123,24 @@ def test_infinite_values_of_cells_that_nobody_sees_do_not_matter(libraries) -> N
     found = case.computed(ours.updraft_attention, library)
     assert found is not None
     assert np.allclose(found, 1)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize(("heads", "rows"), [(1, 2), (7, 2), (7, 16)])
+def test_infinite_values_of_cells_that_others_see_do_not_matter(libraries, value: float, heads: int, rows: int) -> None:
+    """Nor change a bit of rows before them."""
+    ours, library = libraries
+    random = np.random.default_rng(5)
+    query = random.normal(size=(1, 2 * heads, rows, 64)).astype(np.float32)
+    key, values = random.normal(size=(2, 1, 2, 90, 64)).astype(np.float16)
+    mask = np.where(np.tri(rows, 90, 90 - rows, dtype=bool), np.float16(0), NEVER)[None]
+    expected = Case(query, key, values.copy(), mask).computed(ours.updraft_attention, library)
+    values[:, :, -1] = value
+    found = Case(query, key, values, mask).computed(ours.updraft_attention, library)
+    assert found is not None
+    assert expected is not None
+    assert np.array_equal(found[:, :-1].view(np.int32), expected[:, :-1].view(np.int32))
+    assert not np.isfinite(found[:, -1]).any()
 
 
 def test_wrong_results_do_not_agree(libraries, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,34 @@ def test_steps_are_short_where_attention_is_ours(monkeypatch, attention, tensors
     assert settled(header, LocalOptions(ubatch=asked)).ubatch == expected
 
 
+@pytest.mark.parametrize(
+    "options",
+    [LocalOptions(kv_cache_type="q8_0"), LocalOptions(kv_cache_type="f32"), LocalOptions(flash_attention=False)],
+    ids=["q8_0", "f32", "no flash attention"],
+)
+def test_steps_are_llama_cpps_where_its_attention_computes(monkeypatch, options: LocalOptions) -> None:
+    monkeypatch.setattr(llama(), "products", Served(("Q8_0",), True))
+    header = replace(read_header(pocket_small_gguf()), tensors=LARGE)
+    assert settled(header, options).ubatch is None
+
+
+@pytest.mark.parametrize(
+    "hyperparameters",
+    [
+        {"attention.key_length": 72, "attention.value_length": 72},
+        {"attention.key_length": 512, "attention.value_length": 512},
+        {"attention.key_length": 192, "attention.value_length": 128},
+        {"attn_logit_softcapping": 50.0},
+    ],
+    ids=["odd heads", "long heads", "keys unlike values", "soft caps"],
+)
+def test_steps_are_llama_cpps_where_heads_are_not_for_ours(monkeypatch, hyperparameters: dict[str, object]) -> None:
+    monkeypatch.setattr(llama(), "products", Served(("Q8_0",), True))
+    header = replace(read_header(pocket_small_gguf()), tensors=LARGE)
+    said = {f"{header.architecture}.{name}": value for name, value in hyperparameters.items()}
+    assert settled(replace(header, metadata={**header.metadata, **said}), LocalOptions()).ubatch is None
+
+
 def test_what_was_asked_for_stays(monkeypatch) -> None:
     monkeypatch.setattr(llama(), "products", Served(("Q8_0",), True))
     header = replace(read_header(pocket_small_gguf()), tensors=LARGE)

@@ -63,18 +63,6 @@ threading.stack_size(2**18)
 with LocalEngine.load(sys.argv[1], LocalOptions(threads=1)) as engine:  # its thread computes
     print(engine.score([5, 6, 7, 8, 9, 10, 11] * 9).shape)
 """
-ALONE = """
-import ctypes
-from updraft.kernels.native_library import load_from
-from updraft.local_engine import ggml
-from updraft.local_engine.products import KINDS, Factors
-ours = load_from(ggml.SOURCES, ctypes.RTLD_GLOBAL)
-theirs = ctypes.CDLL(str(ggml.known_libraries() / "libggml-cpu.so"))
-every = [Factors.scrambled(theirs, kind, (16, 2, 8)) for kind in KINDS]
-print(all(factors.product(ours.llamafile_sgemm) is None for factors in every))
-ours.ggml_compute_forward_mul_mat_tiled.restype = ctypes.c_bool
-print(ours.ggml_compute_forward_mul_mat_tiled(None, None))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +147,7 @@ def test_half_precision_and_flash_attention_know_no_company(model: str, mixed: P
 @pytest.fixture
 def libraries() -> Iterator[tuple[ctypes.CDLL, ctypes.CDLL]]:
     """Ours, which serve as installed again behind the test, and ggml's."""
-    yield load_from(ggml.SOURCES, ctypes.RTLD_GLOBAL), ctypes.CDLL(str(ggml.known_libraries() / "libggml-cpu.so"))
+    yield load_from(ggml.SOURCES), ctypes.CDLL(str(ggml.known_libraries() / "libggml-cpu.so"))
     ggml.install()
 
 
@@ -169,11 +157,11 @@ def test_what_is_not_served_is_handed_on(libraries, kind: Kind) -> None:
     ours, library = libraries
     counted, factors = ctypes.c_int64.in_dll(ours, "updraft_products"), Factors.scrambled(library, kind, (16, 2, 8))
     ggml.serve(ours, [other for other in KINDS if other != kind])
-    before, found = counted.value, factors.product(ours.llamafile_sgemm)
+    before, found = counted.value, factors.product(ours.updraft_sgemm)
     assert counted.value == before
     assert (found is None) == (kind.values == 256)
     ggml.serve(ours, [kind])
-    assert factors.product(ours.llamafile_sgemm) is not None
+    assert factors.product(ours.updraft_sgemm) is not None
     assert counted.value == before + 1
 
 
@@ -188,7 +176,7 @@ def test_a_check_changes_nothing_for_those_who_compute(libraries, monkeypatch: p
     def watched(*arguments) -> bool:
         agrees, before = check(*arguments), counted.value
         for each in factors:
-            each.product(ours.llamafile_sgemm)
+            each.product(ours.updraft_sgemm)
         served.append(counted.value - before)
         return agrees
 
@@ -248,13 +236,6 @@ def test_another_layout_is_left_alone(tmp_path: Path, monkeypatch: pytest.Monkey
     assert ggml.install() == Served(reason="this build of llama.cpp has no libggml-cpu.so")
 
 
-@needs_vnni
-def test_nothing_is_handed_on_to_nobody() -> None:
-    """Where ggml could not be opened after ours were loaded, which then stay before it."""
-    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", "False"]
-
-
 @pytest.mark.parametrize(("stated", "told"), [("__version__ = '99.0'", "99.0"), ("", "of unknown version")])
 def test_unknown_versions_are_left_alone(tmp_path: Path, monkeypatch, caplog, stated: str, told: str) -> None:
     (tmp_path / "__init__.py").write_text(f"from .llama import *\n{stated}\n")
@@ -266,7 +247,7 @@ def test_unknown_versions_are_left_alone(tmp_path: Path, monkeypatch, caplog, st
 
 
 @needs_vnni
-def test_what_llama_cpp_has_bound_before_is_not_called_ours() -> None:
+def test_where_llama_cpp_may_be_computing_nothing_is_put_in_its_place() -> None:
     code = "import updraft, llama_cpp; from updraft.local_engine.llama import llama; print(llama().products)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "types=(), attention=False, reason='llama.cpp was loaded before" in done.stdout

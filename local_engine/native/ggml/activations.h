@@ -1,11 +1,11 @@
 /* Activations, quantised by ggml, in the order in which a product reads them.
 
-   A group of so many columns: the values of each, then of each where its sums start (what weights without a sign make
-   them too much, or for weights with minima the sum of the values times the scale), then the scale of each. */
+   Beside weights in blocks of 32, a block of so many columns: the values of each, then of each where its sum starts
+   (what weights without a sign make it too much), then the scale of each. Of 256: group by group the values of each and
+   where its sums start, or for weights with minima the sums of this group and the next, sixteen bits each; then the
+   scales. */
 
 #pragma once
-
-#include <immintrin.h>
 
 #include "weights.h"
 
@@ -20,20 +20,9 @@ typedef struct {
     int16_t sums[16]; /* of sixteen values each */
 } Q8_K;
 
-/* Bytes of a group of so many columns, and bytes of an activation block. */
-INLINE int64_t unit(int type, int64_t columns) { return columns * (group_values(type) + 8); }
+/* Bytes of a block of so many columns, and of ggml's of one. */
+INLINE int64_t unit(int type, int64_t columns) { return columns * (block_values(type) + 4 * groups_of(type) + 4); }
 INLINE size_t activation_bytes(int type) { return block_values(type) == 32 ? sizeof(Q8_0) : sizeof(Q8_K); }
-
-INLINE void pack_group(
-    const int type, uint8_t *to, const int columns, const int j, const int8_t *values, float scale, int sum) {
-    const int count = group_values(type);
-    __builtin_memcpy(to + count * j, values, count);
-    if (has_minimum(type))
-        ((float *)(to + count * columns))[j] = scale * (float)sum;
-    else
-        ((int32_t *)(to + count * columns))[j] = -too_much(type) * sum;
-    ((float *)(to + (count + 4) * columns))[j] = scale;
-}
 
 INLINE int sum_of_32(const int8_t *values) {
     __m256i bytes = _mm256_loadu_si256((const void *)values);
@@ -43,20 +32,35 @@ INLINE int sum_of_32(const int8_t *values) {
     return _mm_cvtsi128_si32(two) + _mm_extract_epi32(two, 1);
 }
 
+INLINE void pack_32(const int type, uint8_t *to, const int columns, const int j, const Q8_0 *from) {
+    __builtin_memcpy(to + 32 * j, from->values, 32);
+    ((int32_t *)(to + 32 * columns))[j] = -too_much(type) * sum_of_32(from->values);
+    ((float *)(to + 36 * columns))[j] = _cvtsh_ss(from->scale);
+}
+
+/* The sums of 32 values each, of which there are eight. */
+INLINE __m128i sums_of_32(const Q8_K *from) {
+    __m256i sums = _mm256_madd_epi16(_mm256_loadu_si256((const void *)from->sums), _mm256_set1_epi16(1));
+    return _mm256_cvtepi32_epi16(sums);
+}
+
+INLINE void pack_256(const int type, uint8_t *to, const int columns, const int j, const Q8_K *from) {
+    const int count = group_values(type);
+    int32_t pairs[4];
+    _mm_storeu_si128((void *)pairs, sums_of_32(from));
+    for (int g = 0; g < groups_of(type); g++, to += columns * (count + 4)) {
+        __builtin_memcpy(to + count * j, from->values + count * g, count);
+        ((int32_t *)(to + count * columns))[j] = has_minimum(type) ? pairs[g / 2] : -too_much(type) * from->sums[g];
+    }
+    ((float *)to)[j] = from->scale;
+}
+
 /* `columns` rows of `k` blocks, `ldb` blocks apart. */
 INLINE void pack(const int type, uint8_t *to, const void *b, int64_t ldb, int64_t k, int columns) {
-    for (int64_t block = 0; block < k; block++, to += groups_of(type) * unit(type, columns))
-        for (int j = 0; j < columns; j++) {
-            if (block_values(type) == 32) {
-                const Q8_0 *from = (const Q8_0 *)b + ldb * j + block;
-                pack_group(type, to, columns, j, from->values, _cvtsh_ss(from->scale), sum_of_32(from->values));
-                continue;
-            }
-            const Q8_K *from = (const Q8_K *)b + ldb * j + block;
-            for (int g = 0; g < groups_of(type); g++) {
-                int place = place_of(type, g), sum = from->sums[place / 16];
-                if (group_values(type) == 32) sum += from->sums[place / 16 + 1];
-                pack_group(type, to + g * unit(type, columns), columns, j, from->values + place, from->scale, sum);
-            }
-        }
+    for (int64_t block = 0; block < k; block++, to += unit(type, columns))
+        for (int j = 0; j < columns; j++)
+            if (block_values(type) == 32)
+                pack_32(type, to, columns, j, (const Q8_0 *)b + ldb * j + block);
+            else
+                pack_256(type, to, columns, j, (const Q8_K *)b + ldb * j + block);
 }

@@ -4,8 +4,9 @@
    rounds otherwise. Here up to sixteen rows that see the same cells, and all heads that share keys, meet 64 cells at a
    time: cells that nobody sees are passed over, and keys and values are converted once for all (Milakov & Gimelshein
    2018; Dao et al. 2022). What a row gets depends on nothing but what it sees, to the last bit, whatever is computed
-   beside it and wherever its cells lie: the weights' unit is a power of two, whose changes are exact, and what is mixed
-   of the values is added up in double precision, of which no order of the sums leaves a trace in float32. */
+   beside it: the weights' unit is a power of two, whose changes are exact. Nor does it depend on where its cells lie, but
+   for one number in some hundred million: what is mixed of the values is added up in double precision, of which the
+   order of the sums hardly ever leaves a trace in float32. */
 
 #include "attention.h"
 
@@ -78,10 +79,10 @@ static void look(const uint16_t *mask, int row, const Seen *seen) {
     int64_t first = seen->cells[0];
     uint64_t adds = 0;
     uint16_t gathered[CELLS];
-    const uint16_t *added = mask + first;
     piece.visible[row] = first_bits(seen->count);
     piece.adds[row] = false;
     if (!mask) return;
+    const uint16_t *added = mask + first;
     if (seen->cells[seen->count - 1] != first + seen->count - 1) { /* not one behind the other, as they mostly are */
         for (int i = 0; i < seen->count; i++) gathered[i] = mask[seen->cells[i]];
         added = gathered;
@@ -144,13 +145,20 @@ static void weigh(int q, int row) {
 /* All queries meet these cells. */
 static void meet(const Work *w, const Seen *seen) {
     const int heads = w->to - w->from;
-    for (int row = 0; row < w->rows; row++) look(mask_of(w, w->first + row), row, seen);
+    bool alike = true; /* what the rows see */
+    for (int row = 0; row < w->rows; row++) {
+        look(mask_of(w, w->first + row), row, seen);
+        alike = alike && piece.visible[row] == first_bits(seen->count);
+    }
     for (int i = 0; i < w->key_heads; i++) {
         Head head = {at(w->key, 0, w->key_head + i, w->stream), at(w->value, 0, w->key_head + i, w->stream),
                      (int64_t)w->key->strides[1], (int64_t)w->value->strides[1], i * piece.count};
         score(&head, seen);
         for (int q = 0; q < piece.count; q++) weigh(head.first + q, q / heads);
-        gather(&head, seen);
+        if (alike || are_numbers(&head, seen))
+            gather(&head, seen);
+        else
+            for (int q = 0; q < piece.count; q++) gather_seen(&head, seen, head.first + q, piece.visible[q / heads]);
     }
 }
 

@@ -75,4 +75,34 @@ static void gather(const Head *head, const Seen *seen) {
         FOR_ALL(gather_lanes, GATHER, head, i, seen->count)
     }
 }
+
+/* Whether all values of the cells are finite. */
+static bool are_numbers(const Head *head, const Seen *seen) {
+    const __m256i exponent = _mm256_set1_epi16(0x7c00);
+    __mmask16 found = 0;
+    for (int cell = 0; cell < seen->count; cell++) {
+        const uint16_t *value = (const uint16_t *)(head->values + seen->cells[cell] * head->value_stride);
+        for (int i = 0; i < piece.length; i += LANES) {
+            __m256i bits = _mm256_and_si256(_mm256_loadu_si256((const void *)(value + i)), exponent);
+            found |= _mm256_cmpeq_epi16_mask(bits, exponent);
+        }
+    }
+    return !found;
+}
+
+/* The same as `gather` of the q-th query, which sees `visible` of the cells: others have no weight, but what is infinite
+   would be no number even so. */
+static void gather_seen(const Head *head, const Seen *seen, int q, uint64_t visible) {
+    for (; visible; visible &= visible - 1) {
+        const int cell = __builtin_ctzll(visible);
+        const uint16_t *value = (const uint16_t *)(head->values + seen->cells[cell] * head->value_stride);
+        const __m512d weight = _mm512_set1_pd(piece.weights[q][cell]);
+        for (int i = 0; i < piece.length; i += LANES) {
+            __m512 part = halves(value + i);
+            double *mixed = mixed_of(q) + i;
+            _mm512_store_pd(mixed, _mm512_fmadd_pd(weight, lower(part), _mm512_load_pd(mixed)));
+            _mm512_store_pd(mixed + 8, _mm512_fmadd_pd(weight, upper(part), _mm512_load_pd(mixed + 8)));
+        }
+    }
+}
 #endif

@@ -1,6 +1,6 @@
 /* The functions of ggml's that are computed here: products of quantised weights, and attention.
 
-   This library is loaded before ggml's and exports names that ggml calls; what it does not compute it hands on. */
+   ggml comes here where it calls its own (`in_place.c`); what is not computed here is handed on to them. */
 
 #include "product.h"
 
@@ -18,15 +18,9 @@ static _Atomic uint32_t served; /* a bit for each type of weights */
 /* Calls computed here, for tests; without a lock, so that some may be missing. */
 EXPORT int64_t updraft_products, updraft_attentions;
 
-/* `others`: ggml's function. Until it is known, nothing is computed here, and ggml multiplies row by row. */
-EXPORT void updraft_hand_on(Sgemm *others) { ggmls = others; }
-
 typedef bool Tiled(const Params *params, Tensor *result);
 
 static Tiled *ggmls_tiled;
-
-/* ggml's way to compute K-quants with eight rows and more; until it is known, they are computed as fewer are. */
-EXPORT void updraft_hand_on_tiled(Tiled *others) { ggmls_tiled = others; }
 
 /* The type of the weights that `result` is made of. */
 EXPORT int updraft_weights_type(const Tensor *result) { return result->sources[0]->type; }
@@ -36,7 +30,16 @@ typedef void Attend(const Params *params, Tensor *result);
 static Attend *ggmls_attention;
 static _Atomic bool attends;
 
-EXPORT void updraft_hand_on_attention(Attend *others) { ggmls_attention = others; }
+/* ggml's own functions, before any of ours is in their place. `tiled`: its way to compute K-quants with eight rows and
+   more. */
+EXPORT void updraft_hand_on(Sgemm *sgemm, Tiled *tiled, Attend *attention) {
+    ggmls = sgemm;
+    ggmls_tiled = tiled;
+    ggmls_attention = attention;
+}
+
+/* Whether ours may be in their place. */
+EXPORT bool updraft_is_known(void) { return ggmls; }
 
 /* Which types of weights to compute here, a bit for each, and whether attention; the others are handed on. Between two
    products: the threads of one divide it as the first of them does. */
@@ -65,22 +68,22 @@ EXPORT bool updraft_product(
     return c_type == TYPE_F32 && computed(params, &product, a_type, b_type);
 }
 
-EXPORT bool llamafile_sgemm(
+EXPORT bool updraft_sgemm(
     const Params *params, int64_t m, int64_t n, int64_t k, const void *a, int64_t lda, const void *b, int64_t ldb,
     void *c, int64_t ldc, int a_type, int b_type, int c_type) {
     if (serves(a_type) && updraft_product(params, m, n, k, a, lda, b, ldb, c, ldc, a_type, b_type, c_type)) {
         if (params->thread == 0) updraft_products++;
         return true;
     }
-    return ggmls && ggmls(params, m, n, k, a, lda, b, ldb, c, ldc, a_type, b_type, c_type);
+    return ggmls(params, m, n, k, a, lda, b, ldb, c, ldc, a_type, b_type, c_type);
 }
 
-/* False: to be computed as fewer rows are, by `llamafile_sgemm`. */
-EXPORT bool ggml_compute_forward_mul_mat_tiled(const Params *params, Tensor *result) {
-    return ggmls_tiled && !serves(updraft_weights_type(result)) && ggmls_tiled(params, result);
+/* False: to be computed as fewer rows are, by `updraft_sgemm`. */
+EXPORT bool updraft_mul_mat_tiled(const Params *params, Tensor *result) {
+    return !serves(updraft_weights_type(result)) && ggmls_tiled(params, result);
 }
 
-EXPORT void ggml_compute_forward_flash_attn_ext(const Params *params, Tensor *result) {
+EXPORT void updraft_flash_attention(const Params *params, Tensor *result) {
     if (!attends || !updraft_attention(params, result))
         ggmls_attention(params, result);
     else if (params->thread == 0)

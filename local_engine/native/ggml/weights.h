@@ -10,12 +10,25 @@
 
 #define ROWS 16
 
-/* Values of sixteen rows that have one scale in each: four consecutive ones of a row in each lane of `quads`.
-   `minimum`: what such a value stands above, where the type has it. */
+/* A block of 32 values of sixteen rows: four consecutive ones of a row in each lane of `quads`. */
 typedef struct {
     __m512i quads[8];
-    __m512 scale, minimum;
+    __m512 scale;
+} Block32;
+
+/* Values of a block of 256 that have one factor in each row; of sixteen only the first four quads. */
+typedef struct {
+    __m512i quads[8];
+    __m512i factor;
 } Group;
+
+/* A block of 256 values of sixteen rows. A value is worth `scale` times its group's factor, and where the type has
+   minima less `minimum` times the group's of `minima`: in each lane those of two groups, sixteen bits each. */
+typedef struct {
+    Group groups[16];
+    __m512i minima[4];
+    __m512 scale, minimum;
+} Block256;
 
 /* Of a type of weights: values of a block and of a group, bytes of a block, what is added to a value to be without a
    sign, and whether groups have minima. */
@@ -33,11 +46,6 @@ INLINE int block_bytes(int type) {
 }
 INLINE int too_much(int type) {
     return type == TYPE_Q4_0 ? 8 : type == TYPE_Q5_0 ? 16 : type == TYPE_Q8_0 ? 128 : type == TYPE_Q6_K ? 32 : 0;
-}
-
-/* Where the values of a block's group stand among the 256 of it: Q6_K's come in another order out of their bytes. */
-INLINE int place_of(int type, int group) {
-    return type == TYPE_Q6_K ? 128 * (group / 8) + 32 * (group % 4) + 16 * (group / 4 % 2) : group_values(type) * group;
 }
 
 /* Where a block of each of the sixteen rows begins: of every fourth row, and how far the next ones are. */
@@ -93,7 +101,7 @@ INLINE __m512 halves_at(const Rows *r, int place) {
     return _mm512_cvtph_ps(_mm256_set_m128i(other, one));
 }
 
-INLINE void unpack_q8_0(Group *to, const Rows *r) {
+INLINE void unpack_q8_0(Block32 *to, const Rows *r) {
     for (int half = 0; half < 2; half++) {
         turned(to->quads + 4 * half, r, 2 + 16 * half);
         for (int i = 4 * half; i < 4 * half + 4; i++)
@@ -102,7 +110,7 @@ INLINE void unpack_q8_0(Group *to, const Rows *r) {
     to->scale = halves_at(r, 0);
 }
 
-INLINE void unpack_q4_0(Group *to, const Rows *r) {
+INLINE void unpack_q4_0(Block32 *to, const Rows *r) {
     __m512i bytes[4];
     turned(bytes, r, 2);
     for (int i = 0; i < 4; i++) to->quads[i] = low_bits(bytes[i], 4), to->quads[4 + i] = high_half(bytes[i]);
@@ -110,7 +118,7 @@ INLINE void unpack_q4_0(Group *to, const Rows *r) {
 }
 
 /* A scale, 32 fifth bits, and the other bits of values 0-15 and, in the upper halves, 16-31. */
-INLINE void unpack_q5_0(Group *to, const Rows *r) {
+INLINE void unpack_q5_0(Block32 *to, const Rows *r) {
     __m512i head[4], bytes[4];
     turned(head, r, 0);
     turned(bytes, r, 6);
@@ -126,6 +134,13 @@ INLINE void unpack_q5_0(Group *to, const Rows *r) {
     to->scale = halves_at(r, 0);
 }
 
+/* All that a block has one of. */
+INLINE void unpack_32(const int type, Block32 *to, Rows rows) {
+    if (type == TYPE_Q4_0) unpack_q4_0(to, &rows);
+    if (type == TYPE_Q5_0) unpack_q5_0(to, &rows);
+    if (type == TYPE_Q8_0) unpack_q8_0(to, &rows);
+}
+
 /* Byte `place` of each lane's four, without a sign or with. */
 INLINE __m512i byte_of(__m512i lanes, int place) {
     return _mm512_and_si512(_mm512_srli_epi32(lanes, 8 * place), _mm512_set1_epi32(255));
@@ -134,22 +149,31 @@ INLINE __m512i signed_byte_of(__m512i lanes, int place) {
     return _mm512_srai_epi32(_mm512_slli_epi32(lanes, 24 - 8 * place), 24);
 }
 
-/* Scales and minima of the eight groups of a block of Q4_K or Q5_K: its scale and minimum times six bits each. */
-INLINE void unpack_scales(Group to[8], const Rows *r) {
-    const __m512i six = _mm512_set1_epi32(63), four = _mm512_set1_epi32(15), two = _mm512_set1_epi32(48);
-    __m512i head[4];
+/* Bits of `lanes`, `count` to the right, that `mask` has in each byte. */
+INLINE __m512i bits_of(__m512i lanes, int count, int mask) {
+    return _mm512_and_si512(_mm512_srli_epi32(lanes, count), _mm512_set1_epi8((char)mask));
+}
+
+/* Sixteen bits each of a lane's first two bytes, or of its last two. */
+INLINE __m512i widened(__m512i lanes, bool last) {
+    const char x = (char)0x80;
+    const __m128i first = _mm_setr_epi8(0, x, 1, x, 4, x, 5, x, 8, x, 9, x, 12, x, 13, x);
+    const __m128i other = _mm_setr_epi8(2, x, 3, x, 6, x, 7, x, 10, x, 11, x, 14, x, 15, x);
+    return _mm512_shuffle_epi8(lanes, _mm512_broadcast_i32x4(last ? other : first));
+}
+
+/* What a block of Q4_K or Q5_K has beside its values. `factors`: in the bytes of each lane those of groups 0 to 3, and
+   of groups 4 to 7. */
+INLINE void unpack_head(Block256 *to, __m512i factors[2], const Rows *r) {
+    __m512i head[4]; /* a scale and a minimum; six bits each of eight factors and of eight minima */
     turned(head, r, 0);
-    __m512 scale = halves(head[0]), minimum = halves(_mm512_srli_epi32(head[0], 16));
-    for (int g = 0; g < 8; g++) {
-        __m512i one = byte_of(head[1], g % 4), other = byte_of(head[2], g % 4), both = byte_of(head[3], g % 4);
-        __m512i scales = _mm512_and_si512(one, six), minima = _mm512_and_si512(other, six);
-        if (g >= 4) {
-            scales = _mm512_or_si512(_mm512_and_si512(both, four), _mm512_and_si512(_mm512_srli_epi32(one, 2), two));
-            minima = _mm512_or_si512(_mm512_srli_epi32(both, 4), _mm512_and_si512(_mm512_srli_epi32(other, 2), two));
-        }
-        to[g].scale = _mm512_mul_ps(scale, _mm512_cvtepi32_ps(scales));
-        to[g].minimum = _mm512_mul_ps(minimum, _mm512_cvtepi32_ps(minima));
-    }
+    __m512i first = bits_of(head[2], 0, 63);
+    __m512i last = _mm512_or_si512(bits_of(head[3], 4, 15), bits_of(head[2], 2, 48));
+    factors[0] = bits_of(head[1], 0, 63);
+    factors[1] = _mm512_or_si512(bits_of(head[3], 0, 15), bits_of(head[1], 2, 48));
+    to->scale = halves(head[0]);
+    to->minimum = halves(_mm512_srli_epi32(head[0], 16));
+    for (int i = 0; i < 4; i++) to->minima[i] = widened(i < 2 ? first : last, i % 2);
 }
 
 /* Bit `place` of each byte, moved to the fifth place. */
@@ -160,9 +184,11 @@ INLINE __m512i fifth_bit(__m512i bytes, int place) {
 
 /* Of every 64 values the first 32 are the lower halves of 32 bytes, the others the upper ones. Q5_K has, before them, a
    fifth bit of each value. */
-INLINE void unpack_q4_or_5_k(const int type, Group to[8], const Rows *r) {
-    __m512i fifth[8];
-    unpack_scales(to, r);
+INLINE void unpack_q4_or_5_k(const int type, Block256 *block, const Rows *r) {
+    Group *to = block->groups;
+    __m512i fifth[8], factors[2];
+    unpack_head(block, factors, r);
+    for (int g = 0; g < 8; g++) to[g].factor = byte_of(factors[g / 4], g % 4);
     for (int half = 0; half < 2 && type == TYPE_Q5_K; half++) turned(fifth + 4 * half, r, 16 + 16 * half);
 #pragma GCC unroll 4
     for (int pair = 0; pair < 4; pair++)
@@ -182,47 +208,34 @@ INLINE void unpack_q4_or_5_k(const int type, Group to[8], const Rows *r) {
 }
 
 /* 128 bytes of four bits each of two values, 64 of two more of four values, sixteen scales and the block's. */
-INLINE void unpack_q6_k(Group to[16], const Rows *r) {
+INLINE void unpack_q6_k(Block256 *block, const Rows *r) {
     const __m512i top = _mm512_set1_epi8(48);
-    __m512i scales[4];
-    turned(scales, r, 192);
-    __m512 scale = halves_at(r, 208);
+    __m512i factors[4];
+    turned(factors, r, 192);
+    block->scale = halves_at(r, 208);
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++)
 #pragma GCC unroll 2
-        for (int part = 0; part < 2; part++, to += 4) {
+        for (int part = 0; part < 2; part++) {
             __m512i low[4], next[4], high[4];
             turned(low, r, 64 * half + 16 * part);
             turned(next, r, 64 * half + 32 + 16 * part);
             turned(high, r, 128 + 32 * half + 16 * part);
+            Group *to = block->groups + 8 * half + part;
             for (int i = 0; i < 4; i++) {
                 __m512i h = high[i];
                 to[0].quads[i] = _mm512_or_si512(low_bits(low[i], 4), _mm512_and_si512(_mm512_slli_epi32(h, 4), top));
-                to[1].quads[i] = _mm512_or_si512(low_bits(next[i], 4), _mm512_and_si512(_mm512_slli_epi32(h, 2), top));
-                to[2].quads[i] = _mm512_or_si512(high_half(low[i]), _mm512_and_si512(h, top));
-                to[3].quads[i] = _mm512_or_si512(high_half(next[i]), _mm512_and_si512(_mm512_srli_epi32(h, 2), top));
-                int index = 8 * half + 2 * i + part; /* of the scale of group i */
-                __m512i of_group = signed_byte_of(scales[index / 4], index % 4);
-                to[i].scale = _mm512_mul_ps(scale, _mm512_cvtepi32_ps(of_group));
+                to[2].quads[i] = _mm512_or_si512(low_bits(next[i], 4), _mm512_and_si512(_mm512_slli_epi32(h, 2), top));
+                to[4].quads[i] = _mm512_or_si512(high_half(low[i]), _mm512_and_si512(h, top));
+                to[6].quads[i] = _mm512_or_si512(high_half(next[i]), _mm512_and_si512(_mm512_srli_epi32(h, 2), top));
             }
         }
+    for (int g = 0; g < 16; g++) block->groups[g].factor = signed_byte_of(factors[g / 4], g % 4);
 }
 
-/* Blocks of 256 in functions of their own: once for each tile they would take long to compile. */
-__attribute__((noinline, unused)) static void unpacked_q4_k(Group *to, Rows rows) {
-    unpack_q4_or_5_k(TYPE_Q4_K, to, &rows);
-}
-__attribute__((noinline, unused)) static void unpacked_q5_k(Group *to, Rows rows) {
-    unpack_q4_or_5_k(TYPE_Q5_K, to, &rows);
-}
-__attribute__((noinline, unused)) static void unpacked_q6_k(Group *to, Rows rows) { unpack_q6_k(to, &rows); }
-
-/* All groups of a block. */
-INLINE void unpack(const int type, Group *to, Rows rows) {
-    if (type == TYPE_Q4_0) unpack_q4_0(to, &rows);
-    if (type == TYPE_Q5_0) unpack_q5_0(to, &rows);
-    if (type == TYPE_Q8_0) unpack_q8_0(to, &rows);
-    if (type == TYPE_Q4_K) unpacked_q4_k(to, rows);
-    if (type == TYPE_Q5_K) unpacked_q5_k(to, rows);
-    if (type == TYPE_Q6_K) unpacked_q6_k(to, rows);
+INLINE void unpack_256(const int type, Block256 *to, Rows rows) {
+    if (type == TYPE_Q6_K)
+        unpack_q6_k(to, &rows);
+    else
+        unpack_q4_or_5_k(type, to, &rows);
 }
