@@ -8,6 +8,7 @@ from statistics import median, median_low
 
 _PLAIN_EVERY, _DOUBT_EVERY = 64, 400  # steps with prompts
 _SAMPLES = 3  # of a chunk's cost
+_QUIET_STEPS = 64
 _STEPS_OF_NOISE = 128  # fewer than one step in a hundred is slower than the slowest of so many before it
 _LEAST_NOISE, _USUAL_NOISE, _MOST_NOISE = 1.05, 1.15, 1.4
 _PROMISED, _AIMED = 2.0, 1.8  # for some of the slowest gaps are slow for reasons that nobody foresees
@@ -27,13 +28,13 @@ class _Load:
     as long the last ones with it took.
 
     `own_rows`: those of the decoding sequences in a step with a chunk, none if chunks have steps of their own.
-    `before_s`: what `plain` was when the prompts came that are being computed.
+    `quiet_s`: of the last steps before the prompts came that are being computed.
     """
 
     decoding: int
     own_rows: int
     plain_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=9))
-    before_s: float = 0.0
+    quiet_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=_QUIET_STEPS))
     mixed: dict[int, deque[float]] = field(default_factory=dict[int, deque[float]])
     since_plain: int = 0
     since_doubt: int = 0
@@ -41,6 +42,11 @@ class _Load:
     @property
     def plain(self) -> float:
         return median(self.plain_s)
+
+    @property
+    def before_s(self) -> float:
+        """A step's usual length before the prompts came; over a second or so, for machines have slow moments."""
+        return median(self.quiet_s)
 
     def usual_s(self, chunk: int) -> float | None:
         """Seconds that such a step usually takes; None where that is not known. Among steps with prompts one without is
@@ -54,7 +60,7 @@ class _Load:
         if chunk == 0:
             self.plain_s.append(seconds)
             if self.since_plain == 0:  # no prompt in the step before, either
-                self.before_s = self.plain
+                self.quiet_s.append(seconds)
             self.since_plain = 0
         elif self.plain_s:
             self.mixed.setdefault(chunk, deque(maxlen=_SAMPLES)).append(seconds / self.plain)
@@ -96,7 +102,7 @@ class _Load:
             for known, costs in self.mixed.items()
             if known >= chunk
         }
-        self.before_s = self.plain
+        self.quiet_s = deque([self.plain], maxlen=_QUIET_STEPS)
         self.since_doubt = 0
 
 

@@ -400,6 +400,18 @@ def test_the_promise_is_about_the_gap_before_the_prompts_came():
     assert np.median(chunks[-60:]) > 12
 
 
+def test_a_slow_moment_when_the_prompts_come_is_not_what_readers_had():
+    """They had steps of 10 ms for a second, and of 15 for the last few: what is promised is about the former."""
+
+    def granted(last: float) -> int:
+        budget = ChunkBudget(64)
+        for step in range(64):
+            budget.measured(16, 0, 0.010 if step < 54 else last)
+        return budget.grant(16)
+
+    assert granted(0.010) > granted(0.015) == 1
+
+
 def test_what_other_threads_needed_is_no_measure():
     """Two threads, and one while a neighbour wants a processor: chunks that were right are not tried out anew."""
     budget, over = ChunkBudget(512), 0
