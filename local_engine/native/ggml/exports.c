@@ -8,30 +8,26 @@
 _Thread_local uint8_t updraft_packed[PACKED_BYTES];
 #endif
 
+/* ggml's functions. `Tiled`: its way to compute K-quants with eight rows and more. */
 typedef bool Sgemm(
     const Params *params, int64_t m, int64_t n, int64_t k, const void *a, int64_t lda, const void *b, int64_t ldb,
     void *c, int64_t ldc, int a_type, int b_type, int c_type);
+typedef bool Tiled(const Params *params, Tensor *result);
+typedef void Attend(const Params *params, Tensor *result);
 
 static Sgemm *ggmls;
+static Tiled *ggmls_tiled;
+static Attend *ggmls_attention;
 static _Atomic uint32_t served; /* a bit for each type of weights */
+static _Atomic bool attends;
 
 /* Calls computed here, for tests; without a lock, so that some may be missing. */
 EXPORT int64_t updraft_products, updraft_attentions;
 
-typedef bool Tiled(const Params *params, Tensor *result);
-
-static Tiled *ggmls_tiled;
-
 /* The type of the weights that `result` is made of. */
 EXPORT int updraft_weights_type(const Tensor *result) { return result->sources[0]->type; }
 
-typedef void Attend(const Params *params, Tensor *result);
-
-static Attend *ggmls_attention;
-static _Atomic bool attends;
-
-/* ggml's own functions, before any of ours is in their place. `tiled`: its way to compute K-quants with eight rows and
-   more. */
+/* Before any of ours is in their place. */
 EXPORT void updraft_hand_on(Sgemm *sgemm, Tiled *tiled, Attend *attention) {
     ggmls = sgemm;
     ggmls_tiled = tiled;
