@@ -7,6 +7,8 @@ asked last. A text without any known wrapping is returned as it is, so that noth
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from collections.abc import Iterator
 
 __all__ = ["question_of"]
 
@@ -20,14 +22,13 @@ _PLAIN_TURN = re.compile(
 )
 _TURN_END = re.compile(r"<\|(?:im_end|eot_id|end|endoftext)\|>|</s>")
 _USERS = ("user", "human")
-_QUESTION_TAG = re.compile(
-    r"<(user_query|user_message|user_request|question|query|task|prompt)>(.*?)</\1>", re.IGNORECASE | re.DOTALL
-)
+_QUESTION_TAG = re.compile(r"<(user_query|user_message|user_request|question|query|task|prompt)>", re.IGNORECASE)
 _CONTEXT_TAG = re.compile(
     r"<(system-reminder|system|environment_details|environment_context|context|tools|tool_result|instructions"
-    r"|available_skills|attached_files|files|documents|examples?)(?:\s[^>]*)?>.*?</\1>",
-    re.IGNORECASE | re.DOTALL,
+    r"|available_skills|attached_files|files|documents|examples?)(?:\s[^<>]*)?>",
+    re.IGNORECASE,
 )
+_CLOSING_TAG = re.compile(r"</([a-z_-]+)>", re.IGNORECASE)
 
 
 def question_of(text: str) -> str:
@@ -35,11 +36,32 @@ def question_of(text: str) -> str:
     turn = _last_user_turn(text)
     if "</" not in turn:
         return turn
-    tagged = _QUESTION_TAG.findall(turn)
-    if tagged and tagged[-1][1].strip():
-        return tagged[-1][1].strip()
-    bare = _CONTEXT_TAG.sub("", turn).strip()
-    return bare or turn
+    tagged = [turn[begin:end] for _, begin, end, _ in _elements(_QUESTION_TAG, turn)]
+    if tagged and tagged[-1].strip():
+        return tagged[-1].strip()
+    kept, at = list[str](), 0
+    for start, _, _, behind in _elements(_CONTEXT_TAG, turn):
+        kept.append(turn[at:start])
+        at = behind
+    return "".join([*kept, turn[at:]]).strip() or turn
+
+
+def _elements(opening: re.Pattern[str], text: str) -> Iterator[tuple[int, int, int, int]]:
+    """Where elements start, their content begins and ends, and what follows them begins: from the first opening tag to
+    the first closing one of its name, and on behind that. In one pass over the tags: text may be made of nothing else.
+    """
+    closings: dict[str, list[int]] = {}
+    for found in _CLOSING_TAG.finditer(text):
+        closings.setdefault(found[1].casefold(), []).append(found.start())
+    behind = 0
+    for tag in opening.finditer(text):
+        name = tag[1].casefold()
+        places = closings.get(name, [])
+        index = bisect_left(places, tag.end())
+        if tag.start() < behind or index == len(places):
+            continue
+        behind = places[index] + len(f"</{name}>")
+        yield tag.start(), tag.end(), places[index], behind
 
 
 def _last_user_turn(text: str) -> str:

@@ -115,6 +115,8 @@ def _require() -> None:
         raise ConfigurationError(f"{SWITCH} is {switch!r}: set it to ours or llama.cpp, or unset it.")
     if switch == "llama.cpp":
         raise NotServedError(f"{SWITCH} says so")
+    if "LLAMA_CPP_LIB_PATH" in os.environ:
+        raise NotServedError("LLAMA_CPP_LIB_PATH names another build of llama.cpp, which is not known here")
     if platform.system() != "Linux":
         raise NotServedError("it is replaced on Linux only")
     if "avx512_vnni" not in this_machine().instruction_sets:

@@ -90,3 +90,25 @@ def test_the_question_is_found(text: str) -> None:
 )
 def test_nothing_is_lost_where_nothing_is_found(text: str) -> None:
     assert question_of(text) == text
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "<task>",
+        "<context>",
+        "<context a",
+        "<examples ",
+        "<context></context>",
+        "</",
+        "</context>",
+        "user:\n",
+        "<|im_start|> ",
+    ],
+)
+def test_a_hostile_prompt_takes_no_longer_than_its_length(part: str) -> None:
+    """A megabyte of tags that nothing closes took minutes, and the whole process with it."""
+    text = part * (1_000_000 // len(part)) + "</"
+    started = time.process_time()
+    question_of(text)
+    assert time.process_time() - started < 5

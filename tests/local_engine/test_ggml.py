@@ -222,6 +222,14 @@ def test_who_wants_llama_cpp_untouched_gets_it(monkeypatch: pytest.MonkeyPatch) 
 
 
 @needs_vnni
+def test_another_build_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its libraries would be mixed with those of the package."""
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path))
+    monkeypatch.setattr(ggml, "load_from", None)
+    assert "LLAMA_CPP_LIB_PATH" in ggml.install().reason
+
+
+@needs_vnni
 def test_tensors_with_other_fields_are_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_weights_type", lambda *_: 0)
     assert not ggml.install().types
