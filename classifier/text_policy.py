@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -97,7 +97,7 @@ class TextPolicyCard:
     gain_rate: float
     signals: bool
     estimated_tokens: bool
-    delta: float
+    delta: Annotated[float, msgspec.Meta(gt=0, lt=1)]
     points: list[Point]
     files: dict[str, str]
     metrics: dict[str, float] = field(default_factory=dict[str, float])

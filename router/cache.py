@@ -108,10 +108,11 @@ class Slot:
         return self._cache.get(self._key)
 
     def keep(self, completion: dict[str, Any], record: Record) -> None:
-        """Keep an answer, unless the moment had a say in it (a failure, a spent budget, a hand-over in its middle), or
-        it could not be given again as a stream.
+        """Keep an answer, unless the moment had a say in it (a failure, a spent budget, a hand-over in its middle, a
+        coin), or it could not be given again as a stream.
         """
-        lasting = record.route in ("local", "cloud", "escalated") and not record.note and not record.momentary
+        by_chance = record.momentary or any(verdict.drawn for verdict in (record.verdict, *record.decisions))
+        lasting = record.route in ("local", "cloud", "escalated") and not record.note and not by_chance
         if lasting and _is_plain(completion):
             bare = {name: value for name, value in completion.items() if name != "updraft"}
             self._cache.put(self._key, Cached(msgspec.json.encode(bare), record.tier, time.monotonic()))

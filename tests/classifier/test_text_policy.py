@@ -178,6 +178,8 @@ def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
         ({"opset": {"ai.onnx": 9, "ai.onnx.ml": 3}}, "opset"),
         ({"models": 3}, "not a valid policy"),
         ({"files": {}}, "lacks gate1.onnx"),
+        ({"delta": 0}, "delta"),
+        ({"delta": 5.0}, "delta"),
         ({"files": {"gate1.onnx": "0" * 64}}, "lacks gate1.onnx"),
     ],
 )

@@ -23,6 +23,7 @@ from updraft.classifier.folders import policy_folder_of
 from updraft.embedded.pocket import policy_folder as pocket_policy_folder
 from updraft.protocol.requests import Message
 from updraft.protocol.wire import WireRequest
+from updraft.router.cache import CacheSettings
 from updraft.router.config import Middle, RouterConfig
 from updraft.router.gates import Verdict
 from updraft.router.learner import MOST_WAITING, Learner, LearningCounts, Seen
@@ -314,6 +315,13 @@ def test_exploration_sends_its_share_up_and_says_so(cloud: FakeCloud, tmp_path: 
     assert {row.propensity for row in rows} == {0.25}
     assert sum(row.grades is not None for row in rows) == len(explored)
     assert {row.id for row in rows if row.drawn} == {info["request_id"] for info in explored}
+
+
+def test_what_a_coin_sent_up_is_not_repeated(cloud: FakeCloud, tmp_path: Path) -> None:
+    gates = LearningGates(ScriptedGates(), exploration=0.25, rng=random.Random(1))  # draws the first, not the second
+    same = {"messages": [{"role": "user", "content": "2 + 2?"}], "temperature": 0}
+    found = routed(cloud, tmp_path, gates, 4, exploration=0.25, cache=CacheSettings(max_mb=1), asks=same)
+    assert [info["route"] for info in found] == ["escalated", "local", "cache", "cache"]
 
 
 @pytest.mark.parametrize("early", [{"before": True}, {"during_at": 2}, {"before": True, "during_at": 2}])
