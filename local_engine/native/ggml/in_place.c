@@ -37,9 +37,9 @@ static bool calls_of(void *library, Calls *calls) {
     return calls->symbols && calls->names && calls->slots;
 }
 
-/* Whether the slot is in memory that was made read-only once the linker had written it. */
+/* Whether the slot is in pages that were made read-only once the linker had written them: whole ones, as glibc seals. */
 typedef struct {
-    ElfW(Addr) library, slot;
+    ElfW(Addr) library, slot, page;
     bool found;
 } Sealed;
 
@@ -50,15 +50,16 @@ static int look_at(struct dl_phdr_info *info, size_t size, void *of) {
     for (int i = 0; i < info->dlpi_phnum; i++) {
         const ElfW(Phdr) *part = &info->dlpi_phdr[i];
         ElfW(Addr) from = info->dlpi_addr + part->p_vaddr;
-        if (part->p_type == PT_GNU_RELRO && from <= sealed->slot && sealed->slot < from + part->p_memsz)
+        ElfW(Addr) end = (from + part->p_memsz) & ~(sealed->page - 1);
+        if (part->p_type == PT_GNU_RELRO && from <= sealed->slot && sealed->slot < end)
             sealed->found = true;
     }
     return 1;
 }
 
 static bool write_slot(ElfW(Addr) library, void **slot, void *function) {
-    Sealed sealed = {.library = library, .slot = (ElfW(Addr))slot};
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    Sealed sealed = {.library = library, .slot = (ElfW(Addr))slot, .page = page};
     void *start = (void *)((uintptr_t)slot & ~(page - 1));
     dl_iterate_phdr(look_at, &sealed);
     if (sealed.found && mprotect(start, page, PROT_READ | PROT_WRITE)) return false;
