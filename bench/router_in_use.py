@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from ..classifier.answer_reader import AnswerReader
+from ..classifier.asked import Asked
 from ..classifier.graded import GradedRow
 from ..classifier.metrics import Floats
 from ..classifier.optional import load_onnxruntime
 from ..classifier.text_export import router_to_onnx
 from ..classifier.text_gate import Read, TextGate
 from ..classifier.text_router import TextRouter
-from ..classifier.text_rows import Answered, Asked, Mode, featurise, vector
+from ..classifier.text_rows import Answered, Mode, featurise, vector
 from .statistics import percentile
 
 __all__ = ["NOISES", "in_use", "unchanged"]
@@ -109,7 +110,7 @@ class _Ahead:
     @classmethod
     def of(cls, gate: TextGate, row: GradedRow) -> _Ahead:
         asked, answers, text = Asked.of(row.prompt), AnswerReader(Answered.of, 1), row.answer or ""
-        asked.read_ahead()
+        _ = asked.mentioned, asked.given
         for end in range(_TOKEN, len(text), _TOKEN):
             answers.read_ahead(text[:end])
         return cls(asked, gate.read(asked.counts), answers)

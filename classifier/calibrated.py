@@ -21,6 +21,7 @@ def figures(policy: TextPolicy, aim: Aim) -> dict[str, Any]:
         "gain_rate": policy.card.gain_rate,
         "target": str(aim),
         "threshold_before": point.thresholds.before,
+        "threshold_during": point.thresholds.during,
         "threshold_after": point.thresholds.after,
         "risk": point.risk,
         "quality": point.quality,

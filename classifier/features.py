@@ -6,21 +6,21 @@ Only numpy: the same functions make the rows that training fits and the row that
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
-from .answer_features import ANSWER_NAMES, Mentioned, answer_checks
+from .answer_features import ANSWER_NAMES, answer_checks
 from .answer_parts import AnswerParts
+from .asked import Asked
 from .run_features import PROMPT_SIGNAL_NAMES, SIGNAL_NAMES, prompt_signals, signals
-from .text_features import NGRAM_WIDTH, STRUCTURE_NAMES, ngrams, structure
+from .text_features import NGRAM_WIDTH, STRUCTURE_NAMES
 from .views import Array, PromptView, RunView
 
-__all__ = ["FEATURE_VERSION", "GATES", "Asked", "Gate", "Layout", "PromptView", "RunView", "after", "before", "during"]
+__all__ = ["FEATURE_VERSION", "GATES", "Gate", "Layout", "PromptView", "RunView", "after", "before", "during"]
 
 # Raise it with every change that alters any feature of any input: a policy refuses features it was not trained on.
-FEATURE_VERSION = 2
+FEATURE_VERSION = 3
 
 Gate = Literal["gate1", "gate2", "gate3"]
 Block = Literal["ngrams", "structure", "prompt_signals", "signals", "answer", "prompt_hidden", "answer_hidden"]
@@ -36,7 +36,7 @@ _NAMES: dict[Block, tuple[str, ...]] = {
     "signals": SIGNAL_NAMES,
     "answer": ANSWER_NAMES,
 }
-_HIDDEN_LIMIT = 1e4
+_HIDDEN_LIMIT = np.float32(1e4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,34 +78,15 @@ class Layout:
         ]
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What the gates read of a question, each part once, when a gate first wants it."""
-
-    prompt: PromptView
-
-    @cached_property
-    def structure(self) -> Array:
-        return structure(self.prompt)
-
-    @cached_property
-    def ngrams(self) -> Array:
-        return ngrams(self.prompt.text)
-
-    @cached_property
-    def mentioned(self) -> Mentioned:
-        return Mentioned.of(self.prompt.text)
-
-
 def before(prompt: PromptView, asked: Asked | None = None) -> Array:
     """Gate 1's vector: the question alone. `asked`: of this prompt, if an earlier gate has read it."""
-    asked = asked or Asked(prompt)
+    asked = asked or Asked.of(prompt.text)
     return np.concatenate((asked.structure, asked.ngrams))
 
 
 def during(view: RunView, tokens: int, asked: Asked | None = None) -> Array:
     """Gate 2's vector from the first `tokens` generated tokens; later tokens and the answer's text are not read."""
-    asked = asked or Asked(view.prompt)
+    asked = asked or Asked.of(view.prompt.text)
     return np.concatenate((asked.structure, prompt_signals(view), signals(view, tokens), _hidden(view.prompt_hidden)))
 
 
@@ -114,7 +95,7 @@ def after(view: RunView, asked: Asked | None = None, parts: AnswerParts | None =
 
     `asked`, `parts`: of the run's prompt and answer, if they have been read.
     """
-    asked = asked or Asked(view.prompt)
+    asked = asked or Asked.of(view.prompt.text)
     answer_hidden = np.zeros_like(view.prompt_hidden) if view.answer_hidden is None else view.answer_hidden
     return np.concatenate(
         (
@@ -130,5 +111,5 @@ def after(view: RunView, asked: Asked | None = None, parts: AnswerParts | None =
 
 
 def _hidden(state: Array) -> Array:
-    finite = np.nan_to_num(state.astype(np.float32), nan=0.0, posinf=_HIDDEN_LIMIT, neginf=-_HIDDEN_LIMIT)
-    return np.clip(finite, -_HIDDEN_LIMIT, _HIDDEN_LIMIT)
+    single = np.asarray(state, np.float32)
+    return np.minimum(np.maximum(np.where(np.isnan(single), np.float32(0), single), -_HIDDEN_LIMIT), _HIDDEN_LIMIT)

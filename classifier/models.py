@@ -44,6 +44,8 @@ class ExpertSpec:
 _MEASURES: tuple[Block, ...] = ("structure", "prompt_signals", "signals", "answer")
 _SIGNALS: tuple[Block, ...] = ("prompt_signals", "signals", "answer")
 _ALL: tuple[Block, ...] = (*_MEASURES, "ngrams", "prompt_hidden", "answer_hidden")
+# So little that no single word decides: with 0.01 one typo turns a tenth of gate 1's decisions.
+_WORDING = 1e-4
 _RUN_EXPERTS = (
     ExpertSpec("signals-within-kind", "linear", _SIGNALS, within_kind=True, strength=0.05),
     ExpertSpec("measure-trees", "trees", _MEASURES),
@@ -52,8 +54,8 @@ _RUN_EXPERTS = (
 EXPERTS: dict[Gate, tuple[ExpertSpec, ...]] = {
     "gate1": (
         ExpertSpec("structure-trees", "trees", ("structure",)),
-        ExpertSpec("wording-linear", "linear", ("structure", "ngrams")),
-        ExpertSpec("wording-within-kind", "linear", ("structure", "ngrams"), within_kind=True),
+        ExpertSpec("wording-linear", "linear", ("structure", "ngrams"), strength=_WORDING),
+        ExpertSpec("wording-within-kind", "linear", ("structure", "ngrams"), within_kind=True, strength=_WORDING),
     ),
     "gate2": _RUN_EXPERTS,
     "gate3": _RUN_EXPERTS,

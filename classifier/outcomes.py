@@ -63,8 +63,6 @@ def save(outcomes: Sequence[Outcome], path: Path) -> None:
         "format_version": np.array(FORMAT_VERSION),
         "local_score": np.array([o.local_score for o in outcomes], np.float64),
         "cloud_score": np.array([o.cloud_score for o in outcomes], np.float64),
-        "n_messages": np.array([o.view.prompt.n_messages for o in outcomes], np.int64),
-        "total_chars": np.array([o.view.prompt.total_chars for o in outcomes], np.int64),
     }
     for name, text_of in _TEXTS.items():
         rows = [np.frombuffer(text_of(o).encode("utf-8", "surrogatepass"), np.uint8) for o in outcomes]
@@ -114,7 +112,7 @@ def _outcomes(arrays: dict[str, NDArray[Any]]) -> list[Outcome]:
     for i in range(len(arrays["local_score"])):
         hidden = series["answer_hidden"][i]
         view = RunView(
-            prompt=PromptView(texts["prompt"][i], int(arrays["n_messages"][i]), int(arrays["total_chars"][i])),
+            prompt=PromptView(texts["prompt"][i]),
             answer=texts["answer"][i],
             logprobs=series["logprobs"][i],
             entropies=series["entropies"][i],

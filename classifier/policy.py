@@ -15,6 +15,7 @@ from . import features
 from .aim import Aim
 from .answer_parts import parts_of
 from .answer_reader import AnswerReader
+from .asked import Asked
 from .calibration_rows import CALIBRATION_NAME, CalibrationRows, unpack_calibration
 from .drift import Usual
 from .features import FEATURE_VERSION, GATES, Gate, Layout
@@ -72,7 +73,7 @@ class Policy:
         self.gate2_tokens = card.gate2_tokens
         self._sessions = sessions
         # Gate 3 asks about a question that gate 1 has read a moment ago.
-        self._asked = lru_cache(maxsize=QUESTIONS_AT_ONCE)(features.Asked)
+        self._asked = lru_cache(maxsize=QUESTIONS_AT_ONCE)(Asked.of)
         self._answers = AnswerReader(parts_of, QUESTIONS_AT_ONCE)
 
     @classmethod
@@ -84,15 +85,16 @@ class Policy:
 
     def before(self, prompt: PromptView) -> float:
         """Gate 1: P(gain) from the question alone, in [0, 1]."""
-        return self._probability("gate1", features.before(prompt, self._asked(prompt)))
+        return self._probability("gate1", features.before(prompt, self._asked(prompt.text)))
 
     def during(self, view: RunView) -> float:
         """Gate 2: P(gain) from the question and the first `gate2_tokens` tokens (fewer if the answer is shorter)."""
-        return self._probability("gate2", features.during(view, self.gate2_tokens, self._asked(view.prompt)))
+        return self._probability("gate2", features.during(view, self.gate2_tokens, self._asked(view.prompt.text)))
 
     def read_ahead(self, prompt: PromptView) -> None:
         """Do what gate 3 needs of the question, while the local model is busy."""
-        _ = self._asked(prompt).mentioned
+        asked = self._asked(prompt.text)
+        _ = asked.structure, asked.ngrams, asked.mentioned
 
     def read_lines(self, answer: str) -> None:
         """Do what gate 3 needs of the complete lines of an answer that has come so far."""
@@ -101,7 +103,7 @@ class Policy:
     def after(self, view: RunView) -> float:
         """Gate 3: P(gain) from the whole run."""
         return self._probability(
-            "gate3", features.after(view, self._asked(view.prompt), self._answers.read(view.answer))
+            "gate3", features.after(view, self._asked(view.prompt.text), self._answers.read(view.answer))
         )
 
     @property

@@ -5,10 +5,15 @@ Every series is turned so that higher means more certain, clipped to a fixed ran
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
 from .views import Array, RunView
+
+Series = NDArray[np.float64]
 
 _WINDOW = 4
 _LEVELS = (0.02, 0.05, 0.1, 0.25, 0.5, 0.75)
@@ -20,6 +25,14 @@ _CUTOFFS: dict[str, tuple[float, ...]] = {
 }
 _PROMPT_CUTOFFS = (-2.0, -5.0, -8.0)
 _PROMPT_TAIL = 6
+# Of log-probabilities, entropies and margins, a row each: the limits, and what stands for not-a-number.
+_LOWEST, _HIGHEST = np.array([[-30.0], [0.0], [0.0]]), np.array([[0.0], [15.0], [30.0]])
+_UNKNOWN = np.array([[-30.0], [15.0], [0.0]])
+_ROW_OF_CUTOFF = np.array([row for row, name in enumerate(_SERIES) for _ in _CUTOFFS[name]])
+_ALL_CUTOFFS = np.array([[cut] for name in _SERIES for cut in _CUTOFFS[name]])
+_ALL_PROMPT_CUTOFFS = np.array([[cut] for cut in _PROMPT_CUTOFFS])
+for _table in (_LOWEST, _HIGHEST, _UNKNOWN, _ROW_OF_CUTOFF, _ALL_CUTOFFS, _ALL_PROMPT_CUTOFFS):
+    _table.setflags(write=False)
 
 _STATISTICS = (
     "mean",
@@ -58,65 +71,84 @@ def signals(view: RunView, first: int | None = None) -> Array:
     """
     if not len(view.logprobs) == len(view.entropies) == len(view.margins):
         raise ValueError("logprobs, entropies and margins must have one entry per token each")
-    series = np.stack(
-        (
-            _clean(view.logprobs[:first], -30.0, 0.0, unknown=-30.0),
-            -_clean(view.entropies[:first], 0.0, 15.0, unknown=15.0),
-            _clean(view.margins[:first], 0.0, 30.0, unknown=0.0),
-        )
-    )
+    told = np.array((view.logprobs[:first], view.entropies[:first], view.margins[:first]), np.float64)
+    series = _clean(told, _LOWEST, _HIGHEST, _UNKNOWN)
+    series[1] = -series[1]
     n = series.shape[1]
-    below = np.array(
-        [(row < cut).sum() for row, name in zip(series, _SERIES, strict=True) for cut in _CUTOFFS[name]], float
-    )
-    parts = ([np.log1p(n)], _statistics(series).ravel(), [series[0].sum()], np.log1p(below), below / max(n, 1))
+    below = (series[_ROW_OF_CUTOFF] < _ALL_CUTOFFS).sum(axis=1)
+    parts = (_log1p(n), _statistics(series).ravel(), (series[0].sum(),), np.log1p(below), below / max(n, 1))
     return np.concatenate(parts).astype(np.float32)
 
 
 def prompt_signals(view: RunView) -> Array:
     """(len(PROMPT_SIGNAL_NAMES),) float32: a phrasing the local model rarely saw shows as low log-probabilities."""
-    series = _clean(view.prompt_logprobs, -30.0, 0.0, unknown=-30.0)
-    below = np.array([(series < cut).sum() for cut in _PROMPT_CUTOFFS], float)
+    told = np.asarray(view.prompt_logprobs, np.float64)[None]
+    series = _clean(told, _LOWEST[:1], _HIGHEST[:1], _UNKNOWN[:1])
+    below = (series < _ALL_PROMPT_CUTOFFS).sum(axis=1)
     tail = np.zeros(_PROMPT_TAIL)
-    last = series[::-1][:_PROMPT_TAIL]
+    last = series[0, ::-1][:_PROMPT_TAIL]
     tail[: len(last)] = last
-    parts = ([np.log1p(len(series))], _statistics(series[None])[0], np.log1p(below), tail)
+    parts = (_log1p(series.shape[1]), _statistics(series)[0], np.log1p(below), tail)
     return np.concatenate(parts).astype(np.float32)
 
 
-def _clean(values: Array, low: float, high: float, *, unknown: float) -> NDArray[np.float64]:
-    """`values` as float64 within [low, high]; not-a-number counts as `unknown`."""
-    wide = np.asarray(values, np.float64)
-    return np.clip(np.where(np.isnan(wide), unknown, wide), low, high)
+def _log1p(n: int) -> tuple[float]:
+    return (float(np.log1p(n)),)
 
 
-def _statistics(series: NDArray[np.float64]) -> NDArray[np.float64]:
+def _clean(values: Series, lowest: Series, highest: Series, unknown: Series) -> Series:
+    """(rows, n) `values` within their rows' limits, (rows, 1) each; not-a-number counts as `unknown`."""
+    return np.minimum(np.maximum(np.where(np.isnan(values), unknown, values), lowest), highest)
+
+
+def _statistics(series: Series) -> Series:
     """(rows, len(_STATISTICS)) summaries of (rows, n) series; zeros where n is 0."""
     rows, n = series.shape
     if n == 0:
         return np.zeros((rows, len(_STATISTICS)))
+    at, window = _places(n), min(_WINDOW, n)
     ordered = np.sort(series, axis=1)
-    places = np.array(_LEVELS) * (n - 1)
-    below = places.astype(int)
-    above = np.minimum(below + 1, n - 1)
-    quantiles = ordered[:, below] + (places - below) * (ordered[:, above] - ordered[:, below])
-    window = min(_WINDOW, n)
-    sums = np.concatenate((np.zeros((rows, 1)), np.cumsum(series, axis=1)), axis=1)
+    low = ordered[:, at.below]
+    sums = np.zeros((rows, n + 1))
+    series.cumsum(axis=1, out=sums[:, 1:])
     windows = (sums[:, window:] - sums[:, :-window]) / window
-    time = np.linspace(-0.5, 0.5, n) if n > 1 else np.zeros(1)
-    mean = series.mean(axis=1)
+    mean = series.sum(axis=1) / n
+    centred = series - mean[:, None]
+    found = np.empty((rows, len(_STATISTICS)))
     columns = (
         mean,
-        series.std(axis=1),
+        np.sqrt((centred * centred).sum(axis=1) / n),
         ordered[:, 0],
         ordered[:, -1],
         series[:, 0],
         series[:, min(1, n - 1)],
         series[:, -1],
-        series[:, :window].mean(axis=1),
-        series[:, -window:].mean(axis=1),
+        series[:, :window].sum(axis=1) / window,
+        series[:, -window:].sum(axis=1) / window,
         windows.min(axis=1),
         series.argmin(axis=1) / n,
-        (series - mean[:, None]) @ time / max(float(time @ time), 1e-9),
+        centred @ at.time / at.square,
     )
-    return np.concatenate((np.stack(columns, axis=1), quantiles), axis=1)
+    for i, column in enumerate(columns):
+        found[:, i] = column
+    found[:, len(columns) :] = low + at.part * (ordered[:, at.above] - low)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Of series of one length: where their quantiles lie, the times of their values, and the sum of those squared."""
+
+    below: NDArray[np.intp]
+    above: NDArray[np.intp]
+    part: Series
+    time: Series
+    square: float
+
+
+@lru_cache(maxsize=1024)
+def _places(n: int) -> _Places:
+    exact = np.array(_LEVELS) * (n - 1)
+    below = exact.astype(np.intp)
+    time = np.linspace(-0.5, 0.5, n) if n > 1 else np.zeros(1)
+    return _Places(below, np.minimum(below + 1, n - 1), exact - below, time, max(float(time @ time), 1e-9))

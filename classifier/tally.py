@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.native_library import NativeBuildError, holding, load_from
-from .text_features import char_hashes, code_points, mixed
 from .views import Array
 
 __all__ = ["COUNTS", "Tally", "Tallying", "hash_of"]
@@ -31,7 +30,7 @@ _Integers = NDArray[np.int64]
 
 _SOURCES = Path(__file__).parent / "native"
 _LONG_WORD = 8
-_CHAR_ORDERS = (4,)
+_STRETCH = 4  # characters
 _TOLD = 8  # the integers of a `Tally`, in its order
 _BEYOND = 128  # stands for all code points outside ASCII
 _ENCODING = f"utf-32-{sys.byteorder[0]}e"
@@ -94,7 +93,7 @@ class Tallying:
         return Tally(characters, cues, counts, *told[:_TOLD].tolist())
 
     def _in_numpy(self, text: str) -> Tally:
-        codes = code_points(text)
+        codes = _code_points(text)
         places = np.minimum(codes, np.uint32(_BEYOND))
         classes = _CLASS.take(places)
         unnumbered = np.where(classes == 2, np.uint32(ord("0")), codes)
@@ -105,7 +104,7 @@ class Tallying:
         return Tally(
             np.bincount(places, minlength=_BEYOND + 1),
             ordered.searchsorted(self._cues, "right") - ordered.searchsorted(self._cues, "left"),
-            _counts(np.concatenate((hashes, pairs)), char_hashes(padded, _CHAR_ORDERS)),
+            _counts(np.concatenate((hashes, pairs)), _stretches(padded)),
             len(words),
             int(words.sum()),
             int(words.max(initial=0)),
@@ -119,7 +118,7 @@ class Tallying:
 
 def hash_of(word: str) -> int:
     """Of a word of letters."""
-    return int(_tokens(code_points(word), np.ones(len(word), np.uint8))[0][0])
+    return int(_tokens(_code_points(word), np.ones(len(word), np.uint8))[0][0])
 
 
 def _tokens(codes: _Hashes, classes: NDArray[np.uint8]) -> tuple[_Hashes, _Integers, NDArray[np.uint8]]:
@@ -135,9 +134,31 @@ def _tokens(codes: _Hashes, classes: NDArray[np.uint8]) -> tuple[_Hashes, _Integ
     return np.add.reduceat(terms, starts, dtype=np.uint32)[kept], lengths[kept], found[kept]
 
 
+def _code_points(text: str) -> _Hashes:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.uint32)
+
+
+def _stretches(codes: _Hashes) -> _Hashes:
+    """A hash of every few code points in a row."""
+    rolling = codes
+    for order in range(1, _STRETCH):
+        rolling = rolling[:-1] * np.uint32(0x01000193) + codes[order:]
+    return rolling ^ np.uint32(_STRETCH * 0x2545F491 & 0xFFFFFFFF)
+
+
+def _mixed(hashes: _Hashes) -> _Hashes:
+    """Every bit of a hash made to depend on every other (the finaliser of MurmurHash3)."""
+    spread = hashes ^ (hashes >> np.uint32(16))
+    spread *= np.uint32(0x85EBCA6B)
+    spread ^= spread >> np.uint32(13)
+    spread *= np.uint32(0xC2B2AE35)
+    spread ^= spread >> np.uint32(16)
+    return spread
+
+
 def _counts(words: _Hashes, characters: _Hashes) -> Array:
     half = COUNTS // 2
-    places = mixed(np.concatenate((words, characters))) & np.uint32(half - 1)
+    places = _mixed(np.concatenate((words, characters))) & np.uint32(half - 1)
     places[len(words) :] += np.uint32(half)
     return _DAMPED.take(np.bincount(places, minlength=COUNTS), mode="clip")
 

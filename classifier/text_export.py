@@ -35,7 +35,7 @@ def router_to_onnx(router: TextRouter, n_measures: int, mode: Mode) -> bytes:
         helper.make_tensor_value_info(BUCKET_COUNTS, TensorProto.FLOAT, ["m"]),
         helper.make_tensor_value_info(MEASURES, TensorProto.FLOAT, [1, n_measures]),
     ]
-    if mode == "prompt":
+    if mode != "cascade":
         return graph.finish(_probability(graph, router, _topics(graph, router)), inputs)
     known = graph.unless_known(TOPICS, lambda: _topics(graph, router))
     graph.append(helper.make_node("Identity", [known], [READ]))

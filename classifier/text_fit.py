@@ -20,7 +20,7 @@ from .calibration_rows import CALIBRATION_NAME, CalibrationRows, pack_calibratio
 from .drift import distance
 from .graded import GradedRow, scores
 from .graph_files import sha256
-from .metrics import Floats, auroc, ece
+from .metrics import Bools, Floats, auroc, ece
 from .operating_point import DELTA, operating_point
 from .optional import load_module, load_onnxruntime
 from .policy_files import policy_folder, put_policy, settled, stored_name
@@ -28,7 +28,7 @@ from .text_export import router_to_onnx
 from .text_gate import TextGate
 from .text_policy import GATE_FILES, KIND, VERSIONS, Point, Source, TextPolicy, TextPolicyCard
 from .text_router import SHIPPED, Labels, TextRouter, fit_router, unseen
-from .text_rows import Mode, TextRows, featurise
+from .text_rows import Mode, TextRows, featurise, has_opening
 
 __all__ = ["Material", "Recipe", "check_installed", "estimated_tokens", "fit_material", "fit_text_policy"]
 
@@ -57,12 +57,15 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """Features of each gate with their labels. `tokens`: read, written, (n,) each, and whether they are estimates."""
+    """Features of each gate with their labels. `tokens`: read, written, (n,) each, and whether they are estimates.
+    `opened`: (n,) which answers gate 2 is asked about, if there is one: it is not about those that have ended by then.
+    """
 
     features: dict[Mode, TextRows]
     labels: Labels
     signals: bool
     tokens: tuple[Floats, Floats, bool]
+    opened: Bools | None = None
 
 
 def check_installed() -> None:
@@ -75,19 +78,21 @@ def check_installed() -> None:
 def fit_text_policy(rows: Sequence[GradedRow], recipe: Recipe, out: Path) -> TextPolicy:
     """Fit on `rows`, write the folder `out`, and return the policy as loaded from there.
 
-    There is a gate 3 if every row has an answer; it reads token signals if every row has them. Raises
-    InvalidRequestError as `fit_router` does, and if `out` is no folder or cannot be written.
+    There is a gate 3 if every row has an answer; if every row has token signals too, it reads them, and there is a gate
+    2. Raises InvalidRequestError as `fit_router` does, and if `out` is no folder or cannot be written.
     """
-    modes: tuple[Mode, ...] = ("prompt", "cascade") if all(row.answer is not None for row in rows) else ("prompt",)
-    signals = all(row.signals is not None for row in rows)
+    answers = all(row.answer is not None for row in rows)
+    signals = answers and all(row.signals is not None for row in rows)
+    modes: tuple[Mode, ...] = ("prompt", *(("opening",) if signals else ()), *(("cascade",) if answers else ()))
     out = policy_folder(out)
     rows = [row if signals else replace(row, signals=None) for row in rows]
     return fit_material(
         Material(
             features={mode: featurise(rows, mode) for mode in modes},
             labels=Labels(*scores(rows), same=np.array([row.prompt for row in rows])),
-            signals=signals and "cascade" in modes,
+            signals=signals,
             tokens=estimated_tokens(rows),
+            opened=np.array([has_opening(row) for row in rows]) if signals else None,
         ),
         recipe,
         out,
@@ -107,6 +112,7 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
     calibration = CalibrationRows(
         before=routers["prompt"].crossed[even],
         after=routers["cascade"].crossed[even] if "cascade" in routers else None,
+        during=_asked_during(routers["opening"].crossed, material.opened)[even] if "opening" in routers else None,
         local=labels.weak[even],
         cloud=labels.strong[even],
         read=read[even],
@@ -144,6 +150,11 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
     return settled(folder, TextPolicy.load)
 
 
+def _asked_during(p_gain: Floats, opened: Bools | None) -> Floats:
+    """Gate 2's P(gain) as use sees it: none that could send up an answer which ends before gate 2 is asked."""
+    return p_gain if opened is None else np.where(opened, p_gain, 0.0)
+
+
 def estimated_tokens(rows: Sequence[GradedRow]) -> tuple[Floats, Floats, bool]:
     """Tokens that the cloud reads and writes for each row, (n,) twice, and whether any had to be estimated.
 
@@ -176,7 +187,8 @@ def _exported(router: TextRouter, features: TextRows, mode: Mode) -> bytes:
 def _point(rows: CalibrationRows, aim: Aim, delta: float) -> Point:
     found = operating_point(rows, aim, delta)
     told = found.thresholds
-    return Point(str(aim), told.before, told.after, found.alpha, found.risk, found.quality, found.cloud_share)
+    outcome = found.alpha, found.risk, found.quality, found.cloud_share
+    return Point(str(aim), told.before, told.after, *outcome, told.during)
 
 
 def _metrics(rows: CalibrationRows, fair: Mapping[Mode, Floats]) -> dict[str, float]:
@@ -186,6 +198,7 @@ def _metrics(rows: CalibrationRows, fair: Mapping[Mode, Floats]) -> dict[str, fl
     found: dict[str, float] = {}
     gates: tuple[tuple[str, Mode, Floats | None], ...] = (
         ("gate1", "prompt", rows.before),
+        ("gate2", "opening", rows.during),
         ("gate3", "cascade", rows.after),
     )
     for gate, mode, p_gain in gates:

@@ -1,9 +1,10 @@
 """The policy of a pair that is known by graded prompts, as it ships and runs: a card, ONNX graphs, calibration numbers.
 
 `policy.json` is the card, `gate1.onnx` decides by the question, `gate3.onnx` (where the data had the local model's
-answers) by question and answer; `calibration.npz` holds each calibration row's P(gain), scores and token counts, no
-text, so that any target can be turned into thresholds when it is asked for. The card has them under these names, or
-under longer ones that end in a hash, as `policy_files.py` puts them there.
+answers) by question and answer, `gate2.onnx` (where it had token signals too) by question and first tokens;
+`calibration.npz` holds each calibration row's P(gain), scores and token counts, no text, so that any target can be
+turned into thresholds when it is asked for. The card has them under these names, or under longer ones that end in a
+hash, as `policy_files.py` puts them there.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ import numpy as np
 from ..protocol.errors import ConfigurationError
 from .aim import Aim
 from .answer_reader import AnswerReader
+from .asked import Asked
 from .calibration_rows import CALIBRATION_NAME, CalibrationRows, unpack_calibration
 from .drift import Usual
 from .graded import GradedRow, TokenSignals
 from .graph_files import CARD_NAME, ML_OPSET, OPSET, check_versions, file_named, open_graph, read_card, read_checked
 from .operating_point import OperatingPoint, operating_point
 from .text_gate import Read, TextGate
-from .text_rows import TEXT_FEATURE_VERSION, Answered, Asked, Mode, vector
-from .thresholds import Thresholds
+from .text_rows import OPENING_TOKENS, TEXT_FEATURE_VERSION, Answered, Mode, vector
+from .thresholds import NEVER, Thresholds
 from .views import QUESTIONS_AT_ONCE, PromptView, RunView
 
 __all__ = [
@@ -40,14 +42,15 @@ __all__ = [
 ]
 
 KIND = "text"
-TEXT_FORMAT_VERSION = 2
+TEXT_FORMAT_VERSION = 3
+_FORMER_FORMAT = 2  # knew no gate 2; what it wrote is read
 GENERAL = "any"
 VERSIONS: dict[str, Any] = {
     "format_version": TEXT_FORMAT_VERSION,
     "feature_version": TEXT_FEATURE_VERSION,
     "opset": {"ai.onnx": OPSET, "ai.onnx.ml": ML_OPSET},
 }
-GATE_FILES: dict[Mode, str] = {"prompt": "gate1.onnx", "cascade": "gate3.onnx"}
+GATE_FILES: dict[Mode, str] = {"prompt": "gate1.onnx", "opening": "gate2.onnx", "cascade": "gate3.onnx"}
 _NO_GATE_2 = 2**31
 _REMEDY = "calibrate again with this version (updraft calibrate)"
 
@@ -72,14 +75,15 @@ class Point:
     risk: float
     quality: float
     cloud_share: float
+    during: float = NEVER
 
 
 @dataclass(frozen=True, slots=True)
 class TextPolicyCard:
     """`models` names the pair, or is "any" twice in a policy for pairs that have none of their own.
 
-    `grading`: what the scores are. `signals`: whether gate 3 reads token signals. `estimated_tokens`: whether the
-    token counts were estimated from characters. `points`: at confidence 1 - `delta`, or "on average" over
+    `grading`: what the scores are. `signals`: whether gates 2 and 3 read token signals. `estimated_tokens`: whether
+    the token counts were estimated from characters. `points`: at confidence 1 - `delta`, or "on average" over
     calibrations where they say so. `files`: SHA-256 of each file.
     """
 
@@ -104,12 +108,11 @@ class TextPolicyCard:
 
 
 class TextPolicy:
-    """P(gain) before and, if the data had answers, after generation. Thread-safe, deterministic.
+    """P(gain) before and, if the data had answers, after generation; during it, if they had token signals. Thread-safe,
+    deterministic.
 
-    Without a gate 3 the question has decided, and `after` repeats it.
+    Without a gate 2 or 3 the question has decided, and `during` and `after` repeat it.
     """
-
-    gate2_tokens = _NO_GATE_2
 
     def __init__(self, card: TextPolicyCard, gates: dict[Mode, TextGate], calibration: CalibrationRows) -> None:
         self.card = card
@@ -125,7 +128,8 @@ class TextPolicy:
     def load(cls, folder: Path) -> TextPolicy:
         """Read a policy folder. Raises ConfigurationError if it is missing, damaged, or made by another version."""
         raw = read_card(folder)
-        check_versions(folder, raw, VERSIONS, _REMEDY)
+        former = {"format_version": _FORMER_FORMAT} if raw.get("format_version") == _FORMER_FORMAT else {}
+        check_versions(folder, raw, VERSIONS | former, _REMEDY)
         try:
             card = msgspec.convert(raw, TextPolicyCard)
         except msgspec.ValidationError as error:
@@ -148,23 +152,29 @@ class TextPolicy:
         return self.calibration.usual
 
     @property
+    def gate2_tokens(self) -> int:
+        """How many tokens gate 2 waits for; without one more than any answer has."""
+        return OPENING_TOKENS if "opening" in self._gates else _NO_GATE_2
+
+    @property
     def reads_answers(self) -> bool:
         return "cascade" in self._gates
 
     def before(self, prompt: PromptView) -> float:
         """Gate 1: P(gain) from the question alone, in [0, 1]."""
-        asked = self._asked(prompt.text)
-        gate = self._gates["prompt"]
-        return gate.decide(gate.read(asked.counts), asked.measures)
+        return self._early("prompt", GradedRow(prompt.text, 0.0, 0.0))
 
     def during(self, view: RunView) -> float:
-        """There is no gate 2: what the question said."""
-        return self.before(view.prompt)
+        """Gate 2: P(gain) from the question and the first `gate2_tokens` tokens."""
+        if "opening" not in self._gates:
+            return self.before(view.prompt)
+        return self._early("opening", graded_run(view, signals=True))
 
     def read_ahead(self, prompt: PromptView) -> None:
         """Do what gate 3 needs of the question, while the local model is busy."""
         if self.reads_answers:
-            self._asked(prompt.text).read_ahead()
+            asked = self._asked(prompt.text)
+            _ = asked.mentioned, asked.given
             self._read(prompt.text)
 
     def read_lines(self, answer: str) -> None:
@@ -186,6 +196,11 @@ class TextPolicy:
 
     def thresholds_for(self, aim: Aim) -> Thresholds:
         return self.operating_point(aim).thresholds
+
+    def _early(self, mode: Mode, row: GradedRow) -> float:
+        gate = self._gates[mode]
+        measures, counts = vector(row, mode, self._asked(row.prompt))
+        return gate.decide(gate.read(counts), measures)
 
     def _read_for_gate_3(self, text: str) -> Read:
         return self._gates["cascade"].read(self._asked(text).counts)

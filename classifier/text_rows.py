@@ -1,39 +1,39 @@
 """From graded rows to the numbers a text router learns from and decides by; training and inference share this file.
 
-Before generation a router sees the question's wording. In a cascade it also sees checks of the local answer and, where
-the file has them, summaries of its token signals.
+Before generation a router sees the question's wording; while the local model writes also a summary of the first token
+signals; in a cascade checks of the whole answer and, where the file has them, a summary of all its token signals.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..protocol.errors import InvalidRequestError
-from .answer_features import Mentioned, answer_checks
+from .answer_features import answer_checks
 from .answer_parts import AnswerParts, parts_of
+from .asked import Asked
 from .graded import GradedRow, TokenSignals
 from .optional import load_module
-from .question import question_of
 from .run_features import signals
-from .steps import FoundSteps, Given, find_steps, step_checks
+from .steps import FoundSteps, find_steps, step_checks
 from .views import Array, PromptView, RunView
-from .wording import MEASURE_NAMES, wording
+from .wording import MEASURE_NAMES
 
 __all__ = [
     "N_WORDING",
+    "OPENING_TOKENS",
     "TEXT_FEATURE_VERSION",
     "Answered",
-    "Asked",
     "Features",
     "Mode",
     "TextRows",
     "featurise",
+    "has_opening",
     "vector",
 ]
 
@@ -42,47 +42,24 @@ __all__ = [
 TEXT_FEATURE_VERSION = 1
 
 Features = tuple[Array, Array]
-Mode = Literal["prompt", "cascade"]
+# Before generation, while generating, and after it.
+Mode = Literal["prompt", "opening", "cascade"]
+OPENING_TOKENS = 8
 N_WORDING = len(MEASURE_NAMES)
 _EMPTY = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class TextRows:
-    """(n, COUNTS) sparse `counts` and (n, k) `measures`: of the wording, and in a cascade behind it of the answer."""
+    """(n, COUNTS) sparse `counts` and (n, k) `measures`: of the wording, and behind it those of an answer or its
+    opening.
+    """
 
     counts: Any
     measures: Array
 
     def take(self, rows: NDArray[Any]) -> TextRows:
         return TextRows(self.counts[rows], self.measures[rows])
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The question inside a prompt and its wording, which both gates read."""
-
-    question: str
-    measures: Array
-    counts: Array
-
-    @classmethod
-    def of(cls, prompt: str) -> Asked:
-        question = question_of(prompt)
-        return cls(question, *wording(question))
-
-    @cached_property
-    def mentioned(self) -> Mentioned:
-        """What gate 3 holds the answer against; it can be read while the answer is being written."""
-        return Mentioned.of(self.question)
-
-    @cached_property
-    def given(self) -> Given:
-        return Given.of(self.question)
-
-    def read_ahead(self) -> None:
-        """Do now what gate 3 would have to do once the answer is there."""
-        _ = self.mentioned, self.given
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +81,13 @@ def vector(row: GradedRow, mode: Mode, asked: Asked | None = None, answered: Ans
     """The measures and the counts of one row; `asked`: what is known of its prompt from an earlier gate;
     `answered`: what is known of its answer.
 
-    Raises InvalidRequestError if a cascade's row has no answer.
+    Raises InvalidRequestError if a cascade's row has no answer, or one to judge by its opening has no token signals.
     """
     asked = asked or Asked.of(row.prompt)
     if mode == "prompt":
         return asked.measures, asked.counts
+    if mode == "opening":
+        return np.concatenate((asked.measures, _opening(row))), asked.counts
     if row.answer is None:
         raise InvalidRequestError("A cascade is judged by the weak tier's answer: add a column weak_response.")
     view = _view(asked.question, row)
@@ -116,6 +95,11 @@ def vector(row: GradedRow, mode: Mode, asked: Asked | None = None, answered: Ans
     checks = answer_checks(view, asked.mentioned, answered.parts)
     parts = (asked.measures, checks, step_checks(asked.given, row.answer, answered.steps))
     return np.concatenate((*parts, signals(view)) if row.signals else parts), asked.counts
+
+
+def has_opening(row: GradedRow) -> bool:
+    """Whether the answer goes on behind its opening: one that has ended is judged as a whole."""
+    return row.signals is not None and len(row.signals.logprobs) > OPENING_TOKENS
 
 
 def featurise(rows: Sequence[GradedRow], mode: Mode) -> TextRows:
@@ -131,9 +115,13 @@ def featurise(rows: Sequence[GradedRow], mode: Mode) -> TextRows:
     return TextRows(sparse.vstack(pieces).tocsr(), np.stack([measures for measures, _ in found]))
 
 
+def _opening(row: GradedRow) -> Array:
+    if row.signals is None:
+        raise InvalidRequestError("An answer's opening is judged by token signals: add logprobs, entropies, margins.")
+    return signals(_view("", row), OPENING_TOKENS)
+
+
 def _view(question: str, row: GradedRow) -> RunView:
     told = row.signals or TokenSignals(_EMPTY, _EMPTY, _EMPTY)
-    prompt = PromptView(question, 1, len(row.prompt))
-    return RunView(
-        prompt, row.answer or "", told.logprobs, told.entropies, told.margins, _EMPTY, _EMPTY, None, finish_reason=""
-    )
+    series = told.logprobs, told.entropies, told.margins
+    return RunView(PromptView(question), row.answer or "", *series, _EMPTY, _EMPTY, None, finish_reason="")

@@ -44,21 +44,19 @@ class Run(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PromptView:
-    """The question: `text` is the last user turn; the rest describes the conversation around it.
+    """The question: `text` is the last user turn.
 
-    The gates read the last user turn only, so that a long system prompt or an agent's harness cannot drown it.
+    The gates read no other, so that a long system prompt or an agent's harness cannot drown it.
     """
 
     text: str
-    n_messages: int = 1
-    total_chars: int = 0
 
     @classmethod
     def of(cls, messages: Sequence[Message]) -> PromptView:
         """The view of a conversation. Without a user turn the last message stands in; no message: empty text."""
         texts = [message.text for message in messages]
         asked = [text for message, text in zip(messages, texts, strict=True) if message.role == "user"]
-        return cls((asked or texts or [""])[-1], len(messages), sum(map(len, texts)))
+        return cls((asked or texts or [""])[-1])
 
 
 @dataclass(frozen=True, slots=True)

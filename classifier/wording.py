@@ -42,9 +42,8 @@ def folded(text: str) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def wording(question: str) -> tuple[Array, Array]:
-    """The measures, (len(MEASURE_NAMES),) float32, and the counts, (COUNTS,) float32, of a question: see `Tally`."""
-    text = folded(question)
+def wording(text: str) -> tuple[Array, Array]:
+    """The measures, (len(MEASURE_NAMES),) float32, and the counts, (COUNTS,) float32, of a folded text: see `Tally`."""
     tally = tallying().of(text)
     return np.concatenate((_sizes(text, tally), _options(text))), tally.counts
 

@@ -72,7 +72,7 @@ def _outcome(
     hidden += (1 if not right else -1) * trouble * (0.25 if kind == 15 else 0.04)
     return Outcome(
         RunView(
-            prompt=PromptView(prompt, 1, len(prompt)),
+            prompt=PromptView(prompt),
             answer=f"{a} + {b} = {stated}. Answer: {stated}",
             logprobs=logprobs.astype(np.float32),
             entropies=(-1.5 * logprobs + rng.exponential(0.02, n)).astype(np.float32),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -13,10 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from updraft.classifier import features
 from updraft.classifier.answer_features import ANSWER_NAMES, answer_checks
+from updraft.classifier.asked import Asked
 from updraft.classifier.features import FEATURE_VERSION, GATES, Layout
 from updraft.classifier.run_features import PROMPT_SIGNAL_NAMES, SIGNAL_NAMES, prompt_signals, signals
-from updraft.classifier.text_features import STRUCTURE_NAMES, ngrams, structure
-from updraft.classifier.views import PromptView, RunView
+from updraft.classifier.text_features import STRUCTURE_NAMES
+from updraft.classifier.text_features import ngrams as ngrams_of
+from updraft.classifier.text_features import structure as structure_of
+from updraft.classifier.views import Array, PromptView, RunView
 from updraft.protocol.requests import Message
 
 HIDDEN = 3
@@ -24,7 +28,7 @@ HIDDEN = 3
 
 def run_view(answer: str = "12 + 7 = 19. Answer: 19", prompt: str = "What is 12 + 7?") -> RunView:
     return RunView(
-        prompt=PromptView(prompt, 1, len(prompt)),
+        prompt=PromptView(prompt),
         answer=answer,
         logprobs=np.array([-0.1, -0.5, -2.25, -0.01, -0.3], np.float32),
         entropies=np.array([0.2, 0.75, 1.5, 0.05, 0.5], np.float32),
@@ -34,6 +38,15 @@ def run_view(answer: str = "12 + 7 = 19. Answer: 19", prompt: str = "What is 12 
         answer_hidden=np.array([1.0, 0.0, -0.5], np.float32),
         finish_reason="stop",
     )
+
+
+def ngrams(question: str) -> Array:
+    return ngrams_of(Asked.of(question).counts)
+
+
+def structure(question: str) -> dict[str, float]:
+    asked = Asked.of(question)
+    return named(STRUCTURE_NAMES, structure_of(asked.text, asked.measures))
 
 
 def named(names: tuple[str, ...], values: np.ndarray) -> dict[str, float]:
@@ -49,14 +62,14 @@ def test_features_are_those_of_their_version() -> None:
     """Whoever changes a feature must raise FEATURE_VERSION, and then these checksums."""
     view = run_view()
     found = {
-        "gate1": digest(features.before(PromptView("Naïve “test”: sort 3, 14, 159; then?\n", 2, 400)) + 0.0),
+        "gate1": digest(features.before(PromptView("Naïve “test”: sort 3, 14, 159; then?\n")) + 0.0),
         "gate2": digest(features.during(view, 3) + 0.0),
         "gate3": digest(features.after(view) + 0.0),
     }
-    assert (FEATURE_VERSION, found) == (2, GOLDEN)
+    assert (FEATURE_VERSION, found) == (3, GOLDEN)
 
 
-GOLDEN = {"gate1": 4009832809, "gate2": 2485587500, "gate3": 3038584460}
+GOLDEN = {"gate1": 4275863284, "gate2": 3192817042, "gate3": 2806868555}
 
 
 @pytest.mark.parametrize("gate", GATES)
@@ -71,8 +84,8 @@ def test_layout_names_every_column_once(gate: features.Gate) -> None:
     assert vector.shape == (layout.width,)
     assert vector.dtype == np.float32
     assert len(layout.names) == layout.width == len(set(layout.names))
-    column = layout.names.index("digits")
-    assert vector[column] == pytest.approx(np.log1p(3))
+    assert vector[layout.names.index("numbers")] == pytest.approx(np.log1p(2))
+    assert vector[layout.names.index("largest_number")] == pytest.approx(np.log10(13))
 
 
 SERIES = arrays(np.float32, st.integers(0, 40), elements=st.floats(width=32, allow_nan=True, allow_infinity=True))
@@ -92,7 +105,7 @@ def test_features_are_finite_for_any_input(
     values = st.floats(width=32, allow_nan=True, allow_infinity=True)
     series = [data.draw(arrays(np.float32, tokens, elements=values)) for _ in range(3)]
     view = RunView(
-        PromptView(prompt, 1, len(prompt)),
+        PromptView(prompt),
         answer,
         *series,
         prompt_logprobs=data.draw(SERIES),
@@ -111,9 +124,9 @@ def test_lone_surrogates_and_empty_text_have_features() -> None:
 
 def test_a_megabyte_prompt_is_read_whole_and_in_seconds() -> None:
     text = "“'{1,2} = " * 100_000
-    found = named(STRUCTURE_NAMES, structure(PromptView(text)))
-    assert found["chars"] == pytest.approx(np.log1p(len(text)))
-    assert found[f"count_{ord('='):02x}"] == pytest.approx(np.log1p(100_000))
+    found = structure(text)
+    assert found["chars"] == pytest.approx(np.log1p(len(text.strip())))
+    assert found[f"mark_{ord('='):02x}"] == pytest.approx(np.log1p(100_000))
     assert np.isfinite(answer_checks(run_view(answer="1 + 1 " * 50_000))).all()
 
 
@@ -125,6 +138,29 @@ def test_ngrams_see_wording_and_not_the_numbers() -> None:
     assert np.linalg.norm(base[:half]) == pytest.approx(1.0, abs=1e-6)
     assert np.linalg.norm(base[half:]) == pytest.approx(1.0, abs=1e-6)
     assert not ngrams("").any() or np.isfinite(ngrams("")).all()
+
+
+@pytest.mark.parametrize("noise", [str.upper, str.title, lambda text: text.replace(" ", " \t "), "\n {}\n\n".format])
+def test_casing_and_blanks_change_nothing(noise: Callable[[str], str]) -> None:
+    asked = "Sort 3.5, 14 and 159: which “word” comes after 'aaab', please?"
+    assert np.array_equal(features.before(PromptView(asked)), features.before(PromptView(noise(asked))))
+
+
+def test_the_question_is_found_in_a_chat_log() -> None:
+    asked = "What is 12 + 34?"
+    chat = f"<|im_start|>system\nYou are kind.<|im_end|>\n<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
+    assert np.array_equal(features.before(PromptView(asked)), features.before(PromptView(chat)))
+
+
+def test_quantities_say_how_large_and_how_long() -> None:
+    found = structure("Order 7, 1234 and 0.5; then spell 'balloon' and “tree”.")
+    assert found["largest_number"] == pytest.approx(np.log10(1235))
+    assert found["smallest_number"] == pytest.approx(np.log10(1.5))
+    assert found["sum_of_magnitudes"] == pytest.approx(np.log10(1235) + np.log10(8) + np.log10(1.5))
+    assert (found["decimals"], found["distinct_numbers"]) == (1, 1)
+    assert found["longest_quote"] == pytest.approx(np.log1p(4))
+    assert found["longest_repeat"] == pytest.approx(np.log1p(2))
+    assert structure("no numbers")["largest_number"] == 0
 
 
 def test_similar_questions_are_near_and_others_far() -> None:
@@ -251,7 +287,6 @@ def test_the_last_user_turn_is_the_question() -> None:
         Message("assistant", "par"),
     ]
     view = PromptView.of(messages)
-    assert (view.text, view.n_messages) == ("second", 5)
-    assert view.total_chars == sum(len(m.text) for m in messages)
+    assert view.text == "second"
     assert PromptView.of([]).text == ""
     assert PromptView.of(messages[:1]).text == messages[0].text

@@ -21,7 +21,7 @@ from updraft.classifier.policies import load_policy
 from updraft.classifier.text_fit import Recipe, fit_text_policy
 from updraft.classifier.text_policy import Source, TextPolicy
 from updraft.classifier.text_router import Labels
-from updraft.classifier.text_rows import TEXT_FEATURE_VERSION, vector
+from updraft.classifier.text_rows import OPENING_TOKENS, TEXT_FEATURE_VERSION, vector
 from updraft.classifier.views import PromptView, RunView
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
 from updraft.protocol.requests import Message
@@ -29,6 +29,7 @@ from updraft.protocol.requests import Message
 WORDS = ["apple", "river", "stone", "circle", "market", "window", "garden", "silver", "paper", "bridge", "candle"]
 PAIR = {"local": "small", "cloud": "large"}
 RECIPE = Recipe(PAIR, [Source("rows.csv", "0" * 64, 400)], "graded file", "2026-11-22")
+LENGTH = OPENING_TOKENS + 4  # tokens
 NOTHING = np.empty(0, np.float32)
 
 
@@ -41,8 +42,8 @@ def population(n: int, seed: int, *, answers: bool = True, signals: bool = False
         weak = float(rng.random() < (0.2 if hard else 0.95))
         a, b = (int(x) for x in rng.integers(2, 90, 2))
         task = "Prove rigorously that" if hard else "Please add up"
-        logprobs = -rng.exponential(0.1 if weak else 0.6, 8).astype(np.float32)
-        told = TokenSignals(logprobs, -logprobs, np.ones(8, np.float32)) if signals else None
+        logprobs = -rng.exponential(0.1 if weak else 0.6, LENGTH).astype(np.float32)
+        told = TokenSignals(logprobs, -logprobs, np.ones(LENGTH, np.float32)) if signals else None
         answer = f"{a} + {b} = {a + b + (0 if weak or rng.random() < 0.3 else 3)}"
         prompt = f"{task} {a} and {b} {' '.join(rng.choice(WORDS, 6))}?"
         rows.append(GradedRow(prompt, weak, float(rng.random() < 0.95), "", answer if answers else None, told))
@@ -76,6 +77,45 @@ def test_both_gates_judge_rows_they_never_saw(policy: TextPolicy) -> None:
     assert auroc(before, gains(later)) > 0.7
     assert auroc(after, gains(later)) > 0.85
     assert abs(after.mean() - gains(later).mean()) < 0.06
+
+
+def test_gate_two_judges_the_first_tokens_and_reads_no_others(policy: TextPolicy) -> None:
+    later = population(300, 1, signals=True)
+    during = np.array([policy.during(view(row)) for row in later])
+    assert policy.gate2_tokens == OPENING_TOKENS
+    assert auroc(during, gains(later)) > auroc(
+        np.array([policy.before(PromptView(r.prompt)) for r in later]), gains(later)
+    )
+    assert "gate2.auroc" in policy.card.metrics
+    run = view(later[0])
+    sure = np.zeros(LENGTH - OPENING_TOKENS, np.float32)
+    tail = np.concatenate((run.logprobs[:OPENING_TOKENS], sure))
+    assert policy.during(replace(run, logprobs=tail, answer="something else")) == policy.during(run)
+    assert policy.during(replace(run, logprobs=run.logprobs * 9)) != policy.during(run)
+
+
+def test_no_promise_counts_on_gate_two_for_answers_that_end_before_it_is_asked(tmp_path: Path) -> None:
+    rows = population(300, 4, signals=True)
+    short = [replace(row, signals=cut(row.signals, OPENING_TOKENS)) for row in rows[:150]]
+    calibration = fit_text_policy([*short, *rows[150:]], RECIPE, tmp_path).calibration
+    assert calibration.during is not None
+    assert (calibration.during[:150] == 0).all()
+    assert (calibration.during[150:] > 0).any()
+
+
+def test_a_policy_of_the_former_format_is_read_and_has_no_gate_two(folder: Path, tmp_path: Path) -> None:
+    fit_text_policy(population(200, 2), RECIPE, tmp_path)
+    card = json.loads((tmp_path / "policy.json").read_text())
+    (tmp_path / "policy.json").write_text(json.dumps(card | {"format_version": 2}))
+    policy = TextPolicy.load(tmp_path)
+    row = population(1, 3, signals=True)[0]
+    assert policy.gate2_tokens > 10**6
+    assert policy.during(view(row)) == policy.before(PromptView(row.prompt))
+
+
+def cut(told: TokenSignals | None, n: int) -> TokenSignals:
+    assert told is not None
+    return TokenSignals(told.logprobs[:n], told.entropies[:n], told.margins[:n])
 
 
 def test_what_was_read_ahead_changes_no_decision(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
