@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from typing import Any
 
 import numpy as np
 import pytest
+from updraft.bench.router_in_use import NOISES
 from updraft.classifier.aim import Aim
 from updraft.classifier.drift import DriftMonitor
 from updraft.classifier.evaluate import Report, cascade_rows, evaluate
@@ -98,6 +100,27 @@ def test_a_limit_on_the_cloud_share_is_kept_and_used(
     rows = cascade_rows(p_gain, outcomes)
     # The calibration rows are harder than these (decision 035), which leaves some of the limit unused.
     assert 0.75 * share <= simulate(rows, told).cloud_share <= share
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_noise_in_a_question_leaves_decisions_as_they_are(policy: Policy, name: str) -> None:
+    asked, rng = [task.prompt for task in make_tasks("test", 500, seed=3)], np.random.default_rng(0)
+    before = np.array([policy.before(PromptView(prompt)) for prompt in asked])
+    after = np.array([policy.before(PromptView(NOISES[name](prompt, rng))) for prompt in asked])
+    for quality in (0.9, 0.95, TARGET):
+        told = policy.thresholds(quality).before
+        assert np.mean((before > told) == (after > told)) >= 0.95, quality
+
+
+def test_gate_one_reads_two_thousand_characters_quickly(policy: Policy) -> None:
+    text = " ".join(task.prompt for task in make_tasks("test", 600, seed=3))
+    taken: list[float] = []
+    for start in range(0, 20_000, 50):
+        began = time.perf_counter()
+        policy.before(PromptView(text[start : start + 2000]))
+        taken.append(time.perf_counter() - began)
+    # The quick ones: whatever else runs on the machine must not fail a test.
+    assert np.quantile(taken, 0.1) < 0.4e-3
 
 
 def test_its_own_tasks_are_usual_and_other_questions_are_not(policy: Policy) -> None:
