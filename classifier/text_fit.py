@@ -125,7 +125,8 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
         data=recipe.data,
         grading=recipe.grading,
         date=recipe.date,
-        rows=len(labels.weak),
+        # A row of no weight is one of the others once more, with the grades that it is promised on.
+        rows=len(labels.weak) if labels.weight is None else int(np.count_nonzero(labels.weight)),
         local_score=float(calibration.local.mean()),
         cloud_score=float(calibration.cloud.mean()),
         gain_rate=float(calibration.gain.mean()),

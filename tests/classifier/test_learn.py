@@ -219,6 +219,7 @@ def test_a_thumb_teaches_and_leaves_the_promise_as_it_is(tmp_path: Path) -> None
     # Users who complain about what came from the cloud where only the cloud was right.
     thumbed = [replace(row, thumb=-1) if row.local == 0 and i % 4 else row for i, row in enumerate(rows)]
     plain, judged = (learn(each, RECIPE, tmp_path / name) for name, each in (("plain", rows), ("judged", thumbed)))
+    assert judged.card.rows == plain.card.rows == 300
     assert judged.card.gain_rate == plain.card.gain_rate
     assert judged.card.cloud_score == plain.card.cloud_score == 1
     assert len(judged.calibration.local) == len(plain.calibration.local) == 300
