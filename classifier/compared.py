@@ -51,7 +51,7 @@ _VALUE = re.compile(rf"([-+]?)([\d.]+(?:e[-+]?\d+)?)(?:{_PLUS}(\d+))?(?:/([\d.]+
 _CLAUSE_END = re.compile(r"[.,:](?!\d)|!(?!\w)|[;?\n。，、；：！？]| (?:but|sondern) ")
 _DENIALS = frozenset(
     (
-        *("!", "not", "no", "nor", "never", "none", "neither", "nobody", "nothing", "cannot", "without"),
+        *("!", "not", "no", "nor", "never", "none", "neither", "nobody", "nothing", "cannot"),
         *("nicht", "kein", "keine", "keinen", "keiner", "nie", "nein", "niet", "geen", "не", "нет", "不", "没", "沒"),
         *("ne", "pas", "non", "jamais", "aucun", "aucune", "nunca", "não"),
     )
@@ -91,7 +91,9 @@ _Part = frozenset[Decimal] | str
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """What an answer ends with: a value or an expression, or several in a list. `denied`: by its own clause."""
+    """What an answer ends with: a value or an expression, or several in a list. `denied`: by a word before it in its
+    clause.
+    """
 
     parts: tuple[_Part, ...]
     denied: bool
@@ -120,19 +122,24 @@ class Compared:
     @classmethod
     def of(cls, answer: str) -> Compared:
         text = _plain(answer)
-        clauses = [found.end() for found in _CLAUSE_END.finditer(text)]
-        tokens = [(found.group(), bisect_right(clauses, found.start())) for found in _TOKEN.finditer(text)]
-        denying = {clause for word, clause in tokens if word in _DENIALS or word.endswith("n't")}
+        ends = [found.end() for found in _CLAUSE_END.finditer(text)]
+        tokens = [(found.group(), bisect_right(ends, found.start()), found.start()) for found in _TOKEN.finditer(text)]
+        denials = {clause: at for word, clause, at in reversed(tokens) if word in _DENIALS or word.endswith("n't")}
         last = None
         for found in _EXPRESSION.finditer(text):
             if any(map(str.isdigit, found.group())):
                 last = found
+        result = None
+        if last is not None:
+            # "Not 5" denies it; "5 are not ripe" says more about the five.
+            denied = denials.get(bisect_right(ends, last.start()), len(text)) < last.start()
+            result = _Result(_parts(last.group()), denied)
         return cls(
-            [word for word, _ in tokens],
-            [clause in denying for _, clause in tokens],
-            [clause != after for (_, clause), (_, after) in pairwise([*tokens, ("", -1)])],
-            bool(denying),
-            last and _Result(_parts(last.group()), bisect_right(clauses, last.start()) in denying),
+            [word for word, _, _ in tokens],
+            [clause in denials for _, clause, _ in tokens],
+            [clause != after for (_, clause, _), (_, after, _) in pairwise([*tokens, ("", -1, 0)])],
+            bool(denials),
+            result,
         )
 
     @property

@@ -97,6 +97,7 @@ SENTENCE = "The old bridge over the river was built by Roman soldiers in the fir
         ("Paris", "It isn’t Paris", False),
         ("Paris", "Rome? No, it is Paris.", True),
         ("5", "It is not 5.", False),
+        ("So 21 melons were not ready.", "21", True),
         ("42", "We need no tables. So it is 42.", True),
         ("guilty", "He is not guilty.", False),
         ("not guilty", "He is not guilty.", True),
