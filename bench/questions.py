@@ -9,9 +9,12 @@ from pathlib import Path
 
 import msgspec
 
+from ..classifier.agreement import agree
 from ..protocol.errors import InvalidRequestError
 
-NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+# "5-10" and "covid-19" hold no sign, and "1,2,3" is no thousand.
+_NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:\d{1,3}(?:,\d{3})++(?!,?\d)|\d++)(?:\.\d+)?")
+_LINE_END = re.compile(r"\r?\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True):
 
     prompt: str
     answer: str | int | float | None = None
-    match: str = "exact"
+    match: str = "agree"
     id: str | None = None
     kind: str = "file"
 
@@ -59,15 +62,11 @@ def pocket_questions(n: int, seed: int = 0) -> list[Question]:
 
 
 def read_questions(path: Path) -> list[Question]:
-    """Questions of a JSON Lines file: `{"prompt", "answer", "match": "exact" | "contains" | "number"}`.
+    """Questions of a JSON Lines file: `{"prompt", "answer", "match": "agree" | "exact" | "contains" | "number"}`.
 
     Raises InvalidRequestError naming the line that is wrong.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"Cannot read {path}: {error}") from error
-    questions = [_question(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    questions = [_question(path, number, _row(path, number, line)) for number, line in _lines(path)]
     if not questions:
         raise InvalidRequestError(f'{path} holds no tasks: one JSON object a line, {{"prompt": ..., "answer": ...}}.')
     return questions
@@ -78,38 +77,47 @@ def read_prompts(path: Path) -> list[Prompt]:
 
     Raises InvalidRequestError naming the line that is wrong.
     """
+    if path.suffix == ".txt":
+        return [Prompt(f"{path.name}:{number}", "file", line.strip()) for number, line in _lines(path)]
+    return [_prompt(path, number, line) for number, line in _lines(path)]
+
+
+def _lines(path: Path) -> list[tuple[int, str]]:
+    """Those that hold something, with their numbers. Only a line feed ends one: a prompt may hold U+2028 or a form
+    feed, at which `str.splitlines` would cut it in two.
+    """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"Cannot read {path}: {error}") from error
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if path.suffix == ".txt":
-        return [Prompt(f"{path.name}:{number}", "file", line.strip()) for number, line in numbered]
-    return [_prompt(path, number, line) for number, line in numbered]
+    return [(number, line) for number, line in enumerate(_LINE_END.split(text), 1) if line.strip()]
 
 
 def _prompt(path: Path, number: int, line: str) -> Prompt:
     row = _row(path, number, line)
     if row.answer is None:
         return Prompt(row.id or f"{path.name}:{number}", row.kind, row.prompt)
-    question = _question(path, number, line)
+    question = _question(path, number, row)
     return Prompt(question.id, question.kind, question.prompt, question.grade)
 
 
 def _row(path: Path, number: int, line: str) -> _Row:
+    where = f"{path}, line {number}"
     try:
-        return msgspec.json.decode(line, type=_Row)
+        row = msgspec.json.decode(line, type=_Row)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequestError(f"{path}, line {number}: {error}") from error
-
-
-def _question(path: Path, number: int, line: str) -> Question:
-    row = _row(path, number, line)
-    if row.answer is None:
-        raise InvalidRequestError(f"{path}, line {number}: answer is missing.")
+        raise InvalidRequestError(f"{where}: {error}") from error
+    if not row.prompt.strip():
+        raise InvalidRequestError(f"{where}: the prompt is empty.")
     if row.match not in MATCHES:
+        raise InvalidRequestError(f"{where}: match must be one of {', '.join(MATCHES)}, got {row.match!r}.")
+    return row
+
+
+def _question(path: Path, number: int, row: _Row) -> Question:
+    if row.answer is None or not str(row.answer).strip():
         raise InvalidRequestError(
-            f"{path}, line {number}: match must be one of {', '.join(MATCHES)}, got {row.match!r}."
+            f"{path}, line {number}: the answer is {'missing' if row.answer is None else 'empty'}."
         )
     answer = str(row.answer)
     if row.match == "number" and _last_number(answer) is None:
@@ -136,8 +144,13 @@ def _number(text: str, answer: str) -> bool:
 
 
 def _last_number(text: str) -> float | None:
-    found = NUMBER.findall(text)
+    found = _NUMBER.findall(text)
     return float(found[-1].replace(",", "")) if found else None
 
 
-MATCHES: dict[str, Callable[[str, str], bool]] = {"exact": _exact, "contains": _contains, "number": _number}
+MATCHES: dict[str, Callable[[str, str], bool]] = {
+    "agree": agree,
+    "exact": _exact,
+    "contains": _contains,
+    "number": _number,
+}

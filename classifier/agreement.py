@@ -2,29 +2,32 @@
 
 The cloud's answer stands for the truth unless it is none (empty, cut off, a refusal). The local answer counts as good
 if it says the same: the same JSON, the same final number, the same few words, or in longer answers mostly the same
-words; of answers that call tools, the same functions with the same arguments. What is right in other words, or wrong in
-both, is graded wrongly: this is the price of having no reference.
+words; of answers that call tools, the same functions with the same arguments. Signs and operators count, and a negation
+in the clause that says it (of answers of a sentence or two: anywhere) must stand in both.
+
+What is right in other words, or wrong in both, is graded wrongly: this is the price of having no reference. Nor are
+units looked at (5 km, 5 miles), the words around a number, a choice that stays open ("A or B"), in long answers who
+does what to whom and negations, and such as are a part of a word ("impossible") or of a language that is not listed.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from .answer_features import REFUSAL
-from .steps import final_number
+from .compared import Compared
 
 __all__ = ["GRADING", "Said", "agree", "grades"]
 
 GRADING = (
     "agreement: the cloud's answer counts as right unless it is empty, cut off or a refusal; the local one if it agrees"
 )
-_WORD = re.compile(r"\w+")
-_SHORT = 12
+_SHORT, _BRIEF = 12, 30  # words: an answer that may stand inside another, and one of a sentence or two
 _OVERLAP = 0.6
 
 
@@ -57,17 +60,19 @@ def agree(one: str, other: str) -> bool:
     structured = _json(one), _json(other)
     if None not in structured:
         return structured[0] == structured[1]
-    words = _WORD.findall(one.casefold()), _WORD.findall(other.casefold())
-    if words[0] == words[1]:
-        return True
-    numbers = final_number(one)[0], final_number(other)[0]
-    if None not in numbers:
-        return numbers[0] == numbers[1]
-    short, long = sorted(words, key=len)
-    if len(short) <= _SHORT:
-        return numbers == (None, None) and _holds(long, short)
-    shared = sum((Counter(short) & Counter(long)).values())
-    return 2 * shared / (len(short) + len(long)) >= _OVERLAP
+    both = Compared.of(one), Compared.of(other)
+    if both[0].words == both[1].words:
+        return bool(both[0].words) or one.split() == other.split()
+    results = both[0].result, both[1].result
+    if results[0] is not None and results[1] is not None:
+        return results[0].same(results[1])
+    short, long = sorted(both, key=lambda each: (len(each.words), each.length))
+    if short.length <= _SHORT:
+        return results == (None, None) and long.says(short)
+    if short.length <= _BRIEF and short.denies != long.denies:
+        return False
+    shared = sum((Counter(short.words) & Counter(long.words)).values())
+    return 2 * shared / (len(short.words) + len(long.words)) >= _OVERLAP
 
 
 def _same_calls(one: Sequence[tuple[str, str]], other: Sequence[tuple[str, str]]) -> bool:
@@ -83,21 +88,27 @@ def _same_calls(one: Sequence[tuple[str, str]], other: Sequence[tuple[str, str]]
 def _arguments(text: str) -> Any:
     """Parsed, if they are JSON."""
     try:
-        return json.loads(text or "{}")
+        return _parsed(text or "{}")
     except (ValueError, RecursionError):
         return text
-
-
-def _holds(long: list[str], short: list[str]) -> bool:
-    """Whether the words of a short answer stand in the other in a row ("Paris" in "It is Paris")."""
-    width = len(short)
-    return width > 0 and any(long[i : i + width] == short for i in range(len(long) - width + 1))
 
 
 def _json(text: str) -> Any:
     if text.lstrip()[:1] not in ("{", "["):
         return None
     try:
-        return json.loads(text)
+        return _parsed(text)
     except (ValueError, RecursionError):
         return None
+
+
+def _parsed(text: str) -> Any:
+    """To Python true is 1, so that each number is wrapped."""
+    return json.loads(text, parse_int=_wrapped, parse_float=_wrapped)
+
+
+def _wrapped(number: str) -> tuple[Decimal | str]:
+    try:
+        return (Decimal(number),)
+    except InvalidOperation:  # its exponent is beyond all bounds
+        return (number,)

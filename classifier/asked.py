@@ -12,7 +12,12 @@ from .text_features import ngrams, structure
 from .views import Array
 from .wording import folded, wording
 
-__all__ = ["Asked"]
+__all__ = ["Asked", "asked_again"]
+
+
+def asked_again(prompt: str) -> str:
+    """What the prompts of one question share: no gate tells them apart."""
+    return folded(question_of(prompt))
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,15 @@
 """What use teaches: a bounded SQLite file of judged local answers, with grades where the cloud answered too.
 
-A row holds features (measures and hashed counts of wording) and numbers. The texts themselves are kept only where the
-user asked for it. Counts of hashed words are no text, but whoever has a guess at a prompt can check it against them.
+A row holds features (measures and hashed counts of wording), numbers, and a digest by which a question that is asked
+again is known: in features all numbers are alike. The texts themselves are kept only where the user asked for it.
+Counts and digests are no text, but whoever has the file and a guess at a prompt can check it against them. The digest's
+key is the file's own, so that two files do not tell that they were asked the same.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import sqlite3
 import threading
 import zlib
@@ -19,14 +23,16 @@ from numpy.typing import NDArray
 
 from ..protocol.errors import ConfigurationError
 from ..protocol.wal import columns, tables, transaction, use_wal
+from .asked import asked_again
 from .text_rows import TEXT_FEATURE_VERSION, Features
 from .views import Array
 
 __all__ = ["MOST_ROWS", "Experience", "Observation", "pack", "readable", "unpack"]
 
 MOST_ROWS = 20_000
-_VERSION = 2
+_VERSION = 3
 _PRUNE_EVERY = 200
+_KEY_BYTES, _DIGEST_BYTES = 32, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +43,7 @@ class Observation:
     `explored`: the chance that any request had at that time of being drawn to be graded; 0: labels were one-sided.
     `drawn`: 1 if this one was, whatever the gates thought of it.
     `accepted`: share of the local draft that the cloud took over. `thumb`: 1 up, -1 down, on the answer the user got,
-    which `answered_by` names.
+    which `answered_by` names. `asked`: the digest of the question; None in rows of earlier versions.
     """
 
     id: str
@@ -58,6 +64,7 @@ class Observation:
     answer: str | None = None
     feature_version: int = TEXT_FEATURE_VERSION
     drawn: int = 0
+    asked: bytes | None = None
 
     @property
     def pair_grades(self) -> tuple[float, float] | None:
@@ -81,6 +88,7 @@ _NAMES = ", ".join(f.name for f in fields(Observation))
 _SCHEMA = (
     f"CREATE TABLE IF NOT EXISTS observations ({_NAMES.replace('id,', 'id TEXT PRIMARY KEY,', 1)})",
     "CREATE INDEX IF NOT EXISTS observations_at ON observations (pair, at)",
+    "CREATE TABLE IF NOT EXISTS digest_key (key)",
 )
 _INSERT = f"INSERT OR REPLACE INTO observations ({_NAMES}) VALUES ({', '.join('?' * len(fields(Observation)))})"
 
@@ -104,6 +112,7 @@ class Experience:
         try:
             self._migrate()
             use_wal(self._connection)
+            self._key = self._digest_key()
         except sqlite3.Error as error:
             self._connection.close()
             raise _unusable(path, error) from error
@@ -113,7 +122,7 @@ class Experience:
 
     def _migrate(self) -> None:
         """Bring the file to this version's format in one transaction, so that several processes may open it at once."""
-        if self._format() == _VERSION and "observations" in tables(self._connection):
+        if self._format() == _VERSION and {"observations", "digest_key"} <= tables(self._connection):
             return
         with transaction(self._connection) as connection:
             version, found = self._format(), tables(connection)
@@ -124,17 +133,36 @@ class Experience:
                 )
             if found and "observations" not in found:
                 raise ConfigurationError(f"{self.path} holds no experience: name another file.", param="experience")
-            # Format 1's draws left out what gates 1 and 2 sent up: they teach and promise nothing. The column is looked
-            # for, as earlier versions set the number apart and may have died in between.
-            if found and "drawn" not in columns(connection, "observations"):
-                connection.execute("ALTER TABLE observations ADD COLUMN drawn DEFAULT 0")
+            # Format 1's draws left out what gates 1 and 2 sent up: they teach and promise nothing. Format 2 knew
+            # questions by their features. Columns are looked for, as earlier versions set the number apart and may have
+            # died in between.
+            for column, default in (("drawn", "0"), ("asked", "NULL")):
+                if found and column not in columns(connection, "observations"):
+                    connection.execute(f"ALTER TABLE observations ADD COLUMN {column} DEFAULT {default}")
             for statement in _SCHEMA:
                 connection.execute(statement)
+            connection.execute(
+                "INSERT INTO digest_key SELECT ? WHERE NOT EXISTS (SELECT key FROM digest_key)",
+                (os.urandom(_KEY_BYTES),),
+            )
             connection.execute(f"PRAGMA user_version={_VERSION}")
 
     def _format(self) -> int:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         return version
+
+    def _digest_key(self) -> bytes:
+        found = self._connection.execute("SELECT key FROM digest_key").fetchone()
+        if found is None or not isinstance(found[0], bytes) or len(found[0]) != _KEY_BYTES:
+            raise _unusable(self.path, ValueError("the key of its digests is damaged"))
+        return found[0]
+
+    def digest(self, prompt: str) -> bytes:
+        """What the question in `prompt` is known by in this file: equal for those that no gate tells apart by anything
+        but their numbers, and that have the same numbers.
+        """
+        question = asked_again(prompt).encode("utf-8", "surrogatepass")
+        return hashlib.blake2b(question, key=self._key, digest_size=_DIGEST_BYTES).digest()
 
     def add(self, *observations: Observation, busy_s: float = 5.0) -> None:
         """Keep all of them or none, waiting up to `busy_s` while another process writes. Raises sqlite3.Error, and

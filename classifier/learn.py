@@ -111,8 +111,16 @@ def _features(rows: Sequence[Observation]) -> tuple[TextRows, NDArray[Any]]:
     buckets = np.concatenate([each for _, each, _ in unpacked]).astype(np.int32)
     counts = np.concatenate([each for _, _, each in unpacked])
     sparse = load_module("scipy.sparse", "train").csr_matrix((counts, buckets, starts), shape=(len(rows), COUNTS))
-    same = [sha256(measures[:N_WORDING].tobytes() + held.tobytes()) for measures, held, _ in unpacked]
-    return TextRows(sparse, np.stack([measures for measures, _, _ in unpacked])), np.array(same)
+    told = [sha256(measures[:N_WORDING].tobytes() + held.tobytes()) for measures, held, _ in unpacked]
+    return TextRows(sparse, np.stack([measures for measures, _, _ in unpacked])), np.array(_same(rows, told))
+
+
+def _same(rows: Sequence[Observation], told: Sequence[str]) -> list[str]:
+    """By the digests of the questions. `told`: their features, for which all numbers are alike: a row of an earlier
+    version has no more, and may be any of those that share them.
+    """
+    unknown = {features for row, features in zip(rows, told, strict=True) if row.asked is None}
+    return [features if features in unknown else f"{row.asked!r}" for row, features in zip(rows, told, strict=True)]
 
 
 def _tokens(graded: Sequence[Observation]) -> tuple[np.ndarray, np.ndarray]:

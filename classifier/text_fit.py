@@ -16,6 +16,7 @@ import numpy as np
 
 from . import curve
 from .aim import PROMISES, Aim
+from .asked import asked_again
 from .calibration_rows import CALIBRATION_NAME, CalibrationRows, pack_calibration
 from .drift import distance
 from .graded import GradedRow, scores
@@ -89,7 +90,7 @@ def fit_text_policy(rows: Sequence[GradedRow], recipe: Recipe, out: Path) -> Tex
     return fit_material(
         Material(
             features={mode: featurise(rows, mode) for mode in modes},
-            labels=Labels(*scores(rows), same=np.array([row.prompt for row in rows])),
+            labels=Labels(*scores(rows), same=np.array([asked_again(row.prompt) for row in rows])),
             signals=signals,
             tokens=estimated_tokens(rows),
             opened=np.array([has_opening(row) for row in rows]) if signals else None,
@@ -131,7 +132,8 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
         data=recipe.data,
         grading=recipe.grading,
         date=recipe.date,
-        rows=len(labels.weak),
+        # A row of no weight is one of the others once more, with the grades that it is promised on.
+        rows=len(labels.weak) if labels.weight is None else int(np.count_nonzero(labels.weight)),
         local_score=float(calibration.local.mean()),
         cloud_score=float(calibration.cloud.mean()),
         gain_rate=float(calibration.gain.mean()),

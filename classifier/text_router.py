@@ -1,10 +1,11 @@
-"""Learns P(gain) from graded text: a few plain models, one of them chosen by nested cross-validation, then calibrated.
+"""Learns P(gain) from graded text: a few plain models, one of them chosen by cross-validation, then calibrated.
 
 Everything is fitted to the gain, the strong score minus the weak one; difficulty alone says little about it (decision
 002). The default is the mean of two models that err differently: a ridge, and a forest that predicts both tiers'
 scores at once, so that its splits are found with twice the evidence. Both read topics, the main directions of the
 wording, which prompts without labels help to find, and measures. Other candidates have to be better by more than one
 standard error (decision 023); nearest neighbours are there for comparison only, as they would carry prompts inside.
+The choice looks at training rows only: where `updraft bench router` judges it on others, the whole is nested.
 """
 
 from __future__ import annotations

@@ -32,7 +32,9 @@ def calibrate(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            exists=True, dir_okay=False, help='For --live: .txt, a prompt a line, or .jsonl of {"prompt", "answer"?}.'
+            exists=True,
+            dir_okay=False,
+            help='For --live: .txt, a prompt a line, or .jsonl of {"prompt", "answer"?, "match"?}.',
         ),
     ] = None,
     weak: Annotated[str | None, typer.Option(help="Column of --data with the local model's score. [weak]")] = None,
@@ -55,10 +57,12 @@ def calibrate(
     """Learn which prompts your local model can keep, and what a target costs.
 
     Give graded prompts (--data), or let both tiers answer yours (--live). How --live grades: where a line of --prompts
-    has an "answer", both replies are compared with it. Elsewhere the [bold]cloud's reply counts as right[/bold] unless
-    it is empty, cut off or a refusal, and the local one if it agrees with it: the same JSON, the same final number, the
-    same few words, or mostly the same words. So "quality" then means agreement with the cloud. Budgets and the ledger
-    count these requests as all others; prompts that meet a privacy rule are left out.
+    has an "answer", both replies are compared with it, by "match": "agree" (the default: as below), "exact" (but for
+    case, white space and a final full stop), "contains", or "number" (the last of the reply). Elsewhere the
+    [bold]cloud's reply counts as right[/bold] unless it is empty, cut off or a refusal, and the local one if it agrees
+    with it: the same JSON, the same final number, the same few words, or mostly the same words. So "quality" then means
+    agreement with the cloud. Budgets and the ledger count these requests as all others; prompts that meet a privacy
+    rule are left out.
 
     The policy names both models, its data and its figures. Without --out it lies where the router finds it by itself.
     At least 100 prompts; the more, the less has to go up for the same promise. Takes

@@ -204,6 +204,7 @@ class Learner:
             drawn=int(verdict.drawn > 0),
             prompt=row.prompt if self._keep_text else None,
             answer=row.answer if self._keep_text else None,
+            asked=self._experience.digest(row.prompt),
         )
 
 

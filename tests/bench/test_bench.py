@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 from updraft.bench import report
-from updraft.bench.questions import read_questions
+from updraft.bench.questions import read_prompts, read_questions
 from updraft.bench.report import Report, flatten
 from updraft.bench.statistics import percentile, wilson
 from updraft.protocol.errors import InvalidRequestError
@@ -37,9 +37,12 @@ def task_file(tmp_path: Path, *rows: object) -> Path:
 @pytest.mark.parametrize(
     ("row", "right", "wrong"),
     [
-        ({"prompt": "?", "answer": "Paris"}, ["Paris", " paris.", "PARIS"], ["Paris, France", ""]),
+        ({"prompt": "?", "answer": "Paris"}, ["Paris", "It is Paris, France."], ["It is not Paris.", "Rome", ""]),
+        ({"prompt": "?", "answer": "42"}, ["The answer is 42.", "6 * 7 = 42"], ["43", "-42", "many"]),
+        ({"prompt": "?", "answer": "Paris", "match": "exact"}, ["Paris", " paris.", "PARIS"], ["Paris, France", ""]),
         ({"prompt": "?", "answer": "Paris", "match": "contains"}, ["It is Paris, in France."], ["London"]),
         ({"prompt": "?", "answer": 1200, "match": "number"}, ["1,200", "So 3 * 400 = 1200.0"], ["1200 then 3", "none"]),
+        ({"prompt": "?", "answer": 19, "match": "number"}, ["covid-19", "17-19"], ["-19"]),
         ({"prompt": "?", "answer": -4, "match": "number"}, ["it is -4"], ["4"]),
     ],
 )
@@ -57,12 +60,32 @@ def test_grading(tmp_path: Path, row: dict[str, object], right: list[str], wrong
         ({"prompt": "?", "answer": "x", "match": "vibes"}, "match must be one of"),
         ({"prompt": "?", "answer": "x", "match": "number"}, "holds none"),
         ({"prompt": "?", "answer": "x", "anwser": "y"}, "anwser"),
+        ({"prompt": "?", "answer": " "}, "line 1: the answer is empty"),
+        ({"prompt": " ", "answer": "x"}, "line 1: the prompt is empty"),
         ("", "holds no tasks"),
     ],
 )
 def test_a_wrong_file_names_the_line(tmp_path: Path, row: object, said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said):
         read_questions(task_file(tmp_path, row))
+
+
+ODD = "a\u2028b\x0bc\x0cd\x85e"
+
+
+def test_only_a_line_feed_ends_a_prompt(tmp_path: Path) -> None:
+    text, lines = tmp_path / "p.txt", tmp_path / "p.jsonl"
+    text.write_bytes(f"\ufeff{ODD}\r\n\n{ODD}\n".encode())
+    rows = (json.dumps({"prompt": ODD, "answer": "x"}, ensure_ascii=False),) * 2
+    lines.write_bytes(("\ufeff" + "\r\n".join(rows)).encode())
+    assert [(prompt.id, prompt.prompt) for prompt in read_prompts(text)] == [("p.txt:1", ODD), ("p.txt:3", ODD)]
+    assert [prompt.prompt for prompt in read_prompts(lines)] == [ODD, ODD]
+    assert [question.prompt for question in read_questions(lines)] == [ODD, ODD]
+
+
+def test_a_match_is_checked_where_there_is_no_answer_either(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="line 2: match must be one of agree, exact, contains, number"):
+        read_prompts(task_file(tmp_path, {"prompt": "?"}, {"prompt": "?", "match": "vibes"}))
 
 
 def test_a_report_is_flat_and_complete(tmp_path: Path) -> None:

@@ -155,6 +155,8 @@ def of_format_1(path: Path) -> None:
     experience.close()
     with closing(sqlite3.connect(path)) as older:
         older.execute("ALTER TABLE observations DROP COLUMN drawn")
+        older.execute("ALTER TABLE observations DROP COLUMN asked")
+        older.execute("DROP TABLE digest_key")
         older.execute("PRAGMA user_version = 1")
 
 
@@ -201,7 +203,7 @@ def test_who_died_while_migrating_left_a_file_that_opens(tmp_path: Path) -> None
     experience.close()
 
 
-@pytest.mark.parametrize("version", [0, 1, 2])
+@pytest.mark.parametrize("version", [0, 1, 2, 3])
 def test_the_database_of_others_stays_as_it_is(tmp_path: Path, version: int) -> None:
     path = tmp_path / "theirs.sqlite3"
     with closing(sqlite3.connect(path)) as theirs:
@@ -217,6 +219,7 @@ def test_a_thumb_teaches_and_leaves_the_promise_as_it_is(tmp_path: Path) -> None
     # Users who complain about what came from the cloud where only the cloud was right.
     thumbed = [replace(row, thumb=-1) if row.local == 0 and i % 4 else row for i, row in enumerate(rows)]
     plain, judged = (learn(each, RECIPE, tmp_path / name) for name, each in (("plain", rows), ("judged", thumbed)))
+    assert judged.card.rows == plain.card.rows == 300
     assert judged.card.gain_rate == plain.card.gain_rate
     assert judged.card.cloud_score == plain.card.cloud_score == 1
     assert len(judged.calibration.local) == len(plain.calibration.local) == 300
@@ -236,6 +239,60 @@ def material_of(rows: list[Observation], monkeypatch: pytest.MonkeyPatch) -> Mat
     with pytest.raises(InterruptedError):
         learn(rows, RECIPE, Path("nowhere"))
     return found[0]
+
+
+def asking(prompts: list[str], experience: Experience | None) -> list[Observation]:
+    """Drawn and graded answers to them; with digests if `experience` gives them."""
+    template, _ = observed(1, 10, 1.0)
+    rows: list[Observation] = []
+    for i, prompt in enumerate(prompts):
+        told = pack(vector(GradedRow(prompt, 0, 0, "", "It is."), "cascade"))
+        asked = None if experience is None else experience.digest(prompt)
+        rows.append(replace(template[0], id=str(i), features=told, asked=asked, local=float(i % 2), cloud=1.0))
+    return rows
+
+
+def test_questions_that_differ_in_numbers_only_are_no_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experience = Experience(tmp_path / "e.sqlite3")
+    different = asking([f"Is {i} prime?" for i in range(100, 300)], experience)
+    assert material_of(different, monkeypatch).labels.evidence == 200
+    repeated = asking(["Is 91 prime?", "is  91 PRIME?"] * 60, experience)
+    assert material_of(repeated, monkeypatch).labels.evidence == 1
+    older = asking(["Is 397 prime?"], None)
+    assert material_of(different + older, monkeypatch).labels.evidence == 1, "it may be any of them"
+    others = asking([f"Name the river number {i}." for i in range(100, 300)], experience)
+    assert material_of(others + older, monkeypatch).labels.evidence == 201
+    experience.close()
+
+
+def test_digests_are_of_one_file_and_outlive_its_closing(tmp_path: Path) -> None:
+    digests: list[bytes] = []
+    for name in ("a.sqlite3", "a.sqlite3", "b.sqlite3"):
+        experience = Experience(tmp_path / name)
+        digests.append(experience.digest("Is 91 prime?"))
+        experience.close()
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_file_whose_key_is_damaged_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "e.sqlite3"
+    Experience(path).close()
+    with closing(sqlite3.connect(path)) as damaged:
+        damaged.execute("UPDATE digest_key SET key = 'short'")
+        damaged.commit()
+    with pytest.raises(ConfigurationError, match="key of its digests"):
+        Experience(path)
+
+
+def test_a_file_of_the_version_before_takes_digests(tmp_path: Path) -> None:
+    path = tmp_path / "e.sqlite3"
+    of_format_1(path)
+    experience = Experience(path)
+    (row, *_) = experience.rows("small with large")
+    assert row.asked is None
+    experience.add(replace(row, asked=experience.digest("Is 91 prime?")))
+    assert experience.rows("small with large")[0].asked == experience.digest("is 91 prime?")
+    experience.close()
 
 
 def test_a_thumb_on_what_stayed_weighs_as_much_as_one_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from updraft.classifier.graded import GradedRow, TokenSignals, gains, read_grade
 from updraft.classifier.metrics import auroc
 from updraft.classifier.text_export import router_to_onnx
 from updraft.classifier.text_gate import TextGate
-from updraft.classifier.text_router import Labels, TextRouter, fit_router
+from updraft.classifier.text_router import SHIPPED, Labels, TextRouter, fit_router
 from updraft.classifier.text_rows import Mode, featurise, vector
 from updraft.protocol.errors import InvalidRequestError
 
@@ -82,6 +82,29 @@ def test_token_signals_are_read(train: list[GradedRow]) -> None:
     assert auroc(router.probability(featurise(later, "cascade")), gains(later)) > 0.9
     with pytest.raises(InvalidRequestError, match="every row has token signals"):
         featurise([*rows, *train], "cascade")
+
+
+@pytest.mark.parametrize(
+    ("ridge", "forest", "chosen"),
+    [(0.0, 0.0, "blend"), (0.5, 0.5, "blend"), (1.5, 0.0, "ridge"), (0.0, 1.5, "forest"), (1.6, 1.5, "ridge")],
+)
+def test_another_than_the_mean_has_to_be_better_by_a_standard_error(
+    monkeypatch: pytest.MonkeyPatch, ridge: float, forest: float, chosen: str
+) -> None:
+    """`ridge`, `forest`: how much more they recover than the mean, in standard errors of the difference."""
+    assert [*SHIPPED] == ["blend", "ridge", "forest"]
+    noise = np.resize([-1.0, 1.0], 120)
+    gains_by = iter([0.0, ridge, forest])
+
+    def recovered(*_: object) -> np.ndarray:
+        better = next(gains_by) / np.sqrt(120)
+        return noise * (better > 0) + better
+
+    monkeypatch.setattr("updraft.classifier.text_router._recovered", recovered)
+    router = fit_router(
+        featurise(population(120, 2), "prompt"), Labels(*scores(population(120, 2))), candidates=SHIPPED
+    )
+    assert router.chosen == chosen
 
 
 def test_what_cannot_be_learned_is_refused(train: list[GradedRow]) -> None:

@@ -96,6 +96,7 @@ def test_an_escalation_is_a_label_without_text(cloud: FakeCloud, tmp_path: Path)
     assert row.id == info["request_id"]
     assert (row.local, row.cloud, row.propensity, row.explored) == (0, 1, 1, 0), f"{LOCAL_TEXT!r} is not {CLOUD_TEXT!r}"
     assert (row.prompt, row.answer) == (None, None)
+    assert row.asked is not None
     raw = (tmp_path / "experience.sqlite3").read_bytes()
     wal = tmp_path / "experience.sqlite3-wal"
     raw += wal.read_bytes() if wal.exists() else b""
