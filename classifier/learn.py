@@ -24,7 +24,7 @@ from .optional import load_module
 from .text_fit import Material, Recipe, fit_material
 from .text_policy import Source, TextPolicy
 from .text_router import MIN_LABELS, Labels
-from .text_rows import N_WORDING, TextRows
+from .text_rows import N_WORDING, TextRows, go_on, recalled
 from .wording import COUNTS
 
 __all__ = ["GRADING", "even_draw", "learn"]
@@ -59,13 +59,11 @@ def learn(rows: Sequence[Observation], recipe: Recipe, out: Path) -> TextPolicy:
     digest = sha256("\n".join(sorted(row.id for row in graded)).encode())
     source = Source("experience", digest, len(graded))
     material = Material(
-        features={
-            "prompt": TextRows(features.counts, features.measures[:, :N_WORDING]),
-            "cascade": features,
-        },
+        features=recalled(features),
         labels=labels,
         signals=True,
         tokens=(*_tokens(taught), any(row.cloud_read is None for row in taught)),
+        opened=go_on(features),
     )
     return fit_material(material, replace(recipe, data=[*recipe.data, source], grading=GRADING), out)
 
@@ -112,7 +110,9 @@ def _features(rows: Sequence[Observation]) -> tuple[TextRows, NDArray[Any]]:
     counts = np.concatenate([each for _, _, each in unpacked])
     sparse = load_module("scipy.sparse", "train").csr_matrix((counts, buckets, starts), shape=(len(rows), COUNTS))
     told = [sha256(measures[:N_WORDING].tobytes() + held.tobytes()) for measures, held, _ in unpacked]
-    return TextRows(sparse, np.stack([measures for measures, _, _ in unpacked])), np.array(_same(rows, told))
+    width = min(len(measures) for measures, _, _ in unpacked)  # one row without an opening: none has any
+    measures = np.stack([measures[:width] for measures, _, _ in unpacked])
+    return TextRows(sparse, measures), np.array(_same(rows, told))
 
 
 def _same(rows: Sequence[Observation], told: Sequence[str]) -> list[str]:

@@ -14,17 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..protocol.errors import InvalidRequestError
-from .answer_features import answer_checks
+from .answer_features import ANSWER_NAMES, answer_checks
 from .answer_parts import AnswerParts, parts_of
 from .asked import Asked
 from .graded import GradedRow, TokenSignals
+from .metrics import Bools
 from .optional import load_module
-from .run_features import signals
-from .steps import FoundSteps, find_steps, step_checks
+from .run_features import SIGNAL_NAMES, signals
+from .steps import STEP_NAMES, FoundSteps, find_steps, step_checks
 from .views import Array, PromptView, RunView
 from .wording import MEASURE_NAMES
 
 __all__ = [
+    "N_CASCADE",
     "N_WORDING",
     "OPENING_TOKENS",
     "TEXT_FEATURE_VERSION",
@@ -33,7 +35,10 @@ __all__ = [
     "Mode",
     "TextRows",
     "featurise",
+    "go_on",
     "has_opening",
+    "recalled",
+    "remembered",
     "vector",
 ]
 
@@ -46,6 +51,9 @@ Features = tuple[Array, Array]
 Mode = Literal["prompt", "opening", "cascade"]
 OPENING_TOKENS = 8
 N_WORDING = len(MEASURE_NAMES)
+# Of a cascade with token signals, and where they tell the number of tokens.
+N_CASCADE = N_WORDING + len(ANSWER_NAMES) + len(STEP_NAMES) + len(SIGNAL_NAMES)
+_TOKENS_WRITTEN = N_CASCADE - len(SIGNAL_NAMES) + SIGNAL_NAMES.index("tokens")
 _EMPTY = np.empty(0, np.float32)
 
 
@@ -95,6 +103,25 @@ def vector(row: GradedRow, mode: Mode, asked: Asked | None = None, answered: Ans
     checks = answer_checks(view, asked.mentioned, answered.parts)
     parts = (asked.measures, checks, step_checks(asked.given, row.answer, answered.steps))
     return np.concatenate((*parts, signals(view)) if row.signals else parts), asked.counts
+
+
+def remembered(row: GradedRow) -> Features:
+    """What experience keeps of a judged answer with token signals: as `vector` of a cascade, and its opening behind."""
+    measures, counts = vector(row, "cascade")
+    return np.concatenate((measures, _opening(row))), counts
+
+
+def recalled(rows: TextRows) -> dict[Mode, TextRows]:
+    """What each gate reads of `remembered` rows. There is no opening in those of earlier versions."""
+    modes: dict[Mode, Array] = {"prompt": rows.measures[:, :N_WORDING], "cascade": rows.measures[:, :N_CASCADE]}
+    if rows.measures.shape[1] > N_CASCADE:
+        modes["opening"] = np.hstack((rows.measures[:, :N_WORDING], rows.measures[:, N_CASCADE:]))
+    return {mode: TextRows(rows.counts, measures) for mode, measures in modes.items()}
+
+
+def go_on(rows: TextRows) -> Bools:
+    """(n,) which `remembered` answers go on behind their opening."""
+    return np.expm1(rows.measures[:, _TOKENS_WRITTEN]) > OPENING_TOKENS + 0.5
 
 
 def has_opening(row: GradedRow) -> bool:

@@ -179,7 +179,7 @@ class Learner:
     def _observation(self, seen: Seen) -> Observation:
         from ..classifier.experience import Observation, pack
         from ..classifier.text_policy import graded_run
-        from ..classifier.text_rows import vector
+        from ..classifier.text_rows import remembered
 
         record, verdict = seen.record, seen.record.verdict
         view = run_view(seen.messages, seen.answer, seen.answer.signals)
@@ -200,7 +200,7 @@ class Learner:
             cloud_read=record.cloud.prompt_tokens if asked else None,
             cloud_written=record.cloud.completion_tokens if asked else None,
             answered_by=record.tier,
-            features=pack(vector(row, "cascade")),
+            features=pack(remembered(row)),
             drawn=int(verdict.drawn > 0),
             prompt=row.prompt if self._keep_text else None,
             answer=row.answer if self._keep_text else None,

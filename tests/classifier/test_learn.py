@@ -22,7 +22,7 @@ from updraft.classifier.learn import even_draw, learn
 from updraft.classifier.metrics import auroc
 from updraft.classifier.text_fit import Material, Recipe
 from updraft.classifier.text_policy import TextPolicy
-from updraft.classifier.text_rows import vector
+from updraft.classifier.text_rows import N_CASCADE, OPENING_TOKENS, remembered, vector
 from updraft.classifier.views import PromptView
 from updraft.classifier.wording import COUNTS
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
@@ -31,6 +31,8 @@ from updraft.router.tiers import LocalAnswer
 
 RECIPE = Recipe({"local": "small", "cloud": "large"}, [], "", "2026-11-22")
 WORDS = ["apple", "river", "stone", "circle", "market", "window", "garden", "silver", "paper", "bridge", "candle"]
+
+LENGTH = OPENING_TOKENS + 4
 
 
 def observed(n: int, seed: int, exploration: float, *, features: bool = True) -> tuple[list[Observation], float]:
@@ -46,14 +48,14 @@ def observed(n: int, seed: int, exploration: float, *, features: bool = True) ->
         gain = bool(rng.random() < (0.7 if hard else 0.1))
         gains += gain
         prompt = f"{'Prove rigorously that' if hard else 'Please add up'} {i} {' '.join(rng.choice(WORDS, 5))}"
-        logprobs = -rng.exponential(0.6 if gain else 0.1, 6).astype(np.float32)
+        logprobs = -rng.exponential(0.6 if gain else 0.1, LENGTH).astype(np.float32)
         answer = f"It is {rng.integers(90)}."
-        row = GradedRow(prompt, 0, 0, "", answer, TokenSignals(logprobs, -logprobs, np.ones(6, np.float32)))
+        row = GradedRow(prompt, 0, 0, "", answer, TokenSignals(logprobs, -logprobs, np.ones(LENGTH, np.float32)))
         propensity = 1.0 if hard else exploration
         drawn = rng.random() < exploration
         graded = hard or drawn
         grades = (float(not gain), 1.0) if graded else (None, None)
-        told = pack(vector(row, "cascade")) if features else b""
+        told = pack(remembered(row)) if features else b""
         rows.append(
             Observation(
                 f"r{i}",
@@ -104,6 +106,28 @@ def test_learning_from_use(tmp_path: Path) -> None:
     easy = policy.before(PromptView("Please add up 7 stone river paper"))
     assert hard > 0.5 > easy
     assert auroc(policy.calibration.judged, policy.calibration.gain) > 0.8
+    assert policy.gate2_tokens == OPENING_TOKENS
+    assert policy.calibration.during is not None
+    assert auroc(policy.calibration.during, policy.calibration.gain) > 0.7
+
+
+def test_one_row_of_an_earlier_version_leaves_a_policy_without_gate_two(tmp_path: Path) -> None:
+    rows, _ = observed(400, 1, 0.4)
+    graded = next(i for i, row in enumerate(rows) if row.grades is not None)
+    measures, buckets, held = unpack(rows[graded].features)
+    counts = np.zeros(COUNTS, np.float32)
+    counts[buckets] = held
+    rows[graded] = replace(rows[graded], features=pack((measures[:N_CASCADE], counts)))
+    policy = learn(rows, RECIPE, tmp_path)
+    assert policy.calibration.during is None
+    assert policy.reads_answers
+
+
+def test_answers_that_end_early_are_none_of_gate_twos(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, _ = observed(300, 1, 1.0)
+    assert material_of(rows, monkeypatch).opened.all()
+    short = asking([f"Is {i} prime?" for i in range(100, 300)], None)
+    assert not material_of(short, monkeypatch).opened.any()
 
 
 def test_one_sided_labels_are_refused(tmp_path: Path) -> None:
@@ -246,7 +270,7 @@ def asking(prompts: list[str], experience: Experience | None) -> list[Observatio
     template, _ = observed(1, 10, 1.0)
     rows: list[Observation] = []
     for i, prompt in enumerate(prompts):
-        told = pack(vector(GradedRow(prompt, 0, 0, "", "It is."), "cascade"))
+        told = pack(remembered(GradedRow(prompt, 0, 0, "", "It is.", TokenSignals(*[np.zeros(6, np.float32)] * 3))))
         asked = None if experience is None else experience.digest(prompt)
         rows.append(replace(template[0], id=str(i), features=told, asked=asked, local=float(i % 2), cloud=1.0))
     return rows
@@ -324,7 +348,7 @@ def test_what_gate_1_sends_up_stays_in_the_promise(tmp_path: Path) -> None:
         logprobs = -rng.exponential(0.1 if hard or not gain else 0.8, 6).astype(np.float32)
         row = GradedRow(prompt, 0, 0, "", "It is 4.", TokenSignals(logprobs, -logprobs, np.ones(6, np.float32)))
         grades = (float(not gain), 1.0) if verdict.escalate else (None, None)
-        chance, told = verdict.propensity or 0.0, pack(vector(row, "cascade"))
+        chance, told = verdict.propensity or 0.0, pack(remembered(row))
         rows.append(
             Observation(
                 f"r{i}",
