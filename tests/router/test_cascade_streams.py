@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from cascade_bench import run, text_of, updraft_of
@@ -140,6 +141,39 @@ def test_a_hand_over_to_a_dead_cloud_goes_on_locally(bench: Any, cloud: FakeClou
             assert updraft_of(events)["route"] == "fallback"
             messages, params, continues = b.local.seen[-1]
             assert (messages[-1].text, params.max_tokens, continues) == ("one two three four", 1, True)
+
+    run(test())
+
+
+def test_an_answer_that_has_used_up_its_limit_is_not_handed_over(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(ScriptedGates(during_at=4), hold_tokens=2) as b:
+            _, events, done = await b.stream(max_tokens=4, stream_options={"include_usage": True})
+            assert done
+            assert text_of(events) == "one two three four"
+            assert [e["choices"][0]["finish_reason"] for e in events if e["choices"]][-1] == "length"
+            assert (updraft_of(events)["route"], events[-1]["usage"]["completion_tokens"]) == ("local", 4)
+            start = b.local.start
+            b.local.start = lambda messages, params, **more: start(messages, replace(params, max_tokens=None), **more)
+            b.local.fails_at, b.local.error = 3, EngineError("llama failed")
+            _, events, done = await b.stream(max_tokens=3)
+            assert (text_of(events), done) == ("one two three", True), "it failed where it would have ended"
+            assert (updraft_of(events)["route"], "max_tokens" in updraft_of(events)["reason"]) == ("local", True)
+        assert not cloud.requests
+
+    run(test())
+
+
+def test_a_hand_over_keeps_both_limits(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(ScriptedGates(during_at=4), hold_tokens=2) as b:
+            limits = {"max_tokens": 90, "max_completion_tokens": 6, "min_tokens": 6}
+            await b.stream(**limits)
+            cloud.mode = "500"
+            _, events, done = await b.stream(**limits)
+            assert (text_of(events), done) == (LOCAL_TEXT, True)
+        sent = cloud.requests[0]
+        assert [sent[name] for name in limits] == [2, 2, 2]
 
     run(test())
 
