@@ -47,6 +47,7 @@ def test_json_lines_with_signals(tmp_path: Path) -> None:
             '{"prompt": "p", "weak": 1, "strong": 1, "logprobs": [1], "entropies": [], "margins": []}',
             "one entry",
         ),
+        ("a.jsonl", '{"prompt": "p", "weak": 1, "strong": 1, "cloud_tokens": 1e308}', "must be a number of tokens"),
         ("a.txt", "prompt,weak,strong\np,1,1\n", "must end in"),
         ("a.csv.gz", "not gzip", "Cannot read"),
     ],
