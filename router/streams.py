@@ -171,7 +171,7 @@ async def _hand_over(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) 
     body |= {name: left.max_tokens for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None}
     body |= {"min_tokens": left.min_tokens} if body.get("min_tokens") is not None else {}
     try:
-        stream = await cascade.escalation.open(body, cascade.cloud_patience_s)
+        stream = await cascade.escalation.open(body, cascade.cloud_patience_s, begun=messages[-1].text)
     except CloudFailure as failure:
         cascade.record.fell_back(failure)
         try:

@@ -190,18 +190,23 @@ class CloudStream(Protocol):
 class CloudTier(Protocol):
     """An OpenAI-compatible endpoint. Bodies are decoded requests; all methods raise CloudFailure, nothing else.
 
-    `takes_prediction` turns false once the server has refused the `prediction` field.
+    `takes_prediction` turns false once the server has refused the `prediction` field. `continues`: whether it goes on
+    with an assistant's last message when told to; it turns false once the server has begun such a message anew.
     """
 
     @property
     def takes_prediction(self) -> bool: ...
+    @property
+    def continues(self) -> bool: ...
 
     async def complete(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         """The whole answer of a request that does not stream, checked to be one."""
         ...
 
-    async def open(self, path: str, body: dict[str, Any], *, timeout_s: float) -> CloudStream:
-        """A stream whose first piece of content has arrived."""
+    async def open(self, path: str, body: dict[str, Any], *, timeout_s: float, begun: str | None = None) -> CloudStream:
+        """A stream whose first piece of content has arrived. `begun`: the text of the last message, which it goes on
+        with: a stream that begins it anew fails, or is left without what it repeats.
+        """
         ...
 
     async def embed(self, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from cascade_bench import run, text_of, updraft_of
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates
 from updraft.protocol.errors import EngineError
@@ -127,6 +128,65 @@ def test_a_collapse_hands_the_streamed_text_over(bench: Any, cloud: FakeCloud) -
         assert sent["add_generation_prompt"] is False
         assert sent["max_tokens"] == 46
         assert "prediction" not in sent
+
+    run(test())
+
+
+def saying(*words: str) -> tuple[int, *tuple[bytes, ...]]:
+    """A cloud that streams these words, whatever it was told to go on with."""
+    deltas = [
+        ({"role": "assistant", "content": ""}, None),
+        *(({"content": word}, None) for word in words),
+        ({}, "stop"),
+    ]
+    chunks = ({"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]} for delta, reason in deltas)
+    return 200, *(f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks), b"data: [DONE]\n\n"
+
+
+SHOWN = "one two three four"
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "route", "goes_on"),
+    [
+        ((SHOWN, " cloud"), f"{SHOWN} cloud", "escalated", False),
+        (("\n\n", "one two", " three four cl", "oud"), f"{SHOWN} cloud", "escalated", False),
+        ((SHOWN,), SHOWN, "escalated", False),
+        (("one two", " three cloud", "s"), LOCAL_TEXT, "fallback", False),
+        (("one two three",), LOCAL_TEXT, "fallback", False),
+        ((" one", " two", " of a kind"), f"{SHOWN} one two of a kind", "escalated", True),
+        ((" one",), f"{SHOWN} one", "escalated", True),
+        (("",), SHOWN, "escalated", True),
+        ((" five",), f"{SHOWN} five", "escalated", True),
+    ],
+)
+def test_what_was_streamed_is_never_said_again(
+    bench: Any, cloud: FakeCloud, words: tuple[str, ...], text: str, route: str, goes_on: bool
+) -> None:
+    async def test() -> None:
+        cloud.says = saying(*words)
+        async with bench(ScriptedGates(during_at=4, after=True), hold_tokens=2) as b:
+            _, events, done = await b.stream()
+            assert (text_of(events), updraft_of(events)["route"], done) == (text, route, True)
+            assert ("anew" in updraft_of(events)["reason"]) == (route == "fallback")
+            cloud.says = None
+            _, events, _ = await b.stream()
+            after = f"{SHOWN} and the cloud goes on." if goes_on else CLOUD_TEXT
+            assert text_of(events) == after, "who began anew is handed no stream any more"
+
+    run(test())
+
+
+def test_a_cloud_that_is_not_said_to_continue_is_handed_no_stream(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(ScriptedGates(during_at=4, after=True), hold_tokens=2, cloud_continues=False) as b:
+            _, events, _ = await b.stream()
+            assert text_of(events) == CLOUD_TEXT
+            _, events, _ = await b.stream(updraft={"hold_tokens": 1})
+            assert text_of(events) == CLOUD_TEXT
+            _, events, _ = await b.stream("local")
+            assert text_of(events) == LOCAL_TEXT, "where nothing can go up a stream has nothing to wait for"
+        assert not any("continue_final_message" in sent for sent in cloud.requests)
 
     run(test())
 
