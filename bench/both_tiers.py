@@ -15,6 +15,7 @@ from ..protocol.errors import UpdraftError, UpstreamError
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
 from ..protocol.wire import WireRequest
+from ..router.tiers import CloudUsage
 from .questions import Prompt
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def _graded(question: Prompt, local: RunView, completion: dict[str, Any]) -> Gra
         weak, strong = grades(Said(local.answer, local.finish_reason), said)
     else:
         weak, strong = float(question.grade(local.answer)), float(question.grade(said.text))
-    usage = completion.get("usage") or {}
+    usage = CloudUsage.of(completion)
     return GradedRow(
         prompt=question.prompt,
         weak=weak,
@@ -120,6 +121,6 @@ def _graded(question: Prompt, local: RunView, completion: dict[str, Any]) -> Gra
         domain=question.kind,
         answer=local.answer,
         signals=TokenSignals(local.logprobs, local.entropies, local.margins),
-        cloud_read=usage.get("prompt_tokens"),
-        cloud_written=usage.get("completion_tokens"),
+        cloud_read=None if usage is None else usage.prompt_tokens,
+        cloud_written=None if usage is None else usage.completion_tokens,
     )

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from ..protocol.errors import InvalidRequestError
+from ..protocol.responses import MOST_TOKENS
 from .metrics import Bools, Floats
 from .views import Array
 
@@ -242,7 +243,7 @@ def _tokens(where: str, record: Mapping[str, Any], column: str) -> float | None:
         count = float(value)  # pyright: ignore[reportArgumentType]  # what is no number raises
     except (TypeError, ValueError, OverflowError):
         count = -1.0
-    if not 0 <= count < float("inf"):
+    if not 0 <= count <= MOST_TOKENS:
         raise InvalidRequestError(f"{where}: {column} must be a number of tokens, not {value!r}.")
     return count
 

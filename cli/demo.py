@@ -107,7 +107,7 @@ class _Demo:
         self.watch.say("Starting two cloud nodes and a gateway on this machine ...")
         with pocket_cloud(nodes=2, say=self.watch.say) as cloud:
             self.watch.say("Running: " + ", ".join(f"{name} (pid {pid})" for name, pid in cloud.pids.items()))
-            config = replace(config, cloud_url=cloud.base_url, cloud_api_key=cloud.api_key)
+            config = replace(config, cloud_url=cloud.base_url, cloud_api_key=cloud.api_key, cloud_continues=True)
             outcomes = run_legs(
                 config, _legs(questions, sample), self.watch, on_reply=lambda leg, done: self._attack(cloud, leg, done)
             )

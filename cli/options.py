@@ -148,4 +148,10 @@ def with_cloud(config: RouterConfig, say: Callable[[str], None], *, nodes: int =
     from .stack import pocket_cloud
 
     with signals_as_interrupts(), pocket_cloud(nodes=nodes, say=say) as cloud:
-        yield replace(config, cloud_url=cloud.base_url, cloud_api_key=cloud.api_key, cloud_model="pocket-large")
+        yield replace(
+            config,
+            cloud_url=cloud.base_url,
+            cloud_api_key=cloud.api_key,
+            cloud_model="pocket-large",
+            cloud_continues=True,
+        )

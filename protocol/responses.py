@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 from .structured import ToolCall
 
 FinishReason = Literal["stop", "length", "tool_calls"]
+MOST_TOKENS = 2**32  # of one request: no model reads a thousandth of it, so a server that counts more counts nothing
 
 
 class PromptTokensDetails(msgspec.Struct, kw_only=True):

@@ -328,17 +328,22 @@ class Cascade:
         self.decide(verdict)
         return State.CLOUD if verdict.escalate else otherwise
 
+    @property
+    def _hold(self) -> int | None:
+        """After how many tokens a stream begins while gates are ahead; None where no cloud could go on with it."""
+        return self.job.hold_tokens if self.escalation.may_hand_over else None
+
     def _stops_early(self, answer: LocalAnswer) -> bool:
         """Gate 2, once: at its token count, or before streaming starts if that is sooner."""
         if not self.ruling.open:
             return False
         at = self.gates.tokens
-        if self.job.stream and self.job.hold_tokens is not None:
-            at = min(at, self.job.hold_tokens)
+        if self.job.stream and self._hold is not None:
+            at = min(at, self._hold)
         if len(answer.tokens) != at:
             return False
         verdict = self.gates.during(self.chat.messages, answer, self.job.quality)
-        if verdict.escalate or self.job.hold_tokens is not None:
+        if verdict.escalate or self._hold is not None:
             self.decide(verdict)
         else:
             self.record.judged(verdict)
@@ -357,7 +362,7 @@ class Cascade:
 
         What is held to a form waits for all of them: no cloud could go on in the middle of it.
         """
-        hold = self.job.hold_tokens
+        hold = self._hold
         return self.job.stream and not self.job.structured and hold is not None and len(answer.tokens) >= hold
 
     def _is_graded_undrawn(self, answer: LocalAnswer, verdict: Verdict) -> bool:

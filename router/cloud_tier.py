@@ -23,6 +23,7 @@ from ..protocol.errors import (
     UpstreamError,
 )
 from .config import RouterConfig
+from .continuation import Continuation, Verdict
 from .loose import parsed, table, tables
 from .tiers import CloudFailure
 
@@ -40,6 +41,7 @@ class HttpCloudTier:
         key = config.cloud_api_key
         self._url = config.cloud_url
         self.takes_prediction = True
+        self.continues = config.cloud_continues
         self._client = httpx.AsyncClient(
             headers={"authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(config.cloud_timeout_s, connect=config.cloud_connect_timeout_s),
@@ -71,12 +73,16 @@ class HttpCloudTier:
         except httpx.HTTPError as error:
             raise _unreachable(error) from error
 
-    async def open(self, path: str, body: dict[str, Any], *, timeout_s: float) -> HttpCloudStream:
+    async def open(
+        self, path: str, body: dict[str, Any], *, timeout_s: float, begun: str | None = None
+    ) -> HttpCloudStream:
         try:
             async with asyncio.timeout(timeout_s):
                 stream = HttpCloudStream(await self._post(path, body), self._idle_timeout_s)
                 try:
                     await stream.wait_for_content()
+                    if begun is not None:
+                        self._check(await stream.go_on(begun))
                 except BaseException:
                     await stream.aclose()
                     raise
@@ -88,6 +94,16 @@ class HttpCloudTier:
 
     async def aclose(self) -> None:
         await self._client.aclose()
+
+    def _check(self, verdict: Verdict) -> None:
+        if verdict == "continues":
+            return
+        self.continues = False
+        log.warning(
+            "%s begins answers anew that it is to go on with: no stream is handed to it from here on", self._url
+        )
+        if verdict == "differs":
+            raise _nonsense("it began the answer anew instead of going on with it")
 
     async def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         """An open response with status 200. A server that seems to refuse `prediction` is asked again without; if that
@@ -141,6 +157,16 @@ class HttpCloudStream:
             raise _nonsense("its stream ended before any content")
         held.extend(self._ready)
         self._ready = held
+
+    async def go_on(self, begun: str) -> Verdict:
+        """Read until it is known whether this goes on with `begun`; what it repeats of that is left out."""
+        continuation = Continuation(begun)
+        verdict: Verdict = "unknown"
+        async for event in self:
+            if (verdict := continuation.take(event)) != "unknown":
+                break
+        self._ready = continuation.events + self._ready
+        return verdict
 
     def __aiter__(self) -> HttpCloudStream:
         return self

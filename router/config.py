@@ -24,7 +24,7 @@ from .privacy import Privacy
 class Middle:
     """One cloud between the device and the best one. `skip_above`: a P(gain) from which on it is not asked.
 
-    `price`: of its tokens, as in `prices.models`.
+    `price`: of its tokens, as in `prices.models`. `continues`: as `cloud_continues`.
     """
 
     url: str
@@ -32,6 +32,7 @@ class Middle:
     api_key: str | None = field(default=None, repr=False)
     price: Price | None = None
     skip_above: float | None = None
+    continues: bool = False
 
     def __post_init__(self) -> None:
         _check(bool(self.model), "middle.model", "the name of a model")
@@ -46,6 +47,8 @@ class RouterConfig:
     local: `"pocket"` (the model in the package), the path of a GGUF file, the name of a pulled model, or None for no
     local tier.
     cloud_url: an OpenAI-compatible base URL (`/v1` is added to a bare host), or None for no cloud tier.
+    cloud_continues: whether the cloud goes on with an assistant's last message (`continue_final_message`), as Updraft's
+    own, vLLM and SGLang do. Only then is a stream shown before it is judged: others would begin it anew.
     middle: smaller clouds to ask before that one, from the smallest up.
     quality, cloud_share, cost: the target, one of them at most (0.98 quality without any). `quality`: share of the
     cloud's quality to keep, in (0, 1]; `cloud_share`: at most this share of the requests goes up; `cost`: at most this
@@ -56,7 +59,8 @@ class RouterConfig:
     else the general policy with token confidence), `"none"` (token confidence), or a policy folder, which must have
     been calibrated for this pair unless `allow_foreign_policy` is set.
     confidence: without a policy, escalate when the geometric mean token probability falls below this.
-    hold_tokens: stream after this many local tokens; None holds the stream until the whole answer was judged.
+    hold_tokens: stream after this many local tokens, where `cloud_continues`; None holds the stream until the whole
+    answer was judged.
     race_above: start the cloud beside the device where P(gain) before generation is at least this (0: always); None:
     never.
     ledger: SQLite file with one row per request; None keeps none.
@@ -73,6 +77,7 @@ class RouterConfig:
     cloud_url: str | None = None
     cloud_api_key: str | None = field(default=None, repr=False)
     cloud_model: str = "pocket-large"
+    cloud_continues: bool = False
     middle: tuple[Middle, ...] = ()
     quality: float | None = None
     cloud_share: float | None = None

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from ..protocol.errors import BudgetExceededError, EngineError, RequestTimeoutError
+from ..protocol.errors import BudgetExceededError, EngineError, RequestTimeoutError, UpstreamError
 from .budget import NOTHING, Budget, Charge, expected_tokens
 from .gates import Verdict
 from .job import Job
@@ -190,18 +190,37 @@ class Escalation:
         self.record.counted(CloudUsage.of(completion))
         return CloudReply(completion)
 
-    async def open(self, body: dict[str, Any], patience_s: Callable[[], float]) -> CloudStream:
+    @property
+    def may_hand_over(self) -> bool:
+        """Whether a stream that has begun finds a cloud to go on with it: the best one, as others may be ruled out."""
+        cloud = self.shared.tiers.cloud
+        return cloud is not None and cloud.continues
+
+    async def open(
+        self, body: dict[str, Any], patience_s: Callable[[], float], *, begun: str | None = None
+    ) -> CloudStream:
+        """`begun`: the text of the last message, which the stream is to go on with."""
         options: dict[str, Any] = {**(body.get("stream_options") or {}), "include_usage": True}
         stream = await self._climb(
             {**body, "stream": True, "stream_options": options},
-            lambda tier, sent: tier.open("chat/completions", sent, timeout_s=patience_s()),
+            lambda tier, sent: tier.open("chat/completions", sent, timeout_s=patience_s(), begun=begun),
+            continuing=begun is not None,
         )
         self._stream, self._streaming = stream, time.monotonic()
         return stream
 
-    async def _climb(self, body: dict[str, Any], send: Callable[[CloudTier, dict[str, Any]], Awaitable[T]]) -> T:
-        """What the first cloud of the ladder answers that does. Raises CloudFailure if none does, or none may."""
-        ladder = self.ladder()
+    async def _climb(
+        self,
+        body: dict[str, Any],
+        send: Callable[[CloudTier, dict[str, Any]], Awaitable[T]],
+        *,
+        continuing: bool = False,
+    ) -> T:
+        """What the first cloud of the ladder answers that does. Raises CloudFailure if none does, or none may.
+
+        `continuing`: only those are asked that go on with a message.
+        """
+        ladder = [rung for rung in self.ladder() if rung.tier.continues or not continuing]
         for rung in ladder:
             sent = {**body, "model": rung.model}
             try:
@@ -214,7 +233,8 @@ class Escalation:
             else:
                 self.took_prediction = rung.tier.takes_prediction
                 return answer
-        raise EngineError("The ladder of clouds has no rung.")
+        cause = "none goes on with what was streamed"
+        raise CloudFailure(cause, UpstreamError(f"Of the clouds {cause}."), reached=False)
 
     async def aclose(self) -> None:
         """Stop what is still coming. Idempotent."""

@@ -186,7 +186,7 @@ class Learner:
         row = graded_run(view, signals=True)
         accepted = _accepted_share(record)
         local, cloud = _grades(seen, accepted)
-        asked = record.tier == "cloud"
+        counted = record.tier == "cloud" and record.cloud.prompt_tokens > 0  # else nobody told
         return Observation(
             id=record.request_id,
             pair=self._pair,
@@ -197,8 +197,8 @@ class Learner:
             local=local,
             cloud=cloud,
             accepted=accepted,
-            cloud_read=record.cloud.prompt_tokens if asked else None,
-            cloud_written=record.cloud.completion_tokens if asked else None,
+            cloud_read=record.cloud.prompt_tokens if counted else None,
+            cloud_written=record.cloud.completion_tokens if counted else None,
             answered_by=record.tier,
             features=pack(remembered(row)),
             drawn=int(verdict.drawn > 0),

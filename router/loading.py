@@ -35,6 +35,8 @@ async def load_tiers(config: RouterConfig) -> Tiers:
     Raises ModelLoadError or ConfigurationError.
     """
     cloud = None if config.cloud_url is None or config.offline else HttpCloudTier(config)
+    if cloud is not None and config.hold_tokens is not None and not cloud.continues:
+        log.warning("hold_tokens waits for cloud_continues: streams are held until they are judged")
     try:
         local, gates, missing = await _load_local(config)
     except BaseException:
@@ -49,7 +51,11 @@ def middle_rungs(config: RouterConfig) -> tuple[Rung, ...]:
     return tuple(
         Rung(
             each.model,
-            HttpCloudTier(replace(config, cloud_url=each.url, cloud_api_key=each.api_key, middle=())),
+            HttpCloudTier(
+                replace(
+                    config, cloud_url=each.url, cloud_api_key=each.api_key, cloud_continues=each.continues, middle=()
+                )
+            ),
             each.skip_above,
         )
         for each in config.middle

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from ..protocol.errors import ConfigurationError
 
+_MOST_USD = 1e9  # for a million tokens: sums of more end in infinity, and no budget comes back from there
+
 
 @dataclass(frozen=True, slots=True)
 class Price:
@@ -16,8 +18,10 @@ class Price:
 
     def __post_init__(self) -> None:
         for name, value in (("input", self.input), ("output", self.output)):
-            if not value >= 0:  # NaN fails every comparison, so it lands here too
-                raise ConfigurationError(f"prices: {name} must be 0 or more.", param="prices")
+            if not 0 <= value <= _MOST_USD:  # NaN fails every comparison, so it lands here too
+                raise ConfigurationError(
+                    f"prices: {name} must be 0 or more, and at most {_MOST_USD:g}.", param="prices"
+                )
 
     def of(self, prompt_tokens: int, completion_tokens: int) -> float:
         return (prompt_tokens * self.input + completion_tokens * self.output) / 1e6
@@ -38,8 +42,9 @@ class Prices:
 
     def __post_init__(self) -> None:
         for name in ("local_input", "local_output", "cloud_input", "cloud_output"):
-            if not getattr(self, name) >= 0:
-                raise ConfigurationError(f"prices.{name} must be 0 or more.", param=f"prices.{name}")
+            if not 0 <= getattr(self, name) <= _MOST_USD:
+                message = f"prices.{name} must be 0 or more, and at most {_MOST_USD:g}."
+                raise ConfigurationError(message, param=f"prices.{name}")
 
     def local(self, prompt_tokens: int, completion_tokens: int) -> float:
         return Price(self.local_input, self.local_output).of(prompt_tokens, completion_tokens)

@@ -6,13 +6,14 @@ Each is an async generator of SSE bytes. No cancel scope spans a `yield`, so a c
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from typing import Any
-
-import msgspec
 
 from ..protocol import sse
 from ..protocol.errors import EngineError, UpdraftError
+from ..protocol.requests import ChatRequest
 from ..protocol.responses import ChoiceLogprobs, Delta, FinishReason, Usage
+from ..protocol.sampling import SamplingParams
 from ..text.tool_stream import ToolCallStream
 from .answer import ChunkWriter, ShownTokens, token_logprobs
 from .cascade import Cascade
@@ -125,8 +126,11 @@ class _LocalText:
 
 
 def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
-    """Rolling gate 2: every `gates.tokens` tokens, look at the last ones."""
-    if not cascade.ruling.open or len(answer.tokens) % cascade.gates.tokens:
+    """Rolling gate 2: every `gates.tokens` tokens, look at the last ones. To an answer that has used up the caller's
+    limit nobody can add anything: it ends by itself.
+    """
+    spent = len(answer.tokens)
+    if not cascade.ruling.open or spent % cascade.gates.tokens or cascade.chat.sampling().max_tokens == spent:
         return False
     verdict = cascade.gates.during(cascade.chat.messages, answer, cascade.job.quality)
     if verdict.escalate:
@@ -160,13 +164,18 @@ async def _hand_over(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) 
         "continue_final_message": True,
         "add_generation_prompt": False,
     }
-    _shorten(body, len(answer.tokens))
+    left = _left(chat, len(answer.tokens))
+    if left is None:  # it failed where it would have ended
+        yield _cut_off(cascade, writer, answer)
+        return
+    body |= {name: left.max_tokens for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None}
+    body |= {"min_tokens": left.min_tokens} if body.get("min_tokens") is not None else {}
     try:
-        stream = await cascade.escalation.open(body, cascade.cloud_patience_s)
+        stream = await cascade.escalation.open(body, cascade.cloud_patience_s, begun=messages[-1].text)
     except CloudFailure as failure:
         cascade.record.fell_back(failure)
         try:
-            async for event in _carry_on(cascade, writer, answer):
+            async for event in _carry_on(cascade, writer, answer, left):
                 yield event
         except UpdraftError as error:
             raise StreamError(error) from error
@@ -189,20 +198,13 @@ async def _hand_over(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) 
     yield sse.DONE
 
 
-async def _carry_on(cascade: Cascade, writer: _LocalText, begun: LocalAnswer) -> AsyncGenerator[bytes]:
+async def _carry_on(
+    cascade: Cascade, writer: _LocalText, begun: LocalAnswer, left: SamplingParams
+) -> AsyncGenerator[bytes]:
     """Finish on the device what was begun there, whatever the gates think of it."""
     chat = cascade.chat
     messages = continued(chat.messages, writer.sent, continues=chat.continue_final_message)
-    limit = chat.sampling().max_tokens
-    spent = len(begun.tokens)
-    if limit is not None and spent >= limit:
-        usage = Usage.of(begun.prompt_tokens, spent) if cascade.job.include_usage else None
-        yield writer.chunks.finish("length", usage)
-        return
-    params = msgspec.structs.replace(
-        chat, max_completion_tokens=None, max_tokens=None if limit is None else limit - spent
-    ).sampling()
-    run = await cascade.continue_local(messages, params)
+    run = await cascade.continue_local(messages, left)
     tail = _LocalText(cascade, writer.chunks)
     async for token in run:
         if chunk := tail.token(token):
@@ -210,7 +212,8 @@ async def _carry_on(cascade: Cascade, writer: _LocalText, begun: LocalAnswer) ->
     if chunk := tail.rest(run.answer):
         yield chunk
     await cascade.stop_local()
-    usage = Usage.of(begun.prompt_tokens, spent + len(run.answer.tokens)) if cascade.job.include_usage else None
+    written = len(begun.tokens) + len(run.answer.tokens)
+    usage = Usage.of(begun.prompt_tokens, written) if cascade.job.include_usage else None
     yield writer.chunks.finish(tail.finish_reason, usage)
 
 
@@ -259,9 +262,18 @@ def _without_role(event: dict[str, Any]) -> dict[str, Any]:
     return {**event, "choices": choices}
 
 
-def _shorten(body: dict[str, Any], spent: int) -> None:
-    """What the device wrote counts against the caller's limit."""
-    for name in ("max_tokens", "max_completion_tokens"):
-        limit: Any = body.get(name)
-        if isinstance(limit, int):
-            body[name] = max(1, limit - spent)
+def _left(chat: ChatRequest, spent: int) -> SamplingParams | None:
+    """What the device wrote counts against the caller's limits; None if it has used them up."""
+    params = chat.sampling()
+    limit = None if params.max_tokens is None else params.max_tokens - spent
+    if limit is not None and limit <= 0:
+        return None
+    return replace(params, max_tokens=limit, min_tokens=max(0, params.min_tokens - spent))
+
+
+def _cut_off(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) -> bytes:
+    """The end of a stream that has reached the caller's limit."""
+    cascade.record.route = "local"
+    cascade.record.note = "nothing was left of max_tokens"
+    usage = Usage.of(answer.prompt_tokens, len(answer.tokens)) if cascade.job.include_usage else None
+    return writer.chunks.finish("length", usage)

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..protocol.errors import UpdraftError
 from ..protocol.requests import Message
-from ..protocol.responses import FinishReason
+from ..protocol.responses import MOST_TOKENS, FinishReason
 from ..protocol.sampling import SamplingParams
 from ..protocol.structured import Constraint, ToolUse
 from .loose import table
-
-_MOST_TOKENS = 2**32  # of one request; no model reads a thousandth of it
 
 if TYPE_CHECKING:
     import numpy as np
@@ -154,23 +152,27 @@ class CloudUsage:
 
     @staticmethod
     def of(body: dict[str, Any]) -> CloudUsage | None:
-        """From a completion or chunk; None if it carries no usage."""
+        """From a completion or chunk; None if it carries no usage, or one that cannot be: taken at its word it would
+        spend every budget, and of half of it nobody knows what it is worth.
+        """
         usage = table(body.get("usage"))
         if usage is None:
             return None
+        read, written = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+        if read is None or written is None:
+            return None
         details = table(usage.get("completion_tokens_details")) or {}
-        return CloudUsage(
-            prompt_tokens=_count(usage, "prompt_tokens"),
-            completion_tokens=_count(usage, "completion_tokens"),
-            accepted=_count(details, "accepted_prediction_tokens"),
-            rejected=_count(details, "rejected_prediction_tokens"),
-        )
+        accepted, rejected = (_count(details, f"{kind}_prediction_tokens") or 0 for kind in ("accepted", "rejected"))
+        return CloudUsage(read, written, accepted, rejected)
 
 
-def _count(counts: dict[str, Any], name: str) -> int:
-    """0, as where nothing was said, for what cannot be a count: taken at its word it would spend every budget."""
+def _count(counts: dict[str, Any], name: str) -> int | None:
+    """0 where nothing is said; None for what cannot be a count."""
     value: Any = counts.get(name)
-    return value if isinstance(value, int) and 0 <= value <= _MOST_TOKENS else 0
+    if value is None:
+        return 0
+    counted = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS
+    return value if counted else None
 
 
 class CloudStream(Protocol):
@@ -188,18 +190,23 @@ class CloudStream(Protocol):
 class CloudTier(Protocol):
     """An OpenAI-compatible endpoint. Bodies are decoded requests; all methods raise CloudFailure, nothing else.
 
-    `takes_prediction` turns false once the server has refused the `prediction` field.
+    `takes_prediction` turns false once the server has refused the `prediction` field. `continues`: whether it goes on
+    with an assistant's last message when told to; it turns false once the server has begun such a message anew.
     """
 
     @property
     def takes_prediction(self) -> bool: ...
+    @property
+    def continues(self) -> bool: ...
 
     async def complete(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         """The whole answer of a request that does not stream, checked to be one."""
         ...
 
-    async def open(self, path: str, body: dict[str, Any], *, timeout_s: float) -> CloudStream:
-        """A stream whose first piece of content has arrived."""
+    async def open(self, path: str, body: dict[str, Any], *, timeout_s: float, begun: str | None = None) -> CloudStream:
+        """A stream whose first piece of content has arrived. `begun`: the text of the last message, which it goes on
+        with: a stream that begins it anew fails, or is left without what it repeats.
+        """
         ...
 
     async def embed(self, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:

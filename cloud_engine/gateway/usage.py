@@ -6,11 +6,14 @@ Nothing within a stream is decoded: quotes inside of texts are escaped, so that 
 from __future__ import annotations
 
 import re
+from typing import Annotated
 
 import msgspec
 
+from ...protocol.responses import MOST_TOKENS
 from .metering import UsageRow
 
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
 _NO_USAGE = b',"usage":null'  # on every chunk but the last, where usage was asked for
 _RUNNING = re.compile(rb',\s?"usage":\s?(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 _NO_CHOICES = re.compile(rb'"choices":\s?\[\]')
@@ -29,13 +32,13 @@ class StreamOptions(msgspec.Struct):
 
 
 class _Details(msgspec.Struct):
-    accepted_prediction_tokens: int | None = 0
-    rejected_prediction_tokens: int | None = 0
+    accepted_prediction_tokens: _Count | None = 0
+    rejected_prediction_tokens: _Count | None = 0
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: _Count = 0
+    completion_tokens: _Count = 0
     completion_tokens_details: _Details | None = None
 
 
@@ -90,7 +93,7 @@ def asking_for_usage(body: bytes, *, running: bool) -> bytes:
 
 
 def read_usage(payload: bytes, row: UsageRow) -> bool:
-    """Note the usage in `payload`; False if there is none."""
+    """Note the usage in `payload`; False if there is none, or one that cannot be."""
     try:
         usage = msgspec.json.decode(payload, type=_UsagePeek).usage
     except msgspec.DecodeError:  # not ours to judge: the client gets it as it is

@@ -42,3 +42,15 @@ def test_the_cloud_is_asked_within_the_limits_and_on_the_books(cloud: FakeCloud,
     ledger = Ledger(tmp_path / "ledger.sqlite3")
     assert sorted((row.status, row.cloud_tokens) for row in ledger.rows()) == [(200, 4), (200, 4), (400, 0), (429, 0)]
     ledger.close()
+
+
+def test_counts_that_cannot_be_are_not_in_the_rows(cloud: FakeCloud, tmp_path: Path) -> None:
+    """A policy for a cost would count with them."""
+    pytest.importorskip("llama_cpp")
+    message = '{"index": 0, "message": {"role": "assistant", "content": "4"}, "finish_reason": "stop"}'
+    usage = '{"prompt_tokens": 1e308, "completion_tokens": 1e308}'
+    cloud.says = (200, f'{{"choices": [{message}], "usage": {usage}}}'.encode())
+    config = RouterConfig(cloud_url=cloud.url, ledger=tmp_path / "ledger.sqlite3")
+    with open_local(config) as engine:
+        live = asyncio.run(ask_both(config, engine, [Prompt("p", "file", SAID[0])], concurrency=1))
+    assert [(row.cloud_read, row.cloud_written) for row in live.rows] == [(None, None)]

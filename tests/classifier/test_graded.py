@@ -118,6 +118,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path, name: st
         ),
         ("a.csv", "prompt,weak,strong,weak\np,1,0,0\n", "'weak' names more than one column"),
         ("a.jsonl", f'{{"prompt": "p", "weak": 1, "strong": {"9" * 400}}}', "strong must be a score|out of range"),
+        ("a.jsonl", '{"prompt": "p", "weak": 1, "strong": 1, "cloud_tokens": 1e308}', "must be a number of tokens"),
         ("a.txt", "prompt,weak,strong\np,1,1\n", "must end in"),
         ("a.csv.gz", "not gzip", "Cannot read"),
     ],

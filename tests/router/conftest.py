@@ -22,7 +22,13 @@ def bench(cloud: FakeCloud, tmp_path: Path) -> Callable[..., Any]:
     @asynccontextmanager
     async def make(gates: ScriptedGates | None = None, *, has_local: bool = True, **settings: Any) -> Any:
         config = RouterConfig(
-            **{"cloud_url": cloud.url, "ledger": tmp_path / "ledger.sqlite3", "cloud_timeout_s": 5.0} | settings
+            **{
+                "cloud_url": cloud.url,
+                "ledger": tmp_path / "ledger.sqlite3",
+                "cloud_timeout_s": 5.0,
+                "cloud_continues": True,
+            }
+            | settings
         )
         local = ScriptedLocal()
         router = Router(config, tiers(local if has_local else None, config, gates))

@@ -78,7 +78,7 @@ def client(node: str, gates: ScriptedGates) -> Iterator[updraft.OpenAI]:
         engine = LocalEngine.load(WEIGHTS / "pocket-small.gguf", LocalOptions(tool_parser="hermes", model_id="device"))
         return Tiers(EngineLocalTier(engine), HttpCloudTier(config), gates)
 
-    config = RouterConfig(cloud_url=f"{node}/v1", cloud_model="pocket-small", hold_tokens=2)
+    config = RouterConfig(cloud_url=f"{node}/v1", cloud_model="pocket-small", hold_tokens=2, cloud_continues=True)
     with updraft.OpenAI(config=config, max_retries=0) as client:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("updraft.router.router.load_tiers", load)

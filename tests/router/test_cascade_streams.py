@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
+import pytest
 from cascade_bench import run, text_of, updraft_of
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates
 from updraft.protocol.errors import EngineError
@@ -130,6 +132,65 @@ def test_a_collapse_hands_the_streamed_text_over(bench: Any, cloud: FakeCloud) -
     run(test())
 
 
+def saying(*words: str) -> tuple[int, *tuple[bytes, ...]]:
+    """A cloud that streams these words, whatever it was told to go on with."""
+    deltas = [
+        ({"role": "assistant", "content": ""}, None),
+        *(({"content": word}, None) for word in words),
+        ({}, "stop"),
+    ]
+    chunks = ({"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]} for delta, reason in deltas)
+    return 200, *(f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks), b"data: [DONE]\n\n"
+
+
+SHOWN = "one two three four"
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "route", "goes_on"),
+    [
+        ((SHOWN, " cloud"), f"{SHOWN} cloud", "escalated", False),
+        (("\n\n", "one two", " three four cl", "oud"), f"{SHOWN} cloud", "escalated", False),
+        ((SHOWN,), SHOWN, "escalated", False),
+        (("one two", " three cloud", "s"), LOCAL_TEXT, "fallback", False),
+        (("one two three",), LOCAL_TEXT, "fallback", False),
+        ((" one", " two", " of a kind"), f"{SHOWN} one two of a kind", "escalated", True),
+        ((" one",), f"{SHOWN} one", "escalated", True),
+        (("",), SHOWN, "escalated", True),
+        ((" five",), f"{SHOWN} five", "escalated", True),
+    ],
+)
+def test_what_was_streamed_is_never_said_again(
+    bench: Any, cloud: FakeCloud, words: tuple[str, ...], text: str, route: str, goes_on: bool
+) -> None:
+    async def test() -> None:
+        cloud.says = saying(*words)
+        async with bench(ScriptedGates(during_at=4, after=True), hold_tokens=2) as b:
+            _, events, done = await b.stream()
+            assert (text_of(events), updraft_of(events)["route"], done) == (text, route, True)
+            assert ("anew" in updraft_of(events)["reason"]) == (route == "fallback")
+            cloud.says = None
+            _, events, _ = await b.stream()
+            after = f"{SHOWN} and the cloud goes on." if goes_on else CLOUD_TEXT
+            assert text_of(events) == after, "who began anew is handed no stream any more"
+
+    run(test())
+
+
+def test_a_cloud_that_is_not_said_to_continue_is_handed_no_stream(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(ScriptedGates(during_at=4, after=True), hold_tokens=2, cloud_continues=False) as b:
+            _, events, _ = await b.stream()
+            assert text_of(events) == CLOUD_TEXT
+            _, events, _ = await b.stream(updraft={"hold_tokens": 1})
+            assert text_of(events) == CLOUD_TEXT
+            _, events, _ = await b.stream("local")
+            assert text_of(events) == LOCAL_TEXT, "where nothing can go up a stream has nothing to wait for"
+        assert not any("continue_final_message" in sent for sent in cloud.requests)
+
+    run(test())
+
+
 def test_a_hand_over_to_a_dead_cloud_goes_on_locally(bench: Any, cloud: FakeCloud) -> None:
     async def test() -> None:
         cloud.mode = "500"
@@ -140,6 +201,39 @@ def test_a_hand_over_to_a_dead_cloud_goes_on_locally(bench: Any, cloud: FakeClou
             assert updraft_of(events)["route"] == "fallback"
             messages, params, continues = b.local.seen[-1]
             assert (messages[-1].text, params.max_tokens, continues) == ("one two three four", 1, True)
+
+    run(test())
+
+
+def test_an_answer_that_has_used_up_its_limit_is_not_handed_over(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(ScriptedGates(during_at=4), hold_tokens=2) as b:
+            _, events, done = await b.stream(max_tokens=4, stream_options={"include_usage": True})
+            assert done
+            assert text_of(events) == "one two three four"
+            assert [e["choices"][0]["finish_reason"] for e in events if e["choices"]][-1] == "length"
+            assert (updraft_of(events)["route"], events[-1]["usage"]["completion_tokens"]) == ("local", 4)
+            start = b.local.start
+            b.local.start = lambda messages, params, **more: start(messages, replace(params, max_tokens=None), **more)
+            b.local.fails_at, b.local.error = 3, EngineError("llama failed")
+            _, events, done = await b.stream(max_tokens=3)
+            assert (text_of(events), done) == ("one two three", True), "it failed where it would have ended"
+            assert (updraft_of(events)["route"], "max_tokens" in updraft_of(events)["reason"]) == ("local", True)
+        assert not cloud.requests
+
+    run(test())
+
+
+def test_a_hand_over_keeps_both_limits(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(ScriptedGates(during_at=4), hold_tokens=2) as b:
+            limits = {"max_tokens": 90, "max_completion_tokens": 6, "min_tokens": 6}
+            await b.stream(**limits)
+            cloud.mode = "500"
+            _, events, done = await b.stream(**limits)
+            assert (text_of(events), done) == (LOCAL_TEXT, True)
+        sent = cloud.requests[0]
+        assert [sent[name] for name in limits] == [2, 2, 2]
 
     run(test())
 

@@ -111,6 +111,8 @@ def test_home_moves_file_and_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("[prices]\ncloud_input = -1", {}, {}, "prices.cloud_input"),
         ("[prices.models.m]\nin = 1", {}, {}, "Unknown setting in in prices.models.m"),
         ("[prices.models.m]\ninput = -1", {}, {}, "prices: input must be 0 or more"),
+        ("[prices]\ncloud_input = inf", {}, {}, "prices.cloud_input must be 0 or more, and at most 1e.09"),
+        ("[prices.models.m]\noutput = 1e300", {}, {}, "prices: output must be 0 or more, and at most 1e.09"),
         ("[budget]\neur = 1", {}, {}, "Unknown setting eur in budget in"),
         ("[budget]\nusd = -1", {}, {}, "budget: usd must be 0 or more"),
         ("middle = 5", {}, {}, "must be a list of tables"),

@@ -115,11 +115,16 @@ def test_what_says_something_is_an_answer(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_counts_that_cannot_be_are_no_counts(bench: Any, cloud: FakeCloud, stream: bool) -> None:
+@pytest.mark.parametrize(
+    ("read", "written"), [(10**19, 10**30), (1e308, 1e308), (5, 1e308), (5, 10**19), (5, -1), (-5, 5), (True, 5)]
+)
+def test_counts_that_cannot_be_are_no_counts(
+    bench: Any, cloud: FakeCloud, stream: bool, read: Any, written: Any
+) -> None:
     """The row is kept, and the budget loses what was reserved, not what was claimed."""
 
     async def test() -> None:
-        usage = {"prompt_tokens": 10**19, "completion_tokens": 10**30}
+        usage = {"prompt_tokens": read, "completion_tokens": written}
         chunks = events(piece({"content": "x"}, usage=usage), piece({}, "stop"), b"[DONE]")
         cloud.says = (200, chunks if stream else whole(SAID, usage=usage))
         async with bench(budget=Limits(cloud_tokens=10_000)) as b:

@@ -96,11 +96,12 @@ def test_a_cloud_that_is_named_is_the_one_that_is_asked(bench: Any, cloud: FakeC
 def test_a_live_answer_is_handed_over_to_the_lowest_that_works(bench: Any, cloud: FakeCloud, medium: FakeCloud) -> None:
     async def test() -> None:
         medium.mode = "garbage-stream"
-        async with bench(ScriptedGates(during_at=4), hold_tokens=2, **settings(medium)) as b:
-            _, events, done = await b.stream()
-            assert done
-            assert text_of(events) == "one two three four and the cloud goes on."
-        assert (len(medium.requests), len(cloud.requests)) == (1, 1)
+        for continues in (True, False):
+            async with bench(ScriptedGates(during_at=4), hold_tokens=2, **settings(medium, continues=continues)) as b:
+                _, events, done = await b.stream()
+                assert done
+                assert text_of(events) == "one two three four and the cloud goes on."
+        assert (len(medium.requests), len(cloud.requests)) == (1, 2), "only one that continues is asked to"
 
     run(test())
 

@@ -352,7 +352,7 @@ def test_the_draw_knows_nothing_of_the_request(cloud: FakeCloud, tmp_path: Path)
     "unlearned",
     [
         {"middle": True},  # what goes to a smaller cloud is no label
-        {"hold_tokens": 1, "asks": {"stream": True}},  # what is streamed before gate 3 has judged it does not go up
+        {"hold_tokens": 1, "cloud_continues": True, "asks": {"stream": True}},  # what is streamed before does not go up
     ],
 )
 def test_what_only_the_coin_grades_has_the_coins_chance(
@@ -371,8 +371,12 @@ def test_what_only_the_coin_grades_has_the_coins_chance(
     "learned",
     [
         {"middle": True},  # gate 3 is surer than what the smaller cloud is asked for
-        {"hold_tokens": 7, "asks": {"stream": True}},  # the answer was at its end before
-        {"hold_tokens": 1, "asks": {"stream": True, "response_format": {"type": "json_object"}}},  # it is held
+        {"hold_tokens": 7, "cloud_continues": True, "asks": {"stream": True}},  # the answer was at its end before
+        {
+            "hold_tokens": 1,
+            "cloud_continues": True,
+            "asks": {"stream": True, "response_format": {"type": "json_object"}},
+        },  # it is held
     ],
 )
 def test_what_gate_3_has_graded_anyway_is_certain(cloud: FakeCloud, tmp_path: Path, learned: dict[str, Any]) -> None:
@@ -502,7 +506,9 @@ def test_a_policy_that_promises_nothing_has_no_alarm(
 def test_a_stream_that_was_drawn_is_held_until_all_gates_have_seen_it(cloud: FakeCloud, tmp_path: Path) -> None:
     async def run(gates: LearningGates) -> bytes:
         file = tmp_path / "experience.sqlite3"
-        config = RouterConfig(cloud_url=cloud.url, cloud_model="large", experience=file, hold_tokens=1)
+        config = RouterConfig(
+            cloud_url=cloud.url, cloud_model="large", experience=file, hold_tokens=1, cloud_continues=True
+        )
         router = Router(config, tiers(ScriptedLocal(), config, gates))
         body = {"model": "auto", "stream": True, "messages": [{"role": "user", "content": "2 + 2?"}]}
         try:

@@ -23,6 +23,9 @@ from updraft.router.privacy import BUILTIN, Privacy, PrivacyRules
 from updraft.router.router import Router
 
 ALL = Privacy(builtin=tuple(BUILTIN))
+CARD = "4111111111111111"
+MARKS = [*map(chr, (0xFE0F, 0xFE00, 0x180B, 0x180F, 0xE0100, 0xE0020, 0x34F, 0x115F, 0x1160, 0x3164, 0xFFA0, 0x17B4)),
+         *"\x01\x7f\x00\x1b\x9f\u2060", "\ufe0f\u20e3"]  # fmt: skip
 
 TRIED: list[str] = []  # what a forbidden socket was asked for; audit hooks cannot be taken off again
 FORBIDDEN: list[bool] = []
@@ -69,6 +72,29 @@ def no_sockets() -> Iterator[list[str]]:
         ("phone", "call\u200b030/90182000"),
         ("iban", "it is DE89 3704 0044 0532 0130 00 and thank you"),
         ("iban", "gb82west12345698765432"),
+        ("iban", "DE89 3704 0044\n0532 0130 00"),
+        ("iban", "DE89\t3704\t0044\t0532\t0130\t00"),
+        ("iban", "DE89  3704  0044  0532  0130  00"),
+        ("iban", "it is DE89-3704-0044-0532-0130-00."),
+        ("iban", "DE89.3704.0044.0532.0130.00"),
+        ("iban", "IBANDE89370400440532013000"),
+        ("iban", "room AB12 IBAN DE89 3704 0044 0532 0130 00"),
+        ("credit_card", " ".join(CARD)),
+        ("credit_card", "it is " + "-".join(CARD) + ", valid"),
+        ("credit_card", "4 1 1 1  1 1 1 1  1 1 1 1  1 1 1 1"),
+        ("credit_card", "41 11 11 11 11 11 11 11"),
+        ("credit_card", "37 82 82 24 63 10 00 5"),
+        ("credit_card", "4111 1111  1111 1111"),
+        ("credit_card", "41111  111 1111\t1111"),
+        ("email", '"john doe"@example.com'),
+        ("email", "joe@[192.168.0.1]"),
+        ("email", "joe@example\u3002com"),
+        ("email", "joe\\\\u0040example.com, and so on"),
+        ("email", "https://x.example/?mail=joe%40example.com"),
+        ("email", "joe&#64;example.com or joe&#x40;example.com"),
+        ("credit_card", "\\ud835\\udfd2" + CARD[1:]),
+        *(("credit_card", mark.join(CARD)) for mark in MARKS),
+        *(("email", f"joe{mark}@{mark}example.com") for mark in MARKS),
         ("phone", "call +49 (30) 901820-0"),
         ("phone", "(212) 555-0123"),
         ("phone", "030/90182000"),
@@ -92,6 +118,14 @@ def test_what_is_found(rule: str, text: str) -> None:
         "4111\n1111\n1111\n1111\n5105\n1051\n0510\n5100",
         "0.1712345678, 01.02.2024, 05.2024, 0.05.12345 \u2013 and 1990\u20132024",
         "4111.1111.1111.1112, 4111  1111  1111",
+        "4 1 1 1\n1 1 1 1\n1 1 1 1\n1 1 1 1",
+        " ".join(CARD) + "\n" + " ".join(CARD),
+        "41 11 11 11 11 11 11 11 11",
+        "411 111 111 111 111 1",
+        "2011-03-04 - 2024-05-16, 4111\t1111\n1111\t1111",
+        "in AB12\nwe saw. the-fox in AB13 and then it left the room as it had come",
+        "say \"a\"@once or '@app.route'",
+        "C:\\new\\u0041 100% &#9; &#99999999; \\ud800 {",
         "version 1.2.3-4, 192.168.100.200:8080, $1,234,567.89",
         "",
     ],
@@ -124,6 +158,14 @@ def test_any_text_can_be_searched(text: str) -> None:
         "a@" * 5 * 10**5,
         "4111.1111." * 10**5,
         "1\u00ad\u2013" * 10**5,
+        "1\ufe0f" * 5 * 10**5,
+        "4 1 1 1 1 1 1 1 1 1 1 1 1 1 1 2, " * 3 * 10**4,
+        "4111  " * 10**5,
+        "AA11-\n" * 3 * 10**4,
+        "\\" * 10**6,
+        "%31" * 3 * 10**5,
+        '"a"@' * 10**5,
+        "[" * 10**6,
     ],
 )
 def test_no_pattern_hangs(text: str) -> None:
@@ -243,15 +285,14 @@ def test_a_match_keeps_the_request_here_and_names_the_rule_only(
     run(test())
 
 
-CARD = 4111111111111111
 CALL = {"type": "function", "function": {"name": "pay", "arguments": '{"card": "\\u0034111111111111111"}'}}
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        {"tools": [{"function": {"parameters": {"properties": {"card": {"type": "integer", "default": CARD}}}}}]},
-        {"tools": [{"function": {"parameters": {"properties": {"card": {"examples": [1, float(CARD)]}}}}}]},
+        {"tools": [{"function": {"parameters": {"properties": {"card": {"type": "integer", "default": int(CARD)}}}}}]},
+        {"tools": [{"function": {"parameters": {"properties": {"card": {"examples": [1, float(int(CARD))]}}}}}]},
         {"messages": [{"role": "assistant", "content": None, "tool_calls": [CALL]}]},
     ],
 )
@@ -259,12 +300,55 @@ def test_numbers_and_arguments_are_text_too(body: dict[str, Any]) -> None:
     assert run_match(body) == "credit_card"
 
 
+def test_a_megabyte_of_single_digits_takes_less_than_a_second() -> None:
+    rules = PrivacyRules(ALL)
+    began = time.process_time()
+    for gap in " -":
+        assert rules.search(f"1{gap}" * 5 * 10**5) is None
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"mail": "joe@example.com"},
+        {"card": "4111\u00a01111\u00a01111\u00a01111"},
+        {"card": "\uff14" + CARD[1:]},
+        {"iban": "DE89\n3704\n0044\n0532\n0130\n00"},
+        {"card": float(int(CARD))},
+        {"key": "-----BEGIN PRIVATE KEY-----\nabc"},
+    ],
+)
+@pytest.mark.parametrize("role", ["tool", "user"])
+def test_what_is_written_as_json_is_read_as_what_it_says(role: str, said: dict[str, Any]) -> None:
+    escaped = json.dumps(said).replace("@", "\\u0040")
+    for text in (escaped, json.dumps(escaped), json.dumps({"result": escaped}), f"It says:\n{json.dumps(escaped)}\n."):
+        if not isinstance(said.get("card"), float) or text.startswith("{"):
+            assert run_match(conversation((role, text))) is not None, text
+            parts = [{"type": "text", "text": each} for each in (text[:15], text[15:])]
+            assert run_match({"messages": [{"role": role, "content": parts}]}) is not None, text
+
+
+def test_patterns_mean_each_string_of_some_json() -> None:
+    rules = PrivacyRules(Privacy(patterns={"mine": "^secret"}))
+    assert asyncio.run(rules.match(conversation(("tool", '{"a": "\\u0073ecret"}')))) == "mine"
+    assert asyncio.run(rules.match(conversation(("tool", '{"a": "no secret"}')))) is None
+
+
+def test_json_in_json_can_be_deep() -> None:
+    text = "[" * 900 + "1" + "]" * 900
+    for _ in range(5):
+        text = "[" * 900 + json.dumps(text) + "]" * 900
+    assert run_match(conversation(("user", text))) is None
+    assert run_match(conversation(("user", text.replace("1", f'"{CARD}"')))) == "credit_card"
+
+
 @pytest.mark.parametrize(
     "body",
     [
         {"input": [[4111, 1111, 1111, 1111]]},
         {"messages": [{"role": "user", "content": "4111 1111"}, {"content": "1111 1111"}]},
-        {"tools": [{"arguments": "{nonsense"}, {"arguments": "[" * 5000}, 10**300], "seed": CARD, "top_p": 1e308},
+        {"tools": [{"arguments": "{nonsense"}, {"arguments": "[" * 5000}, 10**300], "seed": int(CARD), "top_p": 1e308},
     ],
 )
 def test_what_stands_apart_is_not_read_as_one(body: dict[str, Any]) -> None:

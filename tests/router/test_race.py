@@ -75,6 +75,7 @@ class Clinging:
     """A cloud that never answers, and takes its time to be stopped."""
 
     takes_prediction = True
+    continues = True
 
     async def complete(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         try:

@@ -88,3 +88,11 @@ def test_only_who_knows_it_is_asked_for_running_usage() -> None:
     assert asked["stream_options"] == {"include_usage": True, "other": [1]}
     for body in (b'{"model":"m","stream_options":null}', b'{"model":"m"}'):
         assert msgspec.json.decode(asking_for_usage(body, running=False))["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize("count", [1e308, 10**19, 2**63, -1])
+def test_counts_that_cannot_be_are_not_metered(count: Any) -> None:
+    """The table could not even hold them, and with them every row that waits would be lost."""
+    usage = {"prompt_tokens": 7, "completion_tokens": count}
+    assert metered([event(), event(), last(usage)], StreamOptions(), running=False)[0].completion_tokens == 2
+    assert metered([event(usage), event(usage)], StreamOptions(), running=True)[0].prompt_tokens == 0
