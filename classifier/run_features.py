@@ -148,7 +148,8 @@ class _Places:
 
 @lru_cache(maxsize=1024)
 def _places(n: int) -> _Places:
-    exact = np.array(_LEVELS) * (n - 1)
+    exact: Series = np.array(_LEVELS, np.float64) * (n - 1)
     below = exact.astype(np.intp)
+    part: Series = exact - below.astype(np.float64)
     time = np.linspace(-0.5, 0.5, n) if n > 1 else np.zeros(1)
-    return _Places(below, np.minimum(below + 1, n - 1), exact - below, time, max(float(time @ time), 1e-9))
+    return _Places(below, np.minimum(below + 1, n - 1), part, time, max(float(time @ time), 1e-9))

@@ -18,12 +18,15 @@ class Continuation:
     """The first events of a stream that is to go on with `begun`. `take()` each until the verdict is known.
 
     "repeats": it says all of `begun` again, which is taken out of the events. "differs": it begins `begun` again, and
-    then says something else.
+    then says something else. A short text, or one that says its own beginning again ("0, 0, 0, 0, "), tells nothing:
+    what goes on with it may look the same.
     """
 
     def __init__(self, begun: str) -> None:
         self.events: deque[Event] = deque()
         self._begun = begun.lstrip()
+        start = self._begun[:_ALIKE]
+        self._tells = len(start) == _ALIKE and start not in self._begun[1:]
         self._said = ""
 
     def take(self, event: Event) -> Verdict:
@@ -37,11 +40,13 @@ class Continuation:
 
     def _verdict(self, *, ended: bool) -> Verdict:
         said, begun = self._said, self._begun
-        if begun and said.startswith(begun):
+        if not self._tells:
+            return "continues"
+        if said.startswith(begun):
             return "repeats"
         if begun.startswith(said) and not ended:
             return "unknown"
-        return "differs" if min(len(said), len(begun)) >= _ALIKE and said[:_ALIKE] == begun[:_ALIKE] else "continues"
+        return "differs" if said[:_ALIKE] == begun[:_ALIKE] else "continues"
 
 
 def _text(choice: dict[str, Any]) -> str:
