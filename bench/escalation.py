@@ -56,6 +56,7 @@ class Comparing:
     """
 
     takes_prediction = True
+    continues = False  # nothing is streamed here
 
     def __init__(self, cloud: CloudTier, rounds: int) -> None:
         self.escalations: list[Escalation] = []
@@ -80,8 +81,8 @@ class Comparing:
         self.escalations.append(escalation)
         return answer
 
-    async def open(self, path: str, body: dict[str, Any], *, timeout_s: float) -> CloudStream:
-        return await self._cloud.open(path, body, timeout_s=timeout_s)
+    async def open(self, path: str, body: dict[str, Any], *, timeout_s: float, begun: str | None = None) -> CloudStream:
+        return await self._cloud.open(path, body, timeout_s=timeout_s, begun=begun)
 
     async def embed(self, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         return await self._cloud.embed(body, timeout_s=timeout_s)
