@@ -20,7 +20,7 @@ from ..classifier.text_router import TextRouter
 from ..classifier.text_rows import Answered, Mode, featurise, vector
 from .statistics import percentile
 
-__all__ = ["NOISES", "in_use", "unchanged"]
+__all__ = ["NOISES", "in_use", "long_prompts", "timed", "unchanged"]
 
 _CHARS = 2_000
 _TOKEN = 4  # characters
@@ -123,15 +123,32 @@ def _decision_ms(gate: TextGate, rows: Sequence[GradedRow], mode: Mode) -> dict[
     have the answer's lines but for the last, as they came. `cpu_`: the processor's time, which leaves out what other
     processes on the machine took in between.
     """
-    text = "\n".join(row.prompt for row in rows[:200])
-    starts = range(0, max(1, len(text) - _CHARS), 97)
-    prompts = [(text[start:] * (1 + _CHARS // max(1, len(text) - start)))[:_CHARS] for start in starts]
-    taken: Floats = np.zeros((2, _DECISIONS))
-    for i in range(_DECISIONS):
+    prompts = long_prompts([row.prompt for row in rows[:200]])
+
+    def prepared(i: int) -> Callable[[], object]:
         row = replace(rows[i % len(rows)], prompt=prompts[i % len(prompts)])
         ahead = _Ahead.of(gate, row) if mode == "cascade" else None
+        return lambda: _decide(gate, row, mode, ahead)
+
+    return timed(prepared)
+
+
+def long_prompts(prompts: Sequence[str]) -> list[str]:
+    """Prompts of 2,000 characters, cut from these laid end to end."""
+    text = "\n".join(prompts)
+    starts = range(0, max(1, len(text) - _CHARS), 97)
+    return [(text[start:] * (1 + _CHARS // max(1, len(text) - start)))[:_CHARS] for start in starts]
+
+
+def timed(prepared: Callable[[int], Callable[[], object]]) -> dict[str, float | None]:
+    """Milliseconds that a thousand decisions take, the first hundred left out. `prepared(i)` is the i-th of them, all
+    done that need not wait for it.
+    """
+    taken: Floats = np.zeros((2, _DECISIONS))
+    for i in range(_DECISIONS):
+        decide = prepared(i)
         started = time.perf_counter_ns(), time.thread_time_ns()
-        _decide(gate, row, mode, ahead)
+        decide()
         taken[:, i] = time.perf_counter_ns() - started[0], time.thread_time_ns() - started[1]
     wall, cpu = (1e-6 * taken[:, _DECISIONS // 10 :]).tolist()
     quantiles = {"p50": 50, "p99": 99}

@@ -151,6 +151,25 @@ def engine(
 
 
 @app.command()
+def gates(
+    tasks: Annotated[int, typer.Option(min=50, max=2_000, help="Held-out pocket tasks in a draw.")] = 2_000,
+    draws: Annotated[int, typer.Option(min=1, help="How often as many are drawn.")] = 1,
+    json_path: options.Json = None,
+) -> None:
+    """The packaged pair's gates: ranking, calibration error, what noise leaves of decisions, and how long one takes.
+
+    \b
+    Example
+      updraft bench gates --draws 4 --json out/gates.json
+    """
+    from ..bench.gates import measure
+    from ..bench.report import Report
+
+    figures = measure(tasks, draws, lambda line: typer.secho(line, dim=True, err=True))
+    show(Report.of({"bench": "gates", "tasks": tasks, "draws": draws}, figures), json_path)
+
+
+@app.command()
 def router(
     data: Annotated[Path, typer.Option(help="Graded prompts, .csv or .jsonl (.gz): prompt, weak, strong.")],
     test: Annotated[Path | None, typer.Option(help="Score these rows instead of cross-validating.")] = None,

@@ -1,0 +1,86 @@
+"""How the packaged gates do on held-out tasks: ranking, honesty, what noise leaves of decisions, and their time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..classifier.evaluate import SINGLE_SIGNALS, is_wrong, single_signal
+from ..classifier.features import GATES
+from ..classifier.metrics import auroc, ece, ece_by_chance
+from ..classifier.outcomes import Outcome
+from ..classifier.policy import Policy
+from ..classifier.views import PromptView
+from ..embedded import pocket
+from ..embedded.collect import collect
+from ..embedded.policy import shipped_probabilities
+from ..embedded.tasks import make_tasks
+from .router_in_use import NOISES, long_prompts, timed
+
+__all__ = ["measure"]
+
+_QUALITIES = (0.9, 0.95, 0.98)
+_NOISY = 500
+_LINE = 4  # characters in which an answer's text comes
+
+
+def measure(tasks: int, draws: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Figures of `draws` times `tasks` fresh tasks that no training has seen."""
+    policy = Policy.load(pocket.policy_folder())
+    found: list[Outcome] = []
+    for seed in range(draws):
+        say(f"Draw {seed + 1} of {draws}: both models answer {tasks} tasks ...")
+        asked = make_tasks("test", tasks, seed=seed)
+        found += collect(asked, pocket.pocket_small_gguf(), pocket.pocket_large_folder(), "test")
+    return {
+        **_judged(policy, found),
+        "unchanged": _unchanged(policy, [outcome.view.prompt.text for outcome in found[:_NOISY]]),
+        "decision_ms": {"gate1": timed(_gate1(policy, found)), "gate3": timed(_gate3(policy, found))},
+    }
+
+
+def _judged(policy: Policy, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    wrong, gain = is_wrong(outcomes), np.array([outcome.gain for outcome in outcomes], np.bool_)
+    p_gain = shipped_probabilities(policy, outcomes)
+    figures: dict[str, Any] = {
+        gate: {
+            "auroc_wrong": auroc(p_gain[gate], wrong),
+            "ece": ece(p_gain[gate], gain),
+            "ece_by_chance": ece_by_chance(p_gain[gate]),
+        }
+        for gate in GATES
+    }
+    best = max(auroc(single_signal(name, outcomes), wrong) for name in SINGLE_SIGNALS)
+    return {"tasks": len(outcomes), **figures, "best_single_signal": best}
+
+
+def _unchanged(policy: Policy, prompts: Sequence[str]) -> dict[str, float]:
+    """The share of gate 1's decisions that one change of the prompt leaves as they are, over several targets."""
+    told = [policy.thresholds(quality).before for quality in _QUALITIES]
+    before = np.array([policy.before(PromptView(prompt)) for prompt in prompts])
+    rng = np.random.default_rng(0)
+    found: dict[str, float] = {}
+    for name, noise in NOISES.items():
+        after = np.array([policy.before(PromptView(noise(prompt, rng))) for prompt in prompts])
+        found[name] = float(np.mean([(before > threshold) == (after > threshold) for threshold in told]))
+    return found
+
+
+def _gate1(policy: Policy, outcomes: Sequence[Outcome]) -> Callable[[int], Callable[[], object]]:
+    prompts = long_prompts([outcome.view.prompt.text for outcome in outcomes[:400]])
+    return lambda i: lambda: policy.before(PromptView(prompts[i % len(prompts)]))
+
+
+def _gate3(policy: Policy, outcomes: Sequence[Outcome]) -> Callable[[int], Callable[[], object]]:
+    """From the end of an answer on, as in a request: the question and the answer's complete lines have been read."""
+
+    def prepared(i: int) -> Callable[[], object]:
+        view = outcomes[i % len(outcomes)].view
+        policy.read_ahead(view.prompt)
+        for end in range(_LINE, len(view.answer), _LINE):
+            policy.read_lines(view.answer[:end])
+        return lambda: policy.after(view)
+
+    return prepared
