@@ -27,6 +27,7 @@ __all__ = ["Columns", "GradedRow", "TokenSignals", "gains", "read_graded", "scor
 _PROMPTS = ("prompt", "question", "query")
 _WEAK, _STRONG = ("weak", "weak_score", "local", "local_score"), ("strong", "strong_score", "cloud", "cloud_score")
 _ANSWERS = ("weak_response", "weak_answer", "local_response", "local_answer")
+_SECONDS = ("second_response", "second_answer")
 _DOMAINS = ("domain", "category", "kind")
 _CLOUD_READ, _CLOUD_WRITTEN = "cloud_prompt_tokens", "cloud_tokens"
 _SIGNALS = ("logprobs", "entropies", "margins")
@@ -54,6 +55,7 @@ class TokenSignals:
 class GradedRow:
     """One prompt. `answer` and `signals` are the weak tier's; `domain` groups rows in reports and is no feature.
 
+    `second`: what the weak tier says when it is asked once more, sampled.
     `cloud_read`, `cloud_written`: the tokens of prompt and answer as the strong tier counts them, if known.
     """
 
@@ -65,6 +67,7 @@ class GradedRow:
     signals: TokenSignals | None = None
     cloud_read: float | None = None
     cloud_written: float | None = None
+    second: str | None = None
 
     @property
     def gain(self) -> bool:
@@ -79,6 +82,7 @@ class _Header:
     strong: str
     domain: str | None
     answer: str | None
+    second: str | None
     signals: bool
 
 
@@ -123,6 +127,8 @@ def _record(row: GradedRow) -> dict[str, Any]:
     record: dict[str, Any] = {"prompt": row.prompt, "weak": row.weak, "strong": row.strong, "domain": row.domain}
     if row.answer is not None:
         record["weak_response"] = row.answer
+    if row.second is not None:
+        record[_SECONDS[0]] = row.second
     if row.signals is not None:
         series = row.signals.logprobs, row.signals.entropies, row.signals.margins
         record |= {name: [float(x) for x in values] for name, values in zip(_SIGNALS, series, strict=True)}
@@ -179,6 +185,7 @@ def _header(path: Path, record: Mapping[str, Any], columns: Columns) -> _Header:
         wanted(columns.strong, _STRONG, "strong score", ": name it with --strong"),
         find(_DOMAINS),
         find(_ANSWERS),
+        find(_SECONDS),
         all(name in record for name in _SIGNALS),
     )
 
@@ -196,6 +203,7 @@ def _row(where: str, record: Mapping[str, Any], header: _Header) -> GradedRow:
         _signals(where, record) if header.signals else None,
         _tokens(where, record, _CLOUD_READ),
         _tokens(where, record, _CLOUD_WRITTEN),
+        _text(where, record, header.second) if header.second else None,
     )
 
 

@@ -24,6 +24,8 @@ from .metrics import Floats, auroc, ece
 from .operating_point import DELTA, operating_point
 from .optional import load_module, load_onnxruntime
 from .policy_files import policy_folder, put_policy, settled, stored_name
+from .second import SECOND_NAME
+from .second_fit import agreements, fit_second
 from .text_export import router_to_onnx
 from .text_gate import TextGate
 from .text_policy import GATE_FILES, KIND, VERSIONS, Point, Source, TextPolicy, TextPolicyCard
@@ -57,12 +59,16 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """Features of each gate with their labels. `tokens`: read, written, (n,) each, and whether they are estimates."""
+    """Features of each gate with their labels. `tokens`: read, written, (n,) each, and whether they are estimates.
+
+    `agreed`: how far the local model's two answers agree, (n, 2), where it answered twice.
+    """
 
     features: dict[Mode, TextRows]
     labels: Labels
     signals: bool
     tokens: tuple[Floats, Floats, bool]
+    agreed: Floats | None = None
 
 
 def check_installed() -> None:
@@ -75,7 +81,8 @@ def check_installed() -> None:
 def fit_text_policy(rows: Sequence[GradedRow], recipe: Recipe, out: Path) -> TextPolicy:
     """Fit on `rows`, write the folder `out`, and return the policy as loaded from there.
 
-    There is a gate 3 if every row has an answer; it reads token signals if every row has them. Raises
+    There is a gate 3 if every row has an answer; it reads token signals if every row has them. Second samples are known
+    if every row has a second answer too, and enough of them are undecided. Raises
     InvalidRequestError as `fit_router` does, and if `out` is no folder or cannot be written.
     """
     modes: tuple[Mode, ...] = ("prompt", "cascade") if all(row.answer is not None for row in rows) else ("prompt",)
@@ -88,6 +95,7 @@ def fit_text_policy(rows: Sequence[GradedRow], recipe: Recipe, out: Path) -> Tex
             labels=Labels(*scores(rows), same=np.array([row.prompt for row in rows])),
             signals=signals and "cascade" in modes,
             tokens=estimated_tokens(rows),
+            agreed=_agreed(rows) if "cascade" in modes else None,
         ),
         recipe,
         out,
@@ -104,6 +112,12 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
     }
     even = labels.even
     asked = unseen(routers["prompt"], features["prompt"], labels, recipe.seed)[even]
+    second = None
+    if material.agreed is not None:
+        same = None if labels.same is None else labels.same[even]
+        second = fit_second(
+            routers["cascade"].crossed[even], material.agreed[even], labels.better[even], same, recipe.seed
+        )
     calibration = CalibrationRows(
         before=routers["prompt"].crossed[even],
         after=routers["cascade"].crossed[even] if "cascade" in routers else None,
@@ -114,8 +128,11 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
         prompts=labels.evidence,
         asked=asked,
         gap=distance(asked, routers["prompt"].probability(features["prompt"])[even]),
+        again=None if second is None else second.again,
     )
     made = {GATE_FILES[mode]: _exported(router, features[mode], mode) for mode, router in routers.items()}
+    if second is not None:
+        made[SECOND_NAME] = second.graph
     made[CALIBRATION_NAME] = pack_calibration(calibration)
     files = {stored_name(name, data): data for name, data in made.items()}
     card = TextPolicyCard(
@@ -139,9 +156,17 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
         ],
         files={name: sha256(data) for name, data in files.items()},
         metrics=_metrics(calibration, {mode: router.fair for mode, router in routers.items()}) | recipe.metrics,
+        second=None if second is None else second.card,
     )
     put_policy(folder, files, msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
     return settled(folder, TextPolicy.load)
+
+
+def _agreed(rows: Sequence[GradedRow]) -> Floats | None:
+    """(n, 2) how far first and second answers agree; None unless all rows have both."""
+    if any(row.second is None for row in rows):
+        return None
+    return agreements((row.answer or "", row.second) for row in rows)
 
 
 def estimated_tokens(rows: Sequence[GradedRow]) -> tuple[Floats, Floats, bool]:

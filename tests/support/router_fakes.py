@@ -149,7 +149,7 @@ class ScriptedGates:
     def during(self, messages: Any, answer: LocalAnswer, quality: float | None) -> Verdict:
         return self._verdict(2, self._during_at is not None and len(answer.tokens) >= self._during_at)
 
-    def after(self, messages: Any, answer: LocalAnswer, quality: float | None) -> Verdict:
+    def after(self, messages: Any, answer: LocalAnswer, quality: float | None, second: Any = None) -> Verdict:
         return self._verdict(3, self._after)
 
     def _verdict(self, gate: int, escalate: bool) -> Verdict:

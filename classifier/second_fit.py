@@ -1,0 +1,160 @@
+"""Fits what a second sample does to P(gain), on calibration rows that gate 3 is undecided on.
+
+A logistic regression on the log-odds of P(gain), the agreement of both answers and their products, calibrated like
+every gate. Each row of the calibration gets its updated P(gain) by a model and a curve that did not see it, so that
+the thresholds that come of these rows are those of the router as it runs with second samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .agreement import Said
+from .calibration import Curve, cross_calibrated, fit_curve
+from .metrics import Bools, Floats, auroc
+from .optional import load_module, load_onnxruntime
+from .second import INPUT, TEMPERATURE, SecondCard, agreement
+
+__all__ = ["BAND", "FittedSecond", "Update", "agreements", "fit_second"]
+
+# Where a second answer may turn the decision: below, nearly all stays, and above nearly all goes up, whatever it says.
+BAND = (0.05, 0.5)
+_FOLDS = 5
+_LEAST_OF_CLASS = 20
+_EDGE = 1e-3
+_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """`curve(features @ weights + bias)`: P(gain) of rows of (P(gain), agreement, shared words), (n, 3) float32."""
+
+    weights: Floats
+    bias: float
+    curve: Curve
+
+    def probability(self, rows: NDArray[Any]) -> Floats:
+        """(n,) in [0, 1]."""
+        return np.clip(self.curve(_features(rows) @ self.weights + self.bias), 0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class FittedSecond:
+    """What a policy gets: its card's part, its graph, and `again`, (n,): P(gain) of each calibration row with a second
+    sample, by models that did not see it; that of gate 3 where nothing is undecided.
+    """
+
+    card: SecondCard
+    graph: bytes
+    again: Floats
+
+
+def agreements(answers: Iterable[tuple[str, str | None]]) -> Floats:
+    """(n, 2) of first and second answers; NaN where there is no second one."""
+    nothing = (np.nan, np.nan)
+    found = [nothing if second is None else agreement(Said(first), Said(second)) for first, second in answers]
+    return np.array(found, np.float64).reshape(-1, 2)
+
+
+def fit_second(
+    p_gain: Floats, agreed: Floats, gain: Bools, same: NDArray[Any] | None = None, seed: int = 0
+) -> FittedSecond | None:
+    """Fit on rows of gate 3's cross-fitted `p_gain`, (n,), with the `agreements` of both answers, (n, 2).
+
+    `same`: (n,) marks of rows that ask the same, which share a fold.
+
+    None if the undecided rows are too few: 20 of them with a gain and 20 without. Raises ValueError if one of them has
+    no second answer, and RuntimeError if the graph disagrees with its model.
+    """
+    low, high = BAND
+    undecided = np.flatnonzero((p_gain >= low) & (p_gain <= high))
+    rows = np.column_stack((p_gain, agreed))[undecided].astype(np.float32)
+    better = gain[undecided]
+    folds = _folds(undecided if same is None else same[undecided], seed)
+    if not _enough(better, folds):
+        return None
+    if not np.isfinite(rows).all():
+        raise ValueError("an undecided row has no second answer")
+    crossed = np.zeros(len(rows))
+    for fold in np.unique(folds):
+        held = folds == fold
+        weights, bias = _logistic(rows[~held], better[~held])
+        crossed[held] = _features(rows[held]) @ weights + bias
+    update = Update(*_logistic(rows, better), fit_curve(crossed, better))
+    again = p_gain.astype(np.float64)
+    again[undecided] = cross_calibrated(crossed, better, folds)
+    metrics = {
+        "share": len(undecided) / len(p_gain),
+        "agreeing": float(rows[:, 1].mean()),
+        "auroc_undecided": auroc(p_gain[undecided], better),
+        "auroc_undecided_again": auroc(again[undecided], better),
+        "auroc": auroc(p_gain, gain),
+        "auroc_again": auroc(again, gain),
+    }
+    card = SecondCard(low, high, TEMPERATURE, len(undecided), metrics=metrics)
+    return FittedSecond(card, _exported(update, rows), again)
+
+
+def _enough(better: Bools, folds: NDArray[Any]) -> bool:
+    """Whether there is something to learn from, also without any one fold."""
+    positive = int(better.sum())
+    if min(positive, len(better) - positive) < _LEAST_OF_CLASS:
+        return False
+    return all(0 < better[folds != fold].mean() < 1 for fold in np.unique(folds))
+
+
+def _folds(marks: NDArray[Any], seed: int) -> NDArray[np.int64]:
+    """(n,) the fold of each row; those with the same mark share one."""
+    same = np.unique(marks, return_inverse=True)[1]
+    return (np.random.default_rng(seed).permutation(len(same)) % _FOLDS)[same]
+
+
+def _features(rows: NDArray[Any]) -> Floats:
+    """Log-odds of P(gain), both measures of agreement, and their products with the log-odds: (n, 5)."""
+    p = np.clip(rows[:, :1].astype(np.float64), _EDGE, 1.0 - _EDGE)
+    odds, agreed = np.log(p / (1.0 - p)), rows[:, 1:].astype(np.float64)
+    return np.hstack((odds, agreed, odds * agreed))
+
+
+def _logistic(rows: NDArray[Any], better: Bools) -> tuple[Floats, float]:
+    model = load_module("sklearn.linear_model", "train").LogisticRegression(C=1.0, max_iter=500)
+    model.fit(_features(rows), better)
+    return np.asarray(model.coef_[0], np.float64), float(model.intercept_[0])
+
+
+def _exported(update: Update, rows: NDArray[Any]) -> bytes:
+    """The graph, checked against the Python model on every row, each by itself, as in use."""
+    graph = _to_onnx(update)
+    session = load_onnxruntime().InferenceSession(graph, providers=["CPUExecutionProvider"])
+    theirs = np.concatenate([session.run(None, {INPUT: row[None]})[0] for row in rows])
+    gap = float(np.abs(theirs - update.probability(rows)).max())
+    if gap > _TOLERANCE:
+        raise RuntimeError(f"the exported update differs from its Python model by {gap:.1e}")
+    return graph
+
+
+def _to_onnx(update: Update) -> bytes:
+    """`answers` (n, 3) float32 -> `p_gain` (n,) float32."""
+    load_module("onnx", "train")
+    from onnx import TensorProto, helper
+
+    from .export import Graph
+
+    graph = Graph()
+    rows = graph.node("Cast", INPUT, to=TensorProto.DOUBLE)
+    p = graph.node("Gather", rows, graph.constant("first", np.array([0], np.int64)), axis=1)
+    agreed = graph.node("Gather", rows, graph.constant("others", np.array([1, 2], np.int64)), axis=1)
+    clipped = graph.node("Clip", p, graph.constant("low", np.array(_EDGE)), graph.constant("high", np.array(1 - _EDGE)))
+    against = graph.node("Sub", graph.constant("whole", np.array([[1.0]])), clipped)
+    odds = graph.node("Log", graph.node("Div", clipped, against))
+    features = graph.node("Concat", odds, agreed, graph.node("Mul", odds, agreed), axis=1)
+    product = graph.node("MatMul", features, graph.constant("weights", update.weights[:, None]))
+    score = graph.node("Add", product, graph.constant("bias", np.array([[update.bias]])))
+    return graph.finish(
+        graph.curve(score, update.curve), [helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, ["n", 3])]
+    )
