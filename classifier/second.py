@@ -123,7 +123,8 @@ def agreement(first: Said, second: Said) -> tuple[float, float]:
 
 
 def second_sampling(first: SamplingParams, messages: Sequence[Message], tokens: int) -> SamplingParams:
-    """How to sample the second answer to `messages`, of which the first took `tokens`, under the options `first`.
+    """How to sample the second answer to `messages`, of which the first took `tokens` with its end of turn, under the
+    options `first`.
 
     The same request gives the same second answer; nothing is truncated, as in the calibration.
     """

@@ -93,7 +93,7 @@ async def sample_again(cascade: Cascade, answer: LocalAnswer) -> Said | None:
     from .said import device_said
 
     chat, left_s, began = cascade.chat, _time_s(cascade), time.monotonic()
-    params = second_sampling(chat.sampling(), chat.messages, len(answer.tokens))
+    params = second_sampling(chat.sampling(), chat.messages, len(answer.signals))
     try:
         async with asyncio.timeout(None if math.isinf(left_s) else left_s):
             run = await cascade.begin_local(params)
