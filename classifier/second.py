@@ -101,7 +101,7 @@ class SecondOpinion:
     def reach(self, p_gain: float) -> tuple[float, float]:
         """The least and the most that `update` can make of this P(gain), whatever the second answer is.
 
-        Under the curve the score is linear in each measure of agreement, so its extremes are where these are.
+        The score is linear in each measure of agreement, so its extremes are where these are.
         """
         if not self.concerns(p_gain):
             return p_gain, p_gain

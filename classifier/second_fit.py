@@ -1,8 +1,10 @@
 """Fits what a second sample does to P(gain), on calibration rows that gate 3 is undecided on.
 
-A logistic regression on the log-odds of P(gain), the agreement of both answers and their products, calibrated like
-every gate. Each row of the calibration gets its updated P(gain) by a model and a curve that did not see it, so that
-the thresholds that come of these rows are those of the router as it runs with second samples.
+A logistic regression that starts from the log-odds of P(gain), which are calibrated, and is drawn away from them by the
+agreement of both answers and its products with them, only as far as the rows demand: where a second answer says
+nothing, P(gain) stays as it is. No further curve is due, and one would cost more rank than a second sample brings. Each
+row of the calibration gets its updated P(gain) by a model that did not see it, so that the thresholds that come of
+these rows are those of the router as it runs with second samples.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .agreement import Said
-from .calibration import Curve, cross_calibrated, fit_curve
 from .metrics import Bools, Floats, auroc
 from .optional import load_module, load_onnxruntime
 from .second import INPUT, TEMPERATURE, SecondCard, agreement
@@ -27,20 +28,37 @@ BAND = (0.05, 0.5)
 _FOLDS = 5
 _LEAST_OF_CLASS = 20
 _EDGE = 1e-3
+_PENALTY = 3.0
 _TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """`curve(features @ weights + bias)`: P(gain) of rows of (P(gain), agreement, shared words), (n, 3) float32."""
+    """`sigmoid(features @ weights + bias)`: P(gain) of rows of (P(gain), agreement, shared words), (n, 3) float32."""
 
     weights: Floats
     bias: float
-    curve: Curve
+
+    @classmethod
+    def fit(cls, rows: NDArray[Any], better: Bools) -> Update:
+        """The likeliest one, its weights held to 0, and that of the log-odds of P(gain) to 1, by a penalty."""
+        features = _features(rows)
+        known = np.array([1.0] + [0.0] * (features.shape[1] - 1))
+        x = np.column_stack((np.ones(len(rows)), features))
+        penalty = np.diag([0.0] + [_PENALTY] * features.shape[1])
+        away = np.zeros(x.shape[1])
+        for _ in range(50):
+            p = _sigmoid(features @ known + x @ away)
+            curvature = (x * np.maximum(p * (1 - p), 1e-9)[:, None]).T @ x + penalty
+            step = np.linalg.solve(curvature, x.T @ (better - p) - penalty @ away)
+            away = away + step
+            if np.abs(step).max() < 1e-10:
+                break
+        return cls(known + away[1:], float(away[0]))
 
     def probability(self, rows: NDArray[Any]) -> Floats:
         """(n,) in [0, 1]."""
-        return np.clip(self.curve(_features(rows) @ self.weights + self.bias), 0.0, 1.0)
+        return _sigmoid(_features(rows) @ self.weights + self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +98,11 @@ def fit_second(
         return None
     if not np.isfinite(rows).all():
         raise ValueError("an undecided row has no second answer")
-    crossed = np.zeros(len(rows))
+    again = p_gain.astype(np.float64)
     for fold in np.unique(folds):
         held = folds == fold
-        weights, bias = _logistic(rows[~held], better[~held])
-        crossed[held] = _features(rows[held]) @ weights + bias
-    update = Update(*_logistic(rows, better), fit_curve(crossed, better))
-    again = p_gain.astype(np.float64)
-    again[undecided] = cross_calibrated(crossed, better, folds)
+        again[undecided[held]] = Update.fit(rows[~held], better[~held]).probability(rows[held])
+    update = Update.fit(rows, better)
     metrics = {
         "share": len(undecided) / len(p_gain),
         "agreeing": float(rows[:, 1].mean()),
@@ -121,10 +136,8 @@ def _features(rows: NDArray[Any]) -> Floats:
     return np.hstack((odds, agreed, odds * agreed))
 
 
-def _logistic(rows: NDArray[Any], better: Bools) -> tuple[Floats, float]:
-    model = load_module("sklearn.linear_model", "train").LogisticRegression(C=1.0, max_iter=500)
-    model.fit(_features(rows), better)
-    return np.asarray(model.coef_[0], np.float64), float(model.intercept_[0])
+def _sigmoid(x: Floats) -> Floats:
+    return 0.5 * (1.0 + np.tanh(0.5 * x))
 
 
 def _exported(update: Update, rows: NDArray[Any]) -> bytes:
@@ -156,5 +169,5 @@ def _to_onnx(update: Update) -> bytes:
     product = graph.node("MatMul", features, graph.constant("weights", update.weights[:, None]))
     score = graph.node("Add", product, graph.constant("bias", np.array([[update.bias]])))
     return graph.finish(
-        graph.curve(score, update.curve), [helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, ["n", 3])]
+        graph.node("Sigmoid", score), [helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, ["n", 3])]
     )
