@@ -8,24 +8,26 @@ from dataclasses import replace
 import numpy as np
 
 from .agreement import Said
+from .aim import Aim
 from .metrics import Bools, Floats, auroc
 from .outcomes import Outcome
 from .policy import Policy
 from .second import SecondOpinion, required
 from .targets import CascadeRows, simulate
+from .text_policy import TextPolicy
 from .thresholds import Thresholds
 
 __all__ = ["figures", "updated"]
 
 
-def figures(policy: Policy, rows: Sequence[Outcome], quality: float) -> dict[str, float]:
+def figures(policy: Policy | TextPolicy, rows: Sequence[Outcome], quality: float) -> dict[str, float]:
     """How gate 3 ranks `rows`, and what a target of `quality` comes to, without second samples and with them (`again`).
 
     `taken`: the share of requests for which one is taken, those only where it could turn the decision; `tokens`: how
     much more the device writes for all requests together, over what it wrote, by the lengths of the texts. Raises
     ConfigurationError if the policy knows no second samples, ValueError if an undecided row has none.
     """
-    second = required(policy.second)
+    second, aim = required(policy.second), Aim("quality", quality)
     first = CascadeRows(
         before=np.array([policy.before(row.view.prompt) for row in rows]),
         during=np.array([policy.during(row.view) for row in rows]),
@@ -45,12 +47,12 @@ def figures(policy: Policy, rows: Sequence[Outcome], quality: float) -> dict[str
         "auroc_undecided_again": auroc(again.after[undecided], gain[undecided]),
     }
     for name, seen, thresholds in (
-        ("", first, policy.thresholds(quality)),
-        ("_again", again, policy.thresholds(quality, second_sample=True)),
+        ("", first, policy.thresholds_for(aim)),
+        ("_again", again, policy.thresholds_for(aim, second_sample=True)),
     ):
         routed = simulate(seen, thresholds)
         found |= {f"quality{name}": routed.quality, f"cloud_share{name}": routed.cloud_share}
-    taken = _taken(second, first, policy.thresholds(quality, second_sample=True))
+    taken = _taken(second, first, policy.thresholds_for(aim, second_sample=True))
     written = np.array([len(row.view.answer) for row in rows], np.float64)
     more = np.array([len(row.second or "") for row in rows], np.float64)
     return found | {"taken": float(taken.mean()), "tokens": float(more[taken].sum() / written.sum())}
