@@ -1,10 +1,9 @@
 """Fits what a second sample does to P(gain), on calibration rows that gate 3 is undecided on.
 
-A logistic regression that starts from the log-odds of P(gain), which are calibrated, and is drawn away from them by the
-agreement of both answers and its products with them, only as far as the rows demand: where a second answer says
-nothing, P(gain) stays as it is. No further curve is due, and one would cost more rank than a second sample brings. Each
-row of the calibration gets its updated P(gain) by a model that did not see it, so that the thresholds that come of
-these rows are those of the router as it runs with second samples.
+A logistic regression in the agreement of both answers that starts from the log-odds of P(gain). These are calibrated, so
+no further curve is due: where a second answer says nothing, P(gain) stays about what it is. Each calibration row gets
+its updated P(gain) by a model that did not see it, so that the thresholds that come of these rows are those of the
+router as it runs with second samples.
 """
 
 from __future__ import annotations
@@ -34,31 +33,33 @@ _TOLERANCE = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """`sigmoid(features @ weights + bias)`: P(gain) of rows of (P(gain), agreement, shared words), (n, 3) float32."""
+    """`sigmoid(log-odds + agreement @ weights + bias)`: P(gain) of rows of (P(gain), agreement, shared words), (n, 3)
+    float32. Of two rows that agree alike it keeps the order.
+    """
 
     weights: Floats
     bias: float
 
     @classmethod
     def fit(cls, rows: NDArray[Any], better: Bools) -> Update:
-        """The likeliest one, its weights held to 0, and that of the log-odds of P(gain) to 1, by a penalty."""
-        features = _features(rows)
-        known = np.array([1.0] + [0.0] * (features.shape[1] - 1))
-        x = np.column_stack((np.ones(len(rows)), features))
-        penalty = np.diag([0.0] + [_PENALTY] * features.shape[1])
-        away = np.zeros(x.shape[1])
+        """The likeliest one, by Newton's method, under a penalty on the weights that wants evidence for them."""
+        odds, agreed = _parts(rows)
+        x = np.column_stack((np.ones(len(rows)), agreed))
+        penalty = np.diag([0.0] + [_PENALTY] * agreed.shape[1])
+        weights = np.zeros(x.shape[1])
         for _ in range(50):
-            p = _sigmoid(features @ known + x @ away)
+            p = _sigmoid(odds + x @ weights)
             curvature = (x * np.maximum(p * (1 - p), 1e-9)[:, None]).T @ x + penalty
-            step = np.linalg.solve(curvature, x.T @ (better - p) - penalty @ away)
-            away = away + step
+            step = np.linalg.solve(curvature, x.T @ (better - p) - penalty @ weights)
+            weights = weights + step
             if np.abs(step).max() < 1e-10:
                 break
-        return cls(known + away[1:], float(away[0]))
+        return cls(weights[1:], float(weights[0]))
 
     def probability(self, rows: NDArray[Any]) -> Floats:
         """(n,) in [0, 1]."""
-        return _sigmoid(_features(rows) @ self.weights + self.bias)
+        odds, agreed = _parts(rows)
+        return _sigmoid(odds + agreed @ self.weights + self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +130,10 @@ def _folds(marks: NDArray[Any], seed: int) -> NDArray[np.int64]:
     return (np.random.default_rng(seed).permutation(len(same)) % _FOLDS)[same]
 
 
-def _features(rows: NDArray[Any]) -> Floats:
-    """Log-odds of P(gain), both measures of agreement, and their products with the log-odds: (n, 5)."""
-    p = np.clip(rows[:, :1].astype(np.float64), _EDGE, 1.0 - _EDGE)
-    odds, agreed = np.log(p / (1.0 - p)), rows[:, 1:].astype(np.float64)
-    return np.hstack((odds, agreed, odds * agreed))
+def _parts(rows: NDArray[Any]) -> tuple[Floats, Floats]:
+    """The log-odds of P(gain), (n,), and both measures of agreement, (n, 2)."""
+    p = np.clip(rows[:, 0].astype(np.float64), _EDGE, 1.0 - _EDGE)
+    return np.log(p / (1.0 - p)), rows[:, 1:].astype(np.float64)
 
 
 def _sigmoid(x: Floats) -> Floats:
@@ -165,9 +165,9 @@ def _to_onnx(update: Update) -> bytes:
     clipped = graph.node("Clip", p, graph.constant("low", np.array(_EDGE)), graph.constant("high", np.array(1 - _EDGE)))
     against = graph.node("Sub", graph.constant("whole", np.array([[1.0]])), clipped)
     odds = graph.node("Log", graph.node("Div", clipped, against))
-    features = graph.node("Concat", odds, agreed, graph.node("Mul", odds, agreed), axis=1)
-    product = graph.node("MatMul", features, graph.constant("weights", update.weights[:, None]))
-    score = graph.node("Add", product, graph.constant("bias", np.array([[update.bias]])))
+    product = graph.node("MatMul", agreed, graph.constant("weights", update.weights[:, None]))
+    moved = graph.node("Add", product, graph.constant("bias", np.array([[update.bias]])))
+    score = graph.node("Add", odds, moved)
     return graph.finish(
         graph.node("Sigmoid", score), [helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, ["n", 3])]
     )

@@ -82,6 +82,14 @@ def test_no_answer_leads_beyond_the_reach(p_gain: float, first: str, other: str)
         assert least == most == found == p_gain
 
 
+@given(st.floats(*BAND), st.floats(*BAND), TEXTS, TEXTS)
+@settings(deadline=None, max_examples=200)
+def test_what_agrees_alike_keeps_its_order(one: float, other: float, first: str, again: str) -> None:
+    second = known()[1]
+    low, high = (second.update(p_gain, Said(first), Said(again)) for p_gain in sorted((one, other)))
+    assert low <= high + 1e-7
+
+
 @given(TEXTS, TEXTS)
 @settings(deadline=None, max_examples=300)
 def test_agreement_is_symmetric_and_bounded(one: str, other: str) -> None:
