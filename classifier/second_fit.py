@@ -1,7 +1,7 @@
 """Fits what a second sample does to P(gain), on calibration rows that gate 3 is undecided on.
 
-A logistic regression in the agreement of both answers that starts from the log-odds of P(gain). These are calibrated, so
-no further curve is due: where a second answer says nothing, P(gain) stays about what it is. Each calibration row gets
+A logistic regression in the agreement of both answers, from the log-odds of P(gain) on. These are calibrated, so that
+no further curve is due: where a second answer says nothing, P(gain) stays about as it is. Each calibration row gets
 its updated P(gain) by a model that did not see it, so that the thresholds that come of these rows are those of the
 router as it runs with second samples.
 """
