@@ -18,6 +18,7 @@ from ..protocol.errors import ConfigurationError
 from .views import PromptView, RunView
 
 FORMAT_VERSION = 1
+_HAS_SECOND = "has_second"
 
 _TEXTS: dict[str, Callable[[Outcome], str]] = {
     "prompt": lambda o: o.view.prompt.text,
@@ -42,6 +43,7 @@ class Outcome:
     """One question that both tiers answered. Scores are in [0, 1]; `kind`, `family`, `split` say where it comes from.
 
     `kind` and `family` group the rows for leave-one-out evaluation; the classifier never sees them as features.
+    `second`: what the local model says when it is asked once more, sampled; None: it was not.
     """
 
     view: RunView
@@ -50,6 +52,7 @@ class Outcome:
     kind: str
     family: str
     split: str
+    second: str | None = None
 
     @property
     def gain(self) -> bool:
@@ -65,10 +68,12 @@ def save(outcomes: Sequence[Outcome], path: Path) -> None:
         "cloud_score": np.array([o.cloud_score for o in outcomes], np.float64),
     }
     for name, text_of in _TEXTS.items():
-        rows = [np.frombuffer(text_of(o).encode("utf-8", "surrogatepass"), np.uint8) for o in outcomes]
-        _put(arrays, name, rows, np.uint8)
+        _put_texts(arrays, name, [text_of(o) for o in outcomes])
     for name, series_of in _SERIES.items():
         _put(arrays, name, [np.asarray(series_of(o), np.float32) for o in outcomes], np.float32)
+    if any(o.second is not None for o in outcomes):  # a file without any is as it always was
+        arrays[_HAS_SECOND] = np.array([o.second is not None for o in outcomes], np.bool_)
+        _put_texts(arrays, "second", [o.second or "" for o in outcomes])
     with path.open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
@@ -93,9 +98,17 @@ def load(path: Path) -> list[Outcome]:
         ) from error
 
 
+def _put_texts(arrays: dict[str, NDArray[Any]], name: str, texts: Sequence[str]) -> None:
+    _put(arrays, name, [np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8) for text in texts], np.uint8)
+
+
 def _put(arrays: dict[str, NDArray[Any]], name: str, rows: list[NDArray[Any]], dtype: type) -> None:
     arrays[name] = np.concatenate(rows) if rows else np.empty(0, dtype)
     arrays[f"{name}_end"] = np.cumsum([len(row) for row in rows], dtype=np.int64)
+
+
+def _read_texts(arrays: dict[str, NDArray[Any]], name: str) -> list[str]:
+    return [row.tobytes().decode("utf-8", "surrogatepass") for row in _rows(arrays, name)]
 
 
 def _rows(arrays: dict[str, NDArray[Any]], name: str) -> list[NDArray[Any]]:
@@ -106,7 +119,8 @@ def _rows(arrays: dict[str, NDArray[Any]], name: str) -> list[NDArray[Any]]:
 
 
 def _outcomes(arrays: dict[str, NDArray[Any]]) -> list[Outcome]:
-    texts = {name: [row.tobytes().decode("utf-8", "surrogatepass") for row in _rows(arrays, name)] for name in _TEXTS}
+    texts = {name: _read_texts(arrays, name) for name in _TEXTS}
+    seconds = _read_texts(arrays, "second") if _HAS_SECOND in arrays else []
     series = {name: _rows(arrays, name) for name in _SERIES}
     found: list[Outcome] = []
     for i in range(len(arrays["local_score"])):
@@ -130,6 +144,7 @@ def _outcomes(arrays: dict[str, NDArray[Any]]) -> list[Outcome]:
                 texts["kind"][i],
                 texts["family"][i],
                 texts["split"][i],
+                seconds[i] if seconds and arrays[_HAS_SECOND][i] else None,
             )
         )
     return found

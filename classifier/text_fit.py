@@ -25,6 +25,8 @@ from .metrics import Bools, Floats, auroc, ece
 from .operating_point import DELTA, operating_point
 from .optional import load_module, load_onnxruntime
 from .policy_files import policy_folder, put_policy, settled, stored_name
+from .second import SECOND_NAME
+from .second_fit import agreements, fit_second
 from .text_export import router_to_onnx
 from .text_gate import TextGate
 from .text_policy import GATE_FILES, KIND, VERSIONS, Point, Source, TextPolicy, TextPolicyCard
@@ -60,6 +62,7 @@ class Recipe:
 class Material:
     """Features of each gate with their labels. `tokens`: read, written, (n,) each, and whether they are estimates.
     `opened`: (n,) which answers gate 2 is asked about, if there is one: it is not about those that have ended by then.
+    `agreed`: how far the local model's two answers agree, (n, 2), where it answered twice.
     """
 
     features: dict[Mode, TextRows]
@@ -67,6 +70,7 @@ class Material:
     signals: bool
     tokens: tuple[Floats, Floats, bool]
     opened: Bools | None = None
+    agreed: Floats | None = None
 
 
 def check_installed() -> None:
@@ -80,7 +84,8 @@ def fit_text_policy(rows: Sequence[GradedRow], recipe: Recipe, out: Path) -> Tex
     """Fit on `rows`, write the folder `out`, and return the policy as loaded from there.
 
     There is a gate 3 if every row has an answer; if every row has token signals too, it reads them, and there is a gate
-    2. Raises InvalidRequestError as `fit_router` does, and if `out` is no folder or cannot be written.
+    2. Second samples are known if every row has a second answer too, and enough of them are undecided. Raises
+    InvalidRequestError as `fit_router` does, and if `out` is no folder or cannot be written.
     """
     answers = all(row.answer is not None for row in rows)
     signals = answers and all(row.signals is not None for row in rows)
@@ -94,6 +99,7 @@ def fit_text_policy(rows: Sequence[GradedRow], recipe: Recipe, out: Path) -> Tex
             signals=signals,
             tokens=estimated_tokens(rows),
             opened=np.array([has_opening(row) for row in rows]) if signals else None,
+            agreed=_agreed(rows) if "cascade" in modes else None,
         ),
         recipe,
         out,
@@ -110,6 +116,12 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
     }
     even = labels.even
     asked = unseen(routers["prompt"], features["prompt"], labels, recipe.seed)[even]
+    second = None
+    if material.agreed is not None:
+        same = None if labels.same is None else labels.same[even]
+        second = fit_second(
+            routers["cascade"].crossed[even], material.agreed[even], labels.better[even], same, recipe.seed
+        )
     calibration = CalibrationRows(
         before=routers["prompt"].crossed[even],
         after=routers["cascade"].crossed[even] if "cascade" in routers else None,
@@ -121,8 +133,11 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
         prompts=labels.evidence,
         asked=asked,
         gap=distance(asked, routers["prompt"].probability(features["prompt"])[even]),
+        again=None if second is None else second.again,
     )
     made = {GATE_FILES[mode]: _exported(router, features[mode], mode) for mode, router in routers.items()}
+    if second is not None:
+        made[SECOND_NAME] = second.graph
     made[CALIBRATION_NAME] = pack_calibration(calibration)
     files = {stored_name(name, data): data for name, data in made.items()}
     card = TextPolicyCard(
@@ -147,6 +162,7 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
         ],
         files={name: sha256(data) for name, data in files.items()},
         metrics=_metrics(calibration, {mode: router.fair for mode, router in routers.items()}) | recipe.metrics,
+        second=None if second is None else second.card,
     )
     put_policy(folder, files, msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
     return settled(folder, TextPolicy.load)
@@ -155,6 +171,13 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
 def _asked_during(p_gain: Floats, opened: Bools | None) -> Floats:
     """Gate 2's P(gain) as use sees it: none that could send up an answer which ends before gate 2 is asked."""
     return p_gain if opened is None else np.where(opened, p_gain, 0.0)
+
+
+def _agreed(rows: Sequence[GradedRow]) -> Floats | None:
+    """(n, 2) how far first and second answers agree; None unless all rows have both."""
+    if any(row.second is None for row in rows):
+        return None
+    return agreements((row.answer or "", row.second) for row in rows)
 
 
 def estimated_tokens(rows: Sequence[GradedRow]) -> tuple[Floats, Floats, bool]:

@@ -1,6 +1,7 @@
 """The cascade: one request's way through the gates, as a state machine.
 
     RULES -> BEFORE -> LOCAL -> AFTER -> DONE          each gate may send the request to CLOUD
+    AFTER -> SECOND -> DONE, or CLOUD                  where gate 3 is undecided and second samples are taken
     CLOUD -> DONE, or FALLBACK -> DONE                 a cloud that fails makes the local answer the answer
 
 RULES may also open only one tier: LOCAL -> DONE without further gates, or CLOUD without a fallback.
@@ -13,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ..protocol.errors import EngineError, UpdraftError
 from ..protocol.requests import ChatRequest, Message
@@ -25,8 +26,12 @@ from .job import Job
 from .pace import Plan, plan
 from .record import Record
 from .rules import Ruling, rule
+from .second import sample_again, sample_fits
 from .shared import Shared
 from .tiers import CloudFailure, LocalAnswer, LocalGeneration, LocalTier
+
+if TYPE_CHECKING:
+    from ..classifier.agreement import Said
 
 _LONG_PROMPT = 2**14
 _LINE_BEGUN = 16  # characters: a line is known to be complete when the next has begun
@@ -38,6 +43,7 @@ class State(StrEnum):
     BEFORE = "before"
     LOCAL = "local"
     AFTER = "after"
+    SECOND = "second"
     CLOUD = "cloud"
     FALLBACK = "fallback"
     DONE = "done"
@@ -86,6 +92,7 @@ class Cascade:
             State.BEFORE: self._before,
             State.LOCAL: self._local,
             State.AFTER: self._after,
+            State.SECOND: self._second,
             State.CLOUD: self._cloud,
             State.FALLBACK: self._fallback,
         }
@@ -151,8 +158,7 @@ class Cascade:
                     return self._done(LiveReply(run))
             await self.stop_local()
             if self.escalation.has_won and run.answer.finish_reason is None:
-                self.decide(Verdict(1, escalate=True, reason="raced: the cloud answered first"))
-                return State.CLOUD
+                return self._outrun()
             self.shared.pace.saw("local", time.monotonic() - self._run_began)
         except UpdraftError as error:  # too long for it, refused by its template, or it failed
             await self.stop_local()
@@ -165,11 +171,18 @@ class Cascade:
 
     async def _after(self) -> State:
         answer = self._local_answer()
-        verdict = self.gates.after(self.chat.messages, answer, self.job.quality)
-        if verdict.drawn and not self._is_graded_undrawn(answer, verdict):
-            verdict = replace(verdict, propensity=verdict.drawn)
-        state = self._judge(verdict, State.DONE)
-        return self._done(LocalReply(answer)) if state is State.DONE else state
+        verdict = self._judged(answer)
+        if verdict.undecided and sample_fits(self, answer):
+            self.record.judged(verdict)
+            return State.SECOND
+        return self._settled(verdict, answer)
+
+    async def _second(self) -> State:
+        answer = self._local_answer()
+        second = await sample_again(self, answer)
+        if second is None and self.escalation.has_won:
+            return self._outrun()
+        return self._settled(self._judged(answer, second), answer)
 
     async def _cloud(self) -> State:
         if self.escalation.races_in_vain:
@@ -251,17 +264,20 @@ class Cascade:
         self.record.route = "cloud" if verdict.escalate else "local"
 
     async def start_local(self) -> LocalGeneration:
-        chat, use, tools = self.chat, self.chat.tool_use, self.tools
         self._run_began = time.monotonic()
-        run = await self.local.start(
+        self._run = await self.begin_local(self.chat.sampling())
+        return self._run
+
+    async def begin_local(self, params: SamplingParams) -> LocalGeneration:
+        """A run that answers the request, sampled by `params`; who begins it closes it."""
+        chat, use, tools = self.chat, self.chat.tool_use, self.tools
+        return await self.local.start(
             chat.messages,
-            chat.sampling(),
+            params,
             continue_final_message=chat.continue_final_message,
             tools=use,
             constraint=chat.constraint() if tools is None else tools.format.constraint(tools.use),
         )
-        self._run = run
-        return run
 
     async def continue_local(self, messages: Sequence[Message], params: SamplingParams) -> LocalGeneration:
         """Go on with the last message, which the device has begun. `stop_local()` ends and counts this run too."""
@@ -332,6 +348,21 @@ class Cascade:
     def _hold(self) -> int | None:
         """After how many tokens a stream begins while gates are ahead; None where no cloud could go on with it."""
         return self.job.hold_tokens if self.escalation.may_hand_over else None
+
+    def _judged(self, answer: LocalAnswer, second: Said | None = None) -> Verdict:
+        """Gate 3 on the finished answer."""
+        verdict = self.gates.after(self.chat.messages, answer, self.job.quality, second)
+        if verdict.drawn and not self._is_graded_undrawn(answer, verdict):
+            verdict = replace(verdict, propensity=verdict.drawn)
+        return verdict
+
+    def _settled(self, verdict: Verdict, answer: LocalAnswer) -> State:
+        state = self._judge(verdict, State.DONE)
+        return self._done(LocalReply(answer)) if state is State.DONE else state
+
+    def _outrun(self) -> State:
+        self.decide(Verdict(1, escalate=True, reason="raced: the cloud answered first"))
+        return State.CLOUD
 
     def _stops_early(self, answer: LocalAnswer) -> bool:
         """Gate 2, once: at its token count, or before streaming starts if that is sooner."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..classifier.aim import Aim
 from ..protocol.errors import ConfigurationError
 from .gates import CalibratedPolicy, ConfidenceGates, Gates, GeneralGates, PolicyGates
+from .second import SecondSampleGates
 
 __all__ = ["Choice", "load_gates"]
 
@@ -17,7 +18,7 @@ class Choice:
     """What there is to choose from. `policy`: as in RouterConfig. `models`: the pair that runs, {"local", "cloud"}.
 
     `own`: folders where a policy of this pair may lie, the first that fits is taken. `general`: the policy for pairs
-    without one; None: token confidence for those.
+    without one; None: token confidence for those. `second_sample`: gate 3 may ask for one.
     """
 
     policy: str
@@ -27,11 +28,12 @@ class Choice:
     allow_foreign: bool = False
     confidence: float = 0.8
     aim: Aim = Aim()  # noqa: RUF009  # frozen
+    second_sample: bool = False
 
 
 def load_gates(choice: Choice) -> Gates:
     """Raises ConfigurationError if a policy named by its folder was made for other models and `allow_foreign` is off,
-    or if nothing here can keep the target.
+    or if nothing here can keep the target, or knows second samples where they are to be taken.
     """
     if choice.policy == "none":
         return _by_confidence(choice)
@@ -60,16 +62,27 @@ def _automatic(choice: Choice) -> Gates:
             return _by_policy(policy, choice)
     if choice.general is None:
         return _by_confidence(choice)
+    _check_second_sample(choice)
     return GeneralGates(load_policy(choice.general), choice.aim, choice.confidence)
 
 
 def _by_policy(policy: CalibratedPolicy, choice: Choice) -> PolicyGates:
     own = policy.models == choice.models
     caveat = "" if own else f"uncalibrated for this pair (policy of {_pair(policy.models)}): "
-    return PolicyGates(policy, choice.aim, caveat)
+    gates = SecondSampleGates if choice.second_sample else PolicyGates
+    return gates(policy, choice.aim, caveat)
+
+
+def _check_second_sample(choice: Choice) -> None:
+    """Raises ConfigurationError where second samples are to be taken, and nobody knows what they say."""
+    if choice.second_sample:
+        from ..classifier.second import required
+
+        required(None)
 
 
 def _by_confidence(choice: Choice) -> ConfidenceGates:
+    _check_second_sample(choice)
     if choice.aim.name != "quality":
         raise ConfigurationError(
             f"{choice.aim.name} needs a calibrated policy, and token confidence is none: calibrate one for this pair "

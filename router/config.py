@@ -71,6 +71,8 @@ class RouterConfig:
     experience: SQLite file with what judged answers teach, features only unless `experience_text` is set; None keeps
     none. exploration: share of the requests, drawn by a coin, that both tiers answer, so that labels are not only of
     what goes up anyway. shadow: decide and log, but send every answer to the cloud.
+    second_sample: where gate 3 is undecided the device answers once more, sampled, and the two answers are compared;
+    needs a policy that was calibrated with second samples (docs/routing.md).
     """
 
     local: str | None = "pocket"
@@ -102,6 +104,7 @@ class RouterConfig:
     experience_text: bool = False
     exploration: float = 0.0
     shadow: bool = False
+    second_sample: bool = False
 
     def __post_init__(self) -> None:
         _ = self.aim  # raises if it is none

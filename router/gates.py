@@ -13,7 +13,9 @@ from ..protocol.requests import Message
 from .tiers import LocalAnswer
 
 if TYPE_CHECKING:
+    from ..classifier.agreement import Said
     from ..classifier.drift import Usual
+    from ..classifier.second import SecondOpinion
     from ..classifier.thresholds import Thresholds
     from ..classifier.views import PromptView, RunView, Signals
 
@@ -27,6 +29,7 @@ class Verdict:
 
     `propensity`: the chance with which a judged answer is graded, where exploration has a say in it. `drawn`: with what
     chance a coin that knows nothing of it drew this request, to be answered by both tiers; 0: it was not drawn.
+    `undecided`: a second sample of the device could turn it.
     """
 
     gate: int
@@ -36,6 +39,7 @@ class Verdict:
     threshold: float | None = None
     propensity: float | None = None
     drawn: float = 0.0
+    undecided: bool = False
 
 
 class Gates(Protocol):
@@ -77,7 +81,11 @@ class Gates(Protocol):
         """From the first `tokens` tokens, or on a longer answer from its last `tokens`: has it collapsed?"""
         ...
 
-    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict: ...
+    def after(
+        self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None, second: Said | None = None
+    ) -> Verdict:
+        """`second`: what the device said when it was asked once more, which is done where it is `undecided`."""
+        ...
 
 
 class CalibratedPolicy(Protocol):
@@ -94,8 +102,13 @@ class CalibratedPolicy(Protocol):
     def after(self, view: RunView) -> float: ...
     @property
     def usual(self) -> Usual | None: ...
-    def thresholds_for(self, aim: Aim) -> Thresholds:
-        """Raises ConfigurationError for a target that was not calibrated."""
+    @property
+    def second(self) -> SecondOpinion | None:
+        """None if it knows no second samples."""
+        ...
+
+    def thresholds_for(self, aim: Aim, *, second_sample: bool = False) -> Thresholds:
+        """`second_sample`: of a router that takes them. Raises ConfigurationError for what was not calibrated."""
         ...
 
 
@@ -145,7 +158,13 @@ class PolicyGates:
         p_gain = float(self._policy.during(run_view(messages, answer, window)))
         return self._against(2, f"while generating{self._promised(quality)}", p_gain, self._at(quality).during)
 
-    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
+    def after(
+        self,
+        messages: Sequence[Message],
+        answer: LocalAnswer,
+        quality: float | None,
+        second: Said | None = None,  # noqa: ARG002
+    ) -> Verdict:
         p_gain = float(self._policy.after(run_view(messages, answer, answer.signals)))
         return self._against(3, f"after generation{self._promised(quality)}", p_gain, self._at(quality).after)
 
@@ -153,8 +172,11 @@ class PolicyGates:
         if quality not in self._thresholds:
             if len(self._thresholds) >= 64:  # per-request targets are the caller's to choose: keep the memory bounded
                 self._thresholds.clear()
-            self._thresholds[quality] = self._policy.thresholds_for(self._aim_of(quality))
+            self._thresholds[quality] = self._thresholds_for(self._aim_of(quality))
         return self._thresholds[quality]
+
+    def _thresholds_for(self, aim: Aim) -> Thresholds:
+        return self._policy.thresholds_for(aim)
 
     def _aim_of(self, quality: float | None) -> Aim:
         return self._aim if quality is None else Aim("quality", quality, promise=self._aim.promise)
@@ -204,7 +226,13 @@ class ConfidenceGates:
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:  # noqa: ARG002
         return self._judge(2, "while generating", answer.signals[-self.tokens :], self._confidence / 2)
 
-    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:  # noqa: ARG002
+    def after(
+        self,
+        messages: Sequence[Message],  # noqa: ARG002
+        answer: LocalAnswer,
+        quality: float | None,  # noqa: ARG002
+        second: Said | None = None,  # noqa: ARG002
+    ) -> Verdict:
         return self._judge(3, "after generation", answer.signals, self._confidence)
 
     def _judge(self, gate: int, moment: str, signals: Sequence[Signals], least: float) -> Verdict:
@@ -260,7 +288,13 @@ class GeneralGates:
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:  # noqa: ARG002
         return self._rest.during(messages, answer, None)
 
-    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:  # noqa: ARG002
+    def after(
+        self,
+        messages: Sequence[Message],
+        answer: LocalAnswer,
+        quality: float | None,  # noqa: ARG002
+        second: Said | None = None,  # noqa: ARG002
+    ) -> Verdict:
         return self._rest.after(messages, answer, None)
 
 

@@ -145,6 +145,7 @@ def _load_gates(config: RouterConfig, model_id: str) -> Gates:
             allow_foreign=config.allow_foreign_policy,
             confidence=config.confidence,
             aim=config.aim,
+            second_sample=config.second_sample,
         )
     )
     gates.check(None)

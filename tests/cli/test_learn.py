@@ -78,3 +78,12 @@ def test_damaged_answers_are_left_out_and_counted(tmp_path: Path, monkeypatch: p
     assert isinstance(done.exception, InterruptedError)
     assert done.stderr == "3 of 4 judged answers are damaged, and are left out.\n"
     assert fitted == ["whole"]
+
+
+def test_second_samples_are_none_of_its_business(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A policy that it wrote would be refused by the router whose settings these are."""
+    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
+    monkeypatch.setenv("UPDRAFT_SECOND_SAMPLE", "true")
+    done = CliRunner().invoke(app, ["learn"])
+    assert done.exit_code != 0
+    assert "a learned policy knows no second samples" in " ".join(f"{done.output} {done.exception}".split())
