@@ -1,4 +1,4 @@
-"""How the packaged gates do on held-out tasks: ranking, honesty, what noise leaves of decisions, and their time."""
+"""How the packaged gates do on held-out tasks: ranking, honesty, promises, what noise leaves, and their time."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from ..classifier.aim import PROMISES
 from ..classifier.evaluate import SINGLE_SIGNALS, is_wrong, single_signal
 from ..classifier.features import GATES
+from ..classifier.guarantee import ALPHAS, half_splits
+from ..classifier.guarantee import promised as rule_of
 from ..classifier.metrics import auroc, ece, ece_by_chance
 from ..classifier.outcomes import Outcome
 from ..classifier.policy import Policy
@@ -17,12 +20,14 @@ from ..embedded import pocket
 from ..embedded.collect import collect
 from ..embedded.policy import shipped_probabilities
 from ..embedded.tasks import make_tasks
+from .router import split_figures
 from .router_in_use import NOISES, long_prompts, timed
 
 __all__ = ["measure"]
 
 _QUALITIES = (0.9, 0.95, 0.98)
 _NOISY = 500
+_SPLIT = 2_000  # rows to halve
 _LINE = 4  # characters in which an answer's text comes
 
 
@@ -52,8 +57,14 @@ def _judged(policy: Policy, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         }
         for gate in GATES
     }
+    promised: dict[str, float] = {}
+    for promise in PROMISES:
+        for alpha in ALPHAS:
+            of = f"{alpha:g}" if promise == "confidence" else f"{promise}_{alpha:g}"
+            halves = half_splits(p_gain["gate3"][:_SPLIT], gain[:_SPLIT], alpha, rule_of(alpha, promise))
+            promised |= split_figures(halves, of)
     best = max(auroc(single_signal(name, outcomes), wrong) for name in SINGLE_SIGNALS)
-    return {"tasks": len(outcomes), **figures, "best_single_signal": best}
+    return {"tasks": len(outcomes), **figures, "best_single_signal": best, **promised}
 
 
 def _unchanged(policy: Policy, prompts: Sequence[str]) -> dict[str, float]:

@@ -22,5 +22,7 @@ def test_of_the_packaged_pair(tmp_path: Path) -> None:
     assert 0 < metrics["gate3.ece"] < 0.2
     assert metrics["unchanged.casing"] == metrics["unchanged.blanks"] == 1
     assert metrics["unchanged.typo"] > 0.9
+    assert metrics["risk_0.1"] <= 0.1
+    assert metrics["always_over_hindsight_0.1"] > metrics["share_over_hindsight_mean_0.1"] > 0.9
     for gate in ("gate1", "gate3"):
         assert 0 < metrics[f"decision_ms.{gate}.cpu_p50"] < 5
