@@ -85,11 +85,12 @@ def _gate1(policy: Policy, outcomes: Sequence[Outcome]) -> Callable[[int], Calla
 
 
 def _gate3(policy: Policy, outcomes: Sequence[Outcome]) -> Callable[[int], Callable[[], object]]:
-    """From the end of an answer on, as in a request: the question and the answer's complete lines have been read."""
+    """From the end of an answer on, as in a request: question and complete lines have been read, and gate 2 asked."""
 
     def prepared(i: int) -> Callable[[], object]:
         view = outcomes[i % len(outcomes)].view
         policy.read_ahead(view.prompt)
+        policy.during(view)
         for end in range(_LINE, len(view.answer), _LINE):
             policy.read_lines(view.answer[:end])
         return lambda: policy.after(view)

@@ -84,23 +84,33 @@ def before(prompt: PromptView, asked: Asked | None = None) -> Array:
     return np.concatenate((asked.structure, asked.ngrams))
 
 
-def during(view: RunView, tokens: int, asked: Asked | None = None) -> Array:
-    """Gate 2's vector from the first `tokens` generated tokens; later tokens and the answer's text are not read."""
-    asked = asked or Asked.of(view.prompt.text)
-    return np.concatenate((asked.structure, prompt_signals(view), signals(view, tokens), _hidden(view.prompt_hidden)))
+def during(view: RunView, tokens: int, asked: Asked | None = None, surprise: Array | None = None) -> Array:
+    """Gate 2's vector from the first `tokens` generated tokens; later tokens and the answer's text are not read.
 
-
-def after(view: RunView, asked: Asked | None = None, parts: AnswerParts | None = None) -> Array:
-    """Gate 3's vector: everything. A run without an answer's hidden state counts as zeros there.
-
-    `asked`, `parts`: of the run's prompt and answer, if they have been read.
+    `surprise`: `prompt_signals` of the run's prompt, if they are known.
     """
     asked = asked or Asked.of(view.prompt.text)
+    surprise = prompt_signals(view.prompt_logprobs) if surprise is None else surprise
+    return np.concatenate((asked.structure, surprise, signals(view, tokens), _hidden(view.prompt_hidden)))
+
+
+def after(
+    view: RunView,
+    asked: Asked | None = None,
+    parts: AnswerParts | None = None,
+    surprise: Array | None = None,
+) -> Array:
+    """Gate 3's vector: everything. A run without an answer's hidden state counts as zeros there.
+
+    `asked`, `parts`, `surprise`: of the run's prompt and answer, if they have been read; the last as for `during`.
+    """
+    asked = asked or Asked.of(view.prompt.text)
+    surprise = prompt_signals(view.prompt_logprobs) if surprise is None else surprise
     answer_hidden = np.zeros_like(view.prompt_hidden) if view.answer_hidden is None else view.answer_hidden
     return np.concatenate(
         (
             asked.structure,
-            prompt_signals(view),
+            surprise,
             signals(view),
             answer_checks(view, asked.mentioned, parts),
             asked.ngrams,

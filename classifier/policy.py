@@ -21,6 +21,7 @@ from .drift import Usual
 from .features import FEATURE_VERSION, GATES, Gate, Layout
 from .graph_files import CARD_NAME, check_versions, open_graph, read_card, read_checked, sha256
 from .operating_point import operating_point
+from .run_features import prompt_signals
 from .second import SECOND_NAME, SecondCard, SecondOpinion, required
 from .targets import CONFIDENCE, Target
 from .thresholds import Thresholds
@@ -84,6 +85,8 @@ class Policy:
         # Gate 3 asks about a question that gate 1 has read a moment ago.
         self._asked = lru_cache(maxsize=QUESTIONS_AT_ONCE)(Asked.of)
         self._answers = AnswerReader(parts_of, QUESTIONS_AT_ONCE)
+        # Gate 3 asks about a prompt that gate 2 has seen; its log-probabilities are known by their bytes.
+        self._surprise = lru_cache(maxsize=QUESTIONS_AT_ONCE)(_surprise)
 
     @classmethod
     def load(cls, folder: Path) -> Policy:
@@ -99,7 +102,8 @@ class Policy:
 
     def during(self, view: RunView) -> float:
         """Gate 2: P(gain) from the question and the first `gate2_tokens` tokens (fewer if the answer is shorter)."""
-        return self._probability("gate2", features.during(view, self.gate2_tokens, self._asked(view.prompt.text)))
+        asked, surprise = self._asked(view.prompt.text), self._surprised(view)
+        return self._probability("gate2", features.during(view, self.gate2_tokens, asked, surprise))
 
     def read_ahead(self, prompt: PromptView) -> None:
         """Do what gate 3 needs of the question, while the local model is busy."""
@@ -112,9 +116,11 @@ class Policy:
 
     def after(self, view: RunView) -> float:
         """Gate 3: P(gain) from the whole run."""
-        return self._probability(
-            "gate3", features.after(view, self._asked(view.prompt.text), self._answers.read(view.answer))
-        )
+        asked, parts = self._asked(view.prompt.text), self._answers.read(view.answer)
+        return self._probability("gate3", features.after(view, asked, parts, self._surprised(view)))
+
+    def _surprised(self, view: RunView) -> Array:
+        return self._surprise(np.asarray(view.prompt_logprobs, np.float32).tobytes())
 
     @property
     def usual(self) -> Usual | None:
@@ -166,6 +172,10 @@ class Policy:
                 f"it was trained for {self.models.get('local')}. Use a policy trained for this model."
             )
         return float(session.run(None, {"features": vector[None]})[0][0])
+
+
+def _surprise(logprobs: bytes) -> Array:
+    return prompt_signals(np.frombuffer(logprobs, np.float32))
 
 
 def _read_card(folder: Path) -> PolicyCard:

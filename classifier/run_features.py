@@ -80,9 +80,11 @@ def signals(view: RunView, first: int | None = None) -> Array:
     return np.concatenate(parts).astype(np.float32)
 
 
-def prompt_signals(view: RunView) -> Array:
-    """(len(PROMPT_SIGNAL_NAMES),) float32: a phrasing the local model rarely saw shows as low log-probabilities."""
-    told = np.asarray(view.prompt_logprobs, np.float64)[None]
+def prompt_signals(logprobs: Array) -> Array:
+    """(len(PROMPT_SIGNAL_NAMES),) float32, of those of the prompt's tokens: a phrasing the local model rarely saw shows
+    as low ones.
+    """
+    told = np.asarray(logprobs, np.float64)[None]
     series = _clean(told, _LOWEST[:1], _HIGHEST[:1], _UNKNOWN[:1])
     below = (series < _ALL_PROMPT_CUTOFFS).sum(axis=1)
     tail = np.zeros(_PROMPT_TAIL)

@@ -20,7 +20,6 @@ NGRAM_WIDTH = 1024
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 _QUOTE = re.compile(r"[\"“”]")
-_REPEAT = re.compile(r"(.)\1+", re.DOTALL)
 _LONGEST_NUMBER = 300  # digits: a float holds no more
 
 
@@ -53,8 +52,15 @@ def _quantities(text: str) -> Sequence[float]:
         (len(text) - commas) / (commas + 1),
         log1p(len(quoted)),
         log1p(max(quoted, default=0)),
-        log1p(max((len(found[0]) for found in _REPEAT.finditer(text)), default=1)),
+        log1p(_longest_repeat(text)),
     )
+
+
+def _longest_repeat(text: str) -> int:
+    """The length of the longest run of one character; 1 of a text without any."""
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+    bounds = np.flatnonzero(codes[1:] != codes[:-1]) + 1
+    return int(np.diff(bounds, prepend=0, append=max(len(codes), 1)).max())
 
 
 STRUCTURE_NAMES = (

@@ -203,7 +203,7 @@ def test_signal_statistics_match_numpy() -> None:
 def test_impossible_signals_count_as_extreme() -> None:
     worst = np.array([-np.inf, np.nan], np.float32)
     view = replace(run_view(), logprobs=worst, entropies=-worst, margins=worst, prompt_logprobs=worst)
-    found = named(SIGNAL_NAMES, signals(view)) | named(PROMPT_SIGNAL_NAMES, prompt_signals(view))
+    found = named(SIGNAL_NAMES, signals(view)) | named(PROMPT_SIGNAL_NAMES, prompt_signals(worst))
     assert found["logprob_min"] == found["logprob_max"] == found["prompt_max"] == -30
     assert found["certainty_max"] == -15
     assert found["margin_max"] == 0
