@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 ALIGN_ON = 3  # generated tokens that must reappear in the prediction before it is trusted again
+# These go ahead of a prediction, and tell whether it holds: twice as many cost a useless one twice as much.
+FIRST_TOKENS = 4
 PROBE_TOKENS = 8  # proposed where more would be bold; after a miss it doubles with every window that holds
 
 
@@ -44,7 +46,7 @@ class PredictionCursor:
         if self._next is None:
             return []
         proposed = self._draft[self._next : self._next + min(limit, self._window)]
-        num_first = PROBE_TOKENS - self._next
+        num_first = FIRST_TOKENS - self._next
         if not 0 < num_first < len(proposed) or takes_whole(len(proposed) - num_first):
             return proposed
         return proposed[:num_first]
@@ -68,8 +70,8 @@ class PredictionCursor:
             agreed = next((i for i, (a, b) in enumerate(zip(new, rest, strict=False)) if a != b), len(rest))
             self.num_accepted += agreed
             self._searched_to = self._next + agreed
-            if not self._judged and (agreed < num_new or self._searched_to >= PROBE_TOKENS):
-                self._judged, self._held = True, self._searched_to >= min(PROBE_TOKENS, len(self._draft))
+            if not self._judged and (agreed < num_new or self._searched_to >= FIRST_TOKENS):
+                self._judged, self._held = True, self._searched_to >= min(FIRST_TOKENS, len(self._draft))
             self._has_held = self._has_held or agreed > 0
             if agreed == num_new:
                 self._next = self._searched_to

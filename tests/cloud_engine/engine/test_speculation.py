@@ -11,7 +11,7 @@ from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.draft_length import DraftLengthPolicy
 from updraft.cloud_engine.engine.draft_model import DraftModel
 from updraft.cloud_engine.engine.drafter import Drafter
-from updraft.cloud_engine.engine.prediction import PredictionCursor
+from updraft.cloud_engine.engine.prediction import FIRST_TOKENS, PredictionCursor
 from updraft.cloud_engine.engine.request import GenerationRequest, RequestState
 from updraft.cloud_engine.engine.scheduled_request import ScheduledRequest
 from updraft.cloud_engine.engine.sizing import Sizes
@@ -125,7 +125,7 @@ def test_a_prompt_that_fills_the_step_does_not_hide_a_useless_prediction(plain, 
     assert list(engine._speculator._trust._held) == [False] * 3
     cursor = PredictionCursor(useless)
     cursor.advance(expected.token_ids[:1], 1, 0)
-    assert len(cursor.propose(1000, distrust)) == 7
+    assert len(cursor.propose(1000, distrust)) == FIRST_TOKENS - 1
 
 
 def test_an_edited_prediction_is_picked_up_again(plain, make_engine, ask, run):
@@ -444,8 +444,8 @@ def test_the_cursor_is_cautious_after_a_miss_and_counts_each_token_once() -> Non
     cursor = PredictionCursor(draft)
     assert cursor.propose(1000) == draft
     assert cursor.propose(1000, lambda _: True) == draft
-    assert cursor.propose(1000, distrust) == draft[:8]
-    assert cursor.propose(8, distrust) == draft[:8]
+    assert cursor.propose(1000, distrust) == draft[:FIRST_TOKENS]
+    assert cursor.propose(8, distrust) == draft[:FIRST_TOKENS]
     generated = [100, 101, 7, 8]
     cursor.advance(generated[:3], 3, 60)
     cursor.advance(generated, 1, 8)
@@ -483,7 +483,7 @@ def test_the_cursor_proposes_all_the_rest_behind_a_probe_that_held() -> None:
 
 @pytest.mark.parametrize(
     ("new", "verdict"),
-    [([100, 101], None), ([100, 101, 7], False), ([*range(100, 108), 7], True), ([*range(100, 105), 7], False)],
+    [([100, 101], None), ([100, 101, 7], False), ([*range(100, 104), 7], True), ([*range(100, 103), 7], False)],
     ids=str,
 )
 def test_when_the_beginning_of_a_prediction_is_judged(new, verdict) -> None:
