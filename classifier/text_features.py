@@ -59,8 +59,10 @@ def _quantities(text: str) -> Sequence[float]:
 def _longest_repeat(text: str) -> int:
     """The length of the longest run of one character; 1 of a text without any."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
-    bounds = np.flatnonzero(codes[1:] != codes[:-1]) + 1
-    return int(np.diff(bounds, prepend=0, append=max(len(codes), 1)).max())
+    ends = np.flatnonzero(codes[1:] != codes[:-1])
+    if not len(ends):
+        return max(len(codes), 1)
+    return int(max(ends[0] + 1, len(codes) - 1 - ends[-1], (ends[1:] - ends[:-1]).max(initial=0)))
 
 
 STRUCTURE_NAMES = (
