@@ -6,8 +6,10 @@ words; of answers that call tools, the same functions with the same arguments. S
 in the clause that says it (of answers of a sentence or two: anywhere) must stand in both.
 
 What is right in other words, or wrong in both, is graded wrongly: this is the price of having no reference. Nor are
-units looked at (5 km, 5 miles), the words around a number, a choice that stays open ("A or B"), in long answers who
-does what to whom and negations, and such as are a part of a word ("impossible") or of a language that is not listed.
+units looked at (5 km, 5 miles; a letter behind a number counts as one), the words around a number (5 May, 5 June), all
+but the last of several numbers in prose (2 hours and 30 minutes), factorials, which brackets an interval has, numbers
+in words, a choice that stays open ("A or B"), in long answers who does what to whom and negations, and such as are a
+part of a word ("impossible") or of a language that is not listed.
 """
 
 from __future__ import annotations

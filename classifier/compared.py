@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
 
+from ..protocol.unicode_forms import normalized
+
 __all__ = ["Compared"]
 
 _BLANKLESS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -56,6 +58,7 @@ _DENIALS = frozenset(
         *("ne", "pas", "non", "jamais", "aucun", "aucune", "nunca", "não"),
     )
 )
+_CHANGES = frozenset("-!<>≤≥≠*/^")  # what stands before a name and makes it something else
 _CHARACTER = re.compile(f"[{_BLANKLESS}]")
 _NO_NAME = 6  # fewer characters in another order may be another name
 
@@ -163,6 +166,7 @@ class Compared:
             self.words[i : i + width] == short.words
             and any(self.denied[i : i + width]) == any(short.denied)
             and (self.ends[i] or not lone)
+            and (i == 0 or self.words[i - 1] not in _CHANGES)
             for i in range(len(self.words) - width + 1)
         ):
             return True
@@ -172,7 +176,7 @@ class Compared:
 
 def _plain(answer: str) -> str:
     """One form for what is written in several."""
-    text = unicodedata.normalize("NFC", answer).casefold().translate(_CHARACTERS)
+    text = normalized("NFC", answer).casefold().translate(_CHARACTERS)
     text = _VULGAR.sub(_spelled, text)
     text = _THOUSANDS.sub(lambda found: found.group().replace(",", ""), text)
     for found, written in _REWRITES:

@@ -20,7 +20,7 @@ NGRAM_WIDTH = 1024
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 _QUOTE = re.compile(r"[\"“”]")
-_LONGEST_NUMBER = 300  # digits: a float holds no more
+_LARGEST = 300.0  # digits: a float holds hardly more
 
 
 def ngrams(counts: Array) -> Array:
@@ -40,7 +40,8 @@ def structure(text: str, measures: Array) -> Array:
 def _quantities(text: str) -> Sequence[float]:
     """How large its numbers are, and how long what it lists, quotes and repeats."""
     numbers = _NUMBER.findall(text)
-    magnitudes = np.log10(1.0 + np.array([float(number[:_LONGEST_NUMBER]) for number in numbers] or [0.0]))
+    values = np.array(list(map(float, numbers)) or [0.0])
+    magnitudes = np.minimum(np.log10(1.0 + values), _LARGEST)
     commas = text.count(",")
     quoted = [len(part) for part in _QUOTE.split(text)[1::2]]
     return (

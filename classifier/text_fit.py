@@ -30,7 +30,7 @@ from .second_fit import agreements, fit_second
 from .text_export import router_to_onnx
 from .text_gate import TextGate
 from .text_policy import GATE_FILES, KIND, VERSIONS, Point, Source, TextPolicy, TextPolicyCard
-from .text_router import SHIPPED, Labels, TextRouter, fit_router, unseen
+from .text_router import MIN_LABELS, SHIPPED, Labels, TextRouter, fit_router, unseen
 from .text_rows import Mode, TextRows, featurise, has_opening
 
 __all__ = ["Material", "Recipe", "check_installed", "estimated_tokens", "fit_material", "fit_text_policy"]
@@ -39,6 +39,7 @@ _TARGETS = (0.9, 0.95, 0.97, 0.98, 0.99)
 _CHARS_PER_TOKEN = 4.0
 _ANSWER_TOKENS = 256.0
 _TOLERANCE = 1e-5
+_OFTEN_OPENED = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,8 @@ class Recipe:
 @dataclass(frozen=True, slots=True)
 class Material:
     """Features of each gate with their labels. `tokens`: read, written, (n,) each, and whether they are estimates.
-    `opened`: (n,) which answers gate 2 is asked about, if there is one: it is not about those that have ended by then.
+    `opened`: (n,) which answers gate 2 is asked about: not about those that have ended by then. Without it, or where
+    they are fewer than a hundred or a tenth, there is no gate 2.
     `agreed`: how far the local model's two answers agree, (n, 2), where it answered twice.
     """
 
@@ -84,8 +86,10 @@ def fit_text_policy(rows: Sequence[GradedRow], recipe: Recipe, out: Path) -> Tex
     """Fit on `rows`, write the folder `out`, and return the policy as loaded from there.
 
     There is a gate 3 if every row has an answer; if every row has token signals too, it reads them, and there is a gate
-    2. Second samples are known if every row has a second answer too, and enough of them are undecided. Raises
-    InvalidRequestError as `fit_router` does, and if `out` is no folder or cannot be written.
+    2 for answers that go on behind their opening, if these are many. Second samples are known if every row has a
+    second answer too, and enough of them are undecided.
+
+    Raises InvalidRequestError as `fit_router` does, and if `out` is no folder or cannot be written.
     """
     answers = all(row.answer is not None for row in rows)
     signals = answers and all(row.signals is not None for row in rows)
@@ -110,6 +114,8 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
     """The same from features, wherever they come from. Raises InvalidRequestError as `fit_router` does."""
     folder = policy_folder(out)
     features, labels, (read, written, guessed) = material.features, material.labels, material.tokens
+    if not _is_asked(material.opened):
+        features = {mode: rows for mode, rows in features.items() if mode != "opening"}
     routers: dict[Mode, TextRouter] = {
         mode: fit_router(rows, labels, seed=recipe.seed, candidates=recipe.candidates)
         for mode, rows in features.items()
@@ -166,6 +172,11 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
     )
     put_policy(folder, files, msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
     return settled(folder, TextPolicy.load)
+
+
+def _is_asked(opened: Bools | None) -> bool:
+    """Whether gate 2 would be asked often enough for its threshold to mean something."""
+    return opened is not None and int(opened.sum()) >= max(MIN_LABELS, _OFTEN_OPENED * len(opened))
 
 
 def _asked_during(p_gain: Floats, opened: Bools | None) -> Floats:

@@ -371,7 +371,9 @@ class Cascade:
         at = self.gates.tokens
         if self.job.stream and self._hold is not None:
             at = min(at, self._hold)
-        if len(answer.tokens) != at:
+        if len(answer.tokens) != at or answer.finish_reason is not None:
+            return False
+        if self.chat.sampling().max_tokens == at:  # it ends here by itself, and gate 3 judges all of it
             return False
         verdict = self.gates.during(self.chat.messages, answer, self.job.quality)
         if verdict.escalate or self._hold is not None:

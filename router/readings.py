@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from ..protocol.unicode_forms import normalized
 from .loose import parsed, rows, table, tables
 
 _LARGE = 10**40  # numbers from here on are nobody's
@@ -82,7 +83,7 @@ def written_and_seen(text: str) -> Collection[str]:
     if text.isascii():
         return dict.fromkeys((text, plain(text)))
     whole = text.encode("utf-8", "replace").decode()  # half a character is none
-    return dict.fromkeys((whole, unicodedata.normalize("NFD", whole), *seen(whole)))
+    return dict.fromkeys((whole, normalized("NFD", whole), *seen(whole)))
 
 
 def seen(text: str) -> Collection[str]:
@@ -93,7 +94,7 @@ def seen(text: str) -> Collection[str]:
 
 def written(text: str) -> str:
     """Full-width digits and odd blanks as what they look like; half a character is none."""
-    return unicodedata.normalize("NFKC", text).encode("utf-8", "replace").decode()
+    return normalized("NFKC", text).encode("utf-8", "replace").decode()
 
 
 def plain(text: str) -> str:

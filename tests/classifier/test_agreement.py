@@ -14,6 +14,13 @@ LONG = "The mitochondrion turns sugar into energy that the cell can use, by way 
 OTHER = "Photosynthesis happens in the chloroplasts of plants, which catch light with a green dye."
 
 
+@pytest.mark.parametrize("marks", ["\u0345\u0301", "\uff9e\u0334"])
+def test_a_tower_of_marks_is_compared_in_linear_time(marks: str) -> None:
+    began = time.process_time()
+    assert not agree(marks * 100_000, "5")
+    assert time.process_time() - began < 5
+
+
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
@@ -33,6 +40,9 @@ OTHER = "Photosynthesis happens in the chloroplasts of plants, which catch light
         ("😀", "😢", False),
         ("!!!", "???", False),
         ("It is B or A.", "C", False),
+        ("x", "The answer is -x.", False),
+        ("i", "-i", False),
+        ("x", "y = x", True),
     ],
 )  # fmt: skip
 def test_saying_the_same(one: str, other: str, same: bool) -> None:

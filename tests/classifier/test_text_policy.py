@@ -103,6 +103,18 @@ def test_no_promise_counts_on_gate_two_for_answers_that_end_before_it_is_asked(t
     assert (calibration.during[150:] > 0).any()
 
 
+@pytest.mark.parametrize("tokens", [3, OPENING_TOKENS])
+def test_without_answers_that_go_on_there_is_no_gate_two(tmp_path: Path, tokens: int) -> None:
+    """Its threshold would be that of rows which it is never asked about: nought, and all that is longer would go up."""
+    rows = [replace(row, signals=cut(row.signals, tokens)) for row in population(200, 4, signals=True)]
+    longer = population(50, 5, signals=True)
+    for mixed in (rows, [*rows, *longer]):
+        policy = fit_text_policy(mixed, RECIPE, tmp_path)
+        assert policy.calibration.during is None
+        assert policy.gate2_tokens > 10**6
+        assert policy.card.signals
+
+
 def test_a_policy_of_the_former_format_is_read_and_has_no_gate_two(folder: Path, tmp_path: Path) -> None:
     fit_text_policy(population(200, 2), RECIPE, tmp_path)
     card = json.loads((tmp_path / "policy.json").read_text())

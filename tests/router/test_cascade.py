@@ -218,6 +218,17 @@ def test_gate_2_stops_the_local_run_and_sends_what_it_wrote(bench: Any, cloud: F
     run(test())
 
 
+def test_gate_2_is_not_asked_about_an_answer_that_ends_there(bench: Any) -> None:
+    """As little as in the calibration, whose thresholds are those of answers that go on."""
+
+    async def test() -> None:
+        async with bench(ScriptedGates(during_at=2, after=True)) as b:
+            info = (await b.answer(max_tokens=2))["updraft"]
+            assert (info["gate"], info["local_tokens"]) == (3, 2)
+
+    run(test())
+
+
 def test_gate_3_sends_the_whole_answer_as_the_draft(bench: Any, cloud: FakeCloud) -> None:
     async def test() -> None:
         async with bench(ScriptedGates(after=True)) as b:
