@@ -115,7 +115,8 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
     folder = policy_folder(out)
     features, labels, (read, written, guessed) = material.features, material.labels, material.tokens
     if not _is_asked(material.opened):
-        features = {mode: rows for mode, rows in features.items() if mode != "opening"}
+        features = features.copy()
+        features.pop("opening", None)
     routers: dict[Mode, TextRouter] = {
         mode: fit_router(rows, labels, seed=recipe.seed, candidates=recipe.candidates)
         for mode, rows in features.items()
