@@ -115,12 +115,12 @@ _PHONE = (
     r"(?:\+|\b00)[1-9](?:[ ()./-]{0,2}\d){7,14}\b"
     r"|(?:\(\d{3}\) ?|\b\d{3}[ .-])\d{3}[ .-]\d{4}\b"
     r"|(?:\(0\d{1,4}\) ?|\b0\d{1,4}[ /-])\d{3,8}(?:[ -]?\d{2,4}){0,3}\b"
-    r"|\b0[1-9]\d{1,3}\.\d{5,8}\b|\b0[1-9](?:\.\d{2}){4}\b"  # after dots, which are in dates and numbers as well
+    r"|\b0[1-9]\d{1,3}\.\d{5,8}\b|\b0[1-9](?:[ .-]\d{2}){4}\b"  # after dots, which are in dates and numbers as well
 )
 # Keys that say whose they are, private keys, and signed tokens (JWT). In ASCII: all of Unicode makes it megabytes.
 _API_KEY = (
     (
-        r"\b(?:sk|pk|rk)[-_][\w-]{20}|\bupdraft-[\w-]{32}|\bAKIA[0-9A-Z]{16}\b|\bgh[pousr]_\w{30}|\bgithub_pat_\w{30}"
+        r"\b(?:sk|pk|rk)[-_][\w-]{20}|\bupdraft-[\w-]{32}|\bA(?:KI|SI)A[0-9A-Z]{16}\b|\bgh[pousr]_\w{30}|\bgithub_pat_\w{30}"
         r"|\bglpat-[\w-]{20}|\bxox[abeprs]-[\w-]{10}|\bAIza[\w-]{35}|\bhf_\w{30}"
         r"|-----BEGIN [A-Z ]*PRIVATE KEY|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]"
     )

@@ -69,6 +69,8 @@ def no_sockets() -> Iterator[list[str]]:
         ("email", "jo\u00adhn\u200b@\u00adexam\u00adple.com"),
         ("phone", "0171.2345678"),
         ("phone", "01.23.45.67.89"),
+        ("phone", "06 12 34 56 78"),
+        ("phone", "06-12-34-56-78"),
         ("phone", "call\u200b030/90182000"),
         ("iban", "it is DE89 3704 0044 0532 0130 00 and thank you"),
         ("iban", "gb82west12345698765432"),
@@ -100,6 +102,7 @@ def no_sockets() -> Iterator[list[str]]:
         ("phone", "030/90182000"),
         ("api_key", "export KEY=sk-proj-abcdefghijklmnopqrstuvwx"),
         ("api_key", "AKIAIOSFODNN7EXAMPLE"),
+        ("api_key", "ASIAIOSFODNN7EXAMPLE"),
         ("api_key", "-----BEGIN RSA PRIVATE KEY-----"),
     ],
 )
