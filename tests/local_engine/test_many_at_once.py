@@ -271,10 +271,11 @@ def test_a_failing_decode_ends_only_whom_it_met(tiny, monkeypatch, code):
 
 def test_a_row_that_is_no_number_ends_its_run_only(tiny, monkeypatch):
     with LocalEngine.load(tiny.gguf, LocalOptions(parallel=2)) as engine:
-        meter, rows = engine._resources.loop._meter, []
+        meter, rows, both = engine._resources.loop._meter, [], threading.Event()
         measure = meter.measure
 
         def poisoned(logits):
+            both.wait(10)  # on a busy machine the first would have ended before the second begins
             if len(logits) == 2 and not rows:
                 logits[1, 5] = np.nan
                 rows.append(1)
@@ -282,6 +283,7 @@ def test_a_row_that_is_no_number_ends_its_run_only(tiny, monkeypatch):
 
         monkeypatch.setattr(meter, "measure", poisoned)
         runs = [engine.start_text("the", greedy(9)) for _ in range(2)]
+        both.set()
         assert len(list(runs[0])) == 9
         with pytest.raises(EngineError, match="not numbers"):
             list(runs[1])
