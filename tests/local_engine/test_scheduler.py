@@ -365,8 +365,7 @@ def test_readers_are_spared_from_the_first_step_on(decoding, free_rows, plain, n
         tokens.append(chunk)
         budget.measured(decoding, chunk, gaps[-1])
     assert max(gaps) <= 2 * plain * (1 + noise)
-    # What is aimed at, less the noise, which the budget takes off beforehand: with few rows a token more or less is it.
-    most = 1.8 / (1 + noise) * max(free_rows, decoding) - decoding
+    most = 1.8 * max(free_rows, decoding) - decoding  # aimed at, in a machine without noise
     assert np.median(tokens[50:]) >= max(1, int(0.55 * most)), "and the prompt gets what is left"
 
 
