@@ -15,7 +15,7 @@ from ..protocol.errors import UpdraftError, UpstreamError
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
 from ..protocol.wire import WireRequest
-from ..router.tiers import CloudUsage
+from ..router.tiers.interfaces import CloudUsage
 from .questions import Prompt
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ async def ask_both(
     With `second_sample` in the settings the device answers twice, the second time sampled.
     The cloud is asked through a router: within budgets and privacy rules, and with a row in the ledger.
     """
-    from ..router.cloud_tier import HttpCloudTier
     from ..router.router import Router
-    from ..router.shared import Tiers
+    from ..router.state import Tiers
+    from ..router.tiers.openai_compatible import HttpCloudTier
 
     router = Router(config, Tiers(local=None, cloud=HttpCloudTier(config), gates=None))
     slots = asyncio.Semaphore(concurrency)

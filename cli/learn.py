@@ -50,8 +50,8 @@ def learn(
     from ..classifier.learn import GRADING
     from ..classifier.learn import learn as fit
     from ..classifier.text_fit import Recipe
-    from ..router.learner import pair_name
-    from ..router.loading import model_file
+    from ..router.factory import model_file
+    from ..router.feedback.collector import pair_name
 
     models = {"local": model_file(config).stem, "cloud": config.cloud_model}
     experience = Experience(config.experience)

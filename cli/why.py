@@ -13,7 +13,7 @@ import typer
 from ..protocol.errors import InvalidRequestError, NotFoundError
 
 if TYPE_CHECKING:
-    from ..router.ledger import LedgerRow
+    from ..router.accounting.ledger import LedgerRow
 
 GATES = ("rules", "before", "during", "after")
 ROUTES = {
@@ -96,8 +96,8 @@ def _decisions(row: LedgerRow) -> list[dict[str, Any]]:
 
 
 def _find(request_id: str | None, path: Path | None) -> LedgerRow:
+    from ..router.accounting.ledger import Ledger
     from ..router.config import RouterConfig
-    from ..router.ledger import Ledger
 
     path = RouterConfig.load().ledger if path is None else path
     if path is None or not path.exists():

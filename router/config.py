@@ -13,11 +13,11 @@ from ..classifier.aim import Aim, Promise
 from ..classifier.folders import experience_file
 from ..protocol import settings
 from ..protocol.errors import ConfigurationError
-from .budget import Limits
-from .cache import CacheSettings
-from .loose import rows, table
-from .prices import Price, Prices
-from .privacy import Privacy
+from .accounting.budget import Limits
+from .accounting.prices import Price, Prices
+from .privacy.rules import Privacy
+from .request.json_narrowing import rows, table
+from .responses.cache import CacheSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ import pytest
 import updraft
 from router_fakes import ScriptedGates
 from updraft.local_engine.engine import LocalEngine, LocalOptions
-from updraft.router.cloud_tier import HttpCloudTier
 from updraft.router.config import RouterConfig
-from updraft.router.local_tier import EngineLocalTier
-from updraft.router.shared import Tiers
+from updraft.router.state import Tiers
+from updraft.router.tiers.local import EngineLocalTier
+from updraft.router.tiers.openai_compatible import HttpCloudTier
 
 ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS = ROOT / "embedded" / "weights"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from updraft.protocol.errors import ConfigurationError
-from updraft.router.budget import Limits
+from updraft.router.accounting.budget import Limits
+from updraft.router.accounting.prices import Prices
 from updraft.router.config import RouterConfig
-from updraft.router.prices import Prices
 
 
 def load(tmp_path: Path, toml: str = "", env: dict[str, str] | None = None, **overrides: Any) -> RouterConfig:

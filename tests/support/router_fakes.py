@@ -22,12 +22,12 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from updraft.classifier.second import TEMPERATURE
 from updraft.protocol.errors import ContextLengthError
-from updraft.router.cloud_tier import HttpCloudTier
 from updraft.router.config import RouterConfig
-from updraft.router.gates import Verdict
-from updraft.router.loading import middle_rungs
-from updraft.router.shared import Tiers
-from updraft.router.tiers import LocalAnswer
+from updraft.router.factory import middle_rungs
+from updraft.router.gates.gates import Verdict
+from updraft.router.state import Tiers
+from updraft.router.tiers.interfaces import LocalAnswer
+from updraft.router.tiers.openai_compatible import HttpCloudTier
 
 CLOUD_TEXT = "The cloud says hello."
 LOCAL_TEXT = "one two three four five six"
