@@ -56,11 +56,11 @@ async def ask_both(
     With `second_sample` in the settings the device answers twice, the second time sampled.
     The cloud is asked through a router: within budgets and privacy rules, and with a row in the ledger.
     """
+    from ..router.factory import open_cloud
     from ..router.router import Router
     from ..router.state import Tiers
-    from ..router.tiers.openai_compatible import HttpCloudTier
 
-    router = Router(config, Tiers(local=None, cloud=HttpCloudTier(config), gates=None))
+    router = Router(config, Tiers(local=None, cloud=open_cloud(config), gates=None))
     slots = asyncio.Semaphore(concurrency)
 
     async def one(question: Prompt) -> GradedRow | str:

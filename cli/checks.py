@@ -156,9 +156,9 @@ def check_settings() -> Check:
 
     def look() -> str:
         from ..protocol.settings import config_file
-        from ..router.config import RouterConfig
+        from ..router.settings_sources import load_config
 
-        RouterConfig.load()
+        load_config()
         path = config_file()
         return str(path) if path.exists() else f"defaults and UPDRAFT_* (there is no {path})"
 

@@ -109,9 +109,9 @@ def _configured() -> Path | None:
     """The file of the local model in the settings. Raises UpdraftError."""
     from ..embedded.pocket import pocket_small_gguf
     from ..local_engine.store.library import model_path
-    from ..router.config import RouterConfig
+    from ..router.settings_sources import load_config
 
-    name = RouterConfig.load().local
+    name = load_config().local
     if name is None:
         return None
     return pocket_small_gguf() if name == "pocket" else model_path(name)

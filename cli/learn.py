@@ -91,9 +91,9 @@ def feedback(
       updraft feedback chatcmpl-0123456789abcdef down
     """
     from ..classifier.experience import Experience
-    from ..router.config import RouterConfig
+    from ..router.settings_sources import load_config
 
-    path = RouterConfig.load().experience
+    path = load_config().experience
     if path is None or not path.exists():
         raise ConfigurationError("There is no experience yet, or it is switched off (experience = 'none').")
     experience = Experience(path)

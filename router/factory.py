@@ -13,14 +13,14 @@ from ..classifier.graph_files import CARD_NAME
 from ..embedded.pocket import pocket_small_gguf
 from ..embedded.pocket import policy_folder as pocket_policy_folder
 from ..protocol.errors import ConfigurationError, MissingDependencyError, UpdraftError
-from .config import RouterConfig
+from .config import Middle, RouterConfig
 from .feedback.collector import Learner, pair_name
 from .gates.exploration import LearningGates
 from .gates.gates import Gates
 from .gates.selection import Choice, load_gates
 from .state import Rung, Tiers
 from .tiers.local import EngineLocalTier
-from .tiers.openai_compatible import HttpCloudTier
+from .tiers.openai_compatible import CloudEndpoint, HttpCloudTier
 
 if TYPE_CHECKING:
     from ..classifier.experience import Experience
@@ -34,7 +34,7 @@ async def load_tiers(config: RouterConfig) -> Tiers:
 
     Raises ModelLoadError or ConfigurationError.
     """
-    cloud = None if config.cloud_url is None or config.offline else HttpCloudTier(config)
+    cloud = open_cloud(config)
     if cloud is not None and config.hold_tokens is not None and not cloud.continues:
         log.warning("hold_tokens waits for cloud_continues: streams are held until they are judged")
     try:
@@ -46,20 +46,28 @@ async def load_tiers(config: RouterConfig) -> Tiers:
     return Tiers(local, cloud, gates, missing, () if cloud is None else middle_rungs(config))
 
 
+def open_cloud(config: RouterConfig) -> HttpCloudTier | None:
+    """The best cloud; None where there is none, or it must not be asked."""
+    if config.cloud_url is None or config.offline:
+        return None
+    return HttpCloudTier(_endpoint(config, config.cloud_url))
+
+
 def middle_rungs(config: RouterConfig) -> tuple[Rung, ...]:
     """The clouds between the device and the best one, with the timeouts of that one."""
     return tuple(
-        Rung(
-            each.model,
-            HttpCloudTier(
-                replace(
-                    config, cloud_url=each.url, cloud_api_key=each.api_key, cloud_continues=each.continues, middle=()
-                )
-            ),
-            each.skip_above,
-        )
-        for each in config.middle
+        Rung(each.model, HttpCloudTier(_middle_endpoint(config, each)), each.skip_above) for each in config.middle
     )
+
+
+def _endpoint(config: RouterConfig, url: str) -> CloudEndpoint:
+    return CloudEndpoint(
+        url, config.cloud_api_key, config.cloud_continues, config.cloud_timeout_s, config.cloud_connect_timeout_s
+    )
+
+
+def _middle_endpoint(config: RouterConfig, middle: Middle) -> CloudEndpoint:
+    return replace(_endpoint(config, middle.url), api_key=middle.api_key, continues=middle.continues)
 
 
 async def _load_local(config: RouterConfig) -> tuple[EngineLocalTier | None, Gates | None, UpdraftError | None]:

@@ -40,7 +40,7 @@ from .request.caller import caller_of
 from .request.chat_request import Job, Wanted, read_job, read_model
 from .responses import completion as answer
 from .responses import streaming as streams
-from .responses.cache import Cached, Slot, answer_of, stream_of
+from .responses.cache import AnswerCache, Cached, Slot, answer_of, stream_of
 from .responses.embeddings import embed
 from .state import Shared, Tiers
 from .tiers.interfaces import CloudFailure
@@ -61,7 +61,7 @@ class Router:
         self._tiers = tiers
         self._books: Books | None = None
         self._privacy = PrivacyRules(config.privacy)
-        self._cache = config.cache.make()
+        self._cache = AnswerCache.of(config.cache)
         self._pace = Pace()
         self._budget: Budget | None = None
         self._learner: Learner | None = None
@@ -155,7 +155,8 @@ class Router:
             body, record.model = read_model(request.body)
             record.caller = caller_of(request.headers, body)
             slot = Slot.of(self._cache, record.caller, body)
-            job = read_job(request, body, self._wanted(record.model), self.config, started=record.started)
+            wanted, hold_tokens = self._wanted(record.model), self.config.hold_tokens
+            job = read_job(request, body, wanted, hold_tokens=hold_tokens, started=record.started)
             if slot is not None and (kept := slot.get()) is not None:
                 return self._repeat(job, kept, record)
             job = replace(job, privacy_rule=await self._privacy.match(body))

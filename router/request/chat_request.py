@@ -12,7 +12,6 @@ import msgspec
 from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError
 from ...protocol.requests import ChatRequest, Message, UpdraftOptions, parse_chat
 from ...protocol.wire import WireRequest
-from ..config import RouterConfig
 from .json_narrowing import table, tables
 
 Wanted = Literal["auto", "local", "cloud"]
@@ -80,9 +79,9 @@ def read_model(body: bytes) -> tuple[dict[str, Any], str]:
 
 
 def read_job(
-    request: WireRequest, body: dict[str, Any], wanted: Wanted, config: RouterConfig, *, started: float
+    request: WireRequest, body: dict[str, Any], wanted: Wanted, *, hold_tokens: int | None, started: float
 ) -> Job:
-    """Check a request that came at `started`, on the clock of `time.monotonic()`.
+    """Check a request that came at `started`, on the clock of `time.monotonic()`. `hold_tokens`: where it says none.
 
     Raises InvalidRequestError if no tier could make sense of it.
     """
@@ -101,7 +100,7 @@ def read_job(
         private=options.private,
         quality=options.quality,
         quality_given=options.quality is not None,
-        hold_tokens=config.hold_tokens if options.hold_tokens is None else options.hold_tokens,
+        hold_tokens=hold_tokens if options.hold_tokens is None else options.hold_tokens,
         deadline=None if request.timeout_s is None else started + request.timeout_s,
     )
 

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import msgspec
 
 from ...protocol import sse
-from ...protocol.errors import ConfigurationError
 from ..accounting.request_record import Record
+from ..config import CacheSettings
 from ..request.caller import Caller
 from ..request.json_narrowing import parsed, rows, table, tables
 
@@ -30,25 +30,6 @@ class Cached:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class CacheSettings:
-    """max_mb: megabytes of answers to keep in memory; 0 keeps none. ttl_s: for how many seconds."""
-
-    max_mb: float = 0.0
-    ttl_s: float = 3600.0
-
-    def __post_init__(self) -> None:
-        for name in ("max_mb", "ttl_s"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ConfigurationError(f"cache.{name} must be 0 or more.", param=f"cache.{name}")
-
-    def __bool__(self) -> bool:
-        return self.max_mb > 0
-
-    def make(self) -> AnswerCache | None:
-        return AnswerCache(int(self.max_mb * 2**20), self.ttl_s) if self else None
-
-
 class AnswerCache:
     """At most `max_bytes` of answers, each for `ttl_s` seconds; what was not used for longest goes first."""
 
@@ -57,6 +38,11 @@ class AnswerCache:
         self._ttl_s = ttl_s
         self._bytes = 0
         self._entries: OrderedDict[bytes, Cached] = OrderedDict()
+
+    @staticmethod
+    def of(settings: CacheSettings) -> AnswerCache | None:
+        """The cache that the settings ask for; None where nothing is to be kept."""
+        return AnswerCache(int(settings.max_mb * 2**20), settings.ttl_s) if settings else None
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -22,7 +23,6 @@ from ...protocol.errors import (
     UpdraftError,
     UpstreamError,
 )
-from ..config import RouterConfig
 from ..request.json_narrowing import parsed, table, tables
 from .continuation_check import Continuation, Verdict
 from .interfaces import CloudFailure
@@ -32,24 +32,36 @@ log = logging.getLogger("updraft.router")
 MAX_BODY_BYTES = 32 * 2**20  # a completion is kilobytes; more than this is not an answer
 
 
+@dataclass(frozen=True, slots=True)
+class CloudEndpoint:
+    """Where a cloud is, and how long an answer may take."""
+
+    url: str
+    api_key: str | None = field(default=None, repr=False)
+    # Whether it continues an assistant's last message (`continue_final_message`).
+    continues: bool = False
+    # Seconds without a byte before a request fails.
+    timeout_s: float = 60.0
+    # Seconds until a connection must stand.
+    connect_timeout_s: float = 2.0
+
+
 class HttpCloudTier:
     """`CloudTier` over one pooled HTTP client. Opens no socket before the first request."""
 
-    def __init__(self, config: RouterConfig) -> None:
-        if config.cloud_url is None:
-            raise ValueError("HttpCloudTier needs a cloud_url")
-        key = config.cloud_api_key
-        self._url = config.cloud_url
+    def __init__(self, endpoint: CloudEndpoint) -> None:
+        key = endpoint.api_key
+        self._url = endpoint.url
         self.takes_prediction = True
-        self.continues = config.cloud_continues
+        self.continues = endpoint.continues
         self._client = httpx.AsyncClient(
             headers={"authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx.Timeout(config.cloud_timeout_s, connect=config.cloud_connect_timeout_s),
+            timeout=httpx.Timeout(endpoint.timeout_s, connect=endpoint.connect_timeout_s),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
             verify=self._url.startswith("https:"),  # plain http needs no TLS context, which takes 0.1 s to make
             follow_redirects=False,  # a redirect would carry the prompt to a host that nobody configured
         )
-        self._idle_timeout_s = config.cloud_timeout_s
+        self._idle_timeout_s = endpoint.timeout_s
 
     async def complete(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         return _completion(await self._whole(path, body, timeout_s))

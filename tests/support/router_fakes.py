@@ -23,11 +23,10 @@ from starlette.routing import Route
 from updraft.classifier.second import TEMPERATURE
 from updraft.protocol.errors import ContextLengthError
 from updraft.router.config import RouterConfig
-from updraft.router.factory import middle_rungs
+from updraft.router.factory import middle_rungs, open_cloud
 from updraft.router.gates.gates import Verdict
 from updraft.router.state import Tiers
 from updraft.router.tiers.interfaces import LocalAnswer
-from updraft.router.tiers.openai_compatible import HttpCloudTier
 
 CLOUD_TEXT = "The cloud says hello."
 LOCAL_TEXT = "one two three four five six"
@@ -327,6 +326,6 @@ def unused_url() -> str:
 
 
 def tiers(local: ScriptedLocal | None, config: RouterConfig, gates: Any = None) -> Tiers:
-    cloud = None if config.cloud_url is None or config.offline else HttpCloudTier(config)
+    cloud = open_cloud(config)
     middle = () if cloud is None else middle_rungs(config)
     return Tiers(local, cloud, (gates or ScriptedGates()) if local is not None else None, middle=middle)

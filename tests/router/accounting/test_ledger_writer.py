@@ -20,8 +20,8 @@ from updraft.router.accounting.ledger import Ledger
 from updraft.router.accounting.ledger_writer import CLOSING_S, Books
 from updraft.router.accounting.prices import Prices
 from updraft.router.accounting.request_record import Record
+from updraft.router.config import CacheSettings
 from updraft.router.privacy.rules import Privacy
-from updraft.router.responses.cache import CacheSettings
 
 ROW = Record(Prices(), "large").row(200)
 

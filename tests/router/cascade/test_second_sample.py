@@ -36,6 +36,7 @@ from updraft.router.gates.exploration import LearningGates
 from updraft.router.gates.gates import Verdict
 from updraft.router.gates.selection import Choice, load_gates
 from updraft.router.router import Router
+from updraft.router.settings_sources import load_config
 from updraft.router.tiers.interfaces import LocalAnswer
 from updraft.text.tool_calls import ToolSyntax
 from updraft.text.tool_formats import ToolFormat
@@ -400,7 +401,7 @@ def test_the_packaged_model_answers_twice_where_it_is_undecided(cloud: FakeCloud
 
 def test_the_setting_reaches_the_gates(wavering_policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UPDRAFT_SECOND_SAMPLE", "true")
-    config = RouterConfig.load({"policy": str(wavering_policy)})
+    config = load_config({"policy": str(wavering_policy)})
     assert config.second_sample
     assert isinstance(load_learning_gates(config, "pocket-small")._gates, SecondSampleGates)
     assert not isinstance(load_learning_gates(RouterConfig(), "pocket-small")._gates, SecondSampleGates)

@@ -25,12 +25,11 @@ from updraft.protocol.requests import Message
 from updraft.protocol.wire import WireRequest
 from updraft.router.accounting.prices import Prices
 from updraft.router.accounting.request_record import Record
-from updraft.router.config import Middle, RouterConfig
+from updraft.router.config import CacheSettings, Middle, RouterConfig
 from updraft.router.factory import load_learning_gates
 from updraft.router.feedback.collector import MOST_WAITING, Learner, LearningCounts, Seen
 from updraft.router.gates.exploration import LearningGates
 from updraft.router.gates.gates import Verdict
-from updraft.router.responses.cache import CacheSettings
 from updraft.router.router import Router
 from updraft.router.tiers.interfaces import LocalAnswer
 from updraft.text.tool_calls import ToolSyntax

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates
 from updraft.protocol.errors import ConfigurationError
 from updraft.router.accounting.budget import Limits
-from updraft.router.responses.cache import AnswerCache, Cached, CacheSettings
+from updraft.router.config import CacheSettings
+from updraft.router.responses.cache import AnswerCache, Cached
 
 ON = CacheSettings(max_mb=1.0)
 SAME: dict[str, Any] = {"temperature": 0}
