@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from ..local_engine.llama_build import REBUILD_COMMAND
-from ..local_engine.machine import this_machine
+from ..local_engine.machine.machine import this_machine
 from ..protocol.errors import MissingDependencyError, UpdraftError
 from .device_checks import (
     check_memory,

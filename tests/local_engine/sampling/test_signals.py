@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from updraft.local_engine.signal_meter import SignalMeter
-from updraft.local_engine.signals import (
+from updraft.local_engine.sampling.signal_meter import SignalMeter
+from updraft.local_engine.sampling.signals import (
     LEVELS,
     SignalQuantiles,
     TokenSignals,

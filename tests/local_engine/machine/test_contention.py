@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from updraft.kernels import contention
 from updraft.kernels.contention import ThreadGovernor, Usage, usage
 from updraft.local_engine.engine import LocalEngine, LocalOptions
-from updraft.local_engine.signal_meter import SignalMeter
+from updraft.local_engine.sampling.signal_meter import SignalMeter
 from updraft.protocol.sampling import SamplingParams
 
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..protocol.errors import ModelTooLargeError
-from .gguf_header import Array, GgufHeader
+from ...protocol.errors import ModelTooLargeError
+from ..gguf_header import Array, GgufHeader
 from .machine import Machine
 
 KvCacheType = Literal["f32", "f16", "q8_0", "q4_0"]

@@ -11,15 +11,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from ..protocol.errors import EngineError, InvalidRequestError, OverloadedError, UpdraftError
+from ...protocol.errors import EngineError, InvalidRequestError, OverloadedError, UpdraftError
+from ..context import LlamaContext, NoRoomError, Rows
+from ..llama import LlamaModel
+from ..sampling.signal_meter import SignalMeter
+from ..sampling.signals import Floats
 from .chunk_budget import ChunkBudget
-from .context import LlamaContext, NoRoomError, Rows
 from .generation import Job
-from .llama import LlamaModel
 from .prefix_cache import PrefixCache
 from .scheduler import Limits, Scheduler, Sequence, Share, Step
-from .signal_meter import SignalMeter
-from .signals import Floats
 
 # Computing fewer tokens again costs next to nothing, and the answer keeps the last bits it has on a fresh engine.
 _SHORTEST_SHARED = 16

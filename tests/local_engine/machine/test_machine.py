@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from updraft.local_engine.machine import Machine, this_machine
+from updraft.local_engine.machine.machine import Machine, this_machine
 
 GIB = 2**30
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from .engine import LocalOptions
-from .fit import KvCacheType
-from .machine import this_machine
-from .notes import Notes, file_key
-from .options import QUANTIZED
-from .probe import build_key
+from ..engine import LocalOptions
+from ..machine.machine import this_machine
+from ..machine.memory_fit import KvCacheType
+from ..machine.notes import Notes, file_key
+from ..options import QUANTIZED
+from ..probe import build_key
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

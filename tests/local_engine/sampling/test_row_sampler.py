@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_sampling import plain_edits
 from updraft.cloud_engine.engine.sampler import SamplingRow, sample
-from updraft.local_engine import noise
-from updraft.local_engine.row_sampler import RowSampler
-from updraft.local_engine.truncation import largest
+from updraft.local_engine.sampling import noise
+from updraft.local_engine.sampling.row_sampler import RowSampler
+from updraft.local_engine.sampling.truncation import largest
 from updraft.protocol.sampling import SamplingParams
 
 ENDS = frozenset({2, 5})

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..protocol.noise import noise_key
-from ..protocol.sampling import LEAST_TEMPERATURE, SamplingParams
-from ..text.logit_edits import LogitEditor
+from ...protocol.noise import noise_key
+from ...protocol.sampling import LEAST_TEMPERATURE, SamplingParams
+from ...text.logit_edits import LogitEditor
 from .noise import Floats, Indices, draw
 from .truncation import survivors
 
 if TYPE_CHECKING:
-    from ..text.grammar_state import GrammarState, Mask
+    from ...text.grammar_state import GrammarState, Mask
 
 
 class RowSampler:

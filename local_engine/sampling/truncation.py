@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..protocol.sampling import SamplingParams
+from ...protocol.sampling import SamplingParams
 from .noise import Doubles, Floats, Indices, blocks
 
 _HEADS = (256, 4096)  # likeliest tokens to look at before all of them

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from ..protocol.errors import ModelLoadError
-from .child import expect_crashes
-from .llama import llama
+from ...protocol.errors import ModelLoadError
+from ..llama import llama
+from ..machine.child_process import expect_crashes
 
 _SLICES = 4
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from updraft.embedded import pocket
 from updraft.local_engine.engine import LocalEngine, LocalOptions, LoraAdapter
-from updraft.local_engine.scheduler import Glimpse, Sequence, Share, Step
+from updraft.local_engine.runtime.scheduler import Glimpse, Sequence, Share, Step
 from updraft.protocol.errors import EngineError, ModelLoadError, OverloadedError
 from updraft.protocol.requests import Message
 from updraft.protocol.sampling import SamplingParams

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import msgspec
 
-from ..protocol import settings
-from ..protocol.errors import ModelLoadError
+from ...protocol import settings
+from ...protocol.errors import ModelLoadError
 
 _log = logging.getLogger("updraft.local")
 Note = TypeVar("Note", bound=msgspec.Struct)

@@ -15,18 +15,18 @@ from pathlib import Path
 
 import msgspec
 
-from ..protocol.errors import ModelLoadError
-from .child import run_child
-from .defaults import settled
-from .fit import KvCacheType, ensure_fits, estimate, quantizable
-from .gguf import read_model
-from .gguf_header import GgufHeader
-from .machine import Machine, default_threads, this_machine
-from .opening import layout_of, plan_of
-from .options import LocalOptions
-from .trial import ensure_loadable
-from .tuned import Settings, remember
-from .tuning_run import Job, Speeds
+from ...protocol.errors import ModelLoadError
+from ..defaults import settled
+from ..gguf import read_model
+from ..gguf_header import GgufHeader
+from ..machine.child_process import run_child
+from ..machine.machine import Machine, default_threads, this_machine
+from ..machine.memory_fit import KvCacheType, ensure_fits, estimate, quantizable
+from ..opening import layout_of, plan_of
+from ..options import LocalOptions
+from ..runtime.tuned_options import Settings, remember
+from ..trial import ensure_loadable
+from .measurement import Job, Speeds
 
 BUDGET_S = 26.0
 _PROMPT, _ANSWER = 256, 128  # tokens of the request whose time is compared
@@ -207,7 +207,9 @@ class _Search:
             seconds=seconds,
         )
         left = max(_RUN_S if self.runs else _FIRST_S, self._deadline - time.monotonic())
-        end = run_child("updraft.local_engine.tuning_run", [json.dumps(msgspec.to_builtins(job))], timeout_s=left)
+        end = run_child(
+            "updraft.local_engine.tuning.measurement", [json.dumps(msgspec.to_builtins(job))], timeout_s=left
+        )
         if end.status != "ok" or "error" in end.found:
             return Measured(choice, f"{note}: {end.found.get('error') or end.detail or end.status}")
         return _measured(choice, note, msgspec.convert(end.found, Speeds))

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from updraft.local_engine.chunk_budget import ChunkBudget, aimed_slowdown
-from updraft.local_engine.prefix_cache import PrefixCache
-from updraft.local_engine.scheduler import Limits, Scheduler, Sequence, Share, Step
+from updraft.local_engine.runtime.chunk_budget import ChunkBudget, aimed_slowdown
+from updraft.local_engine.runtime.prefix_cache import PrefixCache
+from updraft.local_engine.runtime.scheduler import Limits, Scheduler, Sequence, Share, Step
 
 CELLS, IDS = 48, 14
 

@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.local_engine.prefix_cache import PrefixCache
+from updraft.local_engine.runtime.prefix_cache import PrefixCache
 
 
 class Log:

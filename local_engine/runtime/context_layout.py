@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .fit import DEFAULT_CELLS, KvCacheType
-from .options import LocalOptions
+from ..machine.memory_fit import DEFAULT_CELLS, KvCacheType
+from ..options import LocalOptions
 from .prefix_cache import Sharing
 
 _ROWS = 512  # tokens of a step, as in llama_cpp.Llama: with its own kernels other sizes give other last bits

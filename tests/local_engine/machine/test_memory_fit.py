@@ -12,9 +12,9 @@ import pytest
 from gguf_shapes import Shape, write
 from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine.engine import LocalOptions
-from updraft.local_engine.fit import KvCacheType, Plan, ensure_fits, estimate, largest_context
 from updraft.local_engine.gguf import read_header
 from updraft.local_engine.llama import llama
+from updraft.local_engine.machine.memory_fit import KvCacheType, Plan, ensure_fits, estimate, largest_context
 from updraft.local_engine.opening import plan_of
 from updraft.protocol.errors import ModelTooLargeError
 

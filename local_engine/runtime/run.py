@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Iterator
 
 import numpy as np
 
-from ..protocol.errors import EngineError, UpdraftError
+from ...protocol.errors import EngineError, UpdraftError
+from ..sampling.signals import Floats, SignalQuantiles, TokenSignals
 from .generation import Event, FinishReason, Generation, LocalToken
 from .loop import EngineLoop
-from .signals import Floats, SignalQuantiles, TokenSignals
 
 
 class Resources:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from ..protocol.noise import FIRST, GOLDEN, SECOND, WORD
+from ...protocol.noise import FIRST, GOLDEN, SECOND, WORD
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
