@@ -15,7 +15,7 @@ from ..protocol.errors import UpdraftError, UpstreamError
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
 from ..protocol.wire import WireRequest
-from ..router.tiers import CloudUsage
+from ..router.tiers.interfaces import CloudUsage
 from .questions import Prompt
 
 if TYPE_CHECKING:
@@ -56,11 +56,11 @@ async def ask_both(
     With `second_sample` in the settings the device answers twice, the second time sampled.
     The cloud is asked through a router: within budgets and privacy rules, and with a row in the ledger.
     """
-    from ..router.cloud_tier import HttpCloudTier
+    from ..router.factory import open_cloud
     from ..router.router import Router
-    from ..router.shared import Tiers
+    from ..router.state import Tiers
 
-    router = Router(config, Tiers(local=None, cloud=HttpCloudTier(config), gates=None))
+    router = Router(config, Tiers(local=None, cloud=open_cloud(config), gates=None))
     slots = asyncio.Semaphore(concurrency)
 
     async def one(question: Prompt) -> GradedRow | str:

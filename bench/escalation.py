@@ -13,13 +13,13 @@ import msgspec
 from ..protocol.errors import EngineError
 from ..protocol.wire import WireRequest
 from ..router.config import RouterConfig
-from ..router.loading import load_tiers
+from ..router.factory import load_tiers
 from ..router.router import Router
-from ..router.tiers import CloudStream, CloudTier, CloudUsage
+from ..router.tiers.interfaces import CloudStream, CloudTier, CloudUsage
 from .questions import Question
 
 if TYPE_CHECKING:
-    from ..router.shared import Tiers
+    from ..router.state import Tiers
 
 Say = Callable[[str], None]
 _ARMS = ("draft", "none", "useless")

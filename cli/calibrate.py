@@ -133,8 +133,8 @@ def _from_life(config: RouterConfig, prompts: Path, n: int, save: Path | None) -
     from ..bench.questions import read_prompts
     from ..classifier.text_fit import check_installed
     from ..classifier.text_router import MIN_LABELS
-    from ..router.loading import open_local
-    from ..router.privacy import PrivacyRules
+    from ..router.factory import open_local
+    from ..router.privacy.rules import PrivacyRules
     from .watch import Watch
 
     found = read_prompts(prompts)
@@ -241,6 +241,6 @@ def _say_where(folder: Path, recipe: Recipe, *, given: bool) -> None:
 
 def _model_id(config: RouterConfig) -> str:
     """The name under which the router will run the local model."""
-    from ..router.loading import model_file
+    from ..router.factory import model_file
 
     return model_file(config).stem

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from ..local_engine.llama_build import REBUILD_COMMAND
-from ..local_engine.machine import this_machine
+from ..local_engine.machine.machine import this_machine
 from ..protocol.errors import MissingDependencyError, UpdraftError
 from .device_checks import (
     check_memory,
@@ -156,9 +156,9 @@ def check_settings() -> Check:
 
     def look() -> str:
         from ..protocol.settings import config_file
-        from ..router.config import RouterConfig
+        from ..router.settings_sources import load_config
 
-        RouterConfig.load()
+        load_config()
         path = config_file()
         return str(path) if path.exists() else f"defaults and UPDRAFT_* (there is no {path})"
 

@@ -11,7 +11,7 @@ from .findings import Check
 
 if TYPE_CHECKING:
     from ..local_engine.ggml import Served
-    from ..local_engine.machine import Machine
+    from ..local_engine.machine.machine import Machine
 
 _WATCH_S = 0.5
 _BUSY = 0.4  # of a processor, from which on the engine gives a thread up
@@ -73,7 +73,7 @@ def check_neighbours(machine: Machine) -> Check:
 
 def check_memory(machine: Machine) -> Check:
     """Whether the configured local model fits, and which of the pulled ones do not."""
-    from ..local_engine.fit import reserve
+    from ..local_engine.machine.memory_fit import reserve
 
     room = machine.available - reserve(machine)
     free = f"{machine.available / 1e9:.1f} of {machine.memory / 1e9:.1f} GB free"
@@ -92,7 +92,7 @@ def check_memory(machine: Machine) -> Check:
 
 def check_tuning() -> Check:
     """Whether the configured model was measured on this machine."""
-    from ..local_engine.tuned import recall
+    from ..local_engine.runtime.tuned_options import recall
 
     try:
         path = _configured()
@@ -109,9 +109,9 @@ def _configured() -> Path | None:
     """The file of the local model in the settings. Raises UpdraftError."""
     from ..embedded.pocket import pocket_small_gguf
     from ..local_engine.store.library import model_path
-    from ..router.config import RouterConfig
+    from ..router.settings_sources import load_config
 
-    name = RouterConfig.load().local
+    name = load_config().local
     if name is None:
         return None
     return pocket_small_gguf() if name == "pocket" else model_path(name)

@@ -50,8 +50,8 @@ def learn(
     from ..classifier.learn import GRADING
     from ..classifier.learn import learn as fit
     from ..classifier.text_fit import Recipe
-    from ..router.learner import pair_name
-    from ..router.loading import model_file
+    from ..router.factory import model_file
+    from ..router.feedback.collector import pair_name
 
     models = {"local": model_file(config).stem, "cloud": config.cloud_model}
     experience = Experience(config.experience)
@@ -91,9 +91,9 @@ def feedback(
       updraft feedback chatcmpl-0123456789abcdef down
     """
     from ..classifier.experience import Experience
-    from ..router.config import RouterConfig
+    from ..router.settings_sources import load_config
 
-    path = RouterConfig.load().experience
+    path = load_config().experience
     if path is None or not path.exists():
         raise ConfigurationError("There is no experience yet, or it is switched off (experience = 'none').")
     experience = Experience(path)

@@ -116,7 +116,7 @@ class Pair:
 
     def config(self) -> RouterConfig:
         """The user's settings with these flags on top. Raises ConfigurationError."""
-        from ..router.config import RouterConfig
+        from ..router.settings_sources import load_config
         from .models import resolve
 
         flags: dict[str, Any] = {
@@ -130,7 +130,7 @@ class Pair:
             "promise": self.promise,
             "second_sample": self.second_sample,
         }
-        return RouterConfig.load({name: value for name, value in flags.items() if value is not None})
+        return load_config({name: value for name, value in flags.items() if value is not None})
 
 
 def key_from(variable: str, option: str) -> str:

@@ -52,7 +52,7 @@ def serve(
           -d '{"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}'
     """
     from ..protocol.server import bind_socket
-    from ..router.daemon import DaemonOptions, run_daemon
+    from ..router.server.app import DaemonOptions, run_daemon
     from .conversation import introduction
 
     key = None if key_env is None else options.key_from(key_env, "--key-env")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ..local_engine.tuning import Measured, Tuning
+    from ..local_engine.tuning.search import Measured, Tuning
 
 
 def tune(
@@ -34,7 +34,7 @@ def tune(
     from ..embedded.pocket import pocket_small_gguf
     from ..local_engine.opening import ProcessMemory
     from ..local_engine.probe import ensure_usable_build
-    from ..local_engine.tuning import tune as measure
+    from ..local_engine.tuning.search import tune as measure
     from ..protocol.errors import InvalidRequestError
     from .models import resolve
 

@@ -13,7 +13,7 @@ import typer
 from ..protocol.errors import InvalidRequestError, NotFoundError
 
 if TYPE_CHECKING:
-    from ..router.ledger import LedgerRow
+    from ..router.accounting.ledger import LedgerRow
 
 GATES = ("rules", "before", "during", "after")
 ROUTES = {
@@ -96,10 +96,10 @@ def _decisions(row: LedgerRow) -> list[dict[str, Any]]:
 
 
 def _find(request_id: str | None, path: Path | None) -> LedgerRow:
-    from ..router.config import RouterConfig
-    from ..router.ledger import Ledger
+    from ..router.accounting.ledger import Ledger
+    from ..router.settings_sources import load_config
 
-    path = RouterConfig.load().ledger if path is None else path
+    path = load_config().ledger if path is None else path
     if path is None or not path.exists():
         where = "The settings name no ledger" if path is None else f"There is no ledger at {path}"
         raise InvalidRequestError(f"{where}: name one with --ledger, or ask something first.")

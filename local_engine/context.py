@@ -14,8 +14,8 @@ import numpy as np
 from ..kernels.contention import ThreadGovernor
 from ..kernels.native_library import holding
 from ..protocol.errors import EngineError, ModelLoadError
-from .fit import KvCacheType
 from .llama import Floats, LlamaModel, llama
+from .machine.memory_fit import KvCacheType
 from .zeros import give_back_logits
 
 _NO_ROOM = 1

@@ -23,17 +23,17 @@ from ..text.tool_stream import OfferedTools
 from .adapters import read_adapter
 from .context import ContextOptions, LlamaContext, LoraAdapter
 from .defaults import settled
-from .generation import Generation, GenerationRequest, LocalToken, Scoring
 from .gguf import GgufHeader, read_model
-from .layout import Layout, ModelTraits
 from .llama import Floats, LlamaModel
-from .loop import EngineLoop, LoopOptions
-from .machine import default_threads
+from .machine.machine import default_threads
 from .options import LocalOptions
-from .row_sampler import RowSampler
-from .run import LocalRun, Resources
-from .scheduler import Limits
-from .signals import TokenSignals
+from .runtime.context_layout import Layout, ModelTraits
+from .runtime.generation import Generation, GenerationRequest, LocalToken, Scoring
+from .runtime.loop import EngineLoop, LoopOptions
+from .runtime.run import LocalRun, Resources
+from .runtime.scheduler import Limits
+from .sampling.row_sampler import RowSampler
+from .sampling.signals import TokenSignals
 
 if TYPE_CHECKING:
     from ..text.grammar import Vocabulary

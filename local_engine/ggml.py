@@ -21,7 +21,7 @@ from ..kernels.native_library import NativeBuildError, load_from
 from ..protocol.errors import ConfigurationError
 from . import attention
 from .gguf_header import GgufHeader
-from .machine import this_machine
+from .machine.machine import this_machine
 from .products import KINDS, Kind, agrees
 
 #: llama-cpp-python whose functions have the arguments that ours have: tried in the tests.

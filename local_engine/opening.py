@@ -13,15 +13,15 @@ from pathlib import Path
 
 from .adapters import read_adapter
 from .engine import LocalEngine, LocalOptions
-from .fit import DEFAULT_CELLS, Plan, ensure_fits, estimate, reserve, vocabulary_size
 from .gguf import read_model
 from .gguf_header import GgufHeader
-from .layout import Layout, ModelTraits
-from .machine import this_machine
+from .machine.machine import this_machine
+from .machine.memory_fit import DEFAULT_CELLS, Plan, ensure_fits, estimate, reserve, vocabulary_size
 from .pool import ModelPool
 from .probe import ensure_usable_build
+from .runtime.context_layout import Layout, ModelTraits
+from .runtime.tuned_options import tuned_options
 from .trial import ensure_loadable
-from .tuned import tuned_options
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import cast
 
 from ..protocol.errors import InvalidRequestError
 from .context import LoraAdapter
-from .fit import KvCacheType
+from .machine.memory_fit import KvCacheType
 
 #: Types of a KV cache that only flash attention can read.
 QUANTIZED: tuple[KvCacheType, ...] = ("q8_0", "q4_0")

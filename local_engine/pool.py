@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from ..protocol.errors import EngineError, OverloadedError
-from .mailbox import arrived
+from .runtime.mailbox import arrived
 
 
 class Closable(Protocol):

@@ -22,9 +22,9 @@ from ..protocol import settings
 from ..protocol.errors import ConfigurationError, MissingDependencyError, UpdraftError
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
-from .child import ChildEnd, expect_crashes, run_child
 from .ggml import Served
 from .llama_build import PACKAGE, REBUILD_COMMAND, processor
+from .machine.child_process import ChildEnd, expect_crashes, run_child
 
 _log = logging.getLogger("updraft.local")
 Status = Literal["ok", "not_installed", "import_failed", "crashed", "timeout", "failed"]

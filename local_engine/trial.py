@@ -18,10 +18,10 @@ import msgspec
 from ..protocol.errors import InvalidRequestError, ModelLoadError, UpdraftError
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
-from .child import ChildEnd, expect_crashes, run_child
 from .context import LoraAdapter
 from .gguf import read_model
-from .notes import Notes, file_key
+from .machine.child_process import ChildEnd, expect_crashes, run_child
+from .machine.notes import Notes, file_key
 from .probe import build_key
 
 _CONTEXT = 64

@@ -1,37 +1,56 @@
-"""What a user may set about the router: one TOML file, `UPDRAFT_*` variables, keyword overrides; the last one wins."""
+"""What a user may set about the router, as checked dataclasses. `settings_sources` reads them from files and variables.
+
+The comment above a field is its entry in the settings reference.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
-
-import msgspec
 
 from ..classifier.aim import Aim, Promise
-from ..classifier.folders import experience_file
-from ..protocol import settings
 from ..protocol.errors import ConfigurationError
-from .budget import Limits
-from .cache import CacheSettings
-from .loose import rows, table
-from .prices import Price, Prices
-from .privacy import Privacy
+from .accounting.budget import Limits
+from .accounting.prices import Price, Prices
+from .privacy.rules import Privacy
+
+#: The settings that state a target. One of them at most.
+TARGETS = ("quality", "cloud_share", "cost")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """Whether answers are kept for requests that ask exactly the same again."""
+
+    # Megabytes of answers to keep in memory. 0 keeps none.
+    max_mb: float = 0.0
+    # Seconds that an answer is kept.
+    ttl_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_mb", "ttl_s"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigurationError(f"cache.{name} must be 0 or more.", param=f"cache.{name}")
+
+    def __bool__(self) -> bool:
+        return self.max_mb > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Middle:
-    """One cloud between the device and the best one. `skip_above`: a P(gain) from which on it is not asked.
+    """One cloud between the device and the best one."""
 
-    `price`: of its tokens, as in `prices.models`. `continues`: as `cloud_continues`.
-    """
-
+    # The base URL of an OpenAI-compatible server.
     url: str
+    # The model that it serves.
     model: str
+    # Its API key.
     api_key: str | None = field(default=None, repr=False)
+    # What its tokens cost, as in `prices.models`.
     price: Price | None = None
+    # From this P(gain) on it is not asked, and the next cloud is.
     skip_above: float | None = None
+    # Whether it continues an assistant's last message, as `cloud_continues`.
     continues: bool = False
 
     def __post_init__(self) -> None:
@@ -42,68 +61,70 @@ class Middle:
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """Settings of one router. `RouterConfig(...)` takes exactly what it is given; `load()` adds the user's own.
+    """Settings of one router, exactly as given. `settings_sources.load_config` adds the user's own."""
 
-    local: `"pocket"` (the model in the package), the path of a GGUF file, the name of a pulled model, or None for no
-    local tier.
-    cloud_url: an OpenAI-compatible base URL (`/v1` is added to a bare host), or None for no cloud tier.
-    cloud_continues: whether the cloud goes on with an assistant's last message (`continue_final_message`), as Updraft's
-    own, vLLM and SGLang do. Only then is a stream shown before it is judged: others would begin it anew.
-    middle: smaller clouds to ask before that one, from the smallest up.
-    quality, cloud_share, cost: the target, one of them at most (0.98 quality without any). `quality`: share of the
-    cloud's quality to keep, in (0, 1]; `cloud_share`: at most this share of the requests goes up; `cost`: at most this
-    many US dollars go to the cloud per 1,000 requests, by `prices`.
-    promise: `"confidence"`, the target holds with the confidence of the calibration; `"mean"`, on average over
-    calibrations, which sends up less (docs/routing.md).
-    policy: `"auto"` (the policy that `updraft calibrate` wrote for this pair, or the packaged one of the pocket pair,
-    else the general policy with token confidence), `"none"` (token confidence), or a policy folder, which must have
-    been calibrated for this pair unless `allow_foreign_policy` is set.
-    confidence: without a policy, escalate when the geometric mean token probability falls below this.
-    hold_tokens: stream after this many local tokens, where `cloud_continues`; None holds the stream until the whole
-    answer was judged.
-    race_above: start the cloud beside the device where P(gain) before generation is at least this (0: always); None:
-    never.
-    ledger: SQLite file with one row per request; None keeps none.
-    budget, budget_per_key, budget_per_user: what may be spent on the cloud in a day, by all requests together, by those
-    of one API key, and by those of one `user` of a key. They are kept in the ledger and need one.
-    privacy: rules that keep a request on the device.
-    cache: answers to keep for requests that ask exactly the same again; none by default.
-    experience: SQLite file with what judged answers teach, features only unless `experience_text` is set; None keeps
-    none. exploration: share of the requests, drawn by a coin, that both tiers answer, so that labels are not only of
-    what goes up anyway. shadow: decide and log, but send every answer to the cloud.
-    second_sample: where gate 3 is undecided the device answers once more, sampled, and the two answers are compared;
-    needs a policy that was calibrated with second samples (docs/routing.md).
-    """
-
+    # The model on this device: `pocket` (the one in the package), the path of a GGUF file, or the name of a pulled
+    # model. `none`: there is no local tier.
     local: str | None = "pocket"
+    # The base URL of an OpenAI-compatible cloud. `/v1` is added to a bare host. `none`: there is no cloud tier.
     cloud_url: str | None = None
+    # The cloud's API key.
     cloud_api_key: str | None = field(default=None, repr=False)
+    # The model that the cloud serves.
     cloud_model: str = "pocket-large"
+    # Whether the cloud continues an assistant's last message (`continue_final_message`), as Updraft's nodes, vLLM and
+    # SGLang do. Only then is a stream shown before it is judged.
     cloud_continues: bool = False
+    # Smaller clouds to ask before that one, from the smallest up.
     middle: tuple[Middle, ...] = ()
+    # Target: share of the cloud's quality to keep, above 0 and at most 1. 0.98 where no target is set.
     quality: float | None = None
+    # Target: the largest share of requests to escalate.
     cloud_share: float | None = None
+    # Target: the most US dollars to spend on the cloud per 1,000 requests, by `prices`.
     cost: float | None = None
+    # How the target holds: with the confidence of the calibration (`confidence`), or on average over calibrations
+    # (`mean`), which escalates less.
     promise: Promise = "confidence"
+    # `auto`: the policy that was calibrated for this pair of models. `none`: token confidence. Or a policy folder.
     policy: str = "auto"
+    # Whether a policy may be used that was calibrated for other models.
     allow_foreign_policy: bool = False
+    # Without a policy: escalate when the geometric mean token probability is below this.
     confidence: float = 0.8
+    # Show a stream after this many local tokens, where `cloud_continues`. `none`: when the whole answer was judged.
     hold_tokens: int | None = None
+    # Start the cloud beside the device where P(gain) before generation is at least this. `none`: never.
     race_above: float | None = None
+    # Never ask the cloud.
     offline: bool = False
+    # Seconds that the cloud may take without a byte.
     cloud_timeout_s: float = 60.0
+    # Seconds until a connection to the cloud must stand.
     cloud_connect_timeout_s: float = 2.0
+    # What tokens cost.
     prices: Prices = field(default_factory=Prices)
+    # The SQLite file with one row per request. `none`: no ledger.
     ledger: Path | None = None
+    # What all requests of a day together may spend on the cloud. Budgets are kept in the ledger.
     budget: Limits = field(default_factory=Limits)
+    # What requests of one API key may spend in a day.
     budget_per_key: Limits = field(default_factory=Limits)
+    # What requests of one `user` of a key may spend in a day.
     budget_per_user: Limits = field(default_factory=Limits)
+    # Rules that keep a request on the device.
     privacy: Privacy = field(default_factory=Privacy)
+    # Answers to keep for requests that ask exactly the same again.
     cache: CacheSettings = field(default_factory=CacheSettings)
+    # The SQLite file with the features of judged answers, for `updraft learn`. `none`: nothing is kept.
     experience: Path | None = None
+    # Keep the texts of judged requests and answers, too.
     experience_text: bool = False
+    # Share of the requests, sampled at random, that both tiers answer, so that labels are not biased.
     exploration: float = 0.0
+    # Decide and record, but answer every request from the cloud.
     shadow: bool = False
+    # Sample a second local answer where gate 3 is undecided.
     second_sample: bool = False
 
     def __post_init__(self) -> None:
@@ -133,113 +154,6 @@ class RouterConfig:
         aim = Aim.of(self.quality, self.cloud_share, self.cost)
         price = self.prices.of_cloud(self.cloud_model)
         return replace(aim, prices=(price.input, price.output), promise=self.promise)
-
-    @staticmethod
-    def load(
-        overrides: Mapping[str, Any] | None = None,
-        *,
-        environ: Mapping[str, str] | None = None,
-        file: Path | None = None,
-    ) -> RouterConfig:
-        """The user's settings: TOML file, then `UPDRAFT_*`, then `overrides` (as `RouterConfig` fields; tables
-        such as `prices` may be mappings). Ledger and experience are on by default, in the state folder. Raises
-        ConfigurationError.
-        """
-        path = settings.config_file() if file is None else file
-        values: dict[str, Any] = {
-            "ledger": settings.state_folder() / "ledger.sqlite3",
-            "experience": experience_file(),
-        }
-        _merge(values, settings.read_toml(path), str(path))
-        _merge(values, _listed(_nested(settings.environment(environ))), "the environment (UPDRAFT_*)")
-        _merge(values, dict(overrides or {}), "the options")
-        promise = values.pop("promise", "confidence")  # set apart: msgspec would not say which promises there are
-        try:
-            return replace(msgspec.convert(values, RouterConfig, strict=False, dec_hook=_decode), promise=promise)
-        except msgspec.ValidationError as error:
-            raise ConfigurationError(f"Invalid setting: {error}") from error
-
-
-_KNOWN = tuple(item.name for item in fields(RouterConfig))
-# The settings that are tables. In the environment `UPDRAFT_PRICES_CLOUD_INPUT` is `cloud_input` of `prices`.
-_TABLES: dict[str, type[Any]] = {
-    "prices": Prices,
-    "budget_per_key": Limits,
-    "budget_per_user": Limits,
-    "privacy": Privacy,
-    "cache": CacheSettings,
-    "budget": Limits,  # after those whose names begin with it
-}
-TARGETS = ("quality", "cloud_share", "cost")
-_OPTIONAL = frozenset(
-    {"local", "cloud_url", "cloud_api_key", "hold_tokens", "race_above", "ledger", "experience", *TARGETS}
-)
-
-
-def _merge(into: dict[str, Any], update: dict[str, Any], source: str) -> None:
-    _refuse_unknown(update, _KNOWN, source)
-    if any(update.get(name) is not None for name in TARGETS):  # a target replaces the one of an earlier source
-        into.update(dict.fromkeys(TARGETS))
-    for name, value in update.items():
-        if name == "middle":
-            into[name] = _middle(value, source)
-        elif name in _TABLES:
-            given = _table(value, _TABLES[name], f"{name} in {source}")
-            into[name] = {**into.get(name, {}), **given}
-        else:
-            into[name] = None if name in _OPTIONAL and value in ("", "none") else value
-    for model, price in (table(into.get("prices", {}).get("models")) or {}).items():
-        _table(price, Price, f"prices.models.{model} in {source}")
-
-
-def _middle(value: Any, source: str) -> list[dict[str, Any]]:
-    given = rows(list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value)
-    if given is None:
-        raise ConfigurationError(f"middle in {source} must be a list of tables ([[middle]]).")
-    return [_table(each, Middle, f"middle in {source}") for each in given]
-
-
-def _table(value: Any, kind: type[Any], source: str) -> dict[str, Any]:
-    known = tuple(item.name for item in fields(kind))
-    if isinstance(value, kind):
-        return {name: getattr(value, name) for name in known}
-    given = table(value)
-    if given is None:
-        raise ConfigurationError(f"{source} must be a table of {', '.join(known)}.")
-    _refuse_unknown(given, known, source)
-    return given
-
-
-def _refuse_unknown(given: Iterable[str], known: tuple[str, ...], source: str) -> None:
-    if unknown := sorted(set(given) - set(known)):
-        raise ConfigurationError(f"Unknown setting {', '.join(unknown)} in {source}. Known: {', '.join(known)}.")
-
-
-def _nested(flat: dict[str, str]) -> dict[str, Any]:
-    """`{"prices_cloud_input": "1"}` -> `{"prices": {"cloud_input": "1"}}`: variables have no tables."""
-    nested: dict[str, Any] = {}
-    for name, value in flat.items():
-        found = next((table_name for table_name in _TABLES if name.startswith(f"{table_name}_")), None)
-        if found is None or name in _KNOWN:
-            nested[name] = value
-        else:
-            nested.setdefault(found, {})[name.removeprefix(f"{found}_")] = value
-    return nested
-
-
-def _listed(given: dict[str, Any]) -> dict[str, Any]:
-    """Names in a variable are apart by commas: `UPDRAFT_PRIVACY_BUILTIN=email,iban`."""
-    privacy = table(given.get("privacy"))
-    if privacy is None or "builtin" not in privacy:
-        return given
-    names = [name.strip() for name in privacy["builtin"].split(",")]
-    return {**given, "privacy": {**privacy, "builtin": [name for name in names if name]}}
-
-
-def _decode(kind: type, value: Any) -> Any:
-    if kind is Path and isinstance(value, (str, Path)):
-        return Path(value).expanduser()
-    raise ValueError(f"expected {kind.__name__}, got {value!r}")
 
 
 def _base_url(url: str, name: str, key: str) -> str:

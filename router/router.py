@@ -25,24 +25,25 @@ from ..protocol.errors import (
 )
 from ..protocol.responses import ModelCard, ModelList
 from ..protocol.wire import WireRequest, WireResponse
-from . import answer, streams
-from .books import Books
-from .budget import Budget
-from .cache import Cached, Slot, answer_of, stream_of
-from .caller import caller_of
-from .cascade import Cascade, CloudReply, CloudStreamReply, LiveReply, LocalReply, Reply
+from .accounting.budget import Budget
+from .accounting.ledger import Ledger
+from .accounting.ledger_writer import Books
+from .accounting.request_record import Record
+from .cascade.cascade import Cascade, CloudReply, CloudStreamReply, LiveReply, LocalReply, Reply
 from .config import RouterConfig
-from .embeddings import embed
-from .job import Job, Wanted, read_job, read_model
-from .learner import Learner, LearningCounts, Seen
-from .ledger import Ledger
-from .loading import load_learner, load_tiers
-from .pace import Pace
-from .privacy import PrivacyRules
-from .record import Record
-from .rules import kept_by
-from .shared import Shared, Tiers
-from .tiers import CloudFailure
+from .factory import load_learner, load_tiers
+from .feedback.collector import Learner, LearningCounts, Seen
+from .gates.deadline import Pace
+from .gates.rules import kept_by
+from .privacy.rules import PrivacyRules
+from .request.caller import caller_of
+from .request.chat_request import Job, Wanted, read_job, read_model
+from .responses import completion as answer
+from .responses import streaming as streams
+from .responses.cache import AnswerCache, Cached, Slot, answer_of, stream_of
+from .responses.embeddings import embed
+from .state import Shared, Tiers
+from .tiers.interfaces import CloudFailure
 
 log = logging.getLogger("updraft.router")
 
@@ -60,7 +61,7 @@ class Router:
         self._tiers = tiers
         self._books: Books | None = None
         self._privacy = PrivacyRules(config.privacy)
-        self._cache = config.cache.make()
+        self._cache = AnswerCache.of(config.cache)
         self._pace = Pace()
         self._budget: Budget | None = None
         self._learner: Learner | None = None
@@ -154,7 +155,8 @@ class Router:
             body, record.model = read_model(request.body)
             record.caller = caller_of(request.headers, body)
             slot = Slot.of(self._cache, record.caller, body)
-            job = read_job(request, body, self._wanted(record.model), self.config, started=record.started)
+            wanted, hold_tokens = self._wanted(record.model), self.config.hold_tokens
+            job = read_job(request, body, wanted, hold_tokens=hold_tokens, started=record.started)
             if slot is not None and (kept := slot.get()) is not None:
                 return self._repeat(job, kept, record)
             job = replace(job, privacy_rule=await self._privacy.match(body))
@@ -261,7 +263,7 @@ class Router:
         if self._learner is None or answer is None or not cascade.ruling.open:
             return
         try:
-            from .said import cloud_said
+            from .feedback.comparable_answer import cloud_said
 
             said = None if completion is None else cloud_said(completion["choices"][0])
             streamed = completion is None

@@ -12,6 +12,7 @@ import openai
 from ..classifier.aim import Promise
 from ..protocol.errors import ConfigurationError
 from ..router.config import TARGETS, RouterConfig
+from ..router.settings_sources import load_config
 from .runtime import Runtime
 from .transport import BASE_URL, async_client, httpx_of_openai, sync_client
 
@@ -33,7 +34,7 @@ class OpenAI(openai.OpenAI):
     quality, cloud_share, cost: the target, one of them: the share of the cloud's quality to keep, the largest share of
     the requests to send up, or the most US dollars to spend per 1,000 requests. promise: "confidence" or "mean", how
     surely it is to hold. second_sample: let the device answer once more where gate 3 is undecided. They override
-    `config`, which overrides nothing else: without it the user's settings are read (`RouterConfig.load`). All other
+    `config`, which overrides nothing else: without it the user's settings are read (`load_config`). All other
     arguments are upstream's, but `api_key` is another name of `cloud_api_key`, never taken from OPENAI_API_KEY, and
     `base_url` and `http_client` belong to the router.
 
@@ -135,6 +136,6 @@ def _settings(config: RouterConfig | None, given: dict[str, Any], api_key: Any) 
     if isinstance(api_key, str):
         given = {"cloud_api_key": api_key, **given}
     if config is None:
-        return RouterConfig.load(given)
+        return load_config(given)
     stated = any(name in given for name in TARGETS)  # then it replaces the one of `config`
     return replace(config, **({**dict.fromkeys(TARGETS), **given} if stated else given))

@@ -10,11 +10,11 @@ from cloud_fixture import cloud, cloud_server
 from router_fakes import FakeCloud
 from updraft.bench.both_tiers import ask_both
 from updraft.bench.questions import Prompt
-from updraft.router.budget import Limits, expected_tokens
+from updraft.router.accounting.budget import Limits, expected_tokens
+from updraft.router.accounting.ledger import Ledger
 from updraft.router.config import RouterConfig
-from updraft.router.ledger import Ledger
-from updraft.router.loading import open_local
-from updraft.router.privacy import Privacy
+from updraft.router.factory import open_local
+from updraft.router.privacy.rules import Privacy
 
 __all__ = ["cloud", "cloud_server"]
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from updraft.bench.escalation import Asked, Escalation, figures
 from updraft.cli.main import app
 from updraft.protocol.errors import EngineError
-from updraft.router.tiers import CloudUsage
+from updraft.router.tiers.interfaces import CloudUsage
 
 
 def test_of_the_packaged_pair(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ from updraft.classifier.text_rows import N_CASCADE, OPENING_TOKENS, remembered, 
 from updraft.classifier.views import PromptView
 from updraft.classifier.wording import COUNTS
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
-from updraft.router.learning import LearningGates
-from updraft.router.tiers import LocalAnswer
+from updraft.router.gates.exploration import LearningGates
+from updraft.router.tiers.interfaces import LocalAnswer
 
 RECIPE = Recipe({"local": "small", "cloud": "large"}, [], "", "2026-11-22")
 WORDS = ["apple", "river", "stone", "circle", "market", "window", "garden", "silver", "paper", "bridge", "candle"]

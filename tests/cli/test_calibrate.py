@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from updraft.classifier.graded import read_graded
 from updraft.classifier.text_policy import TextPolicy
-from updraft.router.ledger import Ledger
+from updraft.router.accounting.ledger import Ledger
 from updraft_oracle import QUESTIONS, oracle
 
 __all__ = ["oracle"]

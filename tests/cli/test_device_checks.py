@@ -20,11 +20,11 @@ from updraft.cli.device_checks import (
 )
 from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine.ggml import Served
-from updraft.local_engine.machine import Machine, this_machine
+from updraft.local_engine.machine.machine import Machine, this_machine
+from updraft.local_engine.runtime.tuned_options import Settings, remember
 from updraft.local_engine.store.find import find
 from updraft.local_engine.store.library import Library
 from updraft.local_engine.store.pull import pull
-from updraft.local_engine.tuned import Settings, remember
 
 MACHINE = Machine("Some Processor", 4, 8, None, 16 * 10**9, 8 * 10**9, ("avx2", "avx512f", "amx_int8"))
 

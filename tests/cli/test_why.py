@@ -11,12 +11,12 @@ import pytest
 from typer.testing import CliRunner
 from updraft.cli.main import app
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError, NotFoundError
-from updraft.router.caller import Caller
-from updraft.router.gates import Verdict
-from updraft.router.ledger import Ledger
-from updraft.router.prices import Prices
-from updraft.router.record import Asked, Record
-from updraft.router.tiers import CloudUsage
+from updraft.router.accounting.ledger import Ledger
+from updraft.router.accounting.prices import Prices
+from updraft.router.accounting.request_record import Asked, Record
+from updraft.router.gates.gates import Verdict
+from updraft.router.request.caller import Caller
+from updraft.router.tiers.interfaces import CloudUsage
 
 
 @pytest.fixture

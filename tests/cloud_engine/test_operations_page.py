@@ -24,7 +24,7 @@ from updraft.cloud_engine.node.latency import Latencies
 from updraft.cloud_engine.node.metrics import node_metrics
 from updraft.protocol import errors
 from updraft.protocol.prometheus import render
-from updraft.router.learner import LearningCounts
+from updraft.router.feedback.collector import LearningCounts
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fake_node import CONTEXT, FakeEngine, byte_tokenizer

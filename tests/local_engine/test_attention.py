@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from updraft.kernels.native_library import load_from
 from updraft.local_engine import ggml
 from updraft.local_engine.attention import Case, agrees
-from updraft.local_engine.machine import this_machine
+from updraft.local_engine.machine.machine import this_machine
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or "avx512_vnni" not in this_machine().instruction_sets, reason="no AVX-512"

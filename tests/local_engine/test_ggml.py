@@ -25,7 +25,7 @@ from updraft.local_engine.ggml import Served, worth_repacking
 from updraft.local_engine.gguf import read_header
 from updraft.local_engine.gguf_header import Tensor
 from updraft.local_engine.llama import LlamaModel, llama
-from updraft.local_engine.machine import this_machine
+from updraft.local_engine.machine.machine import this_machine
 from updraft.local_engine.products import KINDS, Factors, Kind
 from updraft.protocol.errors import ConfigurationError
 

@@ -18,10 +18,10 @@ from gguf_trials import try_all
 from homes import home_in
 from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine import trial
-from updraft.local_engine.child import ChildEnd
 from updraft.local_engine.engine import LocalEngine, LocalOptions, LoraAdapter
-from updraft.local_engine.fit import estimate
 from updraft.local_engine.gguf import read_header, read_model
+from updraft.local_engine.machine.child_process import ChildEnd
+from updraft.local_engine.machine.memory_fit import estimate
 from updraft.local_engine.opening import EngineCandidate, plan_of
 from updraft.local_engine.trial import ensure_loadable
 from updraft.protocol.errors import ModelLoadError
@@ -288,7 +288,7 @@ def test_a_trial_ends_with_its_parent(tmp_path, file, seconds, how) -> None:
     """Also with one that lives but does nothing any more, a little after its time."""
     file.put(b"tokenizer.ggml.model", Value(STRING, text(b"rwkv")))
     path = written(tmp_path, file.build())
-    code = "import sys\nfrom updraft.local_engine import child\n"
+    code = "import sys\nfrom updraft.local_engine.machine import child_process as child\n"
     code += "child.run_child('updraft.local_engine.trial', [sys.argv[1]], timeout_s=float(sys.argv[2]))"
     with subprocess.Popen([sys.executable, "-c", code, str(path), str(seconds)]) as parent:
         try:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from updraft.kernels.native_library import load_from
 from updraft.local_engine import ggml
-from updraft.local_engine.machine import this_machine
+from updraft.local_engine.machine.machine import this_machine
 from updraft.local_engine.products import KINDS, Factors, Kind, agrees
 
 pytestmark = pytest.mark.skipif(

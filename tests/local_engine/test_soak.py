@@ -11,9 +11,9 @@ from dataclasses import replace
 import psutil
 import pytest
 from updraft.embedded import pocket
-from updraft.local_engine import layout
 from updraft.local_engine.engine import LocalEngine, LocalOptions
 from updraft.local_engine.llama import llama
+from updraft.local_engine.runtime import context_layout as layout
 from updraft.protocol.errors import OverloadedError
 from updraft.protocol.requests import Message
 from updraft.protocol.sampling import SamplingParams

@@ -15,7 +15,7 @@ from plain_sampling import plain_edits
 from schemas import random_schema
 from updraft.cloud_engine.engine.sampler import SamplingRow, sample
 from updraft.local_engine.engine import LocalEngine, LocalOptions, LocalRun
-from updraft.local_engine.row_sampler import RowSampler
+from updraft.local_engine.sampling.row_sampler import RowSampler
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
 from updraft.protocol.requests import Message
 from updraft.protocol.sampling import SamplingParams

@@ -16,10 +16,10 @@ import pytest
 import updraft
 from router_fakes import ScriptedGates
 from updraft.local_engine.engine import LocalEngine, LocalOptions
-from updraft.router.cloud_tier import HttpCloudTier
 from updraft.router.config import RouterConfig
-from updraft.router.local_tier import EngineLocalTier
-from updraft.router.shared import Tiers
+from updraft.router.factory import open_cloud
+from updraft.router.state import Tiers
+from updraft.router.tiers.local import EngineLocalTier
 
 ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS = ROOT / "embedded" / "weights"
@@ -76,7 +76,7 @@ def client(node: str, gates: ScriptedGates) -> Iterator[updraft.OpenAI]:
 
     async def load(config: RouterConfig) -> Tiers:
         engine = LocalEngine.load(WEIGHTS / "pocket-small.gguf", LocalOptions(tool_parser="hermes", model_id="device"))
-        return Tiers(EngineLocalTier(engine), HttpCloudTier(config), gates)
+        return Tiers(EngineLocalTier(engine), open_cloud(config), gates)
 
     config = RouterConfig(cloud_url=f"{node}/v1", cloud_model="pocket-small", hold_tokens=2, cloud_continues=True)
     with updraft.OpenAI(config=config, max_retries=0) as client:

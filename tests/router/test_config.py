@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 from updraft.protocol.errors import ConfigurationError
-from updraft.router.budget import Limits
+from updraft.router.accounting.budget import Limits
+from updraft.router.accounting.prices import Prices
 from updraft.router.config import RouterConfig
-from updraft.router.prices import Prices
+from updraft.router.settings_sources import load_config
 
 
 def load(tmp_path: Path, toml: str = "", env: dict[str, str] | None = None, **overrides: Any) -> RouterConfig:
     file = tmp_path / "config.toml"
     file.write_text(toml)
-    return RouterConfig.load(overrides, environ=env or {}, file=file)
+    return load_config(overrides, environ=env or {}, file=file)
 
 
 def test_the_last_source_wins(tmp_path: Path) -> None:
@@ -80,7 +81,7 @@ def test_variables_are_converted_and_can_unset(tmp_path: Path) -> None:
 def test_home_moves_file_and_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
     (tmp_path / "config.toml").write_text('cloud_url = "http://127.0.0.1:9"')
-    config = RouterConfig.load()
+    config = load_config()
     assert config.cloud_url == "http://127.0.0.1:9/v1"
     assert config.ledger == tmp_path / "ledger.sqlite3"
     assert RouterConfig().ledger is None, "only load() reaches for the user's folders"
@@ -166,4 +167,4 @@ def test_the_key_is_never_shown() -> None:
 @pytest.mark.parametrize(("given", "found"), [("email", ("email",)), ("email, iban,", ("email", "iban")), ("", ())])
 def test_a_list_in_a_variable_has_commas(tmp_path: Path, given: str, found: tuple[str, ...]) -> None:
     environ = {"UPDRAFT_PRIVACY_BUILTIN": given}
-    assert RouterConfig.load(environ=environ, file=tmp_path / "none.toml").privacy.builtin == found
+    assert load_config(environ=environ, file=tmp_path / "none.toml").privacy.builtin == found

@@ -19,8 +19,8 @@ import httpx
 import pytest
 from cascade_bench import Bench, run, text_of
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, ScriptedGates
-from updraft.router.budget import Limits
-from updraft.router.cache import CacheSettings
+from updraft.router.accounting.budget import Limits
+from updraft.router.config import CacheSettings
 
 SUPPORT = Path(__file__).parents[1] / "support"
 # One request in three is well served; the others are slow, refused, cut, or get nonsense, at once or in the middle.

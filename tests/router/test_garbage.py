@@ -11,10 +11,10 @@ from cascade_bench import run, text_of, updraft_of
 from router_fakes import LOCAL_TEXT, FakeCloud, ScriptedGates
 from updraft.classifier.experience import Experience
 from updraft.protocol.sse import MAX_EVENT_BYTES
-from updraft.router.budget import Limits
-from updraft.router.learner import Learner
-from updraft.router.learning import LearningGates
-from updraft.router.ledger import Ledger
+from updraft.router.accounting.budget import Limits
+from updraft.router.accounting.ledger import Ledger
+from updraft.router.feedback.collector import Learner
+from updraft.router.gates.exploration import LearningGates
 
 DEEP = b"[" * 5000 + b"]" * 5000
 

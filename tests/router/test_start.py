@@ -15,7 +15,7 @@ from updraft.protocol.errors import ModelLoadError, OverloadedError
 from updraft.protocol.wire import WireRequest
 from updraft.router.config import RouterConfig
 from updraft.router.router import Router
-from updraft.router.shared import Tiers
+from updraft.router.state import Tiers
 
 Load = Callable[[RouterConfig], Awaitable[Tiers]]
 

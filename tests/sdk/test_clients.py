@@ -20,8 +20,8 @@ import pytest
 import updraft
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, ScriptedLocal, tiers
 from updraft.protocol.errors import ConfigurationError
+from updraft.router.accounting.ledger import Ledger
 from updraft.router.config import RouterConfig
-from updraft.router.ledger import Ledger
 from updraft.router.router import Router
 from updraft.sdk import transport
 from updraft.sdk.runtime import Runtime

@@ -23,7 +23,7 @@ def test_import_updraft_is_light() -> None:
 
 
 def test_sdk_router_and_daemon_need_no_engine() -> None:
-    code = "import sys, updraft, updraft.router.daemon; updraft.OpenAI, updraft.AsyncOpenAI; print(*sys.modules)"
+    code = "import sys, updraft, updraft.router.server.app; updraft.OpenAI, updraft.AsyncOpenAI; print(*sys.modules)"
     loaded = set(fresh(code).split())
     assert "openai" in loaded
     assert not loaded & {"torch", "llama_cpp", "onnxruntime", "sklearn", "transformers"}

@@ -11,7 +11,7 @@ from typing import Any
 
 from router_fakes import ScriptedLocal
 from updraft.protocol.wire import WireRequest, WireResponse
-from updraft.router.ledger import Ledger, LedgerRow
+from updraft.router.accounting.ledger import Ledger, LedgerRow
 from updraft.router.router import Router
 
 

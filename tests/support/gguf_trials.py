@@ -29,8 +29,8 @@ def try_all(paths: Sequence[Path]) -> list[str]:
 
 
 def main() -> None:
-    from updraft.local_engine.child import expect_crashes
     from updraft.local_engine.llama import llama
+    from updraft.local_engine.machine.child_process import expect_crashes
 
     expect_crashes()
     llama()

@@ -22,12 +22,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from updraft.classifier.second import TEMPERATURE
 from updraft.protocol.errors import ContextLengthError
-from updraft.router.cloud_tier import HttpCloudTier
 from updraft.router.config import RouterConfig
-from updraft.router.gates import Verdict
-from updraft.router.loading import middle_rungs
-from updraft.router.shared import Tiers
-from updraft.router.tiers import LocalAnswer
+from updraft.router.factory import middle_rungs, open_cloud
+from updraft.router.gates.gates import Verdict
+from updraft.router.state import Tiers
+from updraft.router.tiers.interfaces import LocalAnswer
 
 CLOUD_TEXT = "The cloud says hello."
 LOCAL_TEXT = "one two three four five six"
@@ -327,6 +326,6 @@ def unused_url() -> str:
 
 
 def tiers(local: ScriptedLocal | None, config: RouterConfig, gates: Any = None) -> Tiers:
-    cloud = None if config.cloud_url is None or config.offline else HttpCloudTier(config)
+    cloud = open_cloud(config)
     middle = () if cloud is None else middle_rungs(config)
     return Tiers(local, cloud, (gates or ScriptedGates()) if local is not None else None, middle=middle)

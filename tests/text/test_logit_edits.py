@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.local_engine.row_sampler import RowSampler
+from updraft.local_engine.sampling.row_sampler import RowSampler
 from updraft.protocol.sampling import SamplingParams
 from updraft.text.logit_edits import LogitEditor
 

@@ -157,7 +157,7 @@ def test_a_model_by_name_or_path(file: Path, tmp_path: Path, monkeypatch: pytest
 
 def test_the_router_takes_the_name(file: Path) -> None:
     from updraft.router.config import RouterConfig
-    from updraft.router.loading import model_file
+    from updraft.router.factory import model_file
 
     pull(Library(), find(str(file)))
     assert model_file(RouterConfig(local="mine")) == Library().path("mine")

@@ -1,0 +1,69 @@
+"""A context's layout: its cells, sequences and rows of a step, from what is wanted and what the model is.
+
+The engine makes its context by this, and the memory guard counts by it before anything is loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..machine.memory_fit import DEFAULT_CELLS, KvCacheType
+from ..options import LocalOptions
+from .prefix_cache import Sharing
+
+_ROWS = 512  # tokens of a step, as in llama_cpp.Llama: with its own kernels other sizes give other last bits
+_PARALLEL = 8
+_OUTPUT_VALUES = 2**22  # logits of one step: 16 MiB
+_PARKED = 16  # sequences that the prefix cache holds at most, beside those that run
+SMALL = 100_000_000  #: parameters up to which attention is computed exactly, and prompts are scored
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTraits:
+    """What of a model its layout depends on."""
+
+    parameters: int
+    vocab_size: int
+    train_context: int
+    is_recurrent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """`context_length`: tokens of one prompt and answer; `parallel`: answers written at once; `cells`: of the whole KV
+    cache; `sequences`: its ids; `rows` and `outputs`: of a step at most. `exact`: a float32 cache without flash
+    attention. `scores_prompts`: every prompt's tokens get their log-probabilities. `sharing`: what sequences can share
+    of the cache."""
+
+    context_length: int
+    parallel: int
+    cells: int
+    sequences: int
+    rows: int
+    outputs: int
+    kv_cache_type: KvCacheType
+    exact: bool
+    scores_prompts: bool
+    sharing: Sharing
+
+    @classmethod
+    def of(cls, model: ModelTraits, options: LocalOptions) -> Layout:
+        """`options` have been checked."""
+        parallel, small = options.parallel or _PARALLEL, model.parameters < SMALL
+        context_length = options.context_length or min(model.train_context, DEFAULT_CELLS)
+        kv_cache_type = options.kv_cache_type or ("f32" if small else "f16")
+        exact = kv_cache_type == "f32" and not options.flash_attention
+        scores_prompts = small if options.prompt_logprobs is None else options.prompt_logprobs
+        cells = max(context_length, min(DEFAULT_CELLS, parallel * context_length))
+        # Where the cells are many enough, each answer has its own: what it says then depends on no other, to the bit.
+        separate = exact and scores_prompts and not model.is_recurrent and cells == parallel * context_length
+        sharing: Sharing = "nothing" if separate else "whole" if model.is_recurrent else "parts"
+        if sharing == "parts":  # ids and cells for glimpses at hidden states
+            sequences, cells = 2 * parallel + _PARKED, cells + 2 * parallel
+        else:
+            sequences = parallel + (4 if model.is_recurrent else 0)  # with a state or a stream for each
+        rows = max(options.ubatch or _ROWS, sequences)  # llama.cpp insists on one output for each id
+        outputs = max(sequences, min(rows, _OUTPUT_VALUES // model.vocab_size))
+        return cls(
+            context_length, parallel, cells, sequences, rows, outputs, kv_cache_type, exact, scores_prompts, sharing
+        )

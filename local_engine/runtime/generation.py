@@ -1,0 +1,194 @@
+"""One answer on the engine's side: tokens chosen from rows of logits, turned into text, and sent to the reader."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+
+from ...protocol.errors import EngineError, UpdraftError
+from ...protocol.sampling import SamplingParams
+from ...text.detokenize import IncrementalDetokenizer, StopMatcher
+from ...text.tool_stream import FirstCall
+from ..sampling.row_sampler import RowSampler
+from ..sampling.signals import Floats, Measured, TokenSignals, log_softmax, token_logprobs
+from .mailbox import Mailbox
+from .scheduler import Sequence
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalToken:
+    """One generated token. `text` is what it adds to the answer: empty while a character or a possible stop string is
+    incomplete. `top`: the most likely ids with their log-probabilities, where asked for."""
+
+    id: int
+    text: str
+    signals: TokenSignals
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True)
+class Event:
+    """What the reader learns with one token. `is_end`: the model's own end of turn, which is no part of the answer.
+
+    `hidden`: the state (hidden,) float32 that `token` was chosen from, for the first and the last token of an answer.
+    `prompt_logprobs`: (prompt_tokens - 1,) float32 with the first token, if they were wanted.
+    """
+
+    token: LocalToken
+    is_end: bool
+    is_first: bool
+    finish_reason: FinishReason | None
+    hidden: Floats | None = None
+    prompt_logprobs: Floats | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return self.hidden is not None or not (self.is_first or self.finish_reason)
+
+
+class Job(Protocol):
+    """What the engine's loop computes. All methods are called on its thread."""
+
+    sequence: Sequence
+
+    def prompt_rows(self, start: int, logits: Floats) -> None:
+        """Logits (n, vocab) after the tokens from `start` on. Comes again after a preemption."""
+        ...
+
+    def choose(self, row: Measured, hidden: Floats | None, /) -> None:
+        """The logits after all known tokens, and the hidden state (hidden,) behind them, where there is one."""
+        ...
+
+    def seen(self, hidden: Floats, /) -> None:
+        """The hidden state at the first of `sequence.unseen`."""
+        ...
+
+    def fail(self, error: UpdraftError) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """`limit`: tokens to generate at most; `end_ids`: tokens that end the answer; `sampler`: this answer's own;
+    `score_prompt`: whether the log-probabilities of the prompt's tokens are wanted; `marks`: control tokens that are to
+    be part of the text, as what; `first_call`: what ends the answer behind its call, if it may make one only."""
+
+    prompt: list[int]
+    params: SamplingParams
+    limit: int
+    end_ids: frozenset[int]
+    sampler: RowSampler
+    score_prompt: bool = False
+    marks: Mapping[int, str] = field(default_factory=dict[int, str])
+    first_call: FirstCall | None = None
+
+
+class Generation:
+    """The `Job` that writes one answer."""
+
+    def __init__(self, request: GenerationRequest, token_bytes: Callable[[int], bytes]) -> None:
+        prompt, params = request.prompt, request.params
+        scored = len(prompt) - 1 if request.score_prompt else 0
+        self.sequence = Sequence(list(prompt), limit=len(prompt) + request.limit, scored=scored)
+        self.mailbox: Mailbox[Event | UpdraftError | None] = Mailbox()
+        self._request = request
+        self._answer: list[int] = []
+        marks = {token: text.encode() for token, text in request.marks.items()}
+        self._detokenizer = IncrementalDetokenizer(lambda token: marks[token] if token in marks else token_bytes(token))
+        self._matcher = StopMatcher(params.stop)
+        self._scores = np.zeros(scored, np.float32) if request.score_prompt else None
+        self._held: deque[Event] = deque()  # not to be sent before a hidden state that one of them lacks
+        self._begun = False
+
+    def prompt_rows(self, start: int, logits: Floats) -> None:
+        if self._scores is not None and not self._begun:
+            following = np.asarray(self._request.prompt[start + 1 : start + 1 + len(logits)], np.intp)
+            self._scores[start : start + len(following)] = token_logprobs(logits[: len(following)], following)
+
+    def choose(self, row: Measured, hidden: Floats | None) -> None:
+        if self.sequence.finished:
+            return  # computed again after a preemption, for a hidden state
+        token = self._request.sampler.choose(row.logits, self._answer, row.token)
+        event = self._advance(token, row)
+        if event.is_first:
+            self._begun, self.sequence.scored = True, 0
+            event.prompt_logprobs = self._scores
+        if event.finish_reason is None:
+            self.sequence.tokens.append(token)
+        self.sequence.finished = event.finish_reason is not None
+        if event.is_first or event.finish_reason:
+            event.hidden = hidden
+            if hidden is None:
+                self.sequence.unseen.append(self.sequence.computed - 1)
+        self._held.append(event)
+        self._send()
+
+    def seen(self, hidden: Floats) -> None:
+        self.sequence.unseen.pop(0)
+        next(event for event in self._held if not event.is_complete).hidden = hidden
+        self._send()
+
+    def fail(self, error: UpdraftError) -> None:
+        self.mailbox.put(error)
+
+    def _advance(self, token: int, row: Measured) -> Event:
+        """What the answer makes of a token."""
+        is_first, signals = not self._begun, row.signals(token)
+        if token in self._request.end_ids:
+            text, _ = self._emit(self._detokenizer.flush(), last=True)
+            return Event(LocalToken(token, text, signals), True, is_first, "stop")
+        self._answer.append(token)
+        complete, at_limit = self._request.sampler.complete, len(self._answer) == self._request.limit
+        last = complete or at_limit
+        text = self._detokenizer.push(token) + (self._detokenizer.flush() if last else "")
+        text, stopped = self._emit(text, last=last)
+        top = row.top(self._request.params.logprobs or 0)
+        reason: FinishReason | None = "stop" if stopped or complete else "length" if at_limit else None
+        return Event(LocalToken(token, text, signals, top), False, is_first, reason)
+
+    def _emit(self, text: str, *, last: bool) -> tuple[str, bool]:
+        """The text to send now, and whether a stop string ended the answer, or its only call."""
+        too_early = len(self._answer) < self._request.params.min_tokens
+        safe, stopped = (text, False) if too_early else self._matcher.push(text)
+        if last and not stopped:
+            safe += self._matcher.flush()
+        first_call = self._request.first_call
+        safe, called = (safe, False) if first_call is None else first_call.push(safe)
+        return safe, stopped or called
+
+    def _send(self) -> None:
+        while self._held and self._held[0].is_complete:
+            self.mailbox.put(self._held.popleft())
+
+
+@dataclass(slots=True)
+class Scoring:
+    """The `Job` behind `LocalEngine.score`: the distribution after every token of a text."""
+
+    sequence: Sequence
+    rows: Floats
+    result: Future[Floats] = field(default_factory=Future[Floats])
+
+    @staticmethod
+    def of(tokens: list[int], vocab_size: int) -> Scoring:
+        sequence = Sequence(tokens, limit=len(tokens), scored=len(tokens))
+        return Scoring(sequence, np.empty((len(tokens), vocab_size), np.float32))
+
+    def prompt_rows(self, start: int, logits: Floats) -> None:
+        self.rows[start : start + len(logits)] = log_softmax(logits)
+
+    def choose(self, _row: Measured, _hidden: Floats | None) -> None:
+        self.sequence.finished = True
+        self.result.set_result(self.rows)
+
+    def seen(self, _hidden: Floats) -> None:
+        raise EngineError("Nobody asked for a hidden state.")
+
+    def fail(self, error: UpdraftError) -> None:
+        self.result.set_exception(error)

@@ -1,0 +1,141 @@
+"""One answer on the reader's side: an iterator of tokens, for threads and for event loops."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import AsyncIterator, Iterator
+
+import numpy as np
+
+from ...protocol.errors import EngineError, UpdraftError
+from ..sampling.signals import Floats, SignalQuantiles, TokenSignals
+from .generation import Event, FinishReason, Generation, LocalToken
+from .loop import EngineLoop
+
+
+class Resources:
+    """Keeps the engine's thread going: that ends with `close`, or when engine and runs are garbage, or at exit."""
+
+    def __init__(self, loop: EngineLoop) -> None:
+        self.loop = loop
+        self.close = weakref.finalize(self, loop.close)
+
+
+class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
+    """The iterator `LocalEngine.start` returns, for `for` or `async for`. The texts of its tokens join to `text`.
+
+    The engine writes ahead of the reader, up to the end of the answer; the fields tell what was read. `signals` has one
+    entry per token of `token_ids`, and one more for the end-of-turn token if the model chose to end. That token is not
+    in `token_ids`, and it is yielded only where held-back text has to go out with it.
+    `finish_reason`: "stop" (end of turn or a stop string), "length", or None while running and after a cancel.
+    `answer_hidden`: hidden state (hidden,) float32 after the final norm that the last token (or the end of turn) was
+    chosen from; None before the end. One reader at a time.
+    """
+
+    def __init__(self, resources: Resources, generation: Generation) -> None:
+        """Use `LocalEngine.start`."""
+        self.prompt_tokens = len(generation.sequence.tokens)
+        self.token_ids: list[int] = []
+        self.signals: list[TokenSignals] = []
+        self.finish_reason: FinishReason | None = None
+        self.answer_hidden: Floats | None = None
+        self._resources = resources
+        self._generation = generation
+        self._parts: list[str] = []
+        self._prompt_hidden: Floats | None = None
+        self._prompt_logprobs: Floats | None = None
+        self._reading = threading.Lock()
+        self._done = False
+
+    @property
+    def text(self) -> str:
+        """The answer so far."""
+        return "".join(self._parts)
+
+    @property
+    def prompt_hidden(self) -> Floats:
+        """Hidden state (hidden,) float32 after the final norm, at the last prompt token. From the first token on."""
+        self._require_a_token()
+        assert self._prompt_hidden is not None
+        return self._prompt_hidden
+
+    @property
+    def prompt_logprobs(self) -> Floats | None:
+        """Log-probability (prompt_tokens - 1,) float32 of each prompt token but the first. From the first token on.
+
+        None if they were not computed: see `LocalOptions.prompt_logprobs`.
+        """
+        self._require_a_token()
+        return self._prompt_logprobs
+
+    @property
+    def prompt_perplexity(self) -> float | None:
+        """exp of the mean negative log-probability of the prompt's tokens; None without `prompt_logprobs`."""
+        logprobs = self.prompt_logprobs
+        return None if logprobs is None or not len(logprobs) else float(np.exp(-logprobs.mean()))
+
+    @property
+    def quantiles(self) -> SignalQuantiles | None:
+        """How the signals of the tokens so far are distributed; None before the first."""
+        return SignalQuantiles.of(self.signals)
+
+    def __iter__(self) -> LocalRun:
+        return self
+
+    def __next__(self) -> LocalToken:
+        if not self._done:
+            self._resources.loop.refuse_fork()  # before the lock, which another thread may have held
+        with self._reading:
+            token = None if self._done else self._read(self._generation.mailbox.get())
+        if token is None:
+            raise StopIteration
+        return token
+
+    def __aiter__(self) -> LocalRun:
+        return self
+
+    async def __anext__(self) -> LocalToken:
+        if not self._done:
+            self._resources.loop.refuse_fork()
+        token = None if self._done else self._read(await self._generation.mailbox.get_async())
+        if token is None:
+            raise StopAsyncIteration
+        return token
+
+    def cancel(self) -> None:
+        """End the run, from any thread: nothing more is read, and the engine stops before its next step."""
+        self._done = True
+        self._generation.mailbox.put(None)  # for a reader who waits
+        self._resources.loop.cancel(self._generation)
+
+    def close(self) -> None:
+        """The same as `cancel`, for `contextlib.closing`."""
+        self.cancel()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_done"):  # not set if __init__ failed
+            self._resources.loop.cancel(self._generation)
+
+    def _read(self, event: Event | UpdraftError | None) -> LocalToken | None:
+        """Take in what the engine says; None if that is no token to yield."""
+        if event is None or self._done:
+            return None
+        if isinstance(event, UpdraftError):
+            self._done = True
+            raise event
+        if event.is_first:
+            self._prompt_hidden, self._prompt_logprobs = event.hidden, event.prompt_logprobs
+        token = event.token
+        self.signals.append(token.signals)
+        self._parts.append(token.text)
+        if not event.is_end:
+            self.token_ids.append(token.id)
+        if event.finish_reason is not None:
+            self._done = True
+            self.finish_reason, self.answer_hidden = event.finish_reason, event.hidden
+        return token if token.text or not event.is_end else None
+
+    def _require_a_token(self) -> None:
+        if not self.signals:
+            raise EngineError("What the prompt looks like to the model is known from the first token on.")

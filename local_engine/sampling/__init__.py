@@ -1,0 +1,1 @@
+"""From a row of logits to a token, and what the row tells about confidence."""

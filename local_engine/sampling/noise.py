@@ -1,0 +1,96 @@
+"""Gumbel noise for one row of a large vocabulary: the noise of `protocol.noise`, made only where it can matter.
+
+Two logarithms in double precision for each of 150,000 tokens would cost more than the rest of sampling. So the draw is
+seen as a race: argmax(logit / T - log(-log u)) is argmin(-log(u) / weight), with weight = exp((logit - highest) / T).
+As -log(u) >= 1 - u, no token arrives before (1 - u) / weight, which is cheap in single precision. Who cannot arrive
+before the arrival of one promising token is out; of the few that are left the exact noise decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from ...protocol.noise import FIRST, GOLDEN, SECOND, WORD
+
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.intp]
+Words = npt.NDArray[np.uint64]
+
+_BLOCK = 2**14
+_FEW = 512  # below that exact noise is as cheap as telling who needs it
+_FAR = np.float32(60)  # so far behind no token wins a race, and 2**31 times its exp is finite in float32
+# Rounding in float32, seen on exp of up to `_FAR`, is a hundredth of that. What float64 itself cannot tell apart is
+# covered for |logit / temperature| below 2**42.
+_SLACK = 1e-3
+
+
+def draw(key: int, ids: Indices | None, logits: Floats, temperature: float) -> int:
+    """Index in `logits` (n,) of a draw from softmax(logits / temperature); at least one of them is finite.
+
+    `ids` (n,): the tokens that they are of, in ascending order; None for all from 0 on.
+    """
+    if len(logits) <= _FEW:
+        return int(_scores(key, _of(ids, np.arange(len(logits))), logits, temperature).argmax())
+    earliest = _earliest_arrivals(key, ids, logits, temperature)
+    promising = np.array([earliest.argmin(), logits.argmax()])
+    behind = (logits.max() - logits[promising]).astype(np.float64) / temperature
+    arrival = (np.exp(np.minimum(behind, 700)) * -np.log(uniforms(key, _of(ids, promising)))).min()
+    contenders = np.flatnonzero(earliest <= np.float32(arrival * (1 + _SLACK)))
+    return int(contenders[_scores(key, _of(ids, contenders), logits[contenders], temperature).argmax()])
+
+
+def uniforms(key: int, ids: Indices) -> Doubles:
+    """The numbers in (0, 1] of the tokens `ids` (n,), float64."""
+    words = _almost_mixed(ids.astype(np.uint64) * np.uint64(GOLDEN) + np.uint64((key + GOLDEN) % WORD))
+    words ^= words >> np.uint64(31)
+    return ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+
+def blocks(size: int) -> Iterator[slice]:
+    """`size` numbers in pieces that stay in the processor's cache while they are worked on."""
+    return (slice(start, start + _BLOCK) for start in range(0, size, _BLOCK))
+
+
+def _of(ids: Indices | None, indices: Indices) -> Indices:
+    return indices if ids is None else ids[indices]
+
+
+def _scores(key: int, ids: Indices, logits: Floats, temperature: float) -> Doubles:
+    with np.errstate(divide="ignore"):  # 1 is among the uniform numbers, once in 2**53: its noise is infinite
+        return logits.astype(np.float64) / temperature - np.log(-np.log(uniforms(key, ids)))
+
+
+def _earliest_arrivals(key: int, ids: Indices | None, logits: Floats, temperature: float) -> Floats:
+    """A bound from below of each token's arrival, float32, up to rounding."""
+    highest, rate = logits.max(), np.float32(1 / temperature)
+    earliest = np.empty(len(logits), np.float32)
+    first = np.arange(1, min(_BLOCK, len(logits)) + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+    for block in blocks(len(logits)):
+        delay = highest - logits[block]
+        delay *= rate
+        np.minimum(delay, _FAR, out=delay)
+        np.exp(delay, out=delay)
+        if ids is None:
+            words = first[: len(delay)] + np.uint64((key + block.start * GOLDEN) % WORD)
+        else:
+            words = ids[block].astype(np.uint64) * np.uint64(GOLDEN)
+            words += np.uint64((key + GOLDEN) % WORD)
+        words = _almost_mixed(words)
+        np.invert(words, out=words)
+        words >>= np.uint64(33)  # 1 - u in units of 2**-31, rounded down
+        np.multiply(words.astype(np.float32), delay, out=earliest[block])
+    earliest *= np.float32(2.0**-31)
+    return earliest
+
+
+def _almost_mixed(words: Words) -> Words:
+    """`protocol.noise.mix` but for its last step, which leaves the upper 31 bits as they are. In place."""
+    words ^= words >> np.uint64(30)
+    words *= np.uint64(FIRST)
+    words ^= words >> np.uint64(27)
+    words *= np.uint64(SECOND)
+    return words

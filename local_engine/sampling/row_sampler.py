@@ -1,0 +1,100 @@
+"""From one row of logits to a token, as the cloud engine does it: the same seed and logits give the same token there.
+
+This is the sampler of one answer. It keeps what its options need to know of that: counts for penalties, and where the
+answer stands in its grammar.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...protocol.noise import noise_key
+from ...protocol.sampling import LEAST_TEMPERATURE, SamplingParams
+from ...text.logit_edits import LogitEditor
+from .noise import Floats, Indices, draw
+from .truncation import survivors
+
+if TYPE_CHECKING:
+    from ...text.grammar_state import GrammarState, Mask
+
+
+class RowSampler:
+    """Chooses the tokens of one answer, one after the other. For one thread at a time.
+
+    `end_ids`: the tokens that end the answer (`SamplingParams.end_ids`). `default_temperature` is for requests that
+    name none. Without a seed each answer gets one by chance. `constraint`: a grammar at its beginning; it is led along.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: Sequence[int],
+        end_ids: Iterable[int],
+        default_temperature: float,
+        constraint: GrammarState | None = None,
+    ) -> None:
+        self._params = params
+        self._prompt_length = len(prompt_ids)
+        self._end_ids = frozenset(end_ids)
+        self._temperature = default_temperature if params.temperature is None else params.temperature
+        self._seed = secrets.randbits(64) if params.seed is None else params.seed
+        self._editor = LogitEditor(params, prompt_ids, self._end_ids) if params.edits else None
+        self._grammar = constraint
+        self._is_greedy = self._temperature < LEAST_TEMPERATURE and self._editor is None and constraint is None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the grammar is: nothing may follow the tokens chosen so far."""
+        return self._grammar is not None and self._grammar.complete
+
+    def choose(self, logits: Floats, generated: Sequence[int], best: int | None = None) -> int:
+        """The token after `generated`, which holds what was chosen before. `logits` (vocab,) stay as they are; `best`:
+        where they are largest, if that is known.
+
+        Raises InvalidRequestError if the grammar, alone or with the other options, leaves nothing to choose.
+        """
+        if self._is_greedy and best is not None:
+            return best
+        row = logits if self._editor is None else _edited(self._editor, logits, generated)
+        if self._grammar is None:
+            return self._pick(row, None, len(generated))
+        ids = _allowed(self._grammar.mask(()), len(row))
+        token = self._pick(row, ids, len(generated))
+        if row[token] == -np.inf:
+            self._grammar.give_up()
+        elif token not in self._end_ids:
+            self._grammar.advance([token])
+        if self._grammar.error is not None:
+            raise self._grammar.failure()
+        return token
+
+    def _pick(self, row: Floats, ids: Indices | None, num_generated: int) -> int:
+        """One of `ids` (None: of all) by the logits in `row` (vocab,)."""
+        candidates = row if ids is None else row[ids]
+        best = int(candidates.argmax())
+        if self._temperature >= LEAST_TEMPERATURE and candidates[best] > -np.inf:
+            if self._params.truncates:
+                kept = survivors(candidates, self._params, self._temperature)
+                ids = kept if ids is None else ids[kept]
+                candidates = candidates[kept]
+            key = noise_key(self._seed, self._prompt_length + num_generated)
+            best = draw(key, ids, candidates, self._temperature)
+        return best if ids is None else int(ids[best])
+
+
+def _allowed(mask: Mask | None, vocab_size: int) -> Indices:
+    """The ids whose bits are set, ascending."""
+    if mask is None:
+        raise ValueError("The grammar is complete, or has failed: there is nothing to choose.")
+    bits = np.unpackbits(mask.view(np.uint8), count=vocab_size, bitorder="little")
+    return np.flatnonzero(bits.view(np.bool_))
+
+
+def _edited(editor: LogitEditor, logits: Floats, generated: Sequence[int]) -> Floats:
+    editor.see(generated[editor.num_seen :])
+    edits = editor.edits()
+    return logits if edits is None else edits.applied(logits)

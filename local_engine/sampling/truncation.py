@@ -1,0 +1,90 @@
+"""Which tokens may be drawn: top-k, top-p, min-p and typical-p over one row, without sorting a large vocabulary.
+
+The meaning is that of `protocol.sampling.SamplingParams`: in this order, each on what the one before has left, in
+double precision. Equally likely tokens count in the order of their ids. At least one token always stays.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ...protocol.sampling import SamplingParams
+from .noise import Doubles, Floats, Indices, blocks
+
+_HEADS = (256, 4096)  # likeliest tokens to look at before all of them
+_GROUPS = 64
+
+
+def survivors(logits: Floats, params: SamplingParams, temperature: float) -> Indices:
+    """Indices of the tokens that stay, ascending. `logits` (n,), at least one of them finite."""
+    head, probabilities = _head(logits, params, temperature)
+    inside = _inside(probabilities, params)
+    head = head[inside]
+    if params.typical_p < 1:
+        head = head[_typical(logits[head].astype(np.float64) / temperature, params.typical_p)]
+    head.sort()
+    return head
+
+
+def largest(logits: Floats, count: int) -> Indices:
+    """Indices of the `count` largest, the largest first, equal ones in order."""
+    size = len(logits)
+    candidates = np.arange(size)
+    if count < size:
+        groups = size // _GROUPS
+        # `count` groups have a largest element of at least the bound, so at least as many elements have.
+        pool = logits[: groups * _GROUPS].reshape(_GROUPS, groups).max(axis=0) if count <= groups // 2 else logits
+        bound = np.partition(pool, len(pool) - count)[len(pool) - count]
+        candidates = np.flatnonzero(logits >= bound)
+    order = np.argsort(-logits[candidates], kind="stable")[:count]
+    return candidates[order]
+
+
+def _head(logits: Floats, params: SamplingParams, temperature: float) -> tuple[Indices, Doubles]:
+    """The likeliest tokens, as many as top-k leaves or top-p and min-p need to see, and their probabilities."""
+    size = len(logits)
+    if 0 < params.top_k < size:
+        head = largest(logits, params.top_k)
+        weights = _weights(logits[head], float(logits[head[0]]), temperature)
+        return head, weights / weights.sum()
+    highest = float(logits.max())
+    total = sum(_weights(logits[block], highest, temperature).sum() for block in blocks(size))
+    for count in _HEADS if params.top_p < 1 or params.min_p > 0 else ():
+        head = largest(logits, count)
+        probabilities = _weights(logits[head], highest, temperature) / total
+        if not _inside(probabilities, params)[-1]:
+            return head, probabilities
+    head = largest(logits, size)
+    return head, _weights(logits[head], highest, temperature) / total
+
+
+def _weights(logits: Floats, highest: float, temperature: float) -> Doubles:
+    """exp of how far the logits are below the highest of all."""
+    scaled = logits.astype(np.float64)
+    scaled /= temperature
+    scaled -= highest / temperature
+    return np.exp(scaled, out=scaled)
+
+
+def _inside(probabilities: Doubles, params: SamplingParams) -> npt.NDArray[np.bool_]:
+    """Of tokens in descending order, which top-p and min-p leave: the first of them, then none."""
+    inside = probabilities >= params.min_p * probabilities[0]
+    if params.top_p < 1:
+        inside &= np.cumsum(probabilities) - probabilities < params.top_p
+    inside[0] = True
+    return inside
+
+
+def _typical(scaled: Doubles, typical_p: float) -> Indices:
+    """Which tokens make up the `typical_p` mass of those whose surprise is nearest to the distribution's entropy."""
+    logprobs = scaled - scaled.max()
+    logprobs -= np.log(np.exp(logprobs).sum())
+    probabilities = np.exp(logprobs)
+    finite = probabilities > 0
+    entropy = -(probabilities[finite] @ logprobs[finite])
+    order = np.argsort(np.abs(logprobs + entropy), kind="stable")
+    mass = probabilities[order]
+    inside = np.cumsum(mass) - mass < typical_p
+    inside[0] = True
+    return order[inside]

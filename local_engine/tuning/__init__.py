@@ -1,0 +1,1 @@
+"""`updraft tune`: the settings with which a model is fastest on this machine."""

@@ -1,0 +1,1 @@
+"""What requests cost: ledger, budgets, prices, and the record of one request."""

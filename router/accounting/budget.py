@@ -1,0 +1,243 @@
+"""Budgets: what a day may cost, kept in the ledger so that neither a race nor a restart goes past a limit.
+
+Before a request goes to the cloud, the most it is likely to cost is reserved, in one transaction with the look at what
+is left. When it has ended, the reservation becomes what it really cost. A process that dies in between leaves its
+reservation as spent: the cloud may have charged it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from ...protocol.errors import BudgetExceededError, ConfigurationError
+from ..request.caller import Caller
+from ..request.json_narrowing import rows, table, tables
+from .ledger import Ledger
+
+log = logging.getLogger("updraft.router")
+
+DAY_S = 86_400
+ANSWER_TOKENS = 1024  # what an answer without a limit of its own is reckoned with
+MOST_TOKENS = 2**40  # of one request, whatever it asks for: the ledger's integers end somewhere
+ATTACHED_TOKENS = 1500  # what an image, a sound or a file is reckoned with
+# Where they are in a message's part: of which type it is, and the field of what it has under that name.
+_ATTACHED = (("image_url", "url"), ("input_audio", "data"), ("file", "file_data"), ("file", "file_id"))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one day (UTC); None is no limit. True if there is one.
+
+    usd: money, as the price table counts it. cloud_tokens: those that the cloud reads and writes. cloud_share: of all
+    requests, how many may ask the cloud, rounded up, at any moment of the day.
+    """
+
+    usd: float | None = None
+    cloud_tokens: int | None = None
+    cloud_share: float | None = None
+
+    def __post_init__(self) -> None:
+        _check(self.usd is None or self.usd >= 0, "usd", "0 or more")
+        _check(self.cloud_tokens is None or self.cloud_tokens >= 0, "cloud_tokens", "0 or more")
+        _check(self.cloud_share is None or 0 <= self.cloud_share <= 1, "cloud_share", "from 0 to 1")
+
+    def __bool__(self) -> bool:
+        return self != Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What one or many requests take of a budget. `cloud_requests` of the `requests` asked the cloud."""
+
+    requests: int = 0
+    cloud_requests: int = 0
+    cloud_tokens: int = 0
+    usd: float = 0.0
+
+    def __add__(self, other: Charge) -> Charge:
+        return Charge(
+            self.requests + other.requests,
+            self.cloud_requests + other.cloud_requests,
+            self.cloud_tokens + other.cloud_tokens,
+            self.usd + other.usd,
+        )
+
+    def __sub__(self, other: Charge) -> Charge:
+        return Charge(
+            self.requests - other.requests,
+            self.cloud_requests - other.cloud_requests,
+            self.cloud_tokens - other.cloud_tokens,
+            self.usd - other.usd,
+        )
+
+
+NOTHING = Charge()
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    day: int
+    charge: Charge
+
+
+class Budget:
+    """The limits of one router, by scope: "all", "key" and "user"."""
+
+    def __init__(self, limits: Mapping[str, Limits], ledger: Ledger) -> None:
+        self._limits = {scope: each for scope, each in limits.items() if each}
+        self._ledger = ledger
+
+    async def exceeded(self, caller: Caller, charge: Charge) -> BudgetExceededError | None:
+        """Why `charge` does not fit into what is left; None if it does. Reserves nothing."""
+        day = _today()
+        try:
+            return await self._ledger.alone(lambda connection: self._exceeded(connection, day, caller, charge))
+        except sqlite3.Error:
+            return _unreadable()
+
+    async def reserve(self, caller: Caller, more: Charge, held: Reservation | None = None) -> Reservation:
+        """Take `more` from all budgets of `caller`, or raise BudgetExceededError and take nothing.
+
+        `held` is what the request has reserved before: the result is both, of the day of the first.
+        """
+        before = Reservation(_today(), NOTHING) if held is None else held
+
+        def take(connection: sqlite3.Connection) -> None:
+            if (error := self._exceeded(connection, before.day, caller, more)) is not None:
+                raise error
+            self._add(connection, before.day, caller, more)
+
+        try:
+            await self._ledger.alone(take)
+        except sqlite3.Error as error:
+            raise _unreadable() from error
+        return Reservation(before.day, before.charge + more)
+
+    def settle(
+        self, connection: sqlite3.Connection, caller: Caller, reserved: Reservation | None, actual: Charge
+    ) -> None:
+        """Put what a request really took in the place of what was reserved for it."""
+        if reserved is None:
+            self._add(connection, _today(), caller, actual)
+        else:
+            self._add(connection, reserved.day, caller, actual - reserved.charge)
+
+    def _exceeded(
+        self, connection: sqlite3.Connection, day: int, caller: Caller, charge: Charge
+    ) -> BudgetExceededError | None:
+        for scope, limits in self._limits.items():
+            why = _excess(limits, self._spent(connection, day, scope, caller), charge)
+            if why is not None:
+                renews = (day + 1) * DAY_S
+                when = datetime.fromtimestamp(renews, UTC).strftime("%Y-%m-%d %H:%M UTC")
+                whose = {"all": "", "key": " of this key", "user": " of this user"}[scope]
+                message = f"budget spent: {why}{whose} today; it renews at {when}"
+                return BudgetExceededError(message, renews_s=max(0.0, renews - time.time()))
+        return None
+
+    def _spent(self, connection: sqlite3.Connection, day: int, scope: str, caller: Caller) -> Charge:
+        """Of one scope. A scope that this day has not seen begins with what the ledger's rows say."""
+        name = _name(scope, caller)
+        query = "SELECT requests, cloud_requests, cloud_tokens, usd FROM spending WHERE day = ? AND scope = ?"
+        found = connection.execute(query, (day, name)).fetchone()
+        if found is not None:
+            return Charge(*found)
+        whose = {"all": "", "key": " AND key = :key", "user": " AND key = :key AND user = :user"}[scope]
+        spent = Charge(
+            *connection.execute(
+                "SELECT count(*), coalesce(sum(cloud_tokens + cloud_prompt_tokens > 0), 0),"
+                " coalesce(sum(cloud_tokens + cloud_prompt_tokens), 0), total(cost_usd)"
+                f" FROM requests WHERE ts >= :from AND ts < :to{whose}",
+                {"from": day * DAY_S, "to": (day + 1) * DAY_S, "key": caller.key, "user": caller.user},
+            ).fetchone()
+        )
+        connection.execute("INSERT INTO spending VALUES (?, ?, ?, ?, ?, ?)", (day, name, *astuple(spent)))
+        connection.execute("DELETE FROM spending WHERE day < ?", (day - 1,))
+        return spent
+
+    def _add(self, connection: sqlite3.Connection, day: int, caller: Caller, more: Charge) -> None:
+        for scope in self._limits:
+            connection.execute(
+                "UPDATE spending SET requests = requests + ?, cloud_requests = cloud_requests + ?,"
+                " cloud_tokens = cloud_tokens + ?, usd = usd + ? WHERE day = ? AND scope = ?",
+                (*astuple(more), day, _name(scope, caller)),
+            )
+
+
+def expected_tokens(body: dict[str, Any]) -> tuple[int, int]:
+    """The most that a request is likely to make the cloud read and write, in tokens.
+
+    Read: a token has at least one byte of UTF-8, so the bytes are a bound; what is attached has a rate of its own.
+    Written: the caller's limit on each answer, or 1,024; never more than any cloud writes.
+    """
+    limit = next((body[name] for name in ("max_completion_tokens", "max_tokens") if _counts(body.get(name))), None)
+    answers = max((body[name] for name in ("n", "best_of") if _counts(body.get(name))), default=1)
+    read = _read_tokens(body) + sum(ATTACHED_TOKENS - _read_tokens(each) for each in _attached(body))
+    return read, min(answers * (ANSWER_TOKENS if limit is None else limit), MOST_TOKENS)
+
+
+def _read_tokens(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value.encode("utf-8", "replace"))
+    if (items := rows(value)) is not None:
+        return len(items) + sum(map(_read_tokens, items))
+    if (entries := table(value)) is not None:
+        return 8 + sum(_read_tokens(name) + _read_tokens(item) for name, item in entries.items())
+    return 0
+
+
+def _attached(body: dict[str, Any]) -> Iterator[str]:
+    """Images, sounds and files, where the wire has them: anywhere else what looks like one is read as text."""
+    for message in tables(body.get("messages")) or ():
+        for part in tables(message.get("content")) or ():
+            for kind, field in _ATTACHED:
+                found = (table(part.get(kind)) or {}).get(field) if part.get("type") == kind else None
+                if isinstance(found, str):
+                    yield found
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _excess(limits: Limits, spent: Charge, more: Charge) -> str | None:
+    usd, tokens, share = limits.usd, limits.cloud_tokens, limits.cloud_share
+    if usd is not None and spent.usd + more.usd > usd + 1e-12:
+        return f"${spent.usd:.4f} of ${usd:g} are used or reserved, and this request may cost ${more.usd:.4f}"
+    if tokens is not None and spent.cloud_tokens + more.cloud_tokens > tokens:
+        return (
+            f"{spent.cloud_tokens} of {tokens} cloud tokens are used or reserved, and this may take {more.cloud_tokens}"
+        )
+    if share is not None:
+        allowed = math.ceil(share * (spent.requests + more.requests) - 1e-9)
+        if spent.cloud_requests + more.cloud_requests > allowed:
+            return f"{spent.cloud_requests} of {spent.requests} requests asked the cloud, a share of {share:g} may"
+    return None
+
+
+def _name(scope: str, caller: Caller) -> str:
+    return {"all": "all", "key": f"key:{caller.key}", "user": f"user:{caller.key}:{caller.user}"}[scope]
+
+
+def _today() -> int:
+    return int(time.time() // DAY_S)
+
+
+def _unreadable() -> BudgetExceededError:
+    """Nobody knows what is left, so nothing is spent."""
+    log.exception("the ledger cannot be asked for the budget")
+    return BudgetExceededError(
+        "budget unknown: the ledger cannot be read, the log says why; nothing is spent until then"
+    )
+
+
+def _check(holds: bool, name: str, wanted: str) -> None:
+    if not holds:
+        raise ConfigurationError(f"budget: {name} must be {wanted}.", param=f"budget.{name}")

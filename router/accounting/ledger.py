@@ -1,0 +1,234 @@
+"""The ledger: one SQLite row per request, whatever became of it. Holds no prompt and no answer text."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ...protocol.errors import ConfigurationError
+from ...protocol.wal import columns, transaction, use_wal
+
+T = TypeVar("T")
+
+RETRY_S = 0.1  # between two tries where another process writes
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRow:
+    """Money in US dollars, times in milliseconds, `ts` in seconds since the epoch; `status` as on the wire (499: the
+    caller went away). `tier` and `route` are "none" where no answer was given.
+
+    From format 2 on: `key` is a digest of the caller's API key, `cloud_model` the last cloud model that was asked,
+    `failure` why a cloud gave no answer, `decisions` JSON with every verdict in order, `local_ms` and `cloud_ms` the
+    time spent in each tier. From format 3 on: `user` is a digest of the request's `user`. Rows of older files have the
+    defaults.
+    """
+
+    id: str
+    ts: float
+    model: str
+    route: str
+    tier: str
+    gate: int
+    reason: str
+    p_gain: float | None
+    threshold: float | None
+    local_tokens: int
+    cloud_tokens: int
+    draft_proposed: int
+    draft_accepted: int
+    cost_usd: float
+    saved_usd: float
+    latency_ms: float
+    status: int
+    key: str = ""
+    cloud_model: str = ""
+    failure: str = ""
+    decisions: str = "[]"
+    local_prompt_tokens: int = 0
+    cloud_prompt_tokens: int = 0
+    local_ms: float = 0.0
+    cloud_ms: float = 0.0
+    user: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSummary:
+    requests: int
+    errors: int
+    by_route: dict[str, int]
+    local_tokens: int
+    cloud_tokens: int
+    draft_proposed: int
+    draft_accepted: int
+    cost_usd: float
+    saved_usd: float
+
+
+# One entry per format: what turns a file of the format before it into this one. Append; never change what was released.
+_MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """CREATE TABLE requests (
+          id TEXT PRIMARY KEY, ts REAL NOT NULL, model TEXT NOT NULL, route TEXT NOT NULL, tier TEXT NOT NULL,
+          gate INTEGER NOT NULL, reason TEXT NOT NULL, p_gain REAL, threshold REAL,
+          local_tokens INTEGER NOT NULL, cloud_tokens INTEGER NOT NULL,
+          draft_proposed INTEGER NOT NULL, draft_accepted INTEGER NOT NULL,
+          cost_usd REAL NOT NULL, saved_usd REAL NOT NULL, latency_ms REAL NOT NULL, status INTEGER NOT NULL
+        ) STRICT""",
+        "CREATE INDEX requests_ts ON requests (ts)",
+    ),
+    (
+        "ALTER TABLE requests ADD COLUMN key TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE requests ADD COLUMN cloud_model TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE requests ADD COLUMN failure TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE requests ADD COLUMN decisions TEXT NOT NULL DEFAULT '[]'",
+        "ALTER TABLE requests ADD COLUMN local_prompt_tokens INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE requests ADD COLUMN cloud_prompt_tokens INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE requests ADD COLUMN local_ms REAL NOT NULL DEFAULT 0",
+        "ALTER TABLE requests ADD COLUMN cloud_ms REAL NOT NULL DEFAULT 0",
+    ),
+    (
+        "ALTER TABLE requests ADD COLUMN user TEXT NOT NULL DEFAULT ''",
+        "CREATE INDEX requests_caller ON requests (key, user, ts)",
+        """CREATE TABLE spending (
+          day INTEGER NOT NULL, scope TEXT NOT NULL, requests INTEGER NOT NULL, cloud_requests INTEGER NOT NULL,
+          cloud_tokens INTEGER NOT NULL, usd REAL NOT NULL, PRIMARY KEY (day, scope)
+        ) STRICT, WITHOUT ROWID""",
+    ),
+)
+_VERSION = len(_MIGRATIONS)
+_COLUMNS = ", ".join(item.name for item in fields(LedgerRow))
+_INSERT = f"INSERT INTO requests ({_COLUMNS}) VALUES ({', '.join('?' * len(fields(LedgerRow)))})"
+
+
+class Ledger:
+    """Safe to use from any thread, and by several processes on one file (WAL). Each row is committed as it is written.
+
+    A file of an older format is brought up to date; what is in it stays. Raises ConfigurationError if the file cannot
+    be opened, is no ledger, or is one of a newer version.
+
+    `busy_s`: for how long a call waits while another process writes, before it raises sqlite3.OperationalError. Opening
+    waits up to 5 seconds in any case. `read_only`: change nothing, make no file, and leave an older format as it is.
+    """
+
+    def __init__(self, path: Path, *, busy_s: float = 5.0, read_only: bool = False) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        try:
+            if not read_only:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}",
+                uri=True,
+                timeout=5.0,
+                check_same_thread=False,
+                isolation_level=None,
+            )
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigurationError(f"The ledger {path} cannot be opened: {error}", param="ledger") from error
+        try:
+            if not read_only:
+                self._migrate()
+                use_wal(self._connection)
+            elif self._format() == 0:
+                raise self._no_ledger()
+            self._columns = columns(self._connection, "requests")
+            self._connection.execute(f"PRAGMA busy_timeout={round(busy_s * 1000)}")
+        except sqlite3.Error as error:
+            self._connection.close()
+            raise ConfigurationError(f"The ledger {path} is unusable: {error}", param="ledger") from error
+        except ConfigurationError:
+            self._connection.close()
+            raise
+
+    def record(self, row: LedgerRow, also: Callable[[sqlite3.Connection], None] | None = None) -> None:
+        """Write one row, durably as of process death, and in the same transaction what `also` writes.
+
+        A second row for one id raises sqlite3.IntegrityError.
+        """
+        with self.transaction() as connection:
+            connection.execute(_INSERT, astuple(row))
+            if also is not None:
+                also(connection)
+
+    def rows(self, *, limit: int = 100) -> list[LedgerRow]:
+        """The newest rows first."""
+        return self._select("ORDER BY ts DESC, rowid DESC LIMIT ?", limit)
+
+    def get(self, request_id: str) -> LedgerRow | None:
+        return next(iter(self._select("WHERE id = ?", request_id)), None)
+
+    def summary(self, *, since: float = 0.0) -> LedgerSummary:
+        """Totals over the rows from `since` (seconds since the epoch) on."""
+        totals = (
+            "SELECT count(*), coalesce(sum(status >= 400), 0), coalesce(sum(local_tokens), 0),"
+            " coalesce(sum(cloud_tokens), 0), coalesce(sum(draft_proposed), 0), coalesce(sum(draft_accepted), 0),"
+            " total(cost_usd), total(saved_usd) FROM requests WHERE ts >= ?"
+        )
+        routes = "SELECT route, count(*) FROM requests WHERE ts >= ? GROUP BY route ORDER BY route"
+        with self._lock:
+            (requests, errors, *sums) = self._connection.execute(totals, (since,)).fetchone()
+            by_route: dict[str, Any] = dict(self._connection.execute(routes, (since,)).fetchall())
+        return LedgerSummary(requests, errors, by_route, *sums)
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    def _select(self, which: str, value: str | int) -> list[LedgerRow]:
+        with self._lock:
+            found = self._connection.execute(f"SELECT {', '.join(self._columns)} FROM requests {which}", (value,))
+            return [LedgerRow(**dict(zip(self._columns, row, strict=True))) for row in found]
+
+    def _migrate(self) -> None:
+        """Bring the file to this version's format in one transaction, so that several processes may open it at once."""
+        if self._format() == _VERSION:
+            return
+        with self.transaction() as connection:
+            for statement in (line for step in _MIGRATIONS[self._format() :] for line in step):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version={_VERSION}")
+
+    def _format(self) -> int:
+        """Of the file, 0 if it is empty. Raises ConfigurationError if it is newer, or holds something else."""
+        query = (  # one statement, so that nobody writes in between; others may have a table of requests, too
+            "SELECT user_version, (SELECT count(*) FROM sqlite_schema),"
+            " (SELECT count(*) FROM sqlite_schema WHERE name = 'requests_ts') FROM pragma_user_version"
+        )
+        version, objects, ours = self._connection.execute(query).fetchone()
+        if not 0 <= version <= _VERSION:
+            raise ConfigurationError(
+                f"The ledger {self.path} has format {version}, this version reads up to {_VERSION}: name another file.",
+                param="ledger",
+            )
+        if objects if version == 0 else not ours:
+            raise self._no_ledger()
+        return version
+
+    def _no_ledger(self) -> ConfigurationError:
+        return ConfigurationError(f"{self.path} is no ledger of Updraft: name another file.", param="ledger")
+
+    async def alone(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """What `work` gives in a transaction. Waits for other processes, up to 5 seconds, with the event loop free."""
+        until = time.monotonic() + 5.0
+        while True:
+            try:
+                with self.transaction() as connection:
+                    return work(connection)
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                    raise
+            await asyncio.sleep(RETRY_S)
+
+    @contextmanager
+    def transaction(self) -> Generator[sqlite3.Connection]:
+        """Alone with the file, also among processes: what is read in it holds until it is written."""
+        with self._lock, transaction(self._connection) as connection:
+            yield connection

@@ -1,0 +1,272 @@
+"""What happened to one request: the facts behind its `updraft` object, its headers and its ledger row."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import msgspec
+
+from ...protocol.ids import new_id
+from ...protocol.responses import UpdraftInfo, Usage
+from ..gates.gates import Verdict
+from ..request.caller import Caller
+from ..tiers.interfaces import CloudFailure, CloudUsage, LocalAnswer
+from .budget import NOTHING, Charge, Reservation
+from .ledger import LedgerRow
+from .prices import Prices
+
+# Characters. What a caller sent may be in either, and a ledger is no place to write as much as one likes into.
+LONGEST_MODEL, LONGEST_REASON = 100, 500
+
+Route = Literal["local", "cloud", "escalated", "fallback", "cache"]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """An answer that was kept: who gave it, and what it took then."""
+
+    tier: Literal["local", "cloud"]
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(slots=True)
+class Asked:
+    """One time that a cloud was asked. `counted`: what it counted, as far as anybody knows.
+
+    `most`: what it was expected to take at most, where there are budgets. `unbilled`: it said no, or was never reached.
+    """
+
+    model: str
+    most: Charge = NOTHING
+    counted: CloudUsage = field(default_factory=CloudUsage)
+    unbilled: bool = False
+
+    def usd(self, prices: Prices) -> float:
+        return prices.cloud(self.model, self.counted.prompt_tokens, self.counted.completion_tokens)
+
+    def charge(self, prices: Prices) -> Charge:
+        """Of tokens and money. Where it did not say what it counted, but may have charged, `most` stands."""
+        if not self.unbilled and not self.counted.prompt_tokens:
+            return self.most
+        tokens = self.counted.prompt_tokens + self.counted.completion_tokens
+        return Charge(cloud_tokens=tokens, usd=self.usd(prices))
+
+
+@dataclass(slots=True)
+class Record:
+    """Filled in as the request goes its way. `top_model` is the cloud's best. `route` None: no answer yet.
+
+    `verdict` is the one that decided, `decisions` all of them in order. `failure` says why a cloud gave no answer.
+    `asked`: every cloud that was asked, in order; `reserved` was taken from the budgets for them.
+    `momentary`: it would have gone another way at another time. `repeated`: the answer is one that was given before.
+    `local_prompt_tokens`, `local_tokens` and the seconds add up over all runs of the request; of `local_tokens`
+    `second_tokens` are of a second sample, which is no part of any answer.
+    """
+
+    prices: Prices
+    top_model: str
+    request_id: str = field(default_factory=lambda: new_id("chatcmpl"))
+    model: str = ""
+    caller: Caller = field(default_factory=Caller)
+    started: float = field(default_factory=time.monotonic)
+    timestamp: float = field(default_factory=time.time)
+    route: Route | None = None
+    verdict: Verdict = field(default_factory=lambda: Verdict(0, escalate=False, reason="refused before routing"))
+    decisions: list[Verdict] = field(default_factory=list[Verdict])
+    note: str = ""
+    failure: str = ""
+    local_prompt_tokens: int = 0
+    local_tokens: int = 0
+    second_tokens: int = 0
+    local_s: float = 0.0
+    asked: list[Asked] = field(default_factory=list[Asked])
+    cloud_s: float = 0.0
+    reserved: Reservation | None = None
+    momentary: bool = False
+    repeated: Repeated | None = None
+
+    @property
+    def tier(self) -> Literal["local", "cloud"]:
+        if self.repeated is not None:
+            return self.repeated.tier
+        return "cloud" if self.route in ("cloud", "escalated") else "local"
+
+    @property
+    def reason(self) -> str:
+        return f"{self.verdict.reason}; {self.note}" if self.note else self.verdict.reason
+
+    @property
+    def latency_ms(self) -> float:
+        return (time.monotonic() - self.started) * 1e3
+
+    @property
+    def cloud(self) -> CloudUsage:
+        """What the cloud that was asked last counted."""
+        return self.asked[-1].counted if self.asked else CloudUsage()
+
+    @property
+    def cloud_model(self) -> str:
+        """The one that was asked last; empty if none was."""
+        return self.asked[-1].model if self.asked else ""
+
+    @property
+    def cloud_prompt_tokens(self) -> int:
+        """What all clouds read."""
+        return sum(each.counted.prompt_tokens for each in self.asked)
+
+    @property
+    def cloud_tokens(self) -> int:
+        """What all clouds wrote."""
+        return sum(each.counted.completion_tokens for each in self.asked)
+
+    @property
+    def cost_usd(self) -> float:
+        return self._local_usd + sum(each.usd(self.prices) for each in self.asked)
+
+    @property
+    def _local_usd(self) -> float:
+        return self.prices.local(self.local_prompt_tokens, self.local_tokens)
+
+    @property
+    def _answer_tokens(self) -> int:
+        return self.local_tokens - self.second_tokens
+
+    @property
+    def saved_usd(self) -> float:
+        """Against `top_model` alone with an answer of this length; below 0 where paid local work was in vain."""
+        if self.route is None:
+            return 0.0
+        if self.repeated is not None:
+            alone = self.prices.cloud(self.top_model, self.repeated.prompt_tokens, self.repeated.completion_tokens)
+        elif self.tier == "cloud":
+            alone = self.prices.cloud(self.top_model, self.cloud.prompt_tokens, self.cloud.completion_tokens)
+        else:
+            alone = self.prices.cloud(self.top_model, self.local_prompt_tokens, self._answer_tokens)
+        return alone - self.cost_usd
+
+    @property
+    def charge(self) -> Charge:
+        """What the budgets are to be told."""
+        clouds = sum((each.charge(self.prices) for each in self.asked), NOTHING)
+        asks = int(clouds.cloud_tokens > 0)
+        return Charge(1, asks, clouds.cloud_tokens, self._local_usd + clouds.usd)
+
+    def judged(self, verdict: Verdict) -> None:
+        """One more verdict to explain the request with; of a gate 2 that let it pass again and again, the last."""
+        self._keep(_brief(verdict))
+
+    def decide(self, verdict: Verdict) -> None:
+        """One more verdict, and the one that the answer names."""
+        self.verdict = _brief(verdict)
+        self._keep(self.verdict)
+
+    def _keep(self, verdict: Verdict) -> None:
+        last = self.decisions[-1] if self.decisions else None
+        if last is not None and last.gate == verdict.gate == 2 and not last.escalate:
+            self.decisions.pop()
+        self.decisions.append(verdict)
+
+    def repeat(self, tier: Literal["local", "cloud"], usage: dict[str, Any], age_s: float) -> None:
+        """The answer is the one that `tier` gave `age_s` seconds ago to the same request, with that `usage`."""
+        counted = CloudUsage.of({"usage": usage}) or CloudUsage()
+        self.route = "cache"
+        self.repeated = Repeated(tier, counted.prompt_tokens, counted.completion_tokens)
+        self.decide(Verdict(0, escalate=False, reason=f"answered by the {tier} tier {age_s:.0f} s ago, kept since"))
+
+    def usage(self) -> Usage:
+        """The tokens of the answer, as the tier that gave it counted them."""
+        if self.tier == "local":
+            return Usage.of(self.local_prompt_tokens, self._answer_tokens)
+        return Usage.of(self.cloud.prompt_tokens, self.cloud.completion_tokens)
+
+    def fell_back(self, failure: CloudFailure) -> None:
+        """The local answer stands in for the one that the cloud did not give."""
+        self.route = "fallback"
+        self.failure = failure.cause
+        self.note = f"fallback, because {failure.phrase}"
+
+    def count_local(self, answer: LocalAnswer, seconds: float) -> None:
+        """Add one ended local run."""
+        self.local_s += seconds
+        self.local_prompt_tokens += answer.prompt_tokens
+        self.local_tokens += len(answer.tokens)
+
+    def count_second(self, answer: LocalAnswer, seconds: float) -> None:
+        """Add an ended second sample: its prompt lies in the device's cache and was read for the first."""
+        self.local_s += seconds
+        self.local_tokens += len(answer.tokens)
+        self.second_tokens += len(answer.tokens)
+
+    def counted(self, usage: CloudUsage | None) -> None:
+        """The cloud that was asked last says what it counted; None: it did not say."""
+        self.asked[-1].counted = usage or CloudUsage()
+
+    @contextmanager
+    def in_cloud(self) -> Generator[None]:
+        """Time in here was spent waiting for the cloud."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.cloud_s += time.monotonic() - began
+
+    def info(self) -> UpdraftInfo:
+        p_gain = self.verdict.p_gain
+        return UpdraftInfo(
+            request_id=self.request_id,
+            tier=self.tier,
+            route=self.route or "local",
+            reason=self.reason,
+            gate=self.verdict.gate,
+            p_gain=p_gain,
+            confidence=None if p_gain is None else 1.0 - p_gain,
+            threshold=self.verdict.threshold,
+            cost_usd=self.cost_usd,
+            saved_usd=self.saved_usd,
+            local_tokens=self.local_tokens,
+            cloud_tokens=self.cloud_tokens,
+            draft_proposed=self.cloud.accepted + self.cloud.rejected,
+            draft_accepted=self.cloud.accepted,
+            latency_ms=self.latency_ms,
+        )
+
+    def row(self, status: int) -> LedgerRow:
+        return LedgerRow(
+            id=self.request_id,
+            ts=self.timestamp,
+            model=self.model[:LONGEST_MODEL],
+            route=self.route or "none",
+            tier=self.tier if self.route is not None else "none",
+            gate=self.verdict.gate,
+            reason=self.reason,
+            p_gain=self.verdict.p_gain,
+            threshold=self.verdict.threshold,
+            local_tokens=self.local_tokens,
+            cloud_tokens=self.cloud_tokens,
+            draft_proposed=self.cloud.accepted + self.cloud.rejected,
+            draft_accepted=self.cloud.accepted,
+            cost_usd=self.cost_usd,
+            saved_usd=self.saved_usd,
+            latency_ms=self.latency_ms,
+            status=status,
+            key=self.caller.key,
+            user=self.caller.user,
+            cloud_model=self.cloud_model,
+            failure=self.failure,
+            decisions=msgspec.json.encode(self.decisions).decode(),
+            local_prompt_tokens=self.local_prompt_tokens,
+            cloud_prompt_tokens=self.cloud_prompt_tokens,
+            local_ms=self.local_s * 1e3,
+            cloud_ms=self.cloud_s * 1e3,
+        )
+
+
+def _brief(verdict: Verdict) -> Verdict:
+    if len(verdict.reason) <= LONGEST_REASON:
+        return verdict
+    return replace(verdict, reason=f"{verdict.reason[: LONGEST_REASON - 3]}...")

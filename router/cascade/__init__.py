@@ -1,0 +1,1 @@
+"""One request's way through the gates, and its way to the cloud."""

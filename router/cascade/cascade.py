@@ -1,0 +1,415 @@
+"""The cascade: one request's way through the gates, as a state machine.
+
+    RULES -> BEFORE -> LOCAL -> AFTER -> DONE          each gate may send the request to CLOUD
+    AFTER -> SECOND -> DONE, or CLOUD                  where gate 3 is undecided and second samples are taken
+    CLOUD -> DONE, or FALLBACK -> DONE                 a cloud that fails makes the local answer the answer
+
+RULES may also open only one tier: LOCAL -> DONE without further gates, or CLOUD without a fallback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeVar
+
+from ...protocol.errors import EngineError, UpdraftError
+from ...protocol.requests import ChatRequest, Message
+from ...protocol.sampling import SamplingParams
+from ...text.tool_stream import OfferedTools
+from ..accounting.request_record import Record
+from ..gates.deadline import Plan, plan
+from ..gates.gates import Gates, Verdict, check_quality
+from ..gates.rules import Ruling, rule
+from ..request.chat_request import Job
+from ..state import Shared
+from ..tiers.interfaces import CloudFailure, LocalAnswer, LocalGeneration, LocalTier
+from .escalation import CloudReply, CloudStreamReply, Escalation, expected_charge, most_of, work_of
+from .second import sample_again, sample_fits
+
+if TYPE_CHECKING:
+    from ...classifier.agreement import Said
+
+_LONG_PROMPT = 2**14
+_LINE_BEGUN = 16  # characters: a line is known to be complete when the next has begun
+_T = TypeVar("_T")
+
+
+class State(StrEnum):
+    RULES = "rules"
+    BEFORE = "before"
+    LOCAL = "local"
+    AFTER = "after"
+    SECOND = "second"
+    CLOUD = "cloud"
+    FALLBACK = "fallback"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalReply:
+    """A complete local answer."""
+
+    answer: LocalAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class LiveReply:
+    """A local answer that is streamed while it is written."""
+
+    run: LocalGeneration
+
+
+Reply = LocalReply | LiveReply | CloudReply | CloudStreamReply
+
+
+class Cascade:
+    """One request. `await run()` once for the reply; `aclose()` when its answer is delivered or nobody wants it.
+
+    `trail` lists the states it went through. Raises UpdraftError or CloudFailure only where no answer is possible.
+    """
+
+    def __init__(self, job: Job, shared: Shared, record: Record) -> None:
+        self.job = job
+        self.shared = shared
+        self.tiers = shared.tiers
+        self.record = record
+        self.trail: list[State] = []
+        self.ruling = Ruling(local=False, cloud=False, reason="")
+        self._gates = shared.tiers.gates
+        self._plan = Plan("both")
+        self._answer: LocalAnswer | None = None
+        self._failure: CloudFailure | None = None
+        self._reply: Reply | None = None
+        self._run: LocalGeneration | None = None
+        self._run_began = 0.0
+        self.escalation = Escalation(job, shared, record)
+        self._steps: dict[State, Callable[[], Awaitable[State]]] = {
+            State.RULES: self._rules,
+            State.BEFORE: self._before,
+            State.LOCAL: self._local,
+            State.AFTER: self._after,
+            State.SECOND: self._second,
+            State.CLOUD: self._cloud,
+            State.FALLBACK: self._fallback,
+        }
+
+    async def run(self) -> Reply:
+        state = State.RULES
+        while state is not State.DONE:
+            self.trail.append(state)
+            state = await self._steps[state]()
+        self.trail.append(state)
+        if isinstance(self._reply, LocalReply | LiveReply):
+            run = self._reply if isinstance(self._reply, LocalReply) else self._reply.run
+            await self.escalation.lose_race(run.answer, "the cloud lost the race")
+        if self._reply is None:
+            raise EngineError("The cascade ended without a reply.")
+        return self._reply
+
+    async def aclose(self) -> None:
+        """Stop whatever is still running for this request. Idempotent."""
+        try:
+            await self.stop_local()
+        finally:
+            await self.escalation.aclose()
+
+    # The states
+
+    async def _rules(self) -> State:
+        self.ruling = await self._ruling()
+        self.decide(Verdict(0, escalate=not self.ruling.local, reason=self.ruling.reason))
+        if not self.ruling.local:
+            return State.CLOUD
+        return self._hurry() if self.ruling.open else State.LOCAL
+
+    async def _before(self) -> State:
+        if self.job.quality_given:
+            check_quality(self.gates, self.job.quality)
+        if self._plan.tried == "both":  # what is drawn takes the time of both tiers
+            self._gates = self.gates.begin()
+        messages, quality = self.chat.messages, self.job.quality
+        verdict = await self._read(lambda: self.gates.before(messages, quality))
+        if self._plan.tried == "one":
+            verdict = replace(verdict, reason=f"{verdict.reason}; {self._plan.reason}")
+            self.ruling = self.ruling if verdict.escalate else Ruling(True, False, self._plan.reason)
+        state = self._judge(verdict, State.LOCAL)
+        above = self.shared.config.race_above
+        races = above is not None and (verdict.p_gain or 0.0) >= above and not verdict.drawn
+        if state is State.LOCAL and self.ruling.open and races:
+            self.escalation.race(self.cloud_patience_s)
+        return state
+
+    async def _local(self) -> State:
+        try:
+            run = await self.start_local()
+            if self.ruling.open:
+                await self._read(lambda: self.gates.read_ahead(self.chat.messages))
+            while await self.escalation.beside_race(anext(run, None)) is not None:
+                if self.ruling.open and "\n" in run.answer.text[-_LINE_BEGUN:]:
+                    self.gates.read_lines(run.answer.text)
+                if self._stops_early(run.answer):
+                    await self.stop_local()
+                    return State.CLOUD
+                if self._may_stream(run.answer):
+                    return self._done(LiveReply(run))
+            await self.stop_local()
+            if self.escalation.has_won and run.answer.finish_reason is None:
+                return self._outrun()
+            self.shared.pace.saw("local", time.monotonic() - self._run_began)
+        except UpdraftError as error:  # too long for it, refused by its template, or it failed
+            await self.stop_local()
+            if not (self.ruling.cloud or (self._plan.tried in ("one", "local") and self._failure is None)):
+                raise
+            self.ruling = Ruling(local=False, cloud=True, reason=error.message)
+            self.decide(Verdict(0, escalate=True, reason=f"beyond the local model: {error.message}"))
+            return State.CLOUD
+        return State.AFTER if self.ruling.open else self._done(LocalReply(run.answer))
+
+    async def _after(self) -> State:
+        answer = self._local_answer()
+        verdict = self._judged(answer)
+        if verdict.undecided and sample_fits(self, answer):
+            self.record.judged(verdict)
+            return State.SECOND
+        return self._settled(verdict, answer)
+
+    async def _second(self) -> State:
+        answer = self._local_answer()
+        second = await sample_again(self, answer)
+        if second is None and self.escalation.has_won:
+            return self._outrun()
+        return self._settled(self._judged(answer, second), answer)
+
+    async def _cloud(self) -> State:
+        if self.escalation.races_in_vain:
+            await self.escalation.lose_race(self._answer or LocalAnswer(), "the raced cloud is not for such requests")
+        if self.escalation.racing:
+            return await self._raced()
+        # OpenAI refuses predictions beside tools, and a call in our local format is none that others would write.
+        draft = "" if self._answer is None or self.tools is not None else self._answer.text
+        body = self.escalation.body()
+        if draft:
+            body["prediction"] = {"type": "content", "content": draft}
+        try:
+            reply = await self.escalation.ask(body, self.cloud_patience_s)
+        except CloudFailure as failure:
+            self._failure = failure
+            return State.FALLBACK
+        self.record.route = "escalated" if draft and self.escalation.took_prediction else "cloud"
+        return self._done(reply)
+
+    async def _raced(self) -> State:
+        """The cloud has been writing since gate 1: it needs no draft."""
+        try:
+            reply = await self.escalation.race_outcome()
+        except CloudFailure as failure:
+            self._failure = failure
+            return State.FALLBACK
+        self.record.route = "cloud"
+        return self._done(reply)
+
+    async def _fallback(self) -> State:
+        failure = self._failure
+        if failure is None or not self.ruling.local:
+            raise failure or EngineError("Fallback without a failure.")
+        self.record.fell_back(failure)
+        self.ruling = Ruling(local=True, cloud=False, reason=self.record.note)
+        if self._answer is not None and self._answer.finish_reason is not None:
+            return self._done(LocalReply(self._answer))
+        try:
+            return await self._local()
+        except UpdraftError as error:
+            self.record.route = None
+            raise failure from error
+
+    # What the states and the live stream share
+
+    @property
+    def gates(self) -> Gates:
+        if self._gates is None:
+            raise EngineError("The router has a local tier but no gates.")
+        return self._gates
+
+    @property
+    def judged(self) -> LocalAnswer | None:
+        """The local answer, if there is a whole one and the gates had a say."""
+        whole = self._answer is not None and self._answer.finish_reason is not None
+        return self._answer if whole and self.job.chat is not None and self.tiers.gates is not None else None
+
+    @property
+    def chat(self) -> ChatRequest:
+        if self.job.chat is None:
+            raise EngineError("The local tier was asked for a request it cannot read.")
+        return self.job.chat
+
+    @property
+    def local(self) -> LocalTier:
+        if self.tiers.local is None:
+            raise EngineError("The router has no local tier.")
+        return self.tiers.local
+
+    @property
+    def tools(self) -> OfferedTools | None:
+        """Those that the local answer may call; None if it has none to call."""
+        use = None if self.job.chat is None else self.job.chat.tool_use
+        form = None if use is None or self.tiers.local is None else self.local.tool_format
+        return None if use is None or form is None else OfferedTools(form, use)
+
+    def decide(self, verdict: Verdict) -> None:
+        self.record.decide(verdict)
+        self.record.route = "cloud" if verdict.escalate else "local"
+
+    async def start_local(self) -> LocalGeneration:
+        self._run_began = time.monotonic()
+        self._run = await self.begin_local(self.chat.sampling())
+        return self._run
+
+    async def begin_local(self, params: SamplingParams) -> LocalGeneration:
+        """A run that answers the request, sampled by `params`; who begins it closes it."""
+        chat, use, tools = self.chat, self.chat.tool_use, self.tools
+        return await self.local.start(
+            chat.messages,
+            params,
+            continue_final_message=chat.continue_final_message,
+            tools=use,
+            constraint=chat.constraint() if tools is None else tools.format.constraint(tools.use),
+        )
+
+    async def continue_local(self, messages: Sequence[Message], params: SamplingParams) -> LocalGeneration:
+        """Go on with the last message, which the device has begun. `stop_local()` ends and counts this run too."""
+        self._run_began = time.monotonic()
+        self._run = await self.local.start(messages, params, continue_final_message=True)
+        return self._run
+
+    async def stop_local(self) -> None:
+        """End the local run, if there is one, and keep what it wrote. Idempotent."""
+        run, self._run = self._run, None
+        if run is not None:
+            self._answer = run.answer
+            self.record.count_local(run.answer, time.monotonic() - self._run_began)
+            await run.aclose()
+
+    def cloud_patience_s(self) -> float:
+        """How long to wait for the cloud: a deadline leaves time for the local answer to stand in.
+
+        A finished answer needs next to none; an unfinished one is left half of what remains, unless both would not fit.
+        """
+        remaining = self.job.remaining_s
+        if self.ruling.local and self._plan.tried == "both":
+            finished = self._answer is not None and self._answer.finish_reason is not None
+            remaining *= 0.9 if finished else 0.5
+        return max(0.001, min(self.shared.config.cloud_timeout_s, remaining))
+
+    # Helpers
+
+    def _hurry(self) -> State:
+        """Where a deadline leaves no time for both tiers, one after the other: choose one."""
+        pace, work = self.shared.pace, work_of(self.job.body)
+        self._plan = plan(self.job.remaining_s, pace.expected_s("local"), pace.expected_s(work))
+        tried, reason = self._plan.tried, self._plan.reason
+        if tried == "both":
+            return State.BEFORE
+        self.record.momentary = True
+        if tried == "one":
+            return State.BEFORE
+        self.decide(Verdict(0, escalate=tried == "cloud", reason=reason))
+        if tried == "cloud":
+            return State.CLOUD
+        self.ruling = Ruling(local=True, cloud=False, reason=reason)
+        return State.LOCAL
+
+    async def _ruling(self) -> Ruling:
+        """Gate 0. The budget is asked only where the cloud may be: that waits for whoever writes into the ledger."""
+        situation, budget = self.shared.situation(), self.shared.budget
+        ruling = rule(self.job, situation)
+        if budget is None or not ruling.cloud:
+            return ruling
+        charge = expected_charge(self.record, most_of(self.record, self.escalation.body()))
+        over_budget = await budget.exceeded(self.record.caller, charge)
+        if over_budget is None:
+            return ruling
+        self.record.momentary = True
+        return rule(self.job, replace(situation, over_budget=over_budget))
+
+    async def _read(self, look: Callable[[], _T]) -> _T:
+        """What `look` finds in the prompt; in a long one not on the loop, as others are waiting there."""
+        long = sum(len(message.text) for message in self.chat.messages) > _LONG_PROMPT
+        return await asyncio.to_thread(look) if long else look()
+
+    def _judge(self, verdict: Verdict, otherwise: State) -> State:
+        self.decide(verdict)
+        return State.CLOUD if verdict.escalate else otherwise
+
+    @property
+    def _hold(self) -> int | None:
+        """After how many tokens a stream begins while gates are ahead; None where no cloud could go on with it."""
+        return self.job.hold_tokens if self.escalation.may_hand_over else None
+
+    def _judged(self, answer: LocalAnswer, second: Said | None = None) -> Verdict:
+        """Gate 3 on the finished answer."""
+        verdict = self.gates.after(self.chat.messages, answer, self.job.quality, second)
+        if verdict.drawn and not self._is_graded_undrawn(answer, verdict):
+            verdict = replace(verdict, propensity=verdict.drawn)
+        return verdict
+
+    def _settled(self, verdict: Verdict, answer: LocalAnswer) -> State:
+        state = self._judge(verdict, State.DONE)
+        return self._done(LocalReply(answer)) if state is State.DONE else state
+
+    def _outrun(self) -> State:
+        self.decide(Verdict(1, escalate=True, reason="raced: the cloud answered first"))
+        return State.CLOUD
+
+    def _stops_early(self, answer: LocalAnswer) -> bool:
+        """Gate 2, once: at its token count, or before streaming starts if that is sooner."""
+        if not self.ruling.open:
+            return False
+        at = self.gates.tokens
+        if self.job.stream and self._hold is not None:
+            at = min(at, self._hold)
+        if len(answer.tokens) != at or answer.finish_reason is not None:
+            return False
+        if self.chat.sampling().max_tokens == at:  # it ends here by itself, and gate 3 judges all of it
+            return False
+        verdict = self.gates.during(self.chat.messages, answer, self.job.quality)
+        if verdict.escalate or self._hold is not None:
+            self.decide(verdict)
+        else:
+            self.record.judged(verdict)
+        return verdict.escalate
+
+    def _may_stream(self, answer: LocalAnswer) -> bool:
+        """Without gates ahead there is nothing to wait for; with them, `hold_tokens` tokens.
+
+        One that was drawn waits for all gates: what is sent cannot go up any more.
+        """
+        gated = self.ruling.open
+        return self.job.stream and (not gated or (self._is_past_hold(answer) and not self.record.verdict.drawn))
+
+    def _is_past_hold(self, answer: LocalAnswer) -> bool:
+        """Whether enough of it is there to be streamed while gates are ahead.
+
+        What is held to a form waits for all of them: no cloud could go on in the middle of it.
+        """
+        hold = self._hold
+        return self.job.stream and not self.job.structured and hold is not None and len(answer.tokens) >= hold
+
+    def _is_graded_undrawn(self, answer: LocalAnswer, verdict: Verdict) -> bool:
+        """Whether the best cloud would have graded this answer that goes up, had no coin drawn it: no stream had begun,
+        and it is for no smaller cloud.
+        """
+        smaller = any(rung.may_do(verdict.p_gain) for rung in self.tiers.middle)
+        return not smaller and not self._is_past_hold(answer)
+
+    def _local_answer(self) -> LocalAnswer:
+        if self._answer is None:
+            raise EngineError("Gate 3 has no answer to judge.")
+        return self._answer
+
+    def _done(self, reply: Reply) -> State:
+        self._reply = reply
+        return State.DONE

@@ -1,0 +1,248 @@
+"""One request's way to the cloud: what it asks there, for how long it waits, and what must be closed in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from ...protocol.errors import BudgetExceededError, EngineError, RequestTimeoutError, UpstreamError
+from ..accounting.budget import NOTHING, Budget, Charge, expected_tokens
+from ..accounting.request_record import Asked, Record
+from ..gates.gates import Verdict
+from ..request.chat_request import Job
+from ..state import Rung, Shared
+from ..tiers.interfaces import CloudFailure, CloudForbidden, CloudStream, CloudTier, CloudUsage, LocalAnswer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class CloudReply:
+    """A complete cloud answer, as the server sent it."""
+
+    completion: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CloudStreamReply:
+    stream: CloudStream
+
+
+def most_of(record: Record, body: dict[str, Any]) -> Charge:
+    """What a cloud that is sent `body` is likely to take at most, at the price of the best one."""
+    read, written = expected_tokens(body)
+    return Charge(cloud_tokens=read + written, usd=record.prices.cloud(record.top_model, read, written))
+
+
+def expected_charge(record: Record, most: Charge) -> Charge:
+    """What the request will have taken from the budgets once one more cloud has taken `most`."""
+    return replace(record.charge + most, cloud_requests=1)
+
+
+@asynccontextmanager
+async def asking(shared: Shared, record: Record, body: dict[str, Any]) -> AsyncGenerator[None]:
+    """The block waits for the cloud's answer to `body`: what it may cost is reserved first. Raises CloudForbidden."""
+    asked = Asked(body["model"])
+    if shared.budget is not None:
+        asked.most = most_of(record, body)
+        await _reserve(shared.budget, record, asked.most)
+    record.asked.append(asked)
+    began = time.monotonic()
+    try:
+        with record.in_cloud():
+            yield
+    except CloudFailure as failure:
+        asked.unbilled = failure.unbilled
+        if isinstance(failure.error, RequestTimeoutError):  # it takes longer than this, if it answers at all
+            shared.pace.saw(work_of(body), time.monotonic() - began)
+        raise
+    shared.pace.saw(work_of(body), time.monotonic() - began)
+
+
+async def _reserve(budget: Budget, record: Record, most: Charge) -> None:
+    """What was reserved for a cloud that took nothing is there for the next one. Raises CloudForbidden."""
+    held = record.reserved
+    more = expected_charge(record, most) - (NOTHING if held is None else held.charge)
+    if more.cloud_tokens <= 0:
+        return
+    try:
+        record.reserved = await budget.reserve(record.caller, more, held)
+    except BudgetExceededError as error:
+        raise CloudForbidden(error) from error
+
+
+def work_of(body: dict[str, Any]) -> str:
+    """What `body` asks of the cloud, as the pace knows it: a stream has answered when it begins."""
+    if "messages" not in body:
+        return "embeddings"
+    return "cloud stream" if body.get("stream") is True else "cloud"
+
+
+class Escalation:
+    """`ask()` for a whole reply, `open()` for a stream; `aclose()` when its answer is delivered or nobody wants it.
+
+    Both raise CloudFailure, and tell the record how long the cloud took and what it counted.
+    """
+
+    def __init__(self, job: Job, shared: Shared, record: Record) -> None:
+        self.job = job
+        self.shared = shared
+        self.record = record
+        self._stream: CloudStream | None = None
+        self._race: asyncio.Task[CloudReply | CloudStreamReply] | None = None
+        self.took_prediction = False  # whether the cloud that answered knows drafts
+        self._streaming = 0.0  # since when, on the clock of time.monotonic()
+
+    def ladder(self) -> list[Rung]:
+        """The clouds to ask, one up where one fails. A request that names a cloud asks that one and no other.
+
+        One that was drawn is to be graded by the best.
+        """
+        tiers, config = self.shared.tiers, self.shared.config
+        if tiers.cloud is None:
+            raise EngineError("The router has no cloud tier.")
+        top = Rung(config.cloud_model, tiers.cloud)
+        if self.job.wanted == "cloud":
+            return [next((rung for rung in tiers.middle if rung.model == self.record.model), top)]
+        if self.record.verdict.drawn:
+            return [top]
+        p_gain = self.record.verdict.p_gain
+        return [*(rung for rung in tiers.middle if rung.may_do(p_gain)), top]
+
+    def body(self) -> dict[str, Any]:
+        """What the caller sent, for a cloud."""
+        return dict(self.job.body)
+
+    def race(self, patience_s: Callable[[], float]) -> None:
+        """Ask the cloud beside the device. `race_outcome()` or `lose_race()` ends it, at the latest `aclose()`."""
+        self.record.momentary = True  # who answers is a matter of time
+        self._race = asyncio.create_task(self.ask(self.body(), patience_s))
+
+    @property
+    def racing(self) -> bool:
+        return self._race is not None
+
+    @property
+    def races_in_vain(self) -> bool:
+        """Whether the raced cloud is one that the last gate has ruled out; not before one has been asked."""
+        asked = self.racing and bool(self.record.asked)
+        return asked and self.record.cloud_model not in [rung.model for rung in self.ladder()]
+
+    @property
+    def has_won(self) -> bool:
+        """Whether the raced cloud has answered: the whole of it, or the beginning of its stream."""
+        race = self._race
+        return race is not None and race.done() and not race.cancelled() and race.exception() is None
+
+    async def beside_race(self, step: Awaitable[T | None]) -> T | None:
+        """What `step` of the device gives; None as soon as the raced cloud has won, which ends the step."""
+        race = self._race
+        if race is None:
+            return await step
+        task = asyncio.ensure_future(step)
+        try:
+            await asyncio.wait({task, race}, return_when=asyncio.FIRST_COMPLETED)
+            return None if self.has_won else await task
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def race_outcome(self) -> CloudReply | CloudStreamReply:
+        """What the raced cloud answers. Raises CloudFailure."""
+        race, self._race = self._race, None
+        if race is None:
+            raise EngineError("The cloud was not raced.")
+        try:
+            return await race
+        except asyncio.CancelledError:
+            race.cancel()
+            raise
+
+    async def lose_race(self, local: LocalAnswer, note: str) -> None:
+        """Stop the raced cloud. It says nothing of what it counted, so that is taken from `local`."""
+        race, self._race = self._race, None
+        if race is None:
+            return
+        race.cancel()
+        (outcome,) = await asyncio.gather(race, return_exceptions=True)
+        await self.aclose()
+        if isinstance(outcome, CloudFailure):
+            return
+        if self.record.asked and not isinstance(outcome, CloudReply):
+            self.record.counted(CloudUsage(local.prompt_tokens, len(local.tokens)))
+        self.record.note = note
+
+    async def ask(self, body: dict[str, Any], patience_s: Callable[[], float]) -> CloudReply | CloudStreamReply:
+        """A stream whose first piece of content has arrived if the caller wants a stream, else the whole answer.
+
+        `patience_s` is asked anew for each cloud.
+        """
+        if self.job.stream:
+            return CloudStreamReply(await self.open(body, patience_s))
+        completion = await self._climb(
+            body, lambda tier, sent: tier.complete("chat/completions", sent, timeout_s=patience_s())
+        )
+        self.record.counted(CloudUsage.of(completion))
+        return CloudReply(completion)
+
+    @property
+    def may_hand_over(self) -> bool:
+        """Whether a stream that has begun finds a cloud to go on with it: the best one, as others may be ruled out."""
+        cloud = self.shared.tiers.cloud
+        return cloud is not None and cloud.continues
+
+    async def open(
+        self, body: dict[str, Any], patience_s: Callable[[], float], *, begun: str | None = None
+    ) -> CloudStream:
+        """`begun`: the text of the last message, which the stream is to go on with."""
+        options: dict[str, Any] = {**(body.get("stream_options") or {}), "include_usage": True}
+        stream = await self._climb(
+            {**body, "stream": True, "stream_options": options},
+            lambda tier, sent: tier.open("chat/completions", sent, timeout_s=patience_s(), begun=begun),
+            continuing=begun is not None,
+        )
+        self._stream, self._streaming = stream, time.monotonic()
+        return stream
+
+    async def _climb(
+        self,
+        body: dict[str, Any],
+        send: Callable[[CloudTier, dict[str, Any]], Awaitable[T]],
+        *,
+        continuing: bool = False,
+    ) -> T:
+        """What the first cloud of the ladder answers that does. Raises CloudFailure if none does, or none may.
+
+        `continuing`: only those are asked that go on with a message.
+        """
+        ladder = [rung for rung in self.ladder() if rung.tier.continues or not continuing]
+        for rung in ladder:
+            sent = {**body, "model": rung.model}
+            try:
+                async with asking(self.shared, self.record, sent):
+                    answer = await send(rung.tier, sent)
+            except CloudFailure as failure:
+                if rung is ladder[-1] or isinstance(failure, CloudForbidden):
+                    raise
+                self.record.judged(Verdict(0, escalate=True, reason=f"one up: {rung.model} failed: {failure.cause}"))
+            else:
+                self.took_prediction = rung.tier.takes_prediction
+                return answer
+        cause = "none goes on with what was streamed"
+        raise CloudFailure(cause, UpstreamError(f"Of the clouds {cause}."), reached=False)
+
+    async def aclose(self) -> None:
+        """Stop what is still coming. Idempotent."""
+        if (race := self._race) is not None:
+            self._race = None
+            race.cancel()
+            await asyncio.gather(race, return_exceptions=True)
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            self.record.cloud_s += time.monotonic() - self._streaming
+            await stream.aclose()

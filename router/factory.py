@@ -1,0 +1,167 @@
+"""From settings to running tiers: the only place that knows which engine and policy stand behind the names."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..classifier.folders import general_policy_folder, policy_folder_of
+from ..classifier.graph_files import CARD_NAME
+from ..embedded.pocket import pocket_small_gguf
+from ..embedded.pocket import policy_folder as pocket_policy_folder
+from ..protocol.errors import ConfigurationError, MissingDependencyError, UpdraftError
+from .config import Middle, RouterConfig
+from .feedback.collector import Learner, pair_name
+from .gates.exploration import LearningGates
+from .gates.gates import Gates
+from .gates.selection import Choice, load_gates
+from .state import Rung, Tiers
+from .tiers.local import EngineLocalTier
+from .tiers.openai_compatible import CloudEndpoint, HttpCloudTier
+
+if TYPE_CHECKING:
+    from ..classifier.experience import Experience
+    from ..local_engine.engine import LocalEngine
+
+log = logging.getLogger("updraft.router")
+
+
+async def load_tiers(config: RouterConfig) -> Tiers:
+    """Load what `config` names. A machine without the `[edge]` extra gets a cloud-only router that says so.
+
+    Raises ModelLoadError or ConfigurationError.
+    """
+    cloud = open_cloud(config)
+    if cloud is not None and config.hold_tokens is not None and not cloud.continues:
+        log.warning("hold_tokens waits for cloud_continues: streams are held until they are judged")
+    try:
+        local, gates, missing = await _load_local(config)
+    except BaseException:
+        if cloud is not None:
+            await cloud.aclose()
+        raise
+    return Tiers(local, cloud, gates, missing, () if cloud is None else middle_rungs(config))
+
+
+def open_cloud(config: RouterConfig) -> HttpCloudTier | None:
+    """The best cloud; None where there is none, or it must not be asked."""
+    if config.cloud_url is None or config.offline:
+        return None
+    return HttpCloudTier(_endpoint(config, config.cloud_url))
+
+
+def middle_rungs(config: RouterConfig) -> tuple[Rung, ...]:
+    """The clouds between the device and the best one, with the timeouts of that one."""
+    return tuple(
+        Rung(each.model, HttpCloudTier(_middle_endpoint(config, each)), each.skip_above) for each in config.middle
+    )
+
+
+def _endpoint(config: RouterConfig, url: str) -> CloudEndpoint:
+    return CloudEndpoint(
+        url, config.cloud_api_key, config.cloud_continues, config.cloud_timeout_s, config.cloud_connect_timeout_s
+    )
+
+
+def _middle_endpoint(config: RouterConfig, middle: Middle) -> CloudEndpoint:
+    return replace(_endpoint(config, middle.url), api_key=middle.api_key, continues=middle.continues)
+
+
+async def _load_local(config: RouterConfig) -> tuple[EngineLocalTier | None, Gates | None, UpdraftError | None]:
+    if config.local is None:
+        return None, None, None
+    try:
+        engine = await asyncio.to_thread(open_local, config)
+    except MissingDependencyError as error:
+        return None, None, error
+    try:
+        gates = await asyncio.to_thread(load_learning_gates, config, engine.model_id)
+    except BaseException:
+        engine.close()
+        raise
+    return EngineLocalTier(engine), gates, None
+
+
+def model_file(config: RouterConfig) -> Path:
+    """The GGUF file of the local model. Raises ConfigurationError if there is none, or its name has no known form."""
+    if config.local is None:
+        raise ConfigurationError("No local model is configured.", param="local")
+    if config.local == "pocket":
+        return pocket_small_gguf()
+    from ..local_engine.store.library import model_path
+
+    return model_path(config.local)
+
+
+def open_local(config: RouterConfig) -> LocalEngine:
+    """The engine of the local model. Raises ModelLoadError, ConfigurationError or MissingDependencyError."""
+    from ..local_engine.opening import open_engine
+
+    return open_engine(model_file(config), sound=pocket_small_gguf())
+
+
+def load_learner(config: RouterConfig, tiers: Tiers) -> Learner | None:
+    """Who keeps what use teaches; None where there is nothing to compare, or no file for it: answers matter more than
+    what they teach, and without a learner nothing is explored.
+    """
+    if tiers.local is None or tiers.cloud is None:
+        return None
+    gates = tiers.gates if isinstance(tiers.gates, LearningGates) else None
+    experience = _open_experience(config.experience)
+    if experience is None:
+        if gates is not None and gates.stop_exploring():
+            log.warning("exploration is off: what it would teach is kept nowhere (experience)")
+        return None
+    pair = pair_name({"local": tiers.local.model_id, "cloud": config.cloud_model})
+    monitor = None if gates is None else gates.monitor
+    explored = 1.0 if config.shadow else config.exploration
+    return Learner(experience, pair, explored=explored, keep_text=config.experience_text, monitor=monitor)
+
+
+def _open_experience(path: Path | None) -> Experience | None:
+    if path is None:
+        return None
+    from ..classifier.experience import Experience
+
+    try:
+        return Experience(path)
+    except ConfigurationError as error:
+        log.warning("this router learns nothing from use: %s", error.message)
+        return None
+
+
+def load_learning_gates(config: RouterConfig, model_id: str) -> LearningGates:
+    """The gates of the pair, with exploration, shadow and drift alarm around them."""
+    from ..classifier.drift import DriftMonitor
+
+    gates = _load_gates(config, model_id)
+    monitor = None if gates.usual is None else DriftMonitor(gates.usual)
+    return LearningGates(gates, exploration=config.exploration, shadow=config.shadow, monitor=monitor)
+
+
+def _load_gates(config: RouterConfig, model_id: str) -> Gates:
+    models = {"local": model_id, "cloud": config.cloud_model}
+    gates = load_gates(
+        Choice(
+            config.policy,
+            models,
+            own=_own_policies(config, models),
+            general=general_policy_folder(),
+            allow_foreign=config.allow_foreign_policy,
+            confidence=config.confidence,
+            aim=config.aim,
+            second_sample=config.second_sample,
+        )
+    )
+    gates.check(None)
+    return gates
+
+
+def _own_policies(config: RouterConfig, models: dict[str, str]) -> tuple[Path, ...]:
+    """Where a policy of the pair may lie: what the user calibrated comes before what is packaged."""
+    calibrated = policy_folder_of(models)
+    packaged = (pocket_policy_folder(),) if config.local == "pocket" else ()
+    return ((calibrated,) if (calibrated / CARD_NAME).is_file() else ()) + packaged

@@ -1,0 +1,52 @@
+"""What each tier said to an escalated request, its calls of tools included, so that both can be graded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ...classifier.agreement import Said
+from ...text.tool_stream import OfferedTools, ToolCallStream
+from ..tiers.interfaces import LocalAnswer
+
+__all__ = ["cloud_said", "device_said"]
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class _Call(msgspec.Struct):
+    function: _Function
+
+
+class _Message(msgspec.Struct):
+    """As far as it can be graded; a server may send more."""
+
+    content: str | None = None
+    refusal: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+def device_said(answer: LocalAnswer, tools: OfferedTools | None) -> Said:
+    """`tools`: what the device had to call; None for nothing."""
+    reason = answer.finish_reason or "stop"
+    if tools is None:
+        return Said(answer.text, reason)
+    message, reason = ToolCallStream(tools).whole(answer.text, reason)
+    calls = tuple((call.function.name, call.function.arguments) for call in message.tool_calls or ())
+    return Said(message.content or "", reason or "stop", calls)
+
+
+def cloud_said(choice: dict[str, Any]) -> Said | None:
+    """None for what can be compared with no answer of the device: other than text, a refusal, or calls of functions."""
+    try:
+        message = msgspec.convert(choice["message"], _Message)
+    except msgspec.ValidationError:
+        return None
+    calls = tuple((call.function.name, call.function.arguments) for call in message.tool_calls or ())
+    if message.content is None and message.refusal is None and not calls:
+        return None
+    return Said(message.content or "", choice.get("finish_reason") or "stop", calls)

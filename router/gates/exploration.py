@@ -1,0 +1,151 @@
+"""Learning in use, around the gates: some of what would stay local is tried in the cloud, a shadow only looks on, and
+gates that no longer fit become more cautious and say so.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ...protocol.requests import Message
+from ..tiers.interfaces import LocalAnswer
+from .gates import Gates, Verdict
+
+if TYPE_CHECKING:
+    from ...classifier.agreement import Said
+    from ...classifier.drift import DriftMonitor, Usual
+
+__all__ = ["LearningGates"]
+
+
+class LearningGates:
+    """The gates of a pair with exploration, shadow and caution around them.
+
+    `exploration`: the share of the requests that is drawn, by a coin that knows nothing of them: gates 1 and 2 only say
+    what they would do, and the finished local answer goes up after gate 3. `shadow`: all are. `monitor`: None where
+    there is nothing to compare requests with.
+    """
+
+    def __init__(
+        self,
+        gates: Gates,
+        *,
+        exploration: float = 0.0,
+        shadow: bool = False,
+        monitor: DriftMonitor | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._gates = gates
+        self._shadow = shadow
+        self._exploration = 1.0 if shadow else exploration
+        self.monitor = monitor
+        self._rng = rng or random.Random()
+        self.tokens = gates.tokens
+
+    def check(self, quality: float | None) -> None:
+        self._gates.check(quality)
+
+    def begin(self) -> Gates:
+        drawn = self._rng.random() < self._exploration
+        return _Drawn(self, self._exploration, "shadow" if self._shadow else "exploration") if drawn else self
+
+    def stop_exploring(self) -> bool:
+        """Nobody learns from what is drawn: draw no more. Whether any was; a shadow looks on all the same."""
+        if self._shadow or not self._exploration:
+            return False
+        self._exploration = 0.0
+        return True
+
+    @property
+    def quality(self) -> float | None:
+        return self._gates.quality
+
+    @property
+    def usual(self) -> Usual | None:
+        return self._gates.usual
+
+    def before(self, messages: Sequence[Message], quality: float | None) -> Verdict:
+        verdict = self._cautiously(self._gates.before(messages, self._quality(quality)))
+        if self.monitor is not None and verdict.p_gain is not None:
+            self.monitor.asked(verdict.p_gain)
+        return verdict
+
+    def read_ahead(self, messages: Sequence[Message]) -> None:
+        self._gates.read_ahead(messages)
+
+    def read_lines(self, answer: str) -> None:
+        self._gates.read_lines(answer)
+
+    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
+        return self._cautiously(self._gates.during(messages, answer, self._quality(quality)))
+
+    def after(
+        self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None, second: Said | None = None
+    ) -> Verdict:
+        verdict = self._cautiously(self._gates.after(messages, answer, self._quality(quality), second))
+        return replace(verdict, propensity=1.0 if verdict.escalate else self._exploration)
+
+    def _quality(self, quality: float | None) -> float | None:
+        """The quality to decide by: after an alarm only half of what was to be given up is."""
+        if self.monitor is None or self.monitor.alarm is None:
+            return quality
+        from ...classifier.drift import stricter
+
+        wanted = self._gates.quality if quality is None else quality
+        return None if wanted is None else stricter(wanted)
+
+    def _cautiously(self, verdict: Verdict) -> Verdict:
+        if self.monitor is None or self.monitor.alarm is None:
+            return verdict
+        return replace(verdict, reason=f"cautious, {self.monitor.alarm}: {verdict.reason}")
+
+
+class _Drawn:
+    """The gates of one request that is to be graded whatever they think of it. `chance`: with which it was drawn."""
+
+    def __init__(self, gates: LearningGates, chance: float, why: str) -> None:
+        self._gates = gates
+        self._chance = chance
+        self._why = why
+        self._early = False  # whether gate 1 or 2 would have sent it up, so that nothing had been seen of it
+        self.tokens = gates.tokens
+        self.quality = gates.quality
+        self.usual = gates.usual
+
+    def check(self, quality: float | None) -> None:
+        self._gates.check(quality)
+
+    def begin(self) -> Gates:
+        return self
+
+    def before(self, messages: Sequence[Message], quality: float | None) -> Verdict:
+        return self._looking_on(self._gates.before(messages, quality))
+
+    def read_ahead(self, messages: Sequence[Message]) -> None:
+        self._gates.read_ahead(messages)
+
+    def read_lines(self, answer: str) -> None:
+        self._gates.read_lines(answer)
+
+    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
+        return self._looking_on(self._gates.during(messages, answer, quality))
+
+    def after(
+        self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None, second: Said | None = None
+    ) -> Verdict:
+        verdict = self._gates.after(messages, answer, quality, second)
+        alone = verdict.escalate and not self._early
+        told = self._told(verdict, up=verdict.escalate or self._early)
+        # It takes a second sample as its like does without the coin: what that one is graded for depends on it.
+        undecided = verdict.undecided and not self._early
+        return replace(told, escalate=True, propensity=1.0 if alone else self._chance, undecided=undecided)
+
+    def _looking_on(self, verdict: Verdict) -> Verdict:
+        self._early = self._early or verdict.escalate
+        return replace(self._told(verdict, up=verdict.escalate), escalate=False)
+
+    def _told(self, verdict: Verdict, *, up: bool) -> Verdict:
+        reason = f"{self._why}: would {'go up' if up else 'stay'}, {verdict.reason}"
+        return replace(verdict, reason=reason, drawn=self._chance)

@@ -1,0 +1,312 @@
+"""Gates 1 to 3: is the cloud's answer likely to be better? Asked before, while and after the device answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from ...classifier.aim import Aim
+from ...protocol.errors import ConfigurationError, InvalidRequestError
+from ...protocol.requests import Message
+from ..tiers.interfaces import LocalAnswer
+
+if TYPE_CHECKING:
+    from ...classifier.agreement import Said
+    from ...classifier.drift import Usual
+    from ...classifier.second import SecondOpinion
+    from ...classifier.thresholds import Thresholds
+    from ...classifier.views import PromptView, RunView, Signals
+
+
+_LIKELIEST = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One gate's word. `p_gain`: calibrated chance that the cloud's answer is better, if computed.
+
+    `propensity`: the chance with which a judged answer is graded, where exploration has a say in it. `drawn`: with what
+    chance a coin that knows nothing of it drew this request, to be answered by both tiers; 0: it was not drawn.
+    `undecided`: a second sample of the device could turn it.
+    """
+
+    gate: int
+    escalate: bool
+    reason: str
+    p_gain: float | None = None
+    threshold: float | None = None
+    propensity: float | None = None
+    drawn: float = 0.0
+    undecided: bool = False
+
+
+class Gates(Protocol):
+    """The three gates for one pair of models. `tokens`: how many tokens gate 2 wants to see.
+
+    `quality` is the share of the cloud's quality that a request wants to keep; None: the router's own target.
+    """
+
+    tokens: int
+
+    @property
+    def quality(self) -> float | None:
+        """The router's own target, if it is a quality that was calibrated."""
+        ...
+
+    @property
+    def usual(self) -> Usual | None:
+        """Gate 1's P(gain) of requests like those of the calibration, if known: what requests usually look like."""
+        ...
+
+    def check(self, quality: float | None) -> None:
+        """Raises ConfigurationError if this target was not calibrated; the gates do so too."""
+        ...
+
+    def begin(self) -> Gates:
+        """The gates of one request: those that explore may draw it, and remember so until its end."""
+        ...
+
+    def before(self, messages: Sequence[Message], quality: float | None) -> Verdict: ...
+    def read_ahead(self, messages: Sequence[Message]) -> None:
+        """Do what gate 3 needs of the question, while the local model is busy."""
+        ...
+
+    def read_lines(self, answer: str) -> None:
+        """Do what gate 3 needs of the complete lines of an answer that has come so far."""
+        ...
+
+    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
+        """From the first `tokens` tokens, or on a longer answer from its last `tokens`: has it collapsed?"""
+        ...
+
+    def after(
+        self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None, second: Said | None = None
+    ) -> Verdict:
+        """`second`: what the device said when it was asked once more, which is done where it is `undecided`."""
+        ...
+
+
+class CalibratedPolicy(Protocol):
+    """What the gates need of a policy of either kind: P(gain) at three moments, and thresholds for a target."""
+
+    @property
+    def models(self) -> dict[str, str]: ...
+    @property
+    def gate2_tokens(self) -> int: ...
+    def before(self, prompt: PromptView) -> float: ...
+    def read_ahead(self, prompt: PromptView) -> None: ...
+    def read_lines(self, answer: str) -> None: ...
+    def during(self, view: RunView) -> float: ...
+    def after(self, view: RunView) -> float: ...
+    @property
+    def usual(self) -> Usual | None: ...
+    @property
+    def second(self) -> SecondOpinion | None:
+        """None if it knows no second samples."""
+        ...
+
+    def thresholds_for(self, aim: Aim, *, second_sample: bool = False) -> Thresholds:
+        """`second_sample`: of a router that takes them. Raises ConfigurationError for what was not calibrated."""
+        ...
+
+
+class PolicyGates:
+    """A calibrated policy: P(gain) against the thresholds of the router's target, or of the quality of a request.
+
+    `caveat`: what every reason begins with, where the policy was made for another pair.
+    """
+
+    def __init__(self, policy: CalibratedPolicy, aim: Aim, caveat: str = "") -> None:
+        self._policy = policy
+        self._aim = aim
+        self._caveat = caveat
+        self._thresholds: dict[float | None, Thresholds] = {}
+        self.tokens = policy.gate2_tokens
+
+    @property
+    def quality(self) -> float | None:
+        return self._aim.value if self._aim.name == "quality" else None
+
+    @property
+    def usual(self) -> Usual | None:
+        return None if self._caveat else self._policy.usual
+
+    def check(self, quality: float | None) -> None:
+        self._at(quality)
+
+    def begin(self) -> Gates:
+        return self
+
+    def before(self, messages: Sequence[Message], quality: float | None) -> Verdict:
+        from ...classifier.views import PromptView
+
+        p_gain = float(self._policy.before(PromptView.of(messages)))
+        return self._against(1, f"before generation{self._promised(quality)}", p_gain, self._at(quality).before)
+
+    def read_ahead(self, messages: Sequence[Message]) -> None:
+        from ...classifier.views import PromptView
+
+        self._policy.read_ahead(PromptView.of(messages))
+
+    def read_lines(self, answer: str) -> None:
+        self._policy.read_lines(answer)
+
+    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
+        window = answer.signals[-self.tokens :]
+        p_gain = float(self._policy.during(run_view(messages, answer, window)))
+        return self._against(2, f"while generating{self._promised(quality)}", p_gain, self._at(quality).during)
+
+    def after(
+        self,
+        messages: Sequence[Message],
+        answer: LocalAnswer,
+        quality: float | None,
+        second: Said | None = None,  # noqa: ARG002
+    ) -> Verdict:
+        p_gain = float(self._policy.after(run_view(messages, answer, answer.signals)))
+        return self._against(3, f"after generation{self._promised(quality)}", p_gain, self._at(quality).after)
+
+    def _at(self, quality: float | None) -> Thresholds:
+        if quality not in self._thresholds:
+            if len(self._thresholds) >= 64:  # per-request targets are the caller's to choose: keep the memory bounded
+                self._thresholds.clear()
+            self._thresholds[quality] = self._thresholds_for(self._aim_of(quality))
+        return self._thresholds[quality]
+
+    def _thresholds_for(self, aim: Aim) -> Thresholds:
+        return self._policy.thresholds_for(aim)
+
+    def _aim_of(self, quality: float | None) -> Aim:
+        return self._aim if quality is None else Aim("quality", quality, promise=self._aim.promise)
+
+    def _promised(self, quality: float | None) -> str:
+        """What a reason adds where the promise is not the usual one. For another pair, or of a cost, none is given."""
+        aim = self._aim_of(quality)
+        kept = aim.promise == "mean" and aim.name != "cost" and not self._caveat
+        return ", a threshold that keeps the target on average" if kept else ""
+
+    def _against(self, gate: int, moment: str, p_gain: float, threshold: float) -> Verdict:
+        escalate = not p_gain <= threshold  # NaN escalates
+        sign = "above" if escalate else "at most"
+        reason = f"{self._caveat}P(gain) {p_gain:.3f} {sign} {threshold:.3f} {moment}"
+        return Verdict(gate, escalate, reason, p_gain, threshold)
+
+
+class ConfidenceGates:
+    """No policy for this pair: escalate when the mean token probability is low. Says that it is uncalibrated.
+
+    Gate 3 compares the geometric mean of the answer's token probabilities with `confidence`; gate 2 stops a run whose
+    last 16 tokens fall below half of it; gate 1 has nothing to go by.
+    """
+
+    tokens = 16
+    quality: float | None = None
+    usual: Usual | None = None
+
+    def __init__(self, confidence: float) -> None:
+        self._confidence = confidence
+
+    def check(self, quality: float | None) -> None:
+        """Any target will do, as none is calibrated."""
+
+    def begin(self) -> Gates:
+        return self
+
+    def before(self, messages: Sequence[Message], quality: float | None) -> Verdict:  # noqa: ARG002
+        return Verdict(1, escalate=False, reason="uncalibrated: no policy for this pair of models")
+
+    def read_ahead(self, messages: Sequence[Message]) -> None:
+        """Only the tokens are looked at."""
+
+    def read_lines(self, answer: str) -> None:
+        """The same."""
+
+    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:  # noqa: ARG002
+        return self._judge(2, "while generating", answer.signals[-self.tokens :], self._confidence / 2)
+
+    def after(
+        self,
+        messages: Sequence[Message],  # noqa: ARG002
+        answer: LocalAnswer,
+        quality: float | None,  # noqa: ARG002
+        second: Said | None = None,  # noqa: ARG002
+    ) -> Verdict:
+        return self._judge(3, "after generation", answer.signals, self._confidence)
+
+    def _judge(self, gate: int, moment: str, signals: Sequence[Signals], least: float) -> Verdict:
+        sure = math.exp(sum(signal.logprob for signal in signals) / len(signals)) if signals else 0.0
+        escalate = not sure >= least  # NaN escalates
+        sign = "below" if escalate else "at least"
+        return Verdict(
+            gate,
+            escalate,
+            f"uncalibrated: mean token probability {sure:.2f} {sign} {least:.2f} {moment}",
+            threshold=least,
+        )
+
+
+class GeneralGates:
+    """The policy for pairs without one of their own. All that it says begins with "uncalibrated".
+
+    No quality can be promised for a pair that nobody has graded: for one the fifth of the questions that a large model
+    is likeliest to gain on goes up at once, and the confidence of the tokens judges the rest (decision 030). A limit
+    on share or cost is kept by the question alone, as if the requests were those that the policy was made from.
+    """
+
+    def __init__(self, policy: CalibratedPolicy, aim: Aim, confidence: float) -> None:
+        limited = aim.name != "quality"
+        aim = aim if limited else Aim("cloud_share", _LIKELIEST)  # nothing is promised, so no promise is named
+        self._question = PolicyGates(policy, aim, "uncalibrated for this pair (general policy): ")
+        self._rest = self._question if limited else ConfidenceGates(confidence)
+        self.tokens = self._rest.tokens
+
+    @property
+    def quality(self) -> float | None:
+        return None
+
+    @property
+    def usual(self) -> Usual | None:
+        return None
+
+    def check(self, quality: float | None) -> None:  # noqa: ARG002
+        self._question.check(None)
+
+    def begin(self) -> Gates:
+        return self
+
+    def before(self, messages: Sequence[Message], quality: float | None) -> Verdict:  # noqa: ARG002
+        return self._question.before(messages, None)
+
+    def read_ahead(self, messages: Sequence[Message]) -> None:
+        self._rest.read_ahead(messages)
+
+    def read_lines(self, answer: str) -> None:
+        self._rest.read_lines(answer)
+
+    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:  # noqa: ARG002
+        return self._rest.during(messages, answer, None)
+
+    def after(
+        self,
+        messages: Sequence[Message],
+        answer: LocalAnswer,
+        quality: float | None,  # noqa: ARG002
+        second: Said | None = None,  # noqa: ARG002
+    ) -> Verdict:
+        return self._rest.after(messages, answer, None)
+
+
+def check_quality(gates: Gates, quality: float | None) -> None:
+    """Raise InvalidRequestError if a request asks for a quality that was not calibrated."""
+    try:
+        gates.check(quality)
+    except ConfigurationError as error:
+        raise InvalidRequestError(error.message, param="updraft.quality", code="invalid_value") from error
+
+
+def run_view(messages: Sequence[Message], answer: LocalAnswer, signals: Sequence[Signals]) -> RunView:
+    from ...classifier.views import RunView  # numpy comes with it
+
+    return RunView.of(messages, answer, signals)

@@ -1,0 +1,138 @@
+"""Gate 0: what decides without looking at the answer. Every rule leaves its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...protocol.errors import (
+    BudgetExceededError,
+    InvalidRequestError,
+    MissingDependencyError,
+    UnsupportedFeatureError,
+    UpdraftError,
+)
+from ..request.chat_request import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What this router has: `local_missing`/`cloud_missing` say why a tier is absent, None where it is there.
+
+    `local_tools`: whether the model on the device calls tools. `over_budget`: why nothing may be spent on the cloud.
+    """
+
+    local_missing: UpdraftError | None
+    cloud_missing: UpdraftError | None
+    offline: bool
+    local_tools: bool = False
+    over_budget: BudgetExceededError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """Which tiers may answer, and why.."""
+
+    local: bool
+    cloud: bool
+    reason: str
+
+    @property
+    def open(self) -> bool:
+        """Both may: the learned gates decide."""
+        return self.local and self.cloud
+
+
+def no_local_configured() -> InvalidRequestError:
+    return InvalidRequestError(
+        "No local model is configured: set local to 'pocket' or to a GGUF file.",
+        param="model",
+        code="local_not_configured",
+    )
+
+
+def no_cloud_configured() -> InvalidRequestError:
+    return InvalidRequestError(
+        "No cloud is configured: set cloud_url to an OpenAI-compatible endpoint.",
+        param="model",
+        code="cloud_not_configured",
+    )
+
+
+def offline_mode() -> InvalidRequestError:
+    return InvalidRequestError(
+        "This router is in offline mode and sends nothing to the cloud: use model='auto' or 'local', or set "
+        "offline=false.",
+        param="model",
+        code="offline",
+    )
+
+
+def rule(job: Job, situation: Situation) -> Ruling:
+    """Raises the typed error of what is missing where no tier may answer."""
+    no_cloud = offline_mode() if situation.offline else situation.cloud_missing or situation.over_budget
+    if job.wanted == "cloud":
+        if job.privacy_rule is not None:
+            raise kept_by(job.privacy_rule)
+        if no_cloud is not None:
+            raise no_cloud
+        return Ruling(local=False, cloud=True, reason="the request asked for the cloud")
+    unsupported = job.unsupported or (_no_tools() if job.has_tools and not situation.local_tools else None)
+    no_local = situation.local_missing or unsupported
+    if job.wanted == "local" or job.private or job.privacy_rule is not None:
+        if no_local is not None:
+            raise no_local
+        return Ruling(local=True, cloud=False, reason=_why_local(job))
+    if no_local is not None:
+        if no_cloud is not None:
+            if isinstance(no_cloud, BudgetExceededError):
+                raise no_cloud
+            raise no_local if situation.local_missing is None else _neither(situation.local_missing, no_cloud)
+        return Ruling(local=False, cloud=True, reason=_why_not_local(situation, no_local))
+    if no_cloud is not None:
+        return Ruling(local=True, cloud=False, reason=_why_not_cloud(situation))
+    return Ruling(local=True, cloud=True, reason="both tiers may answer")
+
+
+def kept_by(privacy_rule: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"The privacy rule {privacy_rule!r} keeps this request on the device, which model='cloud' and embeddings "
+        "leave: use model='auto' or 'local', or leave out what the rule is about.",
+        code="private",
+    )
+
+
+def _why_local(job: Job) -> str:
+    if job.private:
+        return "private: never leaves this device"
+    if job.privacy_rule is not None:
+        return f"private: the rule {job.privacy_rule} keeps it on this device"
+    return "the request asked for the local model"
+
+
+def _no_tools() -> UnsupportedFeatureError:
+    return UnsupportedFeatureError(
+        "tools: the chat template of the model on this device shows no format for tool calls that is known here.",
+        param="tools",
+    )
+
+
+def _why_not_cloud(situation: Situation) -> str:
+    if situation.offline:
+        return "offline mode"
+    if situation.cloud_missing is not None or situation.over_budget is None:
+        return "no cloud is configured"
+    return situation.over_budget.message
+
+
+def _why_not_local(situation: Situation, no_local: UpdraftError) -> str:
+    if isinstance(situation.local_missing, MissingDependencyError):
+        return f"no local model: {situation.local_missing.message}"
+    if situation.local_missing is not None:
+        return "no local model is configured"
+    return f"beyond the local model: {no_local.message}"
+
+
+def _neither(no_local: UpdraftError, no_cloud: UpdraftError) -> UpdraftError:
+    if isinstance(no_local, MissingDependencyError):
+        return no_local
+    return InvalidRequestError(f"{no_local.message} {no_cloud.message}", param="model", code="no_tier")

@@ -1,0 +1,1 @@
+"""Privacy rules: what must not leave this device."""

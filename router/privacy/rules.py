@@ -1,0 +1,114 @@
+"""Privacy rules: what a request must not say to anybody but the model on this device."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from ...protocol.errors import ConfigurationError
+from ..request.json_narrowing import tables
+from .detectors import BUILTIN, CARD_DIGITS, searcher
+from .text_views import meanings, plain, seen, strings, written, written_and_seen
+
+_LONG = 2**14  # characters: beyond it the search leaves the event loop to others
+_BETWEEN = "\n\ufdd0\n"  # between two texts: no character, so no rule of ours reads on from one into the next
+# The groups of digits that a text begins with, whatever marks stand before and behind them.
+_HEAD = re.compile(r"[\W_]*+((?:\d++[\s._/-]{0,3}+)*+)[\W_]*+")
+
+
+@dataclass(frozen=True, slots=True)
+class Privacy:
+    """Which rules keep a request on the device. `builtin`: names of `BUILTIN`; `patterns`: regular expressions by name.
+
+    Patterns are those of Rust's `regex`, which takes time linear in the text whatever the pattern: no look-around, no
+    back-references. They match anywhere; `(?i)` in front ignores case. Raises ConfigurationError for any other.
+    """
+
+    builtin: tuple[str, ...] = ()
+    patterns: dict[str, str] = field(default_factory=dict[str, str])
+
+    def __post_init__(self) -> None:
+        for name in self.builtin:
+            if name not in BUILTIN:
+                raise ConfigurationError(
+                    f"privacy.builtin: there is no {name!r}. Known: {', '.join(BUILTIN)}.", param="privacy.builtin"
+                )
+        for name, pattern in self.patterns.items():
+            searcher(pattern, name)
+
+    def __bool__(self) -> bool:
+        return bool(self.builtin or self.patterns)
+
+
+class PrivacyRules:
+    """The rules of one router, compiled."""
+
+    def __init__(self, settings: Privacy) -> None:
+        self._patterns = {name: searcher(pattern, name) for name, pattern in settings.patterns.items()}
+        self._rules = {name: BUILTIN[name]() for name in settings.builtin} | self._patterns
+
+    async def match(self, body: dict[str, Any]) -> str | None:
+        """The name of the first rule that `body` meets, in any text of it; None if there is none."""
+        if not self._rules:
+            return None
+        said = {name: value for name, value in body.items() if not isinstance(value, int | float)}  # a seed is no text
+        texts = list(strings(said))
+
+        def search() -> str | None:
+            return self._search(texts, _seams(said))
+
+        return await asyncio.to_thread(search) if sum(map(len, texts)) > _LONG else search()
+
+    def search(self, text: str) -> str | None:
+        """The name of the first rule that `text` meets by itself."""
+        return self._search([text], ())
+
+    def _search(self, texts: Iterable[str], seams: Iterable[str]) -> str | None:
+        meant = [meaning for text in texts for meaning in meanings(text)]
+        return _first(self._rules, seen(_BETWEEN.join((*meant, *seams)))) or self._apart(meant)
+
+    def _apart(self, texts: Iterable[str]) -> str | None:
+        """Only patterns ask for letters as they are written, and for where each text begins and ends."""
+        if not self._patterns:
+            return None
+        met = (_first(self._patterns, written_and_seen(text)) for text in dict.fromkeys(texts))
+        return next((name for name in met if name is not None), None)
+
+
+def _first(rules: Mapping[str, Callable[[str], bool]], readings: Collection[str]) -> str | None:
+    return next((name for name, found in rules.items() if any(map(found, readings))), None)
+
+
+def _seams(body: dict[str, Any]) -> Iterator[str]:
+    """The long runs of digits that somebody's messages make only together: the end of one and the start of the next."""
+    said: dict[Any, list[str]] = {}
+    for message in tables(body.get("messages")) or ():
+        content = message.get("content")
+        parts = [part.get("text") for part in tables(content) or ()]
+        text = content if isinstance(content, str) else "".join(part for part in parts if isinstance(part, str))
+        said.setdefault(str(message.get("role")), []).append(text)
+    for texts in said.values():
+        last: list[str] = []  # groups of digits, the latest first
+        for text in map(plain, map(written, texts)):
+            head, only_digits = _groups(text)
+            together = [*reversed(last), *_in_a_card(head)]
+            if last and head and sum(map(len, together)) >= CARD_DIGITS[0]:
+                yield " ".join(together)
+            tail = [group[::-1] for group in _groups(text[::-1])[0]]
+            last = _in_a_card([*tail, *last] if only_digits else tail)
+
+
+def _groups(text: str) -> tuple[list[str], bool]:
+    """The groups of digits that `text` begins with, and whether but for marks there is nothing else in it."""
+    found = _HEAD.match(text)
+    return (re.findall(r"\d+", found[1]), found.end() == len(text)) if found else ([], False)
+
+
+def _in_a_card(groups: Sequence[str]) -> list[str]:
+    """The first of `groups`, as many as one card may have on one side of a seam."""
+    digits = accumulate(map(len, groups))
+    return [group for group, total in zip(groups, digits, strict=True) if total < CARD_DIGITS[1]]

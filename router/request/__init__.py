@@ -1,0 +1,1 @@
+"""One request as the router reads it: its chat, its caller, its JSON."""

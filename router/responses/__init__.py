@@ -1,0 +1,1 @@
+"""Answers on the wire: whole completions, streams, repeated answers, embeddings."""

@@ -1,0 +1,208 @@
+"""Exact repetitions: the answer to a request that must come out the same is kept for the next one like it."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from ...protocol import sse
+from ..accounting.request_record import Record
+from ..config import CacheSettings
+from ..request.caller import Caller
+from ..request.json_narrowing import parsed, rows, table, tables
+
+_OVERHEAD = 512  # bytes that Python needs for an entry beside its text
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """A completion as JSON, without our `updraft` object, and which tier gave it when (`time.monotonic()`)."""
+
+    completion: bytes
+    tier: Literal["local", "cloud"]
+    at: float
+
+
+class AnswerCache:
+    """At most `max_bytes` of answers, each for `ttl_s` seconds; what was not used for longest goes first."""
+
+    def __init__(self, max_bytes: int, ttl_s: float) -> None:
+        self._max_bytes = max_bytes
+        self._ttl_s = ttl_s
+        self._bytes = 0
+        self._entries: OrderedDict[bytes, Cached] = OrderedDict()
+
+    @staticmethod
+    def of(settings: CacheSettings) -> AnswerCache | None:
+        """The cache that the settings ask for; None where nothing is to be kept."""
+        return AnswerCache(int(settings.max_mb * 2**20), settings.ttl_s) if settings else None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: bytes) -> Cached | None:
+        found = self._entries.get(key)
+        if found is not None and time.monotonic() - found.at > self._ttl_s:
+            self._drop(key)
+            return None
+        if found is not None:
+            self._entries.move_to_end(key)
+        return found
+
+    def put(self, key: bytes, entry: Cached) -> None:
+        self._drop(key)
+        size = len(entry.completion) + _OVERHEAD
+        if size > self._max_bytes:
+            return
+        self._entries[key] = entry
+        self._bytes += size
+        while self._bytes > self._max_bytes:
+            self._drop(next(iter(self._entries)))
+
+    def _drop(self, key: bytes) -> None:
+        if (dropped := self._entries.pop(key, None)) is not None:
+            self._bytes -= len(dropped.completion) + _OVERHEAD
+
+
+class Slot:
+    """The place of one request in the cache."""
+
+    def __init__(self, cache: AnswerCache, key: bytes) -> None:
+        self._cache = cache
+        self._key = key
+
+    @classmethod
+    def of(cls, cache: AnswerCache | None, caller: Caller, body: dict[str, Any]) -> Slot | None:
+        """None for a request that may be answered anew each time: neither temperature 0 nor a seed.
+
+        Everything in `body` is part of the key but whether it streams, and so is the caller's API key.
+        """
+        if cache is None or not (_is_zero(body.get("temperature")) or isinstance(body.get("seed"), int)):
+            return None
+        asked = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
+        text = msgspec.json.encode([caller.key, asked], order="sorted")
+        return cls(cache, hashlib.sha256(text).digest())
+
+    def get(self) -> Cached | None:
+        return self._cache.get(self._key)
+
+    def keep(self, completion: dict[str, Any], record: Record) -> None:
+        """Keep an answer, unless the moment had a say in it (a failure, a spent budget, a hand-over in its middle, a
+        coin), or it could not be given again as a stream.
+        """
+        by_chance = record.momentary or any(verdict.drawn for verdict in (record.verdict, *record.decisions))
+        lasting = record.route in ("local", "cloud", "escalated") and not record.note and not by_chance
+        if lasting and _is_plain(completion):
+            bare = {name: value for name, value in completion.items() if name != "updraft"}
+            self._cache.put(self._key, Cached(msgspec.json.encode(bare), record.tier, time.monotonic()))
+
+    async def keep_stream(self, events: AsyncGenerator[bytes], record: Record) -> AsyncGenerator[bytes]:
+        """`events` as they are; if they end as they should, the completion that they make is kept."""
+        raw: list[bytes] = []
+        async with aclosing(events):
+            async for event in events:
+                raw.append(event)
+                if event.endswith(sse.DONE) and (completion := joined(raw)) is not None:
+                    completion.setdefault("usage", msgspec.to_builtins(record.usage()))
+                    self.keep(completion, record)
+                yield event
+
+
+def answer_of(entry: Cached, record: Record) -> dict[str, Any]:
+    """The kept completion as the answer to the request of `record`, which learns where it is from."""
+    completion: dict[str, Any] = msgspec.json.decode(entry.completion)
+    record.repeat(entry.tier, table(completion.get("usage")) or {}, time.monotonic() - entry.at)
+    return {**completion, "id": record.request_id, "updraft": record.info()}
+
+
+async def stream_of(completion: dict[str, Any], *, include_usage: bool) -> AsyncGenerator[bytes]:
+    """A completion as a stream: of each choice what it says in one piece, then the finish with our `updraft` object."""
+    base = {name: value for name, value in completion.items() if name not in ("choices", "usage", "updraft")}
+    base["object"] = "chat.completion.chunk"
+    choices = tables(completion.get("choices")) or []
+    for choice in choices:
+        said = {name: value for name, value in choice["message"].items() if value is not None}
+        for index, call in enumerate(tables(said.get("tool_calls")) or []):
+            call["index"] = index
+        piece = {"index": choice["index"], "delta": said, "finish_reason": None, "logprobs": choice.get("logprobs")}
+        yield sse.event({**base, "choices": [piece]})
+    nothing: dict[str, Any] = {}
+    ends = [{"index": each["index"], "delta": nothing, "finish_reason": each["finish_reason"]} for each in choices]
+    yield sse.event({**base, "choices": ends, "updraft": completion["updraft"]})
+    if include_usage:
+        yield sse.event({**base, "choices": [], "usage": completion.get("usage")})
+    yield sse.DONE
+
+
+def joined(events: list[bytes]) -> dict[str, Any] | None:
+    """The completion that the events of a stream make; None if they say more than text, or it in another way than ours.
+
+    The stream goes on either way: what cannot be kept is an answer all the same.
+    """
+    parser = sse.EventParser()
+    try:
+        chunks = [found for event in events for payload in parser.feed(event) if (found := table(parsed(payload)))]
+    except ValueError:
+        return None
+    if not chunks or not all(map(_is_ours, chunks)):
+        return None
+    whole = {name: value for name, value in chunks[0].items() if name not in ("choices", "usage", "updraft")}
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        if (usage := table(chunk.get("usage"))) is not None:
+            whole["usage"] = usage
+        for piece in tables(chunk.get("choices")) or []:
+            message = {"role": "assistant", "content": ""}
+            empty = {"index": piece["index"], "message": message, "finish_reason": None, "logprobs": None}
+            choice = choices.setdefault(piece["index"], empty)
+            if not _add(choice, piece):
+                return None
+    if not choices or not all(choice["finish_reason"] for choice in choices.values()):
+        return None
+    return {**whole, "object": "chat.completion", "choices": [choices[index] for index in sorted(choices)]}
+
+
+def _add(choice: dict[str, Any], piece: dict[str, Any]) -> bool:
+    """Add one piece to its choice; False if that would lose something."""
+    delta = table(piece.get("delta")) or {}
+    if any(value is not None for name, value in delta.items() if name not in ("role", "content")):
+        return False
+    choice["message"]["content"] += delta.get("content") or ""
+    choice["finish_reason"] = piece.get("finish_reason") or choice["finish_reason"]
+    if (logprobs := table(piece.get("logprobs"))) is not None:
+        kept: dict[str, Any] = choice["logprobs"] or {"content": [], "refusal": None}
+        choice["logprobs"] = {**kept, "content": [*kept["content"], *(rows(logprobs.get("content")) or [])]}
+    return True
+
+
+def _is_ours(chunk: dict[str, Any]) -> bool:
+    """Whether all its pieces say which choice they belong to, and text if anything."""
+    pieces = tables(chunk.get("choices"))
+    return pieces is not None and all(
+        isinstance(piece.get("index"), int)
+        and isinstance((table(piece.get("delta")) or {}).get("content"), str | None)
+        and isinstance(piece.get("finish_reason"), str | None)
+        for piece in pieces
+    )
+
+
+def _is_plain(completion: dict[str, Any]) -> bool:
+    """Whether all its choices have what a stream of them says."""
+    choices = tables(completion.get("choices"))
+    return bool(choices) and all(
+        isinstance(choice.get("index"), int)
+        and isinstance((table(choice.get("message")) or {"content": 0}).get("content"), str | None)
+        and isinstance(choice.get("finish_reason"), str)
+        for choice in choices
+    )
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, int | float) and value == 0

@@ -1,0 +1,169 @@
+"""Answers as bytes: OpenAI completions and chunks, with the `updraft` object that says how they came about."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from ...protocol import sse
+from ...protocol.errors import UpdraftError
+from ...protocol.responses import (
+    AssistantMessage,
+    ChatChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChoiceLogprobs,
+    ChunkChoice,
+    Delta,
+    FinishReason,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+from ...protocol.wire import WireResponse
+from ...text.detokenize import IncrementalDetokenizer
+from ...text.tool_stream import ToolCallStream
+from ..accounting.request_record import Record
+from ..cascade.cascade import Cascade
+from ..tiers.interfaces import CloudFailure, LocalAnswer, LocalTier, Token
+
+TokenBytes = Callable[[int], bytes]
+
+
+def local_completion(answer: LocalAnswer, cascade: Cascade) -> ChatCompletion:
+    record, local = cascade.record, cascade.local
+    logprobs = None
+    if cascade.chat.logprobs:
+        shown = ShownTokens(local)
+        tokens = [other for token in answer.tokens for other in shown.push(token)]
+        logprobs = token_logprobs([*tokens, *shown.flush(answer)], local.token_bytes)
+    message, reason = AssistantMessage(content=answer.text), answer.finish_reason
+    if cascade.tools is not None:
+        message, reason = ToolCallStream(cascade.tools).whole(answer.text, reason or "stop")
+    return ChatCompletion(
+        id=record.request_id,
+        model=local.model_id,
+        choices=[ChatChoice(message=message, finish_reason=reason or "stop", logprobs=logprobs)],
+        usage=Usage.of(answer.prompt_tokens, len(answer.tokens)),
+        updraft=record.info(),
+    )
+
+
+def headers(record: Record, *, begun: bool = False) -> dict[str, str]:
+    """`x-updraft-*` and `x-request-id`; `begun`: the answer has only begun, so its cost is not known yet."""
+    found = {"x-request-id": record.request_id, **record.info().headers()}
+    if begun:
+        for name in ("x-updraft-cost-usd", "x-updraft-saved-usd"):
+            found.pop(name, None)
+    return found
+
+
+def failure(error: UpdraftError | CloudFailure, record: Record | None = None) -> WireResponse:
+    """An OpenAI-shaped error; of a cloud that refused in OpenAI's shape, its own words.
+
+    Where the device has already worked, the client is told not to repeat that by itself.
+    """
+    typed = error.error if isinstance(error, CloudFailure) else error
+    status, body = typed.status, msgspec.json.encode(typed.to_body())
+    if isinstance(error, CloudFailure) and error.relay is not None and error.status is not None:
+        status, body = error.status, error.relay
+    found = {"content-type": "application/json", **typed.headers()}
+    if record is not None:
+        found["x-request-id"] = record.request_id
+        if record.local_tokens:
+            found["x-should-retry"] = "false"
+    return WireResponse(status, found, body)
+
+
+class ShownTokens:
+    """Which tokens of an answer to report on: each with the first of its text, and those of a stop string never."""
+
+    def __init__(self, local: LocalTier) -> None:
+        self._detokenizer = IncrementalDetokenizer(lambda token: local.token_bytes(token, skip_special=True))
+        self._held: list[tuple[int, Token]] = []  # where the text of each begins
+        self._written = 0  # characters, with those of a stop string
+        self._shown = 0
+
+    def push(self, token: Token) -> list[Token]:
+        self._held.append((self._written, token))
+        self._written += len(self._detokenizer.push(token.id))
+        self._shown += len(token.text)
+        return self._released()
+
+    def flush(self, answer: LocalAnswer) -> list[Token]:
+        """Those that come with the end of the answer: all, if no stop string was it."""
+        self._written += len(self._detokenizer.flush())
+        self._shown = max(self._shown, len(answer.text))
+        if self._shown >= self._written:
+            self._shown = self._written + 1  # also tokens without any text
+        return self._released()
+
+    def _released(self) -> list[Token]:
+        released = [token for start, token in self._held if start < self._shown]
+        self._held = self._held[len(released) :]
+        return released
+
+
+def token_logprobs(tokens: Sequence[Token], token_bytes: TokenBytes) -> ChoiceLogprobs:
+    return ChoiceLogprobs(content=[_token_logprob(token, token_bytes) for token in tokens])
+
+
+def _token_logprob(token: Token, token_bytes: TokenBytes) -> TokenLogprob:
+    raw = token_bytes(token.id)
+    top = [
+        TopLogprob(_text(other), logprob, list(other))
+        for other, logprob in ((token_bytes(token_id), logprob) for token_id, logprob in token.top)
+    ]
+    return TokenLogprob(_text(raw), token.signals.logprob, list(raw), top)
+
+
+def _text(raw: bytes) -> str:
+    """A token may be a part of a character: its bytes are exact, its text is not."""
+    return raw.decode(errors="replace")
+
+
+class ChunkWriter:
+    """The chunks of one stream: the same id, model and time on each.
+
+    Where usage was asked for, the chunks that have none say so.
+    """
+
+    def __init__(self, record: Record, model: str, *, include_usage: bool = False) -> None:
+        self._record = record
+        self._no_usage = None if include_usage else UNSET
+        self._model = model
+        self._created = int(time.time())
+
+    def role(self) -> bytes:
+        return self._chunk([ChunkChoice(Delta(role="assistant", content=""))])
+
+    def delta(self, delta: Delta, logprobs: ChoiceLogprobs | None = None) -> bytes:
+        return self._chunk([ChunkChoice(delta, logprobs=logprobs)])
+
+    def finish(self, reason: FinishReason, usage: Usage | None) -> bytes:
+        """The last events: the finish with our `updraft` object, the usage if it was asked for, and the end mark."""
+        last = self._chunk([ChunkChoice(Delta(), finish_reason=reason)], updraft=self._record.info())
+        counted = b"" if usage is None else self._chunk([], usage=usage)
+        return last + counted + sse.DONE
+
+    def adopt(self, event: dict[str, Any]) -> dict[str, Any]:
+        """A cloud chunk as a part of this stream, for a hand-over in the middle of it."""
+        return {**event, "id": self._record.request_id, "model": self._model, "created": self._created}
+
+    def _chunk(self, choices: list[ChunkChoice], **more: Any) -> bytes:
+        usage = more.get("usage", self._no_usage)
+        updraft = more.get("updraft", UNSET)
+        return sse.event(
+            ChatCompletionChunk(
+                id=self._record.request_id,
+                model=self._model,
+                created=self._created,
+                choices=choices,
+                usage=usage,
+                updraft=updraft,
+            )
+        )

@@ -1,0 +1,279 @@
+"""Streamed answers: a judged local answer, a relayed cloud stream, and a live local one that may be handed over.
+
+Each is an async generator of SSE bytes. No cancel scope spans a `yield`, so a carrier may pull from any task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from typing import Any
+
+from ...protocol import sse
+from ...protocol.errors import EngineError, UpdraftError
+from ...protocol.requests import ChatRequest
+from ...protocol.responses import ChoiceLogprobs, Delta, FinishReason, Usage
+from ...protocol.sampling import SamplingParams
+from ...text.tool_stream import ToolCallStream
+from ..cascade.cascade import Cascade
+from ..gates.gates import Verdict
+from ..request.chat_request import continued
+from ..request.json_narrowing import table
+from ..tiers.interfaces import CloudFailure, CloudStream, CloudUsage, LocalAnswer, LocalGeneration, Token
+from .completion import ChunkWriter, ShownTokens, token_logprobs
+
+
+class StreamError(Exception):
+    """Ends a stream that has already begun: `payload` is its last event, `status` what the ledger keeps."""
+
+    def __init__(self, error: UpdraftError) -> None:
+        super().__init__(error.message)
+        self.payload = sse.event(error.to_body())
+        self.status = error.status
+
+
+async def replay(cascade: Cascade, answer: LocalAnswer) -> AsyncGenerator[bytes]:
+    """A complete local answer, token by token."""
+    chunks = ChunkWriter(cascade.record, cascade.local.model_id, include_usage=cascade.job.include_usage)
+    yield chunks.role()
+    writer = _LocalText(cascade, chunks)
+    for token in answer.tokens:
+        if chunk := writer.token(token):
+            yield chunk
+    if chunk := writer.rest(answer):
+        yield chunk
+    usage = Usage.of(answer.prompt_tokens, len(answer.tokens)) if cascade.job.include_usage else None
+    yield chunks.finish(writer.finish_reason, usage)
+
+
+async def relay(cascade: Cascade, stream: CloudStream) -> AsyncGenerator[bytes]:
+    """The cloud's own events, byte for byte, except for the one with the finish reason, which gains `updraft`."""
+    async for event in _relayed(cascade, stream, None):
+        yield event
+    yield sse.DONE
+
+
+async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
+    """A local answer as it is written. If it collapses on the way, the cloud continues the streamed text."""
+    chunks = ChunkWriter(cascade.record, cascade.local.model_id, include_usage=cascade.job.include_usage)
+    writer = _LocalText(cascade, chunks)
+    yield chunks.role()
+    collapsed = False
+    try:
+        for token in run.answer.tokens.copy():  # written before streaming could start
+            if chunk := writer.token(token):
+                yield chunk
+        async for token in run:
+            if chunk := writer.token(token):
+                yield chunk
+            if collapsed := _collapsed(cascade, run.answer):
+                break
+    except UpdraftError as error:
+        if not cascade.ruling.open:
+            raise StreamError(error) from error
+        cascade.record.decide(Verdict(2, True, f"the local model failed: {error.message}"))
+        collapsed = True
+    if collapsed:
+        await cascade.stop_local()
+        async for event in _hand_over(cascade, writer, run.answer):
+            yield event
+        return
+    if chunk := writer.rest(run.answer):
+        yield chunk
+    await cascade.stop_local()
+    _judge_afterwards(cascade, run.answer)
+    usage = Usage.of(run.answer.prompt_tokens, len(run.answer.tokens)) if cascade.job.include_usage else None
+    yield chunks.finish(writer.finish_reason, usage)
+
+
+class _LocalText:
+    """Turns tokens into chunks and remembers what has been sent, which is never taken back.
+
+    `finish_reason` is known once `rest` was called.
+    """
+
+    def __init__(self, cascade: Cascade, chunks: ChunkWriter) -> None:
+        self._cascade = cascade
+        self._calls = None if cascade.tools is None else ToolCallStream(cascade.tools)
+        self._shown = ShownTokens(cascade.local) if cascade.chat.logprobs else None
+        self.chunks = chunks
+        self.sent = ""
+        self.finish_reason: FinishReason = "stop"
+
+    def token(self, token: Token) -> bytes | None:
+        return self._chunk(token.text, None, self._logprobs(lambda shown: shown.push(token)))
+
+    def rest(self, answer: LocalAnswer) -> bytes | None:
+        """What was held back until the end (an incomplete character, a half-matched stop string, half a call)."""
+        self.finish_reason = answer.finish_reason or "stop"
+        logprobs = self._logprobs(lambda shown: shown.flush(answer))
+        return self._chunk(answer.text[len(self.sent) :], self.finish_reason, logprobs)
+
+    def _chunk(self, text: str, finish_reason: FinishReason | None, logprobs: ChoiceLogprobs | None) -> bytes | None:
+        self.sent += text
+        delta = Delta(content=text or None)
+        if self._calls is not None:
+            delta, reason = self._calls.read(text, finish_reason)
+            self.finish_reason = reason or self.finish_reason
+        if delta.content is None and delta.tool_calls is None and logprobs is None:
+            return None
+        return self.chunks.delta(delta, logprobs)
+
+    def _logprobs(self, take: Callable[[ShownTokens], list[Token]]) -> ChoiceLogprobs | None:
+        """Of the tokens to report on now; None if there are none, or nobody asked."""
+        tokens = [] if self._shown is None else take(self._shown)
+        return token_logprobs(tokens, self._cascade.local.token_bytes) if tokens else None
+
+
+def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
+    """Rolling gate 2: every `gates.tokens` tokens, look at the last ones. To an answer that has used up the caller's
+    limit nobody can add anything: it ends by itself.
+    """
+    spent = len(answer.tokens)
+    if not cascade.ruling.open or spent % cascade.gates.tokens or cascade.chat.sampling().max_tokens == spent:
+        return False
+    verdict = cascade.gates.during(cascade.chat.messages, answer, cascade.job.quality)
+    if verdict.escalate:
+        cascade.record.decide(verdict)
+    else:
+        cascade.record.judged(verdict)
+    return verdict.escalate
+
+
+def _judge_afterwards(cascade: Cascade, answer: LocalAnswer) -> None:
+    """Gate 3 on text that the user has read: it cannot call it back, so it only says what it thinks."""
+    if not cascade.ruling.open:
+        return
+    verdict = cascade.gates.after(cascade.chat.messages, answer, cascade.job.quality)
+    if verdict.escalate:
+        verdict = Verdict(
+            3, False, f"{verdict.reason}; the answer stands, it was already streamed", verdict.p_gain, verdict.threshold
+        )
+    cascade.record.decide(verdict)
+
+
+async def _hand_over(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) -> AsyncGenerator[bytes]:
+    """Let the cloud continue the streamed text; if it cannot, the local model goes on where it stood."""
+    chat = cascade.chat
+    messages = continued(chat.messages, writer.sent, continues=chat.continue_final_message)
+    body = cascade.escalation.body() | {
+        "messages": [
+            *cascade.job.body["messages"][: len(messages) - 1],
+            {"role": "assistant", "content": messages[-1].text},
+        ],
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+    }
+    left = _left(chat, len(answer.tokens))
+    if left is None:  # it failed where it would have ended
+        yield _cut_off(cascade, writer, answer)
+        return
+    body |= {name: left.max_tokens for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None}
+    body |= {"min_tokens": left.min_tokens} if body.get("min_tokens") is not None else {}
+    try:
+        stream = await cascade.escalation.open(body, cascade.cloud_patience_s, begun=messages[-1].text)
+    except CloudFailure as failure:
+        cascade.record.fell_back(failure)
+        try:
+            async for event in _carry_on(cascade, writer, answer, left):
+                yield event
+        except UpdraftError as error:
+            raise StreamError(error) from error
+        return
+    cascade.record.route = "escalated"
+    cascade.record.note = "the cloud continued the streamed text"
+    async for event in _relayed(cascade, stream, writer.chunks):
+        yield event
+    if cascade.job.include_usage:
+        cloud = cascade.record.cloud
+        yield sse.event(
+            writer.chunks.adopt(
+                {
+                    "object": "chat.completion.chunk",
+                    "choices": [],
+                    "usage": Usage.of(answer.prompt_tokens, len(answer.tokens) + cloud.completion_tokens),
+                }
+            )
+        )
+    yield sse.DONE
+
+
+async def _carry_on(
+    cascade: Cascade, writer: _LocalText, begun: LocalAnswer, left: SamplingParams
+) -> AsyncGenerator[bytes]:
+    """Finish on the device what was begun there, whatever the gates think of it."""
+    chat = cascade.chat
+    messages = continued(chat.messages, writer.sent, continues=chat.continue_final_message)
+    run = await cascade.continue_local(messages, left)
+    tail = _LocalText(cascade, writer.chunks)
+    async for token in run:
+        if chunk := tail.token(token):
+            yield chunk
+    if chunk := tail.rest(run.answer):
+        yield chunk
+    await cascade.stop_local()
+    written = len(begun.tokens) + len(run.answer.tokens)
+    usage = Usage.of(begun.prompt_tokens, written) if cascade.job.include_usage else None
+    yield writer.chunks.finish(tail.finish_reason, usage)
+
+
+async def _relayed(cascade: Cascade, stream: CloudStream, adopt: ChunkWriter | None) -> AsyncGenerator[bytes]:
+    """The cloud's events without the end mark. The finish waits for the usage, which `updraft` reports."""
+    record = cascade.record
+    finish: dict[str, Any] | None = None
+    counted: bytes | None = None
+    written = 0
+    try:
+        async for payload, event in stream:
+            if (usage := CloudUsage.of(event)) is not None:
+                record.counted(usage)
+            if not event["choices"]:
+                counted = payload
+                continue
+            if finish is not None:  # several choices: only the last finish carries the `updraft` object
+                yield sse.event(finish)
+                finish = None
+            if adopt is not None:
+                event = adopt.adopt(_without_role(event))  # noqa: PLW2901
+            if any(choice.get("finish_reason") for choice in event["choices"]):
+                finish = event
+                continue
+            written += 1
+            yield sse.event(event) if adopt is not None else b"data: " + payload + b"\n\n"
+    except CloudFailure as failure:
+        record.cloud.completion_tokens = record.cloud.completion_tokens or written
+        record.failure, record.note = failure.cause, failure.phrase
+        raise StreamError(failure.error) from failure
+    if not record.cloud.completion_tokens:
+        record.cloud.completion_tokens = written  # a server that reports no usage sends about a token a chunk
+    if finish is None:
+        raise StreamError(EngineError("The cloud's stream ended without a finish reason."))
+    yield sse.event({**finish, "updraft": record.info()})
+    if counted is not None and adopt is None and cascade.job.include_usage:
+        yield b"data: " + counted + b"\n\n"
+
+
+def _without_role(event: dict[str, Any]) -> dict[str, Any]:
+    """A continued turn has its role already."""
+    choices: list[dict[str, Any]] = []
+    for choice in event["choices"]:
+        delta = table(choice.get("delta")) or {}
+        choices.append({**choice, "delta": {name: value for name, value in delta.items() if name != "role"}})
+    return {**event, "choices": choices}
+
+
+def _left(chat: ChatRequest, spent: int) -> SamplingParams | None:
+    """What the device wrote counts against the caller's limits; None if it has used them up."""
+    params = chat.sampling()
+    limit = None if params.max_tokens is None else params.max_tokens - spent
+    if limit is not None and limit <= 0:
+        return None
+    return replace(params, max_tokens=limit, min_tokens=max(0, params.min_tokens - spent))
+
+
+def _cut_off(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) -> bytes:
+    """The end of a stream that has reached the caller's limit."""
+    cascade.record.route = "local"
+    cascade.record.note = "nothing was left of max_tokens"
+    usage = Usage.of(answer.prompt_tokens, len(answer.tokens)) if cascade.job.include_usage else None
+    return writer.chunks.finish("length", usage)

@@ -1,0 +1,1 @@
+"""The router on a local OpenAI port, for apps in any language."""

@@ -1,0 +1,122 @@
+"""The router on a local OpenAI port, for apps that are not Python: the shared HTTP shell around `Router.handle`."""
+
+from __future__ import annotations
+
+import hmac
+import math
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...protocol.errors import AuthenticationError, ConfigurationError, InvalidRequestError, PermissionDeniedError
+from ...protocol.http import create_app, read_wire_request, send, while_connected
+from ...protocol.server import bind_socket, is_loopback, serve
+from ..config import RouterConfig
+from ..router import Router
+
+#: Seconds that the client will wait for its answer to begin, like the read timeout of openai's clients.
+TIMEOUT_HEADER = "x-updraft-timeout"
+_CLIENTS_TIMEOUTS = ("x-stainless-read-timeout", "x-stainless-timeout")  # openai's, in Python and in JavaScript
+
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonOptions:
+    """`port` 0 takes any free one; the ready line says which. `ready_file` receives the URL.
+
+    `api_key`: what apps must send. Without one everybody who reaches the port spends the user's cloud budget, so only
+    loopback addresses are served then: anything else raises ConfigurationError.
+    """
+
+    config: RouterConfig = field(default_factory=RouterConfig)
+    host: str = "127.0.0.1"
+    port: int = 4114
+    ready_file: Path | None = None
+    api_key: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.api_key is None and not is_loopback(self.host):
+            raise ConfigurationError(
+                f"--host {self.host} opens the port to others: set a key with --key-env.", param="host"
+            )
+
+
+def daemon_app(router: Router, api_key: str | None = None) -> FastAPI:
+    """The app that starts `router`, serves every path from it, and closes it in the end."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+        try:
+            await router.start()
+            yield
+        finally:
+            await router.close()
+
+    app = create_app("Updraft", lifespan=lifespan)
+
+    @app.api_route("/{path:path}", methods=METHODS)
+    async def _serve(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction] - the decorator uses it
+        _check_caller(request, api_key)
+        wire = replace(await read_wire_request(request), timeout_s=patience_s(request.headers))
+        async with while_connected(request.receive):
+            response = await router.handle(wire)
+        # The shell stamps its own x-request-id on everything; ours stays in x-updraft-request-id.
+        headers = {name: value for name, value in response.headers.items() if name != "x-request-id"}
+        return send(replace(response, headers=headers), request)
+
+    return app
+
+
+def _check_caller(request: Request, api_key: str | None) -> None:
+    """Raises PermissionDeniedError for a web page of another site, AuthenticationError for a wrong key."""
+    origin = request.headers.get("origin")
+    if origin is not None and not _is_local_page(origin):
+        raise PermissionDeniedError(f"Web pages of {origin} may not use this machine's models.")
+    sent = request.headers.get("authorization", "").removeprefix("Bearer ")
+    if api_key is not None and not hmac.compare_digest(sent.encode(), api_key.encode()):
+        raise AuthenticationError("The API key is missing or wrong: send it as Authorization: Bearer KEY.")
+
+
+def patience_s(headers: Mapping[str, str]) -> float | None:
+    """How many seconds the client will wait: `x-updraft-timeout`, else what openai's own clients say of their timeout.
+
+    Raises InvalidRequestError if the first is no number above 0; the others are nobody's promise, and then ignored.
+    """
+    ours = headers.get(TIMEOUT_HEADER)
+    if ours is not None:
+        if (seconds := _seconds(ours)) is None:
+            raise InvalidRequestError(
+                f"{TIMEOUT_HEADER} must be a number of seconds above 0, not {ours[:40]!r}.", param=TIMEOUT_HEADER
+            )
+        return seconds
+    said = (_seconds(headers.get(name, "")) for name in _CLIENTS_TIMEOUTS)
+    return next((seconds for seconds in said if seconds is not None), None)
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        seconds = float(text)
+    except ValueError:
+        return None
+    return seconds if 0 < seconds < math.inf else None
+
+
+def _is_local_page(origin: str) -> bool:
+    try:
+        return is_loopback(urlsplit(origin).hostname or "")
+    except ValueError:
+        return False
+
+
+def run_daemon(options: DaemonOptions, *, on_ready: Callable[[str], None] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT. Raises PortInUseError before any model is loaded."""
+    sock = bind_socket(options.host, options.port)
+    app = daemon_app(Router(options.config), options.api_key)
+    serve(app, host=options.host, sock=sock, ready_file=options.ready_file, on_ready=on_ready)

@@ -1,0 +1,124 @@
+"""Where the router's settings come from: one TOML file, `UPDRAFT_*` variables, overrides. The last one wins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from ..classifier.folders import experience_file
+from ..protocol import settings
+from ..protocol.errors import ConfigurationError
+from .accounting.budget import Limits
+from .accounting.prices import Price, Prices
+from .config import TARGETS, CacheSettings, Middle, RouterConfig
+from .privacy.rules import Privacy
+from .request.json_narrowing import rows, table
+
+_KNOWN = tuple(item.name for item in fields(RouterConfig))
+# The settings that are tables. In the environment `UPDRAFT_PRICES_CLOUD_INPUT` is `cloud_input` of `prices`.
+_TABLES: dict[str, type[Any]] = {
+    "prices": Prices,
+    "budget_per_key": Limits,
+    "budget_per_user": Limits,
+    "privacy": Privacy,
+    "cache": CacheSettings,
+    "budget": Limits,  # after those whose names begin with it
+}
+_OPTIONAL = frozenset(
+    {"local", "cloud_url", "cloud_api_key", "hold_tokens", "race_above", "ledger", "experience", *TARGETS}
+)
+
+
+def load_config(
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> RouterConfig:
+    """The user's settings: TOML file, then `UPDRAFT_*`, then `overrides` (as `RouterConfig` fields; tables
+    such as `prices` may be mappings). Ledger and experience are on by default, in the state folder. Raises
+    ConfigurationError.
+    """
+    path = settings.config_file() if file is None else file
+    values: dict[str, Any] = {
+        "ledger": settings.state_folder() / "ledger.sqlite3",
+        "experience": experience_file(),
+    }
+    _merge(values, settings.read_toml(path), str(path))
+    _merge(values, _listed(_nested(settings.environment(environ))), "the environment (UPDRAFT_*)")
+    _merge(values, dict(overrides or {}), "the options")
+    promise = values.pop("promise", "confidence")  # set apart: msgspec would not say which promises there are
+    try:
+        return replace(msgspec.convert(values, RouterConfig, strict=False, dec_hook=_decode), promise=promise)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"Invalid setting: {error}") from error
+
+
+def _merge(into: dict[str, Any], update: dict[str, Any], source: str) -> None:
+    _refuse_unknown(update, _KNOWN, source)
+    if any(update.get(name) is not None for name in TARGETS):  # a target replaces the one of an earlier source
+        into.update(dict.fromkeys(TARGETS))
+    for name, value in update.items():
+        if name == "middle":
+            into[name] = _middle(value, source)
+        elif name in _TABLES:
+            given = _table(value, _TABLES[name], f"{name} in {source}")
+            into[name] = {**into.get(name, {}), **given}
+        else:
+            into[name] = None if name in _OPTIONAL and value in ("", "none") else value
+    for model, price in (table(into.get("prices", {}).get("models")) or {}).items():
+        _table(price, Price, f"prices.models.{model} in {source}")
+
+
+def _middle(value: Any, source: str) -> list[dict[str, Any]]:
+    given = rows(list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value)
+    if given is None:
+        raise ConfigurationError(f"middle in {source} must be a list of tables ([[middle]]).")
+    return [_table(each, Middle, f"middle in {source}") for each in given]
+
+
+def _table(value: Any, kind: type[Any], source: str) -> dict[str, Any]:
+    known = tuple(item.name for item in fields(kind))
+    if isinstance(value, kind):
+        return {name: getattr(value, name) for name in known}
+    given = table(value)
+    if given is None:
+        raise ConfigurationError(f"{source} must be a table of {', '.join(known)}.")
+    _refuse_unknown(given, known, source)
+    return given
+
+
+def _refuse_unknown(given: Iterable[str], known: tuple[str, ...], source: str) -> None:
+    if unknown := sorted(set(given) - set(known)):
+        raise ConfigurationError(f"Unknown setting {', '.join(unknown)} in {source}. Known: {', '.join(known)}.")
+
+
+def _nested(flat: dict[str, str]) -> dict[str, Any]:
+    """`{"prices_cloud_input": "1"}` -> `{"prices": {"cloud_input": "1"}}`: variables have no tables."""
+    nested: dict[str, Any] = {}
+    for name, value in flat.items():
+        found = next((table_name for table_name in _TABLES if name.startswith(f"{table_name}_")), None)
+        if found is None or name in _KNOWN:
+            nested[name] = value
+        else:
+            nested.setdefault(found, {})[name.removeprefix(f"{found}_")] = value
+    return nested
+
+
+def _listed(given: dict[str, Any]) -> dict[str, Any]:
+    """Names in a variable are apart by commas: `UPDRAFT_PRIVACY_BUILTIN=email,iban`."""
+    privacy = table(given.get("privacy"))
+    if privacy is None or "builtin" not in privacy:
+        return given
+    names = [name.strip() for name in privacy["builtin"].split(",")]
+    return {**given, "privacy": {**privacy, "builtin": [name for name in names if name]}}
+
+
+def _decode(kind: type, value: Any) -> Any:
+    if kind is Path and isinstance(value, (str, Path)):
+        return Path(value).expanduser()
+    raise ValueError(f"expected {kind.__name__}, got {value!r}")

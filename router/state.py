@@ -1,0 +1,59 @@
+"""What all requests of one router share: its settings, its tiers, their pace, its budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..protocol.errors import UpdraftError
+from .accounting.budget import Budget
+from .config import RouterConfig
+from .gates.deadline import Pace
+from .gates.gates import Gates
+from .gates.rules import Situation, no_cloud_configured, no_local_configured
+from .tiers.interfaces import CloudTier, LocalTier
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """A cloud tier on the ladder from the device up. `skip_above`: a P(gain) from which on it is not asked."""
+
+    model: str
+    tier: CloudTier
+    skip_above: float | None = None
+
+    def may_do(self, p_gain: float | None) -> bool:
+        """Whether a request with this P(gain) is for it; None: nobody computed one."""
+        return p_gain is None or self.skip_above is None or p_gain < self.skip_above
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """What a router routes between. `gates` is None where there is no local tier to judge.
+
+    `middle`: smaller clouds than `cloud`, from the smallest up.
+    """
+
+    local: LocalTier | None
+    cloud: CloudTier | None
+    gates: Gates | None
+    local_missing: UpdraftError | None = None
+    middle: tuple[Rung, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """`budget` is None where there is no limit."""
+
+    config: RouterConfig
+    tiers: Tiers
+    pace: Pace
+    budget: Budget | None = None
+
+    def situation(self) -> Situation:
+        tiers = self.tiers
+        return Situation(
+            local_missing=None if tiers.local is not None else tiers.local_missing or no_local_configured(),
+            cloud_missing=None if tiers.cloud is not None else no_cloud_configured(),
+            offline=self.config.offline,
+            local_tools=tiers.local is not None and tiers.local.tool_format is not None,
+        )

@@ -1,0 +1,1 @@
+"""The tiers: the engine on this device, and OpenAI-compatible clouds."""

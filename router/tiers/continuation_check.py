@@ -1,0 +1,66 @@
+"""Whether a cloud goes on with an answer that others have begun, or begins it anew: by what it says first."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Literal
+
+import msgspec
+
+from ..request.json_narrowing import table, tables
+
+Event = tuple[bytes, dict[str, Any]]
+Verdict = Literal["unknown", "continues", "repeats", "differs"]
+_ALIKE = 12  # characters: an answer that goes on hardly ever says so many of its first ones again
+
+
+class Continuation:
+    """The first events of a stream that is to go on with `begun`. `take()` each until the verdict is known.
+
+    "repeats": it says all of `begun` again, which is taken out of the events. "differs": it begins `begun` again, and
+    then says something else. A short text, or one that says its own beginning again ("0, 0, 0, 0, "), tells nothing:
+    what goes on with it may look the same.
+    """
+
+    def __init__(self, begun: str) -> None:
+        self.events: deque[Event] = deque()
+        self._begun = begun.lstrip()
+        start = self._begun[:_ALIKE]
+        self._tells = len(start) == _ALIKE and start not in self._begun[1:]
+        self._said = ""
+
+    def take(self, event: Event) -> Verdict:
+        choices = event[1]["choices"]
+        self.events.append(event)
+        self._said = (self._said + "".join(map(_text, choices))).lstrip()
+        verdict = self._verdict(ended=any(choice.get("finish_reason") for choice in choices))
+        if verdict == "repeats":
+            self.events = deque([_saying(event[1], self._said[len(self._begun) :])])
+        return verdict
+
+    def _verdict(self, *, ended: bool) -> Verdict:
+        said, begun = self._said, self._begun
+        if not self._tells:
+            return "continues"
+        if said.startswith(begun):
+            return "repeats"
+        if begun.startswith(said) and not ended:
+            return "unknown"
+        return "differs" if said[:_ALIKE] == begun[:_ALIKE] else "continues"
+
+
+def _text(choice: dict[str, Any]) -> str:
+    content = (table(choice.get("delta")) or {}).get("content")
+    if isinstance(content, str):
+        return content
+    return "".join(str(part.get("text") or "") for part in tables(content) or ())
+
+
+def _saying(event: dict[str, Any], text: str) -> Event:
+    """`event` with `text` in its first piece, and none in others."""
+    choices = [
+        {**choice, "delta": {**(table(choice.get("delta")) or {}), "content": "" if at else text}}
+        for at, choice in enumerate(tables(event["choices"]) or ())
+    ]
+    said = {**event, "choices": choices}
+    return msgspec.json.encode(said), said

@@ -1,0 +1,216 @@
+"""The two tiers as the cascade sees them: small interfaces, so that its state machine is tested without a model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ...protocol.errors import UpdraftError
+from ...protocol.requests import Message
+from ...protocol.responses import MOST_TOKENS, FinishReason
+from ...protocol.sampling import SamplingParams
+from ...protocol.structured import Constraint, ToolUse
+from ..request.json_narrowing import table
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ...classifier.views import Signals
+    from ...text.tool_formats import ToolFormat
+
+
+class Token(Protocol):
+    """One token written on the device; `text` is "" while a character is incomplete."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def signals(self) -> Signals: ...
+    @property
+    def top(self) -> tuple[tuple[int, float], ...]: ...
+
+
+@dataclass(slots=True)
+class LocalAnswer:
+    """What the local model has written so far; complete once `finish_reason` is set.
+
+    `signals` has one entry per token, plus one for the end-of-turn token once the answer is complete.
+    `prompt_hidden` and `answer_hidden`: (hidden_size,), `prompt_logprobs`: (prompt_tokens - 1,), all float32;
+    None until the engine has them.
+    """
+
+    prompt_tokens: int = 0
+    tokens: list[Token] = field(default_factory=list[Token])
+    signals: list[Signals] = field(default_factory=list["Signals"])
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    prompt_hidden: NDArray[np.float32] | None = None
+    prompt_logprobs: NDArray[np.float32] | None = None
+    answer_hidden: NDArray[np.float32] | None = None
+
+
+class LocalGeneration(Protocol):
+    """One local run: iterate it for tokens; `answer` grows with them; `aclose()` stops the decoding at once."""
+
+    answer: LocalAnswer
+
+    def __aiter__(self) -> AsyncIterator[Token]: ...
+    async def __anext__(self) -> Token: ...
+    async def aclose(self) -> None: ...
+
+
+class LocalTier(Protocol):
+    """The model on this device."""
+
+    @property
+    def model_id(self) -> str: ...
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model calls tools; None if it calls none."""
+        ...
+
+    async def start(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams,
+        *,
+        continue_final_message: bool = False,
+        tools: ToolUse | None = None,
+        constraint: Constraint | None = None,
+    ) -> LocalGeneration:
+        """Begin an answer. `tools` are shown to the model, which may make one call or several; `constraint`: what the
+        answer must look like.
+
+        Raises ContextLengthError if it does not fit the model's context window, InvalidRequestError for a constraint
+        that is wrong, or too dear to compile.
+        """
+        ...
+
+    def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:
+        """One vocabulary entry, for log-probabilities; `skip_special`: empty for those that are no text."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+class CloudFailure(Exception):
+    """The cloud gave no usable answer. `error` is what the caller gets where no local answer can stand in.
+
+    `cause` is a few words for the reason line; `relay` the server's own OpenAI-shaped error body, if it sent one.
+    `reached`: whether the request may have got there.
+    """
+
+    def __init__(
+        self,
+        cause: str,
+        error: UpdraftError,
+        *,
+        status: int | None = None,
+        relay: bytes | None = None,
+        reached: bool = True,
+    ) -> None:
+        super().__init__(cause)
+        self.cause = cause
+        self.error = error
+        self.status = status
+        self.relay = relay
+        self.reached = reached
+
+    @property
+    def unbilled(self) -> bool:
+        """Whether it certainly cost nothing: the server said no, or was never reached."""
+        return self.status is not None or not self.reached
+
+    @property
+    def phrase(self) -> str:
+        return f"the cloud failed: {self.cause}"
+
+
+class CloudForbidden(CloudFailure):
+    """The cloud was not asked, since nothing may be spent on it."""
+
+    def __init__(self, error: UpdraftError) -> None:
+        super().__init__(error.message, error, reached=False)
+
+    @property
+    def phrase(self) -> str:
+        return self.cause
+
+
+@dataclass(slots=True)
+class CloudUsage:
+    """Token counts as the server reported them."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    accepted: int = 0
+    rejected: int = 0
+
+    @staticmethod
+    def of(body: dict[str, Any]) -> CloudUsage | None:
+        """From a completion or chunk; None if it carries no usage, or one that cannot be: taken at its word it would
+        spend every budget, and of half of it nobody knows what it is worth.
+        """
+        usage = table(body.get("usage"))
+        if usage is None:
+            return None
+        read, written = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+        if read is None or written is None:
+            return None
+        details = table(usage.get("completion_tokens_details")) or {}
+        accepted, rejected = (_count(details, f"{kind}_prediction_tokens") or 0 for kind in ("accepted", "rejected"))
+        return CloudUsage(read, written, accepted, rejected)
+
+
+def _count(counts: dict[str, Any], name: str) -> int | None:
+    """0 where nothing is said; None for what cannot be a count."""
+    value: Any = counts.get(name)
+    if value is None:
+        return 0
+    counted = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS
+    return value if counted else None
+
+
+class CloudStream(Protocol):
+    """An open streamed answer: iterate it for the JSON of its events, each with its raw payload.
+
+    Ends only after the server said that it was done; raises CloudFailure if the stream is cut, stalls or turns to
+    nonsense. `aclose()` closes the connection, which a good server takes as a cancellation.
+    """
+
+    def __aiter__(self) -> AsyncIterator[tuple[bytes, dict[str, Any]]]: ...
+    async def __anext__(self) -> tuple[bytes, dict[str, Any]]: ...
+    async def aclose(self) -> None: ...
+
+
+class CloudTier(Protocol):
+    """An OpenAI-compatible endpoint. Bodies are decoded requests; all methods raise CloudFailure, nothing else.
+
+    `takes_prediction` turns false once the server has refused the `prediction` field. `continues`: whether it goes on
+    with an assistant's last message when told to; it turns false once the server has begun such a message anew.
+    """
+
+    @property
+    def takes_prediction(self) -> bool: ...
+    @property
+    def continues(self) -> bool: ...
+
+    async def complete(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        """The whole answer of a request that does not stream, checked to be one."""
+        ...
+
+    async def open(self, path: str, body: dict[str, Any], *, timeout_s: float, begun: str | None = None) -> CloudStream:
+        """A stream whose first piece of content has arrived. `begun`: the text of the last message, which it goes on
+        with: a stream that begins it anew fails, or is left without what it repeats.
+        """
+        ...
+
+    async def embed(self, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        """The answer to a request for embeddings, checked to be one."""
+        ...
+
+    async def aclose(self) -> None: ...

@@ -1,0 +1,147 @@
+"""The local tier: the on-device engine, which serves many requests at once, as the cascade sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ...protocol.requests import Message
+from ...protocol.responses import FinishReason
+from ...protocol.sampling import SamplingParams
+from ...protocol.structured import Constraint, ToolUse
+from .interfaces import LocalAnswer, Token
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ...text.grammar import Vocabulary
+    from ...text.grammar_check import GrammarCheck
+    from ...text.tool_formats import ToolFormat
+
+
+class EngineRun(Protocol):
+    """`local_engine.LocalRun`, as far as the router uses it."""
+
+    prompt_tokens: int
+    signals: Any
+    text: str
+    finish_reason: FinishReason | None
+    prompt_hidden: NDArray[np.float32]
+    prompt_logprobs: NDArray[np.float32] | None
+    answer_hidden: NDArray[np.float32] | None
+
+    def __aiter__(self) -> AsyncIterator[Any]: ...
+    async def __anext__(self) -> Any: ...
+    def close(self) -> None: ...
+
+
+class EngineLike(Protocol):
+    """`local_engine.LocalEngine`, as far as the router uses it."""
+
+    model_id: str
+
+    @property
+    def tool_format(self) -> ToolFormat | None: ...
+    def start(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams,
+        *,
+        continue_final_message: bool = False,
+        tools: ToolUse | None = None,
+        constraint: Constraint | None = None,
+    ) -> Any: ...
+    def vocabulary(self) -> Vocabulary: ...
+    def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes: ...
+    def close(self) -> None: ...
+
+
+class EngineLocalTier:
+    """`LocalTier` over one engine."""
+
+    def __init__(self, engine: EngineLike) -> None:
+        self._engine = engine
+        self._grammars: GrammarCheck | None = None
+
+    @property
+    def model_id(self) -> str:
+        return self._engine.model_id
+
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        return self._engine.tool_format
+
+    async def start(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams,
+        *,
+        continue_final_message: bool = False,
+        tools: ToolUse | None = None,
+        constraint: Constraint | None = None,
+    ) -> EngineGeneration:
+        if constraint is not None:
+            await self._check(constraint)
+        # On a thread: tokenizing a long prompt takes a while. If the caller gives up meanwhile, nobody holds the run,
+        # and that ends it.
+        run = await asyncio.to_thread(
+            self._engine.start,
+            messages,
+            params,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            constraint=constraint,
+        )
+        return EngineGeneration(run)
+
+    def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:
+        return self._engine.token_bytes(token_id, skip_special=skip_special)
+
+    async def _check(self, constraint: Constraint) -> None:
+        if self._grammars is None:
+            from ...text.grammar_check import GrammarCheck
+
+            self._grammars = GrammarCheck(self._engine.vocabulary)
+        await self._grammars.check(constraint)
+
+    async def aclose(self) -> None:
+        if self._grammars is not None:
+            await self._grammars.close()
+        self._engine.close()
+
+
+class EngineGeneration:
+    """`LocalGeneration`: the engine writes ahead, the event loop takes what there is."""
+
+    def __init__(self, run: EngineRun) -> None:
+        self.answer = LocalAnswer(prompt_tokens=run.prompt_tokens)
+        self._run = run
+        self._closed = False
+
+    def __aiter__(self) -> EngineGeneration:
+        return self
+
+    async def __anext__(self) -> Token:
+        if self._closed:
+            raise StopAsyncIteration
+        run, answer = self._run, self.answer
+        try:
+            token: Token = await anext(run)
+        except StopAsyncIteration:
+            if run.finish_reason is not None:  # the engine's own record is the last word
+                answer.signals, answer.text = list(run.signals), run.text
+                answer.finish_reason, answer.answer_hidden = run.finish_reason, run.answer_hidden
+            raise
+        if not answer.tokens:
+            answer.prompt_hidden, answer.prompt_logprobs = run.prompt_hidden, run.prompt_logprobs
+        answer.tokens.append(token)
+        answer.signals.append(token.signals)
+        answer.text += token.text
+        return token
+
+    async def aclose(self) -> None:
+        """Stop the decoding; what was begun of a step is the last of it. Idempotent."""
+        self._closed = True
+        self._run.close()

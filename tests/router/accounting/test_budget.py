@@ -1,0 +1,261 @@
+"""Budgets: no race, restart or failure goes past a limit, and a spent one says so and when it renews."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sqlite3
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from budget_probe import spent
+from cascade_bench import run
+from hypothesis import given
+from hypothesis import strategies as st
+from router_fakes import FakeCloud, ScriptedGates, unused_url
+from updraft.protocol.errors import BudgetExceededError, ConfigurationError
+from updraft.protocol.wire import WireRequest
+from updraft.router.accounting.budget import Budget, Charge, Limits, expected_tokens
+from updraft.router.accounting.ledger import Ledger
+from updraft.router.accounting.prices import Price, Prices
+from updraft.router.config import RouterConfig
+from updraft.router.request.caller import Caller
+
+ONE = Charge(requests=1, cloud_requests=1, cloud_tokens=100, usd=0.01)
+ESCALATE = ScriptedGates(before=True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_64_at_once_stay_below_the_limit(bench: Any, cloud: FakeCloud, stream: bool) -> None:
+    """An answer takes 15 tokens (11 read, 4 written), and at most 100 are expected: 10 fit, 64 want."""
+
+    async def test() -> None:
+        async with bench(ESCALATE, budget=Limits(cloud_tokens=1000)) as b:
+            asks = [b.stream(max_tokens=4) if stream else b.ask(max_tokens=4) for _ in range(64)]
+            await asyncio.gather(*asks)
+        rows = b.rows()
+        assert len(rows) == 64
+        used = sum(row.cloud_tokens + row.cloud_prompt_tokens for row in rows)
+        assert 0 < used <= 1000
+        assert spent(b.ledger)[:2] == (len(cloud.requests), used)
+        local = [row for row in rows if row.tier == "local"]
+        assert len(local) == 64 - len(cloud.requests)
+        assert all("budget spent" in row.reason and row.status == 200 for row in local)
+
+    run(test())
+
+
+def test_a_spent_budget_keeps_auto_local_and_refuses_cloud(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(ESCALATE, budget=Limits(usd=0.0)) as b:
+            info = (await b.answer())["updraft"]
+            assert (info["route"], info["gate"]) == ("local", 0)
+            assert info["reason"].startswith("budget spent: $0.0000 of $0")
+            assert "renews at" in info["reason"]
+            response = await b.ask("cloud")
+            assert response.status == 429
+            error = json.loads(response.body)["error"]
+            assert (error["code"], error["type"]) == ("budget_exceeded", "rate_limit_error")
+            assert 0 < int(response.headers["retry-after"]) <= 86_400
+            assert response.headers["x-should-retry"] == "false"
+            body = json.dumps({"model": "auto", "input": ["hi"]}).encode()
+            embeddings = await b.router.handle(WireRequest("POST", "/v1/embeddings", body=body))
+            assert embeddings.status == 429, "embeddings are the cloud's, so they cost too"
+        async with bench(has_local=False, budget=Limits(usd=0.0)) as b:
+            assert (await b.ask()).status == 429
+        assert not cloud.requests
+
+    run(test())
+
+
+def test_each_key_and_user_has_its_own(bench: Any) -> None:
+    async def test() -> None:
+        async with bench(ESCALATE, budget_per_key=Limits(cloud_tokens=230), cloud_timeout_s=5.0) as b:
+            tiers = [(await b.answer(key=key, max_tokens=1))["updraft"]["tier"] for key in ("a", "b", "a")]
+            assert tiers == ["cloud", "cloud", "cloud"]
+            tiers = [(await b.answer(key="a", max_tokens=1))["updraft"]["tier"] for _ in range(30)]
+            assert tiers[-1] == "local"
+            assert (await b.answer(key="b", max_tokens=1))["updraft"]["tier"] == "cloud"
+        async with bench(ESCALATE, budget_per_user=Limits(cloud_share=0.0)) as b:
+            assert "of this user" in (await b.answer(user="u"))["updraft"]["reason"]
+
+    run(test())
+
+
+def test_a_share_is_never_exceeded_by_more_than_rounding(bench: Any) -> None:
+    async def test() -> None:
+        async with bench(ESCALATE, budget=Limits(cloud_share=0.25)) as b:
+            tiers = [(await b.answer())["updraft"]["tier"] for _ in range(8)]
+        assert tiers == ["cloud", "local", "local", "local", "cloud", "local", "local", "local"]
+
+    run(test())
+
+
+def test_a_restart_changes_nothing(bench: Any) -> None:
+    async def test() -> None:
+        limits = Limits(cloud_share=0.5)
+        async with bench(ESCALATE) as b:
+            assert [(await b.answer())["updraft"]["tier"] for _ in range(3)] == ["cloud"] * 3, "no budget yet"
+        async with bench(ESCALATE, budget=limits) as b:
+            assert [(await b.answer())["updraft"]["tier"] for _ in range(3)] == ["local"] * 3, "3 of 3 went up today"
+        async with bench(ESCALATE, budget=limits) as b:
+            assert [(await b.answer())["updraft"]["tier"] for _ in range(2)] == ["cloud", "local"], "3 of 6"
+
+    run(test())
+
+
+@pytest.mark.parametrize(("mode", "kept"), [("500", False), ("down", False), ("slow", True), ("garbage", True)])
+def test_what_a_failed_cloud_may_have_charged_stays_reserved(
+    bench: Any, cloud: FakeCloud, mode: str, kept: bool
+) -> None:
+    async def test() -> None:
+        cloud.mode = mode
+        settings = {"down": {"cloud_url": unused_url()}, "slow": {"cloud_timeout_s": 0.2}}.get(mode, {})
+        async with bench(ESCALATE, budget=Limits(usd=1.0), **settings) as b:
+            assert (await b.answer())["updraft"]["route"] == "fallback"
+        cloud_requests, tokens, usd = spent(b.ledger)
+        assert (cloud_requests == 1, tokens > 1000, usd > 0.001) == (kept, kept, kept)
+
+    run(test())
+
+
+def test_no_answer_outlives_a_ledger_that_cannot_be_read(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(ESCALATE, budget=Limits(usd=1.0)) as b:
+            with sqlite3.connect(b.ledger) as connection:
+                connection.execute("DROP TABLE spending")
+            connection.close()
+            assert "budget unknown" in (await b.answer())["updraft"]["reason"]
+        assert not cloud.requests
+
+    run(test())
+
+
+def test_prices_of_models_decide_what_is_spent(bench: Any) -> None:
+    async def test() -> None:
+        prices = Prices(models={"pocket-large": Price(input=1000.0, output=10_000.0)})
+        async with bench(ESCALATE, prices=prices, budget=Limits(usd=50.0)) as b:
+            info = (await b.answer("cloud"))["updraft"]
+            assert info["cost_usd"] == pytest.approx(11 * 1e-3 + 4 * 1e-2)
+            local = (await b.answer("local"))["updraft"]
+            assert local["saved_usd"] == pytest.approx(7 * 1e-3 + 6 * 1e-2)
+        assert spent(b.ledger)[2] == pytest.approx(info["cost_usd"])
+
+    run(test())
+
+
+def test_processes_on_one_ledger_share_the_limit(tmp_path: Path) -> None:
+    """Two connections stand for two processes: SQLite's locks are the same."""
+    path, taken = tmp_path / "ledger.sqlite3", []
+
+    def spend() -> None:
+        ledger = Ledger(path)
+        budget = Budget({"all": Limits(usd=0.205)}, ledger)
+        for _ in range(20):
+            with contextlib.suppress(BudgetExceededError):
+                taken.append(asyncio.run(budget.reserve(Caller(), ONE)))
+        ledger.close()
+
+    threads = [threading.Thread(target=spend) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(taken) == 20
+    ledger = Ledger(path)
+    budget = Budget({"all": Limits(usd=0.205)}, ledger)
+    with ledger.transaction() as connection:
+        budget.settle(connection, Caller(), taken[0], replace(ONE, usd=0.001))
+    assert asyncio.run(budget.exceeded(Caller(), ONE)) is None, "what was not used is free again"
+    ledger.close()
+
+
+def test_a_new_day_is_a_new_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000 * 86_400 + 80_000
+    monkeypatch.setattr("updraft.router.accounting.budget.time.time", lambda: now)
+    ledger = Ledger(tmp_path / "ledger.sqlite3")
+    budget = Budget({"key": Limits(cloud_tokens=100)}, ledger)
+    reserved = asyncio.run(budget.reserve(Caller("k"), ONE))
+    error = asyncio.run(budget.exceeded(Caller("k"), ONE))
+    assert error is not None
+    assert error.renews_s == 6400
+    assert "1972-09-28 00:00 UTC" in error.message
+    assert asyncio.run(budget.exceeded(Caller("other"), ONE)) is None
+    now += 10_000
+    assert asyncio.run(budget.exceeded(Caller("k"), ONE)) is None
+    with ledger.transaction() as connection:
+        budget.settle(connection, Caller("k"), reserved, replace(ONE, cloud_tokens=99))
+    assert asyncio.run(budget.exceeded(Caller("k"), ONE)) is None, "yesterday's request is settled with yesterday"
+    ledger.close()
+
+
+@given(text=st.text(max_size=200), limit=st.integers(1, 9999), n=st.integers(1, 8))
+def test_the_expected_tokens_are_a_bound(text: str, limit: int, n: int) -> None:
+    read, written = expected_tokens({"messages": [{"role": "user", "content": text}], "max_tokens": limit, "n": n})
+    assert read >= len(text.encode("utf-8", "replace"))
+    assert written == limit * n
+
+
+LARGE = "data:image/png;base64," + "A" * 10**6
+IMAGE = {"type": "image_url", "image_url": {"url": LARGE, "detail": "low"}}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        IMAGE,
+        {"type": "input_audio", "input_audio": {"data": LARGE, "format": "wav"}},
+        {"type": "file", "file": {"file_data": LARGE, "filename": "a.pdf"}},
+        {"type": "file", "file": {"file_id": "file-1"}},
+    ],
+)
+def test_what_is_attached_has_a_rate_of_its_own(part: dict[str, Any]) -> None:
+    read, written = expected_tokens({"messages": [{"role": "user", "content": [part]}], "max_tokens": "x", "n": True})
+    assert 1500 < read < 2000
+    assert written == 1024
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "user", "content": LARGE}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": LARGE}]}]},
+        {"messages": [{"role": "user", "content": [IMAGE | {"text": LARGE}]}]},
+        {"messages": [{"role": "user", "content": [{"type": ["file"], "file": {"file_data": LARGE}}]}]},
+        {"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "file", "file": {"file_data": LARGE}}]},
+        {"input": [LARGE]},
+    ],
+)
+def test_what_only_looks_attached_is_counted_by_its_bytes(fields: dict[str, Any]) -> None:
+    assert expected_tokens(fields)[0] >= len(LARGE)
+
+
+@pytest.mark.parametrize("limits", [{"usd": -1}, {"cloud_tokens": -1}, {"cloud_share": 1.5}, {"usd": float("nan")}])
+def test_limits_that_mean_nothing_are_refused(limits: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="budget"):
+        Limits(**limits)
+
+
+def test_a_budget_needs_a_ledger() -> None:
+    with pytest.raises(ConfigurationError, match="ledger must be a file"):
+        RouterConfig(budget=Limits(usd=1.0))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"max_tokens": 2**63}, {"max_tokens": 2**62, "n": 8}, {"max_completion_tokens": 10**30}]
+)
+@pytest.mark.parametrize("model", ["cloud", "auto"])
+def test_no_request_is_too_large_to_be_counted(bench: Any, model: str, fields: dict[str, int]) -> None:
+    async def test() -> None:
+        async with bench(ESCALATE, budget=Limits(cloud_share=1.0)) as b:
+            for _ in range(2):
+                response = await b.ask(model, **fields)
+                assert response.status in (200, 400), response.body
+        rows = b.rows()
+        assert len(rows) == 2
+
+    run(test())

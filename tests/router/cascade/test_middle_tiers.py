@@ -1,0 +1,169 @@
+"""Three tiers: the device, a middle cloud, and the best one, each a server of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from budget_probe import spent
+from cascade_bench import run, text_of, updraft_of
+from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, running_cloud
+from updraft.router.accounting.budget import Limits
+from updraft.router.accounting.prices import Price
+from updraft.router.config import Middle
+
+
+@pytest.fixture(scope="module")
+def medium_server() -> Iterator[FakeCloud]:
+    with running_cloud() as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def medium(medium_server: FakeCloud) -> FakeCloud:
+    medium_server.mode = "healthy"
+    medium_server.delay_s = 0.0
+    medium_server.requests.clear()
+    medium_server.authorizations.clear()
+    return medium_server
+
+
+def settings(medium: FakeCloud, **more: Any) -> dict[str, Any]:
+    return {"middle": (Middle(medium.url, "medium", "sk-medium", Price(0.1, 0.1), **more),)}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_up_at_a_time(bench: Any, cloud: FakeCloud, medium: FakeCloud, stream: bool) -> None:
+    async def test() -> None:
+        async with bench(ScriptedGates(after=True), cloud_api_key="sk-top", **settings(medium)) as b:
+
+            async def ask() -> tuple[str, dict[str, Any]]:
+                if stream:
+                    _, events, _ = await b.stream()
+                    return text_of(events), updraft_of(events)
+                answer = await b.answer()
+                return answer["choices"][0]["message"]["content"], answer["updraft"]
+
+            text, info = await ask()
+            assert (text, info["route"], len(cloud.requests)) == (CLOUD_TEXT, "escalated", 0)
+            assert info["cost_usd"] == pytest.approx(15 * 0.1e-6)
+            assert info["saved_usd"] == pytest.approx((11 * 0.5 + 4 * 1.5) * 1e-6 - info["cost_usd"])
+            medium.mode = "500"
+            text, info = await ask()
+            assert (text, info["route"], len(cloud.requests)) == (CLOUD_TEXT, "escalated", 1)
+            assert info["cost_usd"] == pytest.approx((11 * 0.5 + 4 * 1.5) * 1e-6)
+            cloud.mode = "500"
+            text, info = await ask()
+            assert (text, info["route"]) == (LOCAL_TEXT, "fallback")
+        third, second, first = b.rows()
+        assert [row.cloud_model for row in (first, second, third)] == ["medium", "pocket-large", "pocket-large"]
+        reasons = [each["reason"] for each in json.loads(second.decisions)]
+        assert reasons[-1] == "one up: medium failed: it answered 500"
+        assert [body["model"] for body in medium.requests] == ["medium"] * 3
+        assert all(body["prediction"]["content"] == LOCAL_TEXT for body in (*medium.requests, *cloud.requests))
+        assert (set(medium.authorizations), set(cloud.authorizations)) == ({"Bearer sk-medium"}, {"Bearer sk-top"})
+
+    run(test())
+
+
+def test_what_looks_too_hard_skips_the_middle(bench: Any, cloud: FakeCloud, medium: FakeCloud) -> None:
+    async def test() -> None:
+        for skip_above, asked in ((0.95, medium), (0.5, cloud)):
+            async with bench(ScriptedGates(before=True), **settings(medium, skip_above=skip_above)) as b:
+                before = len(asked.requests)
+                await b.answer()
+                assert len(asked.requests) == before + 1, "P(gain) is 0.9"
+
+    run(test())
+
+
+def test_a_cloud_that_is_named_is_the_one_that_is_asked(bench: Any, cloud: FakeCloud, medium: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(**settings(medium)) as b:
+            assert (await b.answer("medium"))["updraft"]["route"] == "cloud"
+            assert (len(medium.requests), len(cloud.requests)) == (1, 0)
+            await b.answer("cloud")
+            assert (len(medium.requests), len(cloud.requests)) == (1, 1)
+            medium.mode = "500"
+            assert (await b.ask("medium")).status == 500, "nobody is put in its place"
+            assert len(cloud.requests) == 1
+
+    run(test())
+
+
+def test_a_live_answer_is_handed_over_to_the_lowest_that_works(bench: Any, cloud: FakeCloud, medium: FakeCloud) -> None:
+    async def test() -> None:
+        medium.mode = "garbage-stream"
+        for continues in (True, False):
+            async with bench(ScriptedGates(during_at=4), hold_tokens=2, **settings(medium, continues=continues)) as b:
+                _, events, done = await b.stream()
+                assert done
+                assert text_of(events) == "one two three four and the cloud goes on."
+        assert (len(medium.requests), len(cloud.requests)) == (1, 2), "only one that continues is asked to"
+
+    run(test())
+
+
+@pytest.mark.parametrize(("mode", "route", "told"), [("healthy", "escalated", 15), ("500", "fallback", 0)])
+def test_every_cloud_that_may_have_charged_is_counted(
+    bench: Any, cloud: FakeCloud, medium: FakeCloud, mode: str, route: str, told: int
+) -> None:
+    async def test() -> None:
+        medium.mode, cloud.mode = "slow", mode
+        limited = {"budget": Limits(cloud_tokens=10_000), "cloud_timeout_s": 0.5}
+        async with bench(ScriptedGates(after=True), **limited, **settings(medium)) as b:
+            assert (await b.answer(max_tokens=1000))["updraft"]["route"] == route
+        cloud_requests, tokens, _ = spent(b.ledger)
+        assert (cloud_requests, len(cloud.requests)) == (1, 1)
+        assert 1000 + told < tokens < 1500 + told, "what the middle tier was sent stays reserved"
+
+    run(test())
+
+
+def test_the_next_cloud_is_asked_only_if_it_can_be_paid_too(bench: Any, cloud: FakeCloud, medium: FakeCloud) -> None:
+    async def test() -> None:
+        medium.mode = "slow"
+        limited = {"budget": Limits(cloud_tokens=2000), "cloud_timeout_s": 0.5}
+        async with bench(ScriptedGates(after=True), **limited, **settings(medium)) as b:
+            info = (await b.answer(max_tokens=1000))["updraft"]
+            assert info["route"] == "fallback"
+            assert "budget spent" in info["reason"]
+        assert not cloud.requests
+        assert 1000 < spent(b.ledger)[1] < 1500
+
+    run(test())
+
+
+def test_what_a_refusal_left_pays_for_the_next_cloud(bench: Any, cloud: FakeCloud, medium: FakeCloud) -> None:
+    async def test() -> None:
+        medium.mode = "500"
+        async with bench(ScriptedGates(after=True), budget=Limits(cloud_tokens=2000), **settings(medium)) as b:
+            assert (await b.answer(max_tokens=1000))["updraft"]["route"] == "escalated"
+        assert spent(b.ledger)[:2] == (1, 15)
+
+    run(test())
+
+
+@pytest.mark.parametrize(("skip_above", "top"), [(0.95, 0), (0.8, 1)])
+def test_a_race_is_not_won_by_a_cloud_that_the_last_gate_rules_out(
+    bench: Any, cloud: FakeCloud, medium: FakeCloud, skip_above: float, top: int
+) -> None:
+    """P(gain) is 0.1 at gate 1, where the race with the middle tier begins, and 0.9 at gate 3."""
+
+    async def test() -> None:
+        medium.delay_s = 1.5
+        async with bench(ScriptedGates(after=True), race_above=0.05, **settings(medium, skip_above=skip_above)) as b:
+            b.local.delay_s = 0.05
+            answer = await b.answer()
+        assert answer["choices"][0]["message"]["content"] == CLOUD_TEXT
+        assert (len(medium.requests), len(cloud.requests)) == (1, top)
+        (row,) = b.rows()
+        assert ("not for such requests" in row.reason) == bool(top)
+        estimated = (7, 6) if top else (0, 0)
+        assert (row.cloud_prompt_tokens, row.cloud_tokens) == (11 + estimated[0], 4 + estimated[1])
+        if top:
+            assert cloud.requests[0]["prediction"]["content"] == LOCAL_TEXT
+
+    run(test())

@@ -1,0 +1,108 @@
+"""Deadlines: what the tiers were seen to take decides which of them a request in a hurry asks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cascade_bench import run
+from router_fakes import FakeCloud, ScriptedGates
+from updraft.protocol.errors import ContextLengthError
+from updraft.router.gates.deadline import Pace, plan
+from updraft.router.gates.exploration import LearningGates
+
+
+@pytest.mark.parametrize(
+    ("remaining", "local", "cloud", "tried"),
+    [
+        (2.0, None, 5.0, "both"),
+        (2.0, 5.0, None, "both"),
+        (2.0, 1.0, 0.9, "both"),
+        (2.0, 1.5, 1.0, "one"),
+        (2.0, 1.5, 3.0, "local"),
+        (2.0, 3.0, 1.5, "cloud"),
+        (2.0, 3.0, 4.0, "local"),
+        (2.0, 4.0, 3.0, "cloud"),
+        (float("inf"), 1e9, 1e9, "both"),
+    ],
+)
+def test_the_plan(remaining: float, local: float | None, cloud: float | None, tried: str) -> None:
+    assert plan(remaining, local, cloud).tried == tried
+
+
+def test_the_pace_is_what_nine_in_ten_took_lately() -> None:
+    pace = Pace()
+    assert pace.expected_s("local") is None
+    for seconds in [100.0] * 64 + [1.0] * 60 + [9.0] * 4:
+        pace.saw("local", seconds)
+    assert pace.expected_s("local") == 1.0
+    assert pace.expected_s("cloud") is None
+
+
+def test_a_request_in_a_hurry_tries_one_tier(bench: Any, cloud: FakeCloud) -> None:
+    """The device takes 0.6 s (6 words), the cloud 0.4 s, and there are 0.8 s."""
+
+    async def test() -> None:
+        async with bench(ScriptedGates(after=True)) as b:
+            b.local.delay_s, cloud.delay_s = 0.1, 0.4
+            first = (await b.answer(timeout_s=30.0))["updraft"]
+            assert (first["route"], b.local.started, len(cloud.requests)) == ("escalated", 1, 1)
+            info = (await b.answer(timeout_s=0.8))["updraft"]
+            assert (info["route"], info["gate"]) == ("local", 1), "gate 1 would rather have the device"
+            assert "time for one of them" in info["reason"]
+            assert (b.local.started, len(cloud.requests)) == (2, 1)
+            info = (await b.answer(timeout_s=0.55))["updraft"]
+            assert (info["tier"], info["gate"], "the cloud is the quicker" in info["reason"]) == ("cloud", 0, True)
+            assert (b.local.started, len(cloud.requests)) == (2, 2)
+            assert (await b.answer(timeout_s=30.0))["updraft"]["route"] == "escalated", "with time, both again"
+
+    run(test())
+
+
+def test_the_coin_is_not_thrown_in_a_hurry(bench: Any, cloud: FakeCloud, tmp_path: Path) -> None:
+    """What is drawn takes the time of both tiers: where there is none, gate 1 decides which of them answers."""
+
+    async def test() -> None:
+        gates = LearningGates(ScriptedGates(before=True), exploration=1.0)
+        async with bench(gates, experience=tmp_path / "experience.sqlite3") as b:
+            b.local.delay_s, cloud.delay_s = 0.1, 0.4
+            drawn = (await b.answer(timeout_s=30.0))["updraft"]
+            assert (drawn["route"], drawn["reason"]) == ("escalated", "exploration: would go up, gate 3")
+            info = (await b.answer(timeout_s=0.9))["updraft"]
+            assert (info["route"], info["gate"], b.local.started) == ("cloud", 1, 1), "the device was not asked"
+            assert info["reason"].startswith("gate 1; deadline")
+
+    run(test())
+
+
+def test_a_hurry_forbids_no_answer(bench: Any, cloud: FakeCloud) -> None:
+    """The tier that was chosen fails at once: there is time for the other one after all."""
+
+    async def test() -> None:
+        async with bench(ScriptedGates(after=True)) as b:
+            b.local.delay_s, cloud.delay_s = 0.1, 0.4
+            await b.answer(timeout_s=30.0)
+            b.local.delay_s, cloud.mode = 0.01, "500"
+            cloud.delay_s = 0.0
+            assert (await b.answer(timeout_s=0.55))["updraft"]["route"] == "fallback"
+            cloud.mode = "healthy"
+            b.local.fails_at, b.local.error = 0, ContextLengthError("too long")
+            response = await b.ask(timeout_s=0.8)
+            assert json.loads(response.body)["updraft"]["tier"] == "cloud"
+
+    run(test())
+
+
+def test_a_slow_cloud_is_remembered(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        cloud.mode = "slow"
+        async with bench(ScriptedGates(after=True), cloud_timeout_s=1.0) as b:
+            b.local.delay_s = 0.02
+            assert (await b.answer(timeout_s=30.0))["updraft"]["route"] == "fallback"
+            info = (await b.answer(timeout_s=0.9))["updraft"]
+            assert (info["route"], "the device is the quicker" in info["reason"]) == ("local", True)
+        assert len(cloud.requests) == 1
+
+    run(test())

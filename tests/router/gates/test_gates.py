@@ -1,0 +1,181 @@
+"""The gates: a policy's P(gain) against its thresholds, whose policy is accepted, and what holds without one."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from router_fakes import FakeSignals, FakeToken
+from updraft.classifier import policies
+from updraft.classifier.aim import Aim
+from updraft.classifier.views import RunView
+from updraft.protocol.errors import ConfigurationError, InvalidRequestError
+from updraft.protocol.requests import Message
+from updraft.router.gates.gates import ConfidenceGates, GeneralGates, PolicyGates, check_quality
+from updraft.router.gates.selection import Choice, load_gates
+from updraft.router.tiers.interfaces import LocalAnswer
+
+MESSAGES = [Message(role="user", content="What is 2 + 2?")]
+PAIR = {"local": "small", "cloud": "large"}
+
+
+class ScriptedPolicy:
+    """Gives each gate's answer and keeps what it was shown."""
+
+    gate2_tokens = 4
+    models = PAIR
+    usual = None
+
+    def __init__(self, before: float = 0.2, during: float = 0.3, after: float = 0.4) -> None:
+        self._answers = before, during, after
+        self.views: list[Any] = []
+        self.aims: list[Aim] = []
+
+    def before(self, prompt: Any) -> float:
+        self.views.append(prompt)
+        return self._answers[0]
+
+    def read_ahead(self, prompt: Any) -> None:
+        self.views.append(prompt)
+
+    def read_lines(self, answer: str) -> None:
+        self.views.append(answer)
+
+    def during(self, view: RunView) -> float:
+        self.views.append(view)
+        return self._answers[1]
+
+    def after(self, view: RunView) -> float:
+        self.views.append(view)
+        return self._answers[2]
+
+    def thresholds_for(self, aim: Aim) -> Any:
+        self.aims.append(aim)
+        if aim.name == "quality" and aim.value > 0.99:
+            raise ConfigurationError("calibrated up to 0.99")
+        return SimpleNamespace(before=0.5, during=0.25, after=0.4)
+
+
+def written(*logprobs: float) -> LocalAnswer:
+    signals = [FakeSignals(logprob=value) for value in logprobs]
+    tokens = [FakeToken(index, "x", signal) for index, signal in enumerate(signals)]
+    return LocalAnswer(5, list(tokens), list(signals), "x" * len(tokens), "stop")
+
+
+def test_a_policy_escalates_above_its_threshold() -> None:
+    gates = PolicyGates(ScriptedPolicy(), Aim())
+    before = gates.before(MESSAGES, 0.98)
+    assert (before.escalate, before.gate, before.p_gain, before.threshold) == (False, 1, 0.2, 0.5)
+    assert gates.during(MESSAGES, written(-1.0), 0.98).escalate
+    after = gates.after(MESSAGES, written(-1.0), 0.98)
+    assert not after.escalate, "at the threshold is not above it"
+    assert after.reason == "P(gain) 0.400 at most 0.400 after generation"
+    assert PolicyGates(ScriptedPolicy(after=math.nan), Aim()).after(MESSAGES, written(-1.0), 0.98).escalate
+
+
+def test_gate_2_looks_at_the_last_tokens_and_gate_3_at_all() -> None:
+    policy = ScriptedPolicy()
+    gates = PolicyGates(policy, Aim())
+    answer = written(-1.0, -2.0, -3.0, -4.0, -5.0)
+    answer.prompt_hidden = np.ones(3, dtype=np.float32)
+    gates.during(MESSAGES, answer, 0.98)
+    gates.after(MESSAGES, answer, 0.98)
+    during, after = policy.views
+    assert during.logprobs.tolist() == [-2.0, -3.0, -4.0, -5.0]
+    assert after.logprobs.dtype == np.float32
+    assert len(after.logprobs) == 5
+    assert after.prompt.text == "What is 2 + 2?"
+    assert after.prompt_hidden.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_quality_beyond_calibration_is_the_requests_fault() -> None:
+    with pytest.raises(InvalidRequestError, match=r"up to 0\.99"):
+        check_quality(PolicyGates(ScriptedPolicy(), Aim()), 1.0)
+
+
+def test_confidence_without_a_policy() -> None:
+    gates = ConfidenceGates(0.8)
+    assert not gates.before(MESSAGES, 0.98).escalate
+    sure, unsure = written(*[math.log(0.9)] * 20), written(*[math.log(0.7)] * 20)
+    assert not gates.after(MESSAGES, sure, 0.98).escalate
+    verdict = gates.after(MESSAGES, unsure, 0.98)
+    assert verdict.escalate
+    assert verdict.reason == "uncalibrated: mean token probability 0.70 below 0.80 after generation"
+    assert verdict.p_gain is None
+    assert not gates.during(MESSAGES, unsure, 0.98).escalate
+    collapsed = written(*[math.log(0.99)] * 100, *[math.log(0.2)] * 16)
+    assert gates.during(MESSAGES, collapsed, 0.98).escalate
+    assert gates.after(MESSAGES, written(), 0.98).escalate
+
+
+def test_the_target_of_the_router_and_that_of_a_request() -> None:
+    policy = ScriptedPolicy()
+    gates = PolicyGates(policy, Aim("cloud_share", 0.2))
+    gates.before(MESSAGES, None)
+    gates.before(MESSAGES, 0.9)
+    gates.before(MESSAGES, None)
+    assert policy.aims == [Aim("cloud_share", 0.2), Aim("quality", 0.9)]
+
+
+def test_whose_policy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, general = ScriptedPolicy(), ScriptedPolicy(before=0.6)
+    monkeypatch.setattr(policies, "load_policy", lambda folder: policy if folder == tmp_path else general)
+
+    def gates(name: str, models: dict[str, str], **choice: Any) -> Any:
+        return load_gates(Choice(name, models, **{"own": (tmp_path,)} | choice))
+
+    other = PAIR | {"cloud": "gpt"}
+    assert isinstance(gates("auto", PAIR), PolicyGates)
+    assert isinstance(gates("auto", other), ConfidenceGates)
+    assert isinstance(gates("auto", PAIR, own=()), ConfidenceGates)
+    assert isinstance(gates("none", PAIR), ConfidenceGates)
+    assert isinstance(gates(str(tmp_path), PAIR), PolicyGates)
+    for name in (str(tmp_path), "auto"):
+        foreign = gates(name, other, allow_foreign=True).before(MESSAGES, None).reason
+        assert foreign.startswith("uncalibrated for this pair (policy of small with large)")
+        assert gates(name, PAIR, allow_foreign=True).before(MESSAGES, None).reason.startswith("P(gain)")
+    with pytest.raises(
+        ConfigurationError, match="calibrated for small with large, but this router runs small with gpt"
+    ):
+        gates(str(tmp_path), other)
+    with pytest.raises(ConfigurationError, match="cloud_share needs a calibrated policy"):
+        gates("none", PAIR, aim=Aim("cloud_share", 0.1))
+    fallback = gates("auto", other, general=tmp_path / "general")
+    assert isinstance(fallback, GeneralGates)
+    told = fallback.before(MESSAGES, None)
+    assert told.escalate
+    assert told.reason.startswith("uncalibrated for this pair (general policy): P(gain) 0.600 above 0.500")
+    assert fallback.after(MESSAGES, written(-5.0), None).escalate
+
+
+def test_a_policy_folder_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no policy"):
+        load_gates(Choice(str(tmp_path / "x"), PAIR))
+
+
+def test_a_promise_on_average_is_named_in_every_reason_and_kept_for_targets_of_requests() -> None:
+    policy = ScriptedPolicy()
+    gates = PolicyGates(policy, Aim("cloud_share", 0.3, promise="mean"))
+    verdict = gates.before(MESSAGES, None)
+    assert (
+        verdict.reason == "P(gain) 0.200 at most 0.500 before generation, a threshold that keeps the target on average"
+    )
+    gates.before(MESSAGES, 0.9)
+    assert policy.aims == [Aim("cloud_share", 0.3, promise="mean"), Aim("quality", 0.9, promise="mean")]
+    assert "on average" not in PolicyGates(policy, Aim("quality", 0.9)).before(MESSAGES, None).reason
+
+
+def test_no_reason_names_a_promise_that_nobody_gives() -> None:
+    mean = Aim("cloud_share", 0.3, promise="mean")
+    foreign = PolicyGates(ScriptedPolicy(), mean, "uncalibrated for this pair (policy of a with b): ")
+    general = GeneralGates(ScriptedPolicy(), mean, 0.8)
+    cost = PolicyGates(ScriptedPolicy(), Aim("cost", 0.5, promise="mean"))
+    own, answer = PolicyGates(ScriptedPolicy(), mean), written(-0.1)
+    for gates, promised in ((own, True), (foreign, False), (general, False), (cost, False)):
+        told = gates.before(MESSAGES, None), gates.during(MESSAGES, answer, None), gates.after(MESSAGES, answer, None)
+        assert [verdict.reason.endswith("on average") for verdict in told] == [promised] * 3
+    assert cost.before(MESSAGES, 0.9).reason.endswith("on average"), "a request's own quality is promised all the same"

@@ -1,0 +1,167 @@
+"""The cache of exact repetitions: what is one, what is not, and what it may cost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from cascade_bench import run, text_of, updraft_of
+from hypothesis import given
+from hypothesis import strategies as st
+from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates
+from updraft.protocol.errors import ConfigurationError
+from updraft.router.accounting.budget import Limits
+from updraft.router.config import CacheSettings
+from updraft.router.responses.cache import AnswerCache, Cached
+
+ON = CacheSettings(max_mb=1.0)
+SAME: dict[str, Any] = {"temperature": 0}
+
+
+@pytest.mark.parametrize("gate", [None, 1, 3])
+@pytest.mark.parametrize("first_streams", [False, True])
+def test_the_second_time_costs_nothing_whole_or_streamed(
+    bench: Any, cloud: FakeCloud, gate: int | None, first_streams: bool
+) -> None:
+    async def test() -> None:
+        async with bench(ScriptedGates(before=gate == 1, after=gate == 3), cache=ON) as b:
+            first = updraft_of((await b.stream(**SAME))[1]) if first_streams else (await b.answer(**SAME))["updraft"]
+            asked, started = len(cloud.requests), b.local.started
+            again = await b.answer(**SAME)
+            _, events, done = await b.stream(**SAME, stream_options={"include_usage": True})
+            assert (len(cloud.requests), b.local.started) == (asked, started), "nobody was asked again"
+        text = LOCAL_TEXT if gate is None else CLOUD_TEXT
+        assert again["choices"][0]["message"]["content"] == text_of(events) == text
+        assert again["choices"][0]["finish_reason"] == "stop"
+        assert done
+        assert events[-1]["usage"] == again["usage"]
+        assert again["usage"]["completion_tokens"] == (6 if gate is None else 4)
+        for info in (again["updraft"], updraft_of(events)):
+            assert (info["route"], info["tier"], info["cost_usd"]) == ("cache", first["tier"], 0)
+            assert info["saved_usd"] > 0
+            assert info["request_id"] != first["request_id"]
+        assert again["id"] == again["updraft"]["request_id"]
+        assert [row.route for row in b.rows()] == ["cache", "cache", first["route"]]
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"messages": [{"role": "user", "content": "hello "}]},
+        {"temperature": 0, "seed": 1},
+        {"max_tokens": 5},
+        {"model": "cloud"},
+        {"user": "somebody else"},
+        {"updraft": {"quality": 0.5}},
+        {"logprobs": True},
+        {"key": "sk-other"},
+    ],
+)
+def test_everything_that_changes_the_answer_is_in_the_key(bench: Any, other: dict[str, Any]) -> None:
+    async def test() -> None:
+        async with bench(cache=ON) as b:
+            await b.answer(**SAME, key="sk-mine")
+            fields = {**SAME, "key": "sk-mine", **other}
+            assert (await b.answer(**fields))["updraft"]["route"] != "cache"
+            assert (await b.answer(**SAME, key="sk-mine"))["updraft"]["route"] == "cache"
+
+    run(test())
+
+
+def test_what_is_not_kept(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(cache=ON) as b:
+            for _ in range(2):
+                assert (await b.answer(temperature=0.5))["updraft"]["route"] == "local", "it may come out another way"
+                assert (await b.answer())["updraft"]["route"] == "local"
+        async with bench() as b:
+            for _ in range(2):
+                assert (await b.answer(**SAME))["updraft"]["route"] == "local", "off unless asked for"
+        async with bench(ScriptedGates(before=True), cache=ON, budget=Limits(cloud_tokens=0)) as b:
+            for _ in range(2):
+                assert "budget" in (await b.answer(**SAME))["updraft"]["reason"]
+        async with bench(ScriptedGates(before=True), cache=ON) as b:
+            cloud.mode = "500"
+            for _ in range(2):
+                assert (await b.answer(**SAME))["updraft"]["route"] == "fallback"
+            cloud.mode = "cut"
+            await b.stream("cloud", **SAME)
+            cloud.mode = "healthy"
+            assert (await b.answer("cloud", **SAME))["updraft"]["route"] == "cloud", "a cut stream is no answer"
+            response = await b.ask("cloud", stream=True, seed=7, temperature=1)
+            await anext(response.body)
+            await response.body.aclose()
+            assert (await b.answer("cloud", seed=7, temperature=1))["updraft"]["route"] == "cloud"
+
+    run(test())
+
+
+def test_answers_age(bench: Any) -> None:
+    async def test() -> None:
+        async with bench(cache=CacheSettings(max_mb=1.0, ttl_s=0.2)) as b:
+            routes = [(await b.answer(seed=3))["updraft"]["route"] for _ in range(2)]
+            await asyncio.sleep(0.25)
+            routes.append((await b.answer(seed=3))["updraft"]["route"])
+        assert routes == ["local", "cache", "local"]
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"},
+        {"index": "0", "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"},
+        {"index": 0, "message": {"role": "assistant", "content": "hi"}},
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": [{"type": "text", "text": "hi"}]},
+            "finish_reason": "stop",
+        },
+    ],
+)
+def test_an_answer_in_another_shape_is_one_and_is_not_kept(bench: Any, cloud: FakeCloud, choice: Any) -> None:
+    async def test() -> None:
+        async with bench(cache=ON) as b:
+            cloud.says = (200, json.dumps({"choices": [choice]}).encode())
+            assert (await b.answer("cloud", **SAME))["updraft"]["route"] == "cloud"
+            cloud.says = None
+            _, events, done = await b.stream("cloud", **SAME)
+            assert (text_of(events), done) == (CLOUD_TEXT, True), "asked again, and it is whole"
+
+    run(test())
+
+
+@pytest.mark.parametrize("first", [{"delta": {"content": "hi"}}, {"index": 0, "delta": {"content": [{"text": "hi"}]}}])
+def test_a_stream_in_another_shape_is_relayed_and_not_kept(bench: Any, cloud: FakeCloud, first: Any) -> None:
+    async def test() -> None:
+        last = {"delta": {}, "finish_reason": "stop"}
+        raw = b"".join(b"data: " + json.dumps({"choices": [piece]}).encode() + b"\n\n" for piece in (first, last))
+        cloud.says = (200, raw + b"data: [DONE]\n\n")
+        async with bench(cache=ON) as b:
+            for _ in range(2):
+                _, events, done = await b.stream("cloud", **SAME)
+                assert (events[0]["choices"], updraft_of(events)["route"], done) == ([first], "cloud", True)
+        assert [row.status for row in b.rows()] == [200, 200]
+
+    run(test())
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3000)), max_size=60))
+def test_it_never_holds_more_than_it_may_and_drops_the_oldest(puts: list[tuple[int, int]]) -> None:
+    cache, newest = AnswerCache(max_bytes=8192, ttl_s=60.0), b""
+    for key, size in puts:
+        newest = bytes([key])
+        cache.put(newest, Cached(b"x" * size, "local", float("inf")))
+        assert sum(len(e.completion) + 512 for e in cache._entries.values()) == cache._bytes <= 8192
+        assert cache.get(newest) is not None
+
+
+@pytest.mark.parametrize("settings", [{"max_mb": -1}, {"ttl_s": float("nan")}, {"max_mb": float("inf")}])
+def test_sizes_that_mean_nothing_are_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(ConfigurationError, match="cache"):
+        CacheSettings(**settings)
