@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 SETUP  := $(PYTHON) cli/bootstrap.py --venv $(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo chat test soak check bench train-small train-large train-policy train-general train clean gpu
+.PHONY: help install demo chat test soak check bench train-small train-large train-policy train clean gpu
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,9 +50,6 @@ train-large: install  ## train pocket-large, the cloud model (about an hour on t
 
 train-policy: install  ## pack both models, run them over the held-out tasks, fit the routing policy, write the cards
 	@$(BIN)/python -m updraft.embedded.policy $(ARGS)
-
-train-general: install  ## fit the policy for pairs without one of their own: DATA is the folder of published tables
-	@$(BIN)/python -m updraft.classifier.general --data $(DATA) $(ARGS)
 
 train: train-small train-large train-policy  ## the three of them in order
 

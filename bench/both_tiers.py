@@ -53,7 +53,6 @@ async def ask_both(
 ) -> Live:
     """Each prompt once to the device and once to the cloud. A prompt that one of them fails on becomes a failure.
 
-    With `second_sample` in the settings the device answers twice, the second time sampled.
     The cloud is asked through a router: within budgets and privacy rules, and with a row in the ledger.
     """
     from ..router.factory import open_cloud
@@ -66,14 +65,13 @@ async def ask_both(
     async def one(question: Prompt) -> GradedRow | str:
         async with slots:
             try:
-                (local, second), completion = await asyncio.gather(
-                    asyncio.to_thread(_answers, engine, question.prompt, twice=config.second_sample),
-                    _from_cloud(router, question.prompt),
+                local, completion = await asyncio.gather(
+                    asyncio.to_thread(_run, engine, question.prompt), _from_cloud(router, question.prompt)
                 )
             except UpdraftError as error:
                 return f"{question.id}: {error.message}"
             on_done()
-            return _graded(question, local, second, completion)
+            return _graded(question, local, completion)
 
     try:
         await router.start()
@@ -85,21 +83,11 @@ async def ask_both(
     )
 
 
-def _answers(engine: LocalEngine, prompt: str, *, twice: bool) -> tuple[RunView, str | None]:
-    """The device's run and, if it is asked `twice`, what it says the second time."""
-    messages = [Message("user", prompt)]
-    first = _run(engine, messages, SamplingParams())
-    if not twice:
-        return first, None
-    from ..classifier.second import second_sampling
-
-    return first, _run(engine, messages, second_sampling(SamplingParams(), messages, len(first.logprobs))).answer
-
-
-def _run(engine: LocalEngine, messages: Sequence[Message], params: SamplingParams) -> RunView:
+def _run(engine: LocalEngine, prompt: str) -> RunView:
     from ..classifier.views import RunView
 
-    run = engine.start(messages, params)
+    messages = [Message("user", prompt)]
+    run = engine.start(messages, SamplingParams())
     try:
         for _token in run:
             pass
@@ -118,7 +106,7 @@ async def _from_cloud(router: Router, prompt: str) -> dict[str, Any]:
     return answer
 
 
-def _graded(question: Prompt, local: RunView, second: str | None, completion: dict[str, Any]) -> GradedRow:
+def _graded(question: Prompt, local: RunView, completion: dict[str, Any]) -> GradedRow:
     choice = completion["choices"][0]
     said = Said(str(choice["message"].get("content") or ""), str(choice.get("finish_reason") or "stop"))
     if question.grade is None:
@@ -135,5 +123,4 @@ def _graded(question: Prompt, local: RunView, second: str | None, completion: di
         signals=TokenSignals(local.logprobs, local.entropies, local.margins),
         cloud_read=None if usage is None else usage.prompt_tokens,
         cloud_written=None if usage is None else usage.completion_tokens,
-        second=second,
     )

@@ -8,7 +8,7 @@ from .aim import Aim
 from .operating_point import OperatingPoint, floor_of_risk, floor_of_share
 from .text_policy import TextPolicy
 
-__all__ = ["figures", "second_sentences", "sentences"]
+__all__ = ["figures", "sentences"]
 
 
 def figures(policy: TextPolicy, aim: Aim) -> dict[str, Any]:
@@ -66,21 +66,6 @@ def sentences(policy: TextPolicy, aim: Aim) -> list[str]:
         if point.cloud_share == 1:
             lines.append("Nothing less than all could be shown safe: calibrate with more prompts, or lower the target.")
     return lines
-
-
-def second_sentences(policy: TextPolicy, aim: Aim, *, wanted: bool) -> list[str]:
-    """What second samples come to; `wanted`: also say why the policy knows none."""
-    second = policy.card.second
-    if second is None:
-        why = "that takes a second answer to every prompt, and 20 undecided ones with a gain and 20 without"
-        return [f"The policy knows no second samples: {why}."] if wanted else []
-    with_them = policy.operating_point(aim, second_sample=True)
-    told = second.metrics
-    return [
-        f"With second_sample=true: {with_them.cloud_share:.1%} go to the cloud, {with_them.quality:.1%} of its score; "
-        f"at most {told['share']:.1%} of the requests are undecided and take a second sample, and gate 3 ranks these "
-        f"with an AUROC of {told['auroc_undecided_again']:.3f} instead of {told['auroc_undecided']:.3f}."
-    ]
 
 
 def _promise(aim: Aim, point: OperatingPoint) -> str:

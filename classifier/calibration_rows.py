@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from .aim import Aim
 from .drift import Usual
 from .metrics import Bools, Floats
 
-__all__ = ["CALIBRATION_NAME", "CalibrationRows", "no_second_samples", "pack_calibration", "unpack_calibration"]
+__all__ = ["CALIBRATION_NAME", "CalibrationRows", "pack_calibration", "unpack_calibration"]
 
 CALIBRATION_NAME = "calibration.npz"
 
@@ -26,7 +26,6 @@ class CalibrationRows:
 
     `prompts`: as how many rows they count where some ask the same; None: as many as there are. `asked`: (m,) gate 1's
     P(gain) of requests as they come, where that of the rows is not; `gap`: how far what ships may lie from it.
-    `again`: gate 3's P(gain) with a second sample where it is undecided, if there is a model of it; else as in `after`.
     """
 
     before: Floats
@@ -39,7 +38,6 @@ class CalibrationRows:
     prompts: int | None = None
     asked: Floats | None = None
     gap: float = 0.0
-    again: Floats | None = None
 
     @property
     def evidence(self) -> int:
@@ -60,25 +58,9 @@ class CalibrationRows:
         """P(gain) of the last gate that there is."""
         return self.before if self.after is None else self.after
 
-    @property
-    def with_second_samples(self) -> CalibrationRows:
-        """The rows as a router judges them that takes second samples. Raises ConfigurationError if they have none."""
-        if self.again is None:
-            raise no_second_samples()
-        return replace(self, after=self.again)
-
     def dollars(self, aim: Aim) -> Floats:
         """What the cloud costs for each row."""
         return (self.read * aim.prices[0] + self.written * aim.prices[1]) / 1e6
-
-
-def no_second_samples() -> ConfigurationError:
-    return ConfigurationError(
-        "second_sample needs a policy that was calibrated with second samples, and the one in use was not: calibrate "
-        "again (updraft calibrate --live N --second-sample, or --data with a column second_response), or set "
-        "second_sample=false.",
-        param="second_sample",
-    )
 
 
 def pack_calibration(rows: CalibrationRows) -> bytes:

@@ -1,4 +1,4 @@
-"""Where policies lie on a machine, those of the user and the one that ships, and what use teaches."""
+"""Where the user's policies lie on a machine, and what use teaches."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 
 from ..protocol import settings
 
-__all__ = ["GENERAL_POLICY", "experience_file", "general_policy_folder", "policy_folder_of"]
+__all__ = ["experience_file", "policy_folder_of"]
 
-GENERAL_POLICY = Path(__file__).parent / "default"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -25,8 +24,3 @@ def policy_folder_of(models: dict[str, str]) -> Path:
 def experience_file() -> Path:
     """Where routers keep what use teaches, unless they are told otherwise."""
     return settings.state_folder() / "experience.sqlite3"
-
-
-def general_policy_folder() -> Path | None:
-    """The general policy of this installation; None where it was left out."""
-    return GENERAL_POLICY if GENERAL_POLICY.is_dir() else None

@@ -31,7 +31,6 @@ __all__ = ["Columns", "GradedRow", "TokenSignals", "gains", "read_graded", "scor
 _PROMPTS = ("prompt", "question", "query")
 _WEAK, _STRONG = ("weak", "weak_score", "local", "local_score"), ("strong", "strong_score", "cloud", "cloud_score")
 _ANSWERS = ("weak_response", "weak_answer", "local_response", "local_answer")
-_SECONDS = ("second_response", "second_answer")
 _DOMAINS = ("domain", "category", "kind")
 _CLOUD_READ, _CLOUD_WRITTEN = "cloud_prompt_tokens", "cloud_tokens"
 _SIGNALS = ("logprobs", "entropies", "margins")
@@ -60,7 +59,6 @@ class TokenSignals:
 class GradedRow:
     """One prompt. `answer` and `signals` are the weak tier's; `domain` groups rows in reports and is no feature.
 
-    `second`: what the weak tier says when it is asked once more, sampled.
     `cloud_read`, `cloud_written`: the tokens of prompt and answer as the strong tier counts them, if known.
     """
 
@@ -72,7 +70,6 @@ class GradedRow:
     signals: TokenSignals | None = None
     cloud_read: float | None = None
     cloud_written: float | None = None
-    second: str | None = None
 
     @property
     def gain(self) -> bool:
@@ -115,7 +112,6 @@ def read_graded(path: Path, columns: Columns | None = None) -> list[GradedRow]:
     if not rows:
         raise InvalidRequestError(f"{path} holds no rows: give prompts with a weak and a strong score each.")
     _check_whole(path, lines, [row.answer is not None for row in rows], _ANSWERS[0])
-    _check_whole(path, lines, [row.second is not None for row in rows], _SECONDS[0])
     _check_whole(path, lines, [row.signals is not None for row in rows], ", ".join(_SIGNALS))
     return rows
 
@@ -142,8 +138,6 @@ def _record(row: GradedRow) -> dict[str, Any]:
     record: dict[str, Any] = {"prompt": row.prompt, "weak": row.weak, "strong": row.strong, "domain": row.domain}
     if row.answer is not None:
         record["weak_response"] = row.answer
-    if row.second is not None:
-        record[_SECONDS[0]] = row.second
     if row.signals is not None:
         series = row.signals.logprobs, row.signals.entropies, row.signals.margins
         record |= {name: [float(x) for x in values] for name, values in zip(_SIGNALS, series, strict=True)}
@@ -210,7 +204,7 @@ def _row(where: str, record: Mapping[str, Any], header: _Header) -> GradedRow:
     prompt = _text(where, record, header.prompt)
     if not prompt.strip():
         raise InvalidRequestError(f"{where}: the {header.prompt} is empty.")
-    domain, answer, second = (_found(record, known) for known in (_DOMAINS, _ANSWERS, _SECONDS))
+    domain, answer = (_found(record, known) for known in (_DOMAINS, _ANSWERS))
     return GradedRow(
         prompt,
         _score(where, record, header.weak),
@@ -220,7 +214,6 @@ def _row(where: str, record: Mapping[str, Any], header: _Header) -> GradedRow:
         _signals(where, record),
         _tokens(where, record, _CLOUD_READ),
         _tokens(where, record, _CLOUD_WRITTEN),
-        _text(where, record, second) if second else None,
     )
 
 

@@ -18,7 +18,6 @@ from ..protocol.errors import ConfigurationError
 from .views import PromptView, RunView
 
 FORMAT_VERSION = 1
-_HAS_SECOND = "has_second"
 
 _TEXTS: dict[str, Callable[[Outcome], str]] = {
     "prompt": lambda o: o.view.prompt.text,
@@ -43,7 +42,6 @@ class Outcome:
     """One question that both tiers answered. Scores are in [0, 1]; `kind`, `family`, `split` say where it comes from.
 
     `kind` and `family` group the rows for leave-one-out evaluation; the classifier never sees them as features.
-    `second`: what the local model says when it is asked once more, sampled; None: it was not.
     """
 
     view: RunView
@@ -52,7 +50,6 @@ class Outcome:
     kind: str
     family: str
     split: str
-    second: str | None = None
 
     @property
     def gain(self) -> bool:
@@ -71,9 +68,6 @@ def save(outcomes: Sequence[Outcome], path: Path) -> None:
         _put_texts(arrays, name, [text_of(o) for o in outcomes])
     for name, series_of in _SERIES.items():
         _put(arrays, name, [np.asarray(series_of(o), np.float32) for o in outcomes], np.float32)
-    if any(o.second is not None for o in outcomes):  # a file without any is as it always was
-        arrays[_HAS_SECOND] = np.array([o.second is not None for o in outcomes], np.bool_)
-        _put_texts(arrays, "second", [o.second or "" for o in outcomes])
     with path.open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
@@ -120,7 +114,6 @@ def _rows(arrays: dict[str, NDArray[Any]], name: str) -> list[NDArray[Any]]:
 
 def _outcomes(arrays: dict[str, NDArray[Any]]) -> list[Outcome]:
     texts = {name: _read_texts(arrays, name) for name in _TEXTS}
-    seconds = _read_texts(arrays, "second") if _HAS_SECOND in arrays else []
     series = {name: _rows(arrays, name) for name in _SERIES}
     found: list[Outcome] = []
     for i in range(len(arrays["local_score"])):
@@ -144,7 +137,6 @@ def _outcomes(arrays: dict[str, NDArray[Any]]) -> list[Outcome]:
                 texts["kind"][i],
                 texts["family"][i],
                 texts["split"][i],
-                seconds[i] if seconds and arrays[_HAS_SECOND][i] else None,
             )
         )
     return found

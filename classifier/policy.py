@@ -22,7 +22,6 @@ from .features import FEATURE_VERSION, GATES, Gate, Layout
 from .graph_files import CARD_NAME, check_versions, open_graph, read_card, read_checked, sha256
 from .operating_point import operating_point
 from .run_features import prompt_signals
-from .second import SECOND_NAME, SecondCard, SecondOpinion, required
 from .targets import CONFIDENCE, Target
 from .thresholds import Thresholds
 from .views import QUESTIONS_AT_ONCE, Array, PromptView, RunView
@@ -48,7 +47,7 @@ class TrainedOn:
 @dataclass(frozen=True, slots=True)
 class PolicyCard:
     """`policy.json`. `files` maps each gate to the SHA-256 of its graph, and `calibration.npz`, if there is one, to its
-    own, as `again.onnx`, where `second` is set; `metrics` is flat, dotted names to numbers.
+    own; `metrics` is flat, dotted names to numbers.
     """
 
     format_version: int
@@ -60,7 +59,6 @@ class PolicyCard:
     thresholds: list[Target]
     files: dict[str, str]
     metrics: dict[str, float] = field(default_factory=dict[str, float])
-    second: SecondCard | None = None
 
 
 class Policy:
@@ -69,15 +67,8 @@ class Policy:
     `models` names the pair it was trained for; whether that is the pair in use is for the caller to check.
     """
 
-    def __init__(
-        self,
-        card: PolicyCard,
-        sessions: dict[Gate, Any],
-        calibration: CalibrationRows | None = None,
-        second: SecondOpinion | None = None,
-    ) -> None:
+    def __init__(self, card: PolicyCard, sessions: dict[Gate, Any], calibration: CalibrationRows | None = None) -> None:
         self.card = card
-        self.second = second
         self.calibration = calibration
         self.models = card.models
         self.gate2_tokens = card.gate2_tokens
@@ -93,8 +84,7 @@ class Policy:
         """Read a policy folder. Raises ConfigurationError if it is missing, damaged, or made by another version."""
         card = _read_card(folder)
         sessions: dict[Gate, Any] = {gate: _open_graph(folder / f"{gate}.onnx", gate, card) for gate in GATES}
-        second = SecondOpinion.load(folder / SECOND_NAME, card.files.get(SECOND_NAME), card.second)
-        return cls(card, sessions, _read_calibration(folder / CALIBRATION_NAME, card), second)
+        return cls(card, sessions, _read_calibration(folder / CALIBRATION_NAME, card))
 
     def before(self, prompt: PromptView) -> float:
         """Gate 1: P(gain) from the question alone, in [0, 1]."""
@@ -127,15 +117,14 @@ class Policy:
         """Gate 1's P(gain) of requests like the calibration's, if it was kept."""
         return None if self.calibration is None else self.calibration.usual
 
-    def thresholds(self, quality: float, *, second_sample: bool = False) -> Thresholds:
+    def thresholds(self, quality: float) -> Thresholds:
         """The thresholds for a quality target: those of the nearest calibrated target that is at least as strict.
 
-        `second_sample`: as in `thresholds_for`. Raises ConfigurationError outside (0, 1] or above the strictest
-        calibrated target.
+        Raises ConfigurationError outside (0, 1] or above the strictest calibrated target.
         """
         if not 0 < quality <= 1:
             raise ConfigurationError(f"quality must be above 0 and at most 1, not {quality}.", param="quality")
-        calibrated = required(self.card.second).thresholds if second_sample else self.card.thresholds
+        calibrated = self.card.thresholds
         enough = [target for target in calibrated if target.quality >= quality]
         if not enough:
             best = max((target.quality for target in calibrated), default=0.0)
@@ -145,23 +134,21 @@ class Policy:
             )
         return min(enough, key=lambda target: target.quality).thresholds
 
-    def thresholds_for(self, aim: Aim, *, second_sample: bool = False) -> Thresholds:
+    def thresholds_for(self, aim: Aim) -> Thresholds:
         """The thresholds for any target. A limit on share or cost is kept by the calibration rows, as confidently as a
-        quality; a promise on average is theirs too. `second_sample`: of a router that takes them.
+        quality; a promise on average is theirs too.
 
-        Raises ConfigurationError for a quality that was not calibrated, for the others if the rows were not kept, and
-        for second samples if there is no model of them.
+        Raises ConfigurationError for a quality that was not calibrated, and for the others if the rows were not kept.
         """
         if aim.name == "quality" and aim.promise == "confidence":
-            return self.thresholds(aim.value, second_sample=second_sample)
+            return self.thresholds(aim.value)
         if self.calibration is None:
             raise ConfigurationError(
                 f"This policy keeps no calibration rows, which {aim} needs: state a quality with promise = "
                 "'confidence', or train it again.",
                 param=aim.name,
             )
-        rows = self.calibration.with_second_samples if second_sample else self.calibration
-        return operating_point(rows, aim, 1.0 - CONFIDENCE).thresholds
+        return operating_point(self.calibration, aim, 1.0 - CONFIDENCE).thresholds
 
     def _probability(self, gate: Gate, vector: Array) -> float:
         session = self._sessions[gate]

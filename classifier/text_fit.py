@@ -25,8 +25,6 @@ from .metrics import Bools, Floats, auroc, ece
 from .operating_point import DELTA, operating_point
 from .optional import load_module, load_onnxruntime
 from .policy_files import policy_folder, put_policy, settled, stored_name
-from .second import SECOND_NAME
-from .second_fit import agreements, fit_second
 from .text_export import router_to_onnx
 from .text_gate import TextGate
 from .text_policy import GATE_FILES, KIND, VERSIONS, Point, Source, TextPolicy, TextPolicyCard
@@ -64,7 +62,6 @@ class Material:
     """Features of each gate with their labels. `tokens`: read, written, (n,) each, and whether they are estimates.
     `opened`: (n,) which answers gate 2 is asked about: not about those that have ended by then. Without it, or where
     they are fewer than a hundred or a tenth, there is no gate 2.
-    `agreed`: how far the local model's two answers agree, (n, 2), where it answered twice.
     """
 
     features: dict[Mode, TextRows]
@@ -72,7 +69,6 @@ class Material:
     signals: bool
     tokens: tuple[Floats, Floats, bool]
     opened: Bools | None = None
-    agreed: Floats | None = None
 
 
 def check_installed() -> None:
@@ -103,7 +99,6 @@ def fit_text_policy(rows: Sequence[GradedRow], recipe: Recipe, out: Path) -> Tex
             signals=signals,
             tokens=estimated_tokens(rows),
             opened=np.array([has_opening(row) for row in rows]) if signals else None,
-            agreed=_agreed(rows) if "cascade" in modes else None,
         ),
         recipe,
         out,
@@ -123,12 +118,6 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
     }
     even = labels.even
     asked = unseen(routers["prompt"], features["prompt"], labels, recipe.seed)[even]
-    second = None
-    if material.agreed is not None:
-        same = None if labels.same is None else labels.same[even]
-        second = fit_second(
-            routers["cascade"].crossed[even], material.agreed[even], labels.better[even], same, recipe.seed
-        )
     calibration = CalibrationRows(
         before=routers["prompt"].crossed[even],
         after=routers["cascade"].crossed[even] if "cascade" in routers else None,
@@ -140,11 +129,8 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
         prompts=labels.evidence,
         asked=asked,
         gap=distance(asked, routers["prompt"].probability(features["prompt"])[even]),
-        again=None if second is None else second.again,
     )
     made = {GATE_FILES[mode]: _exported(router, features[mode], mode) for mode, router in routers.items()}
-    if second is not None:
-        made[SECOND_NAME] = second.graph
     made[CALIBRATION_NAME] = pack_calibration(calibration)
     files = {stored_name(name, data): data for name, data in made.items()}
     card = TextPolicyCard(
@@ -169,7 +155,6 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
         ],
         files={name: sha256(data) for name, data in files.items()},
         metrics=_metrics(calibration, {mode: router.fair for mode, router in routers.items()}) | recipe.metrics,
-        second=None if second is None else second.card,
     )
     put_policy(folder, files, msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
     return settled(folder, TextPolicy.load)
@@ -183,13 +168,6 @@ def _is_asked(opened: Bools | None) -> bool:
 def _asked_during(p_gain: Floats, opened: Bools | None) -> Floats:
     """Gate 2's P(gain) as use sees it: none that could send up an answer which ends before gate 2 is asked."""
     return p_gain if opened is None else np.where(opened, p_gain, 0.0)
-
-
-def _agreed(rows: Sequence[GradedRow]) -> Floats | None:
-    """(n, 2) how far first and second answers agree; None unless all rows have both."""
-    if any(row.second is None for row in rows):
-        return None
-    return agreements((row.answer or "", row.second) for row in rows)
 
 
 def estimated_tokens(rows: Sequence[GradedRow]) -> tuple[Floats, Floats, bool]:

@@ -26,14 +26,12 @@ from .drift import Usual
 from .graded import GradedRow, TokenSignals
 from .graph_files import CARD_NAME, ML_OPSET, OPSET, check_versions, file_named, open_graph, read_card, read_checked
 from .operating_point import OperatingPoint, operating_point
-from .second import SECOND_NAME, SecondCard, SecondOpinion
 from .text_gate import Read, TextGate
 from .text_rows import OPENING_TOKENS, TEXT_FEATURE_VERSION, Answered, Mode, vector
 from .thresholds import NEVER, Thresholds
 from .views import QUESTIONS_AT_ONCE, PromptView, RunView
 
 __all__ = [
-    "GENERAL",
     "KIND",
     "TEXT_FORMAT_VERSION",
     "Point",
@@ -45,7 +43,6 @@ __all__ = [
 KIND = "text"
 TEXT_FORMAT_VERSION = 3
 _FORMER_FORMAT = 2  # knew no gate 2; what it wrote is read
-GENERAL = "any"
 VERSIONS: dict[str, Any] = {
     "format_version": TEXT_FORMAT_VERSION,
     "feature_version": TEXT_FEATURE_VERSION,
@@ -81,11 +78,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class TextPolicyCard:
-    """`models` names the pair, or is "any" twice in a policy for pairs that have none of their own.
+    """`models` names the pair.
 
     `grading`: what the scores are. `signals`: whether gates 2 and 3 read token signals. `estimated_tokens`: whether
     the token counts were estimated from characters. `points`: at confidence 1 - `delta`, or "on average" over
-    calibrations where they say so. `files`: SHA-256 of each file. `second`: of second samples, if the data had any.
+    calibrations where they say so. `files`: SHA-256 of each file.
     """
 
     kind: Literal["text"]
@@ -106,7 +103,6 @@ class TextPolicyCard:
     points: list[Point]
     files: dict[str, str]
     metrics: dict[str, float] = field(default_factory=dict[str, float])
-    second: SecondCard | None = None
 
 
 class TextPolicy:
@@ -116,15 +112,8 @@ class TextPolicy:
     Without a gate 2 or 3 the question has decided, and `during` and `after` repeat it.
     """
 
-    def __init__(
-        self,
-        card: TextPolicyCard,
-        gates: dict[Mode, TextGate],
-        calibration: CalibrationRows,
-        second: SecondOpinion | None = None,
-    ) -> None:
+    def __init__(self, card: TextPolicyCard, gates: dict[Mode, TextGate], calibration: CalibrationRows) -> None:
         self.card = card
-        self.second = second
         self.models = card.models
         self.calibration = calibration
         self._gates = gates
@@ -143,7 +132,7 @@ class TextPolicy:
             card = msgspec.convert(raw, TextPolicyCard)
         except msgspec.ValidationError as error:
             raise ConfigurationError(f"{folder / CARD_NAME} is not a valid policy ({error}): {_REMEDY}.") from error
-        names = (*GATE_FILES.values(), CALIBRATION_NAME, SECOND_NAME)
+        names = (*GATE_FILES.values(), CALIBRATION_NAME)
         files = {name: file_named(card.files, name) or name for name in names}
         gates: dict[Mode, TextGate] = {
             mode: TextGate(open_graph(folder / files[name], card.files.get(files[name])))
@@ -152,9 +141,7 @@ class TextPolicy:
         }
         calibration = folder / files[CALIBRATION_NAME]
         data = read_checked(calibration, card.files.get(calibration.name))
-        again = folder / files[SECOND_NAME]
-        second = SecondOpinion.load(again, card.files.get(again.name), card.second)
-        policy = cls(card, gates, unpack_calibration(calibration, data), second)
+        policy = cls(card, gates, unpack_calibration(calibration, data))
         policy._warm_up(folder)
         return policy
 
@@ -202,16 +189,12 @@ class TextPolicy:
         measures, _ = vector(row, "cascade", self._asked(row.prompt), self._answers.read(view.answer))
         return self._gates["cascade"].decide(self._read(row.prompt), measures)
 
-    def operating_point(self, aim: Aim, *, second_sample: bool = False) -> OperatingPoint:
-        """What `aim` comes to, with the card's confidence or on average; `second_sample`: in a router that takes them.
+    def operating_point(self, aim: Aim) -> OperatingPoint:
+        """What `aim` comes to, with the card's confidence or on average."""
+        return operating_point(self.calibration, aim, self.card.delta)
 
-        Raises ConfigurationError if there is no model of second samples.
-        """
-        rows = self.calibration.with_second_samples if second_sample else self.calibration
-        return operating_point(rows, aim, self.card.delta)
-
-    def thresholds_for(self, aim: Aim, *, second_sample: bool = False) -> Thresholds:
-        return self.operating_point(aim, second_sample=second_sample).thresholds
+    def thresholds_for(self, aim: Aim) -> Thresholds:
+        return self.operating_point(aim).thresholds
 
     def _early(self, mode: Mode, row: GradedRow) -> float:
         gate = self._gates[mode]

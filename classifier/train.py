@@ -23,9 +23,7 @@ from .models import FitOptions, FittedGate, Rows, fit_gate
 from .optional import load_module, load_onnxruntime
 from .outcomes import Outcome, load
 from .policy import CARD_NAME, FORMAT_VERSION, PolicyCard, TrainedOn, sha256
-from .second import SECOND_NAME, SecondCard
-from .second_fit import FittedSecond, agreements, fit_second
-from .targets import CONFIDENCE, TARGETS, CascadeRows, choose_thresholds
+from .targets import CONFIDENCE, TARGETS, choose_thresholds
 from .views import Array
 
 __all__ = ["Outcome", "TrainOptions", "Trained", "fit", "measure", "rows_of"]
@@ -83,13 +81,7 @@ def fit(records: Sequence[Outcome], out: Path, options: TrainOptions | None = No
         (out / f"{gate}.onnx").write_bytes(graph)
         files[gate] = sha256(graph)
     crossed: dict[Gate, Floats] = {gate: gates[gate].probability for gate in GATES}
-    second = _second(crossed["gate3"], records, options.seed)
-    calibration_rows = calibration_of(crossed, records)
-    if second is not None:
-        calibration_rows = replace(calibration_rows, again=second.again)
-        files[SECOND_NAME] = sha256(second.graph)
-        (out / SECOND_NAME).write_bytes(second.graph)
-    calibration = pack_calibration(calibration_rows)
+    calibration = pack_calibration(calibration_of(crossed, records))
     (out / CALIBRATION_NAME).write_bytes(calibration)
     files[CALIBRATION_NAME] = sha256(calibration)
     cascade = cascade_rows(crossed, records)
@@ -111,27 +103,9 @@ def fit(records: Sequence[Outcome], out: Path, options: TrainOptions | None = No
                 ("auroc_gain_unseen_kinds", gates[gate].auroc_unseen_kinds),
             )
         },
-        second=None if second is None else _second_card(second, cascade, options),
     )
     _write_card(card, out)
     return Trained(card, gates, rows, FitOptions(options.seed, options.trees))
-
-
-def _second(p_gain: Floats, records: Sequence[Outcome], seed: int) -> FittedSecond | None:
-    """None without second answers, or with too few. Raises ConfigurationError if an undecided record lacks its own."""
-    if all(record.second is None for record in records):
-        return None
-    gain = np.array([record.gain for record in records], np.bool_)
-    try:
-        return fit_second(p_gain, agreements((r.view.answer, r.second) for r in records), gain, seed=seed)
-    except ValueError as error:
-        raise ConfigurationError(f"These outcomes cannot train a policy: {error}.") from error
-
-
-def _second_card(second: FittedSecond, rows: CascadeRows, options: TrainOptions) -> SecondCard:
-    again = replace(rows, after=second.again)
-    targets = choose_thresholds(again, options.targets, confidence=options.confidence)
-    return replace(second.card, thresholds=targets)
 
 
 def calibration_of(p_gain: dict[Gate, Floats], records: Sequence[Outcome]) -> CalibrationRows:

@@ -7,15 +7,14 @@ so that neither can change a decision; a typo changes a few n-grams of hundreds.
 from __future__ import annotations
 
 import re
-from functools import cache
 from math import log1p
 
 import numpy as np
 
-from .tally import COUNTS, Tally, Tallying, hash_of
+from .ngram_counts import COUNTS, TextCounts, count_text, hash_of
 from .views import Array
 
-__all__ = ["COUNTS", "MEASURE_NAMES", "WORDING_VERSION", "folded", "tallying", "wording"]
+__all__ = ["COUNTS", "MEASURE_NAMES", "WORDING_VERSION", "folded", "wording"]
 
 # Raise it with every change that alters any feature of any input: a policy refuses features it was not trained on.
 WORDING_VERSION = 1
@@ -34,6 +33,8 @@ _CUE_WORDS = (
     *("the", "of", "a", "is", "write", "code", "explain"),
 )
 _CUES = sorted(_CUE_WORDS, key=hash_of)
+_CUE_HASHES = np.array([hash_of(cue) for cue in _CUES], np.uint32)
+_CUE_HASHES.setflags(write=False)
 
 
 def folded(text: str) -> str:
@@ -43,37 +44,31 @@ def folded(text: str) -> str:
 
 
 def wording(text: str) -> tuple[Array, Array]:
-    """The measures, (len(MEASURE_NAMES),) float32, and the counts, (COUNTS,) float32, of a folded text: see `Tally`."""
-    tally = tallying().of(text)
-    return np.concatenate((_sizes(text, tally), _options(text))), tally.counts
+    """Measures (len(MEASURE_NAMES),) and n-gram counts (COUNTS,) of a folded text, float32 each: see `TextCounts`."""
+    counts = count_text(text, _CUE_HASHES)
+    return np.concatenate((_sizes(text, counts), _options(text))), counts.ngrams
 
 
-@cache
-def tallying() -> Tallying:
-    """What counts words here. The first call may compile it, which takes a second: whoever loads a policy calls it."""
-    return Tallying(_CUES)
-
-
-def _sizes(text: str, tally: Tally) -> Array:
+def _sizes(text: str, counts: TextCounts) -> Array:
     """Lengths, numbers, marks and cue words."""
     longest_line = max(map(len, text.split("\n")))
-    n_chars, n_words = max(len(text), 1), max(tally.words, 1)
+    n_chars, n_words = max(len(text), 1), max(counts.words, 1)
     sizes = (
         log1p(len(text)),
-        log1p(tally.words),
-        tally.word_letters / n_words,
-        tally.longest_word,
-        tally.long_words / n_words,
-        tally.distinct_words / n_words,
-        log1p(tally.numbers),
-        tally.digits / n_chars,
-        tally.longest_number,
-        int(tally.characters[-1]) / n_chars,
+        log1p(counts.words),
+        counts.word_letters / n_words,
+        counts.longest_word,
+        counts.long_words / n_words,
+        counts.distinct_words / n_words,
+        log1p(counts.numbers),
+        counts.digits / n_chars,
+        counts.longest_number,
+        int(counts.characters[-1]) / n_chars,
         log1p(longest_line),
         longest_line / n_chars,
         *(float(text.endswith(mark)) for mark in (".", "?", ":")),
     )
-    logged = np.log1p(np.concatenate((tally.characters[_MARK_CODES], tally.cues)))
+    logged = np.log1p(np.concatenate((counts.characters[_MARK_CODES], counts.cues)))
     return np.concatenate((sizes, logged)).astype(np.float32)
 
 

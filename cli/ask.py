@@ -24,7 +24,6 @@ def ask(
     cloud_share: options.CloudShare = None,
     cost: options.Cost = None,
     promise: options.Promise = None,
-    second_sample: options.SecondSample = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print answer and routing facts as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer and nothing else.")] = False,
 ) -> None:
@@ -40,9 +39,7 @@ def ask(
     prompt = sys.stdin.read().strip() if question == "-" else question.strip()
     if not prompt:
         raise InvalidRequestError("The question is empty.")
-    config = options.Pair(
-        local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, second_sample
-    ).config()
+    config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise).config()
     quiet = quiet or as_json
     from .. import OpenAI
     from .conversation import introduction, provenance, stream_answer

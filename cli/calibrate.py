@@ -47,14 +47,6 @@ def calibrate(
     cloud_share: options.CloudShare = None,
     cost: options.Cost = None,
     promise: options.Promise = None,
-    second_sample: Annotated[
-        bool | None,
-        typer.Option(
-            "--second-sample/--no-second-sample",
-            help="With --live: the device answers twice, so that the policy knows second samples. --data may have a "
-            "column second_response.",
-        ),
-    ] = None,
     confidence: options.Confidence = 0.9,
     out: options.PolicyFolder = None,
     save: Annotated[
@@ -88,9 +80,7 @@ def calibrate(
         raise ConfigurationError("--data and --live exclude each other.")
     if live is None and save is not None:
         raise ConfigurationError("--save keeps what --live graded; --data is a file already.")
-    config = options.Pair(
-        local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, second_sample
-    ).config()
+    config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise).config()
     if config.local is None:
         raise ConfigurationError("There is no local model to calibrate: name one with --local.", param="local")
     if prompts is not None and live is not None:
@@ -223,13 +213,13 @@ def _figures(policy: TextPolicy, config: RouterConfig) -> dict[str, Any]:
 def _show(policy: TextPolicy, config: RouterConfig) -> None:
     from ..bench.router_report import terminal_plot
     from ..classifier import curve
-    from ..classifier.calibrated import second_sentences, sentences
+    from ..classifier.calibrated import sentences
 
     rows = policy.calibration
     routed = curve.fine_curve(rows.judged, rows.local, rows.cloud)
     oracle = curve.fine_curve(curve.oracle_scores(rows.local, rows.cloud), rows.local, rows.cloud)
     typer.echo(terminal_plot(routed, oracle))
-    for line in [*sentences(policy, config.aim), *second_sentences(policy, config.aim, wanted=config.second_sample)]:
+    for line in sentences(policy, config.aim):
         typer.echo(line)
 
 

@@ -39,7 +39,6 @@ def evaluate(
     cloud_share: options.CloudShare = None,
     cost: options.Cost = None,
     promise: options.Promise = None,
-    second_sample: options.SecondSample = None,
     json_path: options.Json = None,
 ) -> None:
     """Put the same questions to the router and to each tier alone, and compare.
@@ -57,9 +56,7 @@ def evaluate(
     """
     if tasks is not None and file is not None:
         raise ConfigurationError("--tasks and --file exclude each other.")
-    config = options.Pair(
-        local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, second_sample
-    ).config()
+    config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise).config()
     from ..bench.questions import pocket_questions, read_questions
 
     questions = read_questions(file) if file is not None else pocket_questions(tasks or 200, seed)

@@ -36,12 +36,6 @@ def learn(
       updraft learn --local model.gguf --cloud-model big --out policies/mine
     """
     config = options.Pair(local, cloud, cloud_model, None, quality, cloud_share, cost, promise).config()
-    if config.second_sample:
-        raise ConfigurationError(
-            "What is kept of use holds no second answers, so a learned policy knows no second samples: learn with "
-            "second_sample=false, and route with it.",
-            param="second_sample",
-        )
     if config.experience is None or not config.experience.exists():
         raise ConfigurationError(f"There is no experience at {config.experience}: use the router first.")
     from ..classifier.calibrated import figures, sentences

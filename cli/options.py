@@ -76,14 +76,6 @@ Promise = Annotated[
         "[bold]mean[/bold] over calibrations, which sends up less.",
     ),
 ]
-SecondSample = Annotated[
-    bool | None,
-    typer.Option(
-        "--second-sample/--no-second-sample",
-        help="Where gate 3 is undecided, let the device answer once more and compare. Takes a policy that was "
-        "calibrated with second samples.",
-    ),
-]
 Confidence = Annotated[
     float,
     typer.Option("--confidence", min=0.5, max=0.999, help="With which the target is promised."),
@@ -112,7 +104,6 @@ class Pair:
     cloud_share: float | None = None
     cost: float | None = None
     promise: PromiseName | None = None
-    second_sample: bool | None = None
 
     def config(self) -> RouterConfig:
         """The user's settings with these flags on top. Raises ConfigurationError."""
@@ -128,7 +119,6 @@ class Pair:
             "cloud_share": self.cloud_share,
             "cost": self.cost,
             "promise": self.promise,
-            "second_sample": self.second_sample,
         }
         return load_config({name: value for name, value in flags.items() if value is not None})
 

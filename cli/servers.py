@@ -36,7 +36,6 @@ def serve(
     cloud_share: options.CloudShare = None,
     cost: options.Cost = None,
     promise: options.Promise = None,
-    second_sample: options.SecondSample = None,
 ) -> None:
     """Run the router as a local OpenAI server, so that any app can use it without a change of code.
 
@@ -56,9 +55,7 @@ def serve(
     from .conversation import introduction
 
     key = None if key_env is None else options.key_from(key_env, "--key-env")
-    config = options.Pair(
-        local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, second_sample
-    ).config()
+    config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise).config()
     daemon = DaemonOptions(config, host, port, ready_file, key)
     bind_socket(host, port).close()  # a busy port is reported before the packaged cloud is started
     for line in introduction(config):

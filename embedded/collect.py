@@ -7,16 +7,14 @@ tier was right.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 from rich.progress import track
 
 from ..classifier import outcomes
 from ..classifier.outcomes import Outcome
-from ..classifier.second import second_sampling
 from ..classifier.views import RunView
 from ..cloud_engine.engine.config import EngineConfig
 from ..cloud_engine.engine.engine import Engine
@@ -30,13 +28,11 @@ from .tasks import Split, Task, check, make_tasks
 _GREEDY = SamplingParams(temperature=0.0)
 
 
-def collect(
-    tasks: Sequence[Task], small_gguf: Path, large_folder: Path, split: Split, *, second: bool = False
-) -> list[Outcome]:
-    """One graded Outcome per task, in order; `second`: with a second sample of the local model."""
+def collect(tasks: Sequence[Task], small_gguf: Path, large_folder: Path, split: Split) -> list[Outcome]:
+    """One graded Outcome per task, in order."""
     views = list(track(_local_views(tasks, small_gguf), "local ", total=len(tasks)))
     answers = cloud_answers(tasks, large_folder)
-    found = [
+    return [
         Outcome(
             view=view,
             local_score=float(check(task, view.answer)),
@@ -47,25 +43,6 @@ def collect(
         )
         for task, view, answer in zip(tasks, views, answers, strict=True)
     ]
-    return with_second_samples(found, small_gguf) if second else found
-
-
-def with_second_samples(
-    outcomes: Sequence[Outcome], small_gguf: Path, wanted: Callable[[int], bool] = lambda _: True
-) -> list[Outcome]:
-    """The same with what the local model says when it is asked once more, sampled as the router does; of those rows
-    that are `wanted`, by their index.
-    """
-    found = list(outcomes)
-    with LocalEngine.load(small_gguf) as engine:
-        for i in track([i for i in range(len(found)) if wanted(i)], "again "):
-            view = found[i].view
-            messages = [Message("user", view.prompt.text)]
-            with closing(engine.start(messages, second_sampling(_GREEDY, messages, len(view.logprobs)))) as run:
-                for _ in run:
-                    pass
-                found[i] = replace(found[i], second=run.text)
-    return found
 
 
 def cloud_answers(tasks: Sequence[Task], large_folder: Path) -> list[str]:
@@ -108,14 +85,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="outcome file to write (.npz)")
     parser.add_argument("--small", type=Path, help="GGUF of the local model (default: packaged)")
     parser.add_argument("--large", type=Path, help="folder of the cloud model (default: packaged)")
-    parser.add_argument("--second-sample", action="store_true", help="also sample a second answer of the local model")
     args = parser.parse_args()
     found = collect(
         make_tasks(args.split, args.n, args.seed),
         args.small or pocket.pocket_small_gguf(),
         args.large or pocket.pocket_large_folder(),
         args.split,
-        second=args.second_sample,
     )
     outcomes.save(found, args.out)
 

@@ -16,20 +16,17 @@ import msgspec
 import numpy as np
 
 from ..classifier import outcomes
-from ..classifier.aim import DEFAULT_QUALITY
 from ..classifier.calibration_rows import CALIBRATION_NAME, CalibrationRows, pack_calibration
 from ..classifier.features import Gate
 from ..classifier.metrics import Floats
 from ..classifier.outcomes import Outcome
 from ..classifier.policy import CARD_NAME, Policy, sha256
-from ..classifier.second_report import figures as second_figures
-from ..classifier.second_report import updated
 from ..classifier.show import show_card, show_report
 from ..classifier.train import EXPORT_TOLERANCE, Trained, TrainOptions, calibration_of, fit, measure
 from ..classifier.views import PromptView
 from . import pocket
 from .cards import write_cards
-from .collect import collect, with_second_samples
+from .collect import collect
 from .export import write_gguf
 from .tasks import Split, make_tasks
 
@@ -48,17 +45,13 @@ def pack(small: Path, large: Path, weights: Path) -> None:
 
 
 def graded(split: Split, n: int, weights: Path, store: Path) -> list[Outcome]:
-    """Outcomes of the packed pair on `n` tasks of `split`, with second samples, kept in `store` for a second run."""
+    """Outcomes of the packed pair on `n` tasks of `split`, kept in `store` for a second run."""
     file = store / f"{split}.npz"
     if not file.exists():
         store.mkdir(parents=True, exist_ok=True)
         tasks = make_tasks(split, n)
         outcomes.save(collect(tasks, weights / f"{pocket.SMALL}.gguf", weights / pocket.LARGE, split), file)
-    rows = outcomes.load(file)
-    if any(row.second is None for row in rows):
-        rows = with_second_samples(rows, weights / f"{pocket.SMALL}.gguf")
-        outcomes.save(rows, file)
-    return rows
+    return outcomes.load(file)
 
 
 def shipped_probabilities(policy: Policy, rows: Sequence[Outcome]) -> dict[Gate, Floats]:
@@ -86,11 +79,7 @@ def recalibrate(weights: Path, n: int) -> None:
     known = {task.prompt for task in make_tasks("calibration", policy.card.trained_on.rows)}
     tasks = [task for task in make_tasks("calibration", n, seed=1) if task.prompt not in known]
     rows = collect(tasks, weights / f"{pocket.SMALL}.gguf", weights / pocket.LARGE, "calibration")
-    p_gain = shipped_probabilities(policy, rows)
-    calibration = calibration_of(p_gain, rows)
-    if policy.second is not None:
-        rows = with_second_samples(rows, weights / f"{pocket.SMALL}.gguf")
-        calibration = replace(calibration, again=updated(policy.second, p_gain["gate3"], rows))
+    calibration = calibration_of(shipped_probabilities(policy, rows), rows)
     put_calibration(replace(calibration, asked=usual_requests(policy, n)), policy, folder)
 
 
@@ -136,9 +125,8 @@ def main() -> None:
     show_report(report)
     policy = Policy.load(args.weights / "policy")
     gap = export_gap(trained, policy, test)
-    second = {} if policy.second is None else {"second_sample": second_figures(policy, test, DEFAULT_QUALITY)}
     shipped = {"policy_sha256": sha256((args.weights / "policy" / CARD_NAME).read_bytes()), "export_gap": gap}
-    figures = msgspec.json.format(msgspec.json.encode({**shipped, **second, **msgspec.to_builtins(report)}), indent=1)
+    figures = msgspec.json.format(msgspec.json.encode({**shipped, **msgspec.to_builtins(report)}), indent=1)
     (args.weights / "policy" / "report.json").write_bytes(figures + b"\n")
     write_cards(args.weights, test, args.date)
 

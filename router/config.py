@@ -90,7 +90,7 @@ class RouterConfig:
     policy: str = "auto"
     # Whether a policy may be used that was calibrated for other models.
     allow_foreign_policy: bool = False
-    # Without a policy: escalate when the geometric mean token probability is below this.
+    # With `policy = "none"`: escalate when the geometric mean token probability is below this.
     confidence: float = 0.8
     # Show a stream after this many local tokens, where `cloud_continues`. `none`: when the whole answer was judged.
     hold_tokens: int | None = None
@@ -124,8 +124,6 @@ class RouterConfig:
     exploration: float = 0.0
     # Decide and record, but answer every request from the cloud.
     shadow: bool = False
-    # Sample a second local answer where gate 3 is undecided.
-    second_sample: bool = False
 
     def __post_init__(self) -> None:
         _ = self.aim  # raises if it is none

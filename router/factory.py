@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..classifier.folders import general_policy_folder, policy_folder_of
+from ..classifier.folders import policy_folder_of
 from ..classifier.graph_files import CARD_NAME
 from ..embedded.pocket import pocket_small_gguf
 from ..embedded.pocket import policy_folder as pocket_policy_folder
@@ -17,7 +17,7 @@ from .config import Middle, RouterConfig
 from .feedback.collector import Learner, pair_name
 from .gates.exploration import LearningGates
 from .gates.gates import Gates
-from .gates.selection import Choice, load_gates
+from .gates.selection import GateSelection, load_gates
 from .state import Rung, Tiers
 from .tiers.local import EngineLocalTier
 from .tiers.openai_compatible import CloudEndpoint, HttpCloudTier
@@ -145,15 +145,13 @@ def load_learning_gates(config: RouterConfig, model_id: str) -> LearningGates:
 def _load_gates(config: RouterConfig, model_id: str) -> Gates:
     models = {"local": model_id, "cloud": config.cloud_model}
     gates = load_gates(
-        Choice(
+        GateSelection(
             config.policy,
             models,
             own=_own_policies(config, models),
-            general=general_policy_folder(),
             allow_foreign=config.allow_foreign_policy,
             confidence=config.confidence,
-            aim=config.aim,
-            second_sample=config.second_sample,
+            target=config.aim,
         )
     )
     gates.check(None)

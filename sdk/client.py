@@ -33,7 +33,7 @@ class OpenAI(openai.OpenAI):
     cloud_url, cloud_api_key, cloud_model: an OpenAI-compatible endpoint. local: "pocket", a GGUF file, or None.
     quality, cloud_share, cost: the target, one of them: the share of the cloud's quality to keep, the largest share of
     the requests to send up, or the most US dollars to spend per 1,000 requests. promise: "confidence" or "mean", how
-    surely it is to hold. second_sample: let the device answer once more where gate 3 is undecided. They override
+    surely it is to hold. They override
     `config`, which overrides nothing else: without it the user's settings are read (`load_config`). All other
     arguments are upstream's, but `api_key` is another name of `cloud_api_key`, never taken from OPENAI_API_KEY, and
     `base_url` and `http_client` belong to the router.
@@ -52,7 +52,6 @@ class OpenAI(openai.OpenAI):
         cloud_share: float | _Unset = _UNSET,
         cost: float | _Unset = _UNSET,
         promise: Promise | _Unset = _UNSET,
-        second_sample: bool | _Unset = _UNSET,
         config: RouterConfig | None = None,
         **options: Any,
     ) -> None:
@@ -65,7 +64,6 @@ class OpenAI(openai.OpenAI):
             cloud_share=cloud_share,
             cost=cost,
             promise=promise,
-            second_sample=second_sample,
         )
         super().__init__(**_upstream(options, config, given, sync_client))
 
@@ -84,7 +82,6 @@ class AsyncOpenAI(openai.AsyncOpenAI):
         cloud_share: float | _Unset = _UNSET,
         cost: float | _Unset = _UNSET,
         promise: Promise | _Unset = _UNSET,
-        second_sample: bool | _Unset = _UNSET,
         config: RouterConfig | None = None,
         **options: Any,
     ) -> None:
@@ -97,7 +94,6 @@ class AsyncOpenAI(openai.AsyncOpenAI):
             cloud_share=cloud_share,
             cost=cost,
             promise=promise,
-            second_sample=second_sample,
         )
         super().__init__(**_upstream(options, config, given, async_client))
 

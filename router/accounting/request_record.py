@@ -64,8 +64,7 @@ class Record:
     `verdict` is the one that decided, `decisions` all of them in order. `failure` says why a cloud gave no answer.
     `asked`: every cloud that was asked, in order; `reserved` was taken from the budgets for them.
     `momentary`: it would have gone another way at another time. `repeated`: the answer is one that was given before.
-    `local_prompt_tokens`, `local_tokens` and the seconds add up over all runs of the request; of `local_tokens`
-    `second_tokens` are of a second sample, which is no part of any answer.
+    `local_prompt_tokens`, `local_tokens` and the seconds add up over all runs of the request.
     """
 
     prices: Prices
@@ -82,7 +81,6 @@ class Record:
     failure: str = ""
     local_prompt_tokens: int = 0
     local_tokens: int = 0
-    second_tokens: int = 0
     local_s: float = 0.0
     asked: list[Asked] = field(default_factory=list[Asked])
     cloud_s: float = 0.0
@@ -133,10 +131,6 @@ class Record:
         return self.prices.local(self.local_prompt_tokens, self.local_tokens)
 
     @property
-    def _answer_tokens(self) -> int:
-        return self.local_tokens - self.second_tokens
-
-    @property
     def saved_usd(self) -> float:
         """Against `top_model` alone with an answer of this length; below 0 where paid local work was in vain."""
         if self.route is None:
@@ -146,7 +140,7 @@ class Record:
         elif self.tier == "cloud":
             alone = self.prices.cloud(self.top_model, self.cloud.prompt_tokens, self.cloud.completion_tokens)
         else:
-            alone = self.prices.cloud(self.top_model, self.local_prompt_tokens, self._answer_tokens)
+            alone = self.prices.cloud(self.top_model, self.local_prompt_tokens, self.local_tokens)
         return alone - self.cost_usd
 
     @property
@@ -181,7 +175,7 @@ class Record:
     def usage(self) -> Usage:
         """The tokens of the answer, as the tier that gave it counted them."""
         if self.tier == "local":
-            return Usage.of(self.local_prompt_tokens, self._answer_tokens)
+            return Usage.of(self.local_prompt_tokens, self.local_tokens)
         return Usage.of(self.cloud.prompt_tokens, self.cloud.completion_tokens)
 
     def fell_back(self, failure: CloudFailure) -> None:
@@ -195,12 +189,6 @@ class Record:
         self.local_s += seconds
         self.local_prompt_tokens += answer.prompt_tokens
         self.local_tokens += len(answer.tokens)
-
-    def count_second(self, answer: LocalAnswer, seconds: float) -> None:
-        """Add an ended second sample: its prompt lies in the device's cache and was read for the first."""
-        self.local_s += seconds
-        self.local_tokens += len(answer.tokens)
-        self.second_tokens += len(answer.tokens)
 
     def counted(self, usage: CloudUsage | None) -> None:
         """The cloud that was asked last says what it counted; None: it did not say."""

@@ -1,7 +1,6 @@
 """The cascade: one request's way through the gates, as a state machine.
 
     RULES -> BEFORE -> LOCAL -> AFTER -> DONE          each gate may send the request to CLOUD
-    AFTER -> SECOND -> DONE, or CLOUD                  where gate 3 is undecided and second samples are taken
     CLOUD -> DONE, or FALLBACK -> DONE                 a cloud that fails makes the local answer the answer
 
 RULES may also open only one tier: LOCAL -> DONE without further gates, or CLOUD without a fallback.
@@ -14,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ...protocol.errors import EngineError, UpdraftError
 from ...protocol.requests import ChatRequest, Message
@@ -28,10 +27,6 @@ from ..request.chat_request import Job
 from ..state import Shared
 from ..tiers.interfaces import CloudFailure, LocalAnswer, LocalGeneration, LocalTier
 from .escalation import CloudReply, CloudStreamReply, Escalation, expected_charge, most_of, work_of
-from .second import sample_again, sample_fits
-
-if TYPE_CHECKING:
-    from ...classifier.agreement import Said
 
 _LONG_PROMPT = 2**14
 _LINE_BEGUN = 16  # characters: a line is known to be complete when the next has begun
@@ -43,7 +38,6 @@ class State(StrEnum):
     BEFORE = "before"
     LOCAL = "local"
     AFTER = "after"
-    SECOND = "second"
     CLOUD = "cloud"
     FALLBACK = "fallback"
     DONE = "done"
@@ -92,7 +86,6 @@ class Cascade:
             State.BEFORE: self._before,
             State.LOCAL: self._local,
             State.AFTER: self._after,
-            State.SECOND: self._second,
             State.CLOUD: self._cloud,
             State.FALLBACK: self._fallback,
         }
@@ -171,18 +164,8 @@ class Cascade:
 
     async def _after(self) -> State:
         answer = self._local_answer()
-        verdict = self._judged(answer)
-        if verdict.undecided and sample_fits(self, answer):
-            self.record.judged(verdict)
-            return State.SECOND
-        return self._settled(verdict, answer)
-
-    async def _second(self) -> State:
-        answer = self._local_answer()
-        second = await sample_again(self, answer)
-        if second is None and self.escalation.has_won:
-            return self._outrun()
-        return self._settled(self._judged(answer, second), answer)
+        state = self._judge(self._judged(answer), State.DONE)
+        return self._done(LocalReply(answer)) if state is State.DONE else state
 
     async def _cloud(self) -> State:
         if self.escalation.races_in_vain:
@@ -349,16 +332,12 @@ class Cascade:
         """After how many tokens a stream begins while gates are ahead; None where no cloud could go on with it."""
         return self.job.hold_tokens if self.escalation.may_hand_over else None
 
-    def _judged(self, answer: LocalAnswer, second: Said | None = None) -> Verdict:
+    def _judged(self, answer: LocalAnswer) -> Verdict:
         """Gate 3 on the finished answer."""
-        verdict = self.gates.after(self.chat.messages, answer, self.job.quality, second)
+        verdict = self.gates.after(self.chat.messages, answer, self.job.quality)
         if verdict.drawn and not self._is_graded_undrawn(answer, verdict):
             verdict = replace(verdict, propensity=verdict.drawn)
         return verdict
-
-    def _settled(self, verdict: Verdict, answer: LocalAnswer) -> State:
-        state = self._judge(verdict, State.DONE)
-        return self._done(LocalReply(answer)) if state is State.DONE else state
 
     def _outrun(self) -> State:
         self.decide(Verdict(1, escalate=True, reason="raced: the cloud answered first"))

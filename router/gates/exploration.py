@@ -14,7 +14,6 @@ from ..tiers.interfaces import LocalAnswer
 from .gates import Gates, Verdict
 
 if TYPE_CHECKING:
-    from ...classifier.agreement import Said
     from ...classifier.drift import DriftMonitor, Usual
 
 __all__ = ["LearningGates"]
@@ -81,10 +80,8 @@ class LearningGates:
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
         return self._cautiously(self._gates.during(messages, answer, self._quality(quality)))
 
-    def after(
-        self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None, second: Said | None = None
-    ) -> Verdict:
-        verdict = self._cautiously(self._gates.after(messages, answer, self._quality(quality), second))
+    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
+        verdict = self._cautiously(self._gates.after(messages, answer, self._quality(quality)))
         return replace(verdict, propensity=1.0 if verdict.escalate else self._exploration)
 
     def _quality(self, quality: float | None) -> float | None:
@@ -132,15 +129,11 @@ class _Drawn:
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
         return self._looking_on(self._gates.during(messages, answer, quality))
 
-    def after(
-        self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None, second: Said | None = None
-    ) -> Verdict:
-        verdict = self._gates.after(messages, answer, quality, second)
+    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
+        verdict = self._gates.after(messages, answer, quality)
         alone = verdict.escalate and not self._early
         told = self._told(verdict, up=verdict.escalate or self._early)
-        # It takes a second sample as its like does without the coin: what that one is graded for depends on it.
-        undecided = verdict.undecided and not self._early
-        return replace(told, escalate=True, propensity=1.0 if alone else self._chance, undecided=undecided)
+        return replace(told, escalate=True, propensity=1.0 if alone else self._chance)
 
     def _looking_on(self, verdict: Verdict) -> Verdict:
         self._early = self._early or verdict.escalate

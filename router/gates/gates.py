@@ -13,14 +13,9 @@ from ...protocol.requests import Message
 from ..tiers.interfaces import LocalAnswer
 
 if TYPE_CHECKING:
-    from ...classifier.agreement import Said
     from ...classifier.drift import Usual
-    from ...classifier.second import SecondOpinion
     from ...classifier.thresholds import Thresholds
     from ...classifier.views import PromptView, RunView, Signals
-
-
-_LIKELIEST = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +24,6 @@ class Verdict:
 
     `propensity`: the chance with which a judged answer is graded, where exploration has a say in it. `drawn`: with what
     chance a coin that knows nothing of it drew this request, to be answered by both tiers; 0: it was not drawn.
-    `undecided`: a second sample of the device could turn it.
     """
 
     gate: int
@@ -39,7 +33,6 @@ class Verdict:
     threshold: float | None = None
     propensity: float | None = None
     drawn: float = 0.0
-    undecided: bool = False
 
 
 class Gates(Protocol):
@@ -81,10 +74,8 @@ class Gates(Protocol):
         """From the first `tokens` tokens, or on a longer answer from its last `tokens`: has it collapsed?"""
         ...
 
-    def after(
-        self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None, second: Said | None = None
-    ) -> Verdict:
-        """`second`: what the device said when it was asked once more, which is done where it is `undecided`."""
+    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
+        """From the whole answer: is it good enough?"""
         ...
 
 
@@ -102,13 +93,8 @@ class CalibratedPolicy(Protocol):
     def after(self, view: RunView) -> float: ...
     @property
     def usual(self) -> Usual | None: ...
-    @property
-    def second(self) -> SecondOpinion | None:
-        """None if it knows no second samples."""
-        ...
-
-    def thresholds_for(self, aim: Aim, *, second_sample: bool = False) -> Thresholds:
-        """`second_sample`: of a router that takes them. Raises ConfigurationError for what was not calibrated."""
+    def thresholds_for(self, aim: Aim) -> Thresholds:
+        """Raises ConfigurationError for what was not calibrated."""
         ...
 
 
@@ -163,7 +149,6 @@ class PolicyGates:
         messages: Sequence[Message],
         answer: LocalAnswer,
         quality: float | None,
-        second: Said | None = None,  # noqa: ARG002
     ) -> Verdict:
         p_gain = float(self._policy.after(run_view(messages, answer, answer.signals)))
         return self._against(3, f"after generation{self._promised(quality)}", p_gain, self._at(quality).after)
@@ -195,7 +180,7 @@ class PolicyGates:
 
 
 class ConfidenceGates:
-    """No policy for this pair: escalate when the mean token probability is low. Says that it is uncalibrated.
+    """The plain cascade (`policy = "none"`): escalate when the mean token probability is low. Promises nothing.
 
     Gate 3 compares the geometric mean of the answer's token probabilities with `confidence`; gate 2 stops a run whose
     last 16 tokens fall below half of it; gate 1 has nothing to go by.
@@ -215,7 +200,7 @@ class ConfidenceGates:
         return self
 
     def before(self, messages: Sequence[Message], quality: float | None) -> Verdict:  # noqa: ARG002
-        return Verdict(1, escalate=False, reason="uncalibrated: no policy for this pair of models")
+        return Verdict(1, escalate=False, reason="uncalibrated: token confidence decides")
 
     def read_ahead(self, messages: Sequence[Message]) -> None:
         """Only the tokens are looked at."""
@@ -231,7 +216,6 @@ class ConfidenceGates:
         messages: Sequence[Message],  # noqa: ARG002
         answer: LocalAnswer,
         quality: float | None,  # noqa: ARG002
-        second: Said | None = None,  # noqa: ARG002
     ) -> Verdict:
         return self._judge(3, "after generation", answer.signals, self._confidence)
 
@@ -247,55 +231,37 @@ class ConfidenceGates:
         )
 
 
-class GeneralGates:
-    """The policy for pairs without one of their own. All that it says begins with "uncalibrated".
+class NoPolicyGates:
+    """No policy is calibrated for this pair: every request escalates, since no local answer has evidence behind it."""
 
-    No quality can be promised for a pair that nobody has graded: for one the fifth of the questions that a large model
-    is likeliest to gain on goes up at once, and the confidence of the tokens judges the rest (decision 030). A limit
-    on share or cost is kept by the question alone, as if the requests were those that the policy was made from.
-    """
+    tokens = 2**31
+    quality: float | None = None
+    usual: Usual | None = None
 
-    def __init__(self, policy: CalibratedPolicy, aim: Aim, confidence: float) -> None:
-        limited = aim.name != "quality"
-        aim = aim if limited else Aim("cloud_share", _LIKELIEST)  # nothing is promised, so no promise is named
-        self._question = PolicyGates(policy, aim, "uncalibrated for this pair (general policy): ")
-        self._rest = self._question if limited else ConfidenceGates(confidence)
-        self.tokens = self._rest.tokens
-
-    @property
-    def quality(self) -> float | None:
-        return None
-
-    @property
-    def usual(self) -> Usual | None:
-        return None
-
-    def check(self, quality: float | None) -> None:  # noqa: ARG002
-        self._question.check(None)
+    def check(self, quality: float | None) -> None:
+        """Any target will do: the cloud keeps all of its own quality."""
 
     def begin(self) -> Gates:
         return self
 
     def before(self, messages: Sequence[Message], quality: float | None) -> Verdict:  # noqa: ARG002
-        return self._question.before(messages, None)
+        return self._verdict(1)
 
     def read_ahead(self, messages: Sequence[Message]) -> None:
-        self._rest.read_ahead(messages)
+        """Nothing is read."""
 
     def read_lines(self, answer: str) -> None:
-        self._rest.read_lines(answer)
+        """Nothing is read."""
 
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:  # noqa: ARG002
-        return self._rest.during(messages, answer, None)
+        return self._verdict(2)
 
-    def after(
-        self,
-        messages: Sequence[Message],
-        answer: LocalAnswer,
-        quality: float | None,  # noqa: ARG002
-        second: Said | None = None,  # noqa: ARG002
-    ) -> Verdict:
-        return self._rest.after(messages, answer, None)
+    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:  # noqa: ARG002
+        return self._verdict(3)
+
+    def _verdict(self, gate: int) -> Verdict:
+        reason = "no policy is calibrated for this pair of models: `updraft calibrate` makes one"
+        return Verdict(gate, escalate=True, reason=reason)
 
 
 def check_quality(gates: Gates, quality: float | None) -> None:

@@ -342,7 +342,6 @@ def test_settings_of_the_constructor(config: RouterConfig, monkeypatch: pytest.M
     assert str(settings(config=config, cloud_share=0.3).aim) == "cloud_share 0.3"
     assert str(settings(config=replace(config, quality=0.9), cost=2.0).aim) == "cost 2 US dollars per 1,000 requests"
     assert str(settings(quality=0.9, promise="mean").aim) == "quality 0.9 on average"
-    assert settings(second_sample=True).second_sample and not settings().second_sample
     assert str(settings(cost=0.5).aim) == "cost 0.5 US dollars per 1,000 requests"
     assert settings(local=Path("m.gguf"), cloud_url="http://h:1").local == "m.gguf"
     assert settings(cloud_url="http://h:1").cloud_url == "http://h:1/v1"

@@ -20,7 +20,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from updraft.classifier.second import TEMPERATURE
 from updraft.protocol.errors import ContextLengthError
 from updraft.router.config import RouterConfig
 from updraft.router.factory import middle_rungs, open_cloud
@@ -88,7 +87,6 @@ class ScriptedLocal:
 
     def __init__(self, text: str = LOCAL_TEXT, *, delay_s: float = 0.0) -> None:
         self.text = text
-        self.again: str | None = None  # what it says as a second sample, if not the same
         self.delay_s = delay_s
         self.too_long = False
         self.fails_at: int | None = None
@@ -107,8 +105,7 @@ class ScriptedLocal:
             raise ContextLengthError("The prompt has 9000 tokens, the context window 512.")
         self.seen.append((list(messages), params, continue_final_message))
         self.options.append(options)
-        sampled = self.again is not None and params.temperature == TEMPERATURE
-        text = self.again or "" if sampled else self.text
+        text = self.text
         if continue_final_message:
             text = text.removeprefix(messages[-1].text)
         words = re.findall(r"\s*\S+", text)
@@ -151,7 +148,7 @@ class ScriptedGates:
     def during(self, messages: Any, answer: LocalAnswer, quality: float | None) -> Verdict:
         return self._verdict(2, self._during_at is not None and len(answer.tokens) >= self._during_at)
 
-    def after(self, messages: Any, answer: LocalAnswer, quality: float | None, second: Any = None) -> Verdict:
+    def after(self, messages: Any, answer: LocalAnswer, quality: float | None) -> Verdict:
         return self._verdict(3, self._after)
 
     def _verdict(self, gate: int, escalate: bool) -> Verdict:

@@ -15,8 +15,8 @@ from updraft.classifier.aim import Aim
 from updraft.classifier.views import RunView
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
 from updraft.protocol.requests import Message
-from updraft.router.gates.gates import ConfidenceGates, GeneralGates, PolicyGates, check_quality
-from updraft.router.gates.selection import Choice, load_gates
+from updraft.router.gates.gates import ConfidenceGates, NoPolicyGates, PolicyGates, check_quality
+from updraft.router.gates.selection import GateSelection, load_gates
 from updraft.router.tiers.interfaces import LocalAnswer
 
 MESSAGES = [Message(role="user", content="What is 2 + 2?")]
@@ -122,16 +122,15 @@ def test_the_target_of_the_router_and_that_of_a_request() -> None:
 
 
 def test_whose_policy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy, general = ScriptedPolicy(), ScriptedPolicy(before=0.6)
-    monkeypatch.setattr(policies, "load_policy", lambda folder: policy if folder == tmp_path else general)
+    policy = ScriptedPolicy()
+    monkeypatch.setattr(policies, "load_policy", lambda folder: policy)
 
     def gates(name: str, models: dict[str, str], **choice: Any) -> Any:
-        return load_gates(Choice(name, models, **{"own": (tmp_path,)} | choice))
+        return load_gates(GateSelection(name, models, **{"own": (tmp_path,)} | choice))
 
     other = PAIR | {"cloud": "gpt"}
     assert isinstance(gates("auto", PAIR), PolicyGates)
-    assert isinstance(gates("auto", other), ConfidenceGates)
-    assert isinstance(gates("auto", PAIR, own=()), ConfidenceGates)
+    assert isinstance(gates("auto", PAIR, own=()), NoPolicyGates)
     assert isinstance(gates("none", PAIR), ConfidenceGates)
     assert isinstance(gates(str(tmp_path), PAIR), PolicyGates)
     for name in (str(tmp_path), "auto"):
@@ -143,18 +142,20 @@ def test_whose_policy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ):
         gates(str(tmp_path), other)
     with pytest.raises(ConfigurationError, match="cloud_share needs a calibrated policy"):
-        gates("none", PAIR, aim=Aim("cloud_share", 0.1))
-    fallback = gates("auto", other, general=tmp_path / "general")
-    assert isinstance(fallback, GeneralGates)
-    told = fallback.before(MESSAGES, None)
+        gates("none", PAIR, target=Aim("cloud_share", 0.1))
+    with pytest.raises(ConfigurationError, match="cloud_share needs a calibrated policy"):
+        gates("auto", other, target=Aim("cloud_share", 0.1))
+    without = gates("auto", other)
+    assert isinstance(without, NoPolicyGates)
+    told = without.before(MESSAGES, None)
     assert told.escalate
-    assert told.reason.startswith("uncalibrated for this pair (general policy): P(gain) 0.600 above 0.500")
-    assert fallback.after(MESSAGES, written(-5.0), None).escalate
+    assert "no policy is calibrated for this pair" in told.reason
+    assert "updraft calibrate" in told.reason
 
 
 def test_a_policy_folder_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no policy"):
-        load_gates(Choice(str(tmp_path / "x"), PAIR))
+        load_gates(GateSelection(str(tmp_path / "x"), PAIR))
 
 
 def test_a_promise_on_average_is_named_in_every_reason_and_kept_for_targets_of_requests() -> None:
@@ -172,10 +173,9 @@ def test_a_promise_on_average_is_named_in_every_reason_and_kept_for_targets_of_r
 def test_no_reason_names_a_promise_that_nobody_gives() -> None:
     mean = Aim("cloud_share", 0.3, promise="mean")
     foreign = PolicyGates(ScriptedPolicy(), mean, "uncalibrated for this pair (policy of a with b): ")
-    general = GeneralGates(ScriptedPolicy(), mean, 0.8)
     cost = PolicyGates(ScriptedPolicy(), Aim("cost", 0.5, promise="mean"))
     own, answer = PolicyGates(ScriptedPolicy(), mean), written(-0.1)
-    for gates, promised in ((own, True), (foreign, False), (general, False), (cost, False)):
+    for gates, promised in ((own, True), (foreign, False), (cost, False)):
         told = gates.before(MESSAGES, None), gates.during(MESSAGES, answer, None), gates.after(MESSAGES, answer, None)
         assert [verdict.reason.endswith("on average") for verdict in told] == [promised] * 3
     assert cost.before(MESSAGES, 0.9).reason.endswith("on average"), "a request's own quality is promised all the same"
