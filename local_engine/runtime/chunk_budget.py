@@ -67,32 +67,33 @@ class _Load:
             self.since_plain += 1
             self.since_doubt += 1
 
-    def largest(self, most: float) -> int:
-        """The largest chunk whose step should take at most `most` times as long as one without: from the measured ones
-        around it.
+    def largest(self, most: float, slowest: float) -> int:
+        """The largest chunk whose step should usually take at most `most` times as long as one without, and never
+        longer than `slowest` times: from the measured ones around it.
 
         A row costs no more in a larger step than in a smaller one. That bounds what is larger than all that was
         measured; between two measured chunks the cost is taken as a line. One slow step is no proof: a chunk that
-        smaller ones speak for is tried twice before it counts as too large.
+        smaller ones speak for is tried twice before it counts as too large. Nor are slow steps that readers can bear:
+        the difference between `most` and `slowest` is there for them.
         """
         rows, cost = self.own_rows, 1.0 if self.own_rows else 0.0
         if most <= cost:
             return 1
         for chunk, costs in sorted(self.mixed.items()):
             found, more = median_low(costs), self.own_rows + chunk
-            if found > most:
+            if found > most and max(costs) > slowest:
                 if len(costs) == 1 and self._reach(rows, cost, most) >= chunk:
                     return chunk
                 between = rows + (more - rows) * (most - cost) / (found - cost) - self.own_rows
                 return max(1, min(int(between), chunk - 1))
-            rows, cost = more, max(cost, found)
+            rows, cost = more, min(max(cost, found), most)
         return self._reach(rows, cost, most)
 
     def _reach(self, rows: int, cost: float, most: float) -> int:
         """The chunk that `most` is enough for, if `rows` rows together take `cost`."""
         if not rows:
             rows, cost = self.decoding, 1.0
-        return max(1, int(rows * most / cost) - self.own_rows)
+        return max(1, int(rows * (most / cost)) - self.own_rows)
 
     def doubt(self, chunk: int) -> None:
         """Other chunks than this one, which is in use, were measured long ago: forget smaller ones, and let one more
@@ -135,8 +136,9 @@ class ChunkBudget:
         if load is None or not load.plain_s or load.since_plain >= _PLAIN_EVERY:
             return 0
         usual = min(1.0, load.before_s / load.plain)
-        allowed = aimed_slowdown(decoding, catching_up) * usual / self._noise()
-        chunk = load.largest(allowed - 1 if self._apart else allowed)
+        slowest = aimed_slowdown(decoding, catching_up) * usual
+        waited = 1 if self._apart else 0  # for a step of their own
+        chunk = load.largest(slowest / self._noise() - waited, slowest - waited)
         if load.since_doubt >= _DOUBT_EVERY:
             load.doubt(chunk)
         return min(chunk, self._most)

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from updraft.local_engine.runtime.chunk_budget import ChunkBudget, aimed_slowdown
@@ -340,6 +340,7 @@ def test_the_chunk_settles_below_what_readers_are_promised(machine, crowds):
     assert budget.grant(0) == 512
 
 
+@example(decoding=7, free_rows=0, plain=0.02, noise=0.147, seed=62958)  # two of three steps with a good chunk are slow
 @settings(max_examples=100)
 @given(
     decoding=st.integers(2, 16),  # beside one reader the smallest chunk may be a whole gap
