@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ..cloud_engine.engine.cuda_graphs import CudaRecorder
+from ..cloud_engine.engine.execution.cuda_graphs import CudaRecorder
 from ..cloud_engine.models.decoder import Decoder
 from ..kernels.packed_linear import forms
 

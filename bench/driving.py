@@ -12,9 +12,9 @@ import torch
 
 from ..cloud_engine.engine.config import EngineConfig, usual_block_size
 from ..cloud_engine.engine.engine import Engine
-from ..cloud_engine.engine.request import GenerationRequest
-from ..cloud_engine.engine.served_model import ServedModel
-from ..cloud_engine.engine.threads import giving_way
+from ..cloud_engine.engine.execution.served_model import ServedModel
+from ..cloud_engine.engine.execution.threads import giving_way
+from ..cloud_engine.engine.types.request import GenerationRequest
 from ..cloud_engine.models.decoder import Decoder
 from ..protocol.sampling import SamplingParams
 from .workload import Asked

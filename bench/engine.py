@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from ..cloud_engine.models.decoder import Decoder
-from ..cloud_engine.models.loader import load_model
+from ..cloud_engine.models.loading.loader import load_model
 from ..kernels.host_memory import keep_freed_memory
 from ..protocol.errors import ConfigurationError
 from . import peers, speculation

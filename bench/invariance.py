@@ -11,9 +11,9 @@ import torch
 
 from ..cloud_engine.engine.config import EngineConfig
 from ..cloud_engine.engine.engine import Engine
-from ..cloud_engine.engine.request import GenerationRequest
-from ..cloud_engine.engine.served_model import ServedModel
-from ..cloud_engine.models.loader import load_model
+from ..cloud_engine.engine.execution.served_model import ServedModel
+from ..cloud_engine.engine.types.request import GenerationRequest
+from ..cloud_engine.models.loading.loader import load_model
 from ..protocol.sampling import SamplingParams
 from .workload import Asked
 

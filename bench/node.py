@@ -52,7 +52,7 @@ def measure(setting: Setting, say: Say) -> dict[str, float]:
 def _bare(setting: Setting) -> float:
     from ..cloud_engine.engine.config import EngineConfig
     from ..cloud_engine.engine.engine import Engine
-    from ..cloud_engine.engine.request import GenerationRequest
+    from ..cloud_engine.engine.types.request import GenerationRequest
     from ..protocol.sampling import SamplingParams
 
     config = EngineConfig(num_threads=setting.threads, max_batch_size=setting.streams)
@@ -121,10 +121,10 @@ def _prompt(index: int) -> str:
 
 
 def _serve_thread(folder: Path, threads: int, streams: int) -> None:
-    from ..cloud_engine.engine.async_engine import AsyncEngine
     from ..cloud_engine.engine.config import EngineConfig
     from ..cloud_engine.engine.engine import Engine
-    from ..cloud_engine.node.app import Served, create_node_app
+    from ..cloud_engine.engine.process.async_engine import AsyncEngine
+    from ..cloud_engine.node.api.app import Served, create_node_app
     from ..protocol.server import exit_with_parent, serve
 
     exit_with_parent()

@@ -13,13 +13,13 @@ import torch
 
 from ..cloud_engine.engine.config import EngineConfig
 from ..cloud_engine.engine.engine import Engine
-from ..cloud_engine.engine.kv_cache import KVCacheManager
-from ..cloud_engine.engine.launched import Launched
-from ..cloud_engine.engine.prediction import PredictionCursor
-from ..cloud_engine.engine.request import GenerationRequest, RequestState
-from ..cloud_engine.engine.scheduled_request import ScheduledRequest
-from ..cloud_engine.engine.scheduler import Scheduler
-from ..cloud_engine.engine.served_model import ServedModel
+from ..cloud_engine.engine.execution.launched_step import Launched
+from ..cloud_engine.engine.execution.served_model import ServedModel
+from ..cloud_engine.engine.kv.kv_cache_manager import KVCacheManager
+from ..cloud_engine.engine.scheduling.scheduler import Scheduler
+from ..cloud_engine.engine.types.prediction import PredictionCursor
+from ..cloud_engine.engine.types.request import GenerationRequest, RequestState
+from ..cloud_engine.engine.types.scheduled_request import ScheduledRequest
 from ..cloud_engine.models.config import ModelConfig
 from ..cloud_engine.models.decoder import Decoder
 from ..cloud_engine.models.rope import RotaryConfig

@@ -11,7 +11,7 @@ import torch
 from ..cloud_engine.models.config import ModelConfig
 from ..cloud_engine.models.decoder import Decoder
 from ..cloud_engine.models.fields import Fields
-from ..cloud_engine.models.loader import family_of, load_model
+from ..cloud_engine.models.loading.loader import family_of, load_model
 from ..embedded import pocket
 from ..protocol.errors import ConfigurationError
 

@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..cloud_engine.engine.config import EngineConfig
-from ..cloud_engine.engine.draft_model import DraftModel
-from ..cloud_engine.engine.drafter import DraftWork
 from ..cloud_engine.engine.engine import Engine
-from ..cloud_engine.engine.request import GenerationRequest, RequestState
-from ..cloud_engine.engine.sizing import Sizes
+from ..cloud_engine.engine.kv.sizing import Sizes
+from ..cloud_engine.engine.speculation.draft_model import DraftModel
+from ..cloud_engine.engine.speculation.drafter import DraftWork
+from ..cloud_engine.engine.types.request import GenerationRequest, RequestState
 from ..cloud_engine.models.decoder import Decoder
 from ..embedded import pocket
 from ..embedded.tasks import make_tasks
@@ -26,8 +26,8 @@ from .driving import make_engine
 from .shapes import random_model, shape_config
 
 if TYPE_CHECKING:
-    from ..cloud_engine.engine.drafter import RowOf
-    from ..cloud_engine.engine.scheduled_request import ScheduledRequest
+    from ..cloud_engine.engine.speculation.drafter import RowOf
+    from ..cloud_engine.engine.types.scheduled_request import ScheduledRequest
 
 LOADS = (1, 4, 16, 64)
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)

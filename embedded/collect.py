@@ -18,7 +18,7 @@ from ..classifier.outcomes import Outcome
 from ..classifier.views import RunView
 from ..cloud_engine.engine.config import EngineConfig
 from ..cloud_engine.engine.engine import Engine
-from ..cloud_engine.engine.request import GenerationRequest
+from ..cloud_engine.engine.types.request import GenerationRequest
 from ..local_engine.engine import LocalEngine
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams

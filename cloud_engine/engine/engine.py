@@ -18,33 +18,33 @@ from ...text.grammar import GrammarCompiler, Vocabulary
 from ...text.grammar_state import Grammars, GrammarState
 from ...text.logit_edits import LogitEditor
 from ...text.tokenizer import Tokenizer
-from ..models.loader import Progress
-from .advance import Answers, cut_drafts
-from .beam_search import BeamSearch
+from ..models.loading.loader import Progress
 from .config import EngineConfig
-from .devices import use_device
-from .draft_model import DraftModel
-from .drafter import Drafter
-from .kv_cache import KVCacheManager
-from .launched import Launched
-from .limits import Limits
-from .ngram import NgramDrafter
-from .pooling import MeanPool
-from .prediction import PredictionCursor
-from .prompt_scores import score_prompts
-from .request import GenerationRequest, RequestState
-from .runner import Chunk, Runner, graph_limits
-from .sampled import Sampled
-from .sampler import SamplingRow, sample_on_device
-from .scheduled_request import ScheduledRequest
-from .scheduler import Scheduler
-from .served_model import DraftWeights, ServedModel
-from .sizing import Sizes
-from .speculation import Speculator
+from .execution.devices import use_device
+from .execution.launched_step import Launched
+from .execution.model_runner import Chunk, Runner, graph_limits
+from .execution.prompt_logprobs import score_prompts
+from .execution.sampler import SamplingRow, sample_on_device
+from .execution.served_model import DraftWeights, ServedModel
+from .execution.step_result import Sampled
+from .execution.warm_up import make_ready
+from .kv.kv_cache_manager import KVCacheManager
+from .kv.sizing import Sizes
+from .output.beam_search import BeamSearch
+from .output.output_processor import Answers, cut_drafts
+from .scheduling.limits import Limits
+from .scheduling.scheduler import Scheduler
+from .speculation.draft_model import DraftModel
+from .speculation.drafter import Drafter
+from .speculation.ngram import NgramDrafter
+from .speculation.speculator import Speculator
+from .speculation.vocabulary_check import check_same_vocabulary
 from .stats import EngineStats
-from .step_outputs import StepOutputs
-from .vocabulary import check_same_vocabulary
-from .warm_up import make_ready
+from .types.outputs import StepOutputs
+from .types.pooling import MeanPool
+from .types.prediction import PredictionCursor
+from .types.request import GenerationRequest, RequestState
+from .types.scheduled_request import ScheduledRequest
 
 
 class Engine:

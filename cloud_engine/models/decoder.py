@@ -14,9 +14,9 @@ from ...kernels.native_continuation import NativeContinuation
 from ...kernels.native_decoder import NativeDecoder
 from ...kernels.ragged_batch import Passes
 from ...kernels.sampling import Sampling
+from .compile import native_continuation, native_decoder
 from .config import ModelConfig
 from .layers import Embedding, GatedMLP, GroupedQueryAttention, Linear, norm, soft_capped
-from .native import native_continuation, native_decoder
 from .rope import Rotary
 
 

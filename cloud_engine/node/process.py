@@ -13,7 +13,7 @@ from ...protocol.server import DRAIN_S, bind_socket, exit_with_parent, serve
 if TYPE_CHECKING:
     from ...kernels.backend import AttentionChoice
     from ..engine.config import Policy
-    from ..engine.messages import Load
+    from ..engine.process.messages import Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,10 @@ def run_node(options: NodeOptions) -> None:
     if find_spec("zmq") is None:
         raise MissingDependencyError('A node needs pyzmq: pip install "updraft-llm[cloud]"')
     from ...text.tokenizer import Tokenizer
-    from ..engine.engine_process import EngineProcess
-    from ..models.hub import find_model
-    from ..models.progress import loading_bar
-    from .app import Served, create_node_app
+    from ..engine.process.engine_process import EngineProcess
+    from ..models.loading.hub import find_model
+    from ..models.loading.progress import loading_bar
+    from .api.app import Served, create_node_app
 
     if options.exit_with_parent:
         exit_with_parent(options.drain_seconds)
@@ -84,8 +84,8 @@ def run_node(options: NodeOptions) -> None:
 
 def _load(folder: Path, options: NodeOptions) -> Load:
     from ..engine.config import EngineConfig, usual_block_size
-    from ..engine.messages import Load
-    from ..models.hub import find_model
+    from ..engine.process.messages import Load
+    from ..models.loading.hub import find_model
 
     config = EngineConfig(
         max_batch_size=options.max_batch_size,

@@ -20,11 +20,11 @@ from updraft.bench.shapes import SHAPES, random_model, shape_config
 from updraft.bench.speculation import draft_of
 from updraft.bench.workload import Asked, Workload
 from updraft.cloud_engine.engine.config import EngineConfig
-from updraft.cloud_engine.engine.draft_model import DraftModel
-from updraft.cloud_engine.engine.drafter import DraftWork
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.sampler import SamplingRow
-from updraft.cloud_engine.engine.scheduled_request import ScheduledRequest
+from updraft.cloud_engine.engine.execution.sampler import SamplingRow
+from updraft.cloud_engine.engine.speculation.draft_model import DraftModel
+from updraft.cloud_engine.engine.speculation.drafter import DraftWork
+from updraft.cloud_engine.engine.types.scheduled_request import ScheduledRequest
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.embedded import pocket
 from updraft.protocol.errors import ConfigurationError

@@ -19,9 +19,9 @@ from updraft.cloud_engine.gateway.metrics import gateway_metrics
 from updraft.cloud_engine.gateway.nodes import NodeRegistry
 from updraft.cloud_engine.gateway.relay import Counters, Relay
 from updraft.cloud_engine.gateway.upstream import Upstream
-from updraft.cloud_engine.node.app import Served, create_node_app
-from updraft.cloud_engine.node.latency import Latencies
-from updraft.cloud_engine.node.metrics import node_metrics
+from updraft.cloud_engine.node.answers.latency import Latencies
+from updraft.cloud_engine.node.api.app import Served, create_node_app
+from updraft.cloud_engine.node.api.metrics import node_metrics
 from updraft.protocol import errors
 from updraft.protocol.prometheus import render
 from updraft.router.feedback.collector import LearningCounts

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="needs the [train] extra")
 
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.request import GenerationRequest
+from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.embedded.export import write_hf_folder
 from updraft.embedded.model import PocketLlama, Shape
 from updraft.embedded.tokenizer import VOCAB_SIZE, load_tokenizer

@@ -12,7 +12,7 @@ pytest.importorskip("llama_cpp", reason="needs the [edge] extra")
 
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.request import GenerationRequest
+from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.embedded import pocket
 from updraft.embedded.collect import cloud_answers
 from updraft.embedded.export import FileType, write_gguf

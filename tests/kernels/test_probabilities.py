@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from updraft.cloud_engine.engine.sampler import log_probabilities as engine_log_probabilities
+from updraft.cloud_engine.engine.execution.sampler import log_probabilities as engine_log_probabilities
 from updraft.kernels.probabilities import (
     likeliest,
     log_probabilities,

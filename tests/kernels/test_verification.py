@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from updraft.cloud_engine.engine.advance import _agreement
+from updraft.cloud_engine.engine.output.output_processor import _agreement
 from updraft.kernels.noise import gumbel_noise, noise_keys
 from updraft.kernels.verification import (
     Chances,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..family import Family
+from .family import Family
 from .gemma3 import GEMMA3
 from .llama import LLAMA
 from .mistral import MISTRAL

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..config import ModelConfig
-from ..family import SPLIT, Family, read_decoder, read_rotary, windows_of
 from ..fields import Fields
+from .family import SPLIT, Family, read_decoder, read_rotary, windows_of
 
 _DEFAULTS = {
     "head_dim": 256,

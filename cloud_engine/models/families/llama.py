@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..config import ModelConfig
-from ..family import SPLIT, Family, read_decoder
 from ..fields import Fields
+from .family import SPLIT, Family, read_decoder
 
 
 def read_config(fields: Fields) -> ModelConfig:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..config import ModelConfig
-from ..family import SPLIT, Family, read_decoder, windows_of
 from ..fields import Fields
+from .family import SPLIT, Family, read_decoder, windows_of
 
 
 def read_config(fields: Fields) -> ModelConfig:

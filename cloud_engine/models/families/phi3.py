@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..config import ModelConfig
-from ..family import SPLIT, Family, read_decoder, read_rotary, rope_parameters, windows_of
 from ..fields import Fields
+from .family import SPLIT, Family, read_decoder, read_rotary, rope_parameters, windows_of
 
 _PARTS = {**SPLIT, "attention.qkv_proj": ("self_attn.qkv_proj",), "mlp.gate_up_proj": ("mlp.gate_up_proj",)}
 

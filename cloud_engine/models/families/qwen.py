@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..config import ModelConfig
-from ..family import SPLIT, Family, read_decoder, windows_of
 from ..fields import Fields
+from .family import SPLIT, Family, read_decoder, windows_of
 
 
 def read_qwen2(fields: Fields) -> ModelConfig:

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 from updraft.cloud_engine.engine.config import EngineConfig
-from updraft.cloud_engine.engine.drafter import Drafter
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.request import (
+from updraft.cloud_engine.engine.execution.served_model import DraftWeights, ServedModel
+from updraft.cloud_engine.engine.speculation.drafter import Drafter
+from updraft.cloud_engine.engine.types.request import (
     GenerationRequest,
     PromptLogprob,
     RequestStats,
     TokenLogprob,
     TokenOutput,
 )
-from updraft.cloud_engine.engine.served_model import DraftWeights, ServedModel
 from updraft.cloud_engine.models.config import ModelConfig
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.rope import RotaryConfig

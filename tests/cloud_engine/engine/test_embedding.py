@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from decoder_reference import SHAPES, random_tokens, reference_model
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.request import GenerationRequest
-from updraft.cloud_engine.engine.served_model import DraftWeights, ServedModel
+from updraft.cloud_engine.engine.execution.served_model import DraftWeights, ServedModel
+from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.cloud_engine.models.decoder import Decoder
-from updraft.cloud_engine.models.loader import load_model
+from updraft.cloud_engine.models.loading.loader import load_model
 from updraft.protocol.errors import ContextLengthError, InvalidRequestError
 from updraft.protocol.sampling import SamplingParams
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-from reference import SHAPES, random_tokens, reference_model
 
 torch.set_num_threads(1)
 LENGTHS = (1, 15, 16, 17, 40, 64, 131)

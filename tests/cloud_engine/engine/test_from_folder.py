@@ -11,7 +11,7 @@ import torch
 import transformers
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.request import GenerationRequest
+from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.embedded import pocket
 from updraft.protocol.errors import ConfigurationError, ModelLoadError
 from updraft.protocol.requests import Message

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from updraft.cloud_engine.engine.request import BeamParams, GenerationRequest
+from updraft.cloud_engine.engine.types.request import BeamParams, GenerationRequest
 from updraft.protocol.sampling import SamplingParams
 
 PROBE = GenerationRequest(

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.request import BeamParams, GenerationRequest
+from updraft.cloud_engine.engine.types.request import BeamParams, GenerationRequest
 from updraft.protocol.errors import ContextLengthError, InvalidRequestError, OverloadedError
 from updraft.protocol.sampling import SamplingParams
 

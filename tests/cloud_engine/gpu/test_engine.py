@@ -9,11 +9,11 @@ import pytest
 import torch
 from nothing_waits import nothing_waits
 from updraft.cloud_engine.engine.config import EngineConfig
-from updraft.cloud_engine.engine.cuda_graphs import GraphLimits
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.request import GenerationRequest
-from updraft.cloud_engine.engine.runner import Chunk, Runner
-from updraft.cloud_engine.engine.served_model import DraftWeights, ServedModel
+from updraft.cloud_engine.engine.execution.cuda_graphs import GraphLimits
+from updraft.cloud_engine.engine.execution.model_runner import Chunk, Runner
+from updraft.cloud_engine.engine.execution.served_model import DraftWeights, ServedModel
+from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.cloud_engine.models.config import ModelConfig
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.rope import RotaryConfig

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from updraft.cloud_engine.engine.runner import Chunk, Runner
+from decoder_reference import FACTORS, LONG_ONLY, SHAPES, expected_logprobs, random_tokens, reference_model
+from updraft.cloud_engine.engine.execution.model_runner import Chunk, Runner
 from updraft.cloud_engine.models.decoder import Decoder
-from updraft.cloud_engine.models.loader import load_model
-
-sys.path.insert(0, str(Path(__file__).parent))
-from reference import FACTORS, LONG_ONLY, SHAPES, expected_logprobs, random_tokens, reference_model
+from updraft.cloud_engine.models.loading.loader import load_model
 
 torch.set_num_threads(1)
 BLOCK = 16

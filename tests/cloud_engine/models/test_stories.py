@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,14 @@ import pytest
 import torch
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.request import GenerationRequest
-from updraft.cloud_engine.engine.served_model import ServedModel
-from updraft.cloud_engine.models.loader import load_model
+from updraft.cloud_engine.engine.execution.served_model import ServedModel
+from updraft.cloud_engine.engine.types.request import GenerationRequest
+from updraft.cloud_engine.models.loading.loader import load_model
 from updraft.protocol.sampling import SamplingParams
 
 pytest.importorskip("gguf", reason="needs the [cloud] extra")
 transformers = pytest.importorskip("transformers")
 
-sys.path.insert(0, str(Path(__file__).parent))
 from gguf_writer import write_gguf
 
 torch.set_num_threads(1)

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_sampling import plain_edits
-from updraft.cloud_engine.engine.sampler import SamplingRow, sample
+from updraft.cloud_engine.engine.execution.sampler import SamplingRow, sample
 from updraft.local_engine.sampling import noise
 from updraft.local_engine.sampling.row_sampler import RowSampler
 from updraft.local_engine.sampling.truncation import largest

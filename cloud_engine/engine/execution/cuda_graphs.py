@@ -1,0 +1,140 @@
+"""Forward passes captured as CUDA graphs: a decoding step is then one launch instead of hundreds.
+
+Graphs have fixed sizes. There is one for each rung of a ladder, captured at the start, and a step takes the smallest it
+fits; rows and sequences that are left over are padding. Steps with prompts in them run without a graph.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ....kernels.attention import QuerySpan
+from ....kernels.attention_backends import TritonBackend
+from ....kernels.attention_metadata import GraphMetadata
+from ...models.decoder import Decoder
+from .host_device_copy import to_device
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Rung:
+    """A graph for up to `rows` rows of up to `sequences` sequences."""
+
+    rows: int
+    sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class GraphLimits:
+    """What steps without prompts can be like: sequences, rows of one (a token and its drafts), blocks of one."""
+
+    sequences: int
+    queries: int
+    blocks: int
+
+
+def ladder(limits: GraphLimits) -> list[Rung]:
+    """Smallest first. One row each for decoding; half and all of the drafts for verification."""
+    most = limits.sequences
+    sizes = {size for size in (1, 2, 4, *range(8, 65, 8), *range(96, most, 32)) if size < most} | {most}
+    verified = {-(-limits.queries // 2), limits.queries} - {1} if limits.queries > 1 else set[int]()
+    powers = {size for size in sizes if size & (size - 1) == 0} | {most}
+    drafts = {Rung(size * queries, size) for size in powers for queries in verified}
+    return sorted({Rung(size, size) for size in sizes} | drafts)
+
+
+def rung_for(rungs: Sequence[Rung], rows: int, sequences: int) -> Rung | None:
+    """The smallest that holds them; None if none does. `rungs` are sorted."""
+    return next((rung for rung in rungs if rung.rows >= rows and rung.sequences >= sequences), None)
+
+
+class Recorder(Protocol):
+    """Keeps work on tensors, to be done again on whatever is in them then."""
+
+    def __call__(self, compute: Callable[[], None]) -> Callable[[], None]:
+        """What does again what `compute` does."""
+        ...
+
+
+class CudaRecorder:
+    """Records CUDA graphs that share their memory, so that one of them is replayed at a time."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._side = torch.cuda.Stream()  # one for all: cuBLAS keeps a workspace for each stream that it is called on
+
+    def __call__(self, compute: Callable[[], None]) -> Callable[[], None]:
+        side = self._side
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            compute()  # kernels are compiled and libraries choose theirs before anything is captured
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            compute()
+        return graph.replay
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """A pass that can be repeated, and what it reads: its plan, token ids and positions (rows,) int64."""
+
+    replay: Callable[[], None]
+    metadata: GraphMetadata
+    token_ids: Tensor
+    positions: Tensor
+
+
+class StepGraphs:
+    """All graphs of a model. What `run` returns is overwritten by the next run."""
+
+    def __init__(self, model: Decoder, backend: TritonBackend, limits: GraphLimits, record: Recorder) -> None:
+        """Captures them, the largest first, so that all live in its memory. Takes seconds."""
+        started = time.perf_counter()
+        self._model, self._backend, self._limits = model, backend, limits
+        self._device = backend.cache.device
+        self._rungs = ladder(limits)
+        shape = self._rungs[-1].rows, model.config.vocab_size
+        self._logits = torch.empty(shape, dtype=torch.float32, device=self._device)  # one graph runs at a time
+        self._captured = {rung: self._capture(rung, record) for rung in reversed(self._rungs)}
+        _LOG.info("captured %d CUDA graphs in %.1f s", len(self._captured), time.perf_counter() - started)
+
+    def run(self, spans: Sequence[QuerySpan], token_ids: Tensor) -> Tensor | None:
+        """Logits of all rows, (rows, vocab) float32; None if no graph fits.
+
+        `token_ids` (rows,) int64, on the host, or on the device where they may not be computed yet.
+        """
+        rows = len(token_ids)
+        if max((span.length for span in spans), default=0) > self._limits.queries:
+            return None
+        rung = rung_for(self._rungs, rows, len(spans))
+        if rung is None:
+            return None
+        captured = self._captured[rung]
+        captured.metadata.update_(spans)
+        positions = torch.tensor([at for span in spans for at in range(span.start, span.start + span.length)])
+        captured.token_ids[:rows].copy_(to_device(token_ids, self._device))
+        captured.positions[:rows].copy_(to_device(positions, self._device))
+        captured.replay()
+        return self._logits[:rows]
+
+    @torch.inference_mode()
+    def _capture(self, rung: Rung, record: Recorder) -> _Captured:
+        backend = self._backend
+        metadata = backend.planner.graph_metadata(rung.rows, rung.sequences, self._limits.blocks)
+        token_ids = torch.zeros(rung.rows, dtype=torch.int64, device=self._device)
+        positions = torch.zeros_like(token_ids)
+
+        def compute() -> None:
+            attention = backend.attention(metadata.metadata)
+            self._logits[: rung.rows].copy_(self._model.logits(self._model(token_ids, positions, attention)))
+
+        return _Captured(record(compute), metadata, token_ids, positions)

@@ -1,0 +1,232 @@
+"""Runs a model once over a ragged batch: any mix of prefill chunks, decodes and drafts, one row per token."""
+
+# torch leaves `from_numpy` untyped
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ....kernels.attention import QuerySpan
+from ....kernels.attention_backends import CacheSpec, NativeBackend, TritonBackend, choose_backend
+from ....kernels.backend import AttentionChoice, BackendName
+from ....kernels.native_attention import NativeAttention
+from ....kernels.native_library import load
+from ....kernels.packed_linear import least_rows, pack_linears
+from ....kernels.ragged_batch import Passes, RaggedBatch
+from ....kernels.sampling import Sampling
+from ....kernels.sampling import sample as sample_rows
+from ...models.decoder import Decoder
+from ..config import EngineConfig
+from ..types.pooling import MeanPool
+from .cuda_graphs import CudaRecorder, GraphLimits, StepGraphs
+from .host_device_copy import HostCopy, to_device
+from .sampler import SamplingRow, sampling_of
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive tokens of one sequence, the first at position `start`. Logits are wanted of the last `num_logits`.
+
+    `pool` takes in the hidden states of all of them.
+    """
+
+    token_ids: Sequence[int]
+    start: int
+    block_table: Sequence[int]
+    num_logits: int
+    pool: MeanPool | None = None
+
+
+class Runner:
+    """A model with its paged KV cache, which belongs to the attention backend.
+
+    The model's weights are rearranged for the CPU in place (`pack_linears`).
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        num_blocks: int,
+        block_size: int,
+        *,
+        batch_invariant: bool = False,
+        attention_backend: AttentionChoice = "auto",
+    ) -> None:
+        """Raises ConfigurationError if the backend cannot serve the model, or `batch_invariant` cannot be had."""
+        pack_linears(model, batch_invariant=batch_invariant)
+        self.model = model
+        self._least_rows = least_rows(model)
+        self._block_size = block_size
+        self._device = model.embed_tokens.weight.device
+        spec = cache_spec(model, num_blocks, block_size)
+        self._backend, why = choose_backend(spec, attention_backend, batch_invariant=batch_invariant)
+        self._graphs: StepGraphs | None = None
+        _LOG.info("attention: %s (%s)", self._backend.name, why)
+        if self._device.type == "cpu":
+            load()  # norms and gates are in C, too: better compiled now than in the first step
+            fused = self._backend.name == "native" and self.model.fuse()
+            _LOG.info("layers: %s", "one call of C for all" if fused else "one kernel after the other")
+
+    @property
+    def block_size(self) -> int:
+        return self._block_size
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens that the KV cache holds."""
+        return self._backend.cache.shape[1] * self._block_size
+
+    @property
+    def attention_backend(self) -> BackendName:
+        return self._backend.name
+
+    def capture(self, limits: GraphLimits) -> None:
+        """Capture steps without prompts as CUDA graphs, where attention can be: a matter of seconds."""
+        if isinstance(self._backend, TritonBackend):
+            self._graphs = StepGraphs(self.model, self._backend, limits, CudaRecorder())
+
+    @torch.inference_mode()
+    def run(self, chunks: Sequence[Chunk]) -> Tensor:
+        """Compute all chunks, store their keys and values, return logits (sum of num_logits, vocab) float32."""
+        spans = [QuerySpan(chunk.start, len(chunk.token_ids), chunk.block_table) for chunk in chunks]
+        token_ids = torch.tensor([token for chunk in chunks for token in chunk.token_ids], dtype=torch.int64)
+        wanted = _wanted_rows(chunks)
+        if all(chunk.pool is None for chunk in chunks):
+            logits = self._replayed(spans, token_ids)
+            if logits is not None:
+                return self._rows(logits, wanted)
+        hidden = self._hidden(spans, token_ids)
+        _pool(chunks, hidden)
+        return self.model.logits(self._rows(hidden, wanted))
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the device computes while the host goes on, so that it pays to launch a step before the one in front
+        of it has been read."""
+        return self._device.type == "cuda"
+
+    @torch.inference_mode()
+    def follow(self, spans: Sequence[QuerySpan], token_ids: Tensor) -> Tensor:
+        """Logits (spans, vocab) float32 behind one token each: `token_ids` (spans,) int64, which may be on the device,
+        and not computed yet."""
+        logits = self._replayed(spans, token_ids)
+        return self.model.logits(self._hidden(spans, token_ids)[: len(spans)]) if logits is None else logits
+
+    def _replayed(self, spans: Sequence[QuerySpan], token_ids: Tensor) -> Tensor | None:
+        """Logits of all rows, where a graph has been captured for as many."""
+        return None if self._graphs is None else self._graphs.run(spans, token_ids)
+
+    def _hidden(self, spans: Sequence[QuerySpan], token_ids: Tensor) -> Tensor:
+        """(rows, hidden_size) of all rows, padding behind them included."""
+        num_rows = max(len(token_ids), self._least_rows)
+        batch = RaggedBatch.of(spans, num_rows, self._block_size)
+        positions = torch.from_numpy(batch.positions().clip(0))
+        if num_rows > len(token_ids):
+            token_ids = functional.pad(token_ids, (0, num_rows - len(token_ids)))
+        return self.model(self._on_device(token_ids), self._on_device(positions), self._backend.begin(batch))
+
+    @property
+    def can_extend(self) -> bool:
+        """Whether `extend` is faster than one pass after the other, each waited for."""
+        return self.runs_ahead or (self.model.can_continue and isinstance(self._backend, NativeBackend))
+
+    @torch.inference_mode()
+    def extend(
+        self, first: Sequence[int] | Tensor, spans: Sequence[QuerySpan], rows: Sequence[SamplingRow]
+    ) -> list[list[int]]:
+        """A pass for each row of the longest of `spans`, waited for once: what was sampled in one is computed in the
+        next. Begins with the tokens `first`, which may not be computed yet where it `runs_ahead`, and returns those
+        that were sampled, as many as each span is long; none may be longer than the one before it. `rows`: how to
+        sample in the first pass, all plain ones.
+        """
+        sampling = sampling_of(rows, self.model.config.vocab_size, self._device)
+        passes = Passes.of(spans, self._block_size)
+        if isinstance(self._backend, NativeBackend):
+            attention = self._backend.begin(passes.batch)
+            assert isinstance(attention, NativeAttention), "ask can_extend first"
+            return self.model.continued([int(token) for token in first], passes, attention, sampling)
+        return self._extend_on_device(first, passes, sampling)
+
+    def _extend_on_device(self, first: Sequence[int] | Tensor, passes: Passes, sampling: Sampling) -> list[list[int]]:
+        token_ids = first if isinstance(first, Tensor) else self._on_device(torch.tensor(first, dtype=torch.int64))
+        sampled: list[Tensor] = []
+        for number, live in enumerate(passes.live.tolist()):
+            spans = [QuerySpan(span.start + number, 1, span.block_table) for span in passes.batch.spans[:live]]
+            logits = self.follow(spans, token_ids[:live])
+            token_ids = sample_rows(logits, sampling.of(slice(live)).ahead(number))
+            sampled.append(token_ids)
+        continued: list[list[int]] = [[] for _ in passes.batch.spans]
+        tokens: list[int] = HostCopy(torch.cat(sampled)).tolist()
+        for sequence, token in zip(passes.sequence.tolist(), tokens, strict=True):
+            continued[sequence].append(token)
+        return continued
+
+    def _rows(self, values: Tensor, wanted: list[int]) -> Tensor:
+        if len(wanted) == len(values):
+            return values
+        return values.index_select(0, self._on_device(torch.tensor(wanted, dtype=torch.int64)))
+
+    def _on_device(self, staged: Tensor) -> Tensor:
+        return to_device(staged, self._device)
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, (source, target) each, in all layers; all sources are read before a target is written."""
+        sources, targets = (self._on_device(torch.tensor(blocks)) for blocks in zip(*copies, strict=True))
+        cache = self._backend.cache
+        cache[:, targets] = cache[:, sources]
+
+
+def _pool(chunks: Sequence[Chunk], hidden: Tensor) -> None:
+    row = 0
+    for chunk in chunks:
+        if chunk.pool is not None:
+            chunk.pool.add(hidden[row : row + len(chunk.token_ids)], chunk.start)
+        row += len(chunk.token_ids)
+
+
+def _wanted_rows(chunks: Sequence[Chunk]) -> list[int]:
+    """Those that logits are asked of."""
+    rows: list[int] = []
+    end = 0
+    for chunk in chunks:
+        end += len(chunk.token_ids)
+        rows.extend(range(end - chunk.num_logits, end))
+    return rows
+
+
+def cache_spec(model: Decoder, num_blocks: int, block_size: int) -> CacheSpec:
+    config, weight = model.config, model.embed_tokens.weight
+    return CacheSpec(
+        config.num_layers,
+        num_blocks,
+        block_size,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        weight.dtype,
+        weight.device,
+        config.windowed,
+    )
+
+
+def graph_limits(context_length: int, num_drafts: int, config: EngineConfig) -> GraphLimits | None:
+    """Of an engine's steps without prompts, with at most `num_drafts` draft tokens for a sequence; None: no graphs."""
+    if not config.cuda_graphs:
+        return None
+    return GraphLimits(config.max_batch_size, 1 + num_drafts, -(-context_length // config.block_size))
+
+
+def block_bytes(model: Decoder, block_size: int) -> int:
+    """Memory of one KV block over all layers."""
+    config = model.config
+    elements = config.num_layers * 2 * block_size * config.num_kv_heads * config.head_dim
+    return elements * model.embed_tokens.weight.element_size()

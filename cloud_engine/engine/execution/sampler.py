@@ -1,0 +1,159 @@
+"""From logits to tokens.
+
+Sampling is Gumbel-max: argmax(logits / temperature + noise) draws from softmax(logits / temperature). The noise of a
+token depends on the request's seed, the token's position and its id, and on nothing else. So a seed gives the same
+tokens whatever else is in the batch, and a draft token can be verified by asking whether it is the very token that
+would have been sampled: the output with a draft is then the output without one, not only equal in distribution.
+
+Here the options of all rows become columns, which go to the device in one copy; `kernels/sampling.py` does the rest.
+"""
+
+# torch leaves `from_numpy` and `tolist` untyped
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from ....kernels.logit_edits import FlatEdits, apply_edits_
+from ....kernels.probabilities import MOST_REPORTED, likeliest
+from ....kernels.probabilities import log_probabilities as top_log_probabilities
+from ....kernels.sampling import Sampling
+from ....kernels.sampling import sample as sample_rows
+from ....kernels.truncation import Truncation
+from ....protocol.noise import WORD
+from ....protocol.sampling import LEAST_TEMPERATURE, SamplingParams
+from ....text.grammar_state import Mask
+from ....text.logit_edits import LogitEdits
+from ..types.request import TokenLogprob
+from .host_device_copy import HostCopy, to_device
+
+
+class SamplingRow(msgspec.Struct, frozen=True, gc=False):
+    """How to sample one row of logits. `position` is the index in the sequence of the token to be sampled.
+
+    `mask`: the tokens that a grammar allows; None for all.
+    """
+
+    temperature: float
+    seed: int
+    position: int
+    params: SamplingParams
+    edits: LogitEdits | None = None
+    mask: Mask | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it depends on nothing but its logits, its noise, and how many come first."""
+        return self.edits is None and self.mask is None and self.params.typical_p >= 1
+
+
+def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+    """What `sample_on_device` says, which is waited for."""
+    return sample_on_device(logits, rows).tolist()
+
+
+def sample_on_device(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """One token per row of `logits` (rows, vocab) float32, which stay as they are: (rows,) int64, where the logits are.
+
+    Rows at temperature 0 are argmax. Waits for nothing.
+    """
+    edits = [(index, row.edits) for index, row in enumerate(rows) if row.edits is not None]
+    if edits:  # of tokens that a mask forbids they change nothing: it may come after them
+        logits = logits.clone()
+        apply_edits_(logits, _flat(edits, logits.device))
+    if not logits.is_cuda and all(row.temperature < LEAST_TEMPERATURE and row.mask is None for row in rows):
+        return logits.argmax(dim=-1)
+    return sample_rows(logits, sampling_of(rows, logits.shape[1], logits.device))
+
+
+def log_probabilities(logits: Tensor, chosen: Sequence[int], num_top: int) -> list[TokenLogprob]:
+    """Raw log-probability of each row's chosen token and of its `num_top` likeliest ones. Waits for the device once."""
+    num_top = min(num_top, logits.shape[1])
+    columns = _scores(logits, to_device(torch.tensor(chosen), logits.device), num_top)
+    return [
+        TokenLogprob(logprob, tuple(zip(map(int, rest[:num_top]), rest[num_top:], strict=True)))
+        for logprob, *rest in HostCopy(columns).tolist()
+    ]
+
+
+def _scores(logits: Tensor, chosen: Tensor, num_top: int) -> Tensor:
+    """(rows, 1 + 2 * num_top) float64, so that one copy brings all: of the chosen token, ids of the top, and theirs."""
+    if logits.is_cuda and num_top <= MOST_REPORTED:
+        picked, values, ids = top_log_probabilities(logits, chosen, num_top)
+    else:  # the likeliest are looked for, not sorted out of the whole vocabulary
+        logprobs = logits.log_softmax(dim=-1)
+        values, ids = likeliest(logprobs, num_top)
+        picked = logprobs.gather(1, chosen[:, None]).flatten()
+    return torch.cat((picked[:, None].double(), ids.double(), values.double()), dim=1)
+
+
+def sampling_of(rows: Sequence[SamplingRow], vocabulary: int, device: torch.device) -> Sampling:
+    """In columns on `device`, all but the edits."""
+    params = [row.params for row in rows]
+    staged, columns = _columns(7, len(rows), np.int64)
+    columns[0] = _bits([row.temperature for row in rows])
+    columns[1] = np.array([row.seed % WORD for row in rows], dtype=np.uint64).view(np.int64)
+    columns[2] = [row.position for row in rows]
+    columns[3] = [one.top_k for one in params]
+    columns[4] = _bits([one.top_p for one in params])
+    columns[5] = _bits([one.min_p for one in params])
+    columns[6] = _bits([one.typical_p for one in params])
+    temperatures, seeds, positions, top_k, *shares = to_device(staged, device)[:, : len(rows)].unbind()
+    top_p, min_p, typical_p = (share.view(torch.float64) for share in shares)
+    by_rank, by_mass, by_share = (
+        any(one.top_k > 0 for one in params),
+        any(one.top_p < 1 for one in params),
+        any(one.min_p > 0 for one in params),
+    )
+    truncation = Truncation(
+        top_k.to(torch.int32) if by_rank else None, top_p if by_mass else None, min_p if by_share else None
+    )
+    return Sampling(
+        temperatures.view(torch.float64),
+        seeds,
+        positions,
+        truncation if by_rank or by_mass or by_share else None,
+        _mask(rows, vocabulary, device),
+        typical_p if any(one.typical_p < 1 for one in params) else None,
+    )
+
+
+def _columns(number: int, length: int, dtype: type[np.generic]) -> tuple[Tensor, np.ndarray[Any, Any]]:
+    """A tensor to be sent, and in it `number` columns of `length`, each of which begins at a multiple of 16 bytes:
+    Triton would compile a kernel anew for a column that does not."""
+    aligned = 16 // np.dtype(dtype).itemsize
+    whole = np.zeros((number, -(-length // aligned) * aligned), dtype=dtype)
+    return torch.from_numpy(whole), whole[:, :length]
+
+
+def _bits(values: Sequence[float]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array(values, dtype=np.float64).view(np.int64)
+
+
+def _mask(rows: Sequence[SamplingRow], vocabulary: int, device: torch.device) -> Tensor | None:
+    if all(row.mask is None for row in rows):
+        return None
+    words = np.full((len(rows), -(-vocabulary // 32)), -1, dtype=np.int32)
+    for index, row in enumerate(rows):
+        if row.mask is not None:
+            words[index] = row.mask[: words.shape[1]]
+    return to_device(torch.from_numpy(words), device)
+
+
+def _flat(edits: Sequence[tuple[int, LogitEdits]], device: torch.device) -> FlatEdits:
+    """The edits of all rows, each with the index of its row."""
+    indices = np.repeat([index for index, _ in edits], [len(edit.token_ids) for _, edit in edits])
+    staged, columns = _columns(4, len(indices), np.int32)
+    columns[0] = indices
+    columns[1] = np.concatenate([edit.token_ids for _, edit in edits])
+    columns[2] = np.concatenate([edit.divisors for _, edit in edits]).view(np.int32)
+    columns[3] = np.concatenate([edit.offsets for _, edit in edits]).view(np.int32)
+    rows, token_ids, divisors, offsets = to_device(staged, device)[:, : len(indices)].unbind()
+    return FlatEdits(rows, token_ids, divisors.view(torch.float32), offsets.view(torch.float32))

@@ -1,0 +1,69 @@
+"""A model with what serving it needs besides its weights: a name, a tokenizer, and its authors' defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ....protocol.errors import ConfigurationError, ModelLoadError
+from ....text.tokenizer import Tokenizer
+from ...models.config import default_temperature
+from ...models.decoder import Decoder
+from ...models.loading.gguf_file import gguf_vocabulary
+from ...models.loading.hub import name_of
+from ...models.loading.loader import Progress, load_model
+from ..config import EngineConfig
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """`eos_ids` are the tokens that end an answer; `default_temperature` serves requests that name none."""
+
+    weights: Decoder
+    model_id: str = "model"
+    tokenizer: Tokenizer | None = None
+    eos_ids: frozenset[int] = frozenset()
+    default_temperature: float = 1.0
+
+    @classmethod
+    def from_folder(cls, folder: Path, config: EngineConfig, progress: Progress | None = None) -> ServedModel:
+        """Load a Hugging Face style folder. Raises ModelLoadError naming what is missing, damaged or unsupported."""
+        if folder.is_file():
+            raise ModelLoadError(
+                f"{folder}: a single file can be the draft, but the served model needs a folder with its tokenizer."
+            )
+        weights = load_weights(folder, config, progress)
+        tokenizer = Tokenizer.from_folder(folder)
+        if tokenizer.vocab_size > weights.config.vocab_size:
+            raise ConfigurationError(
+                f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model only "
+                f"{weights.config.vocab_size}: these files do not belong together."
+            )
+        return cls(weights, name_of(folder), tokenizer, tokenizer.eos_ids, default_temperature(folder))
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWeights:
+    """A draft model; `vocabulary` maps its tokens to their ids, None where its files do not tell."""
+
+    weights: Decoder
+    vocabulary: Mapping[str, int] | None = None
+
+    @classmethod
+    def from_path(cls, path: Path, config: EngineConfig) -> DraftWeights:
+        """A Hugging Face style folder or a GGUF file. Raises ModelLoadError."""
+        weights = load_weights(path, config)
+        if path.suffix == ".gguf":
+            return cls(weights, gguf_vocabulary(path))
+        has_tokenizer = (path / "tokenizer.json").exists()
+        return cls(weights, Tokenizer.from_folder(path).vocabulary() if has_tokenizer else None)
+
+
+def load_weights(path: Path, config: EngineConfig, progress: Progress | None = None) -> Decoder:
+    """A folder or a GGUF file, in the engine's dtype and on its device. Raises ModelLoadError."""
+    return load_model(path, dtype=_DTYPES[config.dtype], device=config.device, progress=progress)

@@ -1,0 +1,27 @@
+"""How many threads a step uses on a CPU: fewer while other processes need the processors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ....kernels.contention import ThreadGovernor
+from ..config import EngineConfig
+
+
+def giving_way(config: EngineConfig) -> Callable[[], None]:
+    """To be called before each step: sets torch's threads, at most as many as there are now.
+
+    Does nothing on other devices, and in batch-invariant mode, in which nothing may change how sums are cut.
+    """
+    if config.device != "cpu" or config.batch_invariant:
+        return lambda: None
+    governor = ThreadGovernor(torch.get_num_threads())
+
+    def give_way() -> None:
+        threads = governor.threads()
+        if threads != torch.get_num_threads():
+            torch.set_num_threads(threads)
+
+    return give_way

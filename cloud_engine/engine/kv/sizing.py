@@ -1,0 +1,89 @@
+"""How long a sequence may be and how many KV blocks there are: what the operator says, else what memory holds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ....protocol.errors import ConfigurationError
+from ...models.decoder import Decoder
+from ..config import EngineConfig
+from ..execution.model_runner import block_bytes
+from .kv_cache_manager import Window, most_blocks
+
+_HOST_CACHE_BYTES = 2**30
+_DEVICE_CACHE_SHARE = 0.8  # the rest is for what a step computes, and for graphs
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """`context_length`: tokens of prompt and answer together, which `num_blocks` hold at least once.
+
+    `window`: of all models that share the block tables; None if one of them looks back to the start.
+    """
+
+    context_length: int
+    num_blocks: int
+    window: Window | None
+
+    @classmethod
+    def of(cls, models: Sequence[Decoder], config: EngineConfig) -> Sizes:
+        """For the target, first of `models`, and its draft model, if it has one.
+
+        Blocks for a full batch at full context, as far as memory goes. Where these do not hold the model's context
+        even once, it is cut to what they hold. Raises ConfigurationError if the operator asks for more than that, or
+        than the model's, and if there is no memory for a single block.
+        """
+        trained = models[0].config.context_length
+        wanted = config.context_length or trained
+        if wanted > trained:
+            raise ConfigurationError(
+                f"The model's context is {trained} tokens, {wanted} were asked for: lower context_length.",
+                param="context_length",
+            )
+        window = _window(models, config)
+        needed = most_blocks(wanted, config.block_size, window)
+        num_blocks = config.num_blocks or min(needed * config.max_batch_size, _affordable(models, config))
+        if needed <= num_blocks:
+            return cls(wanted, num_blocks, window)
+        held, gib = num_blocks * config.block_size, needed * _bytes_of_block(models, config) / 2**30
+        if config.context_length is not None:
+            raise ConfigurationError(
+                f"A context of {wanted} tokens needs {needed} blocks of KV cache ({gib:.1f} GiB), there are "
+                f"{num_blocks}: lower context_length to {held}, or set num_blocks to {needed}.",
+                param="context_length",
+            )
+        why = f"the KV cache has {num_blocks} blocks, the whole context takes {needed} ({gib:.1f} GiB)"
+        _LOG.info("context: %d of the model's %d tokens (%s)", held, trained, why)
+        return cls(held, num_blocks, window)
+
+
+def _window(models: Sequence[Decoder], config: EngineConfig) -> Window | None:
+    reaches = [model.config.reach for model in models]
+    known = [reach for reach in reaches if reach is not None]
+    return Window(max(known), config.token_budget) if len(known) == len(reaches) else None
+
+
+def _bytes_of_block(models: Sequence[Decoder], config: EngineConfig) -> int:
+    return sum(block_bytes(model, config.block_size) for model in models)
+
+
+def _affordable(models: Sequence[Decoder], config: EngineConfig) -> int:
+    """Blocks that memory holds: 1 GiB of a computer's, most of what is left of a GPU's."""
+    device = models[0].embed_tokens.weight.device
+    room = _HOST_CACHE_BYTES
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        room = int(free * _DEVICE_CACHE_SHARE)
+    blocks = room // _bytes_of_block(models, config)
+    if blocks < 1:
+        raise ConfigurationError(
+            f"There is no memory for a KV cache: a block of {config.block_size} tokens has "
+            f"{_bytes_of_block(models, config)} bytes, and {room} are left. Lower block_size, or free memory.",
+            param="block_size",
+        )
+    return blocks

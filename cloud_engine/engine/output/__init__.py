@@ -1,0 +1,1 @@
+"""What becomes of sampled tokens: answers grow, branch off and end."""

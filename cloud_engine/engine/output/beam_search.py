@@ -1,0 +1,179 @@
+"""Beam search: of all continuations of a request's beams, the most probable ones go on, as forks that share blocks.
+
+The definition is that of transformers' `generate(num_beams=width, do_sample=False, early_stopping=False)`. A beam is
+ranked by the sum of its tokens' log-probabilities, a finished one by that sum / length ** length_penalty, where the
+length counts generated tokens and the one that ended it. The `width` best finished ones are kept, and the search is
+over when the best beam, at its present length, is no better than the worst of these.
+"""
+
+# torch leaves `Tensor.tolist` untyped
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ....protocol.errors import InvalidRequestError
+from ..execution.sampler import log_probabilities
+from ..kv.kv_cache_manager import KVCacheManager
+from ..scheduling.scheduler import Scheduler
+from ..types.request import BeamParams, FinishReason, GenerationRequest, RequestState, TokenLogprob
+from ..types.scheduled_request import ScheduledRequest
+
+
+def check_beams(request: GenerationRequest, num_ends: int, vocab_size: int) -> None:
+    """Raises InvalidRequestError for options that a beam search has no use for; `num_ends` tokens end an answer."""
+    params = request.params
+    if request.num_branches + num_ends > vocab_size:
+        raise InvalidRequestError("More beams than the vocabulary has tokens to begin with.", param="n")
+    if params.temperature or params.truncates or params.edits or request.constraint is not None:
+        raise InvalidRequestError(
+            "Beam search follows the model's own probabilities: set temperature=0 and leave out top_p, top_k, min_p, "
+            "typical_p, penalties, logit_bias, min_tokens and constraints of the output.",
+            param="use_beam_search",
+            code="invalid_value",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A finished answer, without the token that ended it. `score`: what answers are ranked by."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprob]
+    finish_reason: FinishReason
+    score: float
+
+
+@dataclass(slots=True)
+class _Beam:
+    """An answer in progress. `total`: log-probability (nats) of all that it generated."""
+
+    state: RequestState
+    total: float = 0.0
+    logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+
+    @property
+    def generated(self) -> list[int]:
+        return self.state.token_ids[self.state.num_prompt_tokens :]
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """One token more for the beam of logits row `row`; `total` is the log-probability with it."""
+
+    beam: _Beam
+    row: int
+    token: int
+    total: float
+
+
+class BeamSearch:
+    """The beams of one request. They choose together, once each of them has caught up with its known tokens."""
+
+    def __init__(self, root: RequestState, params: BeamParams, scheduler: Scheduler, cache: KVCacheManager) -> None:
+        self._params = params
+        self._scheduler = scheduler
+        self._cache = cache
+        self._beams = [_Beam(root)]
+        self._finished: list[Hypothesis] = []  # the best `width`, best first
+
+    @property
+    def states(self) -> list[RequestState]:
+        return [beam.state for beam in self._beams]
+
+    def advance(self, items: Sequence[tuple[ScheduledRequest, Tensor]]) -> list[Hypothesis]:
+        """Take over what a step computed of these beams: each with its logits (1, vocab), (0, vocab) if it lags behind.
+
+        Returns the finished answers, best first, when the search is over, and until then nothing. The caller then
+        removes `states`.
+        """
+        rows = {item.state: logits for item, logits in items if item.is_caught_up}
+        choosing = len(rows) == len(self._beams)
+        for item, _ in items:
+            # Who has to wait for the others computes its last token once more then, for these logits are gone.
+            waits = item.is_caught_up and not choosing
+            self._settle(item.state, item.start + item.num_tokens - waits)
+        if not choosing:
+            return []
+        logits = torch.cat([rows[beam.state] for beam in self._beams])
+        kept = self._choose(logits)
+        if not kept or self._is_decided(kept[0]):
+            return self._finished
+        self._continue(kept, logits)
+        return []
+
+    def _settle(self, state: RequestState, num_computed_tokens: int) -> None:
+        state.num_computed_tokens = num_computed_tokens
+        state.num_draft_computed_tokens = min(state.num_draft_computed_tokens, num_computed_tokens)
+        self._cache.register(state)
+
+    def _choose(self, logits: Tensor) -> list[_Candidate]:
+        """The candidates that go on, best first. Those of the first `width` that end are finished."""
+        width = self._params.width
+        kept: list[_Candidate] = []
+        for rank, candidate in enumerate(self._candidates(logits)):
+            state = candidate.beam.state
+            ends = candidate.token in state.end_ids
+            if not ends and state.num_remaining_tokens > 1:
+                kept.append(candidate)
+            elif rank < width:
+                self._finished.append(self._hypothesis(candidate, logits, "stop" if ends else "length"))
+        self._finished = sorted(self._finished, key=lambda hypothesis: -hypothesis.score)[:width]
+        return kept[:width]
+
+    def _candidates(self, logits: Tensor) -> list[_Candidate]:
+        """The best continuations of all beams, best first: so many that at least `width` of them do not end."""
+        totals = torch.tensor([beam.total for beam in self._beams], dtype=torch.float64, device=logits.device)
+        totals = (logits.log_softmax(dim=-1) + totals[:, None]).flatten()
+        count = (1 + max(1, len(self._beams[0].state.end_ids))) * self._params.width
+        best = totals.topk(min(count, len(totals)))
+        vocabulary = logits.shape[-1]
+        return [
+            _Candidate(self._beams[index // vocabulary], index // vocabulary, index % vocabulary, total)
+            for index, total in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+
+    def _score(self, candidate: _Candidate) -> float:
+        return candidate.total / (candidate.beam.state.num_generated_tokens + 1) ** self._params.length_penalty
+
+    def _is_decided(self, best: _Candidate) -> bool:
+        return len(self._finished) == self._params.width and self._score(best) <= self._finished[-1].score
+
+    def _hypothesis(self, candidate: _Candidate, logits: Tensor, reason: FinishReason) -> Hypothesis:
+        beam = candidate.beam
+        if reason == "stop":
+            return Hypothesis(beam.generated, beam.logprobs, reason, self._score(candidate))
+        logprobs = beam.logprobs + self._logprobs(candidate, logits)
+        return Hypothesis([*beam.generated, candidate.token], logprobs, reason, self._score(candidate))
+
+    def _logprobs(self, candidate: _Candidate, logits: Tensor) -> list[TokenLogprob]:
+        wanted = candidate.beam.state.request.params.logprobs
+        row = logits[candidate.row : candidate.row + 1]
+        return [] if wanted is None else log_probabilities(row, [candidate.token], wanted)
+
+    def _continue(self, kept: Sequence[_Candidate], logits: Tensor) -> None:
+        """A beam goes on with the best of its candidates and is forked for the others; one without any is dropped."""
+        heirs: set[RequestState] = set()
+        beams: list[_Beam] = []
+        for candidate in kept:
+            state = candidate.beam.state
+            if state in heirs:
+                state = self._fork(state)
+            heirs.add(state)
+            beams.append(_Beam(state, candidate.total, candidate.beam.logprobs + self._logprobs(candidate, logits)))
+        for state in self.states:
+            if state not in heirs:
+                self._scheduler.remove(state)
+        for candidate, beam in zip(kept, beams, strict=True):
+            beam.state.token_ids.append(candidate.token)
+        self._beams = beams
+
+    def _fork(self, parent: RequestState) -> RequestState:
+        child = replace(parent, unforked=0, token_ids=list(parent.token_ids))
+        self._scheduler.fork(parent, child)
+        return child

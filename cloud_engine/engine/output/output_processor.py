@@ -1,0 +1,259 @@
+"""What becomes of what a step sampled: answers grow by it, branch off, and end.
+
+No torch here: what takes logits is asked of `Samples`, so that all of this can be tested on integers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from ..kv.kv_cache_manager import KVCacheManager
+from ..scheduling.scheduler import Scheduler
+from ..speculation.speculator import Speculator
+from ..types.outputs import StepOutputs
+from ..types.request import FinishReason, RequestState, TokenLogprob, TokenOutput
+from ..types.scheduled_request import ScheduledRequest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .beam_search import BeamSearch
+
+
+class Samples(Protocol):
+    """What a step brought: a token for each of its rows, and what else can be had of their logits."""
+
+    @property
+    def tokens(self) -> list[int]: ...
+
+    def another(self, item: ScheduledRequest, row: int) -> int:
+        """A token of the same row for `item`, which branches off there."""
+        ...
+
+    def logprobs(self, row: int, tokens: list[int], num_top: int) -> tuple[TokenLogprob, ...]:
+        """Of `tokens`, one for each row from `row` on, each with its `num_top` most likely rivals."""
+        ...
+
+    def logits(self, row: int, num_rows: int) -> Tensor:
+        """(num_rows, vocab) float32"""
+        ...
+
+
+class Answers:
+    """All answers that are in the making."""
+
+    def __init__(self, scheduler: Scheduler, cache: KVCacheManager, speculator: Speculator) -> None:
+        self._scheduler = scheduler
+        self._cache = cache
+        self._speculator = speculator
+        self._counters = scheduler.counters
+        self._states: dict[str, list[RequestState]] = {}  # by request
+        self._searches: dict[str, BeamSearch] = {}
+        self._streamed: set[str] = set()
+
+    def __len__(self) -> int:
+        """Requests, not answers."""
+        return len(self._states)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._states
+
+    @property
+    def are_streamed(self) -> bool:
+        """Whether somebody reads along with any of them."""
+        return bool(self._streamed)
+
+    def request_ids(self) -> list[str]:
+        return list(self._states)
+
+    def begin(self, state: RequestState, search: BeamSearch | None = None) -> None:
+        """Queue the first answer of a request; the others branch off from it. `search`: of a request for beams."""
+        self._scheduler.add(state)
+        self._states[state.request_id] = [state]
+        if state.request.streamed:
+            self._streamed.add(state.request_id)
+        if search is not None:
+            self._searches[state.request_id] = search
+
+    def drop(self, request_id: str, index: int | None = None) -> bool:
+        """Give up a request, or one of its answers, and free the blocks. Whether a request was given up with it."""
+        states = self._states.get(request_id, [])
+        kept = [state for state in states if index is not None and state.index != index]
+        for state in states:
+            if state not in kept:
+                self._remove(state)
+        if kept:
+            self._states[request_id] = kept
+            return False
+        return self._forget(request_id)
+
+    def advance(self, batch: Sequence[ScheduledRequest], samples: Samples) -> StepOutputs:
+        """Take over what a step computed and sampled, and return the tokens that come out."""
+        decoded, others = self._scheduler.decodes.take(batch, samples.tokens)
+        self._counters.steps += 1
+        self._counters.generated_tokens += len(decoded.token_ids)
+        outputs: list[TokenOutput] = []
+        beams: dict[str, list[tuple[ScheduledRequest, Tensor]]] = {}
+        for item, row in others:
+            if item.state.request.beam:
+                beams.setdefault(item.state.request_id, []).append((item, samples.logits(row, item.num_samples)))
+            elif item.num_samples:
+                branches = self._branch_off(item, row, samples) if item.state.unforked else []
+                sampled = samples.tokens[row : row + item.num_samples]
+                outputs += [self._accept(item, sampled, row, samples), *branches]
+            else:
+                outputs += self._catch_up(item)
+        for request_id, items in beams.items():
+            outputs += self._advance_beams(request_id, items)
+        return StepOutputs(decoded, outputs)
+
+    def _advance_beams(self, request_id: str, items: list[tuple[ScheduledRequest, Tensor]]) -> list[TokenOutput]:
+        """All answers of a beam search come out together, when it is over."""
+        search = self._searches[request_id]
+        best = search.advance(items)
+        states = self._states[request_id] = search.states
+        if not best:
+            return []
+        outputs: list[TokenOutput] = []
+        for index, answer in enumerate(best[: states[0].request.n]):
+            stats = replace(states[0].stats(), completion_tokens=len(answer.token_ids))
+            self._counters.generated_tokens += len(answer.token_ids)
+            scores = tuple(states[0].prompt_logprobs) if index == 0 else ()
+            outputs.append(
+                TokenOutput(
+                    request_id,
+                    answer.token_ids,
+                    tuple(answer.logprobs),
+                    answer.finish_reason,
+                    stats,
+                    index,
+                    scores,
+                    cached_tokens=stats.cached_tokens,
+                )
+            )
+        for state in states:
+            self._remove(state)
+        self._forget(request_id)
+        self._counters.finished_requests += 1
+        return outputs
+
+    def _catch_up(self, item: ScheduledRequest) -> list[TokenOutput]:
+        """A step that samples nothing has no output, unless it is the last one of an embedding."""
+        state, is_done = item.state, item.is_caught_up
+        state.num_computed_tokens += item.num_tokens
+        self._cache.register(state)
+        if state.pool is None or not is_done:
+            return []
+        stats = state.stats()
+        self._finish(state)
+        return [
+            TokenOutput(state.request_id, [], finish_reason="stop", stats=stats, embedding=tuple(state.pool.vector()))
+        ]
+
+    def _branch_off(self, item: ScheduledRequest, row: int, samples: Samples) -> list[TokenOutput]:
+        """The other answers of a request begin where its prompt has just been computed, each with its own seed."""
+        parent = item.state
+        outputs: list[TokenOutput] = []
+        for index in range(1, parent.unforked + 1):
+            child = replace(
+                parent,
+                index=index,
+                unforked=0,
+                seed=parent.seed + index,
+                token_ids=list(parent.token_ids),
+                prediction=parent.prediction.again(),
+                grammar=parent.grammar and parent.grammar.fork(),
+                num_computed_tokens=item.start + item.num_tokens,
+            )
+            child.num_draft_computed_tokens = min(child.num_draft_computed_tokens, child.num_computed_tokens)
+            self._scheduler.fork(parent, child)
+            self._states[parent.request_id].append(child)
+            first = msgspec.structs.replace(item, state=child, draft_ids=[], drafter=None, num_drafts=0)
+            outputs.append(self._accept(first, [samples.another(first, row)], row, samples))
+        return outputs
+
+    def _accept(self, item: ScheduledRequest, sampled: list[int], row: int, samples: Samples) -> TokenOutput:
+        """Take over what the target confirmed of the draft, and the one token after it that is the target's own."""
+        state = item.state
+        begins = state.num_generated_tokens == 0
+        num_accepted = _agreement(item.draft_ids, sampled)
+        ends = sampled[num_accepted] in state.end_ids
+        new, finish_reason = _until_end(sampled[: num_accepted + 1], state)
+        if state.grammar is not None:
+            new = new[: state.grammar.advance(new)]
+            finish_reason = "error" if state.grammar.error else "stop" if state.grammar.complete else finish_reason
+        num_accepted = min(num_accepted, len(new))
+        self._speculator.record(item, num_accepted, ends=ends)
+        state.first_token_at = state.first_token_at or time.monotonic()
+        state.num_computed_tokens = len(state.token_ids) + num_accepted
+        state.num_draft_computed_tokens = min(state.num_draft_computed_tokens, state.num_computed_tokens)
+        state.token_ids.extend(new)
+        state.prediction.advance(state.token_ids, len(new), len(item.draft_ids))
+        self._speculator.follow(state.prediction)
+        num_top = state.request.params.logprobs
+        logprobs = () if num_top is None or not new else samples.logprobs(row, new, num_top)
+        self._counters.generated_tokens += len(new)
+        stats = state.stats() if finish_reason else None
+        scores = tuple(state.prompt_logprobs) if begins and state.index == 0 else ()
+        error = state.grammar.error if state.grammar is not None else None
+        cached = state.num_cached_tokens if begins else None
+        output = TokenOutput(state.request_id, new, logprobs, finish_reason, stats, state.index, scores, error, cached)
+        if stats is not None:
+            self._finish(state)
+        else:
+            self._cache.register(state)
+            self._cache.trim(state)
+            self._scheduler.decodes.join(state)
+        return output
+
+    def _finish(self, state: RequestState) -> None:
+        self._remove(state)
+        self._states[state.request_id].remove(state)
+        if not self._states[state.request_id]:
+            self._forget(state.request_id)
+            self._counters.finished_requests += 1
+
+    def _forget(self, request_id: str) -> bool:
+        """Whether it was here."""
+        self._streamed.discard(request_id)
+        self._searches.pop(request_id, None)
+        return self._states.pop(request_id, None) is not None
+
+    def _remove(self, state: RequestState) -> None:
+        """An answer leaves, at its end or given up: what became of its prediction, if it has begun, is known now."""
+        self._scheduler.remove(state)
+        if state.first_token_at is not None:
+            accepted = state.prediction.num_accepted
+            self._counters.accepted_prediction_tokens += accepted
+            self._counters.rejected_prediction_tokens += len(state.request.draft_ids) - accepted
+
+
+def cut_drafts(batch: Sequence[ScheduledRequest]) -> None:
+    """Verify no more of a draft than its request's grammar allows."""
+    for item in batch:
+        if item.draft_ids and item.state.grammar is not None:
+            num_allowed = item.state.grammar.num_allowed(item.draft_ids)
+            item.draft_ends = item.draft_ends and num_allowed == len(item.draft_ids)
+            del item.draft_ids[num_allowed:]
+
+
+def _agreement(draft_ids: list[int], sampled: list[int]) -> int:
+    """How many draft tokens the target confirmed: the length of the common prefix."""
+    for index, token in enumerate(draft_ids):
+        if token != sampled[index]:
+            return index
+    return len(draft_ids)
+
+
+def _until_end(tokens: list[int], state: RequestState) -> tuple[list[int], FinishReason | None]:
+    """`tokens` up to the end of the answer, if it ends in them."""
+    tokens = tokens[: state.num_remaining_tokens]
+    for index, token in enumerate(tokens):
+        if token in state.end_ids:
+            return tokens[:index], "stop"
+    return tokens, "length" if len(tokens) == state.num_remaining_tokens else None

@@ -1,0 +1,149 @@
+"""The asyncio face of an engine that runs elsewhere, in a thread or a process: one iterator per request."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from itertools import chain
+
+from ....protocol.errors import InvalidRequestError, OverloadedError, UpdraftError
+from ..stats import EngineStats
+from ..types.request import GenerationRequest, TokenOutput
+from .messages import Abort, Add, Command, Failed, Report, Stepped
+
+_Event = TokenOutput | UpdraftError
+
+
+class EngineClient(ABC):
+    """`generate` may be called by any number of tasks of the loop that called `start`.
+
+    Below it a thread (`_run`) brings the engine's reports to that loop. Whatever ends the engine, every request in
+    flight hears of it, and later ones are refused at once with `failure`.
+    """
+
+    def __init__(self) -> None:
+        self._events: dict[str, asyncio.Queue[_Event]] = {}
+        self._unheard: set[str] = set()  # requests of which nothing has come yet
+        self._refusal: UpdraftError | None = OverloadedError("The engine has not been started.")
+        self._stats = EngineStats()
+        self._reported_at = time.monotonic()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def failure(self) -> UpdraftError | None:
+        """What a request would be refused with now; None while they are served."""
+        return None if self._refusal is None else _again(self._refusal)
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._serve()
+        self._thread = threading.Thread(target=self._run, name="updraft-engine", daemon=True)
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Stop after the current step. Requests in flight get an OverloadedError, for another node to take."""
+        if self._thread is not None:
+            thread, self._thread = self._thread, None
+            refusal = "The engine is shutting down: try again, another node may take it."
+            self._refuse(OverloadedError(refusal, code="draining"))
+            await asyncio.to_thread(self._stop)
+            await asyncio.to_thread(thread.join)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenOutput]:
+        """Outputs of one request, the last of each answer with a finish reason. Closing the iterator aborts it.
+
+        Raises what `Engine.add_request` raises, EngineError if the engine fails, OverloadedError if it is closed.
+        """
+        if self._refusal is not None:
+            raise _again(self._refusal)
+        if request.request_id in self._events:
+            raise InvalidRequestError(f"Request id {request.request_id!r} is in use.", param="request_id")
+        if not self._has_work:
+            self._reported_at = time.monotonic()  # an engine at rest has nothing to report
+        self._send(Add(request))
+        self._unheard.add(request.request_id)
+        events = self._events[request.request_id] = asyncio.Queue[_Event]()
+        unfinished = request.n
+        try:
+            while unfinished:
+                event = await events.get()
+                if isinstance(event, UpdraftError):
+                    unfinished = 0
+                    raise event
+                unfinished -= event.finish_reason is not None
+                yield event
+        finally:
+            del self._events[request.request_id]
+            self._unheard.discard(request.request_id)
+            if unfinished:
+                self._send(Abort(request.request_id))
+
+    def stop_answer(self, request_id: str, index: int) -> None:
+        """No more is wanted of one of a request's answers, others go on: nothing more is computed for it."""
+        self._send(Abort(request_id, index))
+
+    def stats(self) -> EngineStats:
+        """As of some milliseconds ago, or before the step that goes on."""
+        since_step = time.monotonic() - self._reported_at if self._has_work else 0.0
+        return replace(self._stats, seconds_since_step=since_step)
+
+    @property
+    def _has_work(self) -> bool:
+        """Whether the engine has: also what it has not reported yet, but not what is left for slow readers."""
+        return bool(self._unheard) or self._stats.running + self._stats.waiting > 0
+
+    @abstractmethod
+    def _send(self, command: Command) -> None:
+        """Hand a command to the engine, without waiting."""
+
+    @abstractmethod
+    def _run(self) -> None:
+        """The thread: bring reports to the loop (`_call_soon`) until `_stop` is called or the engine is down."""
+
+    @abstractmethod
+    def _stop(self) -> None:
+        """Make `_run` return. May take a moment; called in a thread of its own."""
+
+    def _call_soon(self, callback: Callable[..., None], *arguments: object) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
+    # The event loop's thread.
+
+    def _receive(self, report: Report) -> None:
+        match report:
+            case Stepped(steps, stats):
+                self._stats, self._reported_at = stats, time.monotonic()
+                for output in chain.from_iterable(steps):
+                    self._put(output.request_id, output)
+            case Failed(request_ids, error):
+                for request_id in request_ids:
+                    self._put(request_id, error)
+            case _:
+                raise TypeError(f"A running engine reports no {type(report).__name__}.")
+
+    def _put(self, request_id: str, event: _Event) -> None:
+        self._unheard.discard(request_id)
+        if request_id in self._events:  # else its reader has gone, and the abort is on its way
+            self._events[request_id].put_nowait(event)
+
+    def _serve(self) -> None:
+        self._refusal = None
+
+    def _refuse(self, error: UpdraftError) -> None:
+        """From now on nothing is served: every request in flight gets `error`, and so will later ones."""
+        self._refusal, self._stats = error, EngineStats()
+        for request_id in self._events:
+            self._put(request_id, _again(error))
+
+
+def _again(error: UpdraftError) -> UpdraftError:
+    """A copy to be raised: one error raised over and over would drag a growing traceback along."""
+    copy = type(error)(error.message, param=error.param, code=error.code)
+    copy.__cause__ = error.__cause__
+    return copy

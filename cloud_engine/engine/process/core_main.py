@@ -1,0 +1,131 @@
+"""The engine core's process, `python -m ...core FOLDER`: load an engine and run it, over two sockets in FOLDER.
+
+It holds nothing that must be saved, so its life is simple: it ends when its face says so, or is gone.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import select
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import zmq
+
+from ....kernels.host_memory import keep_freed_memory
+from ....protocol.errors import MissingDependencyError, UpdraftError
+from .core_process import COMMANDS, PULSE_S, REPORTS
+from .messages import (
+    Alive,
+    Command,
+    Load,
+    Loading,
+    Ready,
+    Report,
+    decode_command,
+    encode_command,
+    encode_report,
+    last_words,
+)
+from .transport import Wires
+
+if TYPE_CHECKING:
+    from ...models.loading.loader import Progress
+    from ..engine import Engine
+
+_LINGER_MS = 1000
+_log = logging.getLogger("updraft.engine")
+
+
+class _Sockets(Wires):
+    """The core's end of its sockets in `folder`."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> None:
+        self._context = context
+        self._address = f"ipc://{folder / COMMANDS}"
+        self._commands = context.socket(zmq.PULL)
+        self._commands.bind(self._address)
+        self._reports = context.socket(zmq.PUSH)
+        self._reports.sndhwm = 0  # a step never waits for the face
+        self._reports.linger = _LINGER_MS
+        self._reports.connect(f"ipc://{folder / REPORTS}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._commands.close()
+        self._reports.close()
+
+    def next_command(self, wait: bool) -> Command | None:
+        return decode_command(self._commands.recv()) if wait or self._commands.poll(0) else None
+
+    def report(self, what: Report) -> None:
+        self._reports.send(encode_report(what))
+
+    def send_back(self, command: Command) -> None:
+        with self._context.socket(zmq.PUSH) as back:  # sockets belong to one thread each
+            back.linger = _LINGER_MS
+            back.connect(self._address)
+            back.send(encode_command(command))
+
+
+def main(folder: Path) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the whole service, which the face ends in order
+        signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("updraft").setLevel(logging.INFO)  # what was chosen at the start
+    threading.Thread(target=_show_life, args=(folder,), name="updraft-pulse", daemon=True).start()
+    with zmq.Context() as context, _Sockets(context, folder) as wires:
+        try:
+            load = wires.next_command(True)
+            assert isinstance(load, Load), "the first command says what to load"
+            engine = _engine(load, lambda done, total: wires.report(Loading(done, total)))
+            from ..execution.threads import giving_way
+            from .loop import EngineLoop
+
+            gc.collect()
+            gc.freeze()  # what is loaded stays: no step is held up by looking through it for garbage
+            wires.report(Ready(engine.model_id, engine.context_length))
+            EngineLoop(engine, wires, before_step=giving_way(load.config)).run()
+        except BaseException as error:  # noqa: BLE001 - whatever it was, the face tells everyone who waits
+            if not isinstance(error, UpdraftError):
+                _log.exception("The engine core failed.")
+            wires.report(last_words(error))
+
+
+def _engine(load: Load, progress: Progress) -> Engine:
+    """Raises what `Engine.from_folder` raises, and MissingDependencyError where there is no torch."""
+    try:
+        from ..engine import Engine
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingDependencyError('A node needs torch: pip install "updraft-llm[cloud]"') from error
+
+    keep_freed_memory()
+    draft = Path(load.draft) if load.draft is not None else None
+    return Engine.from_folder(Path(load.folder), draft=draft, config=load.config, progress=progress)
+
+
+def _show_life(folder: Path) -> None:
+    """Tell the face again and again that this process is alive, and end it with the face.
+
+    Our standard input is a pipe that only the face holds: its end means that the face is gone, however it went.
+    """
+    with zmq.Context() as context, context.socket(zmq.PUSH) as reports:
+        reports.connect(f"ipc://{folder / REPORTS}")
+        while not select.select([sys.stdin.fileno()], [], [], PULSE_S)[0]:
+            reports.send(encode_report(Alive()))
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

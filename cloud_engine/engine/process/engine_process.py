@@ -1,0 +1,129 @@
+"""The engine in a process of its own: HTTP never holds up a step, and the one's death is not the other's."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from ....protocol.errors import EngineDownError, EngineError, UpdraftError
+from ..stats import EngineStats
+from .client import EngineClient
+from .core_process import CoreProcess
+from .messages import Command, Down, Load, Loading, Ready, last_words
+
+RESTART_PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0)
+"""Before each restart in a row of cores that did not serve for `STABLE_S`. After the last the engine stays down."""
+STABLE_S = 60.0
+
+_log = logging.getLogger("updraft.engine")
+
+
+class EngineProcess(EngineClient):
+    """A core process, watched by a thread, in a `with` block that ends it.
+
+    When the core dies, every request in flight gets an EngineDownError with the cause. With `restart` another one is
+    started. `wait_ready` comes before `start`.
+    """
+
+    def __init__(self, load: Load, *, restart: bool = False) -> None:
+        super().__init__()
+        self._load = load
+        self._restart = restart
+        self._restarts = 0
+        self._ready_at: float | None = None
+        self._closing = threading.Event()
+        self._core = CoreProcess(load)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._thread is not None:
+            self._stop()
+            self._thread.join()
+        self._core.close()
+
+    def wait_ready(self, progress: Callable[[int, int], None] = lambda _done, _total: None) -> Ready:
+        """Until the core has its model. Raises what the core raised, ModelLoadError above all, or what it died of."""
+        for report in self._core.reports():
+            match report:
+                case Loading(done, total):
+                    progress(done, total)
+                case Ready():
+                    self._ready_at = time.monotonic()
+                    return report
+                case Down(error):
+                    raise error
+                case _:
+                    raise TypeError(f"A core that loads reports no {type(report).__name__}.")
+        raise EngineError("The core reported nothing.")
+
+    def stats(self) -> EngineStats:
+        return replace(super().stats(), restarts=self._restarts)
+
+    def _send(self, command: Command) -> None:
+        self._core.send(command)
+
+    def _stop(self) -> None:
+        self._closing.set()
+        self._core.stop()
+
+    # The watching thread.
+
+    def _run(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:  # noqa: BLE001 - unwatched, the engine is lost, and everyone must hear of it
+            _log.exception("The core can no longer be watched.")
+            self._call_soon(self._refuse, _failure_of(last_words(error).error, restarting=False))
+        self._core.close()
+
+    def _watch(self) -> None:
+        """Serve with one core after the other, until there is to be no other."""
+        crashes = 0
+        while True:
+            error = self._follow()
+            if self._closing.is_set():
+                return
+            stable = self._ready_at is not None and time.monotonic() - self._ready_at > STABLE_S
+            crashes = 1 if stable else crashes + 1
+            restarting = self._restart and crashes <= len(RESTART_PAUSES_S)
+            failure = _failure_of(error, restarting=restarting)
+            _log.error("%s", failure.message)
+            self._call_soon(self._refuse, failure)
+            self._core.close()
+            if not restarting or self._closing.wait(RESTART_PAUSES_S[crashes - 1]):
+                return
+            self._core, self._ready_at = CoreProcess(self._load), None
+            self._restarts += 1
+            if self._closing.is_set():  # whoever set it may have stopped the old one
+                return
+
+    def _follow(self) -> UpdraftError:
+        """Pass on what the core reports, and return why it ended."""
+        for report in self._core.reports():
+            match report:
+                case Loading():
+                    pass
+                case Ready():
+                    self._ready_at = time.monotonic()
+                    self._call_soon(self._serve)
+                case Down(error):
+                    return error
+                case _:
+                    self._call_soon(self._receive, report)
+        raise EngineError("The core reported no end.")
+
+
+def _failure_of(error: UpdraftError, *, restarting: bool) -> EngineDownError:
+    cause = error.message.rstrip(".")
+    if restarting:
+        return EngineDownError(f"The engine is restarting: {cause}. Try again in a moment.", code="engine_restarting")
+    return EngineDownError(f"The engine is down: {cause}. Another node may take the request; restart this one.")

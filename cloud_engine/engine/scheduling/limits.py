@@ -1,0 +1,78 @@
+"""What a request may ask of an engine, told before it is queued."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ....protocol.errors import ContextLengthError, InvalidRequestError
+from ..config import EngineConfig
+from ..output.beam_search import check_beams
+from ..types.request import GenerationRequest
+from .scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Those of a model (`vocab_size`, `eos_ids`) and of the server (`context_length`, `num_blocks`, `config`)."""
+
+    vocab_size: int
+    context_length: int
+    eos_ids: frozenset[int]
+    num_blocks: int
+    config: EngineConfig
+
+    def check(self, request: GenerationRequest, scheduler: Scheduler) -> None:
+        """Raises InvalidRequestError, and ContextLengthError for a request that could not even be served alone."""
+        self._check_tokens("prompt", request.prompt_ids)
+        self._check_tokens("prediction", request.draft_ids)
+        if not request.prompt_ids:
+            raise InvalidRequestError("The prompt has no tokens.", param="prompt", code="invalid_value")
+        request.params.check_vocabulary(self.vocab_size)
+        self._check_branches(request)
+        if request.priority and self.config.policy != "priority":
+            raise InvalidRequestError(
+                f"This server schedules {self.config.policy}: leave priority out, or start it with --policy priority.",
+                param="priority",
+            )
+        self._check_length(request, scheduler)
+
+    def longest(self, request: GenerationRequest, scheduler: Scheduler) -> int:
+        """Tokens that prompt and answer may have together; each beam needs blocks of its own."""
+        return scheduler.longest(self.context_length, request.beam.width if request.beam else 1)
+
+    def _check_tokens(self, param: str, token_ids: Sequence[int]) -> None:
+        if token_ids and (min(token_ids) < 0 or max(token_ids) >= self.vocab_size):
+            raise InvalidRequestError(
+                f"Token ids must be between 0 and {self.vocab_size - 1}.", param=param, code="invalid_value"
+            )
+
+    def _check_branches(self, request: GenerationRequest) -> None:
+        most = self.config.max_batch_size
+        if not 1 <= request.n <= request.num_branches <= most:
+            raise InvalidRequestError(
+                f"n, best_of and the number of beams must be between 1 and {most} here (--max-batch-size), and there "
+                f"are no more answers than beams; got {max(request.n, request.num_branches)}.",
+                param="n",
+                code="invalid_value",
+            )
+        if request.beam:
+            check_beams(request, len(request.params.end_ids(self.eos_ids)), self.vocab_size)
+        if request.embed and request.n != 1:
+            raise InvalidRequestError("A prompt has one embedding: leave n out.", param="n", code="invalid_value")
+
+    def _check_length(self, request: GenerationRequest, scheduler: Scheduler) -> None:
+        prompt, wanted = len(request.prompt_ids), request.params.max_tokens
+        new = 0 if request.embed else wanted or 1
+        if prompt + new > self.context_length:
+            raise ContextLengthError(
+                f"The context holds {self.context_length} tokens; the prompt has {prompt} and {new} are to be "
+                f"generated. Shorten the prompt{' or lower max_tokens' if new else ''}.",
+                param="prompt",
+            )
+        if prompt + new > self.longest(request, scheduler):
+            raise ContextLengthError(
+                f"The request needs more KV cache than the server has ({self.num_blocks} blocks of "
+                f"{self.config.block_size} tokens). Shorten the prompt, set a lower max_tokens or use fewer beams.",
+                param="prompt",
+            )

@@ -1,0 +1,1 @@
+"""Speculative decoding: the drafters, how much they draft, and what was learned from it."""

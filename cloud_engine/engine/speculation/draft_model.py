@@ -1,0 +1,209 @@
+"""The draft model: a small model that guesses the next tokens, so that the large one can check them in one pass.
+
+Leviathan et al. 2023, in the form that needs no rejection sampling: see `sampler` on why a draft token is accepted if
+and only if it is the token the target samples at that position. To hit it often, the draft samples with the target's
+parameters and the target's noise.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ....kernels.attention import QuerySpan
+from ...models.config import ModelConfig
+from ...models.decoder import Decoder
+from ..config import EngineConfig
+from ..execution.host_device_copy import HostCopy, to_device
+from ..execution.model_runner import Chunk, Runner, graph_limits
+from ..execution.sampler import sample, sample_on_device
+from ..execution.warm_up import make_ready
+from ..kv.block_pool import NO_BLOCK
+from .drafter import Drafter, DraftWork
+
+if TYPE_CHECKING:
+    from ..execution.sampler import SamplingRow
+    from ..kv.sizing import Sizes
+    from ..types.request import RequestState
+    from ..types.scheduled_request import ScheduledRequest
+    from .drafter import RowOf
+
+
+class DraftModel(Drafter):
+    """Its KV cache uses the target's block tables. It computes a request only when it is to draft for it."""
+
+    name = "draft"
+    takes_passes = True
+
+    def __init__(self, draft: Decoder, target: ModelConfig, sizes: Sizes, config: EngineConfig) -> None:
+        """The target's head may have other rows than the draft's: vocabularies are padded differently."""
+        self._runner = Runner(draft, sizes.num_blocks, config.block_size, attention_backend=config.attention_backend)
+        make_ready(self._runner, graph_limits(sizes.context_length, 1, config), config.token_budget)
+        self._most_tokens = config.token_budget
+        self._block_size, self._reach = config.block_size, draft.config.reach
+        self._rows = draft.config.vocab_size
+        self._missing_rows = target.vocab_size - self._rows
+        # Behind the target's vocabulary there may be rows of padding, of which C knows nothing.
+        self._can_extend = self._missing_rows >= 0 and self._runner.can_extend
+
+    def offer(self, state: RequestState, limit: int) -> int:
+        return limit if self._can_follow(state) else 0
+
+    def lag(self, state: RequestState) -> int:
+        return len(state.token_ids) - state.num_draft_computed_tokens
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        self._runner.copy_blocks(copies)
+
+    def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> DraftWork:
+        """A draft ends before a token that would end the answer: the target is to say that one itself.
+
+        The first pass also catches up on what the target has computed without drafts: prompts, and pauses.
+
+        It takes prompts that are still being computed along, so that they need not be caught up on later. A request
+        that is too far behind for one pass catches up over several, and has no drafts until then.
+        """
+        started = time.perf_counter()
+        drafting, chunks = self._first_pass(batch)
+        if not chunks:
+            return DraftWork()
+        logits = self._run(chunks)
+        lag, first_pass_s = sum(len(chunk.token_ids) for chunk in chunks), time.perf_counter() - started
+        if not drafting:
+            return DraftWork(lag, first_pass_s)
+        rows = [row_of(item, 0) for item in drafting]
+        if self._runner.runs_ahead and self._can_extend and all(row.is_plain for row in rows):
+            passes = 1 + self._go_on_unread(sample_on_device(logits, rows), drafting, rows)
+        else:
+            _take_each(drafting, sample(logits, rows))
+            passes = 1 + self._go_on([item for item in drafting if _goes_on(item)], row_of)
+        return DraftWork(lag, first_pass_s, len(drafting), passes)
+
+    def _go_on_unread(self, first: Tensor, drafting: list[ScheduledRequest], rows: list[SamplingRow]) -> int:
+        """Behind each first draft token, which are read with the last of all, so that the device waits for nobody.
+
+        `first` (drafting,) int64, sampled as `rows` say. Returns the passes.
+        """
+        firsts = HostCopy(first)
+        longer = [at for at, item in enumerate(drafting) if item.num_drafts > 1]
+        longer.sort(key=lambda at: drafting[at].num_drafts, reverse=True)
+        spans = [self._rest(drafting[at]) for at in longer]
+        behind = [msgspec.structs.replace(rows[at], position=rows[at].position + 1) for at in longer]
+        index = to_device(torch.tensor(longer, dtype=torch.int64), first.device)
+        rest = self._runner.extend(first[index], spans, behind) if longer else []
+        continued = dict(zip(longer, rest, strict=True))
+        for at, (item, token) in enumerate(zip(drafting, firsts.tolist(), strict=True)):
+            tokens = [token, *continued.get(at, [])]
+            item.state.num_draft_computed_tokens += len(tokens) - 1
+            _take(item, tokens)
+        return spans[0].length if spans else 0
+
+    def _go_on(self, drafting: list[ScheduledRequest], row_of: RowOf) -> int:
+        """Behind each first draft token, in one call where that can be, else pass by pass. Most passes of one."""
+        at_once = one_by_one = 0
+        if self._can_extend:
+            rows = [(item, row_of(item, 1)) for item in drafting]
+            at_once = self._extend_at_once([(item, row) for item, row in rows if row.is_plain])
+            drafting = [item for item, row in rows if not row.is_plain]
+        while drafting:
+            logits = self._run([self._extend(item) for item in drafting])
+            _take_each(drafting, sample(logits, [row_of(item, len(item.draft_ids)) for item in drafting]))
+            drafting = [item for item in drafting if _goes_on(item)]
+            one_by_one += 1
+        return max(at_once, one_by_one)
+
+    def _first_pass(self, batch: Sequence[ScheduledRequest]) -> tuple[list[ScheduledRequest], list[Chunk]]:
+        """Who can draft after it, and what to compute: drafting requests first, then prompts, as far as it goes."""
+        drafting: list[ScheduledRequest] = []
+        chunks: list[Chunk] = []
+        left = self._most_tokens
+        taking_part = [
+            item
+            for item in batch
+            if item.drafter is self or (_is_prompt_of_more(item) and self._can_follow(item.state))
+        ]
+        for item in sorted(taking_part, key=lambda item: item.drafter is not self):
+            state, end = item.state, item.start + item.num_tokens
+            start = state.num_draft_computed_tokens
+            stop = min(end, start + left)
+            if stop <= start:
+                continue
+            drafts = item.drafter is self and stop == end
+            drafting += [item] if drafts else []
+            chunks.append(self._chunk(state.token_ids[start:stop], start, state, int(drafts)))
+            state.num_draft_computed_tokens = stop
+            left -= stop - start
+        return drafting, chunks
+
+    def _can_follow(self, state: RequestState) -> bool:
+        """Whether the blocks that its next query sees are still there; behind a sliding window they may be gone."""
+        if self._reach is None:
+            return True
+        oldest = max(0, state.num_draft_computed_tokens - self._reach + 1) // self._block_size
+        return oldest >= len(state.block_table) or state.block_table[oldest] != NO_BLOCK
+
+    def _extend(self, item: ScheduledRequest) -> Chunk:
+        position = len(item.state.token_ids) + len(item.draft_ids) - 1
+        item.state.num_draft_computed_tokens = position + 1
+        return self._chunk(item.draft_ids[-1:], position, item.state, 1)
+
+    def _extend_at_once(self, drafting: list[tuple[ScheduledRequest, SamplingRow]]) -> int:
+        if not drafting:
+            return 0
+        drafting.sort(key=lambda pair: pair[0].num_drafts, reverse=True)
+        first = self._known([item.draft_ids[0] for item, _ in drafting])
+        spans, rows = [self._rest(item) for item, _ in drafting], [row for _, row in drafting]
+        for (item, _), tokens in zip(drafting, self._runner.extend(first, spans, rows), strict=True):
+            item.state.num_draft_computed_tokens += len(tokens)
+            _take(item, tokens)
+        return spans[0].length
+
+    def _rest(self, item: ScheduledRequest) -> QuerySpan:
+        """All drafts but the last are computed, to know the one behind each."""
+        return QuerySpan(len(item.state.token_ids), item.num_drafts - 1, item.state.block_table)
+
+    def _chunk(self, token_ids: list[int], start: int, state: RequestState, num_logits: int) -> Chunk:
+        return Chunk(self._known(token_ids), start, state.block_table, num_logits)
+
+    def _known(self, token_ids: list[int]) -> list[int]:
+        """Without ids that no text produces, but the target's head has a row for."""
+        return [min(token_id, self._rows - 1) for token_id in token_ids] if self._missing_rows > 0 else token_ids
+
+    def _run(self, chunks: list[Chunk]) -> Tensor:
+        """Logits as wide as the target's, which sampling parameters and masks are made for."""
+        logits = self._runner.run(chunks)
+        return functional.pad(logits, (0, self._missing_rows), value=-float("inf")) if self._missing_rows else logits
+
+
+def _take_each(drafting: Sequence[ScheduledRequest], tokens: Sequence[int]) -> None:
+    """One more draft token for each."""
+    for item, token in zip(drafting, tokens, strict=True):
+        item.draft_ids.append(token)
+
+
+def _take(item: ScheduledRequest, tokens: list[int]) -> None:
+    """Further drafts, up to the one that would end the answer."""
+    kept = list(takewhile(lambda token: token not in item.state.end_ids, tokens))
+    item.draft_ids += kept
+    item.draft_ends = len(kept) < len(tokens)
+
+
+def _goes_on(item: ScheduledRequest) -> bool:
+    """Whether there is more to draft behind its last draft token, which is taken back if it would end the answer."""
+    if item.draft_ids[-1] in item.state.end_ids:
+        item.draft_ids.pop()
+        item.draft_ends = True
+        return False
+    return len(item.draft_ids) < item.num_drafts
+
+
+def _is_prompt_of_more(item: ScheduledRequest) -> bool:
+    """Whether the item is part of a prompt behind which there will be something to draft."""
+    return not item.is_caught_up and item.state.num_remaining_tokens > 1 and not item.state.request.beam

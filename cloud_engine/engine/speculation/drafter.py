@@ -1,0 +1,60 @@
+"""What every drafter can do: guess the next tokens of a request, for the target to verify in one pass.
+
+Whatever a drafter says, the answer stays the same (see `sampler`): a bad one only costs time. So drafters may be added
+freely, and `speculation` finds out by measuring which of them pay.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..execution.sampler import SamplingRow
+    from ..types.request import RequestState
+    from ..types.scheduled_request import ScheduledRequest
+
+    #: How the target will sample a request's next token after as many of its drafts: see `Engine._sampling_row`.
+    RowOf = Callable[[ScheduledRequest, int], SamplingRow]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWork:
+    """What a draft model did in a step: `passes` for `drafting` sequences, in the first of which, of `first_pass_s`, it
+    also computed `lag` tokens that the target had computed and it had not."""
+
+    lag: int = 0
+    first_pass_s: float = 0.0
+    drafting: int = 0
+    passes: int = 0
+
+
+class Drafter(ABC):
+    """`name` goes into the statistics, which count "draft" and "ngram" (`EngineStats`).
+
+    `takes_passes`: every token takes a pass of a model, so drafts are not free.
+    """
+
+    name: str
+    takes_passes: bool = False
+
+    @abstractmethod
+    def offer(self, state: RequestState, limit: int) -> int:
+        """How many of the request's next tokens it would guess now, at most `limit`; 0 where it has no idea."""
+
+    @abstractmethod
+    def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> DraftWork:
+        """Fill in `draft_ids` where this drafter was granted `num_drafts` of them; it may give fewer."""
+
+    def lag(self, state: RequestState) -> int:
+        """Tokens that it has to compute for the request before its first guess."""
+        del state
+        return 0
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Follow the target in copying KV blocks, (source, target) each."""
+        del copies

@@ -1,0 +1,35 @@
+"""Guesses by repetition: what followed the last time the request's text had just these tokens.
+
+Prompt lookup (Saxena 2023): answers often quote their prompt and themselves. No model is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .drafter import Drafter, DraftWork
+
+if TYPE_CHECKING:
+    from ..types.request import RequestState
+    from ..types.scheduled_request import ScheduledRequest
+    from .drafter import RowOf
+
+
+class NgramDrafter(Drafter):
+    """Proposes what followed the request's last tokens earlier in its prompt or answer."""
+
+    name = "ngram"
+
+    def offer(self, state: RequestState, limit: int) -> int:
+        start = state.drafts.ngrams.find(state.token_ids)
+        return 0 if start is None else min(limit, len(state.token_ids) - start)
+
+    def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> DraftWork:
+        del row_of
+        for item in batch:
+            if item.drafter is self:
+                start = item.state.drafts.ngrams.find(item.state.token_ids)
+                assert start is not None, "offered before"
+                item.draft_ids = item.state.token_ids[start : start + item.num_drafts]
+        return DraftWork()

@@ -1,0 +1,202 @@
+"""Speculation: who drafts for whom, and how much. The answers do not depend on it, only their speed does.
+
+A request's prediction goes first: it was sent to be verified. It goes whole, or a few tokens of it go ahead
+(`prediction_trust`), so that a useless one costs hardly anything. Where there is none, or it is lost, the other
+drafters take over, as far as `draft_length` finds that it pays.
+
+No torch here: drafters that need it bring it along.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from .draft_length import Acceptance, AdaptiveDraftLength, Candidate, DraftLengthPolicy
+from .drafter import Drafter, DraftWork
+from .prediction_trust import PredictionTrust
+from .step_costs import StepReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..config import EngineConfig
+    from ..types.prediction import PredictionCursor
+    from ..types.request import RequestState
+    from ..types.scheduled_request import ScheduledRequest
+    from .drafter import RowOf
+
+    Grow = Callable[[RequestState, int], bool]
+
+
+class DrafterRecord:
+    """What one drafter proposed, what of it the target accepted, and how likely that is by now."""
+
+    def __init__(self) -> None:
+        self.proposed = self.accepted = 0
+        self.acceptance = Acceptance.of_drafter()
+
+
+class Speculator:
+    """Grants drafts to requests, has them made, and learns from what comes of it."""
+
+    def __init__(self, drafters: Sequence[Drafter], config: EngineConfig) -> None:
+        self._drafters = tuple(drafters)
+        self._most = config.num_draft_tokens
+        lengths = AdaptiveDraftLength if config.draft_length == "adaptive" else DraftLengthPolicy
+        self._policy = lengths(self._most)
+        self._work, self._draft_s = DraftWork(), 0.0
+        self._granting_s = self._learning_s = 0.0  # in this step for drafters, and behind the one before
+        self._records = {drafter.name: DrafterRecord() for drafter in drafters}
+        self._trust = PredictionTrust()
+        self._speculative_steps = 0
+        self._accepted_tokens = 0  # in this step, of what drafters proposed
+        self.draft_tokens = 0  # of this step: as many as were granted, once it is over as many as were verified
+
+    def counters(self) -> dict[str, int]:
+        """By their names in `EngineStats`."""
+        named = {"speculative_steps": self._speculative_steps}
+        for name, record in self._records.items():
+            named |= {f"{name}_proposed": record.proposed, f"{name}_accepted": record.accepted}
+        return named
+
+    def grant(
+        self, decodes: Sequence[ScheduledRequest], others: Sequence[ScheduledRequest], budget: int, grow: Grow
+    ) -> list[ScheduledRequest]:
+        """Give drafts at most `budget` tokens of the step. `grow` gets a request blocks, or says there are none.
+
+        `decodes`: the plain ones, none of which has a prediction. Returns whom the drafters are to draft for.
+        """
+        started = time.perf_counter()
+        asking: list[ScheduledRequest] = []
+        sequences, self.draft_tokens = len(decodes) + len(others), 0
+        takes_whole = partial(self._trust.takes_whole, sequences=sequences)
+        drafters_work = bool(self._drafters) and not self._policy.rests(sequences)
+        for item in chain(decodes, others) if drafters_work else others:
+            limit = min(budget, item.state.num_remaining_tokens - 1)
+            if limit <= 0 or not item.is_caught_up or item.state.request.beam:
+                continue
+            predicted = item.state.prediction.propose(limit, takes_whole)
+            if not predicted:
+                asking.append(item)
+            elif grow(item.state, len(item.state.token_ids) + len(predicted)):
+                item.draft_ids = predicted
+                self.draft_tokens += len(predicted)
+                budget -= len(predicted)
+        if not drafters_work:
+            self._granting_s = 0.0
+            return []
+        granted_to = self._grant_drafters(asking, sequences, budget, grow) if asking else []
+        self._granting_s = time.perf_counter() - started
+        return granted_to
+
+    def may_draft(self, sequences: int) -> bool:
+        """Whether plain decodes may get drafts in the step behind the one under way, if it is over so many."""
+        return bool(self._drafters) and not self._policy.rests(sequences, ahead=1)
+
+    def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> None:
+        """Have the granted drafts made."""
+        started = time.perf_counter()
+        self._work = DraftWork()
+        asked = {item.drafter for item in batch}
+        keeps_up = self._policy.drafts and not all(item.is_caught_up for item in batch)
+        for drafter in self._drafters:
+            if drafter in asked or (keeps_up and drafter.takes_passes):
+                work = drafter.propose(batch, row_of)
+                self._work = work if drafter.takes_passes else self._work
+        self._draft_s = time.perf_counter() - started
+
+    def record(self, item: ScheduledRequest, accepted: int, *, ends: bool) -> None:
+        """The target has accepted so many of the request's drafts. `ends`: the answer ends behind these."""
+        proposed = len(item.draft_ids)
+        says_end = item.draft_ends and accepted == proposed  # which is a guess like any other
+        if item.drafter is None or not (proposed or says_end):
+            return
+        right, guessed = accepted + (says_end and ends), proposed + says_end
+        name = item.drafter.name
+        record, drafts = self._records[name], item.state.drafts
+        record.acceptance.add(right, guessed)
+        drafts.acceptance.setdefault(name, Acceptance()).add(right, guessed)
+        record.proposed += proposed
+        record.accepted += accepted
+        self._accepted_tokens += accepted
+        drafts.proposed += proposed
+        drafts.accepted += accepted
+
+    def follow(self, prediction: PredictionCursor) -> None:
+        """The prediction has been followed over the tokens of a step."""
+        held = prediction.take_verdict()
+        if held is not None:
+            self._trust.add(held)
+
+    def observe(self, batch: Sequence[ScheduledRequest], step_s: float) -> None:
+        """Learn from a finished step, which took `step_s` in all."""
+        started = time.perf_counter()
+        drafted = [item for item in batch if item.draft_ids] if self.draft_tokens else []
+        self.draft_tokens = sum(len(item.draft_ids) for item in drafted)
+        self._speculative_steps += bool(drafted)
+        accepted, self._accepted_tokens = self._accepted_tokens, 0
+        if not batch or not (self._drafters or self._trust.is_asked):
+            return
+        if not drafted and not self._trust.is_asked and self._policy.learns_nothing(len(batch)):
+            self._policy.pass_by(len(batch), step_s)
+            self._learning_s = 0.0  # hardly anything
+            return
+        predicted = sum(len(item.draft_ids) for item in drafted if item.drafter is None)
+        report = StepReport(
+            sequences=len(batch),
+            step_s=step_s + self._learning_s,
+            prefill_tokens=predicted + sum(item.num_tokens - 1 for item in batch),  # verified as a prompt is read
+            draft_tokens=self.draft_tokens - predicted,
+            drafting=self._work.drafting,
+            passes=self._work.passes,
+            lag=self._work.lag,
+            draft_s=self._draft_s,
+            first_pass_s=self._work.first_pass_s,
+            accepted_tokens=accepted,
+            deciding_s=self._granting_s + self._learning_s,
+        )
+        if self._trust.is_asked:
+            self._trust.observe(report)
+        if predicted:
+            self._policy.pass_by(len(batch), step_s)  # not a step as others are
+        else:
+            self._policy.observe(report)
+        self._learning_s = time.perf_counter() - started
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        for drafter in self._drafters:
+            drafter.copy_blocks(copies)
+
+    def _grant_drafters(
+        self, asking: list[ScheduledRequest], sequences: int, budget: int, grow: Grow
+    ) -> list[ScheduledRequest]:
+        offers = [(item, *offer) for item in asking if (offer := self._best_offer(item.state, budget)) is not None]
+        lengths = self._policy.plan([candidate for _, _, candidate in offers], sequences)
+        granted_to: list[ScheduledRequest] = []
+        for (item, drafter, _), length in zip(offers, lengths, strict=True):
+            granted = min(length, budget)
+            if granted and grow(item.state, len(item.state.token_ids) + granted):
+                item.drafter, item.num_drafts = drafter, granted
+                self.draft_tokens += granted
+                budget -= granted
+                granted_to.append(item)
+        return granted_to
+
+    def _best_offer(self, state: RequestState, budget: int) -> tuple[Drafter, Candidate] | None:
+        """The drafter that is likeliest to be right; of equals the one that is asked for nothing."""
+        remaining = state.num_remaining_tokens
+        best: tuple[Drafter, Candidate] | None = None
+        for drafter in self._drafters:
+            limit = drafter.offer(state, min(self._most, budget, remaining - 1))
+            if limit == 0:
+                continue
+            prior = self._records[drafter.name].acceptance.estimate()
+            known = state.drafts.acceptance.get(drafter.name)
+            chance = prior if known is None else known.estimate(prior)
+            if best is None or chance > best[1].acceptance:
+                best = drafter, Candidate(chance, limit, drafter.takes_passes, drafter.lag(state), remaining)
+        return best

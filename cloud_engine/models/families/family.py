@@ -1,0 +1,115 @@
+"""What a page of `families/` says about a model family: how its configuration reads and how its tensors are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ....protocol.errors import ModelLoadError
+from ..config import ModelConfig
+from ..fields import Fields
+from ..rope import RotaryConfig
+
+#: Our parameter of a layer -> the parts it is made of in a checkpoint, joined along the output dimension.
+SPLIT = {
+    "input_norm": ("input_layernorm",),
+    "attention.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attention.o_proj": ("self_attn.o_proj",),
+    "attention.q_norm": ("self_attn.q_norm",),
+    "attention.k_norm": ("self_attn.k_norm",),
+    "mlp_norm": ("post_attention_layernorm",),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.down_proj": ("mlp.down_proj",),
+}
+
+
+_MOST_HEAD_DIM = 2**16  # frequencies are worked out before the shapes of weights are known
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """`architectures` are names in `config.json`; `layer_parts` is `SPLIT` or a variation of it."""
+
+    architectures: tuple[str, ...]
+    read_config: Callable[[Fields], ModelConfig]
+    layer_parts: Mapping[str, tuple[str, ...]]
+
+    def sources(self, parameters: list[str]) -> dict[str, tuple[str, ...]]:
+        """For each of the model's `parameters` the checkpoint tensors it is made of."""
+        top = {"embed_tokens": "model.embed_tokens", "norm": "model.norm", "lm_head": "lm_head"}
+        sources: dict[str, tuple[str, ...]] = {}
+        for name in parameters:
+            module, _, leaf = name.rpartition(".")
+            if module in top:
+                sources[name] = (f"{top[module]}.{leaf}",)
+            else:
+                _, index, part = module.split(".", 2)
+                parts = self.layer_parts[part]
+                sources[name] = tuple(f"model.layers.{index}.{theirs}.{leaf}" for theirs in parts)
+        return sources
+
+
+def read_decoder(fields: Fields, **differences: Any) -> ModelConfig:
+    """A configuration with Llama's keys; `differences` are the fields in which a family is not Llama."""
+    heads = fields.integer("num_attention_heads")
+    kv_heads = fields.integer("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise ModelLoadError(f"{fields.where}: {heads} attention heads cannot share {kv_heads} KV heads.")
+    head_dim = fields.integer("head_dim", fields.integer("hidden_size") // heads)
+    context_length = fields.integer("max_position_embeddings", 2048)
+    read: dict[str, Any] = {
+        "architecture": architecture(fields),
+        "vocab_size": fields.integer("vocab_size"),
+        "hidden_size": fields.integer("hidden_size"),
+        "intermediate_size": fields.integer("intermediate_size"),
+        "num_layers": fields.integer("num_hidden_layers"),
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "context_length": context_length,
+        "rms_norm_eps": fields.number("rms_norm_eps", 1e-6),
+        "tie_word_embeddings": fields.flag("tie_word_embeddings"),
+    }
+    if "rotary" not in differences:
+        read["rotary"] = read_rotary(fields, rope_parameters(fields), head_dim, context_length)
+    return ModelConfig(**{**read, **differences})
+
+
+def architecture(fields: Fields) -> str:
+    names = fields.strings("architectures")
+    return names[0] if names else "unknown"
+
+
+def rope_parameters(fields: Fields, default_theta: float = 10000.0) -> dict[str, Any]:
+    """`rope_parameters` since transformers 5; `rope_theta` and `rope_scaling` before."""
+    older = {"rope_theta": fields.number("rope_theta", default_theta)}
+    if "partial_rotary_factor" in fields.values:
+        older["partial_rotary_factor"] = fields.number("partial_rotary_factor", 1.0)
+    newer = {**fields.mapping("rope_scaling"), **fields.mapping("rope_parameters")}
+    return {**older, **{key: value for key, value in newer.items() if value is not None}}
+
+
+def read_rotary(fields: Fields, parameters: Mapping[str, Any], head_dim: int, context_length: int) -> RotaryConfig:
+    """The rotation that `parameters` describe, for heads of `head_dim`."""
+    merged = dict(parameters)
+    if "original_max_position_embeddings" in fields.values:  # Phi-3 keeps it beside the rope parameters
+        merged["original_max_position_embeddings"] = fields.integer("original_max_position_embeddings")
+    rotary_dim = int(head_dim * Fields(merged, fields.where).number("partial_rotary_factor", 1.0))
+    if not 0 < rotary_dim <= head_dim <= _MOST_HEAD_DIM:
+        raise ModelLoadError(f"{fields.where}: {rotary_dim} of {head_dim} dimensions of a head cannot be rotated.")
+    try:
+        return RotaryConfig.from_parameters(merged, rotary_dim=rotary_dim, context_length=context_length)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{fields.where}: {error}") from error
+
+
+def windows_of(fields: Fields, sliding: Callable[[int], bool]) -> tuple[int | None, ...]:
+    """Per layer the `sliding_window`, or None: as `layer_types` says, or else `sliding` of the layer's index."""
+    window = fields.optional_integer("sliding_window")
+    layers = fields.integer("num_hidden_layers")
+    types = fields.strings("layer_types")
+    if window is None:
+        return ()
+    is_sliding = [kind == "sliding_attention" for kind in types] if types else [sliding(i) for i in range(layers)]
+    return tuple(window if slides else None for slides in is_sliding) if any(is_sliding) else ()

@@ -1,0 +1,99 @@
+"""Where weights come from: a Hugging Face style folder, whole or in shards, or a GGUF file, behind one interface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ....protocol.errors import ModelLoadError
+from ..fields import Fields, read_json
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_BYTES_AT_ONCE = 2**24
+
+
+class Checkpoint(Protocol):
+    """A model on disk under Hugging Face's tensor names. All methods raise ModelLoadError for damaged files.
+
+    `where` is what messages call it; `fields` is its configuration in the words of `config.json`.
+    """
+
+    where: str
+    fields: Fields
+
+    def difference(self, expected: set[str]) -> tuple[set[str], set[str]]:
+        """Which of the `expected` tensors are missing, and which others there are."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def copy_into(self, name: str, target: Tensor) -> None:
+        """Write the tensor into `target`, which has its shape, converted to its dtype."""
+        ...
+
+
+class SafetensorsFolder:
+    """`config.json` beside `model.safetensors`, or beside shards with an index.
+
+    Files are mapped, not read, and let go after every few megabytes, so that a loaded model never took much more memory
+    than its weights.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.where = str(folder)
+        self.fields = Fields(read_json(folder / "config.json"), str(folder / "config.json"))
+        self._file_of = self._find(folder)
+        layers = self.fields.optional_integer("num_hidden_layers") or 0
+        if layers > len(self._file_of):
+            raise ModelLoadError(f"{folder} says it has {layers} layers, and has {len(self._file_of)} tensors.")
+
+    def difference(self, expected: set[str]) -> tuple[set[str], set[str]]:
+        return expected - self._file_of.keys(), self._file_of.keys() - expected
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        with _opened(self._file_of[name]) as weights:
+            return tuple(weights.get_slice(name).get_shape())
+
+    def copy_into(self, name: str, target: Tensor) -> None:
+        rows = max(1, _BYTES_AT_ONCE * len(target) // max(1, target.numel() * 4))
+        for start in range(0, len(target), rows):
+            with _opened(self._file_of[name]) as weights:
+                target[start : start + rows].copy_(weights.get_slice(name)[start : start + rows])
+
+    def _find(self, folder: Path) -> dict[str, Path]:
+        if (folder / _SINGLE).is_file():
+            return dict.fromkeys(_names(folder / _SINGLE), folder / _SINGLE)
+        if not (folder / _INDEX).is_file():
+            raise ModelLoadError(
+                f"{folder / _SINGLE} does not exist, nor does {_INDEX}: give a folder with safetensors weights."
+            )
+        listed = Fields(read_json(folder / _INDEX), str(folder / _INDEX)).mapping("weight_map")
+        shards = {str(shard) for shard in listed.values()}
+        stray = sorted(shard for shard in shards if Path(shard).name != shard)
+        if stray:
+            raise ModelLoadError(f"{folder / _INDEX} names files outside its folder: {', '.join(stray[:3])}.")
+        absent = sorted(shard for shard in shards if not (folder / shard).is_file())
+        if absent:
+            raise ModelLoadError(f"{folder} lacks {len(absent)} of {len(shards)} shards: {', '.join(absent[:3])}.")
+        return {name: folder / shard for shard in sorted(shards) for name in _names(folder / shard)}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[safe_open]:
+    """A mapped file; what safetensors raises becomes ModelLoadError."""
+    try:
+        with safe_open(path, framework="pt") as weights:
+            yield weights
+    except (SafetensorError, OSError) as error:
+        raise ModelLoadError(f"{path} is damaged or not a safetensors file: {error}") from error
+
+
+def _names(path: Path) -> list[str]:
+    with _opened(path) as weights:
+        return list(weights.keys())

@@ -1,0 +1,194 @@
+"""A GGUF file as a checkpoint: its metadata told in the words of `config.json`, its tensors dequantised.
+
+So the very file that runs on a device can be the draft in the cloud.
+"""
+
+# the gguf library is untyped
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ....protocol.errors import MissingDependencyError, ModelLoadError
+from ..fields import Fields
+
+_NUMBERS_AT_ONCE = 2**20  # dequantised, in memory beside the model
+_NOT_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+#: llama.cpp's architecture -> Hugging Face's. Mistral is stored as llama.
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+}
+_KEYS = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "sliding_window": "attention.sliding_window",
+}
+_SIZES_OF_ROPE = ("rope.dimension_count", "attention.key_length", "embedding_length", "attention.head_count")
+
+
+class GgufFile:
+    """See `Checkpoint`. Raises ModelLoadError for a damaged file and an unknown architecture or quantisation."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import gguf
+        except ImportError as error:
+            raise MissingDependencyError("Reading GGUF weights needs gguf: pip install 'updraft-llm[cloud]'") from error
+        self.where = str(path)
+        if not path.is_file():
+            raise ModelLoadError(f"{path} does not exist: give a GGUF file or a Hugging Face style model folder.")
+        try:
+            reader = gguf.GGUFReader(path)
+        except (OSError, ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
+            raise ModelLoadError(f"{path} is damaged or not a GGUF file: {error}") from error
+        # The reader itself is let go: it takes two kilobytes for every token of the vocabulary.
+        named = {name: field for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
+        self._metadata = {name: field.contents() for name, field in named.items()}
+        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        data: Any = reader.data
+        self._mapping: mmap.mmap = data._mmap
+        self._arch = str(self._metadata.get("general.architecture"))
+        if self._arch not in _ARCHITECTURES:
+            raise ModelLoadError(
+                f"{path}: architecture {self._arch!r} is unknown; supported: {', '.join(_ARCHITECTURES)}."
+            )
+        self.fields = Fields(self._config(), self.where)
+        layers = self.fields.integer("num_hidden_layers")
+        if layers > len(self._tensors):
+            raise ModelLoadError(f"{path} says it has {layers} layers, and has {len(self._tensors)} tensors.")
+        self._names = gguf.get_tensor_name_map(_enum_of(gguf.MODEL_ARCH_NAMES, self._arch), layers)
+
+    def difference(self, expected: set[str]) -> tuple[set[str], set[str]]:
+        theirs = {self._gguf_name(name): name for name in expected}
+        missing = {name for gguf_name, name in theirs.items() if gguf_name not in self._tensors}
+        return missing, self._tensors.keys() - theirs.keys() - set(_NOT_WEIGHTS)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(int(size) for size in reversed(self._tensors[self._gguf_name(name)].shape))
+
+    def copy_into(self, name: str, target: Tensor) -> None:
+        import gguf
+
+        tensor = self._tensors[self._gguf_name(name)]
+        is_one_more = self._arch == "gemma3" and name.endswith("norm.weight")  # llama.cpp stores 1 + weight
+        try:
+            rows_at_once = max(1, _NUMBERS_AT_ONCE * len(target) // target.numel())
+            for start in range(0, len(target), rows_at_once):
+                stored = tensor.data[start : start + rows_at_once]
+                numbers = gguf.quants.dequantize(stored, tensor.tensor_type)
+                rows = torch.from_numpy(np.require(numbers, requirements="W"))
+                target[start : start + rows_at_once].copy_(rows - 1 if is_one_more else rows)
+                self._mapping.madvise(mmap.MADV_DONTNEED)  # what was read need not stay in memory
+        except NotImplementedError as error:
+            raise ModelLoadError(f"{self.where}: {tensor.name} is {tensor.tensor_type.name}: {error}.") from error
+        if self._arch == "llama" and ".self_attn.q_proj." in name:
+            _to_halves(target, self.fields.integer("num_attention_heads"))
+        elif self._arch == "llama" and ".self_attn.k_proj." in name:
+            _to_halves(target, self.fields.integer("num_key_value_heads"))
+
+    def _gguf_name(self, name: str) -> str:
+        return self._names.get_name(name, try_suffixes=(".weight", ".bias")) or name
+
+    def _of_arch(self, key: str) -> Any:
+        return self._metadata.get(f"{self._arch}.{key}")
+
+    def _config(self) -> dict[str, Any]:
+        config = {ours: self._of_arch(theirs) for ours, theirs in _KEYS.items()}
+        config["sliding_window"] = config["sliding_window"] or None  # llama.cpp's converter writes 0 for none
+        if "token_embd.weight" not in self._tensors:
+            raise ModelLoadError(f"{self.where} lacks tensors: token_embd.weight.")
+        return {
+            **config,
+            "architectures": [_ARCHITECTURES[self._arch]],
+            "vocab_size": int(self._tensors["token_embd.weight"].shape[1]),
+            "tie_word_embeddings": "output.weight" not in self._tensors,
+            "attention_bias": "blk.0.attn_output.bias" in self._tensors,
+            "rope_parameters": self._rope(),
+            **(self._gemma3(config) if self._arch == "gemma3" else {}),
+        }
+
+    def _rope(self) -> dict[str, Any]:
+        parameters: dict[str, Any] = {
+            "rope_type": self._of_arch("rope.scaling.type") or "default",
+            "rope_theta": self._of_arch("rope.freq_base"),
+            "factor": self._of_arch("rope.scaling.factor"),
+            "original_max_position_embeddings": self._of_arch("rope.scaling.original_context_length"),
+            "attention_factor": self._of_arch("rope.scaling.attn_factor"),
+            "beta_fast": self._of_arch("rope.scaling.yarn_beta_fast"),
+            "beta_slow": self._of_arch("rope.scaling.yarn_beta_slow"),
+        }
+        if parameters["rope_type"] == "none":
+            parameters["rope_type"] = "default"
+        said = Fields({key: self._of_arch(key) for key in _SIZES_OF_ROPE}, self.where)
+        if "rope.dimension_count" in said.values:
+            head_dim = said.optional_integer("attention.key_length")
+            head_dim = head_dim or said.integer("embedding_length") // said.integer("attention.head_count")
+            parameters["partial_rotary_factor"] = said.integer("rope.dimension_count") / max(1, head_dim)
+        if "rope_freqs.weight" in self._tensors:  # Llama 3's scaling, worked out by the converter
+            factors = self._numbers("rope_freqs.weight")
+            same = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
+            parameters |= {**same, "original_max_position_embeddings": self._of_arch("context_length")}
+        elif "rope_factors_long.weight" in self._tensors:
+            parameters |= {
+                "rope_type": "longrope",
+                "long_factor": self._numbers("rope_factors_long.weight"),
+                "short_factor": self._numbers("rope_factors_short.weight"),
+            }
+        return {key: value for key, value in parameters.items() if value is not None}
+
+    def _gemma3(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """What llama.cpp knows of Gemma 3 without being told: attention is scaled by the head size but in the 27B."""
+        sizes = Fields(config, self.where)
+        is_27b = config["num_hidden_layers"] == 62
+        return {
+            "query_pre_attn_scalar": sizes.integer("hidden_size") // sizes.integer("num_attention_heads")
+            if is_27b
+            else config["head_dim"],
+            "final_logit_softcapping": self._of_arch("final_logit_softcapping"),
+            "rope_parameters": {"full_attention": self._rope()},
+        }
+
+    def _numbers(self, name: str) -> list[float]:
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise ModelLoadError(f"{self.where} lacks tensors: {name}.")
+        return [float(number) for number in tensor.data.ravel()]
+
+
+def gguf_vocabulary(path: Path) -> dict[str, int] | None:
+    """The tokens of a GGUF file that could be loaded, with their ids; None if it has none."""
+    import gguf
+
+    field = gguf.GGUFReader(path).fields.get("tokenizer.ggml.tokens")
+    return None if field is None else {str(token): token_id for token_id, token in enumerate(field.contents())}
+
+
+def _enum_of(names: Mapping[Any, str], name: str) -> Any:
+    return next(member for member, theirs in names.items() if theirs == name)
+
+
+def _to_halves(weight: Tensor, heads: int) -> None:
+    """Reorder rows of each head, in place, from neighbouring rotary pairs to two halves."""
+    per_head = weight.shape[0] // heads
+    halves = weight.view(heads, per_head // 2, 2, *weight.shape[1:]).transpose(1, 2)
+    weight.copy_(halves.reshape(weight.shape))

@@ -1,0 +1,52 @@
+"""OpenAI's `best_of`: more answers are generated than returned, and all of them are paid for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from math import inf
+
+import msgspec
+
+from ....protocol.responses import ChatCompletion, TextCompletion, Usage
+from .answer_stream import Piece, total_usage
+from .formats import AnswerFormat
+
+
+@dataclass(frozen=True, slots=True)
+class BestOf:
+    """Of every `best_of` answers the `n` with the highest log-probability per token, best first. Not for streams."""
+
+    answers: AnswerFormat
+    n: int
+    best_of: int
+
+    def opening(self) -> list[msgspec.Struct]:
+        return self.answers.opening()
+
+    def chunk(self, piece: Piece) -> msgspec.Struct:
+        return self.answers.chunk(piece)
+
+    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
+        return self.answers.usage_chunk(usage)
+
+    def whole(self, answers: Sequence[Piece]) -> msgspec.Struct:
+        chosen: list[Piece] = []
+        for number, group in groupby(answers, key=lambda answer: answer.index // self.best_of):
+            ranked = sorted(group, key=_logprob_per_token, reverse=True)[: self.n]
+            chosen += [replace(answer, index=number * self.n + rank) for rank, answer in enumerate(ranked)]
+        # What is said of a prompt comes with the first of its answers, chosen or not.
+        for answer in answers:
+            if answer.prompt_scores:
+                chosen[answer.index // self.best_of * self.n].prompt_scores = answer.prompt_scores
+        shown = self.answers.whole(chosen)
+        if isinstance(shown, ChatCompletion | TextCompletion):
+            shown.usage = total_usage(answers)
+        return shown
+
+
+def _logprob_per_token(answer: Piece) -> float:
+    """An answer without tokens comes last."""
+    scores = [scored.score.logprob for scored in answer.scores]
+    return sum(scores) / len(scores) if scores else -inf

@@ -1,0 +1,159 @@
+"""The two shapes of an answer on the wire: chat completions and text completions, whole or in chunks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import msgspec
+
+from ....protocol.ids import new_id
+from ....protocol.responses import (
+    AssistantMessage,
+    ChatChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChoiceLogprobs,
+    ChunkChoice,
+    Delta,
+    TextChoice,
+    TextCompletion,
+    TextLogprobs,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+from ....text.tokenizer import Tokenizer
+from ....text.tool_stream import OfferedTools, ToolCallStream
+from .answer_stream import Piece, ScoredToken, total_usage
+
+
+class AnswerFormat(Protocol):
+    """`include_usage`: a stream ends with a chunk that has the usage, and the others say that they have none."""
+
+    def opening(self) -> list[msgspec.Struct]: ...
+    def chunk(self, piece: Piece) -> msgspec.Struct: ...
+    def usage_chunk(self, usage: Usage) -> msgspec.Struct: ...
+    def whole(self, answers: Sequence[Piece]) -> msgspec.Struct: ...
+
+
+def joined(pieces: Sequence[Piece]) -> list[Piece]:
+    """The pieces of each answer as one, in the order of the answers."""
+    of_answer: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        of_answer.setdefault(piece.index, []).append(piece)
+    return [_as_one(of_answer[index]) for index in sorted(of_answer)]
+
+
+def _as_one(pieces: Sequence[Piece]) -> Piece:
+    text, scores = "".join(piece.text for piece in pieces), [score for piece in pieces for score in piece.scores]
+    of_prompt = [score for piece in pieces for score in piece.prompt_scores]
+    return replace(pieces[-1], text=text, scores=scores, prompt_scores=of_prompt)
+
+
+@dataclass(slots=True)
+class ChatFormat:
+    tokenizer: Tokenizer
+    model: str
+    logprobs: bool
+    n: int = 1
+    include_usage: bool = False
+    tools: OfferedTools | None = None
+    id: str = field(default_factory=lambda: new_id("chatcmpl"))
+    created: int = field(default_factory=lambda: int(time.time()))
+    _calls: dict[int, ToolCallStream] = field(default_factory=dict[int, ToolCallStream])
+
+    def opening(self) -> list[msgspec.Struct]:
+        role = Delta(content="", role="assistant")
+        return [self._chunk([ChunkChoice(role, index=index)]) for index in range(self.n)]
+
+    def chunk(self, piece: Piece) -> msgspec.Struct:
+        delta, reason = Delta(content=piece.text or None), piece.finish_reason
+        if self.tools is not None:
+            delta, reason = self._calls.setdefault(piece.index, ToolCallStream(self.tools)).read(piece.text, reason)
+        return self._chunk([ChunkChoice(delta, reason, piece.index, self._scores(piece))])
+
+    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
+        return self._chunk([], usage)
+
+    def whole(self, answers: Sequence[Piece]) -> msgspec.Struct:
+        choices: list[ChatChoice] = []
+        for answer in answers:
+            message, reason = AssistantMessage(answer.text), answer.finish_reason
+            if self.tools is not None:
+                message, reason = ToolCallStream(self.tools).whole(answer.text, reason)
+            if reason is not None:
+                choices.append(ChatChoice(message, reason, answer.index, self._scores(answer)))
+        return ChatCompletion(
+            id=self.id, model=self.model, created=self.created, choices=choices, usage=total_usage(answers)
+        )
+
+    def _chunk(self, choices: list[ChunkChoice], usage: Usage | None = None) -> ChatCompletionChunk:
+        chunk = ChatCompletionChunk(id=self.id, model=self.model, created=self.created, choices=choices)
+        if self.include_usage:
+            chunk.usage = usage
+        return chunk
+
+    def _scores(self, piece: Piece) -> ChoiceLogprobs | None:
+        if not self.logprobs:
+            return None
+        return ChoiceLogprobs([_token_logprob(self.tokenizer, scored) for scored in piece.scores])
+
+
+@dataclass(slots=True)
+class TextFormat:
+    tokenizer: Tokenizer
+    model: str
+    logprobs: bool
+    n: int = 1
+    include_usage: bool = False
+    id: str = field(default_factory=lambda: new_id("cmpl"))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def opening(self) -> list[msgspec.Struct]:
+        return []
+
+    def chunk(self, piece: Piece) -> msgspec.Struct:
+        return self._completion([TextChoice(piece.text, piece.finish_reason, piece.index, self._scores(piece))])
+
+    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
+        return self._completion([], usage)
+
+    def whole(self, answers: Sequence[Piece]) -> msgspec.Struct:
+        choices = [TextChoice(a.text, a.finish_reason, a.index, self._scores(a)) for a in answers]
+        return self._completion(choices, total_usage(answers))
+
+    def _completion(self, choices: list[TextChoice], usage: Usage | None = None) -> TextCompletion:
+        completion = TextCompletion(id=self.id, model=self.model, created=self.created, choices=choices)
+        if usage is not None or self.include_usage:
+            completion.usage = usage
+        return completion
+
+    def _scores(self, piece: Piece) -> TextLogprobs | None:
+        if not self.logprobs:
+            return None
+        scores = [_token_logprob(self.tokenizer, scored) for scored in piece.scores]
+        return TextLogprobs(
+            tokens=[score.token for score in scores],
+            token_logprobs=[score.logprob for score in scores],
+            top_logprobs=[_alternatives(score) for score in scores],
+            text_offset=[scored.offset for scored in piece.scores],
+        )
+
+
+def _alternatives(score: TokenLogprob) -> dict[str, float]:
+    """The most likely tokens, and in any case the one that was chosen."""
+    return {**{top.token: top.logprob for top in score.top_logprobs}, score.token: score.logprob}
+
+
+def _token_logprob(tokenizer: Tokenizer, scored: ScoredToken) -> TokenLogprob:
+    alternatives = [TopLogprob(*_shown(tokenizer, token_id, logprob)) for token_id, logprob in scored.score.top]
+    return TokenLogprob(*_shown(tokenizer, scored.token_id, scored.score.logprob), alternatives)
+
+
+def _shown(tokenizer: Tokenizer, token_id: int, logprob: float) -> tuple[str, float, list[int]]:
+    """Special tokens by their name: among alternatives, the end of the answer is one."""
+    raw = tokenizer.token_bytes(token_id, skip_special=False)
+    return raw.decode("utf-8", "replace"), logprob, list(raw)

@@ -1,0 +1,133 @@
+"""What an answer says about its own prompt: vLLM's `prompt_logprobs`, and OpenAI's `echo` with log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from ....protocol.responses import ChatCompletion, PromptToken, TextChoice, TextCompletion, TextLogprobs, Usage
+from ....text.detokenize import IncrementalDetokenizer
+from ....text.tokenizer import Tokenizer
+from .answer_stream import Piece
+from .formats import AnswerFormat
+
+if TYPE_CHECKING:
+    from ...engine.types.request import PromptLogprob
+
+PromptLogprobs = list[dict[str, PromptToken] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedPrompt:
+    """`echo`: its text, to be put before every answer; None if it is not asked for."""
+
+    token_ids: list[int]
+    echo: str | None = None
+
+
+@dataclass(slots=True)
+class PromptReport:
+    """The answers of `answers`, with what they are to say about their `prompts`; there are `n` answers to each.
+
+    `logprobs`: how many alternatives `prompt_logprobs` is to show; None if it is not asked for.
+    """
+
+    answers: AnswerFormat
+    tokenizer: Tokenizer
+    prompts: list[ReportedPrompt]
+    n: int
+    logprobs: int | None
+    _scores: dict[int, list[PromptLogprob]] = field(default_factory=dict[int, "list[PromptLogprob]"])
+    _begun: set[int] = field(default_factory=set[int])
+
+    def opening(self) -> list[msgspec.Struct]:
+        return self.answers.opening()
+
+    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
+        return self.answers.usage_chunk(usage)
+
+    def chunk(self, piece: Piece) -> msgspec.Struct:
+        self._take_scores(piece)
+        return self._completed(self.answers.chunk(piece))
+
+    def whole(self, answers: Sequence[Piece]) -> msgspec.Struct:
+        for answer in answers:
+            self._take_scores(answer)
+        return self._completed(self.answers.whole(answers))
+
+    def _take_scores(self, piece: Piece) -> None:
+        if piece.prompt_scores:
+            self._scores[piece.index // self.n] = piece.prompt_scores
+
+    def _completed(self, shown: msgspec.Struct) -> msgspec.Struct:
+        if isinstance(shown, ChatCompletion):
+            shown.prompt_logprobs = self._prompt_logprobs(0)
+        elif isinstance(shown, TextCompletion):
+            for choice in shown.choices:
+                self._complete(choice)
+        return shown
+
+    def _complete(self, choice: TextChoice) -> None:
+        number = choice.index // self.n
+        choice.prompt_logprobs = self._prompt_logprobs(number)
+        echo = self.prompts[number].echo
+        if echo is None:
+            return
+        if choice.logprobs is not None:
+            offsets = [len(echo) + offset for offset in choice.logprobs.text_offset]
+            choice.logprobs = msgspec.structs.replace(choice.logprobs, text_offset=offsets)
+        if choice.index not in self._begun:
+            self._begun.add(choice.index)
+            choice.text = echo + choice.text
+            if choice.logprobs is not None:
+                choice.logprobs = _joined(self._echoed(number), choice.logprobs)
+
+    def _prompt_logprobs(self, number: int) -> PromptLogprobs | UnsetType:
+        """One entry per token: the likeliest by their ids, and the token itself. Nothing is said of the first."""
+        if self.logprobs is None:
+            return UNSET
+        entries: PromptLogprobs = [None]
+        for token_id, score in self._scored(number):
+            likeliest = enumerate(score.top[: self.logprobs], 1)
+            top = {str(other): self._shown(other, logprob, rank) for rank, (other, logprob) in likeliest}
+            entries.append({str(token_id): self._shown(token_id, score.logprob, score.rank), **top})
+        return entries
+
+    def _shown(self, token_id: int, logprob: float, rank: int) -> PromptToken:
+        return PromptToken(logprob, rank, self._text_of(token_id))
+
+    def _scored(self, number: int) -> list[tuple[int, PromptLogprob]]:
+        return list(zip(self.prompts[number].token_ids[1:], self._scores.get(number, []), strict=True))
+
+    def _echoed(self, number: int) -> TextLogprobs:
+        """The prompt's tokens, as if they had been generated."""
+        token_ids = self.prompts[number].token_ids
+        tokens = [self._text_of(token_id) for token_id in token_ids]
+        logprobs: list[float | None] = [None]
+        top_logprobs: list[dict[str, float] | None] = [None]
+        for token_id, score in self._scored(number):
+            logprobs.append(score.logprob)
+            top = {self._text_of(other): logprob for other, logprob in score.top}
+            top_logprobs.append({**top, self._text_of(token_id): score.logprob})
+        detokenizer = IncrementalDetokenizer(self.tokenizer.token_bytes)
+        offsets, offset = list[int](), 0
+        for token_id in token_ids:  # special tokens are no text, and a character may be of several tokens
+            offsets.append(offset)
+            offset += len(detokenizer.push(token_id))
+        return TextLogprobs(tokens=tokens, token_logprobs=logprobs, top_logprobs=top_logprobs, text_offset=offsets)
+
+    def _text_of(self, token_id: int) -> str:
+        return self.tokenizer.token_bytes(token_id, skip_special=False).decode("utf-8", "replace")
+
+
+def _joined(first: TextLogprobs, second: TextLogprobs) -> TextLogprobs:
+    return TextLogprobs(
+        tokens=first.tokens + second.tokens,
+        token_logprobs=first.token_logprobs + second.token_logprobs,
+        top_logprobs=first.top_logprobs + second.top_logprobs,
+        text_offset=first.text_offset + second.text_offset,
+    )

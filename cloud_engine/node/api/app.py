@@ -1,0 +1,230 @@
+"""The node's routes: OpenAI requests in, one engine's answers out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from ....protocol import prometheus, sse
+from ....protocol.embeddings import embedding_list, parse_embedding
+from ....protocol.errors import InvalidRequestError, UpdraftError
+from ....protocol.http import (
+    ATTEMPT_HEADER,
+    TENANT_HEADER,
+    create_app,
+    error_response,
+    read_body,
+    send,
+    send_json,
+    while_connected,
+)
+from ....protocol.responses import ModelCard, ModelList
+from ....protocol.wire import WireResponse
+from ....text.grammar import Vocabulary
+from ....text.grammar_check import GrammarCheck
+from ....text.tokenizer import Tokenizer
+from ....text.tool_formats import ToolFormat
+from ...engine.types.request import GenerationRequest
+from ..answers.answer_stream import Piece, TokenSource, pieces, total_usage
+from ..answers.fan_out import fan_out
+from ..answers.formats import joined
+from ..answers.latency import Latencies
+from ..answers.running_usage import Spent, TokenTally
+from .embeddings import embed
+from .metrics import node_metrics
+from .preprocessing import Job, JobMaker
+from .tokenization import DetokenizeResponse, TokenizeResponse, parse_detokenize, parse_tokenize, tokenized
+
+_LONG_BODY = 2**16
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """`context_length`: tokens of prompt and answer together. `tool_parser`: how the model writes tool calls, a
+    `ToolFormat`'s name; "auto" asks the chat template."""
+
+    engine: TokenSource
+    tokenizer: Tokenizer
+    model_id: str
+    context_length: int
+    tool_parser: str = "auto"
+
+
+def create_node_app(served: Served) -> FastAPI:
+    """The engine is started and closed with the app."""
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
+        await served.engine.start()
+        try:
+            yield
+        finally:
+            await served.engine.close()
+            await node.close()
+
+    app = create_app("Updraft node", lifespan=lifespan)
+    app.state.traffic.at_deadline = served.engine.close
+    node = _Node(served)
+    app.add_route("/v1/chat/completions", node.chat, methods=["POST"])
+    app.add_route("/v1/completions", node.complete, methods=["POST"])
+    app.add_route("/v1/embeddings", node.embed, methods=["POST"])
+    app.add_route("/tokenize", node.tokenize, methods=["POST"])
+    app.add_route("/detokenize", node.detokenize, methods=["POST"])
+    app.add_route("/spent/{attempt}", node.spent, methods=["GET"])
+    app.add_route("/v1/models", node.models, methods=["GET"])
+    app.add_route("/v1/models/{model:path}", node.model, methods=["GET"])
+    app.add_route("/health", node.health, methods=["GET"])
+    app.add_route("/metrics", node.metrics, methods=["GET"])
+    return app
+
+
+class _Node:
+    def __init__(self, served: Served) -> None:
+        self._engine = served.engine
+        self._tokenizer = served.tokenizer
+        self._context_length = served.context_length
+        self._card = ModelCard(id=served.model_id, created=int(time.time()), max_model_len=served.context_length)
+        self._latencies = Latencies()
+        self._spent = Spent()
+        self._grammars = GrammarCheck(lambda: Vocabulary.of(served.tokenizer, served.tokenizer.eos_ids))
+        tool_format = ToolFormat.of(served.tool_parser, served.tokenizer)
+        self._jobs = JobMaker(served.tokenizer, served.model_id, served.context_length, tool_format)
+
+    async def close(self) -> None:
+        await self._grammars.close()
+
+    async def chat(self, request: Request) -> Response:
+        return await self._answer(request, self._jobs.chat)
+
+    async def complete(self, request: Request) -> Response:
+        return await self._answer(request, self._jobs.completion)
+
+    async def embed(self, request: Request) -> Response:
+        body = await read_body(request)
+        async with while_connected(request.receive):
+            asked = parse_embedding(body)
+            inputs = await _off_the_loop_if_long(body, lambda: self._jobs.inputs(asked))
+            with _naming_the_prompt("input"):
+                vectors = await embed(self._engine, inputs)
+        return send_json(embedding_list(asked, vectors, sum(map(len, inputs))))
+
+    async def tokenize(self, request: Request) -> Response:
+        body = await read_body(request)
+        return send_json(await _off_the_loop_if_long(body, lambda: self._tokenized(body)))
+
+    async def detokenize(self, request: Request) -> Response:
+        body = await read_body(request)
+        return send_json(await _off_the_loop_if_long(body, lambda: self._detokenized(body)))
+
+    def _tokenized(self, body: bytes) -> TokenizeResponse:
+        asked = parse_tokenize(body)
+        self._jobs.check_model(asked.model)
+        self._jobs.check_size(asked.param, *asked.texts)
+        return tokenized(self._tokenizer, asked, self._context_length)
+
+    def _detokenized(self, body: bytes) -> DetokenizeResponse:
+        asked = parse_detokenize(body, self._tokenizer.vocab_size, self._context_length)
+        self._jobs.check_model(asked.model)
+        return DetokenizeResponse(self._tokenizer.decode(asked.tokens, skip_special=False))
+
+    async def spent(self, request: Request) -> Response:
+        return send_json(self._spent.on(request.path_params["attempt"]))
+
+    async def models(self, _request: Request) -> Response:
+        return send_json(ModelList([self._card]))
+
+    async def model(self, request: Request) -> Response:
+        self._jobs.check_model(request.path_params["model"])
+        return send_json(self._card)
+
+    async def health(self, _request: Request) -> Response:
+        if failure := self._engine.failure:
+            return error_response(failure)
+        return send_json({"status": "ok", "model": self._card.id})
+
+    async def metrics(self, _request: Request) -> Response:
+        metrics = node_metrics(self._engine.stats(), self._latencies, healthy=self._engine.failure is None)
+        return PlainTextResponse(prometheus.render(metrics), media_type=prometheus.CONTENT_TYPE)
+
+    async def _answer(self, request: Request, make_job: Callable[[bytes, str], Job]) -> Response:
+        """Whatever fails before the first token is an HTTP error; a client that leaves aborts the work."""
+        body, tenant = await read_body(request), request.headers.get(TENANT_HEADER.decode(), "")
+        async with while_connected(request.receive):
+            job = await _off_the_loop_if_long(body, lambda: make_job(body, tenant))
+            constraint = job.generations[0].constraint  # the same for all prompts
+            if constraint is not None:
+                await self._grammars.check(constraint, tenant)
+            answer = self._pieces(job)
+            if not job.stream and (attempt := request.headers.get(ATTEMPT_HEADER.decode())):
+                answer = self._spent.watch(attempt, TokenTally(job.generations), answer)
+            with _naming_the_prompt(job.prompt_field):
+                first = await anext(answer)
+            if not job.stream:
+                rest = [piece async for piece in answer]
+                return send_json(job.format.whole(joined([first, *rest])))
+        return send(WireResponse(200, sse.HEADERS, _events(job, first, answer)), request)
+
+    def _pieces(self, job: Job) -> AsyncGenerator[Piece]:
+        """The answers to all prompts of a job."""
+
+        started = time.perf_counter()  # whatever it takes until each has a place
+
+        def of(asked: GenerationRequest) -> AsyncGenerator[Piece]:
+            return self._latencies.watch(pieces(self._engine, self._tokenizer, asked, job.tools), started)
+
+        first = job.generations[0]
+        if len(job.generations) == 1:
+            return of(first)
+        return _numbered_through([partial(of, asked) for asked in job.generations], first.n)
+
+
+async def _numbered_through(of_each: list[Callable[[], AsyncGenerator[Piece]]], n: int) -> AsyncGenerator[Piece]:
+    """The answers to several prompts, `n` to each: those to the second come after those to the first, and so on."""
+    async with aclosing(fan_out(of_each)) as answers:
+        async for number, piece in answers:
+            piece.prompt = number
+            piece.index += number * n
+            yield piece
+
+
+async def _events(job: Job, first: Piece, rest: AsyncGenerator[Piece]) -> AsyncGenerator[bytes]:
+    """The answer as server-sent events. A failure on the way is an `error` event, and the stream ends there."""
+    try:
+        for chunk in job.format.opening():
+            yield sse.event(chunk)
+        yield sse.event(job.format.chunk(first))
+        ends = [first]
+        async for piece in rest:
+            yield sse.event(job.format.chunk(piece))
+            ends += [piece] if piece.finish_reason else []
+        if job.include_usage:
+            yield sse.event(job.format.usage_chunk(total_usage(ends)))
+        yield sse.DONE
+    except UpdraftError as error:
+        yield sse.event(error.to_body())
+    finally:
+        await rest.aclose()
+
+
+async def _off_the_loop_if_long(body: bytes, work: Callable[[], T]) -> T:
+    return await asyncio.to_thread(work) if len(body) > _LONG_BODY else work()
+
+
+@contextmanager
+def _naming_the_prompt(field: str) -> Generator[None]:
+    """What the engine says about the prompt is said about the field that clients have it in."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        error.param = field if error.param == "prompt" else error.param
+        raise

@@ -1,0 +1,25 @@
+"""`/v1/embeddings`: each input is a request of its own to the engine, which pools its hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from functools import partial
+
+from ....protocol.ids import new_id
+from ...engine.types.request import GenerationRequest
+from ..answers.answer_stream import TokenSource
+from ..answers.fan_out import fan_out
+
+
+async def embed(engine: TokenSource, inputs: Sequence[list[int]]) -> list[list[float]]:
+    """One vector (hidden_size,) per input, in their order. Cancelling it aborts the engine's work.
+
+    Raises what `TokenSource.generate` raises; one bad input takes the others along.
+    """
+    vectors: dict[int, list[float]] = {}
+    requests = [GenerationRequest(new_id("emb"), tokens, embed=True, streamed=False) for tokens in inputs]
+    async with aclosing(fan_out([partial(engine.generate, request) for request in requests])) as outputs:
+        async for number, output in outputs:
+            vectors[number] = list(output.embedding)
+    return [vectors[number] for number in range(len(inputs))]

@@ -1,0 +1,180 @@
+"""From the body of a request to a job: what the engine is to generate, and how the answer is shown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+from ....protocol.embeddings import EmbeddingRequest
+from ....protocol.errors import ContextLengthError, ModelNotFoundError, UnsupportedFeatureError
+from ....protocol.ids import new_id
+from ....protocol.prompts import Prompt
+from ....protocol.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from ....text import tool_turns
+from ....text.tokenizer import Tokenizer
+from ....text.tool_formats import ToolFormat
+from ....text.tool_stream import OfferedTools
+from ...engine.types.request import BeamParams, GenerationRequest
+from ..answers.best_of import BestOf
+from ..answers.formats import AnswerFormat, ChatFormat, TextFormat
+from ..answers.prompt_report import PromptReport, ReportedPrompt
+from ..answers.running_usage import RunningUsage, TokenTally
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A checked request: what to generate, for each of its prompts, and how to show it.
+
+    `prompt_field`: what clients call the prompt. `tools`: those that the answers may call.
+    """
+
+    generations: list[GenerationRequest]
+    format: AnswerFormat
+    stream: bool
+    include_usage: bool
+    prompt_field: str
+    tools: OfferedTools | None = None
+
+
+class JobMaker:
+    """Checks requests against one model and turns them into jobs. `tool_format` None: the model calls no tools."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, model_id: str, context_length: int, tool_format: ToolFormat | None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._model_id = model_id
+        self._tool_format = tool_format
+        longest = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
+        self._max_prompt_bytes = longest * context_length
+
+    def chat(self, body: bytes, tenant: str) -> Job:
+        request = parse_chat(body)
+        offered = self._offered(request)
+        tools = [] if offered is None else offered.use.tools
+        texts = tool_turns.texts(request.messages, tools)
+        self._check(request)
+        self.check_size("messages", *(message.text for message in request.messages), *texts)
+        prompt = self._tokenizer.encode_chat(
+            request.messages,
+            tools=tools,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+        )
+        prediction = request.prediction.text if request.prediction else ""
+        self.check_size("prediction", prediction)
+        generation = _generation(request, prompt, tenant, self._tokenizer.encode(prediction))
+        if offered is not None:
+            constraint = offered.format.constraint(offered.use)
+            generation = replace(generation, constraint=constraint, streamed=True)  # a call may end an answer
+        job = self._job(request, [generation], ChatFormat(*self._shape(request), offered))
+        return replace(job, tools=offered)
+
+    def completion(self, body: bytes, tenant: str) -> Job:
+        request = parse_completion(body)
+        self._check(request)
+        prompts = self._token_ids(request.prompts, "prompt")
+        generations = [_generation(request, prompt, tenant, []) for prompt in prompts]
+        return self._job(request, generations, TextFormat(*self._shape(request)))
+
+    def inputs(self, request: EmbeddingRequest) -> list[list[int]]:
+        """The token ids of everything that is to be embedded."""
+        self.check_model(request.model)
+        return self._token_ids(request.inputs, "input")
+
+    def check_model(self, model: str | None) -> None:
+        """None: of the one there is. Raises ModelNotFoundError."""
+        if model not in (None, self._model_id):
+            raise ModelNotFoundError(
+                f"The model {model!r} does not exist here; this server has {self._model_id!r}.", param="model"
+            )
+
+    def _offered(self, request: ChatRequest) -> OfferedTools | None:
+        """The tools of a request; None if it offers none."""
+        if request.tool_use is None:
+            return None
+        if self._tool_format is None:
+            raise UnsupportedFeatureError(
+                "tools: this model's chat template shows no format for tool calls that is known here. Leave tools out, "
+                "or start the node with --tool-parser.",
+                param="tools",
+            )
+        return OfferedTools(self._tool_format, request.tool_use)
+
+    def _token_ids(self, prompts: list[Prompt], param: str) -> list[list[int]]:
+        for prompt in prompts:
+            self.check_size(param, prompt if isinstance(prompt, str) else "")
+        return [self._tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+
+    def _shape(self, request: ChatRequest | CompletionRequest) -> tuple[Tokenizer, str, bool, int, bool]:
+        """What every format begins with."""
+        logprobs = request.sampling().logprobs is not None
+        return self._tokenizer, self._model_id, logprobs, request.num_answers, _includes_usage(request)
+
+    def _job(
+        self, request: ChatRequest | CompletionRequest, generations: list[GenerationRequest], shape: AnswerFormat
+    ) -> Job:
+        n, num_generated = request.num_answers, generations[0].n
+        echoes = self._echoes(request)
+        if request.sampling().prompt_logprobs is not None or echoes:
+            texts = echoes or [None] * len(generations)
+            prompts = [ReportedPrompt(asked.prompt_ids, text) for asked, text in zip(generations, texts, strict=True)]
+            shape = PromptReport(shape, self._tokenizer, prompts, n, request.prompt_logprobs)
+        if num_generated > n:
+            shape = BestOf(shape, n, num_generated)
+        if request.running_usage:
+            shape = RunningUsage(shape, TokenTally(generations))
+        prompt_field = "messages" if isinstance(request, ChatRequest) else "prompt"
+        return Job(generations, shape, request.stream, _includes_usage(request), prompt_field)
+
+    def _echoes(self, request: ChatRequest | CompletionRequest) -> list[str]:
+        """The prompts as they came, or what their tokens say; none if no echo is asked for."""
+        if not isinstance(request, CompletionRequest) or not request.echo:
+            return []
+        return [prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt) for prompt in request.prompts]
+
+    def _check(self, request: ChatRequest | CompletionRequest) -> None:
+        self.check_model(request.model)
+        if request.updraft is not None:
+            raise UnsupportedFeatureError(
+                "updraft options are for the router, this is an engine: leave them out.", param="updraft"
+            )
+
+    def check_size(self, param: str, *texts: str) -> None:
+        """Refuse what cannot fit before seconds are spent on tokenizing it. Templates may strip, but no more.
+
+        Raises ContextLengthError.
+        """
+        size = sum(len(text.strip().encode("utf-8", "replace")) for text in texts)
+        if size > self._max_prompt_bytes:
+            raise ContextLengthError(
+                f"{param}: {size} bytes; this model's context cannot hold more than {self._max_prompt_bytes}.",
+                param=param,
+            )
+
+
+def _generation(
+    request: ChatRequest | CompletionRequest, prompt: list[int], tenant: str, draft: list[int]
+) -> GenerationRequest:
+    params, beam = request.sampling(), None
+    if request.use_beam_search:
+        penalty = 1.0 if request.length_penalty is None else request.length_penalty
+        beam = BeamParams(request.num_candidates, penalty)
+    elif request.num_candidates > request.num_answers:
+        params = replace(params, logprobs=params.logprobs or 0)  # to choose by
+    return GenerationRequest(
+        new_id("gen"),
+        prompt,
+        params,
+        draft,
+        n=request.num_answers if beam else request.num_candidates,
+        beam=beam,
+        priority=request.priority or 0,
+        cache_salt=json.dumps([tenant, request.cache_salt or ""]),
+        constraint=request.constraint(),
+        streamed=request.stream or bool(params.stop),  # the engine knows no stop strings
+    )
+
+
+def _includes_usage(request: ChatRequest | CompletionRequest) -> bool:
+    return request.stream_options is not None and request.stream_options.include_usage

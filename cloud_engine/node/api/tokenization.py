@@ -1,0 +1,102 @@
+"""`/tokenize` and `/detokenize`, as vLLM has them: what a prompt costs before it is asked, and what tokens mean."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ....protocol.errors import ContextLengthError, InvalidRequestError
+from ....protocol.flags import Flag, WithFlags
+from ....protocol.requests import Message, check_messages, decode
+from ....protocol.structured import Tool, check_tools
+from ....text import tool_turns
+from ....text.tokenizer import Tokenizer
+
+
+class TokenizeRequest(WithFlags, forbid_unknown_fields=True):
+    """`prompt` or `messages`, not both. `add_special_tokens` is about prompts, the next three are about messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: Flag = True
+    add_generation_prompt: Flag = True
+    continue_final_message: Flag = False
+    tools: list[Tool] | None = None
+    return_token_strs: Flag = False
+
+    @property
+    def param(self) -> str:
+        """Which of the two is given."""
+        return "prompt" if self.messages is None else "messages"
+
+    @property
+    def texts(self) -> list[str]:
+        """All that tokens are to be made of."""
+        if self.messages is None:
+            return [self.prompt or ""]
+        return [*(message.text for message in self.messages), *tool_turns.texts(self.messages, self.tools or [])]
+
+
+class TokenizeResponse(msgspec.Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
+    tokens: list[int]
+    model: str | None = None
+
+
+class DetokenizeResponse(msgspec.Struct):
+    prompt: str
+
+
+def parse_tokenize(body: bytes) -> TokenizeRequest:
+    """Raises InvalidRequestError."""
+    request = decode(body, TokenizeRequest)
+    if (request.prompt is None) == (request.messages is None):
+        raise InvalidRequestError("Give either prompt or messages.", param="prompt", code="invalid_value")
+    if request.messages is not None:
+        check_messages(
+            request.messages,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+        )
+    elif request.tools is not None:
+        raise InvalidRequestError("tools go with messages: leave them out.", param="tools", code="invalid_value")
+    check_tools(request.tools, None, None)
+    return request
+
+
+def parse_detokenize(body: bytes, vocab_size: int, context_length: int) -> DetokenizeRequest:
+    """Raises InvalidRequestError, and ContextLengthError for more tokens than a context holds."""
+    request = decode(body, DetokenizeRequest)
+    if len(request.tokens) > context_length:
+        raise ContextLengthError(
+            f"tokens: {len(request.tokens)}; this model's context holds {context_length}: send them in parts.",
+            param="tokens",
+        )
+    if not all(0 <= token < vocab_size for token in request.tokens):
+        raise InvalidRequestError(f"Token ids must be between 0 and {vocab_size - 1}.", param="tokens")
+    return request
+
+
+def tokenized(tokenizer: Tokenizer, request: TokenizeRequest, context_length: int) -> TokenizeResponse:
+    """The answer to `request`. A token that is part of a character is shown with U+FFFD."""
+    tokens = _encode(tokenizer, request)
+    texts = [tokenizer.decode([token], skip_special=False) for token in tokens] if request.return_token_strs else None
+    return TokenizeResponse(len(tokens), context_length, tokens, texts)
+
+
+def _encode(tokenizer: Tokenizer, request: TokenizeRequest) -> list[int]:
+    if request.messages is not None:
+        return tokenizer.encode_chat(
+            request.messages,
+            tools=request.tools or [],
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+        )
+    prompt = request.prompt or ""
+    return tokenizer.encode_prompt(prompt) if request.add_special_tokens else tokenizer.encode(prompt)

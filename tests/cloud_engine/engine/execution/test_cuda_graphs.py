@@ -1,0 +1,116 @@
+"""Which captured step a batch takes, and what it computes: repeated by hand here, as a CUDA graph on a GPU."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from updraft.cloud_engine.engine.execution.cuda_graphs import GraphLimits, Rung, StepGraphs, ladder, rung_for
+from updraft.cloud_engine.engine.execution.model_runner import Chunk, Runner, cache_spec
+from updraft.kernels.attention import QuerySpan
+from updraft.kernels.attention_backends import TritonBackend
+from updraft.kernels.ragged_batch import RaggedBatch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before triton is first imported
+
+LIMITS = st.builds(GraphLimits, st.integers(1, 300), st.integers(1, 9), st.just(4))
+
+
+def test_a_ladder() -> None:
+    assert ladder(GraphLimits(6, 1, 4)) == [Rung(1, 1), Rung(2, 2), Rung(4, 4), Rung(6, 6)]
+    verified = [rung for rung in ladder(GraphLimits(4, 5, 4)) if rung.rows > rung.sequences]
+    assert verified == [Rung(3, 1), Rung(5, 1), Rung(6, 2), Rung(10, 2), Rung(12, 4), Rung(20, 4)]
+
+
+@given(LIMITS, st.data())
+def test_every_step_within_the_limits_has_a_graph(limits: GraphLimits, data: st.DataObject) -> None:
+    sequences = data.draw(st.integers(1, limits.sequences))
+    rows = data.draw(st.integers(sequences, sequences * limits.queries))
+    rungs = ladder(limits)
+    rung = rung_for(rungs, rows, sequences)
+    assert rung is not None and rung.rows >= rows and rung.sequences >= sequences
+    assert all(other.rows >= rung.rows for other in rungs if other.rows >= rows and other.sequences >= sequences)
+
+
+@given(LIMITS)
+def test_few_graphs_and_none_too_many_rows(limits: GraphLimits) -> None:
+    rungs = ladder(limits)
+    assert len(rungs) <= 60
+    assert rungs[-1].rows == limits.sequences * limits.queries
+
+
+@pytest.mark.parametrize(("rows", "sequences"), [(21, 4), (5, 5)])
+def test_what_does_not_fit_runs_without(rows: int, sequences: int) -> None:
+    assert rung_for(ladder(GraphLimits(4, 5, 4)), rows, sequences) is None
+
+
+TABLES = [[3, 1, 5], [2, 4, 0], [7, 6, 8]]
+#: (start, tokens) of each sequence, by its table.
+PROMPTS = [(0, [5, 80, 3, 17] * 5), (0, [9, 2, 7]), (0, list(range(40, 56)))]
+STEPS: list[list[tuple[int, int, list[int]]]] = [  # (sequence, start, tokens): decodes, then drafts, then fewer
+    [(0, 20, [1]), (1, 3, [2])],
+    [(0, 21, [4]), (1, 4, [6]), (2, 16, [90])],
+    [(0, 22, [11, 12]), (1, 5, [13]), (2, 17, [14, 15])],
+    [(2, 19, [33])],
+]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="not interpreted")
+def test_captured_steps_are_those_of_the_model(target) -> None:
+    """What a step left behind in the buffers is not seen by the next; tokens may be on the device already."""
+    pytest.importorskip("triton")
+    backend = TritonBackend(cache_spec(target, 9, 16))
+    runner = Runner(target, 9, 16, attention_backend="torch")
+    spans = [QuerySpan(start, len(tokens), table) for (start, tokens), table in zip(PROMPTS, TABLES, strict=True)]
+    runner.run([Chunk(tokens, start, table, 1) for (start, tokens), table in zip(PROMPTS, TABLES, strict=True)])
+    with torch.inference_mode():
+        batch = RaggedBatch.of(spans, sum(span.length for span in spans), 16)
+        positions = torch.from_numpy(batch.positions())
+        target(torch.tensor([token for _, tokens in PROMPTS for token in tokens]), positions, backend.begin(batch))
+        graphs = StepGraphs(target, backend, GraphLimits(3, 2, 3), lambda compute: compute)
+        for step in STEPS:
+            chunks = [Chunk(tokens, start, TABLES[number], len(tokens)) for number, start, tokens in step]
+            spans = [QuerySpan(chunk.start, len(chunk.token_ids), chunk.block_table) for chunk in chunks]
+            given = graphs.run(spans, torch.tensor([token for chunk in chunks for token in chunk.token_ids]))
+            torch.testing.assert_close(given, runner.run(chunks), rtol=1e-4, atol=1e-5)
+        too_many = [QuerySpan(24, 3, TABLES[0])]
+        assert graphs.run(too_many, torch.tensor([1, 2, 3])) is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="not interpreted")
+def test_the_runner_takes_captured_steps_where_they_fit(target) -> None:
+    """All logits, or those that are wanted; prompts run without; what follows an unread step reads its tokens."""
+    pytest.importorskip("triton")
+    plain = Runner(target, 9, 16, attention_backend="torch")
+    runner = Runner(target, 9, 16, attention_backend="torch")
+    replays: list[int] = []
+
+    class Captured:
+        """In place of `StepGraphs`: takes two rows, and says what the model says of them."""
+
+        def run(self, spans, token_ids):
+            if len(token_ids) > 2:
+                return None
+            replays.append(len(token_ids))
+            return runner.model.logits(runner._hidden(spans, token_ids))[: len(token_ids)]
+
+    runner._graphs = Captured()
+    steps = [
+        [Chunk([5, 80, 3], 0, TABLES[0], 1), Chunk([9], 0, TABLES[1], 1)],
+        [Chunk([4, 7], 3, TABLES[0], 1)],
+        [Chunk([1], 5, TABLES[0], 1), Chunk([2], 1, TABLES[1], 1)],
+    ]
+    for step in steps:
+        torch.testing.assert_close(runner.run(step), plain.run(step))
+    assert replays == [2, 2]
+    spans = [QuerySpan(6, 1, TABLES[0]), QuerySpan(2, 1, TABLES[1])]
+    expected = plain.run([Chunk([8], 6, TABLES[0], 1), Chunk([6], 2, TABLES[1], 1)])
+    torch.testing.assert_close(runner.follow(spans, torch.tensor([8, 6])), expected)
+    assert replays == [2, 2, 2]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(runner, "_graphs", None)
+        torch.testing.assert_close(runner.follow(spans, torch.tensor([8, 6])), expected)

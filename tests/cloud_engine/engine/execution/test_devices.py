@@ -1,0 +1,44 @@
+"""Which device is used: it has to be there, and a numbered one becomes torch's current one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from updraft.cloud_engine.engine.execution.devices import use_device
+from updraft.protocol.errors import ConfigurationError
+
+
+@pytest.fixture
+def two_devices(monkeypatch) -> list[int]:
+    """What would become the current one, on a machine that has two."""
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    return chosen
+
+
+@pytest.mark.parametrize(("name", "current"), [("cpu", []), ("cuda", []), ("cuda:0", [0]), ("cuda:1", [1])])
+def test_a_numbered_one_becomes_the_current_one(name: str, current: list[int], two_devices: list[int]) -> None:
+    use_device(name)
+    assert two_devices == current
+
+
+@pytest.mark.parametrize("name", ["tpu", "cuda:", "cuda:-1", "cuda:one", "cuda:2 ", "CPU", "", "cpu:0"])
+def test_what_is_no_device(name: str, two_devices: list[int]) -> None:
+    with pytest.raises(ConfigurationError, match="cpu, cuda or cuda:NUMBER") as caught:
+        use_device(name)
+    assert caught.value.param == "device" and not two_devices
+
+
+def test_one_that_is_not_there(two_devices: list[int]) -> None:
+    with pytest.raises(ConfigurationError, match="no cuda:2, torch sees 2, counted from 0"):
+        use_device("cuda:2")
+    assert not two_devices
+
+
+def test_none_at_all(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name in ("cuda", "cuda:0"):
+        with pytest.raises(ConfigurationError, match=r"sees no CUDA device here\. Use --device cpu"):
+            use_device(name)

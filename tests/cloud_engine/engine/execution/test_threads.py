@@ -1,0 +1,40 @@
+"""Threads of torch's that would have to share a processor are not used."""
+
+import pytest
+import torch
+from updraft.cloud_engine.engine.config import EngineConfig
+from updraft.cloud_engine.engine.execution import threads
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """How many threads there is room for, as a list of one; torch has three before."""
+    room = [3]
+
+    class Governor:
+        def __init__(self, most: int) -> None:
+            assert most == 3
+
+        def threads(self) -> int:
+            return room[0]
+
+    monkeypatch.setattr(threads, "ThreadGovernor", Governor)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield room
+    torch.set_num_threads(before)
+
+
+def test_a_step_uses_what_there_is_room_for(free) -> None:
+    give_way = threads.giving_way(EngineConfig())
+    for room in (3, 1, 2, 3):
+        free[0] = room
+        give_way()
+        assert torch.get_num_threads() == room
+
+
+def test_batch_invariant_sums_are_cut_alike(free) -> None:
+    give_way = threads.giving_way(EngineConfig(batch_invariant=True))
+    free[0] = 1
+    give_way()
+    assert torch.get_num_threads() == 3

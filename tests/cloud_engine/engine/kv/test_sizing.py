@@ -1,0 +1,92 @@
+"""What an engine takes of memory by itself, and what it tells of its context."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from updraft.cloud_engine.engine.config import EngineConfig
+from updraft.cloud_engine.engine.execution.model_runner import block_bytes
+from updraft.cloud_engine.engine.kv.sizing import Sizes
+from updraft.cloud_engine.models.config import ModelConfig
+from updraft.cloud_engine.models.decoder import Decoder
+from updraft.cloud_engine.models.rope import RotaryConfig
+from updraft.protocol.errors import ConfigurationError
+
+CONTEXT, GIB = 131072, 2**30
+
+
+def shape_of(**changes) -> Decoder:
+    """Of Llama-3.2-1B, with a small vocabulary and without memory: 65,536 bytes of KV cache for a token."""
+    config = ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=64,
+        hidden_size=2048,
+        intermediate_size=64,
+        num_layers=16,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=64,
+        context_length=CONTEXT,
+        rms_norm_eps=1e-5,
+        rotary=RotaryConfig.from_parameters({}, rotary_dim=64, context_length=CONTEXT),
+        tie_word_embeddings=True,
+    )
+    with torch.device("meta"):
+        return Decoder(replace(config, **changes))
+
+
+@pytest.mark.parametrize("config", [{}, {"block_size": 64}, {"max_batch_size": 1}], ids=str)
+def test_the_pool_stays_within_its_memory_and_the_context_within_the_pool(config) -> None:
+    config, model = EngineConfig(**config), shape_of()
+    sizes = Sizes.of([model], config)
+    assert sizes.num_blocks * block_bytes(model, config.block_size) == GIB
+    assert sizes.context_length == GIB // 65536 == sizes.num_blocks * config.block_size
+
+
+def test_a_draft_model_has_its_share_of_the_memory() -> None:
+    models = [shape_of(), shape_of(num_layers=8)]
+    sizes = Sizes.of(models, EngineConfig())
+    assert sizes.num_blocks * sum(block_bytes(model, 16) for model in models) <= GIB
+    assert sizes.context_length == sizes.num_blocks * 16 > 10000
+
+
+def test_a_shorter_context_is_held_by_more_requests() -> None:
+    sizes = Sizes.of([shape_of()], EngineConfig(context_length=1000, max_batch_size=4))
+    assert (sizes.context_length, sizes.num_blocks) == (1000, 4 * 63)
+
+
+def test_a_context_of_the_models_whole_length_is_had_by_blocks_for_it() -> None:
+    sizes = Sizes.of([shape_of()], EngineConfig(num_blocks=CONTEXT // 16))
+    assert sizes.context_length == CONTEXT
+
+
+def test_a_window_needs_no_more_than_it_sees() -> None:
+    windowed = shape_of(windows=(4096,) * 16)
+    sizes = Sizes.of([windowed], EngineConfig(max_batch_size=2))
+    assert (sizes.context_length, sizes.num_blocks) == (CONTEXT, 2 * ((4095 + 512 + 15) // 16 + 1))
+    assert Sizes.of([windowed], EngineConfig(num_blocks=100)).context_length == 1600
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"context_length": CONTEXT + 1}, "context is 131072 tokens, 131073 were asked for"),
+        ({"context_length": 20000}, r"1250 blocks of KV cache \(1.2 GiB\), there are 1024: lower .* to 16384"),
+        ({"context_length": 100, "num_blocks": 6}, "7 blocks .* there are 6: lower .* to 96, or set num_blocks to 7"),
+        ({"block_size": 2**15}, "no memory for a KV cache"),
+        ({"context_length": 0}, "context_length must be 1 to"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_had_is_refused_with_what_can(config, reason) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        Sizes.of([shape_of()], EngineConfig(**config))
+
+
+def test_what_there_is_room_for_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "updraft"):
+        Sizes.of([shape_of()], EngineConfig())
+    assert "16384 of the model's 131072 tokens" in caplog.text
+    assert "takes 8192 (8.0 GiB)" in caplog.text

@@ -1,0 +1,688 @@
+"""The scheduler and its block pool under any order of events: no leak, no double use, always progress."""
+
+from __future__ import annotations
+
+import copy
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from updraft.cloud_engine.engine.config import EngineConfig, Policy
+from updraft.cloud_engine.engine.kv.block_pool import NO_BLOCK, BlockPool
+from updraft.cloud_engine.engine.kv.kv_cache_manager import KVCacheManager, Window
+from updraft.cloud_engine.engine.output.beam_search import BeamSearch
+from updraft.cloud_engine.engine.output.output_processor import Answers, cut_drafts
+from updraft.cloud_engine.engine.scheduling.plain_decodes import BLOCKS_AT_ONCE
+from updraft.cloud_engine.engine.scheduling.scheduler import Scheduler
+from updraft.cloud_engine.engine.scheduling.step_budget import Pace
+from updraft.cloud_engine.engine.speculation.drafter import Drafter, DraftWork
+from updraft.cloud_engine.engine.speculation.speculator import Speculator
+from updraft.cloud_engine.engine.types.prediction import PredictionCursor
+from updraft.cloud_engine.engine.types.request import (
+    BeamParams,
+    GenerationRequest,
+    RequestState,
+    TokenLogprob,
+    TokenOutput,
+)
+from updraft.cloud_engine.engine.types.scheduled_request import ScheduledRequest
+from updraft.protocol.errors import ConfigurationError, OverloadedError
+
+BLOCK, BLOCKS, BUDGET, BATCH, WAITING = 4, 10, 12, 4, 5
+BEAM_VOCABULARY = 8
+END = 2  # a token that ends some of the answers, and is in no prompt
+
+
+def make_state(
+    name: str, prompt: list[int], max_tokens: int, draft: list[int] | None = None, **options: Any
+) -> RequestState:
+    request = GenerationRequest(name, prompt, draft_ids=draft or [], **options)
+    return RequestState(request, max_tokens, 0.0, 0, frozenset(), list(prompt), PredictionCursor(draft or []))
+
+
+class Sometimes(Drafter):
+    """Offers all that is asked for, or nothing."""
+
+    name = "sometimes"
+
+    def __init__(self, chance: float = 0.5) -> None:
+        self.chance, self.random = chance, random.Random(0)
+
+    def offer(self, state: RequestState, limit: int) -> int:
+        return limit if self.random.random() < self.chance else 0
+
+    def propose(self, batch: Sequence[ScheduledRequest], row_of: Any) -> DraftWork:
+        raise AssertionError("the simulation makes up the drafts")
+
+
+class Quota:
+    """Stands for a grammar: an answer is complete with so many tokens."""
+
+    error = None
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    @property
+    def complete(self) -> bool:
+        return self.left == 0
+
+    def num_allowed(self, drafts: Sequence[int]) -> int:
+        return min(len(drafts), self.left)
+
+    def advance(self, tokens: Sequence[int]) -> int:
+        taken = self.num_allowed(tokens)
+        self.left -= taken
+        return taken
+
+    def fork(self) -> Quota:
+        return Quota(self.left)
+
+
+class Drawn:
+    """`Samples` without a model, which confirms most drafts."""
+
+    def __init__(self, batch: Sequence[ScheduledRequest], random: random.Random, noise: torch.Generator) -> None:
+        self.random, self.noise = random, noise
+        self.tokens = [self.like(item.draft_ids[i : i + 1]) for item in batch for i in range(item.num_samples)]
+
+    def like(self, draft: list[int]) -> int:
+        return draft[0] if draft and self.random.random() < 0.7 else drawn_token(self.random)
+
+    def another(self, item: ScheduledRequest, row: int) -> int:
+        return drawn_token(self.random)
+
+    def logprobs(self, row: int, tokens: list[int], num_top: int) -> tuple[TokenLogprob, ...]:
+        raise AssertionError("nobody has asked for any")
+
+    def logits(self, row: int, num_rows: int) -> torch.Tensor:
+        return torch.randn((num_rows, BEAM_VOCABULARY), generator=self.noise)
+
+
+def drawn_token(random: random.Random) -> int:
+    return random.choices([0, 1, END], [6, 6, 1])[0]
+
+
+class Simulation(RuleBasedStateMachine):
+    """An engine without a model. `memory` stands for the KV tensors: which token was last written into each slot."""
+
+    policy: Policy = "fcfs"
+    window: Window | None = None
+    num_blocks = BLOCKS
+    drafts = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = KVCacheManager(self.num_blocks, BLOCK, window=self.window)
+        config = EngineConfig(
+            block_size=BLOCK,
+            max_batch_size=BATCH,
+            token_budget=BUDGET,
+            max_waiting=WAITING,
+            num_draft_tokens=3,
+            draft_length="fixed",
+            policy=self.policy,
+        )
+        speculator = Speculator([Sometimes()] if self.drafts else [], config)
+        self.scheduler = Scheduler(config, self.cache, speculator)
+        self.answers = Answers(self.scheduler, self.cache, speculator)
+        self.said: dict[tuple[str, int], list[int]] = {}
+        self.longest: dict[str, tuple[int, int]] = {}  # answers to each request: as asked, and as its grammar has it
+        self.memory: dict[int, int] = {}
+        self.salts: dict[int, str] = {}
+        self.random = random.Random(0)
+        self.noise = torch.Generator().manual_seed(0)
+        self.names = 0
+        self.now = 0.0
+
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=24),
+        output=st.integers(1, 12),
+        predicted=st.booleans(),
+        priority=st.integers(-1, 2),
+        salt=st.sampled_from(["", "a"]),
+        pause=st.sampled_from([0.1, 1.0, 15.0]),
+        answers=st.sampled_from([1, 1, 2, 4]),
+        ends=st.booleans(),
+        quota=st.sampled_from([None, None, 1, 5]),
+    )
+    def add(
+        self,
+        prompt: list[int],
+        output: int,
+        predicted: bool,
+        priority: int,
+        salt: str,
+        pause: float,
+        answers: int,
+        ends: bool,
+        quota: int | None,
+    ) -> None:
+        self.names += 1
+        self.now += pause
+        draft = [0, 1, 0, 1, 1, 0] if predicted else None
+        state = make_state(str(self.names), prompt, output, draft, priority=priority, cache_salt=salt, n=answers)
+        state.arrived = self.now
+        state.unforked = answers - 1
+        state.grammar = Quota(quota) if quota else None  # type: ignore[assignment]
+        state.end_ids = frozenset([END] if ends else [])
+        assert self.scheduler.fits(len(prompt) + output)
+        try:
+            self.scheduler.check_room()
+        except OverloadedError:
+            assert len(self.scheduler.waiting) >= WAITING, "refused while there is room in the queue"
+        else:
+            assert len(self.scheduler.waiting) < WAITING or self.num_kept_waiting() < WAITING
+            self.longest[state.request_id] = output, quota or output
+            self.answers.begin(state)
+
+    def num_kept_waiting(self) -> int:
+        """How many of the queue cannot be let in now; found by trying, on a copy. Beams count as one."""
+        twin = copy.deepcopy(self.scheduler)
+        while twin.waiting and twin._admit(twin._first_waiting()):
+            pass
+        return len({state.request_id if state.request.beam else id(state) for state in twin.waiting})
+
+    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9), output=st.integers(1, 8), width=st.integers(2, 3))
+    def add_beams(self, prompt: list[int], output: int, width: int) -> None:
+        if not self.scheduler.fits(len(prompt) + output, width) or len(self.scheduler.waiting) >= WAITING:
+            return
+        self.names += 1
+        self.now += 0.1
+        state = make_state(str(self.names), prompt, output, beam=BeamParams(width))
+        state.arrived, state.unforked, state.end_ids = self.now, width - 1, frozenset([BEAM_VOCABULARY - 1])
+        self.longest[state.request_id] = output, output
+        self.answers.begin(state, BeamSearch(state, BeamParams(width), self.scheduler, self.cache))
+
+    @precondition(lambda self: self.scheduler.requests())
+    @rule()
+    def step(self) -> None:
+        before = {state: (len(state.token_ids), state.num_computed_tokens) for state in self.scheduler.requests()}
+        oldest = min(before, key=lambda state: (state.order, int(state.request_id)))
+        batch = self.scheduler.schedule()
+        copies = self.cache.take_copies()
+        contents = [[self.memory.get(source * BLOCK + i) for i in range(BLOCK)] for source, _ in copies]
+        for (source, target), content in zip(copies, contents, strict=True):
+            self.salts[target] = self.salts[source]
+            self.memory |= {target * BLOCK + i: token for i, token in enumerate(content) if token is not None}
+        assert sum(item.num_tokens + len(item.draft_ids) + item.num_drafts for item in batch) <= BUDGET
+        assert len({id(item.state) for item in batch}) == len(batch) == len(self.scheduler.running) <= BATCH
+        assert all(item.num_tokens >= 1 for item in batch)
+        first = self.scheduler.running[0].request_id
+        assert self.policy != "fcfs" or first == oldest.request_id
+        assert self.scheduler.running == sorted(self.scheduler.running, key=lambda state: state.order)
+        for item in batch:
+            self.draft(item)
+        cut_drafts(batch)
+        for item in batch:
+            self.write(item)
+        for item in batch:
+            self.check_reads(item)
+        accepted = {state: state.drafts.accepted for state in before}
+        for output in self.answers.advance(batch, Drawn(batch, self.random, self.noise)):
+            self.hear(output)
+        for state, (known, _) in before.items():
+            assert state.drafts.accepted - accepted[state] <= len(state.token_ids) - known
+        group = [state for state in before if state.request_id == first]
+        moved = [(len(state.token_ids), state.num_computed_tokens) > before[state] for state in group]
+        left = set(group) - set(self.scheduler.requests())
+        assert left or any(moved), "the first always moves"
+
+    def draft(self, item: ScheduledRequest) -> None:
+        """As the draft model does: it has computed all but the last of its drafts."""
+        if item.num_drafts:
+            item.draft_ids = [drawn_token(self.random) for _ in range(item.num_drafts)]
+            item.state.num_draft_computed_tokens = len(item.state.token_ids) + item.num_drafts - 1
+
+    def hear(self, output: TokenOutput) -> None:
+        said = self.said.setdefault((output.request_id, output.index), [])
+        said += output.token_ids
+        if output.stats is not None:
+            longest = self.longest[output.request_id]
+            assert output.stats.completion_tokens == len(said) <= min(longest)
+            assert output.finish_reason == "stop" or len(said) == longest[0]
+
+    def write(self, item: ScheduledRequest) -> None:
+        known = item.state.token_ids[item.start : item.start + item.num_tokens]
+        for position, token in enumerate(known + item.draft_ids, start=item.start):
+            block = item.state.block_table[position // BLOCK]
+            assert self.cache.pool.references(block) == 1, "a shared block is written"
+            self.memory[block * BLOCK + position % BLOCK] = token
+            self.salts[block] = item.state.request.cache_salt
+
+    def check_reads(self, item: ScheduledRequest) -> None:
+        state = item.state
+        oldest = max(0, item.start - self.window.num_tokens + 1) if self.window else 0
+        for position, token in enumerate(state.token_ids[: item.start + item.num_tokens]):
+            if position < oldest:
+                continue
+            slot = state.block_table[position // BLOCK] * BLOCK + position % BLOCK
+            assert self.memory[slot] == token, "a request reads what is not its own"
+            assert self.salts[slot // BLOCK] == state.request.cache_salt, "a tenant reads another's block"
+
+    @precondition(lambda self: self.scheduler.requests())
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        state = data.draw(st.sampled_from(self.scheduler.requests()))
+        self.answers.drop(state.request_id, data.draw(st.sampled_from([None, state.index])))
+
+    @invariant()
+    def what_came_out_is_what_is_known(self) -> None:
+        for state in self.scheduler.requests():
+            generated = state.token_ids[state.num_prompt_tokens :]
+            assert state.request.beam or generated == self.said.get((state.request_id, state.index), [])
+            assert state.num_remaining_tokens > 0
+            assert state.end_ids.isdisjoint(generated)
+            assert not (state.grammar and state.grammar.complete)
+            assert state.num_draft_computed_tokens <= state.num_computed_tokens
+
+    @invariant()
+    def every_answer_is_scheduled(self) -> None:
+        answers = [state for states in self.answers._states.values() for state in states]
+        assert Counter(answers) == Counter(self.scheduler.requests())
+        assert all(self.answers._states.values())
+
+    @invariant()
+    def every_block_is_accounted_for(self) -> None:
+        pool = self.cache.pool
+        running = self.scheduler.running
+        held = Counter(block for state in running for block in state.block_table if block != NO_BLOCK)
+        assert all(pool.references(block) == held[block] for block in range(self.num_blocks))
+        assert pool.num_used == len(held)
+        assert not any(state.block_table for state in self.scheduler.waiting)
+        for state in self.scheduler.running:
+            blocks = [block for block in state.block_table if block != NO_BLOCK]
+            assert len(set(blocks)) == len(blocks) <= self.cache.most_blocks_for(len(state.token_ids))
+            needed, most = (self.cache.blocks_for(n) for n in (state.num_computed_tokens, len(state.token_ids)))
+            assert needed <= len(state.block_table) <= most
+
+    @invariant()
+    def what_is_expected_is_what_comes_next(self) -> None:
+        assert all(state.decode is None for state in self.scheduler.waiting)
+        for state in self.scheduler.running:
+            if state.decode is not None:
+                assert state.decode.start == state.num_computed_tokens == len(state.token_ids) - 1
+                assert (state.decode.num_tokens, state.decode.num_samples, state.decode.num_drafts) == (1, 1, 0)
+
+    @invariant()
+    def full_blocks_can_be_found(self) -> None:
+        for state in self.scheduler.running:
+            behind = state.num_computed_tokens // BLOCK - state.num_registered_blocks
+            assert behind == 0 or (state.decode is not None and 0 < behind < BLOCKS_AT_ONCE)
+
+    @invariant()
+    def empty_slots_are_counted(self) -> None:
+        filled: dict[int, int] = {}
+        for state in self.scheduler.running:
+            for index, block in enumerate(state.block_table):
+                inside = min(max(state.num_computed_tokens - index * BLOCK, 0), BLOCK)
+                filled[block] = max(filled.get(block, 0), inside)
+        filled.pop(NO_BLOCK, None)
+        wasted = sum(BLOCK - count for count in filled.values())
+        assert self.cache.num_wasted_slots(self.scheduler.running) == wasted
+
+    def teardown(self) -> None:
+        for _ in range(2000):
+            if not self.scheduler.requests():
+                break
+            self.step()
+        assert not self.scheduler.requests(), "a request is stuck"
+        assert len(self.answers) == 0
+        assert self.cache.pool.num_used == 0
+
+
+class PrioritySimulation(Simulation):
+    policy: Policy = "priority"
+
+
+class ShortestPrefillSimulation(Simulation):
+    policy: Policy = "shortest-prefill"
+
+
+class PlainSimulation(Simulation):
+    """Nothing but predictions is drafted."""
+
+    drafts = False
+
+
+class WindowSimulation(Simulation):
+    """Requests of up to 36 tokens in a pool for 28: only the blocks in reach are ever held."""
+
+    window = Window(6, BUDGET)
+    num_blocks = 7
+
+
+SETTINGS = settings(max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+for simulation in (Simulation, PrioritySimulation, ShortestPrefillSimulation, PlainSimulation, WindowSimulation):
+    simulation.TestCase.settings = SETTINGS
+TestSimulation = Simulation.TestCase
+TestPrioritySimulation = PrioritySimulation.TestCase
+TestShortestPrefillSimulation = ShortestPrefillSimulation.TestCase
+TestPlainSimulation = PlainSimulation.TestCase
+TestWindowSimulation = WindowSimulation.TestCase
+
+
+def test_the_pool_reuses_the_least_recently_released_block_and_forgets_its_content() -> None:
+    pool = BlockPool(3)
+    blocks = [pool.allocate() for _ in range(3)]
+    for block in blocks:
+        pool.register(block, bytes([block]))
+    for block in (blocks[1], blocks[0], blocks[2]):
+        pool.release(block)
+    assert pool.lookup(bytes([blocks[1]])) == blocks[1]
+    pool.share(blocks[1])  # taken back from the free list
+    assert pool.allocate() == blocks[0]
+    assert pool.lookup(bytes([blocks[0]])) is None
+    assert pool.lookup(bytes([blocks[2]])) == blocks[2]
+
+
+def test_the_pool_refuses_a_double_release() -> None:
+    pool = BlockPool(1)
+    block = pool.allocate()
+    pool.release(block)
+    with pytest.raises(ValueError, match="released more often"):
+        pool.release(block)
+
+
+def test_a_block_that_a_fork_filled_and_left_is_not_found_once_it_is_written_again() -> None:
+    cache = KVCacheManager(4, BLOCK)
+    parent, child = make_state("parent", [1, 1], 9), make_state("child", [1, 1], 9)
+    assert cache.admit(parent)
+    parent.num_computed_tokens = child.num_computed_tokens = 2
+    cache.fork(parent, child)
+    parent.token_ids += [0, 0, 0]  # two accepted drafts fill the block that both have
+    parent.num_computed_tokens = 4
+    cache.register(parent)
+    cache.free(parent)
+    child.token_ids += [1]
+    assert cache.grow(child, 3)
+    late = make_state("late", [1, 1, 0, 0, 1], 9)
+    assert cache.admit(late)
+    assert late.num_computed_tokens == 0
+
+
+def test_shared_slots_are_wasted_once() -> None:
+    cache = KVCacheManager(9, BLOCK)
+    parent, child = make_state("parent", [1] * 6, 9), make_state("child", [1] * 6, 9)
+    assert cache.admit(parent)
+    assert cache.num_wasted_slots([parent]) == 8
+    parent.num_computed_tokens = child.num_computed_tokens = 6
+    cache.fork(parent, child)
+    assert cache.num_wasted_slots([parent, child]) == 2
+    parent.token_ids += [0]
+    assert cache.grow(parent, 7)
+    assert cache.num_wasted_slots([parent, child]) == 4
+
+
+def test_decodes_go_on_while_a_long_prompt_is_prefilled() -> None:
+    cache = KVCacheManager(100, BLOCK)
+    scheduler = Scheduler(EngineConfig(block_size=BLOCK, max_batch_size=4, token_budget=8), cache)
+    long, short = make_state("long", [1] * 30, 4), make_state("short", [1, 2], 4)
+    scheduler.add(long)
+    scheduler.add(short)
+    shares: list[list[tuple[str, int]]] = []
+    for _ in range(5):
+        batch = scheduler.schedule()
+        shares.append([(item.state.request_id, item.num_tokens) for item in batch])
+        for item in batch:
+            caught_up = item.is_caught_up
+            item.state.num_computed_tokens += item.num_tokens
+            if caught_up:
+                item.state.token_ids.append(0)
+    assert shares[0] == [("long", 8)]
+    assert shares[3] == [("long", 6), ("short", 2)]
+    assert shares[4] == [("long", 1), ("short", 1)]
+
+
+def paced(token_s: float, *states: RequestState, **options: Any) -> list[list[int]]:
+    """What each step computes of each request, where a token takes `token_s`, until all prompts are there."""
+    config = EngineConfig(**{"block_size": BLOCK, "token_budget": 512, "max_step_ms": 100, **options})
+    scheduler = Scheduler(config, KVCacheManager(1000, BLOCK))
+    for state in states:
+        scheduler.add(state)
+    shares: list[list[int]] = []
+    while any(state.num_computed_tokens < state.num_prompt_tokens for state in states):
+        batch = scheduler.schedule()
+        shares.append([item.num_tokens + len(item.draft_ids) for item in batch])
+        for item in batch:
+            caught_up = item.is_caught_up
+            item.state.num_computed_tokens += item.num_tokens
+            if caught_up:
+                item.state.token_ids.append(0)
+        scheduler.observe(len(batch), token_s * sum(shares[-1]))
+    return shares
+
+
+def test_prompts_are_cut_so_that_a_step_takes_no_longer() -> None:
+    """Small pieces first, until it is known what they take; never smaller ones than that."""
+    prompt = list(range(900))
+    sizes = [sum(shares) for shares in paced(1e-3, make_state("a", prompt, 4))]
+    assert max(sizes[:2]) <= 65
+    assert all(95 <= size <= 102 for size in sizes[2:-1])
+    assert sum(sizes) == 900
+    assert [sum(shares) for shares in paced(1e-5, make_state("a", prompt, 4))] == [64, 65, 512, 259]
+    assert [sum(shares) for shares in paced(0.1, make_state("a", prompt[:200], 4))] == [64, 65, 65, 6]
+    assert [sum(shares) for shares in paced(1.0, make_state("a", prompt, 4), max_step_ms=None)] == [512, 388]
+
+
+def test_many_beams_and_a_small_budget_are_no_deadlock() -> None:
+    assert paced(9.0, make_state("a", [1] * 90, 4), max_batch_size=20, token_budget=20) == [[20]] * 4 + [[10]]
+    pace = Pace(0.001, least=80)  # as many beams may have to run together
+    for _ in range(2):
+        assert pace.most_prompt_tokens(512) >= 80
+        pace.observe(64, 0, 1, 99.0)
+        pace.observe(64, 0, 1, 99.0)
+
+
+@pytest.mark.parametrize("head", [1.0, 1.4], ids=["alike", "verifying takes longer"])
+def test_a_prediction_is_cut_so_that_a_step_takes_no_longer(head: float) -> None:
+    """As prompts are, once it is known what verifying takes."""
+    scheduler = Scheduler(EngineConfig(block_size=BLOCK, max_step_ms=100), KVCacheManager(1000, BLOCK))
+    state = make_state("a", [1] * 20, 900, draft=[2] * 800)
+    scheduler.add(state)
+    sizes: list[int] = []
+    while state.prediction.propose(1):
+        (item,) = scheduler.schedule()
+        sizes.append(len(item.draft_ids))
+        state.num_computed_tokens += item.num_tokens + sizes[-1]
+        state.token_ids += [2] * (sizes[-1] + 1)
+        state.prediction.advance(state.token_ids, sizes[-1] + 1, sizes[-1])
+        scheduler.observe(1, 1e-3 * (item.num_tokens + head * sizes[-1]))
+    assert max(sizes[:2]) <= 64
+    assert all(95 / head < size <= 101 / head for size in sizes[3:-2])
+    assert sum(sizes) > 750
+
+
+def test_drafts_leave_prompts_their_pace() -> None:
+    """Where a request is always drafted for, the prompt behind it gets pieces that follow what steps take."""
+    config = EngineConfig(block_size=BLOCK, max_step_ms=100, draft_length="fixed", num_draft_tokens=4)
+    speculator = Speculator([Sometimes(1.0)], config)
+    scheduler = Scheduler(config, KVCacheManager(1000, BLOCK), speculator)
+    first, second = make_state("a", [1] * 5, 900), make_state("z", [2] * 3000, 4)
+    scheduler.add(first)
+    sizes: list[int] = []
+    while second.num_computed_tokens < 3000:
+        batch = scheduler.schedule()
+        prompt = sum(item.num_tokens - 1 for item in batch)
+        sizes.append(prompt)
+        for item in batch:
+            caught_up = item.is_caught_up
+            item.state.num_computed_tokens += item.num_tokens
+            if caught_up:
+                item.state.token_ids.append(0)
+        token_s = 1e-3 if len(sizes) < 12 else 4e-3 / 3
+        scheduler.observe(len(batch), token_s * (prompt + speculator.draft_tokens))
+        if len(sizes) == 1:
+            scheduler.add(second)
+    assert speculator.draft_tokens > 0
+    assert 90 <= sizes[8] <= 100
+    assert 66 <= sizes[-3] <= 75
+
+
+def test_what_predictions_take_is_not_put_down_to_prompts() -> None:
+    """Else each prompt that comes with one would make the pieces of the next prompts smaller."""
+    first = make_state("a", [0] * 300, 400)  # of which the pace is learned
+    predicted = [make_state(f"{index}", [index] * 40, 400, draft=[2] * 300) for index in range(1, 13)]
+    shares = paced(1e-3, first, *predicted, make_state("z", [99] * 500, 400))
+    assert max(step[-1] for step in shares[-4:]) > 80  # while twelve others decode
+
+
+def ran(scheduler: Scheduler) -> list[str]:
+    """One step; who was in it, in order."""
+    batch = scheduler.schedule()
+    for item in batch:
+        caught_up = item.is_caught_up
+        item.state.num_computed_tokens += item.num_tokens
+        if caught_up:
+            item.state.token_ids.append(0)
+    return [item.state.request_id for item in batch]
+
+
+def small(policy: Policy, *, batch: int = 1, blocks: int = 100) -> Scheduler:
+    config = EngineConfig(block_size=BLOCK, max_batch_size=batch, token_budget=64, policy=policy)
+    return Scheduler(config, KVCacheManager(blocks, BLOCK))
+
+
+def test_a_higher_priority_takes_the_place_of_a_running_request() -> None:
+    scheduler = small("priority")
+    scheduler.add(make_state("later", [1] * 5, 9, priority=1))
+    assert ran(scheduler) == ["later"]
+    scheduler.add(make_state("equal", [1] * 5, 9, priority=1))
+    assert ran(scheduler) == ["later"]
+    scheduler.add(make_state("urgent", [2] * 5, 9, priority=0))
+    assert ran(scheduler) == ["urgent"]
+    assert [state.request_id for state in scheduler.waiting] == ["later", "equal"]
+    assert scheduler.counters.preemptions == 1
+
+
+def test_a_long_prefill_does_not_use_up_the_budget_of_who_comes_first() -> None:
+    config = EngineConfig(block_size=BLOCK, max_batch_size=4, token_budget=8, policy="priority")
+    scheduler = Scheduler(config, KVCacheManager(100, BLOCK))
+    scheduler.add(make_state("long", [1] * 30, 9, priority=1))
+    assert ran(scheduler) == ["long"]
+    scheduler.add(make_state("urgent", [2] * 3, 9, priority=0))
+    assert ran(scheduler) == ["urgent", "long"]
+
+
+def test_a_higher_priority_takes_no_place_it_does_not_need() -> None:
+    scheduler = small("priority", batch=2)
+    scheduler.add(make_state("later", [1] * 5, 9, priority=1))
+    ran(scheduler)
+    scheduler.add(make_state("urgent", [2] * 5, 9, priority=0))
+    assert ran(scheduler) == ["urgent", "later"]
+    assert scheduler.counters.preemptions == 0
+
+
+def test_a_higher_priority_takes_blocks_where_there_are_none() -> None:
+    scheduler = small("priority", batch=2, blocks=3)
+    scheduler.add(make_state("later", [1] * 9, 3, priority=1))
+    ran(scheduler)
+    scheduler.add(make_state("urgent", [2] * 5, 3, priority=0))
+    assert ran(scheduler) == ["urgent"]
+
+
+@pytest.mark.parametrize("blocks", [100, 9], ids=["no places", "no blocks"])
+def test_nobody_gives_way_in_vain(blocks: int) -> None:
+    """The last of the running alone do not have what the head of the queue needs, and the others stay."""
+    scheduler = small("priority", batch=3 if blocks == 100 else 9, blocks=blocks)
+    scheduler.add(make_state("first", [1] * 9, 9, priority=-1))
+    for name in ("later", "last"):
+        scheduler.add(make_state(name, [2] * 9, 9, priority=1))
+    assert len(ran(scheduler)) == 3
+    head = make_state("head", [3] * (9 if blocks == 100 else 29), 2, priority=0)
+    head.unforked = 2 if blocks == 100 else 0
+    scheduler.add(head)
+    assert len(ran(scheduler)) == 3
+    assert scheduler.counters.preemptions == 0
+
+
+def test_nobody_gives_way_to_beams_that_have_no_room_all_together() -> None:
+    scheduler = small("priority", batch=9, blocks=9)
+    scheduler.add(make_state("first", [1] * 9, 9, priority=-1))
+    scheduler.add(make_state("later", [2] * 21, 3, priority=1))
+    assert len(ran(scheduler)) == 2
+    beam = make_state("beams", [3] * 20, 2, priority=0, beam=BeamParams(2))
+    scheduler.add(beam)
+    scheduler.add(copy.copy(beam))
+    assert len(ran(scheduler)) == 2
+    assert scheduler.counters.preemptions == 0
+
+
+def test_nobody_gives_way_while_an_earlier_prompt_takes_all_the_time() -> None:
+    scheduler = small("priority", batch=2)
+    scheduler.add(make_state("later", [1] * 5, 99, priority=1))
+    ran(scheduler)
+    long = make_state("long", [2] * 300, 9, priority=0)
+    scheduler.add(long)
+    ran(scheduler)
+    scheduler.add(make_state("head", [3] * 5, 9, priority=0))
+    while len(long.token_ids) - long.num_computed_tokens > 64:
+        assert set(ran(scheduler)) == {"long", "later"}
+    ran(scheduler)
+    assert "head" in ran(scheduler)
+    assert scheduler.counters.preemptions == 1
+
+
+def test_drafts_that_a_grammar_cut_are_not_taken_for_verified() -> None:
+    """Else a step without them would tell that verifying takes no time."""
+    config = EngineConfig(block_size=BLOCK)
+    speculator = Speculator([], config)
+    scheduler = Scheduler(config, KVCacheManager(100, BLOCK), speculator)
+    scheduler.add(make_state("a", [1] * 5, 90, draft=[2] * 50))
+    batch = scheduler.schedule()
+    assert speculator.draft_tokens > 0
+    batch[0].draft_ids = []
+    speculator.observe(batch, 0.01)
+    assert speculator.draft_tokens == 0
+
+
+@pytest.mark.parametrize("policy", ["priority", "shortest-prefill"])
+def test_who_waits_long_enough_goes_first(policy: Policy) -> None:
+    scheduler = small(policy)
+    waiting = make_state("waiting", [1] * 30, 3, priority=2)
+    waiting.arrived -= 60.0
+    scheduler.add(make_state("fresh", [2] * 2, 3, priority=0))
+    scheduler.add(waiting)
+    assert ran(scheduler) == ["waiting"]
+
+
+def test_short_prompts_go_first() -> None:
+    scheduler = small("shortest-prefill")
+    for name, length in (("long", 40), ("short", 3), ("middle", 20)):
+        scheduler.add(make_state(name, [1] * length, 3))
+    assert [state.request_id for state in scheduler.waiting] == ["short", "middle", "long"]
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="fcfs or priority or shortest-prefill"):
+        EngineConfig(policy="fastest")  # type: ignore[arg-type]
+
+
+def test_drafts_take_only_what_is_left_over() -> None:
+    cache = KVCacheManager(3, BLOCK)
+    config = EngineConfig(block_size=BLOCK, max_batch_size=2, token_budget=64, num_draft_tokens=4, draft_length="fixed")
+    scheduler = Scheduler(config, cache, Speculator([Sometimes(1.0)], config))
+    scheduler.add(make_state("a", [1] * 4, 9))
+    scheduler.add(make_state("b", [2] * 3, 9))
+    first, second = scheduler.schedule()
+    assert (first.num_drafts, second.num_drafts) == (4, 0)  # the third block is gone
+    assert scheduler.counters.preemptions == 0
+
+
+def test_scheduling_needs_no_torch() -> None:
+    code = (
+        "import sys; import updraft.cloud_engine.engine.scheduling.scheduler; "
+        "import updraft.cloud_engine.engine.output.output_processor; "
+        "sys.exit('torch' in sys.modules)"
+    )
+    root = Path(__file__).parents[4]
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(root / ".typing")}, timeout=60)

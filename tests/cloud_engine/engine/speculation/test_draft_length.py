@@ -1,0 +1,448 @@
+"""The draft-length policy on made-up machines: never much slower than without drafts, and near the best length."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from updraft.cloud_engine.engine.speculation.draft_length import (
+    Acceptance,
+    AdaptiveDraftLength,
+    Candidate,
+    DraftLengthPolicy,
+)
+from updraft.cloud_engine.engine.speculation.step_costs import Recent, StepCosts, StepReport
+
+MOST = 8
+CATCH_UP_S = 1e-5  # per token
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Seconds of a plain step: `start_s` + `sequence_s` for each sequence; of verification: `verify_s` per draft token,
+    and `jump_s` once; of a draft pass: `pass_s`, and 2 % more for each sequence in it."""
+
+    start_s: float
+    sequence_s: float
+    verify_s: float
+    pass_s: float
+    jump_s: float = 0.0
+
+    def step(self, sequences: int, lengths: list[int], lag: int) -> tuple[float, float, float]:
+        """(target, draft, of that the first pass) in seconds, without noise."""
+        target_s = self.start_s + self.sequence_s * sequences
+        if not any(lengths):
+            return target_s, 0.0, 0.0
+        one_s = self.pass_s * (1 + 0.02 * sum(length > 0 for length in lengths))
+        first_s = one_s + CATCH_UP_S * lag
+        return target_s + self.jump_s + self.verify_s * sum(lengths), first_s + one_s * (max(lengths) - 1), first_s
+
+
+#: Memory-bound, one whose first extra token is dear, one bound by its own overhead, and one bound by arithmetic.
+MACHINES = {
+    "memory": Machine(0.05, 0.0002, 0.001, 0.001),
+    "jump": Machine(0.025, 0.001, 0.001, 0.001, jump_s=0.025),
+    "small": Machine(0.001, 0.00013, 0.00008, 0.0008, jump_s=0.0002),
+    "arithmetic": Machine(0.0, 0.001, 0.001, 0.0005),
+}
+
+
+@dataclass
+class Asker:
+    acceptance: float
+    left: int
+    lag: int = 30
+    seen: Acceptance = field(default_factory=Acceptance)
+
+
+class Run:
+    """As many requests as `loads` says for each step, of about 40 tokens each.
+
+    The policy sees noise of 5 % and some steps that are held up; what is compared are the true seconds. `shares`: after
+    each step, what all steps so far would have taken without drafts over what they took.
+    """
+
+    def __init__(self, machine: Machine, loads: Iterable[int], acceptance: float, policy: DraftLengthPolicy):
+        self._random = random.Random(1)
+        self._acceptance = acceptance
+        self._all = Acceptance.of_drafter()
+        self.drafted = self.tokens = 0
+        self.seconds = plain_s = 0.0
+        self.shares: list[float] = []
+        askers: list[Asker] = []
+        for sequences in loads:
+            askers = askers[:sequences] + [self._asker() for _ in range(sequences - len(askers))]
+            candidates = [self._candidate(asker) for asker in askers]
+            lengths = [0] * sequences if policy.rests(sequences) else policy.plan(candidates, sequences)
+            before = self.tokens
+            report = self._step(machine, askers, lengths)
+            if not any(lengths) and policy.learns_nothing(sequences):
+                policy.pass_by(sequences, report.step_s)
+            else:
+                policy.observe(report)
+            plain_s += machine.step(sequences, [0], 0)[0] * (self.tokens - before) / sequences
+            self.shares.append(plain_s / self.seconds)
+            askers = [asker if asker.left > 0 else self._asker() for asker in askers]
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+    def _asker(self) -> Asker:
+        return Asker(self._acceptance, self._random.randint(1, 80))
+
+    def _candidate(self, asker: Asker) -> Candidate:
+        chance = asker.seen.estimate(self._all.estimate())
+        return Candidate(chance, min(MOST, asker.left - 1), True, asker.lag, asker.left)
+
+    def _step(self, machine: Machine, askers: list[Asker], lengths: list[int]) -> StepReport:
+        lag = sum(asker.lag for asker, length in zip(askers, lengths, strict=True) if length)
+        target_s, draft_s, first_s = machine.step(len(askers), lengths, lag)
+        self.seconds += target_s + draft_s
+        target_s *= self._random.lognormvariate(0, 0.05) * (3 if self._random.random() < 0.01 else 1)
+        accepted = sum(self._verify(asker, length) for asker, length in zip(askers, lengths, strict=True))
+        self.drafted += any(lengths)
+        drafting = sum(length > 0 for length in lengths)
+        passes = max(lengths)
+        step_s, tokens = target_s + draft_s, sum(lengths)
+        return StepReport(len(askers), step_s, 0, tokens, drafting, passes, lag, draft_s, first_s, accepted)
+
+    def _verify(self, asker: Asker, length: int) -> int:
+        accepted = 0
+        while accepted < length and self._random.random() < asker.acceptance:
+            accepted += 1
+        if length:
+            asker.seen.add(accepted, length)
+            self._all.add(accepted, length)
+        asker.lag = 1 if length else asker.lag + 1
+        asker.left -= accepted + 1
+        self.tokens += accepted + 1
+        return accepted
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.8, 0.95, 1.0])
+@pytest.mark.parametrize("sequences", [1, 4, 16, 64])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_never_slower_than_without_and_near_the_best_length(machine: str, sequences: int, acceptance: float) -> None:
+    costs = MACHINES[machine]
+    loads = [sequences] * max(1200, 16_000 // (sequences + 7))
+    adaptive = Run(costs, loads, acceptance, AdaptiveDraftLength(MOST))
+    fixed = [Run(costs, loads[:120], acceptance, DraftLengthPolicy(most)).rate for most in (0, 1, 2, 4, 6, MOST)]
+    assert min(adaptive.shares[1000:]) >= 0.98
+    assert adaptive.rate >= 0.85 * max(fixed)
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.6, 0.95])
+@pytest.mark.parametrize("sequences", [2, 6, 10, 24, 48])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_never_slower_at_other_loads(machine: str, sequences: int, acceptance: float) -> None:
+    run = Run(MACHINES[machine], [sequences] * 1200, acceptance, AdaptiveDraftLength(MOST))
+    assert min(run.shares[1000:]) >= 0.98
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.95])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_never_slower_where_the_load_changes(machine: str, acceptance: float) -> None:
+    """What drafts may lose before they are known is lost for each class of batch size."""
+    rng = random.Random(2)
+    stays = (itertools.repeat(rng.choice([1, 2, 4, 8, 16, 32, 64]), rng.randint(20, 200)) for _ in range(50))
+    run = Run(MACHINES[machine], itertools.chain.from_iterable(stays), acceptance, AdaptiveDraftLength(MOST))
+    assert min(run.shares[4000:]) >= 0.98
+
+
+def test_it_recovers_when_drafts_become_good() -> None:
+    policy = AdaptiveDraftLength(MOST)
+    poor = Run(MACHINES["memory"], [4] * 1000, 0.0, policy)
+    good = Run(MACHINES["memory"], [4] * 1000, 0.98, policy)
+    assert poor.drafted < 100
+    assert good.drafted > 600
+
+
+def test_requests_get_lengths_of_their_own() -> None:
+    policy = AdaptiveDraftLength(MOST)
+    mixed = [Candidate(0.95, MOST), Candidate(0.3, MOST), Candidate(0.95, 2), Candidate(0.0, MOST)]
+    for lengths in ([0] * 4, [0] * 4, [1] * 4, [1] * 4, [1] * 4, [8] * 4, [8] * 4):
+        policy.observe(StepReport(4, 0.01 + 0.0005 * sum(lengths), 0, sum(lengths)))
+    policy.plan(mixed, 4)  # a trial may be due
+    steady, poor, short, none = policy.plan(mixed, 4)
+    assert steady > poor
+    assert (short, none) == (2, 0)
+
+
+def test_who_has_little_left_need_not_catch_up() -> None:
+    """A draft model as slow at reading as the target is at writing: not worth a long prompt for a few tokens."""
+    policy = AdaptiveDraftLength(MOST)
+    for _ in range(3):
+        policy.observe(StepReport(1, 0.01))
+        policy.observe(StepReport(1, 0.0125, 0, 2, 1, 2, 1, 0.002, 0.001))
+        policy.observe(StepReport(1, 0.3, 0, 2, 1, 2, 400, 0.29, 0.289))
+    for _ in range(20):  # well behind the trials that are due
+        policy.plan([Candidate(0.9, 8, True, 1, 8)], 1)
+        policy.observe(StepReport(1, 0.01))
+    assert policy.plan([Candidate(0.9, 8, True, 400, 8)], 1) == [0]
+    assert policy.plan([Candidate(0.9, 8, True, 1, 8)], 1) > [0]
+
+
+def test_the_first_step_of_its_kind_does_not_count() -> None:
+    """It finds caches full of what the steps before it needed, in which those that follow it are not."""
+    costs = StepCosts()
+    for _ in range(3):
+        costs.observe(StepReport(4, 0.01))
+        costs.observe(StepReport(4, 0.01))
+        costs.observe(StepReport(4, 0.9, 0, 16, 4, 4, 8, 0.4, 0.1))  # cold
+        costs.observe(StepReport(4, 0.036, 0, 16, 4, 4, 8, 0.016, 0.004))
+        costs.observe(StepReport(4, 0.036, 0, 16, 4, 4, 8, 0.016, 0.004))
+        costs.observe(StepReport(4, 0.5))  # cold
+    assert costs.plain_s(4) == pytest.approx(0.01)
+    assert costs.verify_s(4, 16, 0.01) == pytest.approx(0.01)
+    assert costs.drafting_s(4, 4) == pytest.approx(0.016)
+    assert costs.drafting_s(4, 0) == 0
+
+
+def test_what_catching_up_costs_is_known_from_the_first_time_on() -> None:
+    """It mostly is the first step of its kind. What a pass takes anyway is left out."""
+    costs = StepCosts()
+    costs.observe(StepReport(4, 0.01))
+    costs.observe(StepReport(4, 0.5, 0, 16, 4, 4, 1000, 0.2, 0.1))
+    assert costs.catch_up_s(500) == pytest.approx((0.1 - 0.1 / 3) / 2)
+
+
+def test_cold_steps_are_better_than_nothing() -> None:
+    """N-grams are mostly drafted for one step at a time: such steps never become warm."""
+    costs = StepCosts()
+    for _ in range(2):
+        costs.observe(StepReport(1, 0.01))
+        costs.observe(StepReport(1, 0.01))
+        costs.observe(StepReport(1, 0.05, 0, 4))
+    assert costs.verify_s(1, 4, 0.01) == pytest.approx(0.04)
+
+
+def test_drafts_without_passes_that_come_and_go_are_not_tried_for_ever() -> None:
+    """A useless n-gram every other step, where a draft token takes as long as a step."""
+    policy = AdaptiveDraftLength(MOST)
+    seconds = tokens = 0.0
+    for step in range(4000):
+        candidates = [Candidate(0.2, MOST)] if step % 2 else []
+        lengths = [0] * len(candidates) if policy.rests(1) else policy.plan(candidates, 1)
+        step_s = 0.01 * (1 + sum(lengths))
+        policy.observe(StepReport(1, step_s, 0, sum(lengths)))
+        seconds += step_s
+        tokens += 1
+    assert tokens / seconds > 0.98 * 100
+
+
+@pytest.mark.parametrize("cold_s", [0.0005, 0.002, 0.005, 0.02])
+@pytest.mark.parametrize(("share", "acceptance"), [(0.5, 0.3), (0.1, 0.6), (0.1, 0.9), (0.02, 0.3)])
+def test_what_changing_from_drafts_to_none_costs_is_theirs(cold_s: float, share: float, acceptance: float) -> None:
+    """N-grams that come and go: the step behind them finds other things in the caches than it needs."""
+    policy, rng = AdaptiveDraftLength(MOST), random.Random(2)
+    seconds = tokens = 0.0
+    drafted = False
+    for _ in range(3000):
+        found = [Candidate(acceptance, rng.randint(1, MOST))] if rng.random() < share else []
+        length = sum(policy.plan(found, 1)) if found and not policy.rests(1) else 0
+        accepted = next((n for n in range(length) if rng.random() >= acceptance), length)
+        step_s = 0.01 + 0.0005 * length + cold_s * (drafted != (length > 0))
+        drafted = length > 0
+        policy.observe(StepReport(1, step_s * rng.lognormvariate(0, 0.05), 0, length, accepted_tokens=accepted))
+        seconds, tokens = seconds + step_s, tokens + 1 + accepted
+    assert 0.01 * tokens / seconds >= 0.98
+
+
+def test_drafts_that_take_no_pass_are_not_free() -> None:
+    """They are looked up, which may take long; what it takes is no part of what is estimated."""
+    policy = AdaptiveDraftLength(MOST)
+    seconds = tokens = 0.0
+    for _ in range(4000):
+        (length,) = [0] if policy.rests(1) else policy.plan([Candidate(0.9, 2)], 1)
+        draft_s = 0.03 if length else 0.0
+        policy.observe(StepReport(1, 0.01 + draft_s, 0, length, draft_s=draft_s, accepted_tokens=length))
+        seconds += 0.01 + draft_s
+        tokens += 1 + length
+    assert tokens / seconds > 0.98 * 100
+
+
+def test_nobody_to_draft_for_decides_nothing() -> None:
+    policy = AdaptiveDraftLength(MOST)
+    policy.observe(StepReport(1, 0.01))
+    assert policy.plan([], 1) == []
+    assert not policy.rests(1)
+
+
+def test_what_verification_costs_is_learned_for_each_class_of_batch_sizes() -> None:
+    """That it was free for a few sequences says nothing of many."""
+    costs = StepCosts()
+    for _ in range(3):
+        costs.observe(StepReport(31, 0.01))
+    for _ in range(4):
+        costs.observe(StepReport(31, 0.02, 0, 8 * 31))
+    assert costs.longest(17) == 8
+    assert costs.longest(32) == 0
+
+
+def test_a_trial_ends_where_the_batch_changes_and_nobody_catches_up_for_it() -> None:
+    policy = AdaptiveDraftLength(MOST)
+    for sequences in (1, 1, 1, 32, 32, 32):
+        policy.observe(StepReport(sequences, 0.01))
+    assert policy.plan([Candidate(0.9, MOST, True, 1)], 1) == [4]
+    assert policy.plan([Candidate(0.9, MOST, True, 4000, 5)], 1) == [0]
+    assert policy.plan([Candidate(0.9, MOST, True, 1)] * 32, 32) == [2] * 32  # a trial of its own
+
+
+def test_what_further_passes_cost_is_known_by_their_number() -> None:
+    """Of one call for all of them a part does not depend on how many there are."""
+    costs = StepCosts()
+    for passes in (8, 8, 2, 2):
+        costs.observe(StepReport(1, 0.02, 0, passes, 1, passes, 1, 0.004 + 0.0001 * (passes - 1), 0.001))
+    assert costs.drafting_s(1, 1) == pytest.approx(0.001)
+    assert costs.drafting_s(1, 2) == pytest.approx(0.0041)
+    assert costs.drafting_s(1, 5) == pytest.approx(0.0044)
+    assert costs.drafting_s(1, 8) == pytest.approx(0.0047)
+    assert costs.drafting_s(1, 12) == pytest.approx(0.0051)
+
+
+def test_a_trial_is_several_steps_long_and_of_long_drafts() -> None:
+    policy = AdaptiveDraftLength(MOST)
+    hopeless = [Candidate(0.01, MOST, True, 1, 64)]
+    for _ in range(3):
+        policy.observe(StepReport(1, 0.01))
+    lengths: list[int] = []
+    for _ in range(6):
+        (length,) = [0] if policy.rests(1) else policy.plan(hopeless, 1)
+        lengths.append(length)
+        policy.observe(StepReport(1, 0.01 + 0.01 * length, 0, length, min(length, 1), length, 1, 0.005 * length, 0.005))
+    assert lengths == [2, 2, 2, 0, 0, 0]
+
+
+def test_drafts_of_a_new_length_are_made_until_it_is_known_what_they_cost() -> None:
+    """Their first step is cold and dear, and no reason to go back to none."""
+    policy = AdaptiveDraftLength(MOST)
+    good = [Candidate(0.95, MOST, True, 1, 64)] * 64
+    for length in (0, 0, 0, 1, 1, 1):
+        policy.observe(step_of_64(length, 0.0005 * length))
+    lengths: list[int] = []
+    for draft_s in (0.2, 0.002, 0.002, 0.002):
+        lengths.append(0 if policy.rests(64) else max(policy.plan(good, 64)))
+        policy.observe(step_of_64(lengths[-1], draft_s))
+    assert lengths == [4, 4, 4, 8]
+
+
+def step_of_64(length: int, draft_s: float) -> StepReport:
+    target_s = 0.01 + 0.002 * length
+    return StepReport(64, target_s + draft_s, 0, 64 * length, 64, length, 64, draft_s, draft_s / 4)
+
+
+def test_a_decision_against_drafts_stands_while_the_batch_is_of_its_size() -> None:
+    policy = AdaptiveDraftLength(MOST)
+    useless = [Candidate(0.0, MOST)] * 64
+    for length in (0, 0, 0, 8, 8, 8):
+        policy.observe(step_of_64(length, 0.0))
+    assert not any(policy.plan(useless, 64))
+    for _ in range(63):
+        policy.observe(step_of_64(0, 0.0))
+        assert policy.rests(64)
+        assert not policy.rests(1)
+    policy.observe(step_of_64(0, 0.0))
+    assert not policy.rests(64)
+
+
+def test_where_drafts_are_useless_trials_take_a_small_share_of_the_time() -> None:
+    run = Run(MACHINES["arithmetic"], [1] * 50_000, 0.0, AdaptiveDraftLength(MOST))
+    assert run.drafted > 6  # it goes on trying
+    assert run.shares[-1] > 0.99
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4)), max_size=60))
+def test_acceptance_is_a_share(results: list[tuple[int, int]]) -> None:
+    acceptance = Acceptance()
+    assert acceptance.estimate(0.4) == pytest.approx(0.4)
+    for accepted, proposed in results:
+        acceptance.add(min(accepted, proposed), proposed)
+        assert 0.0 <= acceptance.estimate() <= 1.0
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_acceptance_finds_the_share(share: float) -> None:
+    acceptance, rng = Acceptance.of_drafter(), random.Random(0)
+    for _ in range(600):
+        acceptance.add(next((i for i in range(4) if rng.random() >= share), 4), 4)
+    assert acceptance.estimate() == pytest.approx(share, abs=0.06)
+
+
+def test_one_step_that_was_held_up_does_not_count() -> None:
+    recent = Recent()
+    for seconds in (0.9, 0.1, 0.1, 0.8, 0.1):
+        recent.add(seconds)
+        assert recent.median == 0.1 or not recent.is_sure
+    assert recent.median == 0.1
+
+
+def test_a_rest_is_known_to_end_before_the_step_behind_the_next() -> None:
+    policy = AdaptiveDraftLength(4)
+    policy._rest_for(2, 8)
+    assert policy.rests(8) and policy.rests(8, ahead=1) and policy.rests(15)
+    assert not policy.rests(16)
+    policy.pass_by(8, 0.01)
+    assert policy.rests(8) and not policy.rests(8, ahead=1)
+    policy.pass_by(8, 0.01)
+    assert not policy.rests(8)
+
+
+def test_that_long_drafts_looked_slow_says_nothing_against_short_ones() -> None:
+    """They were tried in a bad moment; a first token each was verified as fast as none."""
+    policy = AdaptiveDraftLength(MOST)
+    good = [Candidate(0.9, MOST, True, 1)] * 64
+    for _ in range(3):
+        policy.observe(StepReport(64, 0.01))
+    for length, step_s in ((1, 0.012), (1, 0.012), (1, 0.012), (4, 0.07), (4, 0.07)):
+        policy.observe(
+            StepReport(64, step_s, 0, 64 * length, 64, length, 64, 0.001 * length, 0.001, accepted_tokens=58 * length)
+        )
+    chosen: list[int] = []
+    for _ in range(40):
+        length = 0 if policy.rests(64) else max(policy.plan(good, 64))
+        chosen.append(length)
+        drafting = 64 * (length > 0)
+        step_s, draft_s = 0.01 + 0.002 * length, 0.001 * length
+        policy.observe(StepReport(64, step_s, 0, 64 * length, drafting, length, 64, draft_s, 0.001, 58 * length))
+    assert chosen.count(0) <= 3
+
+
+def test_one_step_that_was_held_up_is_not_what_a_step_costs() -> None:
+    """Measured by it, drafts would look as good as free, and hardly a step without would come to tell otherwise."""
+    costs = StepCosts()
+    costs.observe(StepReport(15, 0.03))
+    assert costs.plain_s(15) is None and costs.plain_s(16) is None
+    costs.observe(StepReport(16, 0.01))
+    assert costs.plain_s(15) == pytest.approx(0.01 * (15 / 16) ** 0.5)
+    for _ in range(4):
+        costs.observe(StepReport(16, 0.01))
+    costs.observe(StepReport(12, 0.5))
+    assert costs.plain_s(15) == pytest.approx(0.01 * (15 / 16) ** 0.5)
+    assert costs.plain_s(13) == pytest.approx(0.01 * (13 / 16) ** 0.5)
+    for _ in range(3):
+        costs.observe(StepReport(15, 0.012))
+    assert costs.plain_s(15) == 0.012
+
+
+def test_nobody_looks_for_drafts_for_a_while_where_looking_has_cost_too_much() -> None:
+    """Lookups that find nothing are not free: they pay as drafts do."""
+    policy = AdaptiveDraftLength(MOST)
+    for _ in range(40):
+        policy.plan([], 4)
+        policy.observe(StepReport(4, 0.013, deciding_s=0.003))
+    policy.plan([], 4)
+    assert policy.rests(4) and policy.learns_nothing(4)
+    assert not policy.rests(64)
+
+
+def test_what_deciding_takes_does_not_make_a_plain_step_longer() -> None:
+    costs = StepCosts()
+    for _ in range(3):
+        costs.observe(StepReport(4, 0.013, deciding_s=0.003))
+    assert costs.plain_s(4) == pytest.approx(0.01)

@@ -1,0 +1,214 @@
+"""Folders, shards and GGUF files become the same model; every way one can be wrong is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from decoder_reference import reference_model
+from gguf_writer import write_gguf
+from safetensors.torch import load_file, save_file
+from updraft.cloud_engine.models.config import default_temperature
+from updraft.cloud_engine.models.loading.loader import load_model
+from updraft.protocol.errors import ModelLoadError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    reference_model(num_key_value_heads=2, tie_word_embeddings=True).save_pretrained(path)
+    return path
+
+
+def test_bfloat16_weights_are_upcast_and_both_rope_notations_load(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "bf16")
+    weights = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(weights, tmp_path / "bf16" / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("rope_parameters", None)
+    (tmp_path / "bf16" / "config.json").write_text(json.dumps({**config, "rope_theta": 12345.0}))
+    model = load_model(tmp_path / "bf16")
+    assert model.config.rotary.inverse_frequencies[1] == pytest.approx(12345.0 ** (-1 / 8))
+    assert load_model(folder).config.rotary.inverse_frequencies[1] == pytest.approx(10000.0 ** (-1 / 8))
+    assert model.embed_tokens.weight.dtype is torch.float32
+    assert torch.equal(model.embed_tokens.weight, weights["model.embed_tokens.weight"].float())
+    assert model.lm_head.weight.data_ptr() == model.embed_tokens.weight.data_ptr()
+
+
+def test_shards_load_like_one_file(folder: Path, tmp_path: Path) -> None:
+    reference_model(num_key_value_heads=2, tie_word_embeddings=True).save_pretrained(tmp_path, max_shard_size="60KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    seen: list[tuple[int, int]] = []
+    model = load_model(tmp_path, progress=lambda done, total: seen.append((done, total)))
+    whole = load_model(folder).state_dict()
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in model.state_dict().items())
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1] == (sum(p.nbytes for p in model.parameters()),) * 2
+
+
+@pytest.mark.parametrize("harm", ["unlink", "truncate", "outside"])
+def test_damaged_shards_are_named(tmp_path: Path, harm: str) -> None:
+    reference_model().save_pretrained(tmp_path, max_shard_size="60KB")
+    shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
+    if harm == "outside":
+        index = tmp_path / "model.safetensors.index.json"
+        index.write_text(index.read_text().replace(shard.name, f"../{shard.name}"))
+    else:
+        shard.unlink() if harm == "unlink" else truncate(shard)
+    with pytest.raises(ModelLoadError, match=shard.name.replace(".", r"\.")):
+        load_model(tmp_path)
+
+
+MEASURE = """
+import re, sys
+from pathlib import Path
+import torch
+from updraft.cloud_engine.engine.config import EngineConfig
+from updraft.cloud_engine.engine.engine import Engine
+from updraft.cloud_engine.engine.execution.served_model import ServedModel
+from updraft.cloud_engine.models.loading.loader import load_model
+from updraft.kernels.host_memory import keep_freed_memory
+
+def memory(name):
+    return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+
+keep_freed_memory()  # as the engine's process does
+Engine(ServedModel(load_model(Path(sys.argv[1]))), EngineConfig(num_blocks=16))
+before = memory("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+model = load_model(Path(sys.argv[2]), dtype=torch.bfloat16)
+weights = sum(parameter.nbytes for parameter in model.parameters())
+loaded = (memory("VmHWM") - before) / weights
+engine = Engine(ServedModel(model), EngineConfig(num_blocks=16))
+print(loaded, (memory("VmHWM") - before) / weights)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux")
+@pytest.mark.parametrize("tied", [False, True], ids=["head of its own", "tied head"])
+@pytest.mark.parametrize(("stored", "most"), [("safetensors", 1.2), ("GGUF", 1.3)])  # gguf's reader leaves some behind
+def test_loading_and_packing_take_hardly_more_memory_than_the_weights(
+    folder: Path, tmp_path: Path, stored: str, most: float, tied: bool
+) -> None:
+    sizes = {"hidden_size": 512, "intermediate_size": 4096, "num_hidden_layers": 8, "vocab_size": 20_032}
+    sizes["tie_word_embeddings"] = tied
+    path = tmp_path if stored == "safetensors" else tmp_path / "model.gguf"
+    if stored == "safetensors":
+        reference_model(**sizes).save_pretrained(path, max_shard_size="50MB")
+    else:
+        write_gguf(reference_model(**sizes), path, "Q8_0")
+    script = [sys.executable, "-c", MEASURE, str(folder), str(path)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4] / ".typing"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    loaded, packed = map(float, done.stdout.split())
+    assert 1.0 <= loaded <= most
+    assert packed <= most + 0.02  # some panels of a matrix are there twice while it is packed
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+def edit_weights(folder: Path, *, drop: str | None = None, **add: torch.Tensor) -> None:
+    weights = load_file(folder / "model.safetensors")
+    if drop is not None:
+        del weights[drop]
+    save_file({**weights, **add}, folder / "model.safetensors")
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+DAMAGES = {
+    "no such folder": (shutil.rmtree, r"config\.json does not exist"),
+    "config is not json": (lambda f: (f / "config.json").write_text("{"), "not readable JSON"),
+    "config is a list": (lambda f: (f / "config.json").write_text("[]"), "JSON object"),
+    "config lacks a size": (lambda f: edit_config(f, hidden_size=None), "lacks hidden_size"),
+    "unknown architecture": (lambda f: edit_config(f, architectures=["FooLM"]), "'FooLM' is unknown; supported: Llama"),
+    "unknown rope": (lambda f: edit_config(f, rope_parameters={"rope_type": "spiral"}), "rope_type='spiral' is not"),
+    "rope lacks": (
+        lambda f: edit_config(f, rope_parameters={"rope_type": "yarn", "factor": 2.0}),
+        "rope_type='yarn' needs the parameter 'original_max_position_embeddings'",
+    ),
+    "rope of words": (
+        lambda f: edit_config(f, rope_parameters={"rope_type": "linear", "factor": "two"}),
+        "rope_type='linear' has a parameter of the wrong type",
+    ),
+    "rope type is a list": (lambda f: edit_config(f, rope_parameters={"rope_type": ["yarn"]}), "is not supported"),
+    "rope theta of words": (lambda f: edit_config(f, rope_parameters={"rope_theta": "abc"}), "of the wrong type"),
+    "rope theta is nothing": (
+        lambda f: edit_config(f, rope_parameters={"rope_theta": 0.0}),
+        "that are no numbers above 0",
+    ),
+    "rope factor is nothing": (
+        lambda f: edit_config(f, rope_parameters={"rope_type": "linear", "factor": 0.0}),
+        "that are no numbers above 0",
+    ),
+    "yarn of theta 1": (
+        lambda f: edit_config(
+            f,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 1.0,
+                "factor": 2.0,
+                "original_max_position_embeddings": 64,
+            },
+        ),
+        "cannot be worked out",
+    ),
+    "more rotated than there is": (
+        lambda f: edit_config(f, rope_parameters={"partial_rotary_factor": 2.0}),
+        "32 of 16 dimensions",
+    ),
+    "no end to a head": (lambda f: edit_config(f, head_dim=2**45), "cannot be rotated"),
+    "no end to its layers": (lambda f: edit_config(f, num_hidden_layers=2**31), "says it has 2147483648 layers"),
+    "rope factor without end": (
+        lambda f: edit_config(f, rope_parameters={"rope_type": "linear", "factor": float("inf")}),
+        "that are no numbers above 0",
+    ),
+    "theta without end": (lambda f: edit_config(f, rope_theta=10**400), "must be a number"),
+    "part is no number": (
+        lambda f: edit_config(f, rope_parameters={"partial_rotary_factor": float("nan")}),
+        "must be a number",
+    ),
+    "part of words": (lambda f: edit_config(f, rope_parameters={"partial_rotary_factor": "x"}), "must be a number"),
+    "activation": (lambda f: edit_config(f, hidden_act="relu"), "hidden_act='relu'"),
+    "size of words": (lambda f: edit_config(f, vocab_size="many"), "vocab_size must be a positive integer"),
+    "bias without its tensors": (lambda f: edit_config(f, attention_bias=True), r"lacks tensors: .*q_proj\.bias"),
+    "heads do not divide": (lambda f: edit_config(f, num_key_value_heads=3), "cannot share"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), r"model\.safetensors does not exist"),
+    "truncated weights": (lambda f: truncate(f / "model.safetensors"), "damaged"),
+    "foreign weights": (lambda f: (f / "model.safetensors").write_bytes(b"GGUF" * 99), "damaged"),
+    "missing tensor": (lambda f: edit_weights(f, drop="model.norm.weight"), r"lacks tensors: model\.norm\.weight"),
+    "unexpected tensor": (lambda f: edit_weights(f, extra=torch.ones(1)), "unexpected tensors: extra"),
+    "wrong shape": (
+        lambda f: edit_weights(f, **{"model.norm.weight": torch.ones(7)}),
+        r"model\.norm\.weight \(7,\) has the wrong shape, the configuration asks for \(64,\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_folder_is_refused_with_the_reason(folder: Path, tmp_path: Path, damage: str) -> None:
+    harm, reason = DAMAGES[damage]
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    harm(broken)
+    with pytest.raises(ModelLoadError, match=reason):
+        load_model(broken)
+
+
+def test_default_temperature_follows_generation_config(tmp_path: Path) -> None:
+    assert default_temperature(tmp_path) == 1.0
+    for raw, expected in (({"do_sample": False, "temperature": 0.7}, 0.0), ({"temperature": 0.6}, 0.6)):
+        (tmp_path / "generation_config.json").write_text(json.dumps(raw))
+        assert default_temperature(tmp_path) == expected

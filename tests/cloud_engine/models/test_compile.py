@@ -1,0 +1,190 @@
+"""All layers in one call of C: the same bits as one kernel after the other, for every family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from decoder_reference import SHAPES, random_tokens, reference_model
+from updraft.cloud_engine.engine.execution.model_runner import Chunk, Runner
+from updraft.cloud_engine.engine.execution.sampler import SamplingRow, sample
+from updraft.cloud_engine.models.decoder import Decoder
+from updraft.cloud_engine.models.layers import Embedding
+from updraft.cloud_engine.models.loading.loader import load_model
+from updraft.kernels.attention import QuerySpan
+from updraft.kernels.native_library import load
+from updraft.kernels.ragged_batch import RaggedBatch
+from updraft.protocol.errors import ConfigurationError
+from updraft.protocol.sampling import SamplingParams
+
+torch.set_num_threads(1)
+pytestmark = pytest.mark.skipif(load() is None, reason="no C compiler")
+BLOCK = 16
+#: (already computed, known) of each sequence
+LENGTHS = [(0, 40), (16, 30), (31, 32), (60, 61), (47, 52), (5, 6), (15, 17)]
+
+
+def saved(folder: Path, shape: str, **others: Any) -> Path:
+    architecture, options = SHAPES[shape]
+    reference_model(architecture, **{**options, **others}).save_pretrained(folder)
+    return folder
+
+
+def fused_logits(model: Decoder) -> list[torch.Tensor]:
+    """In one call of C; skips where that cannot be."""
+    runner = Runner(model, 64, BLOCK)
+    if model._native is None or runner.attention_backend != "native":  # type: ignore[attr-defined]
+        pytest.skip("not all of this is C on this processor")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(model.layers[0], "forward", None)  # nobody calls it
+        return logits_of(runner)
+
+
+def apart_logits(model: Decoder) -> list[torch.Tensor]:
+    """One kernel after the other."""
+    runner = Runner(model, 64, BLOCK)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(model, "_native", None)
+        return logits_of(runner)
+
+
+def logits_of(runner: Runner) -> list[torch.Tensor]:
+    """Prefills, chunks, decodes and drafts together, then decodes alone."""
+    tables = [[7 * seed + block for block in range(7)] for seed in range(len(LENGTHS))]
+    tokens = [random_tokens(known, seed) for seed, (_, known) in enumerate(LENGTHS)]
+    first = [
+        Chunk(tokens[seed][:computed], 0, tables[seed], 0) for seed, (computed, _) in enumerate(LENGTHS) if computed
+    ]
+    rest = [
+        Chunk(tokens[seed][computed:], computed, tables[seed], known - computed)
+        for seed, (computed, known) in enumerate(LENGTHS)
+    ]
+    found = [runner.run(first), runner.run(rest)]
+    for seed, (_, known) in enumerate(LENGTHS):
+        found.append(runner.run([Chunk([int(found[1][seed].argmax())], known, tables[seed], 1)]))
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_same_bits_as_one_kernel_after_the_other(shape: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    model = load_model(saved(tmp_path, shape), dtype=dtype)
+    for one, other in zip(fused_logits(model), apart_logits(model), strict=True):
+        assert torch.equal(one, other)
+
+
+def rows_of(starts: Sequence[int]) -> list[SamplingRow]:
+    """Greedy and drawn, truncated in every way that C knows, and not."""
+    kinds: list[tuple[float, dict[str, Any]]] = [
+        (0.0, {}),
+        (0.8, {}),
+        (1.0, {"top_k": 5}),
+        (0.7, {"top_p": 0.8}),
+        (1.3, {"min_p": 0.1}),
+    ]
+    rows: list[SamplingRow] = []
+    for index, start in enumerate(starts):
+        temperature, options = kinds[index % len(kinds)]
+        rows.append(SamplingRow(temperature, 7 + index, start + 1, SamplingParams(**options)))
+    return rows
+
+
+def one_by_one(runner: Runner, first: list[int], spans: list[QuerySpan], rows: list[SamplingRow]) -> list[list[int]]:
+    """What `Runner.extend` is to find."""
+    found: list[list[int]] = [[] for _ in spans]
+    tokens = list(first)
+    for index in range(spans[0].length):
+        live = [at for at, span in enumerate(spans) if span.length > index]
+        chunks = [Chunk([tokens[at]], spans[at].start + index, spans[at].block_table, 1) for at in live]
+        chosen = sample(
+            runner.run(chunks), [msgspec.structs.replace(rows[at], position=rows[at].position + index) for at in live]
+        )
+        for at, token in zip(live, chosen, strict=True):
+            tokens[at] = token
+            found[at].append(token)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_continuation_chooses_what_single_passes_do(shape: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Over the borders of blocks, sequences that end sooner and later; and the cache is the same behind it."""
+    model = load_model(saved(tmp_path, shape), dtype=dtype)
+    runners = [Runner(model, 64, BLOCK) for _ in range(2)]
+    if not runners[0].can_extend:
+        is_native = runners[0].attention_backend == "native"
+        assert not is_native or model.config.logit_soft_cap is not None or not model.fuse()
+        pytest.skip("not all of this is C")
+    known, lengths = [40, 15, 61, 3, 30, 31, 9], [20, 18, 9, 9, 5, 1, 1]
+    tables = [[7 * seed + block for block in range(7)] for seed in range(len(known))]
+    for runner in runners:
+        runner.run([Chunk(random_tokens(n, seed), 0, tables[seed], 1) for seed, n in enumerate(known)])
+    spans = [QuerySpan(start, length, table) for start, length, table in zip(known, lengths, tables, strict=True)]
+    first, rows = random_tokens(len(known), 99), rows_of(known)
+    extended = runners[0].extend(first, spans, rows)
+    assert extended == one_by_one(runners[1], first, spans, rows)
+    assert [len(tokens) for tokens in extended] == lengths
+    behind = [
+        Chunk([tokens[-1]], start + length, table, 1)
+        for tokens, start, length, table in zip(extended, known, lengths, tables, strict=True)
+    ]
+    assert torch.equal(runners[0].run(behind), runners[1].run(behind))
+
+
+def test_a_continuation_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    runner = Runner(load_model(saved(tmp_path, next(iter(SHAPES)))), 8, BLOCK)
+    if not runner.can_extend:
+        pytest.skip("not all of this is C")
+    vocabulary = runner.model.config.vocab_size
+    row, span = rows_of([0])[0], QuerySpan(0, 2, [0])
+    typical = SamplingRow(1.0, 1, 1, SamplingParams(typical_p=0.5))
+    asked: list[tuple[list[int], list[QuerySpan], list[SamplingRow], str]] = [
+        ([vocabulary], [span], [row], "tokens below"),
+        ([-1], [span], [row], "tokens below"),
+        ([1, 2], [span], [row], "1 tokens"),
+        ([1], [span], [row, row], "temperatures"),
+        ([1], [span], [typical], "typical-p"),
+        ([1, 2], [span, QuerySpan(0, 3, [1])], [row, row], "must not become longer"),
+        ([1], [QuerySpan(0, 0, [0])], [row], "must not become longer"),
+        ([], [], [], "must not become longer"),
+    ]
+    for first, spans, rows, problem in asked:
+        with pytest.raises(ConfigurationError, match=problem):
+            runner.extend(first, spans, rows)
+
+
+def test_rows_whose_columns_would_compete_for_a_cache_line(tmp_path: Path) -> None:
+    """512 float32 are 2,048 bytes: such rows are moved apart, with one thread and with two."""
+    sizes: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 1024}
+    model = load_model(saved(tmp_path, next(iter(SHAPES)), **sizes))
+    fused = fused_logits(model)
+    torch.set_num_threads(2)
+    try:
+        threaded = fused_logits(model)
+    finally:
+        torch.set_num_threads(1)
+    for one, two, three in zip(fused, threaded, apart_logits(model), strict=True):
+        assert torch.equal(one, two)
+        assert torch.equal(one, three)
+
+
+def test_what_does_not_fit_is_refused_before_c_reads_it(tmp_path: Path) -> None:
+    model = load_model(saved(tmp_path, next(iter(SHAPES))))
+    runner = Runner(model, 4, BLOCK)
+    if not model.fuse():
+        pytest.skip("another form of linear layers is faster on this processor")
+    begin = runner._backend.begin  # type: ignore[attr-defined]
+    batch = RaggedBatch.of([QuerySpan(0, 3, [0])], 3, BLOCK)
+    for tokens, positions, problem in [
+        (torch.zeros(3, dtype=torch.int64), torch.arange(4), "of one shape"),
+        (torch.zeros(4, dtype=torch.int64), torch.arange(4), "do not fit the batch"),
+    ]:
+        with pytest.raises(ConfigurationError, match=problem):
+            model(tokens, positions, begin(batch))
+    model.embed_tokens = Embedding(*model.lm_head.shape).to(torch.bfloat16)
+    with pytest.raises(ConfigurationError, match="bfloat16"):
+        model(torch.zeros(3, dtype=torch.int64), torch.arange(3), begin(batch))

@@ -1,0 +1,44 @@
+"""Of what a request asks, what the engine must know beside the tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from updraft.cloud_engine.node.api.preprocessing import JobMaker
+from updraft.embedded.pocket import pocket_large_folder
+from updraft.text.tokenizer import Tokenizer
+from updraft.text.tool_formats import ToolFormat
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+@pytest.fixture(scope="module")
+def jobs() -> JobMaker:
+    tokenizer = Tokenizer.from_folder(pocket_large_folder())
+    return JobMaker(tokenizer, "m", 384, ToolFormat.of("hermes", tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("options", "streamed"),
+    [
+        ({}, False),
+        ({"n": 2, "logprobs": True}, False),
+        ({"stream": True}, True),
+        ({"stop": ["."]}, True),
+        ({"tools": [TOOL], "parallel_tool_calls": False}, True),
+    ],
+    ids=str,
+)
+def test_whose_tokens_are_wanted_at_once(jobs: JobMaker, options: dict[str, Any], streamed: bool) -> None:
+    """Of what a client reads along with, and where the text itself may end an answer, which the engine cannot know."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], **options}
+    (generation,) = jobs.chat(msgspec.json.encode(body), "me").generations
+    assert generation.streamed is streamed
+    if "tools" not in options:
+        body = {"model": "m", "prompt": ["Hello", "you"], **options} | (
+            {"logprobs": 1} if "logprobs" in options else {}
+        )
+        generations = jobs.completion(msgspec.json.encode(body), "me").generations
+        assert [generation.streamed for generation in generations] == [streamed] * 2
