@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Literal
 
 from ..local_engine.engine import LocalEngine, LocalOptions
-from ..local_engine.gguf import read_header
 from ..local_engine.machine.machine import default_threads, this_machine
+from ..model_files.gguf_reader import read_header
 from ..protocol.errors import EngineError
 from ..protocol.sampling import SamplingParams
 from .local_gaps import gaps_during_prefill

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..model_files.gguf_header import GgufHeader, GgufTensor
+from ..model_files.gguf_reader import read_header
 from ..protocol.errors import ModelLoadError
-from .gguf import read_header
-from .gguf_header import GgufHeader, Tensor
 
 _UNMULTIPLIED = frozenset({24, 25, 26, 27, 28})  # integers and float64: no kernel takes them as a factor
 _DOWN, _UP = ".lora_a", ".lora_b"
@@ -55,7 +55,7 @@ def _complaints(header: GgufHeader, base: GgufHeader) -> Iterator[str]:
             yield f"it has only one factor for {target!r}"
 
 
-def _fit(weight: Tensor, down: Tensor, up: Tensor) -> bool:
+def _fit(weight: GgufTensor, down: GgufTensor, up: GgufTensor) -> bool:
     """Whether the factors have one rank, and the ends of the weights. Shapes are the fastest dimension first."""
     if weight.name == _EMBEDDING:
         return weight.shape == (up.shape[1], down.shape[1]) and down.shape[0] == up.shape[0]

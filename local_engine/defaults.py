@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..model_files.gguf_header import GgufHeader
 from .ggml import LONGEST_HEAD, worth_repacking
-from .gguf_header import GgufHeader
 from .llama import llama
 from .machine.memory_fit import head_lengths
 from .options import LocalOptions

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from ..model_files.gguf_header import GgufHeader
+from ..model_files.gguf_reader import read_model_header
 from ..protocol.errors import ContextLengthError, InvalidRequestError, ModelLoadError
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
@@ -23,7 +25,6 @@ from ..text.tool_stream import OfferedTools
 from .adapters import read_adapter
 from .context import ContextOptions, LlamaContext, LoraAdapter
 from .defaults import settled
-from .gguf import GgufHeader, read_model
 from .llama import Floats, LlamaModel
 from .machine.machine import default_threads
 from .options import LocalOptions
@@ -79,7 +80,7 @@ class LocalEngine:
         """
         path, options = Path(path), options or LocalOptions()
         options.check()
-        header = read_model(path)
+        header = read_model_header(path)
         for adapter in options.adapters:
             read_adapter(adapter.path, header)
         options = settled(header, options)

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..kernels.native_library import NativeBuildError, load_from
+from ..model_files.gguf_header import GgufHeader
 from ..protocol.errors import ConfigurationError
 from . import attention
-from .gguf_header import GgufHeader
 from .machine.machine import this_machine
 from .products import KINDS, Kind, agrees
 

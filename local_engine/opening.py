@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..model_files.gguf_header import GgufHeader
+from ..model_files.gguf_reader import read_model_header
 from .adapters import read_adapter
 from .engine import LocalEngine, LocalOptions
-from .gguf import read_model
-from .gguf_header import GgufHeader
 from .machine.machine import this_machine
 from .machine.memory_fit import DEFAULT_CELLS, Plan, ensure_fits, estimate, reserve, vocabulary_size
 from .pool import ModelPool
@@ -39,7 +39,7 @@ class EngineCandidate:
     def of(cls, path: Path, options: LocalOptions | None, *, sound: Path) -> EngineCandidate:
         """With what `updraft tune` found for options that are None. Raises ModelLoadError, InvalidRequestError."""
         options = tuned_options(path, options or LocalOptions())
-        header = read_model(path)
+        header = read_model_header(path)
         return cls(path, options, header, plan_of(header, options), sound)
 
     @property

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..model_files.gguf_reader import read_model_header
 from ..protocol.errors import InvalidRequestError, ModelLoadError, UpdraftError
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
 from .context import LoraAdapter
-from .gguf import read_model
 from .machine.child_process import ChildEnd, expect_crashes, run_child
 from .machine.notes import Notes, file_key
 from .probe import build_key
@@ -52,7 +52,7 @@ def ensure_loadable(path: Path, adapters: Sequence[LoraAdapter] = (), *, timeout
     notes, key = Notes("tried-models"), "".join(map(file_key, files)) + build_key()
     verdict = notes.read(key, _Verdict)
     if verdict is None:
-        read_model(path)
+        read_model_header(path)
         patience_s = _PATIENCE_S + sum(file.stat().st_size for file in files) / _SLOWEST_DISK
         verdict, lasting = _on_trial(files, timeout_s or patience_s)
         if lasting:
@@ -91,7 +91,7 @@ def attempt(path: Path, adapters: Sequence[str] = ()) -> str:
     from .engine import LocalEngine, LocalOptions
 
     try:
-        header = read_model(path)
+        header = read_model_header(path)
         trained = header.hyperparameter("context_length")
         context = min(_CONTEXT, trained) if isinstance(trained, int) else _CONTEXT
         loras = tuple(LoraAdapter(adapter) for adapter in adapters)

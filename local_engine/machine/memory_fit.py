@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ...model_files.gguf_header import GgufArray, GgufHeader
 from ...protocol.errors import ModelTooLargeError
-from ..gguf_header import Array, GgufHeader
 from .machine import Machine
 
 KvCacheType = Literal["f32", "f16", "q8_0", "q4_0"]
@@ -170,7 +170,7 @@ def _cells(header: GgufHeader, plan: Plan, layer: int) -> int:
 def _is_windowed(header: GgufHeader, layer: int) -> bool:
     """`sliding_window_pattern` is a flag for each layer, or n: every n-th is not windowed. Unknown: count it whole."""
     pattern = header.hyperparameter("attention.sliding_window_pattern")
-    if isinstance(pattern, Array):
+    if isinstance(pattern, GgufArray):
         return bool(pattern.items and pattern.items[layer % len(pattern.items)])
     return isinstance(pattern, int) and pattern > 0 and layer % pattern < pattern - 1
 
@@ -215,7 +215,7 @@ def vocabulary_size(header: GgufHeader) -> int:
 def _number(header: GgufHeader, name: str, layer: int = 0, *, default: int = 0) -> int:
     """A hyperparameter, of one layer where they differ."""
     value = header.hyperparameter(name)
-    if isinstance(value, Array):
+    if isinstance(value, GgufArray):
         value = value.items[layer] if value.items and layer < len(value.items) else None
     return value if isinstance(value, int) else default
 
@@ -224,7 +224,7 @@ def _rounded(tokens: int) -> int:
     return math.ceil(tokens / _CELLS) * _CELLS
 
 
-def _length(array: Array | None) -> int:
+def _length(array: GgufArray | None) -> int:
     return 0 if array is None else array.length
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import msgspec
 
+from ...model_files.gguf_reader import read_header
 from ...protocol import settings
 from ...protocol.errors import ConfigurationError, DownloadError, InvalidRequestError, OfflineError
-from ..gguf import read_header
 from .hub import endpoint, hub_offer
 from .naming import OnDisk, OnHub, OnWeb, check_name, licence_in, name_for, parse, printable
 from .offer import Offer

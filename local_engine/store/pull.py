@@ -6,8 +6,8 @@ import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ...model_files.gguf_reader import read_header
 from ...protocol.errors import ChecksumError, DiskSpaceError, InvalidRequestError, ModelLoadError, ModelNotFoundError
-from ..gguf import read_header
 from .choice import HubFile, choose
 from .fetch import fetch
 from .hub import endpoint

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
+from ...model_files.gguf_header import GgufHeader
+from ...model_files.gguf_reader import read_model_header
 from ...protocol.errors import ModelLoadError
 from ..defaults import settled
-from ..gguf import read_model
-from ..gguf_header import GgufHeader
 from ..machine.child_process import run_child
 from ..machine.machine import Machine, default_threads, this_machine
 from ..machine.memory_fit import KvCacheType, ensure_fits, estimate, quantizable
@@ -89,7 +89,7 @@ def tune(path: Path, room: int, *, report: Callable[[Measured], None] = lambda _
 
     Raises ModelLoadError for a file that cannot be used, ModelTooLargeError for one that does not fit.
     """
-    started, machine, header = time.monotonic(), this_machine(), read_model(path)
+    started, machine, header = time.monotonic(), this_machine(), read_model_header(path)
     fitting = _fitting(path.name, header, room)
     layout = layout_of(header, fitting)
     ensure_loadable(path)

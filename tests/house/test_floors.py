@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FLOORS = {
     "protocol": 1,
     "text": 2,
+    "model_files": 2,
     "kernels": 3,
     "local_engine": 4,
     "classifier": 4,

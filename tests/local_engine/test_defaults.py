@@ -12,13 +12,13 @@ from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine.context import ContextOptions, LlamaContext, Rows
 from updraft.local_engine.defaults import settled
 from updraft.local_engine.ggml import Served
-from updraft.local_engine.gguf import read_header
-from updraft.local_engine.gguf_header import Tensor
 from updraft.local_engine.llama import LlamaModel, llama
 from updraft.local_engine.options import LocalOptions
 from updraft.local_engine.zeros import give_back_logits
+from updraft.model_files.gguf_header import GgufTensor
+from updraft.model_files.gguf_reader import read_header
 
-LARGE = (Tensor("token_embd.weight", (4096, 32000), 8, 0, 0),)
+LARGE = (GgufTensor("token_embd.weight", (4096, 32000), 8, 0, 0),)
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,11 @@ from updraft.kernels.native_library import NativeBuildError, load_from
 from updraft.local_engine import ggml, products
 from updraft.local_engine.engine import LocalEngine, LocalOptions
 from updraft.local_engine.ggml import Served, worth_repacking
-from updraft.local_engine.gguf import read_header
-from updraft.local_engine.gguf_header import Tensor
 from updraft.local_engine.llama import LlamaModel, llama
 from updraft.local_engine.machine.machine import this_machine
 from updraft.local_engine.products import KINDS, Factors, Kind
+from updraft.model_files.gguf_header import GgufTensor
+from updraft.model_files.gguf_reader import read_header
 from updraft.protocol.errors import ConfigurationError
 
 llama()  # has put them in place
@@ -205,7 +205,7 @@ def test_other_results_are_not_served(monkeypatch: pytest.MonkeyPatch, caplog: p
     ids=["all ours", "IQ4_NL", "experts"],
 )
 def test_what_is_ours_is_not_repacked(kinds: tuple[int, ...], shape: tuple[int, ...], expected: bool) -> None:
-    tensors = [Tensor(f"blk.{place}.weight", shape, kind, 0, 0) for place, kind in enumerate(kinds)]
+    tensors = [GgufTensor(f"blk.{place}.weight", shape, kind, 0, 0) for place, kind in enumerate(kinds)]
     header = replace(read_header(pocket_small_gguf()), tensors=tuple(tensors))
     served = Served(tuple(kind.name for kind in KINDS), True)
     assert worth_repacking(header, served) is expected

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from updraft.local_engine.engine import LocalEngine
-from updraft.local_engine.gguf import read_header
+from updraft.model_files.gguf_reader import read_header
 from updraft.protocol.errors import ModelLoadError
 
 

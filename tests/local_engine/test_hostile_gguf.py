@@ -19,11 +19,11 @@ from homes import home_in
 from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine import trial
 from updraft.local_engine.engine import LocalEngine, LocalOptions, LoraAdapter
-from updraft.local_engine.gguf import read_header, read_model
 from updraft.local_engine.machine.child_process import ChildEnd
 from updraft.local_engine.machine.memory_fit import estimate
 from updraft.local_engine.opening import EngineCandidate, plan_of
 from updraft.local_engine.trial import ensure_loadable
+from updraft.model_files.gguf_reader import read_header, read_model_header
 from updraft.protocol.errors import ModelLoadError
 from updraft.protocol.sampling import SamplingParams
 
@@ -46,7 +46,7 @@ def number(value: int) -> Value:
 
 def needed(path: Path) -> int:
     """Bytes of memory, as an app asks for them before anything is tried."""
-    header = read_model(path)
+    header = read_model_header(path)
     return estimate(header, plan_of(header, LocalOptions())).total
 
 

@@ -16,11 +16,11 @@ from homes import home_in
 from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine import opening, trial
 from updraft.local_engine.engine import LocalEngine, LocalOptions, LoraAdapter
-from updraft.local_engine.gguf import read_header
 from updraft.local_engine.machine.memory_fit import Plan
 from updraft.local_engine.opening import EngineCandidate, ProcessMemory, engine_pool, open_engine, plan_of
 from updraft.local_engine.runtime.tuned_options import Settings, remember
 from updraft.local_engine.tuning.search import Choice, _Search
+from updraft.model_files.gguf_reader import read_header
 from updraft.protocol.errors import InvalidRequestError, ModelLoadError, ModelTooLargeError
 from updraft.protocol.sampling import SamplingParams
 

@@ -1,6 +1,7 @@
-"""A GGUF file as a checkpoint: its metadata told in the words of `config.json`, its tensors dequantised.
+"""A GGUF file as a checkpoint: its metadata as a `config.json` has them, its tensors dequantised.
 
-So the very file that runs on a device can be the draft in the cloud.
+So the very file that runs on a device can be the draft in the cloud. Our own reader checks the header; the `gguf`
+package names the tensors and dequantises them.
 """
 
 # the gguf library is untyped
@@ -9,6 +10,7 @@ So the very file that runs on a device can be the draft in the cloud.
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ....model_files.gguf_header import GgufTensor
+from ....model_files.gguf_reader import read_header, read_texts
 from ....protocol.errors import MissingDependencyError, ModelLoadError
 from ..fields import Fields
 
@@ -47,7 +51,7 @@ _SIZES_OF_ROPE = ("rope.dimension_count", "attention.key_length", "embedding_len
 
 
 class GgufFile:
-    """See `Checkpoint`. Raises ModelLoadError for a damaged file and an unknown architecture or quantisation."""
+    """See `Checkpoint`. Raises ModelLoadError for bad headers, unknown architectures and quantisations."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -55,19 +59,11 @@ class GgufFile:
         except ImportError as error:
             raise MissingDependencyError("Reading GGUF weights needs gguf: pip install 'updraft-llm[cloud]'") from error
         self.where = str(path)
-        if not path.is_file():
-            raise ModelLoadError(f"{path} does not exist: give a GGUF file or a Hugging Face style model folder.")
-        try:
-            reader = gguf.GGUFReader(path)
-        except (OSError, ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
-            raise ModelLoadError(f"{path} is damaged or not a GGUF file: {error}") from error
-        # The reader itself is let go: it takes two kilobytes for every token of the vocabulary.
-        named = {name: field for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
-        self._metadata = {name: field.contents() for name, field in named.items()}
-        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
-        data: Any = reader.data
-        self._mapping: mmap.mmap = data._mmap
-        self._arch = str(self._metadata.get("general.architecture"))
+        self._header = read_header(path)
+        self._tensors = {tensor.name: tensor for tensor in self._header.tensors}
+        with path.open("rb") as file:
+            self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._arch = self._header.architecture
         if self._arch not in _ARCHITECTURES:
             raise ModelLoadError(
                 f"{path}: architecture {self._arch!r} is unknown; supported: {', '.join(_ARCHITECTURES)}."
@@ -84,33 +80,40 @@ class GgufFile:
         return missing, self._tensors.keys() - theirs.keys() - set(_NOT_WEIGHTS)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(int(size) for size in reversed(self._tensors[self._gguf_name(name)].shape))
+        return tuple(reversed(self._tensors[self._gguf_name(name)].shape))
 
     def copy_into(self, name: str, target: Tensor) -> None:
-        import gguf
-
         tensor = self._tensors[self._gguf_name(name)]
         is_one_more = self._arch == "gemma3" and name.endswith("norm.weight")  # llama.cpp stores 1 + weight
-        try:
-            rows_at_once = max(1, _NUMBERS_AT_ONCE * len(target) // target.numel())
-            for start in range(0, len(target), rows_at_once):
-                stored = tensor.data[start : start + rows_at_once]
-                numbers = gguf.quants.dequantize(stored, tensor.tensor_type)
-                rows = torch.from_numpy(np.require(numbers, requirements="W"))
-                target[start : start + rows_at_once].copy_(rows - 1 if is_one_more else rows)
-                self._mapping.madvise(mmap.MADV_DONTNEED)  # what was read need not stay in memory
-        except NotImplementedError as error:
-            raise ModelLoadError(f"{self.where}: {tensor.name} is {tensor.tensor_type.name}: {error}.") from error
+        into = target.view(-1, target.shape[-1])
+        rows_at_once = max(1, _NUMBERS_AT_ONCE // into.shape[1])
+        for start in range(0, len(into), rows_at_once):
+            numbers = self._dequantised(tensor, slice(start, start + rows_at_once))
+            rows = torch.from_numpy(np.require(numbers, requirements="W"))
+            into[start : start + rows_at_once].copy_(rows - 1 if is_one_more else rows)
+            self._mapping.madvise(mmap.MADV_DONTNEED)  # what was read need not stay in memory
         if self._arch == "llama" and ".self_attn.q_proj." in name:
             _to_halves(target, self.fields.integer("num_attention_heads"))
         elif self._arch == "llama" and ".self_attn.k_proj." in name:
             _to_halves(target, self.fields.integer("num_key_value_heads"))
 
+    def _dequantised(self, tensor: GgufTensor, rows: slice) -> Any:
+        """Some rows of a tensor, as numbers."""
+        import gguf
+
+        start = self._header.data_start + tensor.start
+        try:
+            kind = gguf.GGMLQuantizationType(tensor.kind)
+            stored = np.frombuffer(self._mapping, np.uint8, tensor.size, start)
+            return gguf.quants.dequantize(stored.reshape(math.prod(tensor.shape[1:]), -1)[rows], kind)
+        except (NotImplementedError, ValueError) as error:
+            raise ModelLoadError(f"{self.where}: {tensor.name} cannot be dequantised: {error}.") from error
+
     def _gguf_name(self, name: str) -> str:
         return self._names.get_name(name, try_suffixes=(".weight", ".bias")) or name
 
     def _of_arch(self, key: str) -> Any:
-        return self._metadata.get(f"{self._arch}.{key}")
+        return self._header.hyperparameter(key)
 
     def _config(self) -> dict[str, Any]:
         config = {ours: self._of_arch(theirs) for ours, theirs in _KEYS.items()}
@@ -120,7 +123,7 @@ class GgufFile:
         return {
             **config,
             "architectures": [_ARCHITECTURES[self._arch]],
-            "vocab_size": int(self._tensors["token_embd.weight"].shape[1]),
+            "vocab_size": self._tensors["token_embd.weight"].shape[1],
             "tie_word_embeddings": "output.weight" not in self._tensors,
             "attention_bias": "blk.0.attn_output.bias" in self._tensors,
             "rope_parameters": self._rope(),
@@ -139,11 +142,11 @@ class GgufFile:
         }
         if parameters["rope_type"] == "none":
             parameters["rope_type"] = "default"
-        said = Fields({key: self._of_arch(key) for key in _SIZES_OF_ROPE}, self.where)
-        if "rope.dimension_count" in said.values:
-            head_dim = said.optional_integer("attention.key_length")
-            head_dim = head_dim or said.integer("embedding_length") // said.integer("attention.head_count")
-            parameters["partial_rotary_factor"] = said.integer("rope.dimension_count") / max(1, head_dim)
+        sizes = Fields({key: self._of_arch(key) for key in _SIZES_OF_ROPE}, self.where)
+        if "rope.dimension_count" in sizes.values:
+            head_dim = sizes.optional_integer("attention.key_length")
+            head_dim = head_dim or sizes.integer("embedding_length") // sizes.integer("attention.head_count")
+            parameters["partial_rotary_factor"] = sizes.integer("rope.dimension_count") / max(1, head_dim)
         if "rope_freqs.weight" in self._tensors:  # Llama 3's scaling, worked out by the converter
             factors = self._numbers("rope_freqs.weight")
             same = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
@@ -172,15 +175,13 @@ class GgufFile:
         tensor = self._tensors.get(name)
         if tensor is None:
             raise ModelLoadError(f"{self.where} lacks tensors: {name}.")
-        return [float(number) for number in tensor.data.ravel()]
+        return [float(number) for number in self._dequantised(tensor, slice(None)).ravel()]
 
 
 def gguf_vocabulary(path: Path) -> dict[str, int] | None:
-    """The tokens of a GGUF file that could be loaded, with their ids; None if it has none."""
-    import gguf
-
-    field = gguf.GGUFReader(path).fields.get("tokenizer.ggml.tokens")
-    return None if field is None else {str(token): token_id for token_id, token in enumerate(field.contents())}
+    """The tokens of a GGUF file that could be loaded, with their ids; None if it has none. Raises ModelLoadError."""
+    tokens = read_header(path).arrays.get("tokenizer.ggml.tokens")
+    return None if tokens is None else {token: token_id for token_id, token in enumerate(read_texts(path, tokens))}
 
 
 def _enum_of(names: Mapping[Any, str], name: str) -> Any:

@@ -12,10 +12,10 @@ import pytest
 from gguf_shapes import Shape, write
 from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine.engine import LocalOptions
-from updraft.local_engine.gguf import read_header
 from updraft.local_engine.llama import llama
 from updraft.local_engine.machine.memory_fit import KvCacheType, Plan, ensure_fits, estimate, largest_context
 from updraft.local_engine.opening import plan_of
+from updraft.model_files.gguf_reader import read_header
 from updraft.protocol.errors import ModelTooLargeError
 
 Q8_0, Q4_0, F16 = (gguf.GGMLQuantizationType[name] for name in ("Q8_0", "Q4_0", "F16"))
@@ -116,13 +116,13 @@ def test_windows_by_layer(shape_file, tmp_path) -> None:
 
 def test_layers_that_differ(tmp_path) -> None:
     """KV heads by layer; a layer without any has the state of a recurrent one."""
-    from updraft.local_engine.gguf_header import Array, GgufHeader
+    from updraft.model_files.gguf_header import GgufArray, GgufHeader
 
     metadata = {"general.architecture": "jamba", "jamba.block_count": 3, "jamba.embedding_length": 256}
     metadata |= {"jamba.attention.head_count": 4, "jamba.ssm.inner_size": 512, "jamba.ssm.state_size": 16}
     metadata |= {"jamba.ssm.conv_kernel": 4}
-    arrays = {"jamba.attention.head_count_kv": Array(4, 3, (0, 2, 0))}
-    need = estimate(GgufHeader(metadata, arrays, (), 0), Plan(1024, sequences=2))
+    arrays = {"jamba.attention.head_count_kv": GgufArray(4, 3, (0, 2, 0))}
+    need = estimate(GgufHeader(metadata, arrays, (), 0, 0), Plan(1024, sequences=2))
     recurrent = 4 * (3 * 512 + 16 * 512) * 2
     assert need.kv_cache == 1024 * 2 * 128 * 2 + 2 * recurrent
 

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine.engine import LocalOptions
-from updraft.local_engine.gguf import read_header
 from updraft.local_engine.machine.child_process import ChildEnd
 from updraft.local_engine.machine.machine import Machine
 from updraft.local_engine.machine.memory_fit import estimate, quantizable
@@ -17,6 +16,7 @@ from updraft.local_engine.opening import EngineCandidate, plan_of
 from updraft.local_engine.runtime.tuned_options import Settings, recall
 from updraft.local_engine.tuning import search as tuning
 from updraft.local_engine.tuning.search import tune
+from updraft.model_files.gguf_reader import read_header
 from updraft.protocol.errors import ModelLoadError, ModelTooLargeError
 
 ROOM = 2**40

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from decoder_reference import LONG_ONLY, expected_logprobs, random_tokens, refer
 from decoder_reference import SHAPES as ALL_SHAPES
 from gguf_writer import write_gguf
 from updraft.cloud_engine.engine.execution.model_runner import Chunk, Runner
-from updraft.cloud_engine.models.loading.gguf_file import GgufFile
+from updraft.cloud_engine.models.loading.gguf_file import GgufFile, gguf_vocabulary
 from updraft.cloud_engine.models.loading.loader import load_model
 from updraft.protocol.errors import ModelLoadError
 
@@ -186,13 +187,22 @@ def damaged(path: Path, change: Any) -> Path:
     return path
 
 
+def tensor_kind(data: bytes, kind: int) -> bytes:
+    """Another data type for one matrix: it stands after the name and two dimensions."""
+    name = b"blk.1.ffn_up.weight"
+    at = data.index(name) + len(name) + 4 + 2 * 8
+    return data[:at] + struct.pack("<I", kind) + data[at + 4 :]
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda data: data[:1000], "damaged"),
-        (lambda data: data[:-2000], "damaged"),
-        (lambda data: b"", "damaged"),
-        (lambda data: b"junk" * 500, "damaged"),
+        (lambda data: data[:1000], "its header ends early"),
+        (lambda data: data[:-2000], "it is truncated"),
+        (lambda data: b"", "it has only 0 bytes"),
+        (lambda data: b"junk" * 500, "it is no GGUF file"),
+        (lambda data: tensor_kind(data, 99), "99 is not a valid"),
+        (lambda data: tensor_kind(data, 26), r"blk\.1\.ffn_up\.weight cannot be dequantised.*I32"),
         (lambda data: data.replace(b"llama", b"lomo1"), "architecture 'lomo1' is unknown; supported: llama"),
         (lambda data: data.replace(b"blk.0.ffn_up.weight", b"blk.0.ffn_ux.weight"), "lacks tensors: .*up_proj"),
     ],
@@ -203,5 +213,16 @@ def test_a_damaged_file_is_refused_with_the_reason(tmp_path: Path, change: Any, 
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match=r"absent\.gguf does not exist"):
+    with pytest.raises(ModelLoadError, match=r"Cannot open .*absent\.gguf"):
         load_model(tmp_path / "absent.gguf")
+
+
+def test_the_vocabulary_is_the_one_that_the_library_reads(tmp_path: Path) -> None:
+    import gguf
+
+    write_gguf(reference_model(), tmp_path / "model.gguf")
+    tokens = gguf.GGUFReader(tmp_path / "model.gguf").fields["tokenizer.ggml.tokens"].contents()
+    assert gguf_vocabulary(tmp_path / "model.gguf") == {token: token_id for token_id, token in enumerate(tokens)}
+    path = damaged(tmp_path / "model.gguf", lambda data: data.replace(tokens[5].encode(), b"\xff" * len(tokens[5])))
+    with pytest.raises(ModelLoadError, match="not UTF-8"):
+        gguf_vocabulary(path)

@@ -1,4 +1,4 @@
-"""What the header of a model may say: llama.cpp divides by some of these numbers and indexes with others, unchecked."""
+"""Values that no model has. llama.cpp divides by some of these numbers and indexes with others, unchecked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from .gguf_header import Array, GgufHeader
+from .gguf_header import GgufArray, GgufHeader
 
 _STRING, _FLOAT = 8, 6
 _INTEGERS = frozenset({4, 5})
@@ -37,14 +37,14 @@ _PER_TOKEN = {"tokenizer.ggml.scores": frozenset({_FLOAT}), "tokenizer.ggml.toke
 _OF_TEXT = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.added_tokens")
 
 
-def complaint(header: GgufHeader) -> str:
-    """What is absurd about a well-formed header, as the end of a sentence; empty if nothing is."""
+def invalid_value(header: GgufHeader) -> str:
+    """The first impossible value of a well-formed header, as the end of a sentence; empty if there is none."""
     checks = (_out_of_range, _temperature, _heads, _vocabulary, _embedding)
     return next((found for check in checks for found in check(header)), "")
 
 
-def missing(header: GgufHeader) -> str:
-    """What a sound file lacks to be a model by itself, as the end of a sentence; empty if nothing."""
+def missing_part(header: GgufHeader) -> str:
+    """The part that a sound file lacks to be a model by itself, as the end of a sentence; empty if it lacks none."""
     if header.metadata.get("general.type") == "adapter":
         return "it is an adapter"
     if "tokenizer.ggml.tokens" not in header.arrays and header.hyperparameter("vocab_size") is None:
@@ -127,7 +127,7 @@ def _embedding(header: GgufHeader) -> Iterator[str]:
 
 def _items(value: Any) -> tuple[Any, ...] | None:
     """The numbers of an array, one per layer; None for what is no array."""
-    return (value.items or ()) if isinstance(value, Array) else None
+    return (value.items or ()) if isinstance(value, GgufArray) else None
 
 
 def _is_number(value: Any) -> bool:
