@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import httpx
 import numpy as np
 
-from ..local_engine.llama import llama
+from ..local_engine.llama.library import llama
 from ..protocol.errors import EngineError, ModelLoadError
 
 BATCH = 512  # tokens of a prompt computed at once: the default of all peers

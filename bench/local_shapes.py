@@ -17,7 +17,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from ..local_engine.llama import llama
+from ..local_engine.llama.library import llama
 from ..protocol.errors import ModelLoadError
 
 _BLOCK = 32  # values of Q8_0 that share a scale

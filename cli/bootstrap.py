@@ -2,7 +2,7 @@
 
 Standard library only, and runnable by any python3 (it has to be able to say that this one is too old):
 `python3 cli/bootstrap.py --extras edge,cloud`. What is installed comes from `pyproject.toml`, in which versions from
-`constraints.txt`, and how llama.cpp is built from `local_engine/llama_build.py`; the stamp is a digest of these.
+`constraints.txt`, and how llama.cpp is built from `local_engine/llama/build.py`; the stamp is a digest of these.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
-LLAMA_BUILD = ROOT / "local_engine" / "llama_build.py"
+LLAMA_BUILD = ROOT / "local_engine" / "llama" / "build.py"
 OLDEST_PYTHON = (3, 11)
 COVERS = {"all": {"edge", "cloud", "train", "dev", "all"}}
 
@@ -92,7 +92,7 @@ def _create(venv: Path) -> None:
 
 
 def _install_llama(python: Path) -> None:
-    """llama.cpp is compiled on this machine, with the flags that `local_engine/llama_build.py` explains."""
+    """llama.cpp is compiled on this machine, with the flags that `local_engine/llama/build.py` explains."""
     _say("installing llama.cpp, built for this machine (about 8 minutes on 2 cores the first time)")
     done = subprocess.run([str(python), str(LLAMA_BUILD), "--install", "-c", str(CONSTRAINTS)], check=False, cwd=ROOT)
     if done.returncode:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..local_engine.llama_build import REBUILD_COMMAND
+from ..local_engine.llama.build import REBUILD_COMMAND
 from ..local_engine.machine.machine import this_machine
 from ..protocol.errors import MissingDependencyError, UpdraftError
 from .device_checks import (
@@ -82,7 +82,7 @@ def check_packages(group: str) -> Check:
 def check_llama() -> Iterator[Check]:
     """A wrong build of llama.cpp dies on its first token, so a few are generated in a process of their own."""
     from ..embedded import pocket
-    from ..local_engine.probe import probe
+    from ..local_engine.build_check import probe
 
     report = probe(pocket.pocket_small_gguf(), timeout_s=PROBE_TIMEOUT_S)
     if report.status != "ok":

@@ -10,7 +10,7 @@ from ..protocol.errors import ModelLoadError, UpdraftError
 from .findings import Check
 
 if TYPE_CHECKING:
-    from ..local_engine.ggml import Served
+    from ..local_engine.llama.kernels import Served
     from ..local_engine.machine.machine import Machine
 
 _WATCH_S = 0.5

@@ -32,8 +32,8 @@ def tune(
     from pathlib import Path
 
     from ..embedded.pocket import pocket_small_gguf
+    from ..local_engine.build_check import ensure_usable_build
     from ..local_engine.opening import ProcessMemory
-    from ..local_engine.probe import ensure_usable_build
     from ..local_engine.tuning.search import tune as measure
     from ..protocol.errors import InvalidRequestError
     from .models import resolve

@@ -22,13 +22,13 @@ from ..protocol.structured import Constraint, Tool, ToolUse
 from ..text import tool_turns
 from ..text.chat import ChatTemplate, encoding_runs, special_pattern
 from ..text.tool_stream import OfferedTools
-from .adapters import read_adapter
-from .context import ContextOptions, LlamaContext, LoraAdapter
-from .defaults import settled
-from .llama import Floats, LlamaModel
+from .llama.adapter_file import read_adapter
+from .llama.context import ContextOptions, LlamaContext, LoraAdapter
+from .llama.library import Floats, LlamaModel
 from .machine.machine import default_threads
 from .options import LocalOptions
 from .runtime.context_layout import Layout, ModelTraits
+from .runtime.default_options import settled
 from .runtime.generation import Generation, GenerationRequest, LocalToken, Scoring
 from .runtime.loop import EngineLoop, LoopOptions
 from .runtime.run import LocalRun, Resources
@@ -115,7 +115,7 @@ class LocalEngine:
 
     def vocabulary(self) -> Vocabulary:
         """The bytes of all tokens, for grammars. Takes half a second for 150,000."""
-        from .vocabulary import vocabulary
+        from .llama.vocabulary import vocabulary
 
         return vocabulary(self._model)
 
@@ -224,7 +224,7 @@ class LocalEngine:
 
     @cached_property
     def _grammars(self) -> Grammars:
-        from .vocabulary import grammars
+        from .llama.vocabulary import grammars
 
         return grammars(self._model)
 

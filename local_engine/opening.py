@@ -13,15 +13,15 @@ from pathlib import Path
 
 from ..model_files.gguf_header import GgufHeader
 from ..model_files.gguf_reader import read_model_header
-from .adapters import read_adapter
+from .build_check import ensure_usable_build
 from .engine import LocalEngine, LocalOptions
+from .llama.adapter_file import read_adapter
 from .machine.machine import this_machine
 from .machine.memory_fit import DEFAULT_CELLS, Plan, ensure_fits, estimate, reserve, vocabulary_size
 from .pool import ModelPool
-from .probe import ensure_usable_build
 from .runtime.context_layout import Layout, ModelTraits
 from .runtime.tuned_options import tuned_options
-from .trial import ensure_loadable
+from .trial_load import ensure_loadable
 
 
 @dataclass(frozen=True, slots=True)

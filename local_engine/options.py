@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from ..protocol.errors import InvalidRequestError
-from .context import LoraAdapter
+from .llama.context import LoraAdapter
 from .machine.memory_fit import KvCacheType
 
 #: Types of a KV cache that only flash attention can read.

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from ...protocol.errors import EngineError, InvalidRequestError, OverloadedError, UpdraftError
-from ..context import LlamaContext, NoRoomError, Rows
-from ..llama import LlamaModel
+from ..llama.context import LlamaContext, NoRoomError, Rows
+from ..llama.library import LlamaModel
 from ..sampling.signal_meter import SignalMeter
 from ..sampling.signals import Floats
 from .chunk_budget import ChunkBudget

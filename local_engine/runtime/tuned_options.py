@@ -7,12 +7,11 @@ from pathlib import Path
 
 import msgspec
 
-from ..engine import LocalOptions
+from ..llama.build import build_key
 from ..machine.machine import this_machine
 from ..machine.memory_fit import KvCacheType
 from ..machine.notes import Notes, file_key
-from ..options import QUANTIZED
-from ..probe import build_key
+from ..options import QUANTIZED, LocalOptions
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ...kernels.native_library import NativeBuildError, holding, load_from
 from .signals import Floats, Measured
 
-_SOURCES = Path(__file__).parents[1] / "native" / "signals"
+_SOURCES = Path(__file__).parents[1] / "llama" / "native" / "signals"
 _COLUMNS = 4  # token, log_total, entropy, margin
 _AT_ONCE = 2**17  # logits: half a megabyte
 _LEAST = np.float32(-1e4)  # stands for -inf, of which 0 * log 0 would make NaN

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ...protocol.errors import ModelLoadError
-from ..llama import llama
+from ..llama.library import llama
 from ..machine.child_process import expect_crashes
 
 _SLICES = 4

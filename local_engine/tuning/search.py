@@ -18,14 +18,14 @@ import msgspec
 from ...model_files.gguf_header import GgufHeader
 from ...model_files.gguf_reader import read_model_header
 from ...protocol.errors import ModelLoadError
-from ..defaults import settled
 from ..machine.child_process import run_child
 from ..machine.machine import Machine, default_threads, this_machine
 from ..machine.memory_fit import KvCacheType, ensure_fits, estimate, quantizable
 from ..opening import layout_of, plan_of
 from ..options import LocalOptions
+from ..runtime.default_options import settled
 from ..runtime.tuned_options import Settings, remember
-from ..trial import ensure_loadable
+from ..trial_load import ensure_loadable
 from .measurement import Job, Speeds
 
 BUDGET_S = 26.0

@@ -19,7 +19,7 @@ from updraft.cli.device_checks import (
     unused_instruction_sets,
 )
 from updraft.embedded.pocket import pocket_small_gguf
-from updraft.local_engine.ggml import Served
+from updraft.local_engine.llama.kernels import Served
 from updraft.local_engine.machine.machine import Machine, this_machine
 from updraft.local_engine.runtime.tuned_options import Settings, remember
 from updraft.local_engine.store.find import find

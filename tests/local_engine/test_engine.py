@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from updraft.local_engine.engine import LocalEngine, LocalOptions
-from updraft.local_engine.llama import llama
+from updraft.local_engine.llama.library import llama
 from updraft.protocol.errors import ContextLengthError, EngineError, InvalidRequestError, ModelLoadError
 from updraft.protocol.requests import Message
 from updraft.protocol.sampling import SamplingParams

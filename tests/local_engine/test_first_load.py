@@ -10,7 +10,7 @@ pytest.importorskip("llama_cpp", reason="needs the [edge] extra")
 AT_ONCE = """
 import gc, sys, threading
 from pathlib import Path
-from updraft.local_engine.llama import LlamaModel, llama
+from updraft.local_engine.llama.library import LlamaModel, llama
 from updraft.protocol.errors import ModelLoadError
 
 found, together = [], threading.Barrier(6)
@@ -32,7 +32,7 @@ except ModelLoadError as error:  # with what llama.cpp logged
 ANOTHER = """
 import gc, sys
 from pathlib import Path
-from updraft.local_engine.llama import Llama, LlamaModel, llama
+from updraft.local_engine.llama.library import Llama, LlamaModel, llama
 from updraft.protocol.errors import ModelLoadError
 
 llama()

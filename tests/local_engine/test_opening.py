@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from homes import home_in
 from updraft.embedded.pocket import pocket_small_gguf
-from updraft.local_engine import opening, trial
+from updraft.local_engine import opening
+from updraft.local_engine import trial_load as trial
 from updraft.local_engine.engine import LocalEngine, LocalOptions, LoraAdapter
 from updraft.local_engine.machine.memory_fit import Plan
 from updraft.local_engine.opening import EngineCandidate, ProcessMemory, engine_pool, open_engine, plan_of

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from updraft.embedded import pocket
 from updraft.local_engine.engine import LocalEngine, LocalOptions
-from updraft.local_engine.llama import llama
+from updraft.local_engine.llama.library import llama
 from updraft.local_engine.runtime import context_layout as layout
 from updraft.protocol.errors import OverloadedError
 from updraft.protocol.requests import Message

@@ -29,7 +29,7 @@ def try_all(paths: Sequence[Path]) -> list[str]:
 
 
 def main() -> None:
-    from updraft.local_engine.llama import llama
+    from updraft.local_engine.llama.library import llama
     from updraft.local_engine.machine.child_process import expect_crashes
 
     expect_crashes()
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def _in_fork(path: Path) -> str:
-    from updraft.local_engine.trial import attempt
+    from updraft.local_engine.trial_load import attempt
 
     reader, writer = os.pipe()
     child = os.fork()

@@ -12,7 +12,7 @@ import pytest
 from gguf_shapes import Shape, write
 from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine.engine import LocalOptions
-from updraft.local_engine.llama import llama
+from updraft.local_engine.llama.library import llama
 from updraft.local_engine.machine.memory_fit import KvCacheType, Plan, ensure_fits, estimate, largest_context
 from updraft.local_engine.opening import plan_of
 from updraft.model_files.gguf_reader import read_header

@@ -81,7 +81,7 @@ def test_llama_cpp_computes_the_same_from_the_same_file(tmp_path: Path, shape: s
 
 
 def llama_cpp_logprobs(path: Path, tokens: list[int]) -> torch.Tensor:
-    from updraft.local_engine.llama import llama
+    from updraft.local_engine.llama.library import llama
 
     llama_cpp = llama().api
     model_params, params = llama_cpp.llama_model_default_params(), llama_cpp.llama_context_default_params()
@@ -172,7 +172,7 @@ def test_k_quants_are_read_as_llama_cpp_reads_them(tmp_path: Path, quantization:
 
 
 def convert(source: Path, target: Path, file_type: str) -> None:
-    from updraft.local_engine.llama import llama
+    from updraft.local_engine.llama.library import llama
 
     llama_cpp = llama().api
     params = llama_cpp.llama_model_quantize_default_params()

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from updraft.local_engine import llama_build
+from updraft.local_engine.llama import build as llama_build
 
 SCRIPT = Path(llama_build.__file__).resolve()
 

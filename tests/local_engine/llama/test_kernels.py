@@ -19,12 +19,13 @@ from gguf import GGUFReader
 from updraft.bench.local_shapes import Shape, q4_k_m, q8_0
 from updraft.embedded.pocket import pocket_small_gguf
 from updraft.kernels.native_library import NativeBuildError, load_from
-from updraft.local_engine import ggml, products
 from updraft.local_engine.engine import LocalEngine, LocalOptions
-from updraft.local_engine.ggml import Served, worth_repacking
-from updraft.local_engine.llama import LlamaModel, llama
+from updraft.local_engine.llama import kernels as ggml
+from updraft.local_engine.llama import product_check as products
+from updraft.local_engine.llama.kernels import Served, worth_repacking
+from updraft.local_engine.llama.library import LlamaModel, llama
+from updraft.local_engine.llama.product_check import KINDS, Factors, Kind
 from updraft.local_engine.machine.machine import this_machine
-from updraft.local_engine.products import KINDS, Factors, Kind
 from updraft.model_files.gguf_header import GgufTensor
 from updraft.model_files.gguf_reader import read_header
 from updraft.protocol.errors import ConfigurationError
@@ -38,7 +39,7 @@ import ctypes, hashlib, sys
 import numpy as np
 from updraft.local_engine import ggml, products
 from updraft.local_engine.engine import LocalEngine, LocalOptions
-from updraft.local_engine.llama import llama
+from updraft.local_engine.llama.library import llama
 if "ours" in sys.argv[2:]:
     library = ggml.load_from(ggml.SOURCES)
     counted = [ctypes.c_int64.in_dll(library, f"updraft_{name}") for name in ("products", "attentions")]
@@ -256,7 +257,7 @@ def test_unknown_versions_are_left_alone(tmp_path: Path, monkeypatch, caplog, st
 
 @needs_vnni
 def test_where_llama_cpp_may_be_computing_nothing_is_put_in_its_place() -> None:
-    code = "import updraft, llama_cpp; from updraft.local_engine.llama import llama; print(llama().products)"
+    code = "import updraft, llama_cpp; from updraft.local_engine.llama.library import llama; print(llama().products)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "types=(), attention=False, reason='llama.cpp was loaded before" in done.stdout
     assert "before anything else" in done.stdout

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model_files.gguf_header import GgufHeader
-from .ggml import LONGEST_HEAD, worth_repacking
-from .llama import llama
-from .machine.memory_fit import head_lengths
-from .options import LocalOptions
-from .runtime.context_layout import SMALL
+from ...model_files.gguf_header import GgufHeader
+from ..llama.kernels import LONGEST_HEAD, worth_repacking
+from ..llama.library import llama
+from ..machine.memory_fit import head_lengths
+from ..options import LocalOptions
+from .context_layout import SMALL
 
 _ROWS = 128  # of a step; attention of ours is as fast with these as with 512, which take 30 MB more
 

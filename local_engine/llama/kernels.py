@@ -17,12 +17,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..kernels.native_library import NativeBuildError, load_from
-from ..model_files.gguf_header import GgufHeader
-from ..protocol.errors import ConfigurationError
-from . import attention
-from .machine.machine import this_machine
-from .products import KINDS, Kind, agrees
+from ...kernels.native_library import NativeBuildError, load_from
+from ...model_files.gguf_header import GgufHeader
+from ...protocol.errors import ConfigurationError
+from ..machine.machine import this_machine
+from . import attention_check as attention
+from .product_check import KINDS, Kind, agrees
 
 #: llama-cpp-python whose functions have the arguments that ours have: tried in the tests.
 KNOWN_VERSIONS = ("0.3.36",)

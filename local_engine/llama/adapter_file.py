@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..model_files.gguf_header import GgufHeader, GgufTensor
-from ..model_files.gguf_reader import read_header
-from ..protocol.errors import ModelLoadError
+from ...model_files.gguf_header import GgufHeader, GgufTensor
+from ...model_files.gguf_reader import read_header
+from ...protocol.errors import ModelLoadError
 
 _UNMULTIPLIED = frozenset({24, 25, 26, 27, 28})  # integers and float64: no kernel takes them as a factor
 _DOWN, _UP = ".lora_a", ".lora_b"

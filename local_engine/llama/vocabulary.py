@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..text.grammar import GrammarCompiler, Vocabulary
-from ..text.grammar_state import Grammars
-from .llama import LlamaModel
+from ...text.grammar import GrammarCompiler, Vocabulary
+from ...text.grammar_state import Grammars
+from .library import LlamaModel
 
 
 def vocabulary(model: LlamaModel) -> Vocabulary:

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..protocol.errors import EngineError, InvalidRequestError, MissingDependencyError, ModelLoadError
-from .ggml import install
+from ...protocol.errors import EngineError, InvalidRequestError, MissingDependencyError, ModelLoadError
+from .kernels import install
 
 Floats = npt.NDArray[np.float32]
 _LOG_ERROR, _LOG_CONTINUED = 4, 5
@@ -35,7 +35,7 @@ class Llama:
         except (ImportError, OSError, RuntimeError) as error:  # the last two: a shared library that does not load
             raise MissingDependencyError(
                 f"The on-device engine needs llama-cpp-python, which does not import here ({error}). Install it with: "
-                "python -m updraft.local_engine.llama_build --install"
+                "python -m updraft.local_engine.llama.build --install"
             ) from error
         self.api: Any = api
         self.errors: deque[str] = deque(maxlen=8)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -22,8 +21,8 @@ from ..protocol import settings
 from ..protocol.errors import ConfigurationError, MissingDependencyError, UpdraftError
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
-from .ggml import Served
-from .llama_build import PACKAGE, REBUILD_COMMAND, processor
+from .llama.build import PACKAGE, REBUILD_COMMAND, build_key
+from .llama.kernels import Served
 from .machine.child_process import ChildEnd, expect_crashes, run_child
 
 _log = logging.getLogger("updraft.local")
@@ -108,20 +107,10 @@ def _report(child: ChildEnd) -> ProbeReport:
     return ProbeReport("ok", detail, advice, speed, features, products)
 
 
-def build_key() -> str:
-    """Identifies the installed libraries and the processor; empty if there is nothing to identify."""
-    spec = importlib.util.find_spec("llama_cpp")
-    if spec is None or not spec.submodule_search_locations:
-        return ""
-    libraries = sorted((Path(spec.submodule_search_locations[0]) / "lib").glob("*"))
-    files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in libraries]
-    return hashlib.sha256(repr((files, processor())).encode()).hexdigest()
-
-
 def _run_child(model_path: Path) -> dict[str, Any]:
     """What the subprocess does; its result is one line of JSON."""
     from .engine import LocalEngine
-    from .llama import llama
+    from .llama.library import llama
 
     expect_crashes()
     try:

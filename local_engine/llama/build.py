@@ -3,13 +3,13 @@
 A default build was seen to segfault on its first token on x86 machines with AMX, and to collapse to a few tokens per
 second under OpenMP when cores are shared. So, before anything else is installed:
 
-    python local_engine/llama_build.py --install -c constraints.txt
+    python local_engine/llama/build.py --install -c constraints.txt
 
 builds a wheel with the right options (about 8 minutes on 2 cores), installs it into this interpreter's environment,
 and keeps it in ${XDG_CACHE_HOME:-~/.cache}/updraft/wheels, so that the next environment installs it in seconds. pip's
 own wheel cache is left out of it: it may hold a wheel made with other options. By hand, the same options are
 
-    eval "$(python local_engine/llama_build.py --env)" && pip install --no-cache-dir 'updraft-llm[edge]'
+    eval "$(python local_engine/llama/build.py --env)" && pip install --no-cache-dir '.[edge]'
 """
 
 # ruff: noqa: T201 - a script that talks to a person
@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import hashlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import re
@@ -37,7 +38,7 @@ from urllib.parse import unquote
 PACKAGE = "llama-cpp-python"
 CMAKE_ARGS = ("-DGGML_OPENMP=OFF",)
 X86_COMPILER_FLAGS = ("-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16")
-REBUILD_COMMAND = "python -m updraft.local_engine.llama_build --install"
+REBUILD_COMMAND = "python -m updraft.local_engine.llama.build --install"
 _NINJA_STEP = re.compile(r"^\s*\[(\d+)/(\d+)\]")
 
 
@@ -228,6 +229,16 @@ def processor() -> str:
         facts = [line for line in lines if line.partition(":")[0].strip() in ("model name", "flags", "Features")]
         return f"{platform.machine()} {' '.join(sorted(set(facts)))}"
     return f"{platform.machine()} {platform.processor()}"
+
+
+def build_key() -> str:
+    """Identifies the installed libraries and the processor; empty if llama-cpp-python is not installed."""
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or not spec.submodule_search_locations:
+        return ""
+    libraries = sorted((Path(spec.submodule_search_locations[0]) / "lib").glob("*"))
+    files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in libraries]
+    return hashlib.sha256(repr((files, processor())).encode()).hexdigest()
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ import importlib.util
 
 import pytest
 from homes import home_in
-from updraft.local_engine import probe as probe_module
-from updraft.local_engine.probe import ProbeReport, ensure_usable_build, probe
+from updraft.local_engine import build_check as probe_module
+from updraft.local_engine.build_check import ProbeReport, ensure_usable_build, probe
 from updraft.protocol.errors import ConfigurationError, MissingDependencyError
 
 

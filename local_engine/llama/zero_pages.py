@@ -12,7 +12,7 @@ import mmap
 import platform
 from typing import Any
 
-from .ggml import NotServedError, known_libraries
+from .kernels import NotServedError, known_libraries
 
 
 def give_back_logits(api: Any, context: Any, count: int) -> bool:

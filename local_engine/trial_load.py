@@ -19,10 +19,10 @@ from ..model_files.gguf_reader import read_model_header
 from ..protocol.errors import InvalidRequestError, ModelLoadError, UpdraftError
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
-from .context import LoraAdapter
+from .llama.build import build_key
+from .llama.context import LoraAdapter
 from .machine.child_process import ChildEnd, expect_crashes, run_child
 from .machine.notes import Notes, file_key
-from .probe import build_key
 
 _CONTEXT = 64
 _SLOWEST_DISK = 20e6  # bytes/s

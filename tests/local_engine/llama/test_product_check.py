@@ -12,9 +12,9 @@ from gguf import GGMLQuantizationType, quants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from updraft.kernels.native_library import load_from
-from updraft.local_engine import ggml
+from updraft.local_engine.llama import kernels as ggml
+from updraft.local_engine.llama.product_check import KINDS, Factors, Kind, agrees
 from updraft.local_engine.machine.machine import this_machine
-from updraft.local_engine.products import KINDS, Factors, Kind, agrees
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or "avx512_vnni" not in this_machine().instruction_sets, reason="no AVX-512 VNNI"

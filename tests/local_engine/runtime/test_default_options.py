@@ -9,12 +9,12 @@ import psutil
 import pytest
 from updraft.bench.local_shapes import Shape, q8_0
 from updraft.embedded.pocket import pocket_small_gguf
-from updraft.local_engine.context import ContextOptions, LlamaContext, Rows
-from updraft.local_engine.defaults import settled
-from updraft.local_engine.ggml import Served
-from updraft.local_engine.llama import LlamaModel, llama
+from updraft.local_engine.llama.context import ContextOptions, LlamaContext, Rows
+from updraft.local_engine.llama.kernels import Served
+from updraft.local_engine.llama.library import LlamaModel, llama
+from updraft.local_engine.llama.zero_pages import give_back_logits
 from updraft.local_engine.options import LocalOptions
-from updraft.local_engine.zeros import give_back_logits
+from updraft.local_engine.runtime.default_options import settled
 from updraft.model_files.gguf_header import GgufTensor
 from updraft.model_files.gguf_reader import read_header
 

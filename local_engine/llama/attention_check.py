@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .products import InitParams, scrambled
+from .product_check import InitParams, scrambled
 
 _F32, _F16 = 0, 1  # of enum ggml_type
 _TOLERANCE = 1e-5

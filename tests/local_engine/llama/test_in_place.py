@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from updraft.kernels.native_library import load_from
-from updraft.local_engine import ggml
-from updraft.local_engine.llama import llama
+from updraft.local_engine.llama import kernels as ggml
+from updraft.local_engine.llama.library import llama
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() != "x86_64" or shutil.which("cc") is None,

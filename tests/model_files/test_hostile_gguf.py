@@ -17,12 +17,12 @@ from gguf_fuzz import ARRAY, STRING, File, Value, corpus, text
 from gguf_trials import try_all
 from homes import home_in
 from updraft.embedded.pocket import pocket_small_gguf
-from updraft.local_engine import trial
+from updraft.local_engine import trial_load as trial
 from updraft.local_engine.engine import LocalEngine, LocalOptions, LoraAdapter
 from updraft.local_engine.machine.child_process import ChildEnd
 from updraft.local_engine.machine.memory_fit import estimate
 from updraft.local_engine.opening import EngineCandidate, plan_of
-from updraft.local_engine.trial import ensure_loadable
+from updraft.local_engine.trial_load import ensure_loadable
 from updraft.model_files.gguf_reader import read_header, read_model_header
 from updraft.protocol.errors import ModelLoadError
 from updraft.protocol.sampling import SamplingParams
@@ -289,7 +289,7 @@ def test_a_trial_ends_with_its_parent(tmp_path, file, seconds, how) -> None:
     file.put(b"tokenizer.ggml.model", Value(STRING, text(b"rwkv")))
     path = written(tmp_path, file.build())
     code = "import sys\nfrom updraft.local_engine.machine import child_process as child\n"
-    code += "child.run_child('updraft.local_engine.trial', [sys.argv[1]], timeout_s=float(sys.argv[2]))"
+    code += "child.run_child('updraft.local_engine.trial_load', [sys.argv[1]], timeout_s=float(sys.argv[2]))"
     with subprocess.Popen([sys.executable, "-c", code, str(path), str(seconds)]) as parent:
         try:
             process, end = psutil.Process(parent.pid), time.monotonic() + 30

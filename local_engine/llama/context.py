@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels.contention import ThreadGovernor
-from ..kernels.native_library import holding
-from ..protocol.errors import EngineError, ModelLoadError
-from .llama import Floats, LlamaModel, llama
-from .machine.memory_fit import KvCacheType
-from .zeros import give_back_logits
+from ...kernels.contention import ThreadGovernor
+from ...kernels.native_library import holding
+from ...protocol.errors import EngineError, ModelLoadError
+from ..machine.memory_fit import KvCacheType
+from .library import Floats, LlamaModel, llama
+from .zero_pages import give_back_logits
 
 _NO_ROOM = 1
 
