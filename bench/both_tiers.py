@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..classifier.agreement import GRADING, Said, grades
-from ..classifier.graded import GradedRow, TokenSignals
+from ..classifier.graded_row import GradedRow, TokenSignals
+from ..classifier.grading.agreement import GRADING, Said, grades
 from ..protocol.errors import UpdraftError, UpstreamError
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
@@ -19,7 +19,7 @@ from ..router.tiers.interfaces import CloudUsage
 from .questions import Prompt
 
 if TYPE_CHECKING:
-    from ..classifier.views import RunView
+    from ..classifier.features.gate_inputs import RunView
     from ..local_engine.engine import LocalEngine
     from ..router.config import RouterConfig
     from ..router.router import Router
@@ -84,7 +84,7 @@ async def ask_both(
 
 
 def _run(engine: LocalEngine, prompt: str) -> RunView:
-    from ..classifier.views import RunView
+    from ..classifier.features.gate_inputs import RunView
 
     messages = [Message("user", prompt)]
     run = engine.start(messages, SamplingParams())

@@ -17,8 +17,8 @@ from ..protocol.sampling import SamplingParams
 from .questions import Question
 
 if TYPE_CHECKING:
-    from ..classifier.policy import Policy
-    from ..classifier.views import RunView
+    from ..classifier.features.gate_inputs import RunView
+    from ..classifier.policy.trace_policy import Policy
     from ..local_engine.engine import LocalEngine
 
 ROWS_PER_BIN = 50
@@ -51,8 +51,8 @@ def gate3_figures(judged: Sequence[Judgement], cloud_right: Sequence[bool]) -> d
     `cloud_right[i]` says whether the cloud alone got the question of `judged[i]` right. None where undefined, as
     with no wrong answer among them.
     """
-    from ..classifier.evaluate import SINGLE_SIGNALS
-    from ..classifier.metrics import ECE_BINS, auroc, ece
+    from ..classifier.evaluation.metrics import ECE_BINS, auroc, ece
+    from ..classifier.training.leave_one_out import SINGLE_SIGNALS
 
     p_gain = np.array([judgement.p_gain for judgement in judged])
     wrong = np.array([not judgement.right for judgement in judged], dtype=np.bool_)
@@ -73,7 +73,7 @@ def gate3_figures(judged: Sequence[Judgement], cloud_right: Sequence[bool]) -> d
 
 
 def _judge_one(engine: LocalEngine, policy: Policy, question: Question) -> Judgement:
-    from ..classifier.views import RunView
+    from ..classifier.features.gate_inputs import RunView
 
     messages = [Message("user", question.prompt)]
     run = engine.start(messages, SamplingParams())

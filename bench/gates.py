@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from ..classifier.aim import PROMISES
-from ..classifier.evaluate import SINGLE_SIGNALS, is_wrong, single_signal
-from ..classifier.features import GATES
-from ..classifier.guarantee import ALPHAS, half_splits
-from ..classifier.guarantee import promised as rule_of
-from ..classifier.metrics import auroc, ece, ece_by_chance
-from ..classifier.outcomes import Outcome
-from ..classifier.policy import Policy
-from ..classifier.views import PromptView
+from ..classifier.evaluation.coverage import ALPHAS, half_splits
+from ..classifier.evaluation.coverage import promised as rule_of
+from ..classifier.evaluation.metrics import auroc, ece, ece_by_chance
+from ..classifier.features.gate_inputs import PromptView
+from ..classifier.features.vectors import GATES
+from ..classifier.grading.outcomes import Outcome
+from ..classifier.policy.trace_policy import Policy
+from ..classifier.target import PROMISES
+from ..classifier.training.leave_one_out import SINGLE_SIGNALS, is_wrong, single_signal
 from ..embedded import pocket
 from ..embedded.collect import collect
 from ..embedded.policy import shipped_probabilities

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..classifier.agreement import agree
+from ..classifier.grading.agreement import agree
 from ..protocol.errors import InvalidRequestError
 
 # "5-10" and "covid-19" hold no sign, and "1,2,3" is no thousand.

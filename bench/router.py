@@ -15,12 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..classifier import curve, guarantee
-from ..classifier.aim import PROMISES
-from ..classifier.graded import Columns, GradedRow, gains, read_graded, scores
-from ..classifier.metrics import Floats, auroc, bootstrap, ece, ece_by_chance
-from ..classifier.text_router import Labels, TextRouter, fit_router
-from ..classifier.text_rows import Mode, TextRows, featurise
+from ..classifier.arrays import Floats
+from ..classifier.evaluation import cost_quality as curve
+from ..classifier.evaluation import coverage as guarantee
+from ..classifier.evaluation.metrics import auroc, bootstrap, ece, ece_by_chance
+from ..classifier.features.text_vectors import Mode, TextRows, featurise
+from ..classifier.graded_row import GradedRow, gains, scores
+from ..classifier.grading.graded_data import Columns, read_graded
+from ..classifier.target import PROMISES
+from ..classifier.training.text_router import Labels, TextRouter, fit_router
 from ..protocol.errors import InvalidRequestError
 from .router_in_use import in_use
 

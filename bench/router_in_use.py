@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from ..classifier.answer_reader import AnswerReader
-from ..classifier.asked import Asked
-from ..classifier.graded import GradedRow
-from ..classifier.metrics import Floats
+from ..classifier.arrays import Floats
+from ..classifier.features.parsed_question import Asked
+from ..classifier.features.text_vectors import Answered, Mode, featurise, vector
+from ..classifier.graded_row import GradedRow
 from ..classifier.optional import load_onnxruntime
-from ..classifier.text_export import router_to_onnx
-from ..classifier.text_gate import Read, TextGate
-from ..classifier.text_router import TextRouter
-from ..classifier.text_rows import Answered, Mode, featurise, vector
+from ..classifier.policy.answer_reader import AnswerReader
+from ..classifier.policy.text_gate import Read, TextGate
+from ..classifier.training.export_text import router_to_onnx
+from ..classifier.training.text_router import TextRouter
 from .statistics import percentile
 
 __all__ = ["NOISES", "in_use", "long_prompts", "timed", "unchanged"]

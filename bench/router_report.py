@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..classifier.curve import Curve
+from ..classifier.evaluation.cost_quality import Curve
 from ..protocol.errors import MissingDependencyError
 from .report import Report
 from .router import Measured

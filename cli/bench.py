@@ -199,7 +199,7 @@ def router(
     from ..bench.report import Report
     from ..bench.router import Setting, measure
     from ..bench.router_report import markdown_table, save_png, terminal_plot
-    from ..classifier.graded import Columns
+    from ..classifier.grading.graded_data import Columns
 
     setting = Setting(data, test, labels, mode, seeds, Columns(weak, strong))
     measured = measure(setting, lambda line: typer.secho(line, dim=True, err=True))

@@ -13,9 +13,9 @@ from ..protocol.errors import ConfigurationError, InvalidRequestError, UpstreamE
 from . import options
 
 if TYPE_CHECKING:
-    from ..classifier.graded import GradedRow
-    from ..classifier.text_fit import Recipe
-    from ..classifier.text_policy import TextPolicy
+    from ..classifier.graded_row import GradedRow
+    from ..classifier.policy.text_policy import TextPolicy
+    from ..classifier.training.train_text import Recipe
     from ..router.config import RouterConfig
 
 
@@ -108,7 +108,7 @@ class _Task:
 
 
 def _from_file(data: Path, weak: str | None, strong: str | None, config: RouterConfig) -> _Task:
-    from ..classifier.graded import Columns, read_graded
+    from ..classifier.grading.graded_data import Columns, read_graded
 
     rows = read_graded(data, Columns(weak, strong))
     return _Task(rows, {"local": _model_id(config), "cloud": config.cloud_model}, data, "the scores of the file")
@@ -121,8 +121,8 @@ def _from_life(config: RouterConfig, prompts: Path, n: int, save: Path | None) -
 
     from ..bench.both_tiers import ask_both, grading_of
     from ..bench.questions import read_prompts
-    from ..classifier.text_fit import check_installed
-    from ..classifier.text_router import MIN_LABELS
+    from ..classifier.training.text_router import MIN_LABELS
+    from ..classifier.training.train_text import check_installed
     from ..router.factory import open_local
     from ..router.privacy.rules import PrivacyRules
     from .watch import Watch
@@ -153,7 +153,7 @@ def _from_life(config: RouterConfig, prompts: Path, n: int, save: Path | None) -
     if live.failures:
         watch.say(f"{len(live.failures)} of {len(asked)} prompts got no row, the policy is from the others: {shown}")
     if save is not None:
-        from ..classifier.graded import write_graded
+        from ..classifier.grading.graded_data import write_graded
 
         write_graded(save, live.rows)
     return _Task(live.rows, models, prompts, grading_of(asked))
@@ -173,7 +173,7 @@ def _check_allowed(config: RouterConfig) -> None:
 
 def _rescue(rows: list[GradedRow]) -> None:
     """Keep what was paid for, and say where."""
-    from ..classifier.graded import write_graded
+    from ..classifier.grading.graded_data import write_graded
     from ..protocol.settings import state_folder
 
     path = state_folder() / "graded.jsonl"
@@ -182,10 +182,10 @@ def _rescue(rows: list[GradedRow]) -> None:
 
 
 def _fit(task: _Task, config: RouterConfig, delta: float, out: Path | None, json_path: Path | None) -> None:
-    from ..classifier.folders import policy_folder_of
-    from ..classifier.graph_files import sha256
-    from ..classifier.text_fit import Recipe, fit_text_policy
-    from ..classifier.text_policy import Source
+    from ..classifier.policy.folders import policy_folder_of
+    from ..classifier.policy.graph_files import sha256
+    from ..classifier.policy.text_policy import Source
+    from ..classifier.training.train_text import Recipe, fit_text_policy
 
     recipe = Recipe(
         models=task.models,
@@ -205,15 +205,15 @@ def _fit(task: _Task, config: RouterConfig, delta: float, out: Path | None, json
 
 
 def _figures(policy: TextPolicy, config: RouterConfig) -> dict[str, Any]:
-    from ..classifier.calibrated import figures
+    from ..classifier.policy.summary import figures
 
     return figures(policy, config.aim)
 
 
 def _show(policy: TextPolicy, config: RouterConfig) -> None:
     from ..bench.router_report import terminal_plot
-    from ..classifier import curve
-    from ..classifier.calibrated import sentences
+    from ..classifier.evaluation import cost_quality as curve
+    from ..classifier.policy.summary import sentences
 
     rows = policy.calibration
     routed = curve.fine_curve(rows.judged, rows.local, rows.cloud)

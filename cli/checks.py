@@ -139,7 +139,7 @@ def check_policy() -> Check:
     """The routing policy: loads, and was made for the models it ships with."""
 
     def look() -> str:
-        from ..classifier.policy import Policy
+        from ..classifier.policy.trace_policy import Policy
         from ..embedded import pocket
 
         folder = pocket.policy_folder()

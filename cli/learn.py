@@ -38,12 +38,12 @@ def learn(
     config = options.Pair(local, cloud, cloud_model, None, quality, cloud_share, cost, promise).config()
     if config.experience is None or not config.experience.exists():
         raise ConfigurationError(f"There is no experience at {config.experience}: use the router first.")
-    from ..classifier.calibrated import figures, sentences
-    from ..classifier.experience import Experience, readable
-    from ..classifier.folders import policy_folder_of
-    from ..classifier.learn import GRADING
-    from ..classifier.learn import learn as fit
-    from ..classifier.text_fit import Recipe
+    from ..classifier.online.experience import Experience, readable
+    from ..classifier.online.refit import GRADING
+    from ..classifier.online.refit import learn as fit
+    from ..classifier.policy.folders import policy_folder_of
+    from ..classifier.policy.summary import figures, sentences
+    from ..classifier.training.train_text import Recipe
     from ..router.factory import model_file
     from ..router.feedback.collector import pair_name
 
@@ -84,7 +84,7 @@ def feedback(
     Example
       updraft feedback chatcmpl-0123456789abcdef down
     """
-    from ..classifier.experience import Experience
+    from ..classifier.online.experience import Experience
     from ..router.settings_sources import load_config
 
     path = load_config().experience

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..classifier.aim import Promise as PromiseName
+from ..classifier.target import Promise as PromiseName
 from ..protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:

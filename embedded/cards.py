@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..classifier.metrics import auroc
-from ..classifier.outcomes import Outcome
+from ..classifier.evaluation.metrics import auroc
+from ..classifier.grading.outcomes import Outcome
 from . import pocket
 from .kinds import KINDS
 from .tasks import RARE_WEIGHT

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from rich.progress import track
 
-from ..classifier import outcomes
-from ..classifier.outcomes import Outcome
-from ..classifier.views import RunView
+from ..classifier.features.gate_inputs import RunView
+from ..classifier.grading import outcomes
+from ..classifier.grading.outcomes import Outcome
 from ..cloud_engine.engine.config import EngineConfig
 from ..cloud_engine.engine.engine import Engine
 from ..cloud_engine.engine.types.request import GenerationRequest

@@ -15,15 +15,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ..classifier import outcomes
-from ..classifier.calibration_rows import CALIBRATION_NAME, CalibrationRows, pack_calibration
-from ..classifier.features import Gate
-from ..classifier.metrics import Floats
-from ..classifier.outcomes import Outcome
-from ..classifier.policy import CARD_NAME, Policy, sha256
-from ..classifier.show import show_card, show_report
-from ..classifier.train import EXPORT_TOLERANCE, Trained, TrainOptions, calibration_of, fit, measure
-from ..classifier.views import PromptView
+from ..classifier.arrays import Floats
+from ..classifier.calibration.rows import CALIBRATION_NAME, CalibrationRows, pack_calibration
+from ..classifier.features.gate_inputs import PromptView
+from ..classifier.features.vectors import Gate
+from ..classifier.grading import outcomes
+from ..classifier.grading.outcomes import Outcome
+from ..classifier.policy.trace_policy import CARD_NAME, Policy, sha256
+from ..classifier.training.tables import show_card, show_report
+from ..classifier.training.train_trace import EXPORT_TOLERANCE, Trained, TrainOptions, calibration_of, fit, measure
 from . import pocket
 from .cards import write_cards
 from .collect import collect

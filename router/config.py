@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..classifier.aim import Aim, Promise
+from ..classifier.target import Aim, Promise
 from ..protocol.errors import ConfigurationError
 from .accounting.budget import Limits
 from .accounting.prices import Price, Prices

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..classifier.folders import policy_folder_of
-from ..classifier.graph_files import CARD_NAME
+from ..classifier.policy.folders import policy_folder_of
+from ..classifier.policy.graph_files import CARD_NAME
 from ..embedded.pocket import pocket_small_gguf
 from ..embedded.pocket import policy_folder as pocket_policy_folder
 from ..protocol.errors import ConfigurationError, MissingDependencyError, UpdraftError
@@ -23,7 +23,7 @@ from .tiers.local import EngineLocalTier
 from .tiers.openai_compatible import CloudEndpoint, HttpCloudTier
 
 if TYPE_CHECKING:
-    from ..classifier.experience import Experience
+    from ..classifier.online.experience import Experience
     from ..local_engine.engine import LocalEngine
 
 log = logging.getLogger("updraft.router")
@@ -124,7 +124,7 @@ def load_learner(config: RouterConfig, tiers: Tiers) -> Learner | None:
 def _open_experience(path: Path | None) -> Experience | None:
     if path is None:
         return None
-    from ..classifier.experience import Experience
+    from ..classifier.online.experience import Experience
 
     try:
         return Experience(path)
@@ -135,7 +135,7 @@ def _open_experience(path: Path | None) -> Experience | None:
 
 def load_learning_gates(config: RouterConfig, model_id: str) -> LearningGates:
     """The gates of the pair, with exploration, shadow and drift alarm around them."""
-    from ..classifier.drift import DriftMonitor
+    from ..classifier.calibration.drift import DriftMonitor
 
     gates = _load_gates(config, model_id)
     monitor = None if gates.usual is None else DriftMonitor(gates.usual)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
-from ..classifier.folders import experience_file
+from ..classifier.policy.folders import experience_file
 from ..protocol import settings
 from ..protocol.errors import ConfigurationError
 from .accounting.budget import Limits

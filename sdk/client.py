@@ -9,7 +9,7 @@ from typing import Any
 
 import openai
 
-from ..classifier.aim import Promise
+from ..classifier.target import Promise
 from ..protocol.errors import ConfigurationError
 from ..router.config import TARGETS, RouterConfig
 from ..router.settings_sources import load_config

@@ -20,9 +20,9 @@ from ..gates.gates import run_view
 from ..tiers.interfaces import LocalAnswer
 
 if TYPE_CHECKING:
-    from ...classifier.agreement import Said
-    from ...classifier.drift import DriftMonitor
-    from ...classifier.experience import Experience, Observation
+    from ...classifier.calibration.drift import DriftMonitor
+    from ...classifier.grading.agreement import Said
+    from ...classifier.online.experience import Experience, Observation
     from ...text.tool_stream import OfferedTools
 
 __all__ = ["MOST_WAITING", "Learner", "LearningCounts", "Seen", "pair_name"]
@@ -177,9 +177,9 @@ class Learner:
         return observations
 
     def _observation(self, seen: Seen) -> Observation:
-        from ...classifier.experience import Observation, pack
-        from ...classifier.text_policy import graded_run
-        from ...classifier.text_rows import remembered
+        from ...classifier.features.text_vectors import remembered
+        from ...classifier.online.experience import Observation, pack
+        from ...classifier.policy.text_policy import graded_run
 
         record, verdict = seen.record, seen.record.verdict
         view = run_view(seen.messages, seen.answer, seen.answer.signals)
@@ -215,7 +215,7 @@ def _accepted_share(record: Record) -> float | None:
 
 def _grades(seen: Seen, accepted: float | None) -> tuple[float | None, float | None]:
     """By agreement; of a stream, whose text is not kept, by the share of the draft that was taken over."""
-    from ...classifier.agreement import grades
+    from ...classifier.grading.agreement import grades
     from .comparable_answer import device_said
 
     if seen.record.tier != "cloud":

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ...classifier.agreement import Said
+from ...classifier.grading.agreement import Said
 from ...text.tool_stream import OfferedTools, ToolCallStream
 from ..tiers.interfaces import LocalAnswer
 

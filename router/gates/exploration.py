@@ -14,7 +14,7 @@ from ..tiers.interfaces import LocalAnswer
 from .gates import Gates, Verdict
 
 if TYPE_CHECKING:
-    from ...classifier.drift import DriftMonitor, Usual
+    from ...classifier.calibration.drift import DriftMonitor, Usual
 
 __all__ = ["LearningGates"]
 
@@ -88,7 +88,7 @@ class LearningGates:
         """The quality to decide by: after an alarm only half of what was to be given up is."""
         if self.monitor is None or self.monitor.alarm is None:
             return quality
-        from ...classifier.drift import stricter
+        from ...classifier.calibration.drift import stricter
 
         wanted = self._gates.quality if quality is None else quality
         return None if wanted is None else stricter(wanted)

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from ...classifier.aim import Aim
+from ...classifier.target import Aim
 from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...protocol.requests import Message
 from ..tiers.interfaces import LocalAnswer
 
 if TYPE_CHECKING:
-    from ...classifier.drift import Usual
-    from ...classifier.thresholds import Thresholds
-    from ...classifier.views import PromptView, RunView, Signals
+    from ...classifier.calibration.drift import Usual
+    from ...classifier.calibration.threshold_path import Thresholds
+    from ...classifier.features.gate_inputs import PromptView, RunView, Signals
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +126,13 @@ class PolicyGates:
         return self
 
     def before(self, messages: Sequence[Message], quality: float | None) -> Verdict:
-        from ...classifier.views import PromptView
+        from ...classifier.features.gate_inputs import PromptView
 
         p_gain = float(self._policy.before(PromptView.of(messages)))
         return self._against(1, f"before generation{self._promised(quality)}", p_gain, self._at(quality).before)
 
     def read_ahead(self, messages: Sequence[Message]) -> None:
-        from ...classifier.views import PromptView
+        from ...classifier.features.gate_inputs import PromptView
 
         self._policy.read_ahead(PromptView.of(messages))
 
@@ -273,6 +273,6 @@ def check_quality(gates: Gates, quality: float | None) -> None:
 
 
 def run_view(messages: Sequence[Message], answer: LocalAnswer, signals: Sequence[Signals]) -> RunView:
-    from ...classifier.views import RunView  # numpy comes with it
+    from ...classifier.features.gate_inputs import RunView  # numpy comes with it
 
     return RunView.of(messages, answer, signals)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...classifier.aim import Aim
+from ...classifier.target import Aim
 from ...protocol.errors import ConfigurationError
 from .gates import CalibratedPolicy, ConfidenceGates, Gates, NoPolicyGates, PolicyGates
 
@@ -34,7 +34,7 @@ def load_gates(selection: GateSelection) -> Gates:
     if selection.policy == "none":
         _check_target(selection)
         return ConfidenceGates(selection.confidence)
-    from ...classifier.policies import load_policy
+    from ...classifier.policy.load import load_policy
 
     if selection.policy == "auto":
         for folder in selection.own:

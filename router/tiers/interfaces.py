@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ...classifier.views import Signals
+    from ...classifier.features.gate_inputs import Signals
     from ...text.tool_formats import ToolFormat
 
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 from updraft.bench.router import Measured, Setting, measure
 from updraft.bench.router_report import save_png, terminal_plot
-from updraft.classifier.curve import Curve
+from updraft.classifier.evaluation.cost_quality import Curve
 from updraft.cli.main import app
 from updraft.protocol.errors import InvalidRequestError, MissingDependencyError
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from updraft.classifier.outcomes import Outcome
-from updraft.classifier.train import Trained, TrainOptions, fit
-from updraft.classifier.views import PromptView, RunView
+from updraft.classifier.features.gate_inputs import PromptView, RunView
+from updraft.classifier.grading.outcomes import Outcome
+from updraft.classifier.training.train_trace import Trained, TrainOptions, fit
 
 KINDS = 16
 HIDDEN = 24

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from updraft.classifier.graded import read_graded
-from updraft.classifier.text_policy import TextPolicy
+from updraft.classifier.grading.graded_data import read_graded
+from updraft.classifier.policy.text_policy import TextPolicy
 from updraft.router.accounting.ledger import Ledger
 from updraft_oracle import QUESTIONS, oracle
 

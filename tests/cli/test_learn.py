@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import updraft as package
 from typer.testing import CliRunner
-from updraft.classifier.experience import Experience, Observation, pack
-from updraft.classifier.text_policy import TextPolicy
+from updraft.classifier.online.experience import Experience, Observation, pack
+from updraft.classifier.policy.text_policy import TextPolicy
 from updraft.cli.main import app
 from updraft.router.config import RouterConfig
 from updraft_oracle import QUESTIONS, oracle
@@ -61,7 +61,7 @@ def test_damaged_answers_are_left_out_and_counted(tmp_path: Path, monkeypatch: p
         fitted.extend(row.id for row in rows)
         raise InterruptedError
 
-    monkeypatch.setattr("updraft.classifier.learn.learn", fit)
+    monkeypatch.setattr("updraft.classifier.online.refit.learn", fit)
     file = tmp_path / "experience.sqlite3"
     features = pack((np.ones(3, np.float32), np.ones(5, np.float32)))
     experience = Experience(file)

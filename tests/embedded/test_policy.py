@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from updraft.bench.router_in_use import NOISES
-from updraft.classifier.aim import Aim
-from updraft.classifier.drift import DriftMonitor
-from updraft.classifier.evaluate import Report, cascade_rows, evaluate
-from updraft.classifier.features import Gate, PromptView
-from updraft.classifier.metrics import Floats
-from updraft.classifier.outcomes import Outcome
-from updraft.classifier.targets import simulate
+from updraft.classifier.arrays import Floats
+from updraft.classifier.calibration.drift import DriftMonitor
+from updraft.classifier.calibration.trace_targets import simulate
+from updraft.classifier.features.vectors import Gate, PromptView
+from updraft.classifier.grading.outcomes import Outcome
+from updraft.classifier.target import Aim
+from updraft.classifier.training.leave_one_out import Report, cascade_rows, evaluate
 from updraft.embedded import pocket
 from updraft.embedded.kinds import KINDS
 from updraft.embedded.tasks import make_tasks
@@ -26,7 +26,7 @@ pytest.importorskip("onnxruntime", reason="needs the [edge] extra")
 pytest.importorskip("llama_cpp", reason="needs the [edge] extra")
 pytest.importorskip("torch", reason="needs the [cloud] extra")
 
-from updraft.classifier.policy import Policy
+from updraft.classifier.policy.trace_policy import Policy
 from updraft.embedded.collect import collect
 from updraft.embedded.policy import shipped_probabilities
 

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from exposition import parse
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, ScriptedLocal, tiers
-from updraft.classifier.drift import DriftMonitor, Usual
-from updraft.classifier.experience import Experience, Observation
-from updraft.classifier.folders import policy_folder_of
+from updraft.classifier.calibration.drift import DriftMonitor, Usual
+from updraft.classifier.online.experience import Experience, Observation
+from updraft.classifier.policy.folders import policy_folder_of
 from updraft.embedded.pocket import policy_folder as pocket_policy_folder
 from updraft.protocol.requests import Message
 from updraft.protocol.wire import WireRequest

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from router_fakes import FakeSignals, FakeToken
-from updraft.classifier import policies
-from updraft.classifier.aim import Aim
-from updraft.classifier.views import RunView
+from updraft.classifier.features.gate_inputs import RunView
+from updraft.classifier.policy import load as policies
+from updraft.classifier.target import Aim
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
 from updraft.protocol.requests import Message
 from updraft.router.gates.gates import ConfidenceGates, NoPolicyGates, PolicyGates, check_quality

@@ -1,0 +1,1 @@
+"""From graded rows to thresholds that hold: curves, bounds, operating points, drift."""

@@ -1,0 +1,67 @@
+"""How much may be seen to go wrong in some rows, so that no more than a stated share of it can be said of all."""
+
+from __future__ import annotations
+
+from math import exp, floor, lgamma, log, log1p
+from statistics import NormalDist
+
+import numpy as np
+
+from ..arrays import Bools, Floats
+
+__all__ = ["least_mean", "most_of", "most_on_average", "stays_positive"]
+
+
+def most_of(n: int, alpha: float, delta: float) -> int:
+    """The most k of n whose one-sided Clopper-Pearson bound is at most alpha: P(Binomial(n, alpha) <= k) <= delta.
+
+    -1 if even none of n would not show it.
+    """
+    if alpha <= 0 or alpha >= 1:
+        return -1 if alpha <= 0 else n
+    chance, k = 0.0, -1
+    while k < n:
+        chance += exp(
+            lgamma(n + 1) - lgamma(k + 2) - lgamma(n - k) + (k + 1) * log(alpha) + (n - k - 1) * log1p(-alpha)
+        )
+        if chance > delta:
+            return k
+        k += 1
+    return n
+
+
+def most_on_average(n: int, alpha: float) -> int:
+    """The most k of n with (k + 1) / (n + 1) at most alpha, -1 if even none is too many: the next row may be lost."""
+    return max(-1, floor(alpha * (n + 1) + 1e-9) - 1)
+
+
+def least_mean(mean: float, n: int, delta: float) -> float:
+    """The least that the true mean may be, at confidence 1 - delta, of which `n` rows, each in [0, 1], show `mean`.
+
+    By their divergence (Hoeffding, 1963, theorem 1): close to Clopper and Pearson where all rows are 0 or 1.
+    """
+    low, high = 0.0, mean
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if n * _divergence(mean, middle) > log(1 / delta) else (low, middle)
+    return low
+
+
+def _divergence(one: float, other: float) -> float:
+    """Of two coins, after Kullback and Leibler."""
+    pairs = (one, other), (1.0 - one, 1.0 - other)
+    return sum(p * log(p / q) for p, q in pairs if p > 0)
+
+
+def stays_positive(mean: Floats, square: Floats, n: int, confidence: float, horizon: int) -> Bools:
+    """Whether the mean of `horizon` further rows is above zero with the given probability, after `n` independent rows,
+    each in [-1, 1], of this mean and mean square; any shape, element by element.
+
+    A normal prediction bound made safe for rare losses, where the plain one is too bold: one row of the worst value is
+    added, and the Cornish-Fisher term for the skew of a rare loss.
+    """
+    z = NormalDist().inv_cdf(confidence)
+    mean, square = (n * mean - 1.0) / (n + 1), (n * square + 1.0) / (n + 1)
+    ours, theirs = 1.0 / (n + 1), 1.0 / horizon
+    skew = max(0.0, z * z - 1.0) / 3.0 * (ours + theirs)
+    return mean - z * np.sqrt(np.maximum(square - mean**2, 0.0) * (ours + theirs)) - skew > 0.0

@@ -1,0 +1,100 @@
+"""Do the requests, and what becomes of them, still look like those of the calibration?
+
+Two questions over a sliding window. Feature shift: are gate 1's P(gain)s drawn like the calibration's (two-sample
+Kolmogorov-Smirnov)? Calibration: does the cloud gain as often as gate 3 says, among answers that were graded, each
+weighted by one over its chance of being graded? Both thresholds are strict, since they are asked again and again: one
+false alarm of the first kind in about ten thousand independent windows, four standard errors for the second.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from math import log, sqrt
+
+import numpy as np
+
+from ..arrays import Floats
+
+__all__ = ["DriftMonitor", "Usual", "distance", "stricter"]
+
+_WINDOW, _LEAST, _EVERY = 500, 100, 25
+_CRITICAL = sqrt(-log(1e-4 / 2) / 2)
+_ERRORS = 4.0
+
+
+def stricter(quality: float) -> float:
+    """The quality to go by after an alarm: half of what may be lost."""
+    return 1.0 - (1.0 - quality) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """Gate 1's P(gain) of requests like the calibration's, (n,). `gap`: how far the gate's own may lie from these, in
+    [0, 1], where others than it judged them.
+    """
+
+    p_gain: Floats
+    gap: float = 0.0
+
+
+def distance(one: Floats, other: Floats) -> float:
+    """Between two samples, (n,) and (m,), after Kolmogorov and Smirnov: the most by which their shares below differ."""
+    places = np.concatenate((one, other))
+    shares = (np.searchsorted(np.sort(sample), places, side="right") / len(sample) for sample in (one, other))
+    return float(np.abs(next(shares) - next(shares)).max())
+
+
+class DriftMonitor:
+    """`usual`: what requests are compared with; without it there is no alarm to raise. Thread-safe."""
+
+    def __init__(self, usual: Usual) -> None:
+        self._usual = usual
+        self._asked: deque[float] = deque(maxlen=_WINDOW)
+        self._labelled: deque[tuple[float, float, float]] = deque(maxlen=_WINDOW)
+        self._lock = threading.Lock()
+        self._events = 0
+        self._alarm: str | None = None
+
+    @property
+    def alarm(self) -> str | None:
+        """What is wrong, in a few words; None while all is as it was, or too little was seen to say."""
+        return self._alarm
+
+    def asked(self, p_gain: float) -> None:
+        """Gate 1 has judged a question."""
+        with self._lock:
+            self._asked.append(p_gain)
+            self._look()
+
+    def labelled(self, p_gain: float, gain: bool, propensity: float) -> None:
+        """An answer that gate 3 gave `p_gain` was graded; it had this chance of being so, above 0."""
+        with self._lock:
+            self._labelled.append((p_gain, float(gain), 1.0 / propensity))
+            self._look()
+
+    def _look(self) -> None:
+        self._events += 1
+        if self._events % _EVERY == 0:
+            self._alarm = self._shifted() or self._miscalibrated()
+
+    def _shifted(self) -> str | None:
+        if len(self._asked) < _LEAST:
+            return None
+        n, m = len(self._asked), len(self._usual.p_gain)
+        found = distance(np.array(self._asked), self._usual.p_gain)
+        if found <= self._usual.gap + _CRITICAL * sqrt((n + m) / (n * m)):
+            return None
+        return f"requests are unlike those of the calibration (distance {found:.2f})"
+
+    def _miscalibrated(self) -> str | None:
+        if len(self._labelled) < _LEAST:
+            return None
+        p_gain, gain, weight = np.array(self._labelled).T
+        error = float(np.sqrt((weight**2 * np.maximum(p_gain * (1 - p_gain), 1e-3)).sum()))
+        surplus = float((weight * (gain - p_gain)).sum())
+        if surplus <= _ERRORS * error:  # fewer gains than said cost money and no quality
+            return None
+        more = surplus / float(weight.sum())
+        return f"the cloud gains more often than calibrated (by {more:.0%} of the graded answers)"

@@ -1,0 +1,119 @@
+"""From a target to the thresholds of a text policy, with a stated confidence or on average, on its calibration rows.
+
+Two quantities can be promised, each by the walk of `thresholds.py`: the risk, which is the share of requests kept local
+although only the cloud was right, and the share of requests that go up. Both are bounded after Clopper and Pearson, or
+on average by conformal risk control (Angelopoulos et al., 2022), which counts one row more as lost. `quality` q comes
+down to a risk of (1 - q) times the cloud's own score: what is not lost is kept.
+What requests cost is expected only: no answer is too long to be rare, and rows do not show what they do not hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..arrays import Bools
+from ..target import Aim
+from .bounds import least_mean, most_of, most_on_average, stays_positive
+from .rows import CalibrationRows
+from .threshold_path import Path, Thresholds, escalated
+
+__all__ = ["DELTA", "OperatingPoint", "floor_of_risk", "floor_of_share", "operating_point"]
+
+DELTA = 0.1
+_ENDLESS = 10**12
+# The part of delta that goes to the cloud's own score where a quality is asked for.
+_DELTA_OF_SCORE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class OperatingPoint:
+    """Thresholds for `aim`, which holds with confidence 1 - `delta` or on average, as `aim.promise` says (a cost is
+    expected only), and what the calibration rows did under them.
+
+    `alpha`: the risk that is promised; None where the target is no quality. `risk`, `quality`, `cloud_share`,
+    `before_share` (what gate 1 sends up) and `cost` (US dollars per 1,000 requests) are observed.
+    """
+
+    aim: Aim
+    delta: float
+    thresholds: Thresholds
+    alpha: float | None
+    risk: float
+    quality: float
+    cloud_share: float
+    before_share: float
+    cost: float
+
+
+def operating_point(rows: CalibrationRows, aim: Aim, delta: float = DELTA) -> OperatingPoint:
+    """The best thresholds shown to keep `aim`, with confidence 1 - `delta` or on average; for a cost, those that keep
+    it on rows like these, with a margin for what varies among them.
+
+    Best is the least cloud share for a quality, and the most cloud share for a limit on share or cost. Where nothing
+    can be shown, everything goes up for a quality and nothing for a limit: that keeps any of them.
+    """
+    alpha = _alpha(rows, aim, delta) if aim.name == "quality" else None
+    path = Path.of(rows)
+    best = path.walk(_holds(path, rows, aim, alpha, delta), back=alpha is None)
+    return _observed(rows, best, aim, alpha, delta)
+
+
+def floor_of_risk(mu: float, alpha: float) -> float:
+    """The least share that any method must send up, if only the cloud is right on `mu` of the requests and at most
+    `alpha` of all may be lost: an oracle sends up gains only.
+    """
+    return max(0.0, mu - alpha)
+
+
+def floor_of_share(mu: float, alpha: float) -> float:
+    """The same where at most `alpha` of those that *stay* may be lost: (mu - alpha) / (1 - alpha)."""
+    return max(0.0, (mu - alpha) / (1.0 - alpha)) if alpha < 1 else 0.0
+
+
+def _alpha(rows: CalibrationRows, aim: Aim, delta: float) -> float:
+    """The risk that a quality allows: its share of the cloud's score, which is itself only known to a bound.
+
+    On average no bound is due: what is lost and what may be lost are added up over the same rows.
+    """
+    if aim.promise == "mean":
+        return (1.0 - aim.value) * float(rows.cloud.mean())
+    return (1.0 - aim.value) * least_mean(float(rows.cloud.mean()), rows.evidence, _DELTA_OF_SCORE * delta)
+
+
+def _holds(path: Path, rows: CalibrationRows, aim: Aim, alpha: float | None, delta: float) -> Bools:
+    """(m,) at which steps of the path the aim can be shown to hold."""
+    n, evidence, mean = len(rows.gain), rows.evidence, aim.promise == "mean"
+    if alpha is not None:
+        # What a row loses less what it may lose is at most 1, and only grows along the path.
+        most = alpha * evidence - 1.0 + 1e-9 if mean else most_of(evidence, alpha, (1.0 - _DELTA_OF_SCORE) * delta)
+        return path.sums(rows.gain) * evidence <= most * n
+    if aim.name == "cloud_share":
+        most = most_on_average(evidence, aim.value) if mean else most_of(evidence, aim.value, delta)
+        # The bounds are for one threshold that is a row's own P(gain); each further one lets in about a row more.
+        most -= sum(gate is not None for gate in (rows.after, rows.during))
+        return path.sums(np.zeros(n), 1.0) * evidence <= most * n
+    dollars = rows.dollars(aim)
+    limit, dearest = aim.value / 1000, max(float(dollars.max()), aim.value / 1000, 1e-12)
+    local, up = np.full(n, limit / dearest), (limit - dollars) / dearest
+    slack, square = path.sums(local, up) / n, path.sums(local**2, up**2) / n
+    return stays_positive(slack, square, n, 1.0 - delta, _ENDLESS)
+
+
+def _observed(
+    rows: CalibrationRows, thresholds: Thresholds, aim: Aim, alpha: float | None, delta: float
+) -> OperatingPoint:
+    up = escalated(rows, thresholds)
+    cloud = float(rows.cloud.mean())
+    return OperatingPoint(
+        aim=aim,
+        delta=delta,
+        thresholds=thresholds,
+        alpha=alpha,
+        risk=float((rows.gain & ~up).mean()),
+        quality=float(np.where(up, rows.cloud, rows.local).mean()) / cloud if cloud else 1.0,
+        cloud_share=float(up.mean()),
+        before_share=float((rows.before > thresholds.before).mean()),
+        cost=1000 * float(np.where(up, rows.dollars(aim), 0.0).mean()),
+    )

@@ -1,0 +1,107 @@
+"""From a raw score to an honest probability: a smoothed monotone curve, simple enough to write as three ONNX nodes.
+
+Isotonic rates over equal-mass bins are drawn towards a Platt sigmoid by a few pseudo-rows. The sigmoid keeps the curve
+strictly rising, so calibration never merges two scores that the model tells apart between the outer knots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..arrays import Bools, Floats
+
+_BINS = 20
+_PSEUDO_ROWS = 30.0
+_MIN_ROWS_PER_BIN = 40
+_MIN_STEP = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """`p = low + clip((score - starts) / widths, 0, 1) @ rises`: linear between knots, constant outside them."""
+
+    low: float
+    starts: Floats
+    widths: Floats
+    rises: Floats
+
+    def __call__(self, scores: Floats) -> Floats:
+        return self.low + np.clip((scores[:, None] - self.starts) / self.widths, 0.0, 1.0) @ self.rises
+
+
+def fit_curve(scores: Floats, positive: Bools) -> Curve:
+    """The curve that maps `scores` of rows the model was not fitted on to the rate of `positive` among them."""
+    slope, offset = fit_platt(scores, positive)
+    bins = int(np.clip(len(scores) // _MIN_ROWS_PER_BIN, 1, _BINS))
+    order = np.argsort(scores, kind="stable")
+    parts = np.array_split(order, bins)
+    counts = np.array([len(part) for part in parts], np.float64)
+    rates = _isotonic(np.array([positive[part].mean() for part in parts]), counts)
+    middles = np.array([scores[part].mean() for part in parts])
+    kept = _spread(middles)
+    middles, rates = middles[kept], rates[kept]
+    # The outer knots hold the whole range of scores seen, so that the most and least certain rows keep their order.
+    x = np.concatenate(([scores.min() - _MIN_STEP], middles, [scores.max() + _MIN_STEP]))
+    trust = counts.mean() / (counts.mean() + _PSEUDO_ROWS)
+    y = trust * np.concatenate((rates[:1], rates, rates[-1:])) + (1 - trust) * _sigmoid(slope * x + offset)
+    return Curve(float(y[0]), x[:-1], np.diff(x), np.diff(y))
+
+
+def cross_calibrated(scores: Floats, positive: Bools, folds: NDArray[np.int64]) -> Floats:
+    """(n,) what each row is mapped to by a curve that was fitted without the rows of its fold."""
+    found = np.zeros(len(scores))
+    for fold in np.unique(folds):
+        held = folds == fold
+        found[held] = np.clip(fit_curve(scores[~held], positive[~held])(scores[held]), 0.0, 1.0)
+    return found
+
+
+def fit_platt(scores: Floats, positive: Bools) -> tuple[float, float]:
+    """Slope and offset of the sigmoid with the least log loss, its targets smoothed as Platt does.
+
+    The slope is kept positive: a useless score gives an almost flat curve, never one that turns the order around.
+    """
+    n_positive, n = int(positive.sum()), len(positive)
+    target = np.where(positive, (n_positive + 1) / (n_positive + 2), 1 / (n - n_positive + 2))
+    centre, scale = float(scores.mean()), float(scores.std()) or 1.0
+    z = np.stack(((scores - centre) / scale, np.ones(n)), axis=1)
+    weights = np.zeros(2)
+    for _ in range(50):
+        p = _sigmoid(z @ weights)
+        curvature = (z * np.maximum(p * (1 - p), 1e-9)[:, None]).T @ z + 1e-6 * np.eye(2)
+        step = np.linalg.solve(curvature, z.T @ (target - p))
+        # A full Newton step can overshoot on separable scores.
+        weights = weights + step * min(1.0, 2.0 / max(float(np.abs(step).max()), 1e-12))
+        if np.abs(step).max() < 1e-10:
+            break
+    slope = max(float(weights[0]) / scale, 1e-3)
+    return slope, float(weights[1]) - slope * centre
+
+
+def _sigmoid(x: Floats) -> Floats:
+    return 0.5 * (1.0 + np.tanh(0.5 * x))
+
+
+def _isotonic(rates: Floats, counts: Floats) -> Floats:
+    """Pool adjacent violators: the non-decreasing rates nearest to `rates` in weighted squares."""
+    pools: list[tuple[float, float, int]] = []
+    for rate, count in zip(rates, counts, strict=True):
+        mean, mass, size = float(rate), float(count), 1
+        while pools and pools[-1][0] >= mean:
+            before, weight, members = pools.pop()
+            mean = (before * weight + mean * mass) / (weight + mass)
+            mass, size = mass + weight, size + members
+        pools.append((mean, mass, size))
+    return np.concatenate([np.full(size, mean) for mean, _, size in pools])
+
+
+def _spread(x: Floats) -> list[int]:
+    """The knots to keep: none closer than `_MIN_STEP` to the one before, as steep segments magnify float32 rounding."""
+    keep = [0]
+    for i in range(1, len(x)):
+        if x[i] - x[keep[-1]] >= _MIN_STEP:
+            keep.append(i)
+    return keep

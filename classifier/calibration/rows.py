@@ -1,0 +1,86 @@
+"""The rows that a policy was calibrated on, as numbers: what turns any target into thresholds when a router starts."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...protocol.errors import ConfigurationError
+from ..arrays import Bools, Floats
+from ..target import Aim
+from .drift import Usual
+
+__all__ = ["CALIBRATION_NAME", "CalibrationRows", "pack_calibration", "unpack_calibration"]
+
+CALIBRATION_NAME = "calibration.npz"
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationRows:
+    """(n,) float64 each: P(gain) of gate 1 and, if there are any, gates 3 and 2, by models that did not see the row;
+    both tiers' scores; the tokens that the cloud reads and writes for it.
+
+    `prompts`: as how many rows they count where some ask the same; None: as many as there are. `asked`: (m,) gate 1's
+    P(gain) of requests as they come, where that of the rows is not; `gap`: how far what ships may lie from it.
+    """
+
+    before: Floats
+    after: Floats | None
+    local: Floats
+    cloud: Floats
+    read: Floats
+    written: Floats
+    during: Floats | None = None
+    prompts: int | None = None
+    asked: Floats | None = None
+    gap: float = 0.0
+
+    @property
+    def evidence(self) -> int:
+        """For how many independent rows the bounds may take them."""
+        return len(self.local) if self.prompts is None else self.prompts
+
+    @property
+    def usual(self) -> Usual:
+        """What drift is told by."""
+        return Usual(self.before if self.asked is None else self.asked, self.gap)
+
+    @property
+    def gain(self) -> Bools:
+        return self.cloud > self.local
+
+    @property
+    def judged(self) -> Floats:
+        """P(gain) of the last gate that there is."""
+        return self.before if self.after is None else self.after
+
+    def dollars(self, aim: Aim) -> Floats:
+        """What the cloud costs for each row."""
+        return (self.read * aim.prices[0] + self.written * aim.prices[1]) / 1e6
+
+
+def pack_calibration(rows: CalibrationRows) -> bytes:
+    """The bytes of `calibration.npz`; the same rows give the same bytes."""
+    packed = io.BytesIO()
+    arrays = {f.name: getattr(rows, f.name) for f in fields(rows) if getattr(rows, f.name) is not None}
+    stored: dict[str, Any] = {name: np.asarray(array, np.float32) for name, array in arrays.items()}
+    np.savez_compressed(packed, **stored)
+    return packed.getvalue()
+
+
+def unpack_calibration(path: Path, data: bytes) -> CalibrationRows:
+    """What `pack_calibration` wrote; `path` is what an error names. Raises ConfigurationError."""
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as stored:
+            arrays: dict[str, Any] = {name: np.asarray(stored[name], np.float64) for name in stored.files}
+        arrays.setdefault("after", None)
+        if "prompts" in arrays:
+            arrays["prompts"] = int(arrays["prompts"])
+        arrays["gap"] = float(arrays.get("gap", 0.0))
+        return CalibrationRows(**arrays)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigurationError(f"{path} holds no calibration rows ({error}): calibrate again.") from error

@@ -1,0 +1,76 @@
+"""Measures of a probability in pure numpy: ranking (AUROC), calibration error, reliability, bootstrap intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..arrays import Bools, Floats
+
+ECE_BINS = 15
+
+
+@dataclass(frozen=True, slots=True)
+class ReliabilityBin:
+    """Rows of similar predicted probability: their number, mean prediction and observed rate."""
+
+    count: int
+    predicted: float
+    observed: float
+
+
+def auroc(scores: NDArray[Any], positive: Bools) -> float:
+    """The chance that a positive row scores above a negative one, ties counting half; NaN if a class is missing."""
+    n_positive = int(positive.sum())
+    n_negative = len(positive) - n_positive
+    if n_positive == 0 or n_negative == 0:
+        return float("nan")
+    ranks = _mean_ranks(np.asarray(scores, np.float64))
+    above = ranks[positive].sum() - n_positive * (n_positive + 1) / 2
+    return float(above / (n_positive * n_negative))
+
+
+def reliability(probabilities: NDArray[Any], outcomes: NDArray[Any], bins: int = ECE_BINS) -> list[ReliabilityBin]:
+    """Equal-mass bins of the predicted probability (at most `bins`, none empty), lowest first."""
+    p = np.asarray(probabilities, np.float64)
+    y = np.asarray(outcomes, np.float64)
+    order = np.argsort(p, kind="stable")
+    parts = [part for part in np.array_split(order, bins) if len(part)]
+    return [ReliabilityBin(len(part), float(p[part].mean()), float(y[part].mean())) for part in parts]
+
+
+def ece(probabilities: NDArray[Any], outcomes: NDArray[Any], bins: int = ECE_BINS) -> float:
+    """Expected calibration error: mean |predicted - observed| over equal-mass bins, weighted by their size."""
+    table = reliability(probabilities, outcomes, bins)
+    return sum(b.count * abs(b.predicted - b.observed) for b in table) / max(1, sum(b.count for b in table))
+
+
+def ece_by_chance(probabilities: NDArray[Any], bins: int = ECE_BINS, *, draws: int = 200, seed: int = 0) -> float:
+    """The mean calibration error that these very probabilities would show if each of them were exactly true."""
+    p = np.asarray(probabilities, np.float64)
+    rng = np.random.default_rng(seed)
+    return float(np.mean([ece(p, rng.random(len(p)) < p, bins) for _ in range(draws)]))
+
+
+def bootstrap(
+    statistic: Callable[[NDArray[np.int64]], float], n: int, *, draws: int = 400, level: float = 0.95, seed: int = 0
+) -> tuple[float, float]:
+    """The percentile interval of `statistic(rows)` over `draws` resamples of `n` rows; undefined draws are left out."""
+    rng = np.random.default_rng(seed)
+    values = np.array([statistic(rng.integers(0, n, n)) for _ in range(draws)])
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return float("nan"), float("nan")
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def _mean_ranks(values: Floats) -> Floats:
+    """Ranks from 1, equal values sharing their mean rank."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return (last - (counts - 1) / 2.0)[inverse]

@@ -1,0 +1,220 @@
+"""Checks of the answer's text against itself and the question: the arithmetic it states, its lists, what it copies.
+
+None of them knows a kind of question: they ask what any careful reader would. Is the stated sum true, is the list in
+order and without repeats, does a number stand beside the word it stood beside in the question, is a word spelled right?
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import log1p
+from operator import eq
+
+import numpy as np
+
+from ..arrays import Array
+from .answer_parts import NUMBER, AnswerParts, parts_of, segments, words_of
+from .gate_inputs import RunView
+
+_SPELLED = re.compile(r"(?<![\w])([A-Za-z])(?!\w)")
+_MARKS = ("answer", "result", "therefore")
+_MARK = re.compile(rf"\b(?:{'|'.join(_MARKS)})\b\W*", re.IGNORECASE)
+_REFUSALS = ("i cannot", "i can't", "i do not know", "i don't know", "not sure", "unable to", "sorry")
+REFUSAL = re.compile(rf"\b(?:{'|'.join(_REFUSALS)})\b", re.IGNORECASE)
+_NO_LETTER = re.compile(r"[^a-z]")
+_LETTERS = {code: None for code in range(128) if _NO_LETTER.match(chr(code))}  # for `str.translate`
+
+ANSWER_NAMES = (
+    "answer_chars",
+    "answer_words",
+    "answer_empty",
+    "answer_length_stop",
+    "answer_lines",
+    "answer_numbers",
+    "answer_new_numbers",
+    "answer_missing_numbers",
+    "answer_statements",
+    "answer_false_statements",
+    "answer_false_share",
+    "answer_false_last",
+    "answer_distinct_words",
+    "answer_distinct_trigrams",
+    "answer_repeats",
+    "answer_copied_words",
+    "answer_final_chars",
+    "answer_final_words",
+    "answer_final_derived",
+    "answer_final_in_prompt",
+    "answer_has_final",
+    "answer_unbalanced",
+    "answer_json",
+    "answer_broken_json",
+    "answer_refusal",
+    "answer_unusual",
+    "answer_list_items",
+    "answer_list_repeats",
+    "answer_list_kinks",
+    "answer_bound",
+    "answer_misbound",
+    "answer_misbound_share",
+    "answer_spelled",
+    "answer_misspelled",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mentioned:
+    """What an answer is held against: the question's words, those of them that begin with a letter, its numbers in
+    order, such words beside each number, and its letters without what is between them.
+    """
+
+    words: frozenset[str]
+    lettered: frozenset[str]
+    numbers: tuple[str, ...]
+    beside: Mapping[str, frozenset[str]]
+    letters: str
+
+    @classmethod
+    def of(cls, question: str) -> Mentioned:
+        beside: dict[str, frozenset[str]] = {}
+        for numbers, words in segments(question):
+            lettered = _lettered(words)
+            beside |= {number: lettered.union(beside.get(number, ())) for number in numbers}
+        lower = question.lower()
+        words = frozenset(words_of(lower))
+        letters = lower.translate(_LETTERS) if lower.isascii() else _NO_LETTER.sub("", lower)
+        return cls(words, _lettered(words), tuple(NUMBER.findall(question)), beside, letters)
+
+
+def answer_checks(view: RunView, mentioned: Mentioned | None = None, parts: AnswerParts | None = None) -> Array:
+    """(len(ANSWER_NAMES),) float32. `mentioned`, `parts`: of the view's prompt and answer, if known already."""
+    text = view.answer
+    parts = parts or parts_of(text)
+    mentioned = mentioned or Mentioned.of(view.prompt.text)
+    lower = text.lower()
+    words, numbers, items = parts.words, parts.numbers, parts.items
+    truths = parts.sums + parts.comparisons
+    false = truths.count(False)
+    working, final, marked = _split_final(text, lower)
+    final_words = words_of(final.lower())
+    # Without a mark the final result is the last line: the working's words are those before it.
+    worked = words_of(working.lower()) if marked or not text.isascii() else words[: len(words) - len(final_words)]
+    trigrams = list(zip(words, words[1:], words[2:], strict=False))
+    opens_json = text.lstrip()[:1] in ("{", "[")
+    valid_json = opens_json and _is_json(text)
+    bound, misbound = _bindings(parts, mentioned)
+    letters = _single_letters(working, worked)
+    spelled = len(letters) > 2
+    values = [
+        log1p(len(text)),
+        log1p(len(words)),
+        not text.strip(),
+        view.finish_reason == "length",
+        log1p(text.count("\n")),
+        log1p(len(numbers)),
+        _share_outside(numbers, mentioned.beside),
+        _share_outside(mentioned.numbers, set(numbers)),
+        log1p(len(truths)),
+        log1p(false),
+        false / max(len(truths), 1),
+        bool(truths) and not truths[-1],
+        _distinct(words),
+        _distinct(trigrams),
+        log1p(_longest_repeat(words)),
+        1.0 - _share_outside(words, mentioned.words),
+        log1p(len(final)),
+        log1p(len(final_words)),
+        1.0 - _share_outside(final_words, set(worked)),
+        1.0 - _share_outside(final_words, mentioned.words),
+        marked,
+        sum(abs(text.count(a) - text.count(b)) for a, b in ("()", "[]", "{}")) + text.count('"') % 2,
+        valid_json,
+        opens_json and not valid_json,
+        _may_say(_REFUSALS, lower) and REFUSAL.search(text) is not None,
+        0 if text.isascii() else sum(ord(c) > 127 for c in text) / len(text),
+        log1p(len(items)),
+        len(items) - len(set(items)),
+        _kinks(items),
+        log1p(bound),
+        log1p(misbound),
+        misbound / max(bound + misbound, 1),
+        spelled,
+        spelled and letters not in mentioned.letters,
+    ]
+    return np.array([float(value) for value in values], np.float32)
+
+
+def _kinks(items: Sequence[str]) -> int:
+    """How many steps of a list of numbers go against the way most of its steps go; 0 for other lists."""
+    if not all(NUMBER.fullmatch(item) for item in items):
+        return 0
+    numbers = [float(item) for item in items]
+    up = sum(a < b for a, b in pairwise(numbers))
+    down = sum(a > b for a, b in pairwise(numbers))
+    return min(up, down)
+
+
+def _bindings(parts: AnswerParts, mentioned: Mentioned) -> tuple[int, int]:
+    """Of the question's numbers used in the answer: how many stand by a word they stood by, how many by others only.
+
+    A number that the question does not contain, or that stands without any of the question's words, counts as neither.
+    """
+    bound = misbound = 0
+    for numbers, words in parts.segments:
+        for number in frozenset[str]() if words.isdisjoint(mentioned.lettered) else numbers & mentioned.beside.keys():
+            if words.isdisjoint(mentioned.beside[number]):
+                misbound += 1
+            else:
+                bound += 1
+    return bound, misbound
+
+
+def _lettered(words: Iterable[str]) -> frozenset[str]:
+    return frozenset(word for word in words if word[0].isalpha())
+
+
+def _single_letters(working: str, words: Sequence[str]) -> str:
+    """What the working, whose lower-case words these are, spells letter by letter."""
+    if working.isascii():
+        return "".join(word for word in words if len(word) == 1 and word.isalpha())
+    return "".join(_SPELLED.findall(working)).lower()
+
+
+def _split_final(text: str, lower: str) -> tuple[str, str, bool]:
+    """The working, the final result, and whether the answer marks its result ("Answer: 12"); else its last line."""
+    marks = list(_MARK.finditer(text)) if _may_say(_MARKS, lower) else []
+    if marks:
+        return text[: marks[-1].start()], text[marks[-1].end() :], True
+    working, _, final = text.rstrip().rpartition("\n")
+    return working, final, False
+
+
+def _may_say(phrases: Sequence[str], lower: str) -> bool:
+    """False if a search for `phrases` whatever their case would find none; most texts have none."""
+    return not lower.isascii() or any(phrase in lower for phrase in phrases)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _share_outside(items: Sequence[str], known: Container[str]) -> float:
+    return (len(items) - sum(map(known.__contains__, items))) / max(len(items), 1)
+
+
+def _distinct(items: Sequence[object]) -> float:
+    return len(set(items)) / len(items) if items else 1.0
+
+
+def _longest_repeat(words: Sequence[str]) -> int:
+    """How often one word follows itself at most."""
+    repeats = bytes(map(eq, words, words[1:]))
+    return max(map(len, repeats.split(b"\0")))

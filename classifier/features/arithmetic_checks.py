@@ -1,0 +1,343 @@
+"""Checks of worked arithmetic: does every stated step hold, and does the answer follow from the steps and the question?
+
+A small model that reasons aloud leaves evidence: an equation that is false, a number that comes from nowhere, a given
+that is never used, a result that nothing continues, an answer that no step reached. Read are plain equations
+(`3 x $4 = $12`), chains (`8 + 6 = 14 = 14.0`) and calculator marks (`<<3*4=12>>`).
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import isfinite, log1p
+from typing import NamedTuple
+
+import numpy as np
+
+from ..arrays import Array
+
+__all__ = ["STEP_NAMES", "FoundSteps", "Given", "Step", "final_number", "find_steps", "step_checks", "steps"]
+
+# A search for a set of characters skips to the next of them, one for alternatives tries every character.
+_NUMBER = re.compile(r"[\d.](?:(?<=\d)[\d,]*(?:\.\d+)?|(?<=\.)\d+)")
+_TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|[-+*/()%]")
+_THOUSANDS = re.compile(r",(?<=\d,)(?=\d{3}\b)")
+# Tried at the start of a run of blanks only: tried at each of them, a long run would take quadratic time.
+_TIMES = re.compile(r"(?<=[\d)\s])(?<![\d)\s][ ])[ ]*+[xX×⋅·][ ]*+(?=[\d($])|\\times|\\cdot")
+_MAY_BE_TIMES = re.compile(r"[xX×⋅·][ ]*+[\d($]|\\times|\\cdot")
+_MARK = re.compile(r"<<([^<>=]*)=([^<>=]*)>>")
+_ASIDE = re.compile(r"\([^()\d]*\)")
+_UNIT = re.compile(r" (?<=\d ) *[A-Za-z][A-Za-z'’]*(?: [A-Za-z'’]+){0,3}(?= *[-+*/=)])")
+_BREAK = re.compile(r"[.,;:\n](?:(?<=\n)|\s)")
+_EQUATION = re.compile(r"[-+*/()%$\d., ]{0,200}=[-+*/()=%$\d., ]{0,200}")
+_RESULT = re.compile(r"####[ \t]*(.*)")
+_SENTENCE = re.compile(r"[.?!](?:\s|$)")
+_NUMBER_WORDS: dict[str, float] = {
+    **{"one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10},
+    **{"dozen": 12, "half": 0.5, "quarter": 0.25, "third": 1 / 3, "twice": 2, "double": 2, "triple": 3, "week": 7},
+}
+_WORD = re.compile(r"[a-z]+")
+# For `str.translate`: what belongs to no word becomes a blank.
+_BLANKED = "".join(chr(code) if _WORD.match(chr(code)) else " " for code in range(128))
+_PHRASES = (
+    *("however", "approximately", "round", "let's", "let x", "first", "therefore", "since", "because", "actually"),
+    *("wait", "cannot", "can't", "not enough", "assume", "denote", "equation", "subtract", "per ", "in total"),
+)
+_OPERATIONS: dict[str, Callable[[float, float], float]] = {
+    "+": float.__add__,
+    "-": float.__sub__,
+    "*": float.__mul__,
+    "/": float.__truediv__,
+}
+_ROUNDED, _EXACT = 5e-3, 1e-6
+_MOST_STEPS = 200
+_DEEPEST = 40
+
+
+class Step(NamedTuple):
+    """`left = right` as stated: both sides' values, the numbers on the left, and how many operators join them."""
+
+    operands: tuple[float, ...]
+    left: float
+    right: float
+    operators: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSteps:
+    """The equations of a text as it states them, and those in calculator marks."""
+
+    stated: list[Step]
+    marked: list[Step]
+
+    def __add__(self, other: FoundSteps) -> FoundSteps:
+        return FoundSteps(self.stated + other.stated, self.marked + other.marked)
+
+    @property
+    def all(self) -> list[Step]:
+        return (self.stated + self.marked)[:_MOST_STEPS]
+
+
+def steps(text: str) -> list[Step]:
+    """The equations of `text` between plain numbers, calculator marks last; what is no arithmetic is passed over."""
+    return find_steps(text).all
+
+
+def find_steps(text: str) -> FoundSteps:
+    plain = _THOUSANDS.sub("", text.replace("÷", "/").replace("−", "-"))
+    if _MAY_BE_TIMES.search(plain):
+        plain = _TIMES.sub("*", plain)
+    marked = _steps(_MARK.findall(plain))
+    bare = _UNIT.sub("", _ASIDE.sub(" ", _MARK.sub(" ", plain)))
+    equations = (piece for piece in _BREAK.split(bare) if "=" in piece)
+    chains = (found.group().split("=") for piece in equations for found in _EQUATION.finditer(piece))
+    return FoundSteps(_steps(pair for chain in chains for pair in pairwise(chain)), marked)
+
+
+def final_number(text: str) -> tuple[float | None, bool]:
+    """The number the answer ends with, and whether a `####` marks it; without one the last number counts."""
+    marked = _RESULT.findall(text)
+    numbers = _NUMBER.findall(marked[-1] if marked else text)
+    if not numbers:
+        return None, bool(marked)
+    return _value(numbers[0] if marked else numbers[-1]), bool(marked)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What steps may start from: the question's numbers in figures and in words; and its length and sentences."""
+
+    numbers: tuple[float, ...]
+    worded: tuple[float, ...]
+    chars: int
+    sentences: int
+
+    @classmethod
+    def of(cls, question: str) -> Given:
+        numbers = tuple(_value(number) for number in _NUMBER.findall(question))
+        worded = tuple(_NUMBER_WORDS[word] for word in _words(question.lower()) if word in _NUMBER_WORDS)
+        return cls(numbers, worded, len(question), len(_SENTENCE.findall(question)))
+
+
+def step_checks(given: Given, answer: str, read: FoundSteps | None = None) -> Array:
+    """(len(STEP_NAMES),) float32. `read`: of the answer, if it is known already."""
+    found = (read or find_steps(answer)).all
+    final, marked = final_number(answer)
+    lower = answer.lower()
+    values = (
+        *_truth(found),
+        *_flow(found, given.numbers, given.worded),
+        *_ending(found, given.numbers, final),
+        float(marked),
+        len(given.numbers),
+        len(given.worded),
+        log1p(len(answer) / max(given.chars, 1)),
+        log1p(given.sentences),
+        float(answer.rstrip().endswith((".", "!"))),
+        log1p(len(answer.strip().rpartition("####")[2])),
+        *(log1p(answer.count(mark)) for mark in "+*/-%="),
+        *(float(phrase in lower) for phrase in _PHRASES),
+    )
+    return np.array(values, np.float32)
+
+
+def _truth(found: Sequence[Step]) -> tuple[float, ...]:
+    """Whether the steps hold: to within rounding, and exactly."""
+    wrong = [not _same(step.left, step.right, _ROUNDED) for step in found]
+    inexact = sum(not _same(step.left, step.right, _EXACT) for step in found)
+    return (
+        log1p(len(found)),
+        log1p(sum(wrong)),
+        sum(wrong) / max(len(found), 1),
+        float(bool(wrong) and wrong[-1]),
+        log1p(inexact),
+        sum(step.operators for step in found) / max(len(found), 1),
+        max((step.operators for step in found), default=0),
+    )
+
+
+def _flow(found: Sequence[Step], given: Sequence[float], worded: Sequence[float]) -> tuple[float, ...]:
+    """Where numbers come from and go to: strangers, givens that no step uses, results that no later step uses."""
+    strangers = _strangers(found, {*given, *worded})
+    operands = {operand for step in found for operand in step.operands}
+    used = operands | {100 * operand for operand in operands}  # a percentage may be used as a fraction
+    rising = sorted(used)
+    never = {number for number in set(given) if number not in used and not _among(number, rising, _EXACT)}
+    unused = sum(number in never for number in given)
+    dead = _dead_ends(found)
+    distinct = len({(step.operands, step.left) for step in found if step.operators})
+    results = [step.right for step in found]
+    return (
+        log1p(strangers),
+        strangers / max(sum(len(step.operands) for step in found), 1),
+        unused,
+        unused / max(len(given), 1),
+        log1p(dead),
+        dead / max(len(found), 1),
+        distinct,
+        distinct - len(given),
+        distinct / max(len(given) + len(worded), 1),
+        len(results) - len(set(results)),
+        sum(_whole(result) for result in results) / max(len(results), 1) if results else 1.0,
+    )
+
+
+def _strangers(found: Sequence[Step], known: set[float]) -> int:
+    """How many operands are neither `known` nor in an earlier step. Most are, exactly: a set tells so at once."""
+    strangers, rising = 0, sorted(known)
+    for step in found:
+        for operand in step.operands:
+            if operand not in known and not _among(operand, rising, _ROUNDED):
+                strangers += 1
+        known.update((step.left, step.right))
+        insort(rising, step.left)
+        insort(rising, step.right)
+    return strangers
+
+
+def _dead_ends(found: Sequence[Step]) -> int:
+    """How many results, the last apart, no later step uses."""
+    dead = 0
+    later: set[float] = set()
+    rising: list[float] = []
+    for earlier, step in pairwise(reversed(found)):
+        later.update(earlier.operands)
+        for operand in earlier.operands:
+            insort(rising, operand)
+        if step.right not in later and not _among(step.right, rising, _ROUNDED):
+            dead += 1
+    return dead
+
+
+def _ending(found: Sequence[Step], given: Sequence[float], final: float | None) -> tuple[float, ...]:
+    """How the answer relates to the steps and the question."""
+    if final is None:
+        return (1.0, *(0.0 for _ in range(6)))
+    results = [step.right for step in found]
+    size = log1p(abs(final))
+    return (
+        0.0,
+        float(_whole(final)),
+        size,
+        size - log1p(max(given, default=0.0)),
+        float(bool(results) and _same(results[-1], final, _ROUNDED)),
+        float(_among(final, sorted(results), _ROUNDED)),
+        float(_among(final, sorted(given), _EXACT)),
+    )
+
+
+def _steps(equations: Iterable[tuple[str, str]]) -> list[Step]:
+    return [step for left, right in equations if (step := _step(left, right)) is not None]
+
+
+def _step(left: str, right: str) -> Step | None:
+    tokens = _TOKEN.findall(left)
+    try:
+        # `3 + 4 = 7 - so` : an operator that nothing follows is punctuation.
+        value, stated = _calculate(tokens), _calculate(_TOKEN.findall(right.rstrip(" .,+-*/(")))
+    except _NotArithmeticError:
+        return None
+    operands = tuple([float(token) for token in tokens if token[-1].isdigit()])  # a list takes half the time
+    if not (isfinite(value) and isfinite(stated) and all(map(isfinite, operands))):
+        return None
+    return Step(operands, value, stated, sum(map("+-*/".count, tokens)))
+
+
+class _NotArithmeticError(ValueError):
+    pass
+
+
+def _calculate(tokens: Sequence[str]) -> float:
+    """The value of an expression of + - * / % and brackets. Raises _NotArithmeticError."""
+    if tokens and tokens[0][-1].isdigit():  # nearly all are a number, or two with something between
+        if len(tokens) == 1:
+            return float(tokens[0])
+        if len(tokens) == 3 and tokens[1] in _OPERATIONS and tokens[2][-1].isdigit():
+            return _of_two(tokens[1], float(tokens[0]), float(tokens[2]))
+    value, rest = _sum(tokens, 0)
+    if rest != len(tokens):
+        raise _NotArithmeticError
+    return value
+
+
+def _sum(tokens: Sequence[str], at: int, depth: int = 0) -> tuple[float, int]:
+    value, at = _product(tokens, at, depth)
+    while at < len(tokens) and tokens[at] in "+-":
+        term, after = _product(tokens, at + 1, depth)
+        value, at = _of_two(tokens[at], value, term), after
+    return value, at
+
+
+def _product(tokens: Sequence[str], at: int, depth: int) -> tuple[float, int]:
+    value, at = _atom(tokens, at, depth)
+    while at < len(tokens) and tokens[at] in "*/(":
+        bracket = tokens[at] == "("  # `3(4 + 5)` is a product too
+        factor, after = _atom(tokens, at if bracket else at + 1, depth)
+        value, at = _of_two("/" if tokens[at] == "/" else "*", value, factor), after
+    return value, at
+
+
+def _of_two(operator: str, one: float, other: float) -> float:
+    if operator == "/" and other == 0:
+        raise _NotArithmeticError
+    return _OPERATIONS[operator](one, other)
+
+
+def _atom(tokens: Sequence[str], at: int, depth: int) -> tuple[float, int]:
+    if at >= len(tokens) or depth > _DEEPEST:
+        raise _NotArithmeticError
+    token = tokens[at]
+    if token in "+-":
+        value, at = _atom(tokens, at + 1, depth + 1)
+        return (-value if token == "-" else value), at
+    if token == "(":
+        value, at = _sum(tokens, at + 1, depth + 1)
+        if at >= len(tokens) or tokens[at] != ")":
+            raise _NotArithmeticError
+    elif token[-1].isdigit():
+        value = float(token)
+    else:
+        raise _NotArithmeticError
+    at += 1
+    if at < len(tokens) and tokens[at] == "%":
+        return value / 100, at + 1
+    return value, at
+
+
+def _words(text: str) -> list[str]:
+    """What `_WORD` finds, without a regular expression where there is only ASCII."""
+    return text.translate(_BLANKED).split() if text.isascii() else _WORD.findall(text)
+
+
+def _value(number: str) -> float:
+    return float(number.replace(",", "")[:300])
+
+
+def _same(a: float, b: float, tolerance: float) -> bool:
+    return abs(a - b) <= tolerance * max(1.0, abs(b))
+
+
+def _among(value: float, ordered: Sequence[float], tolerance: float) -> bool:
+    """Whether one of `ordered`, which rise, is the same: if any is, then so is its neighbour next to `value`."""
+    at = bisect_left(ordered, value)
+    return (at < len(ordered) and _same(value, ordered[at], tolerance)) or (
+        at > 0 and _same(value, ordered[at - 1], tolerance)
+    )
+
+
+def _whole(value: float) -> bool:
+    return abs(value - round(value)) < 1e-9
+
+
+STEP_NAMES = (
+    *("steps", "false_steps", "false_step_share", "last_step_false", "inexact_steps", "operators", "most_operators"),
+    *("strangers", "stranger_share", "unused_givens", "unused_given_share", "dead_ends", "dead_end_share"),
+    *("distinct_steps", "steps_over_givens", "steps_per_given", "repeated_results", "whole_results"),
+    *("no_number", "final_whole", "final_size", "final_over_givens", "final_is_last", "final_is_a_result"),
+    *("final_is_given", "marked", "givens", "number_words", "answer_ratio", "sentences", "ends_as_sentence", "tail"),
+    *(f"answer_count_{ord(mark):02x}" for mark in "+*/-%="),
+    *(f"says_{phrase.strip().replace(' ', '_')}" for phrase in _PHRASES),
+)

@@ -1,0 +1,158 @@
+"""Features of how a run went: its token signals, and how surprising the local model found the question.
+
+Every series is turned so that higher means more certain, clipped to a fixed range, summarised by the same statistics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..arrays import Array
+from .gate_inputs import RunView
+
+Series = NDArray[np.float64]
+
+_WINDOW = 4
+_LEVELS = (0.02, 0.05, 0.1, 0.25, 0.5, 0.75)
+_SERIES = ("logprob", "certainty", "margin")
+_CUTOFFS: dict[str, tuple[float, ...]] = {
+    "logprob": (-0.1, -0.5, -1.0, -2.0),
+    "certainty": (-0.2, -0.5, -1.0),
+    "margin": (0.5, 1.0, 2.0, 4.0),
+}
+_PROMPT_CUTOFFS = (-2.0, -5.0, -8.0)
+_PROMPT_TAIL = 6
+# Of log-probabilities, entropies and margins, a row each: the limits, and what stands for not-a-number.
+_LOWEST, _HIGHEST = np.array([[-30.0], [0.0], [0.0]]), np.array([[0.0], [15.0], [30.0]])
+_UNKNOWN = np.array([[-30.0], [15.0], [0.0]])
+_ROW_OF_CUTOFF = np.array([row for row, name in enumerate(_SERIES) for _ in _CUTOFFS[name]])
+_ALL_CUTOFFS = np.array([[cut] for name in _SERIES for cut in _CUTOFFS[name]])
+_ALL_PROMPT_CUTOFFS = np.array([[cut] for cut in _PROMPT_CUTOFFS])
+for _table in (_LOWEST, _HIGHEST, _UNKNOWN, _ROW_OF_CUTOFF, _ALL_CUTOFFS, _ALL_PROMPT_CUTOFFS):
+    _table.setflags(write=False)
+
+_STATISTICS = (
+    "mean",
+    "std",
+    "min",
+    "max",
+    "first",
+    "second",
+    "last",
+    "head",
+    "tail",
+    "worst_window",
+    "worst_at",
+    "slope",
+    *(f"q{int(100 * level):02d}" for level in _LEVELS),
+)
+SIGNAL_NAMES = (
+    "tokens",
+    *(f"{series}_{name}" for series in _SERIES for name in _STATISTICS),
+    "logprob_sum",
+    *(f"{series}_below_{cut:g}" for series in _SERIES for cut in _CUTOFFS[series]),
+    *(f"{series}_share_below_{cut:g}" for series in _SERIES for cut in _CUTOFFS[series]),
+)
+PROMPT_SIGNAL_NAMES = (
+    "prompt_tokens",
+    *(f"prompt_{name}" for name in _STATISTICS),
+    *(f"prompt_below_{-cut:g}" for cut in _PROMPT_CUTOFFS),
+    *(f"prompt_last_{i}" for i in range(1, _PROMPT_TAIL + 1)),
+)
+
+
+def signals(view: RunView, first: int | None = None) -> Array:
+    """(len(SIGNAL_NAMES),) float32 over the generated tokens, or over the `first` of them only.
+
+    Raises ValueError if the three signal arrays differ in length.
+    """
+    if not len(view.logprobs) == len(view.entropies) == len(view.margins):
+        raise ValueError("logprobs, entropies and margins must have one entry per token each")
+    told = np.array((view.logprobs[:first], view.entropies[:first], view.margins[:first]), np.float64)
+    series = _clean(told, _LOWEST, _HIGHEST, _UNKNOWN)
+    series[1] = -series[1]
+    n = series.shape[1]
+    below = (series[_ROW_OF_CUTOFF] < _ALL_CUTOFFS).sum(axis=1)
+    parts = (_log1p(n), _statistics(series).ravel(), (series[0].sum(),), np.log1p(below), below / max(n, 1))
+    return np.concatenate(parts).astype(np.float32)
+
+
+def prompt_signals(logprobs: Array) -> Array:
+    """(len(PROMPT_SIGNAL_NAMES),) float32, of those of the prompt's tokens: a phrasing the local model rarely saw shows
+    as low ones.
+    """
+    told = np.asarray(logprobs, np.float64)[None]
+    series = _clean(told, _LOWEST[:1], _HIGHEST[:1], _UNKNOWN[:1])
+    below = (series < _ALL_PROMPT_CUTOFFS).sum(axis=1)
+    tail = np.zeros(_PROMPT_TAIL)
+    last = series[0, ::-1][:_PROMPT_TAIL]
+    tail[: len(last)] = last
+    parts = (_log1p(series.shape[1]), _statistics(series)[0], np.log1p(below), tail)
+    return np.concatenate(parts).astype(np.float32)
+
+
+def _log1p(n: int) -> tuple[float]:
+    return (float(np.log1p(n)),)
+
+
+def _clean(values: Series, lowest: Series, highest: Series, unknown: Series) -> Series:
+    """(rows, n) `values` within their rows' limits, (rows, 1) each; not-a-number counts as `unknown`."""
+    return np.minimum(np.maximum(np.where(np.isnan(values), unknown, values), lowest), highest)
+
+
+def _statistics(series: Series) -> Series:
+    """(rows, len(_STATISTICS)) summaries of (rows, n) series; zeros where n is 0."""
+    rows, n = series.shape
+    if n == 0:
+        return np.zeros((rows, len(_STATISTICS)))
+    at, window = _places(n), min(_WINDOW, n)
+    ordered = np.sort(series, axis=1)
+    low = ordered[:, at.below]
+    sums = np.zeros((rows, n + 1))
+    series.cumsum(axis=1, out=sums[:, 1:])
+    windows = (sums[:, window:] - sums[:, :-window]) / window
+    mean = series.sum(axis=1) / n
+    centred = series - mean[:, None]
+    found = np.empty((rows, len(_STATISTICS)))
+    columns = (
+        mean,
+        np.sqrt((centred * centred).sum(axis=1) / n),
+        ordered[:, 0],
+        ordered[:, -1],
+        series[:, 0],
+        series[:, min(1, n - 1)],
+        series[:, -1],
+        series[:, :window].sum(axis=1) / window,
+        series[:, -window:].sum(axis=1) / window,
+        windows.min(axis=1),
+        series.argmin(axis=1) / n,
+        centred @ at.time / at.square,
+    )
+    for i, column in enumerate(columns):
+        found[:, i] = column
+    found[:, len(columns) :] = low + at.part * (ordered[:, at.above] - low)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Of series of one length: where their quantiles lie, the times of their values, and the sum of those squared."""
+
+    below: NDArray[np.intp]
+    above: NDArray[np.intp]
+    part: Series
+    time: Series
+    square: float
+
+
+@lru_cache(maxsize=1024)
+def _places(n: int) -> _Places:
+    exact: Series = np.array(_LEVELS, np.float64) * (n - 1)
+    below = exact.astype(np.intp)
+    part: Series = exact - below.astype(np.float64)
+    time = np.linspace(-0.5, 0.5, n) if n > 1 else np.zeros(1)
+    return _Places(below, np.minimum(below + 1, n - 1), part, time, max(float(time @ time), 1e-9))

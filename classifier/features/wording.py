@@ -1,0 +1,125 @@
+"""The wording of a question as numbers, for policies trained on graded text: cheap measures and hashed n-gram counts.
+
+One function serves training and inference. Case and runs of white space are folded away before anything is counted,
+so that neither can change a decision; a typo changes a few n-grams of hundreds.
+"""
+
+from __future__ import annotations
+
+import re
+from math import log1p
+
+import numpy as np
+
+from ..arrays import Array
+from .ngram_counts import COUNTS, TextCounts, count_text, hash_of
+
+__all__ = ["COUNTS", "MEASURE_NAMES", "WORDING_VERSION", "folded", "wording"]
+
+# Raise it with every change that alters any feature of any input: a policy refuses features it was not trained on.
+WORDING_VERSION = 1
+
+_OPTION = re.compile(r"\(?(?:[a-j]|\d\d?)[.):] (.*)")
+_QUANTITY = re.compile(r"[-+$£€]?[\d.,/^%]+(?: ?\S{1,3})?")
+_MOST_OPTIONS = 12
+_MARKS = "+-*/=<>%()[]{}:;,.?!\n`_#$^\\|'\""
+_MARK_CODES = np.array([ord(mark) for mark in _MARKS])
+_MARK_CODES.setflags(write=False)
+_CUE_WORDS = (
+    *("what", "which", "who", "when", "where", "why", "how", "many", "much", "if", "then", "than"),
+    *("not", "except", "never", "true", "false", "following", "statement", "best", "most", "least", "likely"),
+    *("according", "find", "calculate", "evaluate", "determine", "you", "i", "he", "she", "his", "her", "they"),
+    *("total", "each", "per", "every", "more", "less", "fewer", "half", "twice", "times", "percent", "left", "rest"),
+    *("the", "of", "a", "is", "write", "code", "explain"),
+)
+_CUES = sorted(_CUE_WORDS, key=hash_of)
+_CUE_HASHES = np.array([hash_of(cue) for cue in _CUES], np.uint32)
+_CUE_HASHES.setflags(write=False)
+
+
+def folded(text: str) -> str:
+    """`text` in lower case, each run of blanks one space, each run of line breaks one, nothing at the ends."""
+    lines = (" ".join(line.split()) for line in text.lower().splitlines())
+    return "\n".join(line for line in lines if line)
+
+
+def wording(text: str) -> tuple[Array, Array]:
+    """Measures (len(MEASURE_NAMES),) and n-gram counts (COUNTS,) of a folded text, float32 each: see `TextCounts`."""
+    counts = count_text(text, _CUE_HASHES)
+    return np.concatenate((_sizes(text, counts), _options(text))), counts.ngrams
+
+
+def _sizes(text: str, counts: TextCounts) -> Array:
+    """Lengths, numbers, marks and cue words."""
+    longest_line = max(map(len, text.split("\n")))
+    n_chars, n_words = max(len(text), 1), max(counts.words, 1)
+    sizes = (
+        log1p(len(text)),
+        log1p(counts.words),
+        counts.word_letters / n_words,
+        counts.longest_word,
+        counts.long_words / n_words,
+        counts.distinct_words / n_words,
+        log1p(counts.numbers),
+        counts.digits / n_chars,
+        counts.longest_number,
+        int(counts.characters[-1]) / n_chars,
+        log1p(longest_line),
+        longest_line / n_chars,
+        *(float(text.endswith(mark)) for mark in (".", "?", ":")),
+    )
+    logged = np.log1p(np.concatenate((counts.characters[_MARK_CODES], counts.cues)))
+    return np.concatenate((sizes, logged)).astype(np.float32)
+
+
+def _options(text: str) -> Array:
+    """What a multiple choice looks like, if the question is one: its stem and its options."""
+    lines = text.split("\n")
+    found = {at: option[1] for at, line in enumerate(lines) if (option := _OPTION.fullmatch(line))}
+    if len(found) < 2:
+        return np.zeros(len(_OPTION_NAMES), np.float32)
+    options = list(found.values())[:_MOST_OPTIONS]
+    stem = "\n".join(lines[: next(iter(found))]).rstrip()
+    lengths = np.array([len(option) for option in options], np.float64)
+    bags = [set(option.split()) for option in options]
+    every = set[str]().union(*bags)
+    values = (
+        len(options),
+        np.log1p(lengths.mean()),
+        np.log1p(lengths.max()),
+        np.log1p(lengths.min()),
+        lengths.std() / (lengths.mean() + 1.0),
+        sum(_QUANTITY.fullmatch(option) is not None for option in options) / len(options),
+        len(every) / max(sum(map(len, bags)), 1),
+        len(every & set(stem.split())) / max(len(every), 1),
+        np.log1p(len(stem)),
+        *(float(stem.endswith(mark)) for mark in (".", "?", ":")),
+        float("__" in stem),
+        float(any("of the above" in option for option in options)),
+    )
+    return np.array(values, np.float32)
+
+
+_SIZE_NAMES = (
+    *("chars", "words", "mean_word", "longest_word", "long_words", "distinct_words", "numbers", "digit_share"),
+    *("longest_number", "non_ascii", "longest_line", "longest_line_share"),
+    *("ends_2e", "ends_3f", "ends_3a"),
+)
+_OPTION_NAMES = (
+    *(
+        "options",
+        "mean_option",
+        "longest_option",
+        "shortest_option",
+        "option_spread",
+        "quantities",
+        "distinct_option_words",
+    ),
+    *("options_in_stem", "stem", "stem_ends_2e", "stem_ends_3f", "stem_ends_3a", "stem_blank", "of_the_above"),
+)
+MEASURE_NAMES = (
+    *_SIZE_NAMES,
+    *(f"mark_{ord(mark):02x}" for mark in _MARKS),
+    *(f"cue_{cue}" for cue in _CUES),
+    *_OPTION_NAMES,
+)

@@ -1,0 +1,60 @@
+"""A graded prompt: what the weak and the strong tier scored on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .arrays import Array, Bools, Floats
+
+__all__ = ["GradedRow", "TokenSignals", "gains", "scores"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSignals:
+    """What the weak model reported for each of the n tokens of its answer, in nats."""
+
+    logprobs: Array
+    """(n,) log-probability of the token."""
+    entropies: Array
+    """(n,) entropy of its distribution."""
+    margins: Array
+    """(n,) its log-probability less that of the runner-up."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradedRow:
+    """One prompt and what both tiers scored on it."""
+
+    prompt: str
+    weak: float
+    """Score of the weak tier, in [0, 1]."""
+    strong: float
+    """Score of the strong tier, in [0, 1]."""
+    domain: str = ""
+    """Groups rows in reports; not a feature."""
+    answer: str | None = None
+    """The weak tier's answer."""
+    signals: TokenSignals | None = None
+    """The weak tier's token signals."""
+    cloud_read: float | None = None
+    """Prompt tokens as the strong tier counts them."""
+    cloud_written: float | None = None
+    """Answer tokens as the strong tier counts them."""
+
+    @property
+    def gain(self) -> bool:
+        """Whether the strong tier's answer is better."""
+        return self.strong > self.weak
+
+
+def scores(rows: Sequence[GradedRow]) -> tuple[Floats, Floats]:
+    """The weak and the strong scores, (n,) each."""
+    return np.array([row.weak for row in rows], np.float64), np.array([row.strong for row in rows], np.float64)
+
+
+def gains(rows: Sequence[GradedRow]) -> Bools:
+    """(n,) where the strong tier is better."""
+    return np.array([row.gain for row in rows], np.bool_)

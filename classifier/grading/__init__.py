@@ -1,0 +1,1 @@
+"""What both tiers' answers were worth: graded rows, recorded outcomes, agreement of answers."""

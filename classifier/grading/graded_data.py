@@ -1,0 +1,237 @@
+"""Reads graded prompts: what both tiers scored on each, from a CSV or JSON Lines file (also gzipped).
+
+One row is one prompt with the weak and the strong tier's score in [0, 1]; the weak tier's answer and its token signals
+are read where the file has them, and then every row must. Whatever cannot be used is refused with the line that is
+wrong, never skipped.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+import msgspec
+import numpy as np
+
+from ...protocol.errors import InvalidRequestError
+from ...protocol.responses import MOST_TOKENS
+from ..arrays import Array
+from ..graded_row import GradedRow, TokenSignals
+
+__all__ = ["Columns", "read_graded", "write_graded"]
+
+_PROMPTS = ("prompt", "question", "query")
+_WEAK, _STRONG = ("weak", "weak_score", "local", "local_score"), ("strong", "strong_score", "cloud", "cloud_score")
+_ANSWERS = ("weak_response", "weak_answer", "local_response", "local_answer")
+_DOMAINS = ("domain", "category", "kind")
+_CLOUD_READ, _CLOUD_WRITTEN = "cloud_prompt_tokens", "cloud_tokens"
+_SIGNALS = ("logprobs", "entropies", "margins")
+_LARGEST_FIELD = 10_000_000
+_LARGEST_SIGNAL = float(np.finfo(np.float32).max)  # nats, and far beyond any
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns that hold the two tiers' scores; None means those named weak and strong, or local and cloud."""
+
+    weak: str | None = None
+    strong: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    prompt: str
+    weak: str
+    strong: str
+
+
+def read_graded(path: Path, columns: Columns | None = None) -> list[GradedRow]:
+    """The rows of `path` in order. Raises InvalidRequestError, naming file, line and column."""
+    columns = columns or Columns()
+    try:
+        with _opened(path) as file:
+            records = _records(path, file)
+            rows: list[GradedRow] = []
+            lines: list[int] = []
+            header: _Header | None = None
+            for line, record in records:
+                header = header or _header(path, record, columns)
+                rows.append(_row(f"{path}, line {line}", record, header))
+                lines.append(line)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        raise InvalidRequestError(f"Cannot read {path} as CSV or JSON Lines: {error}") from error
+    if not rows:
+        raise InvalidRequestError(f"{path} holds no rows: give prompts with a weak and a strong score each.")
+    _check_whole(path, lines, [row.answer is not None for row in rows], _ANSWERS[0])
+    _check_whole(path, lines, [row.signals is not None for row in rows], ", ".join(_SIGNALS))
+    return rows
+
+
+def _check_whole(path: Path, lines: Sequence[int], has: Sequence[bool], what: str) -> None:
+    """One row without an answer would leave all of them without the gate that reads answers."""
+    if any(has) and not all(has):
+        raise InvalidRequestError(
+            f"{path}, line {lines[has.index(False)]}: no {what}, which {sum(has)} of {len(has)} rows have (line "
+            f"{next(compress(lines, has))} is the first): give every row its own, or none."
+        )
+
+
+def write_graded(path: Path, rows: Sequence[GradedRow]) -> None:
+    """Rows as JSON Lines that `read_graded` takes. Raises InvalidRequestError if the file cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"".join(json.dumps(_record(row)).encode() + b"\n" for row in rows))
+    except OSError as error:
+        raise InvalidRequestError(f"Cannot write {path}: {error}") from error
+
+
+def _record(row: GradedRow) -> dict[str, Any]:
+    record: dict[str, Any] = {"prompt": row.prompt, "weak": row.weak, "strong": row.strong, "domain": row.domain}
+    if row.answer is not None:
+        record["weak_response"] = row.answer
+    if row.signals is not None:
+        series = row.signals.logprobs, row.signals.entropies, row.signals.margins
+        record |= {name: [float(x) for x in values] for name, values in zip(_SIGNALS, series, strict=True)}
+    return record | {_CLOUD_READ: row.cloud_read, _CLOUD_WRITTEN: row.cloud_written}
+
+
+def _opened(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
+
+
+def _records(path: Path, file: TextIO) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Line number and fields of each record."""
+    names = [suffix for suffix in path.suffixes if suffix != ".gz"]
+    form = names[-1] if names else ""
+    if form == ".csv":
+        # Answers may be longer than the reader's own limit of 131,072 characters; the limit is the process's.
+        csv.field_size_limit(max(csv.field_size_limit(), _LARGEST_FIELD))
+        reader = csv.DictReader(file, strict=True)
+        twice = [name for name, n in Counter(reader.fieldnames or ()).items() if n > 1 and name]
+        if twice:
+            raise InvalidRequestError(f"{path}: {twice[0]!r} names more than one column: rename all but one of them.")
+        for record in reader:
+            if None in record or None in record.values():
+                raise InvalidRequestError(f"{path}, line {reader.line_num}: not as many fields as the first line has.")
+            yield reader.line_num, record
+    elif form in (".jsonl", ".ndjson"):
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield number, _json_object(f"{path}, line {number}", line)
+    else:
+        raise InvalidRequestError(f"{path}: the name must end in .csv or .jsonl, or either with .gz.")
+
+
+def _json_object(where: str, line: str) -> Mapping[str, Any]:
+    try:
+        return msgspec.json.decode(line, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"{where}: {error}") from error
+
+
+def _header(path: Path, record: Mapping[str, Any], columns: Columns) -> _Header:
+    def wanted(given: str | None, known: tuple[str, ...], what: str, remedy: str) -> str:
+        name = given if given is not None else _found(record, known)
+        if name is None or name not in record:
+            missing = f"no column {given!r}" if given is not None else f"no {what} (looked for {', '.join(known)})"
+            raise InvalidRequestError(f"{path} has {missing}{remedy}. Its columns: {', '.join(record)}.")
+        return name
+
+    return _Header(
+        wanted(None, _PROMPTS, "prompt", ""),
+        wanted(columns.weak, _WEAK, "weak score", ": name it with --weak"),
+        wanted(columns.strong, _STRONG, "strong score", ": name it with --strong"),
+    )
+
+
+def _found(record: Mapping[str, Any], known: tuple[str, ...]) -> str | None:
+    """The first of the known names under which there is something, null being nothing."""
+    return next((name for name in known if record.get(name) is not None), None)
+
+
+def _row(where: str, record: Mapping[str, Any], header: _Header) -> GradedRow:
+    prompt = _text(where, record, header.prompt)
+    if not prompt.strip():
+        raise InvalidRequestError(f"{where}: the {header.prompt} is empty.")
+    domain, answer = (_found(record, known) for known in (_DOMAINS, _ANSWERS))
+    return GradedRow(
+        prompt,
+        _score(where, record, header.weak),
+        _score(where, record, header.strong),
+        _text(where, record, domain) if domain else "",
+        _text(where, record, answer) if answer else None,
+        _signals(where, record),
+        _tokens(where, record, _CLOUD_READ),
+        _tokens(where, record, _CLOUD_WRITTEN),
+    )
+
+
+def _text(where: str, record: Mapping[str, Any], column: str) -> str:
+    value = record.get(column)
+    if not isinstance(value, str):
+        raise InvalidRequestError(f"{where}: {column} must be a text, not {value!r}.")
+    return value
+
+
+def _score(where: str, record: Mapping[str, Any], column: str) -> float:
+    value = record.get(column)
+    try:
+        score = float(value)  # pyright: ignore[reportArgumentType]  # what is no number raises
+    except (TypeError, ValueError, OverflowError):
+        score = float("nan")
+    if not 0 <= score <= 1:
+        raise InvalidRequestError(f"{where}: {column} must be a score from 0 to 1, not {value!r}.")
+    return score
+
+
+def _tokens(where: str, record: Mapping[str, Any], column: str) -> float | None:
+    value = record.get(column)
+    if value in (None, ""):
+        return None
+    try:
+        count = float(value)  # pyright: ignore[reportArgumentType]  # what is no number raises
+    except (TypeError, ValueError, OverflowError):
+        count = -1.0
+    if not 0 <= count <= MOST_TOKENS:
+        raise InvalidRequestError(f"{where}: {column} must be a number of tokens, not {value!r}.")
+    return count
+
+
+def _signals(where: str, record: Mapping[str, Any]) -> TokenSignals | None:
+    """None where the row has none of the three; an empty field of CSV is none."""
+    missing = [name for name in _SIGNALS if record.get(name) in (None, "")]
+    if len(missing) == len(_SIGNALS):
+        return None
+    if missing:
+        raise InvalidRequestError(f"{where}: no {missing[0]}: give all of {', '.join(_SIGNALS)}, or none of them.")
+    series = [_series(where, record, name) for name in _SIGNALS]
+    if len({len(values) for values in series}) != 1:
+        raise InvalidRequestError(f"{where}: {', '.join(_SIGNALS)} must have one entry per token each.")
+    return TokenSignals(*series)
+
+
+def _series(where: str, record: Mapping[str, Any], name: str) -> Array:
+    value = record.get(name)
+    try:
+        entries = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"{where}: {name} must be a list of numbers ({error}).") from error
+    if not isinstance(entries, list):
+        raise InvalidRequestError(f"{where}: {name} must be a list of numbers, one per token, not {entries!r}.")
+    for token, entry in enumerate(cast("list[object]", entries)):
+        if isinstance(entry, bool) or not isinstance(entry, int | float) or not abs(entry) <= _LARGEST_SIGNAL:
+            raise InvalidRequestError(
+                f"{where}: {name} must hold a finite number for each token, and that of token {token} is {entry!r}: "
+                f"mend it, or leave {', '.join(_SIGNALS)} out of every row."
+            )
+    return np.array(entries, np.float32)

@@ -1,0 +1,219 @@
+"""What two answers are compared by: their words with signs and operators, the result they end with, what they deny.
+
+Read is plain text with the commonest Markdown and LaTeX. Numbers are values: 1/2, 0.5 and 50 % are one, and a
+percentage is also the bare number before it, as units are not looked at. A result that is no plain value (`x > 5`,
+`2 * y`, 12:30, a date) is compared as it is written, blanks left out. Scripts that put no blanks between words are read
+by characters.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from bisect import bisect_right
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import pairwise
+
+from ...protocol.unicode_forms import normalized
+
+__all__ = ["Compared"]
+
+_BLANKLESS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_LETTER = rf"[^\W\d_{_BLANKLESS}]"
+# Vowels and accents that are characters of their own: to `\w` they are no part of a word.
+_LETTERS = rf"(?:{_LETTER}|[\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0900-\u0963\u0970-\u0dff])"
+_PLUS = "\u2064"  # the invisible one between a whole number and its fraction
+_NUMBER = (
+    rf"(?:(?<![a-z_\d])(?<!\d\.)\d++(?:{_PLUS}\d++/\d++|(?:[.:]\d++)*+)|(?<![\w.])\.\d++)(?:e[-+]?\d{{1,3}}(?!\d))?%?"
+)
+_TOKEN = re.compile(
+    rf"{_NUMBER}"
+    rf"|{_LETTER}{_LETTERS}*+(?:['_]?(?:{_LETTERS}|\d)++)*+(?:[+#]++(?!\w))?"  # "C++" is another word than "C"
+    rf"|[{_BLANKLESS}]"
+    r"|(?<=[\w)\] ])[<>≤≥≠=](?=[\w(\[ -])"
+    # Between numbers or single letters: "well-known" and "and/or" are two words, and so is "Paris - the".
+    r"|(?<=[\w)\]])(?<![^\W\d_]{2})[-+*/^](?=[\w(\[-])(?![^\W\d_]{2})"
+    r"|(?<=[\w)\]] )(?<![^\W\d_]{2} )[-+*/^](?= [\w(\[-])(?! [^\W\d_]{2})"
+    r"|(?<![\w)\]])-(?=[\d.(]|[^\W\d_](?!\w))"
+    r"|(?<!\w)!(?=\w)"
+    r"|[\u2190-\u21ff\u2600-\u27bf\U0001f000-\U0001faff]"
+    r"|\d"
+)
+_OPERAND = (
+    r"(?:(?<![\w)\]])[-+]|\(|(?<![a-z])[a-z]{1,8}\(){0,6}"
+    rf"(?:{_NUMBER}(?:[a-z](?![\w(]))?|(?<!\w)(?:[b-hj-z]|[ai](?! [a-z]))(?![\w']))\){{0,6}}"
+)
+# What follows a comma goes on with a list where it is a number, or something that is said to be one (`x = 3, y = 4`).
+_EXPRESSION = re.compile(
+    rf"{_OPERAND}(?:(?: ?[-+*/^<>≤≥≠=] ?| ?[,;] ?(?=[-+(]*+\d|[a-z] ?=)|,? (?:and|und|et|y) (?=[-+(]*+\d)){_OPERAND})*+"
+)
+_BETWEEN = re.compile(r" ?[,;] ?|,? (?:and|und|et|y) ")
+_VALUE = re.compile(rf"([-+]?)([\d.]+(?:e[-+]?\d+)?)(?:{_PLUS}(\d+))?(?:/([\d.]+))?(%?)[a-z]?")
+_CLAUSE_END = re.compile(r"[.,:](?!\d)|!(?!\w)|[;?\n。，、；：！？]| (?:but|sondern) ")
+_DENIALS = frozenset(
+    (
+        *("!", "not", "no", "nor", "never", "none", "neither", "nobody", "nothing", "cannot"),
+        *("nicht", "kein", "keine", "keinen", "keiner", "nie", "nein", "niet", "geen", "не", "нет", "不", "没", "沒"),
+        *("ne", "pas", "non", "jamais", "aucun", "aucune", "nunca", "não"),
+    )
+)
+_CHANGES = frozenset("-!<>≤≥≠*/^")  # what stands before a name and makes it something else
+_CHARACTER = re.compile(f"[{_BLANKLESS}]")
+_NO_NAME = 6  # fewer characters in another order may be another name
+
+_CHARACTERS = str.maketrans({"−": "-", "–": "-", "⁄": "/", "÷": "/", "×": "*", "⋅": "*", "’": "'", "≈": "="})
+_VULGAR = re.compile(r"(\d?)([¼-¾⅐-⅞])")
+_THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})++(?!,?\d)")
+# Done one after the other. Markdown and LaTeX that only make things look good go.
+_REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(found, re.MULTILINE), written)
+    for found, written in (
+        (r"\\[dt]?frac\{(-?\d{1,300})\}\{(\d{1,300})\}", r"\1/\2"),
+        (r"(?:√ ?|\\?sqrt ?)[({]?([\w.]{1,50})[)}]?", r"sqrt(\1)"),
+        (r"\\(?:cdot|times)(?![a-z])", "*"),
+        (r"\\(?:left|right|text|mathrm|boxed)(?![a-z])|\\[()\[\],; ]|[\\{}`]", ""),
+        (r"</?(?:b|i|u|em|strong|br|p|code|sub|sup|span|div|li|ul|ol|h\d) ?/?>", " "),
+        (r"^[ \t]*+(?:[-*+>]|#{1,6})(?=[ \t])", ""),
+        (r"(?<=[\d)])\*\*(?=[\d(])", "^"),
+        (r"\*\*+|__+|(?<!\w)_(?=\w)|(?<=\w)_(?!\w)", ""),
+        (r"<=|=<", "≤"),
+        (r">=", "≥"),
+        (r"!=", "≠"),
+        (r"==+", "="),
+        (r"(?<=[a-z])[$€£¥]", " "),
+        (r"[$€£¥]", ""),
+        (r"(?<=\d) %", "%"),
+        (r"(?<![\d./,])(\d{1,3}) (\d{1,2}/\d{1,2})(?![\d/.])", rf"\1{_PLUS}\2"),
+        (r"[^\S\n]+", " "),
+    )
+)
+
+_Part = frozenset[Decimal] | str
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What an answer ends with: a value or an expression, or several in a list. `denied`: by a word before it in its
+    clause.
+    """
+
+    parts: tuple[_Part, ...]
+    denied: bool
+
+    def same(self, other: _Result) -> bool:
+        """Of a list and a single result only the last counts: what came before may be the way there."""
+        if self.denied != other.denied:
+            return False
+        if 1 in (len(self.parts), len(other.parts)):
+            return _same(self.parts[-1], other.parts[-1])
+        return len(self.parts) == len(other.parts) and all(map(_same, self.parts, other.parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """`words`: in order, signs and operators among them. `denied`: of each whether its clause holds a negation; `ends`:
+    whether its clause ends with it. `denies`: whether any clause does. `result`: None where there is no number.
+    """
+
+    words: list[str]
+    denied: list[bool]
+    ends: list[bool]
+    denies: bool
+    result: _Result | None
+
+    @classmethod
+    def of(cls, answer: str) -> Compared:
+        text = _plain(answer)
+        ends = [found.end() for found in _CLAUSE_END.finditer(text)]
+        tokens = [(found.group(), bisect_right(ends, found.start()), found.start()) for found in _TOKEN.finditer(text)]
+        denials = {clause: at for word, clause, at in reversed(tokens) if word in _DENIALS or word.endswith("n't")}
+        last = None
+        for found in _EXPRESSION.finditer(text):
+            if any(map(str.isdigit, found.group())):
+                last = found
+        result = None
+        if last is not None:
+            # "Not 5" denies it; "5 are not ripe" says more about the five.
+            denied = denials.get(bisect_right(ends, last.start()), len(text)) < last.start()
+            result = _Result(_parts(last.group()), denied)
+        return cls(
+            [word for word, _, _ in tokens],
+            [clause in denials for _, clause, _ in tokens],
+            [clause != after for (_, clause, _), (_, after, _) in pairwise([*tokens, ("", -1, 0)])],
+            bool(denials),
+            result,
+        )
+
+    @property
+    def length(self) -> float:
+        """In words; a character of a script without blanks is half of one."""
+        return len(self.words) - self._characters / 2
+
+    @property
+    def _characters(self) -> int:
+        return sum(_CHARACTER.fullmatch(word) is not None for word in self.words)
+
+    def says(self, short: Compared) -> bool:
+        """Whether the words of a short answer stand here in a row ("Paris" in "It is Paris"), denied or not as they
+        are there. A lone "no" has to end its clause; many characters without blanks may stand in another order.
+        """
+        width = len(short.words)
+        if not width:
+            return False
+        lone = width == 1 and short.words[0] in _DENIALS
+        if any(
+            self.words[i : i + width] == short.words
+            and any(self.denied[i : i + width]) == any(short.denied)
+            and (self.ends[i] or not lone)
+            and (i == 0 or self.words[i - 1] not in _CHANGES)
+            for i in range(len(self.words) - width + 1)
+        ):
+            return True
+        reordered = short._characters >= _NO_NAME and sorted(self.words) == sorted(short.words)
+        return reordered and self.denies == short.denies
+
+
+def _plain(answer: str) -> str:
+    """One form for what is written in several."""
+    text = normalized("NFC", answer).casefold().translate(_CHARACTERS)
+    text = _VULGAR.sub(_spelled, text)
+    text = _THOUSANDS.sub(lambda found: found.group().replace(",", ""), text)
+    for found, written in _REWRITES:
+        text = found.sub(written, text)
+    return text.strip()
+
+
+def _spelled(vulgar: re.Match[str]) -> str:
+    """A fraction that is one character, behind a digit or not."""
+    before, fraction = vulgar.groups()
+    return before + (_PLUS if before else "") + unicodedata.normalize("NFKC", fraction).translate(_CHARACTERS)
+
+
+def _parts(expression: str) -> tuple[_Part, ...]:
+    """Each entry of a list; of an equation what it comes to. Sums before the last are the way there."""
+    *before, last = _BETWEEN.split(expression)
+    claims = [each for each in before if "=" not in each or any(map(str.isalpha, each.partition("=")[0]))]
+    return tuple(_part(each.rpartition("=")[2].replace(" ", "")) for each in (*claims, last))
+
+
+def _part(text: str) -> _Part:
+    found = _VALUE.fullmatch(text.strip("()"))
+    if found is None:
+        return text
+    sign, number, over, under, percent = found.groups()
+    try:
+        if over is not None:
+            value = Decimal(number) + Decimal(over) / Decimal(under or 1)
+        else:
+            value = Decimal(number) / Decimal(under) if under else Decimal(number)
+    except ArithmeticError:  # a version, a fraction of nothing, a number beyond all bounds
+        return text
+    value = value.copy_negate() if sign == "-" else value
+    return frozenset((value, value / 100) if percent else (value,))
+
+
+def _same(one: _Part, other: _Part) -> bool:
+    if isinstance(one, str) or isinstance(other, str):
+        return one == other
+    return not one.isdisjoint(other)

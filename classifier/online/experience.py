@@ -1,0 +1,250 @@
+"""What use teaches: a bounded SQLite file of judged local answers, with grades where the cloud answered too.
+
+A row holds features (measures and hashed counts of wording), numbers, and a digest by which a question that is asked
+again is known: in features all numbers are alike. The texts themselves are kept only where the user asked for it.
+Counts and digests are no text, but whoever has the file and a guess at a prompt can check it against them. The digest's
+key is the file's own, so that two files do not tell that they were asked the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import threading
+import zlib
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...protocol.errors import ConfigurationError
+from ...protocol.wal import columns, tables, transaction, use_wal
+from ..arrays import Array
+from ..features.parsed_question import asked_again
+from ..features.text_vectors import TEXT_FEATURE_VERSION, Features
+
+__all__ = ["MOST_ROWS", "Experience", "Observation", "pack", "readable", "unpack"]
+
+MOST_ROWS = 20_000
+_VERSION = 3
+_PRUNE_EVERY = 200
+_KEY_BYTES, _DIGEST_BYTES = 32, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One local answer that gate 3 has judged. `features`: packed. `local`, `cloud`: grades, None without a label.
+
+    `propensity`: the chance with which the cloud was asked too, given what the gates saw; 1 where they sent it up.
+    `explored`: the chance that any request had at that time of being drawn to be graded; 0: labels were one-sided.
+    `drawn`: 1 if this one was, whatever the gates thought of it.
+    `accepted`: share of the local draft that the cloud took over. `thumb`: 1 up, -1 down, on the answer the user got,
+    which `answered_by` names. `asked`: the digest of the question; None in rows of earlier versions.
+    """
+
+    id: str
+    pair: str
+    at: float
+    p_gain: float | None
+    propensity: float
+    explored: float
+    local: float | None
+    cloud: float | None
+    accepted: float | None
+    cloud_read: float | None
+    cloud_written: float | None
+    answered_by: str
+    features: bytes
+    thumb: int | None = None
+    prompt: str | None = None
+    answer: str | None = None
+    feature_version: int = TEXT_FEATURE_VERSION
+    drawn: int = 0
+    asked: bytes | None = None
+
+    @property
+    def pair_grades(self) -> tuple[float, float] | None:
+        """The scores of both tiers, without thumbs; None where not both were graded."""
+        return None if self.local is None or self.cloud is None else (self.local, self.cloud)
+
+    @property
+    def grades(self) -> tuple[float, float] | None:
+        """The scores of both tiers; a thumb overrules the tier that it is about."""
+        local, cloud = self.local, self.cloud
+        if self.thumb is not None:
+            liked = float(self.thumb > 0)
+            if self.answered_by == "local":
+                local, cloud = liked, 1.0 if cloud is None else cloud
+            else:
+                local, cloud = 0.0 if local is None else local, liked
+        return None if local is None or cloud is None else (local, cloud)
+
+
+_NAMES = ", ".join(f.name for f in fields(Observation))
+_SCHEMA = (
+    f"CREATE TABLE IF NOT EXISTS observations ({_NAMES.replace('id,', 'id TEXT PRIMARY KEY,', 1)})",
+    "CREATE INDEX IF NOT EXISTS observations_at ON observations (pair, at)",
+    "CREATE TABLE IF NOT EXISTS digest_key (key)",
+)
+_INSERT = f"INSERT OR REPLACE INTO observations ({_NAMES}) VALUES ({', '.join('?' * len(fields(Observation)))})"
+
+
+class Experience:
+    """Safe to use from any thread and by several processes. Keeps the newest `most` rows.
+
+    Raises ConfigurationError if the file cannot be opened, holds something else, or is one of a newer version.
+    """
+
+    def __init__(self, path: Path, most: int = MOST_ROWS) -> None:
+        self.path = path
+        self._most = most
+        self._lock = threading.Lock()
+        self._until_pruned = 0  # rows
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = sqlite3.connect(path, timeout=5.0, check_same_thread=False, isolation_level=None)
+        except (OSError, sqlite3.Error) as error:
+            raise _unusable(path, error) from error
+        try:
+            self._migrate()
+            use_wal(self._connection)
+            self._key = self._digest_key()
+        except sqlite3.Error as error:
+            self._connection.close()
+            raise _unusable(path, error) from error
+        except ConfigurationError:
+            self._connection.close()
+            raise
+
+    def _migrate(self) -> None:
+        """Bring the file to this version's format in one transaction, so that several processes may open it at once."""
+        if self._format() == _VERSION and {"observations", "digest_key"} <= tables(self._connection):
+            return
+        with transaction(self._connection) as connection:
+            version, found = self._format(), tables(connection)
+            if not 0 <= version <= _VERSION:
+                raise ConfigurationError(
+                    f"{self.path} has format {version}, this version reads {_VERSION}: name another file.",
+                    param="experience",
+                )
+            if found and "observations" not in found:
+                raise ConfigurationError(f"{self.path} holds no experience: name another file.", param="experience")
+            # Format 1's draws left out what gates 1 and 2 sent up: they teach and promise nothing. Format 2 knew
+            # questions by their features. Columns are looked for, as earlier versions set the number apart and may have
+            # died in between.
+            for column, default in (("drawn", "0"), ("asked", "NULL")):
+                if found and column not in columns(connection, "observations"):
+                    connection.execute(f"ALTER TABLE observations ADD COLUMN {column} DEFAULT {default}")
+            for statement in _SCHEMA:
+                connection.execute(statement)
+            connection.execute(
+                "INSERT INTO digest_key SELECT ? WHERE NOT EXISTS (SELECT key FROM digest_key)",
+                (os.urandom(_KEY_BYTES),),
+            )
+            connection.execute(f"PRAGMA user_version={_VERSION}")
+
+    def _format(self) -> int:
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        return version
+
+    def _digest_key(self) -> bytes:
+        found = self._connection.execute("SELECT key FROM digest_key").fetchone()
+        if found is None or not isinstance(found[0], bytes) or len(found[0]) != _KEY_BYTES:
+            raise _unusable(self.path, ValueError("the key of its digests is damaged"))
+        return found[0]
+
+    def digest(self, prompt: str) -> bytes:
+        """What the question in `prompt` is known by in this file: equal for those that no gate tells apart by anything
+        but their numbers, and that have the same numbers.
+        """
+        question = asked_again(prompt).encode("utf-8", "surrogatepass")
+        return hashlib.blake2b(question, key=self._key, digest_size=_DIGEST_BYTES).digest()
+
+    def add(self, *observations: Observation, busy_s: float = 5.0) -> None:
+        """Keep all of them or none, waiting up to `busy_s` while another process writes. Raises sqlite3.Error, and
+        ValueError or OverflowError where one holds what SQLite cannot.
+        """
+        with self._writing(busy_s) as connection:
+            connection.executemany(_INSERT, [astuple(each) for each in observations])
+            if self._until_pruned <= 0:
+                connection.execute(
+                    "DELETE FROM observations WHERE id NOT IN (SELECT id FROM observations ORDER BY at DESC LIMIT ?)",
+                    (self._most,),
+                )
+                self._until_pruned = _PRUNE_EVERY
+            self._until_pruned -= len(observations)
+
+    def feedback(self, request_id: str, *, up: bool) -> bool:
+        """Keep a thumb; whether there is such a request. The last thumb counts."""
+        with self._writing(5.0) as connection:
+            done = connection.execute("UPDATE observations SET thumb = ? WHERE id = ?", (1 if up else -1, request_id))
+            return done.rowcount > 0
+
+    @contextmanager
+    def _writing(self, busy_s: float) -> Generator[sqlite3.Connection]:
+        with self._lock:
+            self._connection.execute(f"PRAGMA busy_timeout={round(busy_s * 1000)}")
+            with transaction(self._connection) as connection:
+                yield connection
+
+    def rows(self, pair: str, *, limit: int = MOST_ROWS) -> list[Observation]:
+        """The newest first, those of this version's features only."""
+        with self._lock:
+            found = self._connection.execute(
+                f"SELECT {_NAMES} FROM observations WHERE pair = ? AND feature_version = ? ORDER BY at DESC LIMIT ?",
+                (pair, TEXT_FEATURE_VERSION, limit),
+            ).fetchall()
+        return [Observation(*row) for row in found]
+
+    def pairs(self) -> dict[str, int]:
+        """Each pair and how many rows it has."""
+        with self._lock:
+            return dict(self._connection.execute("SELECT pair, count(*) FROM observations GROUP BY pair").fetchall())
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+
+def _unusable(path: Path, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"{path} cannot be used for experience ({error}): move it away, and a new one is begun, or name another.",
+        param="experience",
+    )
+
+
+def pack(features: Features) -> bytes:
+    """Measures and counts, compressed; a few hundred bytes."""
+    measures, counts = features
+    buckets = np.flatnonzero(counts).astype(np.uint16)
+    head = np.array([len(measures), len(buckets)], np.uint32).tobytes()
+    return zlib.compress(head + measures.astype(np.float32).tobytes() + buckets.tobytes() + counts[buckets].tobytes())
+
+
+def readable(rows: Sequence[Observation]) -> list[Observation]:
+    """Those whose features can be unpacked; the others were damaged on the disk."""
+    return [row for row in rows if _is_packed(row.features)]
+
+
+def _is_packed(data: bytes) -> bool:
+    try:
+        unpack(data)
+    except (zlib.error, ValueError, TypeError):  # the last one: SQLite holds what is no bytes, too
+        return False
+    return True
+
+
+def unpack(data: bytes) -> tuple[Array, NDArray[np.uint16], Array]:
+    """The measures of `pack`, (k,), the buckets that hold something, (m,) in rising order, and their counts, (m,).
+
+    Raises zlib.error or ValueError if `data` is not what `pack` gave.
+    """
+    raw = zlib.decompress(data)
+    n, m = np.frombuffer(raw, np.uint32, 2)
+    measures = np.frombuffer(raw, np.float32, n, 8)
+    buckets = np.frombuffer(raw, np.uint16, m, 8 + 4 * n)
+    return measures, buckets, np.frombuffer(raw, np.float32, m, 8 + 4 * n + 2 * m)

@@ -1,0 +1,134 @@
+"""From experience to a policy: the gates fitted again on what use has shown.
+
+Answers that went up anyway say little about those that stay. Exploration (or a shadow) therefore draws requests by a
+coin, before any gate has looked at them, and has both tiers answer what it drew: the promise is made on these alone,
+thinned to one chance where exploration was changed. Models are fitted on all graded rows, each weighted by one over
+its chance of being graded. Thumbs teach the models and are no part of the promise, as people give them when they like:
+there a row keeps the grades that it had without its thumb.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...protocol.errors import InvalidRequestError
+from ..features.text_vectors import N_WORDING, TextRows, go_on, recalled
+from ..features.wording import COUNTS
+from ..optional import load_module
+from ..policy.graph_files import sha256
+from ..policy.text_policy import Source, TextPolicy
+from ..training.text_router import MIN_LABELS, Labels
+from ..training.train_text import Material, Recipe, fit_material
+from .experience import Observation, unpack
+
+__all__ = ["GRADING", "even_draw", "learn"]
+
+GRADING = "agreement in use (cloud answers, accepted drafts) and thumbs"
+
+
+def learn(rows: Sequence[Observation], recipe: Recipe, out: Path) -> TextPolicy:
+    """Fit on the graded of `rows`, write the folder `out` and load it; `recipe.data` gains the experience as a source.
+
+    Raises InvalidRequestError if fewer than 100 rows are an even draw, or if they are all alike.
+    """
+    graded = [row for row in rows if row.grades is not None]
+    lessons = _lessons(graded, recipe.seed)
+    even = np.array([lesson.even for lesson in lessons], np.bool_)
+    if even.sum() < MIN_LABELS:
+        raise InvalidRequestError(
+            f"{len(rows)} judged answers are known, {len(graded)} are graded, and {int(even.sum())} of them make an "
+            f"even draw; {MIN_LABELS} are needed. Raise exploration, or run as a shadow for a while: without either "
+            "only answers that go up anyway are graded."
+        )
+    taught = [lesson.row for lesson in lessons]
+    features, same = _features(taught)
+    scores = np.array([lesson.grades for lesson in lessons], np.float64)
+    labels = Labels(
+        weak=scores[:, 0],
+        strong=scores[:, 1],
+        same=same,
+        weight=np.array([lesson.weight for lesson in lessons]),
+        representative=even,
+    )
+    digest = sha256("\n".join(sorted(row.id for row in graded)).encode())
+    source = Source("experience", digest, len(graded))
+    material = Material(
+        features=recalled(features),
+        labels=labels,
+        signals=True,
+        tokens=(*_tokens(taught), any(row.cloud_read is None for row in taught)),
+        opened=go_on(features),
+    )
+    return fit_material(material, replace(recipe, data=[*recipe.data, source], grading=GRADING), out)
+
+
+def even_draw(rows: Sequence[Observation], seed: int = 0) -> np.ndarray:
+    """(n,) which rows to promise on, as bool: those that were drawn and graded, each request with the same chance."""
+    usable = np.array([row.drawn == 1 and row.pair_grades is not None for row in rows], np.bool_)
+    if not usable.any():
+        return usable
+    chance = np.array([row.explored for row in rows])
+    return usable & (np.random.default_rng(seed).random(len(rows)) * chance < chance[usable].min())
+
+
+@dataclass(frozen=True, slots=True)
+class _Lesson:
+    """A row with the grades to go by; `weight`: in the fit. `even`: the promise is made on it."""
+
+    row: Observation
+    grades: tuple[float, float]
+    weight: float
+    even: bool
+
+
+def _lessons(graded: Sequence[Observation], seed: int) -> list[_Lesson]:
+    """One for each row; of a drawn one with a thumb also one without, which is promised on and not fitted to."""
+    found: list[_Lesson] = []
+    for row, even in zip(graded, even_draw(graded, seed), strict=True):
+        pair, grades = row.pair_grades, row.grades
+        if grades is None:
+            continue
+        # Who is known by a thumb alone was not chosen by any chance that we know.
+        weight = 1.0 / row.propensity if pair is not None and row.propensity > 0 else 1.0
+        found.append(_Lesson(row, grades, weight, bool(even) and row.thumb is None))
+        if even and row.thumb is not None and pair is not None:
+            found.append(_Lesson(row, pair, 0.0, True))
+    return found
+
+
+def _features(rows: Sequence[Observation]) -> tuple[TextRows, NDArray[Any]]:
+    """Of all rows, and (n,) marks of those that ask the same, whatever was answered."""
+    unpacked = [unpack(row.features) for row in rows]
+    starts = np.cumsum([0, *(len(buckets) for _, buckets, _ in unpacked)])
+    buckets = np.concatenate([each for _, each, _ in unpacked]).astype(np.int32)
+    counts = np.concatenate([each for _, _, each in unpacked])
+    sparse = load_module("scipy.sparse", "train").csr_matrix((counts, buckets, starts), shape=(len(rows), COUNTS))
+    told = [sha256(measures[:N_WORDING].tobytes() + held.tobytes()) for measures, held, _ in unpacked]
+    width = min(len(measures) for measures, _, _ in unpacked)  # one row without an opening: none has any
+    measures = np.stack([measures[:width] for measures, _, _ in unpacked])
+    return TextRows(sparse, measures), np.array(_same(rows, told))
+
+
+def _same(rows: Sequence[Observation], told: Sequence[str]) -> list[str]:
+    """By the digests of the questions. `told`: their features, for which all numbers are alike: a row of an earlier
+    version has no more, and may be any of those that share them.
+    """
+    unknown = {features for row, features in zip(rows, told, strict=True) if row.asked is None}
+    return [features if features in unknown else f"{row.asked!r}" for row, features in zip(rows, told, strict=True)]
+
+
+def _tokens(graded: Sequence[Observation]) -> tuple[np.ndarray, np.ndarray]:
+    """What the cloud read and wrote, the mean of the others where it was not asked."""
+
+    def filled(values: list[float | None]) -> np.ndarray:
+        known = [value for value in values if value is not None]
+        mean = float(np.mean(known)) if known else 0.0
+        return np.array([mean if value is None else value for value in values], np.float64)
+
+    return filled([row.cloud_read for row in graded]), filled([row.cloud_written for row in graded])

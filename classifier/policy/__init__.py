@@ -1,0 +1,1 @@
+"""A calibrated policy: its folder, its graphs, and its decisions."""

@@ -1,0 +1,26 @@
+"""Where the user's policies lie on a machine, and what use teaches."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ...protocol import settings
+
+__all__ = ["experience_file", "policy_folder_of"]
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def policy_folder_of(models: dict[str, str]) -> Path:
+    """The folder of the pair's calibrated policy in the state folder, whether it is there or not.
+
+    Names that differ only in what a path cannot hold share a folder; the card inside says whose it is.
+    """
+    name = "--".join(_UNSAFE.sub("_", models[tier]).strip(".") or "_" for tier in ("local", "cloud"))
+    return settings.state_folder() / "policies" / name
+
+
+def experience_file() -> Path:
+    """Where routers keep what use teaches, unless they are told otherwise."""
+    return settings.state_folder() / "experience.sqlite3"

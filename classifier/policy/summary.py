@@ -1,0 +1,86 @@
+"""What a calibration comes to, for a person: thresholds, the guarantee, the floors that no method beats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..calibration.operating_point import OperatingPoint, floor_of_risk, floor_of_share
+from ..target import Aim
+from .text_policy import TextPolicy
+
+__all__ = ["figures", "sentences"]
+
+
+def figures(policy: TextPolicy, aim: Aim) -> dict[str, Any]:
+    """The operating point of `aim` and the floors, as flat numbers; `floor_*` where a quality promises a risk."""
+    point = policy.operating_point(aim)
+    found: dict[str, Any] = {
+        "rows": policy.card.rows,
+        "local_score": policy.card.local_score,
+        "cloud_score": policy.card.cloud_score,
+        "gain_rate": policy.card.gain_rate,
+        "target": str(aim),
+        "threshold_before": point.thresholds.before,
+        "threshold_during": point.thresholds.during,
+        "threshold_after": point.thresholds.after,
+        "risk": point.risk,
+        "quality": point.quality,
+        "cloud_share": point.cloud_share,
+        "before_share": point.before_share,
+        "cost_per_1000": point.cost,
+        **policy.card.metrics,
+    }
+    if aim.name != "cost" and aim.promise == "confidence":
+        found["delta"] = point.delta
+    if point.alpha is not None:
+        mu = policy.card.gain_rate
+        found |= {
+            "alpha": point.alpha,
+            "floor_cloud_share": floor_of_risk(mu, point.alpha),
+            "floor_cloud_share_of_kept": floor_of_share(mu, point.alpha),
+        }
+    return found
+
+
+def sentences(policy: TextPolicy, aim: Aim) -> list[str]:
+    """The same in words."""
+    card, point = policy.card, policy.operating_point(aim)
+    lines = [
+        f"{card.rows} prompts, graded by {card.grading}.",
+        f"Local {card.local_score:.1%}, cloud {card.cloud_score:.1%}; only the cloud is right on {card.gain_rate:.1%}.",
+        f"Target {aim}: {point.cloud_share:.1%} go to the cloud ({point.before_share:.1%} before generation), "
+        f"{point.quality:.1%} of the cloud's score, {point.cost:.4f} US dollars per 1,000 requests"
+        + (", by estimated token counts." if card.estimated_tokens else "."),
+        _promise(aim, point),
+    ]
+    rows = policy.calibration
+    if rows.evidence < len(rows.local):
+        lines.insert(1, f"Some ask the same: {len(rows.local)} rows count as {rows.evidence} in what is promised.")
+    if point.alpha is not None:
+        mu = card.gain_rate
+        lines.append(
+            f"Floor: to lose at most {point.alpha:.2%} of all requests any method must send up "
+            f"{floor_of_risk(mu, point.alpha):.1%}; to lose at most that share of those that stay, "
+            f"(mu - alpha) / (1 - alpha) = {floor_of_share(mu, point.alpha):.1%}."
+        )
+        if point.cloud_share == 1:
+            lines.append("Nothing less than all could be shown safe: calibrate with more prompts, or lower the target.")
+    return lines
+
+
+def _promise(aim: Aim, point: OperatingPoint) -> str:
+    if aim.name == "cost":
+        return (
+            f"Expected, on requests like these: at most {aim.value:g} US dollars per 1,000 requests go to the cloud. "
+            "That is no promise, as rare long answers may be missing in the rows: for a limit that holds set a budget."
+        )
+    if aim.promise == "mean":
+        sure = "On average over calibrations, of which this is one, on requests like these"
+    else:
+        sure = f"With {1 - point.delta:.0%} confidence, on requests like these"
+    if point.alpha is not None:
+        return (
+            f"{sure}: at most {point.alpha:.2%} stay local although only the cloud is right (observed "
+            f"{point.risk:.2%}), so at least {aim.value:.1%} of the cloud's score is kept."
+        )
+    return f"{sure}: at most {aim.value:.1%} go to the cloud."

@@ -1,0 +1,1 @@
+"""Fits a policy to graded rows, exports it, and reports on it."""

@@ -1,0 +1,370 @@
+"""Learns P(gain) from graded text: a few plain models, one of them chosen by cross-validation, then calibrated.
+
+Everything is fitted to the gain, the strong score minus the weak one; difficulty alone says little about it (decision
+002). The default is the mean of two models that err differently: a ridge, and a forest that predicts both tiers'
+scores at once, so that its splits are found with twice the evidence. Both read topics, the main directions of the
+wording, which prompts without labels help to find, and measures. Other candidates have to be better by more than one
+standard error (decision 023); nearest neighbours are there for comparison only, as they would carry prompts inside.
+The choice looks at training rows only: where `updraft bench router` judges it on others, the whole is nested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...protocol.errors import InvalidRequestError
+from ..arrays import Array, Bools, Floats
+from ..calibration.probability_curve import Curve, cross_calibrated, fit_curve
+from ..features.text_vectors import N_WORDING, TextRows
+from ..features.wording import COUNTS
+from ..optional import load_module
+
+__all__ = [
+    "CANDIDATES",
+    "MIN_LABELS",
+    "SHIPPED",
+    "Forest",
+    "Labels",
+    "Ridge",
+    "TextRouter",
+    "Topics",
+    "fit_router",
+    "unseen",
+]
+
+MIN_LABELS = 100
+_TOPICS = 50
+_FOLDS = 5
+_CLIP = 4.0
+_TREES, _LEAF = 150, 12
+_NEIGHBOURS = 50
+# How much a standardised measure may say beside a topic, whose spread is about a tenth: penalties act on what is small.
+_WORDING_WEIGHT, _CHECK_WEIGHT = 0.03, 0.2
+_PENALTY = 10.0
+
+# In order of preference; each names the members whose standardised scores it averages.
+CANDIDATES: dict[str, tuple[str, ...]] = {
+    "blend": ("ridge", "forest"),
+    "ridge": ("ridge",),
+    "forest": ("forest",),
+    "boosting": ("boosting",),
+    "neighbours": ("neighbours",),
+}
+SHIPPED = {name: CANDIDATES[name] for name in ("blend", "ridge", "forest")}
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Both tiers' scores of the labelled rows, (n,) each; `same`: (n,) marks of rows that ask the same, if any do.
+
+    Where rows were not drawn as requests come: `weight`, (n,), is one over the chance that a row was, and
+    `representative`, (n,), marks rows that together are an even draw. Models are fitted on all rows by weight,
+    calibrated and compared on the representative ones.
+    """
+
+    weak: Floats
+    strong: Floats
+    same: NDArray[Any] | None = None
+    weight: Floats | None = None
+    representative: Bools | None = None
+
+    @property
+    def gain(self) -> Floats:
+        return self.strong - self.weak
+
+    @property
+    def better(self) -> Bools:
+        return self.strong > self.weak
+
+    def take(self, rows: NDArray[Any]) -> Labels:
+        return Labels(
+            self.weak[rows],
+            self.strong[rows],
+            None if self.same is None else self.same[rows],
+            None if self.weight is None else self.weight[rows],
+            None if self.representative is None else self.representative[rows],
+        )
+
+    @property
+    def even(self) -> NDArray[Any]:
+        """The rows to calibrate and compare on."""
+        return np.flatnonzero(np.ones(len(self.weak), np.bool_) if self.representative is None else self.representative)
+
+    @property
+    def evidence(self) -> int:
+        """As how many independent rows those count: all where none ask the same, else Kish's effective size."""
+        even = self.even
+        if self.same is None or not len(even):
+            return len(even)
+        asked = np.unique(self.same[even], return_counts=True)[1]
+        return int(len(even) ** 2 / float((asked**2).sum()) + 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """Term weights, (COUNTS,), and the directions of most variance among weighted prompts, (COUNTS, 50).
+
+    float64, the directions rounded to what float32 holds, as they ship so.
+    """
+
+    weights: Floats
+    directions: Floats
+
+    @classmethod
+    def fit(cls, counts: Any, seed: int) -> Topics:
+        seen = np.asarray((counts > 0).sum(axis=0), np.float64).ravel()
+        weights = np.log((1.0 + counts.shape[0]) / (1.0 + seen)) + 1.0
+        svd = load_module("sklearn.decomposition", "train").TruncatedSVD(_TOPICS, random_state=seed)
+        directions = np.asarray(svd.fit(_weighted(counts, weights)).components_.T, np.float32)
+        return cls(weights, directions.astype(np.float64))
+
+    def prepare(self, rows: TextRows) -> Array:
+        """Topics and measures side by side, (n, k + m) float32: what members are fitted on."""
+        topics = np.asarray(_weighted(rows.counts, self.weights) @ self.directions, np.float64)
+        return np.hstack((topics.astype(np.float32), rows.measures))
+
+
+class Member(Protocol):
+    def score(self, x: Array) -> Floats:
+        """(n,) the expected gain."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ridge:
+    """`clip((x - mean) / scale) @ weights + bias`; the clip bounds what one odd value can do."""
+
+    mean: Floats
+    scale: Floats
+    weights: Floats
+    bias: float
+    clip: float = _CLIP
+
+    def score(self, x: Array) -> Floats:
+        return _standardised(x, self.mean, self.scale, self.clip) @ self.weights + self.bias
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """Extremely randomised trees (Geurts et al., 2006) that predict the weak and the strong score."""
+
+    model: Any
+
+    def score(self, x: Array) -> Floats:
+        both = np.asarray(self.model.predict(x), np.float64)
+        return both[:, 1] - both[:, 0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """A regressor that is fitted for comparison only."""
+
+    model: Any
+    columns: slice
+
+    def score(self, x: Array) -> Floats:
+        return np.asarray(self.model.predict(x[:, self.columns]), np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class TextRouter:
+    """P(gain) of prompts: `curve(bias + sum(weight * member.score))`.
+
+    `crossed`: P(gain) of each row it was fitted on, by members that did not see it. `fair`: of each that it was
+    calibrated on, by a curve that did not see it either. `inner_apgr`: every candidate's APGR in the inner
+    cross-validation, from which `chosen` was chosen.
+    """
+
+    topics: Topics
+    members: Mapping[str, Member]
+    weights: Mapping[str, float]
+    bias: float
+    curve: Curve
+    crossed: Floats
+    fair: Floats
+    chosen: str
+    inner_apgr: Mapping[str, float]
+
+    def score(self, rows: TextRows) -> Floats:
+        return self.blended(self.topics.prepare(rows))
+
+    def blended(self, x: Array) -> Floats:
+        """The score of rows that `topics` have prepared."""
+        return self.bias + _added(weight * self.members[name].score(x) for name, weight in self.weights.items())
+
+    def probability(self, rows: TextRows) -> Floats:
+        """(n,) float64 in [0, 1]."""
+        return np.clip(self.curve(self.score(rows)), 0.0, 1.0)
+
+
+def fit_router(
+    rows: TextRows,
+    labels: Labels,
+    unlabelled: TextRows | None = None,
+    seed: int = 0,
+    candidates: Mapping[str, tuple[str, ...]] | None = None,
+) -> TextRouter:
+    """Fit on labelled `rows`; topics are found on `unlabelled` prompts too. The same seed gives the same router.
+
+    `candidates`: None compares all of them; those that do not ship are never chosen. Rows with `labels.same` alike
+    share a fold.
+
+    Raises InvalidRequestError with fewer than 100 labels, or if no row or every row is a gain.
+    """
+    n, better = len(labels.even), labels.better[labels.even]
+    if n < MIN_LABELS or better.all() or not better.any():
+        raise InvalidRequestError(
+            f"A router needs at least {MIN_LABELS} graded prompts, some better answered by the strong tier and some "
+            f"not: there are {n}, of which {int(better.sum())} are."
+        )
+    counts = rows.counts
+    if unlabelled is not None:
+        counts = load_module("scipy.sparse", "train").vstack((counts, unlabelled.counts)).tocsr()
+    topics = Topics.fit(counts, seed)
+    x = topics.prepare(rows)
+    candidates = CANDIDATES if candidates is None else candidates
+    crossed = _cross_fitted(x, labels, seed, {member for blend in candidates.values() for member in blend})
+    blends = {name: _Blend.of(blend, crossed) for name, blend in candidates.items()}
+    even = labels.even
+    recovered = {name: _recovered(blend.score(crossed)[even], labels.gain[even]) for name, blend in blends.items()}
+    chosen = _chosen({name: recovered[name] for name in candidates if name in SHIPPED})
+    blend = blends[chosen]
+    score = blend.score(crossed)
+    curve = fit_curve(score[even], better)
+    return TextRouter(
+        topics=topics,
+        members={name: _fit(name, x, labels, seed) for name in blend.weights},
+        weights=blend.weights,
+        bias=blend.bias,
+        curve=curve,
+        crossed=np.clip(curve(score), 0.0, 1.0),
+        fair=cross_calibrated(score[even], better, _folds(labels, seed + 1)[even]),
+        chosen=chosen,
+        inner_apgr={name: float(rows.sum() / labels.gain[even].sum()) for name, rows in recovered.items()},
+    )
+
+
+def unseen(router: TextRouter, rows: TextRows, labels: Labels, seed: int = 0) -> Floats:
+    """(n,) P(gain) of the rows that `router` was fitted on as it judges further ones: by topics and members that were
+    found without the row. `router.crossed` has seen its wording, and rows that topics were found on lie further apart.
+    """
+    scores, folds = np.zeros(len(labels.weak)), _folds(labels, seed)
+    for fold in range(_FOLDS):
+        held, kept = np.flatnonzero(folds == fold), np.flatnonzero(folds != fold)
+        learned, topics = labels.take(kept), Topics.fit(rows.take(kept).counts, seed)
+        x, others = topics.prepare(rows.take(kept)), topics.prepare(rows.take(held))
+        members = {name: _fit(name, x, learned, seed) for name in router.members}
+        scores[held] = replace(router, topics=topics, members=members).blended(others)
+    return np.clip(router.curve(scores), 0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Blend:
+    """`bias + sum(weight * score)`: the mean of the members' scores, each brought to zero mean and unit spread."""
+
+    weights: dict[str, float]
+    bias: float
+
+    @classmethod
+    def of(cls, members: Sequence[str], crossed: Mapping[str, Floats]) -> _Blend:
+        weights = {name: 1.0 / (len(members) * max(float(crossed[name].std()), 1e-9)) for name in members}
+        return cls(weights, -sum(weight * float(crossed[name].mean()) for name, weight in weights.items()))
+
+    def score(self, scores: Mapping[str, Floats]) -> Floats:
+        return self.bias + _added(weight * scores[name] for name, weight in self.weights.items())
+
+
+def _added(terms: Iterable[Floats]) -> Floats:
+    return np.sum(np.stack(list(terms)), axis=0)
+
+
+def _recovered(score: Floats, gain: Floats) -> Floats:
+    """(n,) what each row adds to the area under the fine cost-quality curve; over the sum of `gain` it is the APGR."""
+    ranks = np.empty(len(score))
+    ranks[np.argsort(score, kind="stable")] = (np.arange(len(score)) + 0.5) / len(score)
+    return gain * ranks
+
+
+def _chosen(recovered: Mapping[str, Floats]) -> str:
+    """The first candidate that recovers less than the best by at most one standard error of their paired difference."""
+    best = max(recovered.values(), key=lambda rows: float(rows.mean()))
+    within = (
+        name
+        for name in recovered
+        if (best - recovered[name]).mean() <= (best - recovered[name]).std() / np.sqrt(len(best))
+    )
+    return next(within)
+
+
+def _cross_fitted(x: Array, labels: Labels, seed: int, names: Iterable[str]) -> dict[str, Floats]:
+    """The scores of each row by members that did not see its fold."""
+    folds = _folds(labels, seed)
+    crossed = {name: np.zeros(len(folds)) for name in sorted(names)}
+    for fold in range(_FOLDS):
+        held, kept = folds == fold, folds != fold
+        for name, scores in crossed.items():
+            scores[held] = _fit(name, x[kept], labels.take(kept), seed).score(x[held])
+    return crossed
+
+
+def _folds(labels: Labels, seed: int) -> NDArray[Any]:
+    """(n,) the fold of each row; those that ask the same share one."""
+    same = np.arange(len(labels.weak)) if labels.same is None else np.unique(labels.same, return_inverse=True)[1]
+    return (np.random.default_rng(seed).permutation(same.max() + 1) % _FOLDS)[same]
+
+
+def _fit(name: str, x: Array, labels: Labels, seed: int) -> Member:
+    if name == "ridge":
+        return _fit_ridge(x, labels.gain, np.ones(len(x)) if labels.weight is None else labels.weight)
+    ensemble = load_module("sklearn.ensemble", "train")
+    if name == "forest":
+        trees = ensemble.ExtraTreesRegressor(_TREES, min_samples_leaf=_LEAF, max_features=0.3, random_state=seed)
+        return Forest(trees.fit(x, np.stack((labels.weak, labels.strong), axis=1), sample_weight=labels.weight))
+    if name == "boosting":
+        settings = {"n_estimators": 100, "learning_rate": 0.05, "max_depth": 3, "subsample": 0.5, "max_features": 0.1}
+        boosted = ensemble.GradientBoostingRegressor(min_samples_leaf=20, random_state=seed, **settings)
+        return _Compared(boosted.fit(x, labels.gain), slice(None))
+    neighbours = load_module("sklearn.neighbors", "train").KNeighborsRegressor(min(_NEIGHBOURS, len(x) // 2))
+    topics = slice(0, _TOPICS)
+    return _Compared(neighbours.fit(x[:, topics], labels.gain), topics)
+
+
+def _fit_ridge(x: Array, gain: Floats, rows: Floats) -> Ridge:
+    """Each row counts as often as `rows`, (n,), says; only their ratios matter."""
+    share = rows / rows.mean()
+    mean: Floats = x.mean(axis=0, dtype=np.float64)
+    scale: Floats = np.asarray(np.maximum(x.std(axis=0, dtype=np.float64), 1e-3), np.float64)
+    # Topics share one scale: dividing each by its own would make the least of them as loud as the first.
+    scale[:_TOPICS] = 1.0
+    weight = np.full(x.shape[1], _CHECK_WEIGHT)
+    weight[:_TOPICS] = 1.0
+    weight[_TOPICS : _TOPICS + N_WORDING] = _WORDING_WEIGHT
+    standard = _standardised(x, mean, scale) * weight
+    centre: Floats = np.average(standard, axis=0, weights=share)
+    middle = float(np.average(gain, weights=share))
+    weighted: Floats = (standard - centre).T * share
+    inner: Floats = weighted @ (standard - centre) + _PENALTY * np.eye(x.shape[1])
+    aims: Floats = weighted @ (gain - middle)
+    solved: Floats = np.asarray(np.linalg.solve(inner, aims), np.float64)
+    weights: Floats = np.multiply(solved, weight)
+    return Ridge(mean, scale, weights, float(middle - centre @ solved))
+
+
+def _standardised(x: Array, mean: Floats, scale: Floats, clip: float = _CLIP) -> Floats:
+    return np.asarray(np.clip((x.astype(np.float64) - mean) / scale, -clip, clip), np.float64)
+
+
+def _weighted(counts: Any, weights: Floats) -> Any:
+    """Counts times term weights, words and characters each of unit length over the square root of two (or zero)."""
+    sparse = load_module("scipy.sparse", "train")
+    halves: list[Any] = []
+    for half in (slice(0, COUNTS // 2), slice(COUNTS // 2, COUNTS)):
+        part = counts[:, half].astype(np.float64).multiply(weights[half]).tocsr()
+        length = np.sqrt(2.0 * np.asarray(part.multiply(part).sum(axis=1)).ravel())
+        halves.append(sparse.diags(1.0 / np.where(length > 0, length, 1.0)) @ part)
+    return sparse.hstack(halves).tocsr()

@@ -1,0 +1,385 @@
+"""From experience to a policy: one-sided labels are refused, explored ones weighted, and the store stays bounded."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import threading
+import tracemalloc
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from router_fakes import ScriptedGates
+from updraft.classifier.evaluation.metrics import auroc
+from updraft.classifier.features.gate_inputs import PromptView
+from updraft.classifier.features.text_vectors import N_CASCADE, OPENING_TOKENS, remembered, vector
+from updraft.classifier.features.wording import COUNTS
+from updraft.classifier.graded_row import GradedRow, TokenSignals
+from updraft.classifier.online.experience import Experience, Observation, pack, unpack
+from updraft.classifier.online.refit import even_draw, learn
+from updraft.classifier.policy.text_policy import TextPolicy
+from updraft.classifier.target import Aim
+from updraft.classifier.training.train_text import Material, Recipe
+from updraft.protocol.errors import ConfigurationError, InvalidRequestError
+from updraft.router.gates.exploration import LearningGates
+from updraft.router.tiers.interfaces import LocalAnswer
+
+RECIPE = Recipe({"local": "small", "cloud": "large"}, [], "", "2026-11-22")
+WORDS = ["apple", "river", "stone", "circle", "market", "window", "garden", "silver", "paper", "bridge", "candle"]
+
+LENGTH = OPENING_TOKENS + 4
+
+
+def observed(n: int, seed: int, exploration: float, *, features: bool = True) -> tuple[list[Observation], float]:
+    """Answers that a confident gate judged: what it finds hard goes up, the rest only by exploration.
+
+    Returned beside them: how often the cloud really gains.
+    """
+    rng = np.random.default_rng(seed)
+    rows: list[Observation] = []
+    gains = 0
+    for i in range(n):
+        hard = rng.random() < 0.4
+        gain = bool(rng.random() < (0.7 if hard else 0.1))
+        gains += gain
+        prompt = f"{'Prove rigorously that' if hard else 'Please add up'} {i} {' '.join(rng.choice(WORDS, 5))}"
+        logprobs = -rng.exponential(0.6 if gain else 0.1, LENGTH).astype(np.float32)
+        answer = f"It is {rng.integers(90)}."
+        row = GradedRow(prompt, 0, 0, "", answer, TokenSignals(logprobs, -logprobs, np.ones(LENGTH, np.float32)))
+        propensity = 1.0 if hard else exploration
+        drawn = rng.random() < exploration
+        graded = hard or drawn
+        grades = (float(not gain), 1.0) if graded else (None, None)
+        told = pack(remembered(row)) if features else b""
+        rows.append(
+            Observation(
+                f"r{i}",
+                "small with large",
+                float(i),
+                0.5,
+                propensity,
+                exploration,
+                *grades,
+                None,
+                20.0 if graded else None,
+                10.0 if graded else None,
+                "cloud" if graded else "local",
+                told,
+                drawn=int(drawn),
+            )
+        )
+    return rows, gains / n
+
+
+@given(st.text(max_size=300), st.text(max_size=100))
+@settings(max_examples=50)
+def test_features_survive_packing(prompt: str, answer: str) -> None:
+    measures, counts = vector(GradedRow(prompt, 0, 0, "", answer), "cascade")
+    found, buckets, held = unpack(pack((measures, counts)))
+    assert np.array_equal(found, measures, equal_nan=True)
+    assert (buckets == np.flatnonzero(counts)).all()
+    assert (held == counts[buckets]).all()
+
+
+def test_the_even_draw_gives_back_the_rate_of_gains() -> None:
+    rows, rate = observed(20_000, 0, 0.1, features=False)
+    graded = [row for row in rows if row.grades is not None]
+    naive = np.mean([row.local == 0 for row in graded])
+    even = even_draw(graded)
+    fair = np.mean([row.local == 0 for row, kept in zip(graded, even, strict=True) if kept])
+    assert abs(fair - rate) < 0.03
+    assert naive - rate > 0.15, "labels of escalations alone are one-sided"
+
+
+def test_learning_from_use(tmp_path: Path) -> None:
+    rows, rate = observed(700, 1, 0.4)
+    policy = learn(rows, RECIPE, tmp_path)
+    assert policy.card.data[0].name == "experience"
+    assert abs(policy.card.gain_rate - rate) < 0.1
+    assert not policy.card.estimated_tokens
+    hard = policy.before(PromptView("Prove rigorously that 7 stone river paper"))
+    easy = policy.before(PromptView("Please add up 7 stone river paper"))
+    assert hard > 0.5 > easy
+    assert auroc(policy.calibration.judged, policy.calibration.gain) > 0.8
+    assert policy.gate2_tokens == OPENING_TOKENS
+    assert policy.calibration.during is not None
+    assert auroc(policy.calibration.during, policy.calibration.gain) > 0.7
+
+
+def test_one_row_of_an_earlier_version_leaves_a_policy_without_gate_two(tmp_path: Path) -> None:
+    rows, _ = observed(400, 1, 0.4)
+    graded = next(i for i, row in enumerate(rows) if row.grades is not None)
+    measures, buckets, held = unpack(rows[graded].features)
+    counts = np.zeros(COUNTS, np.float32)
+    counts[buckets] = held
+    rows[graded] = replace(rows[graded], features=pack((measures[:N_CASCADE], counts)))
+    policy = learn(rows, RECIPE, tmp_path)
+    assert policy.calibration.during is None
+    assert policy.reads_answers
+
+
+def test_answers_that_end_early_are_none_of_gate_twos(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, _ = observed(300, 1, 1.0)
+    assert material_of(rows, monkeypatch).opened.all()
+    short = asking([f"Is {i} prime?" for i in range(100, 300)], None)
+    assert not material_of(short, monkeypatch).opened.any()
+
+
+def test_one_sided_labels_are_refused(tmp_path: Path) -> None:
+    rows, _ = observed(300, 2, 0.0, features=False)
+    with pytest.raises(InvalidRequestError, match=r"0 of them make an\s+even draw.*Raise exploration"):
+        learn(rows, RECIPE, tmp_path)
+
+
+def test_thumbs_overrule_the_tier_they_are_about(tmp_path: Path) -> None:
+    rows, _ = observed(3, 3, 1.0)
+    experience = Experience(tmp_path / "e.sqlite3")
+    for row in rows:
+        experience.add(row)
+    assert experience.feedback("r1", up=False)
+    assert not experience.feedback("nobody", up=True)
+    found = {row.id: row for row in experience.rows("small with large")}
+    assert found["r1"].thumb == -1
+    assert found["r1"].grades == (found["r1"].local, 0.0), "the cloud answered, so the thumb is about the cloud"
+    assert found["r0"] == rows[0]
+    experience.close()
+
+
+def test_the_store_is_bounded_and_keeps_the_newest(tmp_path: Path) -> None:
+    (row, *_), _ = observed(1, 4, 1.0)
+    experience = Experience(tmp_path / "e.sqlite3", most=50)
+    for i in range(601):
+        experience.add(
+            Observation(**{f: getattr(row, f) for f in Observation.__slots__} | {"id": str(i), "at": float(i)})
+        )
+    kept = experience.rows("small with large")
+    assert len(kept) <= 50
+    assert kept[0].id == "600"
+    assert experience.pairs() == {"small with large": len(kept)}
+    experience.close()
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "e.sqlite3").write_bytes(b"no database at all, but long enough to be looked at" * 30)
+    with pytest.raises(ConfigurationError, match="cannot be used for experience"):
+        Experience(tmp_path / "e.sqlite3")
+
+
+def of_format_1(path: Path) -> None:
+    """A file with the observations r0 to r2, as the first version left it."""
+    rows, _ = observed(3, 5, 1.0)
+    experience = Experience(path)
+    for row in rows:
+        experience.add(row)
+    experience.close()
+    with closing(sqlite3.connect(path)) as older:
+        older.execute("ALTER TABLE observations DROP COLUMN drawn")
+        older.execute("ALTER TABLE observations DROP COLUMN asked")
+        older.execute("DROP TABLE digest_key")
+        older.execute("PRAGMA user_version = 1")
+
+
+def test_an_older_file_teaches_and_promises_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "e.sqlite3"
+    of_format_1(path)
+    for _ in range(2):
+        experience = Experience(path)
+        found = experience.rows("small with large")
+        experience.close()
+        assert {row.id for row in found} == {"r0", "r1", "r2"}
+        assert all(row.grades is not None for row in found)
+        assert not even_draw(found).any()
+
+
+def test_an_older_file_may_be_opened_by_many_at_once(tmp_path: Path) -> None:
+    refused: list[ConfigurationError] = []
+
+    def open_one(path: Path, start: threading.Barrier) -> None:
+        start.wait()
+        try:
+            Experience(path).close()
+        except ConfigurationError as error:
+            refused.append(error)
+
+    for number in range(15):
+        path, start = tmp_path / f"{number}.sqlite3", threading.Barrier(6)
+        of_format_1(path)
+        threads = [threading.Thread(target=open_one, args=(path, start)) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not refused
+
+
+def test_who_died_while_migrating_left_a_file_that_opens(tmp_path: Path) -> None:
+    path = tmp_path / "e.sqlite3"
+    of_format_1(path)
+    with closing(sqlite3.connect(path)) as dead:
+        dead.execute("ALTER TABLE observations ADD COLUMN drawn DEFAULT 0")
+    experience = Experience(path)
+    assert len(experience.rows("small with large")) == 3
+    experience.close()
+
+
+@pytest.mark.parametrize("version", [0, 1, 2, 3])
+def test_the_database_of_others_stays_as_it_is(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "theirs.sqlite3"
+    with closing(sqlite3.connect(path)) as theirs:
+        theirs.executescript(f"CREATE TABLE notes (text); PRAGMA user_version={version};")
+    before = path.read_bytes()
+    with pytest.raises(ConfigurationError, match="holds no experience"):
+        Experience(path)
+    assert path.read_bytes() == before
+
+
+def test_a_thumb_teaches_and_leaves_the_promise_as_it_is(tmp_path: Path) -> None:
+    rows, _ = observed(300, 6, 1.0)
+    # Users who complain about what came from the cloud where only the cloud was right.
+    thumbed = [replace(row, thumb=-1) if row.local == 0 and i % 4 else row for i, row in enumerate(rows)]
+    plain, judged = (learn(each, RECIPE, tmp_path / name) for name, each in (("plain", rows), ("judged", thumbed)))
+    assert judged.card.rows == plain.card.rows == 300
+    assert judged.card.gain_rate == plain.card.gain_rate
+    assert judged.card.cloud_score == plain.card.cloud_score == 1
+    assert len(judged.calibration.local) == len(plain.calibration.local) == 300
+    hard = PromptView("Prove rigorously that 7 stone river paper")
+    assert judged.before(hard) <= plain.before(hard)
+
+
+def material_of(rows: list[Observation], monkeypatch: pytest.MonkeyPatch) -> Material:
+    """What `learn` would fit."""
+    found: list[Material] = []
+
+    def fit(material: Material, *_: object) -> TextPolicy:
+        found.append(material)
+        raise InterruptedError
+
+    monkeypatch.setattr("updraft.classifier.online.refit.fit_material", fit)
+    with pytest.raises(InterruptedError):
+        learn(rows, RECIPE, Path("nowhere"))
+    return found[0]
+
+
+def asking(prompts: list[str], experience: Experience | None) -> list[Observation]:
+    """Drawn and graded answers to them; with digests if `experience` gives them."""
+    template, _ = observed(1, 10, 1.0)
+    rows: list[Observation] = []
+    for i, prompt in enumerate(prompts):
+        told = pack(remembered(GradedRow(prompt, 0, 0, "", "It is.", TokenSignals(*[np.zeros(6, np.float32)] * 3))))
+        asked = None if experience is None else experience.digest(prompt)
+        rows.append(replace(template[0], id=str(i), features=told, asked=asked, local=float(i % 2), cloud=1.0))
+    return rows
+
+
+def test_questions_that_differ_in_numbers_only_are_no_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experience = Experience(tmp_path / "e.sqlite3")
+    different = asking([f"Is {i} prime?" for i in range(100, 300)], experience)
+    assert material_of(different, monkeypatch).labels.evidence == 200
+    repeated = asking(["Is 91 prime?", "is  91 PRIME?"] * 60, experience)
+    assert material_of(repeated, monkeypatch).labels.evidence == 1
+    older = asking(["Is 397 prime?"], None)
+    assert material_of(different + older, monkeypatch).labels.evidence == 1, "it may be any of them"
+    others = asking([f"Name the river number {i}." for i in range(100, 300)], experience)
+    assert material_of(others + older, monkeypatch).labels.evidence == 201
+    experience.close()
+
+
+def test_digests_are_of_one_file_and_outlive_its_closing(tmp_path: Path) -> None:
+    digests: list[bytes] = []
+    for name in ("a.sqlite3", "a.sqlite3", "b.sqlite3"):
+        experience = Experience(tmp_path / name)
+        digests.append(experience.digest("Is 91 prime?"))
+        experience.close()
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_file_whose_key_is_damaged_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "e.sqlite3"
+    Experience(path).close()
+    with closing(sqlite3.connect(path)) as damaged:
+        damaged.execute("UPDATE digest_key SET key = 'short'")
+        damaged.commit()
+    with pytest.raises(ConfigurationError, match="key of its digests"):
+        Experience(path)
+
+
+def test_a_file_of_the_version_before_takes_digests(tmp_path: Path) -> None:
+    path = tmp_path / "e.sqlite3"
+    of_format_1(path)
+    experience = Experience(path)
+    (row, *_) = experience.rows("small with large")
+    assert row.asked is None
+    experience.add(replace(row, asked=experience.digest("Is 91 prime?")))
+    assert experience.rows("small with large")[0].asked == experience.digest("is 91 prime?")
+    experience.close()
+
+
+def test_a_thumb_on_what_stayed_weighs_as_much_as_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, _ = observed(2_000, 7, 0.1)
+    stayed = next(i for i, row in enumerate(rows) if row.grades is None)
+    rows[stayed] = replace(rows[stayed], thumb=-1)
+    weight = material_of(rows, monkeypatch).labels.weight
+    graded = [row.id for row in rows if row.grades is not None]
+    assert weight is not None
+    assert weight[graded.index(f"r{stayed}")] == 1
+    assert weight.max() == pytest.approx(10), "what exploration sent up stands for ten"
+
+
+def test_what_gate_1_sends_up_stays_in_the_promise(tmp_path: Path) -> None:
+    """Proofs are what the local model gets confidently wrong, and what gate 1 of the policy in use catches."""
+    rng, coin = np.random.default_rng(8), random.Random(8)
+    careful, careless = (
+        LearningGates(ScriptedGates(before=caught), exploration=0.4, rng=coin) for caught in (True, False)
+    )
+    rows: list[Observation] = []
+    for i in range(1_200):
+        hard = bool(rng.random() < 0.3)
+        gates = (careful if hard else careless).begin()
+        if gates.before([], None).escalate:
+            continue
+        verdict = gates.after([], LocalAnswer(), None)
+        gain = hard or bool(rng.random() < 0.1)
+        prompt = f"{'Prove rigorously that' if hard else 'Please add up'} {i} {' '.join(rng.choice(WORDS, 5))}"
+        logprobs = -rng.exponential(0.1 if hard or not gain else 0.8, 6).astype(np.float32)
+        row = GradedRow(prompt, 0, 0, "", "It is 4.", TokenSignals(logprobs, -logprobs, np.ones(6, np.float32)))
+        grades = (float(not gain), 1.0) if verdict.escalate else (None, None)
+        chance, told = verdict.propensity or 0.0, pack(remembered(row))
+        rows.append(
+            Observation(
+                f"r{i}",
+                "p",
+                float(i),
+                0.5,
+                chance,
+                0.4,
+                *grades,
+                None,
+                20,
+                10,
+                "cloud",
+                told,
+                drawn=int(verdict.drawn > 0),
+            )
+        )
+    policy = learn(rows, RECIPE, tmp_path)
+    assert policy.card.gain_rate == pytest.approx(0.37, abs=0.07)
+    asked = [policy.before(PromptView(f"Prove rigorously that {i} {WORDS[i % 11]} stone")) for i in range(50)]
+    assert np.mean(asked) > 0.8
+    assert policy.operating_point(Aim("quality", 0.95)).cloud_share > 0.3
+
+
+def test_many_rows_are_no_dense_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, _ = observed(5, 9, 1.0)
+    many = [replace(rows[i % 5], id=str(i)) for i in range(5_000)]
+    tracemalloc.start()
+    material = material_of(many, monkeypatch)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert material.features["prompt"].counts.shape == (5_000, COUNTS)
+    assert material.labels.evidence == 5
+    assert most < 5_000 * COUNTS * 4 / 4, "a quarter of what the dense counts alone would take"

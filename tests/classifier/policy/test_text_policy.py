@@ -1,0 +1,331 @@
+"""A policy of graded prompts as a folder: what was fitted is what runs, and what does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from updraft.classifier.arrays import Bools, Floats
+from updraft.classifier.calibration.drift import DriftMonitor
+from updraft.classifier.evaluation.metrics import auroc, ece
+from updraft.classifier.features import text_vectors as text_rows
+from updraft.classifier.features.gate_inputs import PromptView, RunView
+from updraft.classifier.features.text_vectors import OPENING_TOKENS, TEXT_FEATURE_VERSION, vector
+from updraft.classifier.graded_row import GradedRow, TokenSignals, gains
+from updraft.classifier.policy.load import load_policy
+from updraft.classifier.policy.summary import figures, sentences
+from updraft.classifier.policy.text_policy import Source, TextPolicy
+from updraft.classifier.target import Aim
+from updraft.classifier.training.text_router import Labels
+from updraft.classifier.training.train_text import Recipe, fit_text_policy
+from updraft.protocol.errors import ConfigurationError, InvalidRequestError
+from updraft.protocol.requests import Message
+
+WORDS = ["apple", "river", "stone", "circle", "market", "window", "garden", "silver", "paper", "bridge", "candle"]
+PAIR = {"local": "small", "cloud": "large"}
+RECIPE = Recipe(PAIR, [Source("rows.csv", "0" * 64, 400)], "graded file", "2026-11-22")
+LENGTH = OPENING_TOKENS + 4  # tokens
+NOTHING = np.empty(0, np.float32)
+
+
+def population(n: int, seed: int, *, answers: bool = True, signals: bool = False) -> list[GradedRow]:
+    """Proofs are hard for the local model, and it is unsure of what it gets wrong."""
+    rng = np.random.default_rng(seed)
+    rows: list[GradedRow] = []
+    for _ in range(n):
+        hard = rng.random() < 0.4
+        weak = float(rng.random() < (0.2 if hard else 0.95))
+        a, b = (int(x) for x in rng.integers(2, 90, 2))
+        task = "Prove rigorously that" if hard else "Please add up"
+        logprobs = -rng.exponential(0.1 if weak else 0.6, LENGTH).astype(np.float32)
+        told = TokenSignals(logprobs, -logprobs, np.ones(LENGTH, np.float32)) if signals else None
+        answer = f"{a} + {b} = {a + b + (0 if weak or rng.random() < 0.3 else 3)}"
+        prompt = f"{task} {a} and {b} {' '.join(rng.choice(WORDS, 6))}?"
+        rows.append(GradedRow(prompt, weak, float(rng.random() < 0.95), "", answer if answers else None, told))
+    return rows
+
+
+def view(row: GradedRow) -> RunView:
+    told = row.signals or TokenSignals(NOTHING, NOTHING, NOTHING)
+    series = told.logprobs, told.entropies, told.margins
+    return RunView(PromptView(row.prompt), row.answer or "", *series, NOTHING, NOTHING, None, "stop")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("policy")
+    fit_text_policy(population(400, 0, signals=True), RECIPE, out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def policy(folder: Path) -> TextPolicy:
+    found = load_policy(folder)
+    assert isinstance(found, TextPolicy)
+    return found
+
+
+def test_both_gates_judge_rows_they_never_saw(policy: TextPolicy) -> None:
+    later = population(300, 1, signals=True)
+    before = np.array([policy.before(PromptView(row.prompt)) for row in later])
+    after = np.array([policy.after(view(row)) for row in later])
+    assert auroc(before, gains(later)) > 0.7
+    assert auroc(after, gains(later)) > 0.85
+    assert abs(after.mean() - gains(later).mean()) < 0.06
+
+
+def test_gate_two_judges_the_first_tokens_and_reads_no_others(policy: TextPolicy) -> None:
+    later = population(300, 1, signals=True)
+    during = np.array([policy.during(view(row)) for row in later])
+    assert policy.gate2_tokens == OPENING_TOKENS
+    assert auroc(during, gains(later)) > auroc(
+        np.array([policy.before(PromptView(r.prompt)) for r in later]), gains(later)
+    )
+    assert "gate2.auroc" in policy.card.metrics
+    run = view(later[0])
+    sure = np.zeros(LENGTH - OPENING_TOKENS, np.float32)
+    tail = np.concatenate((run.logprobs[:OPENING_TOKENS], sure))
+    assert policy.during(replace(run, logprobs=tail, answer="something else")) == policy.during(run)
+    assert policy.during(replace(run, logprobs=run.logprobs * 9)) != policy.during(run)
+
+
+def test_no_promise_counts_on_gate_two_for_answers_that_end_before_it_is_asked(tmp_path: Path) -> None:
+    rows = population(300, 4, signals=True)
+    short = [replace(row, signals=cut(row.signals, OPENING_TOKENS)) for row in rows[:150]]
+    calibration = fit_text_policy([*short, *rows[150:]], RECIPE, tmp_path).calibration
+    assert calibration.during is not None
+    assert (calibration.during[:150] == 0).all()
+    assert (calibration.during[150:] > 0).any()
+
+
+@pytest.mark.parametrize("tokens", [3, OPENING_TOKENS])
+def test_without_answers_that_go_on_there_is_no_gate_two(tmp_path: Path, tokens: int) -> None:
+    """Its threshold would be that of rows which it is never asked about: nought, and all that is longer would go up."""
+    rows = [replace(row, signals=cut(row.signals, tokens)) for row in population(200, 4, signals=True)]
+    longer = population(50, 5, signals=True)
+    for mixed in (rows, [*rows, *longer]):
+        policy = fit_text_policy(mixed, RECIPE, tmp_path)
+        assert policy.calibration.during is None
+        assert policy.gate2_tokens > 10**6
+        assert policy.card.signals
+
+
+def test_a_policy_of_the_former_format_is_read_and_has_no_gate_two(folder: Path, tmp_path: Path) -> None:
+    fit_text_policy(population(200, 2), RECIPE, tmp_path)
+    card = json.loads((tmp_path / "policy.json").read_text())
+    (tmp_path / "policy.json").write_text(json.dumps(card | {"format_version": 2}))
+    policy = TextPolicy.load(tmp_path)
+    row = population(1, 3, signals=True)[0]
+    assert policy.gate2_tokens > 10**6
+    assert policy.during(view(row)) == policy.before(PromptView(row.prompt))
+
+
+def cut(told: TokenSignals | None, n: int) -> TokenSignals:
+    assert told is not None
+    return TokenSignals(told.logprobs[:n], told.entropies[:n], told.margins[:n])
+
+
+def test_what_was_read_ahead_changes_no_decision(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = population(20, 2, signals=True)
+    plain, ahead = load_policy(folder), load_policy(folder)
+    expected = [plain.after(view(row)) for row in rows]
+    for row in rows:
+        ahead.read_ahead(PromptView(row.prompt))
+    for reader in ("answer_features.Mentioned", "steps.Given"):
+        monkeypatch.setattr(f"updraft.classifier.{reader}.of", lambda _: pytest.fail("the question is read again"))
+    assert [ahead.after(view(row)) for row in rows] == expected
+
+
+def test_lines_that_were_read_as_they_came_are_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["First we count what there is: 3 + 4 = 7 of them.", "Then we take away 7 - 2 = 5 of these.", "Answer: 5"]
+    run = view(replace(population(1, 2, signals=True)[0], answer="\n".join(lines)))
+    plain, ahead = load_policy(folder), load_policy(folder)
+    expected = plain.after(run)
+    for end in range(len(run.answer)):
+        ahead.read_lines(run.answer[:end])
+    searched: list[str] = []
+    find = text_rows.parts_of
+    monkeypatch.setattr(text_rows, "parts_of", lambda text: [searched.append(text), find(text)][1])
+    assert ahead.after(run) == expected
+    assert searched == ["\nAnswer: 5"]
+
+
+def test_the_card_names_everything(policy: TextPolicy, folder: Path) -> None:
+    card = policy.card
+    assert (card.models, card.date, card.rows) == (PAIR, "2026-11-22", 400)
+    assert card.signals and card.estimated_tokens
+    assert card.data == RECIPE.data
+    assert card.gain_rate == pytest.approx(gains(population(400, 0)).mean())
+    assert {"gate1.apgr", "gate3.auroc", "gate3.ece"} <= card.metrics.keys()
+    targets = [f"quality {q}" for q in (0.9, 0.95, 0.97, 0.98, 0.99)]
+    assert [point.target for point in card.points] == [*targets, *(f"{target} on average" for target in targets)]
+    sure, mean = (
+        next(point for point in card.points if point.target == f"quality 0.9{how}") for how in ("", " on average")
+    )
+    assert mean.cloud_share <= sure.cloud_share
+    assert sorted(card.files) == sorted(path.name for path in folder.iterdir() if path.name != "policy.json")
+
+
+def test_targets_become_thresholds_at_run_time(policy: TextPolicy) -> None:
+    strict, lax = (policy.thresholds_for(Aim("quality", q)) for q in (0.97, 0.85))
+    assert strict.after < lax.after
+    point = policy.operating_point(Aim("cloud_share", 0.4))
+    assert 0.2 < point.cloud_share <= 0.4
+    assert policy.thresholds_for(Aim("cost", 0.0)).after == 1
+
+
+def test_without_answers_the_question_decides(tmp_path: Path) -> None:
+    policy = fit_text_policy(population(200, 2, answers=False), RECIPE, tmp_path)
+    row = population(1, 3)[0]
+    assert not policy.reads_answers
+    assert policy.after(view(row)) == policy.before(PromptView(row.prompt)) == policy.during(view(row))
+    found = policy.thresholds_for(Aim("quality", 0.9))
+    assert found.before == found.after
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_requests_like_the_calibrations_raise_no_alarm_and_others_do(tmp_path: Path, seed: int) -> None:
+    """The gate that ships judges them, and others than it judged the rows: few rows, where these differ most."""
+    policy = fit_text_policy(population(120, seed, answers=False), RECIPE, tmp_path)
+    monitor = DriftMonitor(policy.usual)
+    for row in population(1_000, 50 + seed, answers=False):
+        monitor.asked(policy.before(PromptView(row.prompt)))
+        assert monitor.alarm is None
+    for i in range(500):
+        monitor.asked(policy.before(PromptView(f"Explain chapter {i} of the book on tides, and why sailors read it.")))
+    assert "requests are unlike those of the calibration" in (monitor.alarm or "")
+
+
+def test_the_question_is_found_inside_a_harness(policy: TextPolicy) -> None:
+    asked = "Prove rigorously that 3 and 4 river stone apple?"
+    harness = (
+        "<system-reminder>\nPlease add up the tools you may use: Bash, Edit.\n</system-reminder>\n"
+        f"<user_query>\n{asked}\n</user_query>\n<environment_details>\n# Time\n12:00\n</environment_details>"
+    )
+    turn = "<|im_start|>{}\n{}<|im_end|>\n".format
+    chat = f"{turn('system', 'Please add up 4 and 5')}{turn('user', asked)}<|im_start|>assistant\n"
+    messages = [Message("system", "Please add up."), Message("user", "Hello"), Message("user", harness)]
+    plain = policy.before(PromptView(asked))
+    assert policy.before(PromptView.of(messages)) == plain
+    assert policy.before(PromptView(chat)) == plain
+    assert policy.before(PromptView("Please add up 3 and 4 river stone apple?")) < plain
+
+
+def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
+    rows = population(120, 4)
+    one, two = (fit_text_policy(rows, RECIPE, tmp_path / name) for name in ("one", "two"))
+    assert one.card == two.card
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"feature_version": 99}, r"feature_version 99, this Updraft reads .*calibrate again"),
+        ({"format_version": 0}, "format_version 0"),
+        ({"opset": {"ai.onnx": 9, "ai.onnx.ml": 3}}, "opset"),
+        ({"models": 3}, "not a valid policy"),
+        ({"files": {}}, "lacks gate1.onnx"),
+        ({"delta": 0}, "delta"),
+        ({"delta": 5.0}, "delta"),
+        ({"files": {"gate1.onnx": "0" * 64}}, "lacks gate1.onnx"),
+    ],
+)
+def test_another_version_is_refused(folder: Path, tmp_path: Path, change: dict[str, object], message: str) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    card = json.loads((copy / "policy.json").read_text())
+    (copy / "policy.json").write_text(json.dumps(card | change))
+    with pytest.raises(ConfigurationError, match=message):
+        load_policy(copy)
+
+
+@pytest.mark.parametrize("name", ["gate1.onnx", "gate3.onnx", "calibration.npz"])
+@pytest.mark.parametrize("data", [b"", b"nonsense", None])
+def test_a_damaged_folder_is_refused(folder: Path, tmp_path: Path, name: str, data: bytes | None) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    [path] = copy.glob(name.replace(".", "-*."))
+    path.unlink()
+    if data is not None:
+        path.write_bytes(data)
+    name = path.name
+    with pytest.raises(ConfigurationError, match=name):
+        load_policy(copy)
+
+
+def test_too_little_to_learn_from_writes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="at least 100 graded prompts"):
+        fit_text_policy(population(50, 0), RECIPE, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_features_change_only_with_their_version() -> None:
+    """Sums over one fixed row: if they change, raise TEXT_FEATURE_VERSION, and then these numbers."""
+    answer = "She buys 3 x $4 = $12 of apples, so 12 + 5 = 18 in total.\n#### 18"
+    signals = TokenSignals(np.array([-0.1, -0.5], np.float32), np.array([0.2, 0.9], np.float32), np.ones(2, np.float32))
+    row = GradedRow("Ann buys 3 apples for $4 each.\nHow much is that?\nA. 12\nB. 13", 0.0, 0.0, "", answer, signals)
+    measures, counts = vector(row, "cascade")
+    weights = np.arange(1, len(measures) + 1)
+    assert TEXT_FEATURE_VERSION == 1
+    assert (len(measures), int(np.flatnonzero(counts).sum())) == (284, 413330)
+    assert float(measures @ weights) == pytest.approx(12371.2726, rel=1e-6)
+
+
+def test_a_cost_is_expected_and_no_promise(tmp_path: Path) -> None:
+    """A rare answer of enormous length is in few samples: a limit would be exceeded far more often than stated."""
+    policy = fit_text_policy(population(150, 0), RECIPE, tmp_path)
+    for aim in (Aim("quality", 0.9), Aim("cloud_share", 0.3)):
+        assert any(line.startswith("With 90% confidence") for line in sentences(policy, aim))
+        assert figures(policy, aim)["delta"] == pytest.approx(0.1)
+    told = "\n".join(sentences(policy, Aim("cost", 0.2)))
+    assert "Expected, on requests like these: at most 0.2 US dollars" in told
+    assert "no promise" in told and "confidence" not in told
+    assert "delta" not in figures(policy, Aim("cost", 0.2))
+
+
+def test_rows_that_ask_the_same_count_once(tmp_path: Path) -> None:
+    rows = population(150, 0)
+    plain = fit_text_policy(rows, RECIPE, tmp_path / "plain")
+    copied = fit_text_policy(rows * 3, RECIPE, tmp_path / "copied")
+    assert (plain.calibration.evidence, copied.calibration.evidence) == (150, 150)
+    assert "450 rows count as 150 in what is promised." in sentences(copied, Aim())[1]
+    uneven = Labels(np.zeros(40), np.zeros(40), same=np.array([0] * 30 + [*range(1, 11)]))
+    assert uneven.evidence == int(40**2 / (30**2 + 10))
+
+
+def test_a_write_that_fails_leaves_the_policy_that_was_there(folder: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(folder, tmp_path / "policy"))
+    (out / "notes.txt").write_text("mine")
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # as a disk that is full
+    try:
+        with pytest.raises(InvalidRequestError, match=r"cannot be written to .*as it was\. Make room"):
+            fit_text_policy(population(120, 5), RECIPE, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+    assert TextPolicy.load(out).card.rows == 400
+    fit_text_policy(population(120, 5, answers=False), RECIPE, out)
+    policy = TextPolicy.load(out)
+    assert {path.name for path in out.iterdir()} == {"policy.json", "notes.txt", *policy.card.files}
+    assert (policy.card.rows, policy.reads_answers) == (120, False)
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+
+
+def test_the_cards_calibration_error_is_of_rows_that_no_curve_had_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def marked(scores: Floats, positive: Bools, folds: Any) -> Floats:
+        assert len(scores) == len(positive) == len(folds) == 150
+        return np.full(len(scores), 0.9)
+
+    monkeypatch.setattr("updraft.classifier.training.text_router.cross_calibrated", marked)
+    rows = population(150, 9, answers=False)
+    card = fit_text_policy(rows, replace(RECIPE, candidates={"ridge": ("ridge",)}), tmp_path).card
+    assert card.metrics["gate1.ece"] == pytest.approx(ece(np.full(150, 0.9), gains(rows)))

@@ -1,0 +1,127 @@
+"""Routers learned from graded text: they learn what is there, are honest about it, and export to the same numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from updraft.classifier.evaluation.cost_quality import cost_quality
+from updraft.classifier.evaluation.metrics import auroc
+from updraft.classifier.features.text_vectors import Mode, featurise, vector
+from updraft.classifier.graded_row import GradedRow, TokenSignals, gains, scores
+from updraft.classifier.grading.graded_data import read_graded
+from updraft.classifier.policy.text_gate import TextGate
+from updraft.classifier.training.export_text import router_to_onnx
+from updraft.classifier.training.text_router import SHIPPED, Labels, TextRouter, fit_router
+from updraft.protocol.errors import InvalidRequestError
+
+GSM8K = Path(__file__).resolve().parents[3] / "shared" / "data" / "routing" / "routellm_gsm8k.csv.gz"
+WORDS = ["apple", "river", "stone", "circle", "market", "window", "garden", "silver", "paper", "bridge", "candle"]
+
+
+def population(n: int, seed: int, *, signals: bool = False) -> list[GradedRow]:
+    """Proofs are hard for the weak model, and so is a sum that it gets wrong in its own steps."""
+    rng = np.random.default_rng(seed)
+    rows: list[GradedRow] = []
+    for _ in range(n):
+        hard = rng.random() < 0.4
+        weak = float(rng.random() < (0.25 if hard else 0.9))
+        a, b = (int(x) for x in rng.integers(2, 90, 2))
+        task = "Prove rigorously that" if hard else "Please add up"
+        prompt = f"{task} {a} and {b} {' '.join(rng.choice(WORDS, 6))}?"
+        answer = f"{a} + {b} = {a + b + (0 if weak or rng.random() < 0.3 else 3)}"
+        told = None
+        if signals:
+            logprobs = -rng.exponential(0.1 if weak else 0.6, 8).astype(np.float32)
+            told = TokenSignals(logprobs, -logprobs, np.ones(8, np.float32))
+        rows.append(GradedRow(prompt, weak, float(rng.random() < 0.92), "", answer, told))
+    return rows
+
+
+def fitted(rows: list[GradedRow], mode: Mode) -> TextRouter:
+    return fit_router(featurise(rows, mode), Labels(*scores(rows)))
+
+
+@pytest.fixture(scope="module")
+def train() -> list[GradedRow]:
+    return population(400, 0)
+
+
+@pytest.fixture(scope="module")
+def test() -> list[GradedRow]:
+    return population(400, 1)
+
+
+@pytest.mark.parametrize(("mode", "least"), [("prompt", 0.72), ("cascade", 0.85)])
+def test_learns_and_exports(train: list[GradedRow], test: list[GradedRow], mode: Mode, least: float) -> None:
+    router = fitted(train, mode)
+    features = featurise(test, mode)
+    p_gain = router.probability(features)
+    assert auroc(p_gain, gains(test)) > least
+    assert abs(p_gain.mean() - gains(test).mean()) < 0.06
+    gate = TextGate(onnxruntime.InferenceSession(router_to_onnx(router, features.measures.shape[1], mode)))
+    found = [vector(row, mode) for row in test]
+    exported = [gate.decide(gate.read(counts), measures) for measures, counts in found]
+    assert np.abs(exported - p_gain).max() < 1e-5
+    if mode == "cascade":
+        reads = [gate.read(counts) for _, counts in found]
+        assert all(len(read["buckets"]) == 0 for read in reads), "the question is not read again"
+        assert gate.decide(reads[1], found[0][0]) != exported[0], "and what was read is what decides"
+
+
+def test_a_seed_gives_the_same_router(train: list[GradedRow], test: list[GradedRow]) -> None:
+    features = featurise(test, "prompt")
+    assert (fitted(train, "prompt").probability(features) == fitted(train, "prompt").probability(features)).all()
+
+
+def test_token_signals_are_read(train: list[GradedRow]) -> None:
+    rows = population(300, 2, signals=True)
+    router = fitted(rows, "cascade")
+    later = population(300, 3, signals=True)
+    assert auroc(router.probability(featurise(later, "cascade")), gains(later)) > 0.9
+    with pytest.raises(InvalidRequestError, match="every row has token signals"):
+        featurise([*rows, *train], "cascade")
+
+
+@pytest.mark.parametrize(
+    ("ridge", "forest", "chosen"),
+    [(0.0, 0.0, "blend"), (0.5, 0.5, "blend"), (1.5, 0.0, "ridge"), (0.0, 1.5, "forest"), (1.6, 1.5, "ridge")],
+)
+def test_another_than_the_mean_has_to_be_better_by_a_standard_error(
+    monkeypatch: pytest.MonkeyPatch, ridge: float, forest: float, chosen: str
+) -> None:
+    """`ridge`, `forest`: how much more they recover than the mean, in standard errors of the difference."""
+    assert [*SHIPPED] == ["blend", "ridge", "forest"]
+    noise = np.resize([-1.0, 1.0], 120)
+    gains_by = iter([0.0, ridge, forest])
+
+    def recovered(*_: object) -> np.ndarray:
+        better = next(gains_by) / np.sqrt(120)
+        return noise * (better > 0) + better
+
+    monkeypatch.setattr("updraft.classifier.training.text_router._recovered", recovered)
+    router = fit_router(
+        featurise(population(120, 2), "prompt"), Labels(*scores(population(120, 2))), candidates=SHIPPED
+    )
+    assert router.chosen == chosen
+
+
+def test_what_cannot_be_learned_is_refused(train: list[GradedRow]) -> None:
+    with pytest.raises(InvalidRequestError, match="at least 100 graded prompts"):
+        fitted(train[:50], "prompt")
+    with pytest.raises(InvalidRequestError, match="there are 150, of which 0 are"):
+        fitted([GradedRow(row.prompt, 1.0, 1.0) for row in train[:150]], "prompt")
+    with pytest.raises(InvalidRequestError, match="weak_response"):
+        featurise([GradedRow("p", 0.0, 1.0)], "cascade")
+
+
+@pytest.mark.skipif(not GSM8K.exists(), reason=f"{GSM8K} is not there")
+def test_gsm8k_cascade_on_a_fifth_of_it() -> None:
+    rows = read_graded(GSM8K)
+    kept = np.random.default_rng(0).permutation(len(rows)) % 5 > 0
+    train = [row for row, k in zip(rows, kept, strict=True) if k]
+    test = [row for row, k in zip(rows, kept, strict=True) if not k]
+    p_gain = fitted(train, "cascade").probability(featurise(test, "cascade"))
+    assert cost_quality(p_gain, *scores(test)).apgr > 0.75
