@@ -21,3 +21,14 @@ def keep_freed_memory() -> bool:
     if mallopt is None:
         return False
     return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST)) and bool(mallopt(_M_TRIM_THRESHOLD, 2 * _LARGEST - 1))
+
+
+def release_freed_memory() -> bool:
+    """Give the pages of freed blocks back to the system. False where the C library is not glibc and nothing was done.
+
+    Blocks that are replaced one by one leave holes that the next one may just miss, and the peak grows with each.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return trim is not None and bool(trim(ctypes.c_size_t(0)))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..protocol.errors import ConfigurationError
 from . import native_linear, onednn_linear
+from .host_memory import release_freed_memory
 from .native_linear import NativeEmbedding, NativeLinear
 from .onednn_linear import LEAST_ROWS, OneDnnLinear
 
@@ -44,6 +45,8 @@ def pack_linears(model: nn.Module, *, batch_invariant: bool = False) -> None:
             setattr(parent, name, form)
             if tied is not None and alone and isinstance(form, NativeLinear):
                 setattr(*tied, NativeEmbedding(form))
+            del child
+            release_freed_memory()
         elif batch_invariant and not child.is_invariant:
             raise ConfigurationError(
                 "batch_invariant: this model has been packed without it for another engine. Load it once more.",

@@ -69,13 +69,13 @@ def test_broken_builds(tiny, fake_llama_cpp, code, status, detail):
     report = probe(tiny.gguf, timeout_s=3 if status == "timeout" else 60)
     assert report.status == status, report
     assert detail in report.detail
-    assert "llama_build --install" in report.advice
+    assert "llama.build --install" in report.advice
 
 
 def test_missing_build(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert probe(tiny.gguf).status == "not_installed"
-    with pytest.raises(MissingDependencyError, match="llama_build --install"):
+    with pytest.raises(MissingDependencyError, match=r"llama\.build --install"):
         ensure_usable_build(tiny.gguf)
     assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import runpy
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -26,10 +25,11 @@ USER = [{"role": "user", "content": "hello"}]
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("llama_cpp")
-    makers = runpy.run_path(str(Path(__file__).parents[1] / "local_engine" / "conftest.py"))
-    tokenizer = makers["train_tokenizer"]()
+    from tiny_gguf import random_weights, train_tokenizer, write_gguf
+
+    tokenizer = train_tokenizer()
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
-    makers["write_gguf"](path, makers["random_weights"](tokenizer.get_vocab_size()), tokenizer)
+    write_gguf(path, random_weights(tokenizer.get_vocab_size()), tokenizer)
     return path
 
 

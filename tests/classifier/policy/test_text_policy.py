@@ -137,8 +137,14 @@ def test_what_was_read_ahead_changes_no_decision(folder: Path, monkeypatch: pyte
     expected = [plain.after(view(row)) for row in rows]
     for row in rows:
         ahead.read_ahead(PromptView(row.prompt))
-    for reader in ("answer_features.Mentioned", "steps.Given"):
-        monkeypatch.setattr(f"updraft.classifier.{reader}.of", lambda _: pytest.fail("the question is read again"))
+
+    def unexpected(_: object) -> None:
+        pytest.fail("the question is read again")
+
+    for reader in ("answer_checks.Mentioned", "arithmetic_checks.Given"):
+        monkeypatch.setattr(
+            f"updraft.classifier.features.{reader}.of", lambda _: pytest.fail("the question is read again")
+        )
     assert [ahead.after(view(row)) for row in rows] == expected
 
 

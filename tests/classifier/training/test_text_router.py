@@ -17,7 +17,7 @@ from updraft.classifier.training.export_text import router_to_onnx
 from updraft.classifier.training.text_router import SHIPPED, Labels, TextRouter, fit_router
 from updraft.protocol.errors import InvalidRequestError
 
-GSM8K = Path(__file__).resolve().parents[3] / "shared" / "data" / "routing" / "routellm_gsm8k.csv.gz"
+GSM8K = Path(__file__).resolve().parents[4] / "shared" / "data" / "routing" / "routellm_gsm8k.csv.gz"
 WORDS = ["apple", "river", "stone", "circle", "market", "window", "garden", "silver", "paper", "bridge", "candle"]
 
 

@@ -37,7 +37,7 @@ needs_vnni = pytest.mark.skipif(
 DECODE = """
 import ctypes, hashlib, sys
 import numpy as np
-from updraft.local_engine import ggml, products
+from updraft.local_engine.llama import kernels as ggml
 from updraft.local_engine.engine import LocalEngine, LocalOptions
 from updraft.local_engine.llama.library import llama
 if "ours" in sys.argv[2:]:

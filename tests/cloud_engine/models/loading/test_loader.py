@@ -75,6 +75,7 @@ from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.execution.served_model import ServedModel
 from updraft.cloud_engine.models.loading.loader import load_model
 from updraft.kernels.host_memory import keep_freed_memory
+from updraft.kernels.onednn_linear import OneDnnLinear
 
 def memory(name):
     return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
@@ -87,6 +88,8 @@ model = load_model(Path(sys.argv[2]), dtype=torch.bfloat16)
 weights = sum(parameter.nbytes for parameter in model.parameters())
 loaded = (memory("VmHWM") - before) / weights
 engine = Engine(ServedModel(model), EngineConfig(num_blocks=16))
+if isinstance(model.lm_head, OneDnnLinear) and model.config.tie_word_embeddings:
+    weights += model.embed_tokens.weight.nbytes  # oneDNN's form cannot be looked up in: the plain one stays
 print(loaded, (memory("VmHWM") - before) / weights)
 """
 
