@@ -13,13 +13,14 @@ import torch
 
 from ..cloud_engine.engine.config import EngineConfig
 from ..cloud_engine.engine.engine import Engine
-from ..cloud_engine.engine.execution.launched_step import Launched
+from ..cloud_engine.engine.execution.launched_step import LaunchedStep
 from ..cloud_engine.engine.execution.served_model import ServedModel
 from ..cloud_engine.engine.kv.kv_cache_manager import KVCacheManager
 from ..cloud_engine.engine.scheduling.scheduler import Scheduler
+from ..cloud_engine.engine.speculation.speculator import Speculator
 from ..cloud_engine.engine.types.prediction import PredictionCursor
-from ..cloud_engine.engine.types.request import GenerationRequest, RequestState
-from ..cloud_engine.engine.types.scheduled_request import ScheduledRequest
+from ..cloud_engine.engine.types.request import GenerationRequest
+from ..cloud_engine.engine.types.request_state import RequestState, ScheduledRequest
 from ..cloud_engine.models.config import ModelConfig
 from ..cloud_engine.models.decoder import Decoder
 from ..cloud_engine.models.rope import RotaryConfig
@@ -89,10 +90,10 @@ class _Unmodelled(Engine):
 
     computed_s = 0.0
 
-    def _launch(self, batch: list[ScheduledRequest]) -> Launched:
+    def _launch(self, batch: list[ScheduledRequest]) -> LaunchedStep:
         started = time.perf_counter()
         samples = sum(item.num_samples for item in batch)
-        launched = Launched(batch, torch.full((samples,), _VOCABULARY - 1), [], torch.zeros(samples, _VOCABULARY))
+        launched = LaunchedStep(batch, torch.full((samples,), _VOCABULARY - 1), [], torch.zeros(samples, _VOCABULARY))
         self.computed_s += time.perf_counter() - started
         return launched
 
@@ -130,7 +131,7 @@ def _play(
     tokens it computed, and how many it sampled."""
     blocks = config.num_blocks or sum((len(asked.prompt) + asked.output) // config.block_size + 1 for asked in requests)
     cache = KVCacheManager(blocks, config.block_size, prefix_caching=False)
-    scheduler = Scheduler(config, cache)
+    scheduler = Scheduler(config, cache, Speculator([], config))
     for number, asked in enumerate(requests):
         request = GenerationRequest(str(number), asked.prompt, SamplingParams(max_tokens=asked.output))
         scheduler.add(

@@ -16,7 +16,8 @@ from ..cloud_engine.engine.engine import Engine
 from ..cloud_engine.engine.kv.sizing import Sizes
 from ..cloud_engine.engine.speculation.draft_model import DraftModel
 from ..cloud_engine.engine.speculation.drafter import DraftWork
-from ..cloud_engine.engine.types.request import GenerationRequest, RequestState
+from ..cloud_engine.engine.types.request import GenerationRequest
+from ..cloud_engine.engine.types.request_state import RequestState
 from ..cloud_engine.models.decoder import Decoder
 from ..embedded import pocket
 from ..embedded.tasks import make_tasks
@@ -26,8 +27,8 @@ from .driving import make_engine
 from .shapes import random_model, shape_config
 
 if TYPE_CHECKING:
-    from ..cloud_engine.engine.speculation.drafter import RowOf
-    from ..cloud_engine.engine.types.scheduled_request import ScheduledRequest
+    from ..cloud_engine.engine.types.request_state import ScheduledRequest
+    from ..cloud_engine.engine.types.sampling_row import RowOf
 
 LOADS = (1, 4, 16, 64)
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
@@ -158,7 +159,7 @@ class OracleDrafter(DraftModel):
     def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> DraftWork:
         work = super().propose(batch, row_of)
         for item in batch:
-            if item.drafter is self:
+            if item.drafter == self.name:
                 start = item.state.num_generated_tokens
                 right = self._answer[start : start + len(item.draft_ids)]
                 item.draft_ids = [self._spoilt(token) for token in right]

@@ -70,7 +70,7 @@ def packed(linear: nn.Linear, *, batch_invariant: bool = False, take_over: bool 
     """What computes `linear` fastest here; the layer itself where nothing can pack it. `take_over`: its weights may be
     overwritten."""
     onednn = onednn_linear.can_compute(linear.weight)
-    if native_linear.can_compute(linear.weight) and (not onednn or _is_ahead_of_onednn(linear.weight)):
+    if native_linear.can_compute(linear.weight) and (not onednn or _is_ahead_of_onednn(linear.weight, batch_invariant)):
         return NativeLinear(linear, take_over=take_over)
     return OneDnnLinear(linear, batch_invariant=batch_invariant) if onednn else linear
 
@@ -80,9 +80,10 @@ def least_rows(model: nn.Module) -> int:
     return LEAST_ROWS if any(isinstance(module, OneDnnLinear) for module in model.modules()) else 1
 
 
-def _is_ahead_of_onednn(weight: Tensor) -> bool:
+def _is_ahead_of_onednn(weight: Tensor, batch_invariant: bool) -> bool:
+    """Matrix units are faster, but what they add up depends on the number of rows."""
     has_matrix_unit = weight.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
-    return native_linear.is_vectorised_for(weight.dtype) and not has_matrix_unit
+    return native_linear.is_vectorised_for(weight.dtype) and (batch_invariant or not has_matrix_unit)
 
 
 def _check_invariance(model: nn.Module) -> None:

@@ -21,17 +21,17 @@ from ...text.tokenizer import Tokenizer
 from ..models.loading.loader import Progress
 from .config import EngineConfig
 from .execution.devices import use_device
-from .execution.launched_step import Launched
+from .execution.launched_step import LaunchedStep
 from .execution.model_runner import Chunk, Runner, graph_limits
 from .execution.prompt_logprobs import score_prompts
-from .execution.sampler import SamplingRow, sample_on_device
+from .execution.sampler import sample_on_device
 from .execution.served_model import DraftWeights, ServedModel
-from .execution.step_result import Sampled
+from .execution.step_result import StepResult
 from .execution.warm_up import make_ready
 from .kv.kv_cache_manager import KVCacheManager
 from .kv.sizing import Sizes
 from .output.beam_search import BeamSearch
-from .output.output_processor import Answers, cut_drafts
+from .output.output_processor import OutputProcessor, cut_drafts
 from .scheduling.limits import Limits
 from .scheduling.scheduler import Scheduler
 from .speculation.draft_model import DraftModel
@@ -43,8 +43,9 @@ from .stats import EngineStats
 from .types.outputs import StepOutputs
 from .types.pooling import MeanPool
 from .types.prediction import PredictionCursor
-from .types.request import GenerationRequest, RequestState
-from .types.scheduled_request import ScheduledRequest
+from .types.request import GenerationRequest
+from .types.request_state import RequestState, ScheduledRequest
+from .types.sampling_row import SamplingRow
 
 
 class Engine:
@@ -91,11 +92,11 @@ class Engine:
             own.append(self._draft_model(served, draft))
         self._speculator = Speculator([*own, *drafters], config)
         self._counters = EngineStats()
-        self._cache, self._scheduler, self._answers = self._fresh_schedule()
+        self._cache, self._scheduler, self._outputs = self._fresh_schedule()
         # Those that have a place in the queue but are not there yet, and when they arrived.
         self._expected: dict[str, tuple[GenerationRequest, float]] = {}
         self._seeds = random.Random(config.seed)
-        self._ahead: Launched | None = None
+        self._ahead: LaunchedStep | None = None
 
     @classmethod
     def from_folder(
@@ -117,12 +118,12 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return len(self._answers) > 0
+        return len(self._outputs) > 0
 
     @property
     def is_streaming(self) -> bool:
         """Whether somebody reads along with any of the answers."""
-        return self._answers.are_streamed
+        return self._outputs.are_streamed
 
     @property
     def reads_prompts(self) -> bool:
@@ -168,7 +169,7 @@ class Engine:
             arrived=time.monotonic() if expected is None else expected[1],
         )
         search = BeamSearch(state, request.beam, self._scheduler, self._cache) if request.beam else None
-        self._answers.begin(state, search)
+        self._outputs.begin(state, search)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Drop a request and free its blocks; one that is not here (any more) is no error.
@@ -176,7 +177,7 @@ class Engine:
         With an `index` only this one of its answers, of which there was an output, while others go on.
         """
         expected = self._expected.pop(request_id, None) is not None
-        self._counters.aborted_requests += self._answers.drop(request_id, index) or expected
+        self._counters.aborted_requests += self._outputs.drop(request_id, index) or expected
 
     def step(self) -> StepOutputs:
         """Move every scheduled request on by one step and return the tokens that came out; none where nobody waits."""
@@ -185,25 +186,25 @@ class Engine:
         if not batch:
             self._ahead = None
             return StepOutputs()
-        launched = self._claim(batch) or self._launch(batch)
+        launched = self._take_over(batch) or self._launch(batch)
         self._ahead = self._launch_ahead(launched)
-        outputs = self._answers.advance(batch, Sampled(launched, self._sampling_row))
+        outputs = self._outputs.process(batch, StepResult(launched, self._sampling_row))
         step_s = time.perf_counter() - started
         self._speculator.observe(batch, step_s)
         self._scheduler.observe(len(batch), step_s)
         self._counters.step_seconds.observe(step_s)
         return outputs
 
-    def _launch(self, batch: list[ScheduledRequest]) -> Launched:
+    def _launch(self, batch: list[ScheduledRequest]) -> LaunchedStep:
         """All that tensors are needed for: draft, run, sample."""
         self._copy_blocks(self._cache.take_copies())
         self._speculator.propose([item for item in batch if item.state.pool is None], self._sampling_row)
         cut_drafts(batch)
         logits = score_prompts(batch, self._runner.run([_chunk(item) for item in batch]))
         rows = self._sampling_rows(batch)
-        return Launched(batch, sample_on_device(logits, rows), rows, logits)
+        return LaunchedStep(batch, sample_on_device(logits, rows), rows, logits)
 
-    def _launch_ahead(self, launched: Launched) -> Launched | None:
+    def _launch_ahead(self, launched: LaunchedStep) -> LaunchedStep | None:
         """The step behind one that has not been read yet, where it is sure and the device can have it already."""
         if not self._runner.runs_ahead or not launched.is_sure:
             return None
@@ -214,9 +215,9 @@ class Engine:
         assert step is not None, "who goes on was there"
         spans = [QuerySpan(item.start + 1, 1, item.state.block_table) for item in batch]
         rows = [msgspec.structs.replace(row, position=row.position + 1) for row in step.rows]
-        return Launched(batch, sample_on_device(self._runner.follow(spans, step.sampled), rows), rows, None)
+        return LaunchedStep(batch, sample_on_device(self._runner.run_ahead(spans, step.sampled), rows), rows, None)
 
-    def _claim(self, batch: list[ScheduledRequest]) -> Launched | None:
+    def _take_over(self, batch: list[ScheduledRequest]) -> LaunchedStep | None:
         """The step as it was launched ahead, if that is what has been scheduled."""
         ahead, self._ahead = self._ahead, None
         launched = None if ahead is None or not batch else ahead.of(batch)
@@ -230,9 +231,9 @@ class Engine:
         For after a failure in the middle of a step, when nothing of what was in flight can be trusted. Requests that
         are expected may still come.
         """
-        lost = self._answers.request_ids()
+        lost = self._outputs.request_ids()
         self._ahead = None
-        self._cache, self._scheduler, self._answers = self._fresh_schedule()
+        self._cache, self._scheduler, self._outputs = self._fresh_schedule()
         self._counters.aborted_requests += len(lost)
         return lost
 
@@ -258,16 +259,16 @@ class Engine:
         check_same_vocabulary(target.vocab_size, weights.config.vocab_size, vocabulary, draft.vocabulary)
         return DraftModel(weights, target, self._sizes, self.config)
 
-    def _fresh_schedule(self) -> tuple[KVCacheManager, Scheduler, Answers]:
+    def _fresh_schedule(self) -> tuple[KVCacheManager, Scheduler, OutputProcessor]:
         config, sizes = self.config, self._sizes
         cache = KVCacheManager(
             sizes.num_blocks, config.block_size, prefix_caching=config.prefix_caching, window=sizes.window
         )
         scheduler = Scheduler(config, cache, self._speculator, self._counters)
-        return cache, scheduler, Answers(scheduler, cache, self._speculator)
+        return cache, scheduler, OutputProcessor(scheduler, cache, self._speculator)
 
     def _check(self, request: GenerationRequest) -> None:
-        if request.request_id in self._answers or request.request_id in self._expected:
+        if request.request_id in self._outputs or request.request_id in self._expected:
             raise InvalidRequestError(f"Request id {request.request_id!r} is in use.", param="request_id")
         self._limits.check(request, self._scheduler)
         self._scheduler.check_room([expected for expected, _ in self._expected.values()])

@@ -1,37 +1,67 @@
-"""Where a packed decoder's weights are, for the C that runs all its layers in one call."""
+"""A compile pass after loading and packing: all layers of a decoder in one call of C, where its weights allow it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
+from ...kernels.native_attention import NativeAttention
 from ...kernels.native_continuation import NativeContinuation
 from ...kernels.native_decoder import DecoderWeights, LayerWeights, NativeDecoder
 from ...kernels.native_linear import NativeEmbedding, NativeLinear
+from ...kernels.ragged_batch import Passes
+from ...kernels.sampling import Sampling
 from .config import ModelConfig
+from .decoder import Decoder, DecoderLayer
 from .layers import RMSNorm
 
-if TYPE_CHECKING:
-    from .decoder import Decoder, DecoderLayer
+
+class CompiledDecoder:
+    """A decoder whose layers run in one call of C, with attention in C. Its weights stay where they are.
+
+    Nothing of the model may be replaced or moved afterwards.
+    """
+
+    def __init__(self, model: Decoder, layers: NativeDecoder) -> None:
+        self._model = model
+        self._layers = layers
+        self._continuation = _continuation(model, layers)
+
+    def __call__(self, token_ids: Tensor, positions: Tensor, attention: NativeAttention) -> Tensor:
+        """What `Decoder.forward` computes, to the last bit."""
+        return self._layers.run(self._model.embed(token_ids), self._model.rotations(positions), attention)
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether `continued` can be asked."""
+        return self._continuation is not None
+
+    def continued(
+        self, first: Sequence[int], passes: Passes, attention: NativeAttention, sampling: Sampling
+    ) -> list[list[int]]:
+        """See `NativeContinuation.run`."""
+        assert self._continuation is not None, "ask can_continue first"
+        rotations = self._model.rotations(torch.from_numpy(passes.positions()))
+        return self._continuation.run(first, passes, rotations, attention, sampling)
 
 
-def native_decoder(model: Decoder) -> NativeDecoder | None:
-    """The layers of `model` in one call of C; None where not all of its linear layers are packed for that."""
-    config = model.config
-    layers = [_layer(layer, config, index) for index, layer in enumerate(model.layers)]  # type: ignore[arg-type]
+def compile_decoder(model: Decoder) -> CompiledDecoder | None:
+    """A pass after packing. None where not all linear layers of `model` are packed for C."""
+    layers = [_layer(layer, model.config, index) for index, layer in enumerate(model.layers)]  # type: ignore[arg-type]
     packed = [layer for layer in layers if layer is not None]
     if len(packed) < len(layers):
         return None
+    config = model.config
     weights = DecoderWeights(
         packed, model.norm.weight, config.rms_norm_eps, config.unit_offset_norms, config.activation
     )
-    return NativeDecoder(weights) if weights.fit else None
+    return CompiledDecoder(model, NativeDecoder(weights)) if weights.fit else None
 
 
-def native_continuation(model: Decoder, layers: NativeDecoder) -> NativeContinuation | None:
-    """Whole passes of `model`, from token to token, around its `layers`; None where the head is not packed for that, or
-    caps its logits."""
+def _continuation(model: Decoder, layers: NativeDecoder) -> NativeContinuation | None:
+    """Whole passes of `model`, from token to token. None where the head is not packed for that, or caps its logits."""
     head, embeddings = model.lm_head, model.embed_tokens
     if not isinstance(head, NativeLinear) or model.config.logit_soft_cap is not None:
         return None

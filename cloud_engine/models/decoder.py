@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
 from ...kernels.attention import Attention
 from ...kernels.kv_write import Rotation
-from ...kernels.native_attention import NativeAttention
-from ...kernels.native_continuation import NativeContinuation
-from ...kernels.native_decoder import NativeDecoder
-from ...kernels.ragged_batch import Passes
-from ...kernels.sampling import Sampling
-from .compile import native_continuation, native_decoder
 from .config import ModelConfig
 from .layers import Embedding, GatedMLP, GroupedQueryAttention, Linear, norm, soft_capped
 from .rope import Rotary
@@ -52,45 +44,23 @@ class Decoder(nn.Module):
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self._rotary = Rotary(config.rotary)
         self._sliding_rotary = None if config.sliding_rotary is None else Rotary(config.sliding_rotary)
-        self._native: NativeDecoder | None = None
-        self._continuation: NativeContinuation | None = None
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
 
-    def fuse(self) -> bool:
-        """From now on run all layers in one call of C where attention is C's, too. Returns whether the weights are
-        packed for that. Nothing may be replaced or moved afterwards."""
-        self._native = native_decoder(self)
-        self._continuation = None if self._native is None else native_continuation(self, self._native)
-        return self._native is not None
-
-    @property
-    def can_continue(self) -> bool:
-        """Whether `continued` can be asked, with attention in C."""
-        return self._continuation is not None
-
-    def continued(
-        self, first: Sequence[int], passes: Passes, attention: NativeAttention, sampling: Sampling
-    ) -> list[list[int]]:
-        """See `NativeContinuation.run`."""
-        assert self._continuation is not None, "ask can_continue first"
-        rotations = self._rotations(torch.from_numpy(passes.positions()))
-        return self._continuation.run(first, passes, rotations, attention, sampling)
-
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Last hidden states after the final norm: (tokens, hidden_size). `token_ids`, `positions`: (tokens,) int64."""
-        hidden = self.embed_tokens(token_ids)
-        if self.config.embedding_scale != 1:
-            hidden = hidden * self.embedding_scale
-        rotations = self._rotations(positions)
-        if self._native is not None and isinstance(attention, NativeAttention):
-            return self._native.run(hidden, rotations, attention)
+        hidden, rotations = self.embed(token_ids), self.rotations(positions)
         update: Tensor | None = None
         for index, layer in enumerate(self.layers):
             update = layer(update, hidden, rotations[self.config.is_sliding(index)], attention)
         return self.norm(hidden) if update is None else self.norm.add(update, hidden)
 
-    def _rotations(self, positions: Tensor) -> tuple[Rotation, Rotation]:
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """(tokens, hidden_size): what the first layer reads."""
+        hidden = self.embed_tokens(token_ids)
+        return hidden if self.config.embedding_scale == 1 else hidden * self.embedding_scale
+
+    def rotations(self, positions: Tensor) -> tuple[Rotation, Rotation]:
         """Of layers that see everything, and of those with a sliding window."""
         plain = self._rotary(positions)
         return plain, plain if self._sliding_rotary is None else self._sliding_rotary(positions)

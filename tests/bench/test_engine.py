@@ -21,10 +21,10 @@ from updraft.bench.speculation import draft_of
 from updraft.bench.workload import Asked, Workload
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.execution.sampler import SamplingRow
 from updraft.cloud_engine.engine.speculation.draft_model import DraftModel
 from updraft.cloud_engine.engine.speculation.drafter import DraftWork
-from updraft.cloud_engine.engine.types.scheduled_request import ScheduledRequest
+from updraft.cloud_engine.engine.types.request_state import ScheduledRequest
+from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.embedded import pocket
 from updraft.protocol.errors import ConfigurationError
@@ -124,7 +124,7 @@ def _drafted_rows(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     def watched(
         drafter: DraftModel, batch: Sequence[ScheduledRequest], row_of: Callable[[ScheduledRequest, int], SamplingRow]
     ) -> DraftWork:
-        found.extend(row_of(item, 0).is_plain for item in batch if item.drafter is drafter)
+        found.extend(row_of(item, 0).is_plain for item in batch if item.drafter == drafter.name)
         return propose(drafter, batch, row_of)
 
     monkeypatch.setattr(DraftModel, "propose", watched)

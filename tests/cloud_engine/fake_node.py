@@ -17,7 +17,8 @@ from pathlib import Path
 
 import tokenizers
 from updraft.cloud_engine.engine.stats import EngineStats
-from updraft.cloud_engine.engine.types.request import GenerationRequest, RequestStats, TokenLogprob, TokenOutput
+from updraft.cloud_engine.engine.types.outputs import RequestStats, TokenLogprob, TokenOutput
+from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.cloud_engine.node.api.app import Served, create_node_app
 from updraft.protocol.errors import ContextLengthError, EngineDownError, EngineError
 from updraft.protocol.server import exit_with_parent, serve

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from plain_sampling import edits_of
-from updraft.cloud_engine.engine.execution.sampler import SamplingRow, sample
+from updraft.cloud_engine.engine.execution.sampler import sample
+from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
 from updraft.kernels.logit_edits import FlatEdits, apply_edits_, reference_edits_
 from updraft.protocol.errors import ConfigurationError
 from updraft.protocol.sampling import SamplingParams

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_sampling import edits_of, plain_sample
 from updraft.cloud_engine.engine.execution import sampler
-from updraft.cloud_engine.engine.execution.sampler import SamplingRow, sample
+from updraft.cloud_engine.engine.execution.sampler import sample
+from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
 from updraft.kernels import sampling
 from updraft.kernels.native_library import load
 from updraft.kernels.native_sampling import native_sample

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from plain_sampling import plain_sample
-from updraft.cloud_engine.engine.execution.sampler import SamplingRow
+from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
 from updraft.kernels.noise import gumbel_noise, noise_keys, uniforms
 from updraft.kernels.sampling import Sampling, reference_sample, sample
 from updraft.kernels.truncation import Truncation, ranks

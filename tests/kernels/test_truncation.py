@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from plain_sampling import plain_sample
-from updraft.cloud_engine.engine.execution.sampler import SamplingRow
+from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
 from updraft.kernels.sampling import Sampling, reference_sample
 from updraft.kernels.truncation import LOWEST_RANK, Rows, Truncation, ranks, reference_thresholds
 from updraft.kernels.vocabulary_launch import TILE

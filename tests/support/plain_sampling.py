@@ -12,7 +12,7 @@ from math import inf
 import numpy as np
 import torch
 from torch import Tensor
-from updraft.cloud_engine.engine.execution.sampler import SamplingRow
+from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
 from updraft.protocol.noise import WORD, noise_key
 from updraft.protocol.sampling import LEAST_TEMPERATURE, SamplingParams
 from updraft.text.logit_edits import LogitEdits

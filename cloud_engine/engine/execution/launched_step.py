@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..types.scheduled_request import ScheduledRequest
+from ..types.request_state import ScheduledRequest
+from ..types.sampling_row import SamplingRow
 from .host_device_copy import HostCopy, to_device
-from .sampler import SamplingRow
 
 
 @dataclass(slots=True)  # one is made in every step, and frozen ones take longer
-class Launched:
+class LaunchedStep:
     """`sampled` (rows,) int64 for the rows of `batch`, which may not be computed yet.
 
     `logits` (rows, vocab) float32: until the next launch; None of a step that was launched ahead. `rows`: how they are
@@ -44,7 +44,7 @@ class Launched:
         """Whether all are plain decodes, and the next token of none depends on what this one is but by its logits."""
         return all(item.state.decode is item and not item.state.edits_follow for item in self.batch)
 
-    def of(self, batch: Sequence[ScheduledRequest]) -> Launched | None:
+    def of(self, batch: Sequence[ScheduledRequest]) -> LaunchedStep | None:
         """The same step for a `batch` that was scheduled meanwhile; None if that has others in it, or other work.
 
         Whoever has left since was computed in vain.
@@ -57,4 +57,4 @@ class Launched:
         if not found or len(found) < len(rows):
             return None
         sampled = self.sampled[to_device(torch.tensor(found), self.sampled.device)]
-        return Launched(batch, sampled, [self.rows[row] for row in found], None)
+        return LaunchedStep(batch, sampled, [self.rows[row] for row in found], None)

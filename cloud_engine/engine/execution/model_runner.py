@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ....kernels.attention import QuerySpan
-from ....kernels.attention_backends import CacheSpec, NativeBackend, TritonBackend, choose_backend
+from ....kernels.attention_backends import TritonBackend, choose_backend
 from ....kernels.backend import AttentionChoice, BackendName
 from ....kernels.native_attention import NativeAttention
 from ....kernels.native_library import load
@@ -22,12 +22,15 @@ from ....kernels.packed_linear import least_rows, pack_linears
 from ....kernels.ragged_batch import Passes, RaggedBatch
 from ....kernels.sampling import Sampling
 from ....kernels.sampling import sample as sample_rows
+from ...models.compile import CompiledDecoder, compile_decoder
 from ...models.decoder import Decoder
 from ..config import EngineConfig
+from ..kv.cache_spec import cache_spec
 from ..types.pooling import MeanPool
+from ..types.sampling_row import SamplingRow
 from .cuda_graphs import CudaRecorder, GraphLimits, StepGraphs
 from .host_device_copy import HostCopy, to_device
-from .sampler import SamplingRow, sampling_of
+from .sampler import sampling_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -70,11 +73,12 @@ class Runner:
         spec = cache_spec(model, num_blocks, block_size)
         self._backend, why = choose_backend(spec, attention_backend, batch_invariant=batch_invariant)
         self._graphs: StepGraphs | None = None
+        self._compiled: CompiledDecoder | None = None
         _LOG.info("attention: %s (%s)", self._backend.name, why)
         if self._device.type == "cpu":
             load()  # norms and gates are in C, too: better compiled now than in the first step
-            fused = self._backend.name == "native" and self.model.fuse()
-            _LOG.info("layers: %s", "one call of C for all" if fused else "one kernel after the other")
+            self._compiled = compile_decoder(model) if self._backend.name == "native" else None
+            _LOG.info("layers: %s", "one call of C for all" if self._compiled else "one kernel after the other")
 
     @property
     def block_size(self) -> int:
@@ -115,7 +119,7 @@ class Runner:
         return self._device.type == "cuda"
 
     @torch.inference_mode()
-    def follow(self, spans: Sequence[QuerySpan], token_ids: Tensor) -> Tensor:
+    def run_ahead(self, spans: Sequence[QuerySpan], token_ids: Tensor) -> Tensor:
         """Logits (spans, vocab) float32 behind one token each: `token_ids` (spans,) int64, which may be on the device,
         and not computed yet."""
         logits = self._replayed(spans, token_ids)
@@ -132,12 +136,15 @@ class Runner:
         positions = torch.from_numpy(batch.positions().clip(0))
         if num_rows > len(token_ids):
             token_ids = functional.pad(token_ids, (0, num_rows - len(token_ids)))
-        return self.model(self._on_device(token_ids), self._on_device(positions), self._backend.begin(batch))
+        attention = self._backend.begin(batch)
+        if self._compiled is not None and isinstance(attention, NativeAttention):
+            return self._compiled(token_ids, positions, attention)
+        return self.model(self._on_device(token_ids), self._on_device(positions), attention)
 
     @property
     def can_extend(self) -> bool:
         """Whether `extend` is faster than one pass after the other, each waited for."""
-        return self.runs_ahead or (self.model.can_continue and isinstance(self._backend, NativeBackend))
+        return self.runs_ahead or (self._compiled is not None and self._compiled.can_continue)
 
     @torch.inference_mode()
     def extend(
@@ -150,10 +157,10 @@ class Runner:
         """
         sampling = sampling_of(rows, self.model.config.vocab_size, self._device)
         passes = Passes.of(spans, self._block_size)
-        if isinstance(self._backend, NativeBackend):
+        if self._compiled is not None:
             attention = self._backend.begin(passes.batch)
-            assert isinstance(attention, NativeAttention), "ask can_extend first"
-            return self.model.continued([int(token) for token in first], passes, attention, sampling)
+            assert isinstance(attention, NativeAttention), "only attention in C is compiled for"
+            return self._compiled.continued([int(token) for token in first], passes, attention, sampling)
         return self._extend_on_device(first, passes, sampling)
 
     def _extend_on_device(self, first: Sequence[int] | Tensor, passes: Passes, sampling: Sampling) -> list[list[int]]:
@@ -161,7 +168,7 @@ class Runner:
         sampled: list[Tensor] = []
         for number, live in enumerate(passes.live.tolist()):
             spans = [QuerySpan(span.start + number, 1, span.block_table) for span in passes.batch.spans[:live]]
-            logits = self.follow(spans, token_ids[:live])
+            logits = self.run_ahead(spans, token_ids[:live])
             token_ids = sample_rows(logits, sampling.of(slice(live)).ahead(number))
             sampled.append(token_ids)
         continued: list[list[int]] = [[] for _ in passes.batch.spans]
@@ -203,30 +210,8 @@ def _wanted_rows(chunks: Sequence[Chunk]) -> list[int]:
     return rows
 
 
-def cache_spec(model: Decoder, num_blocks: int, block_size: int) -> CacheSpec:
-    config, weight = model.config, model.embed_tokens.weight
-    return CacheSpec(
-        config.num_layers,
-        num_blocks,
-        block_size,
-        config.num_heads,
-        config.num_kv_heads,
-        config.head_dim,
-        weight.dtype,
-        weight.device,
-        config.windowed,
-    )
-
-
 def graph_limits(context_length: int, num_drafts: int, config: EngineConfig) -> GraphLimits | None:
     """Of an engine's steps without prompts, with at most `num_drafts` draft tokens for a sequence; None: no graphs."""
     if not config.cuda_graphs:
         return None
     return GraphLimits(config.max_batch_size, 1 + num_drafts, -(-context_length // config.block_size))
-
-
-def block_bytes(model: Decoder, block_size: int) -> int:
-    """Memory of one KV block over all layers."""
-    config = model.config
-    elements = config.num_layers * 2 * block_size * config.num_kv_heads * config.head_dim
-    return elements * model.embed_tokens.weight.element_size()

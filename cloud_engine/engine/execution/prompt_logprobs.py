@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..types.request import PromptLogprob
-from ..types.scheduled_request import ScheduledRequest
+from ..types.outputs import PromptLogprob
+from ..types.request_state import ScheduledRequest
 from .host_device_copy import HostCopy, to_device
 from .sampler import log_probabilities
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -28,30 +27,11 @@ from ....kernels.sampling import Sampling
 from ....kernels.sampling import sample as sample_rows
 from ....kernels.truncation import Truncation
 from ....protocol.noise import WORD
-from ....protocol.sampling import LEAST_TEMPERATURE, SamplingParams
-from ....text.grammar_state import Mask
+from ....protocol.sampling import LEAST_TEMPERATURE
 from ....text.logit_edits import LogitEdits
-from ..types.request import TokenLogprob
+from ..types.outputs import TokenLogprob
+from ..types.sampling_row import SamplingRow
 from .host_device_copy import HostCopy, to_device
-
-
-class SamplingRow(msgspec.Struct, frozen=True, gc=False):
-    """How to sample one row of logits. `position` is the index in the sequence of the token to be sampled.
-
-    `mask`: the tokens that a grammar allows; None for all.
-    """
-
-    temperature: float
-    seed: int
-    position: int
-    params: SamplingParams
-    edits: LogitEdits | None = None
-    mask: Mask | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it depends on nothing but its logits, its noise, and how many come first."""
-        return self.edits is None and self.mask is None and self.params.typical_p >= 1
 
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:

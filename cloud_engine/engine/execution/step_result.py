@@ -1,4 +1,4 @@
-"""What a step says that has been read: tokens, and of its logits what is asked for (`advance.Samples`)."""
+"""The result of a step that has been read: its tokens, and of its logits what is asked for."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..types.request import TokenLogprob
-from ..types.scheduled_request import ScheduledRequest
+from ..types.outputs import TokenLogprob
+from ..types.request_state import ScheduledRequest
 from .host_device_copy import to_device
-from .launched_step import Launched
+from .launched_step import LaunchedStep
 from .sampler import log_probabilities, sample
 
 if TYPE_CHECKING:
-    from ..speculation.drafter import RowOf
+    from ..types.sampling_row import RowOf
 
 
-class Sampled:
+class StepResult:
     """Waits for `launched`. Log-probabilities of all rows that tell them are looked up together, and once."""
 
-    def __init__(self, launched: Launched, row_of: RowOf) -> None:
+    def __init__(self, launched: LaunchedStep, row_of: RowOf) -> None:
         self.tokens = launched.read()
         self._launched, self._row_of = launched, row_of
         self._scores: dict[int, TokenLogprob] | None = None

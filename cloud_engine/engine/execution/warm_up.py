@@ -19,9 +19,10 @@ from ....kernels.row_launch import power_of_two
 from ....kernels.vocabulary_launch import share_row
 from ....protocol.sampling import SamplingParams
 from ....text.logit_edits import LogitEditor
+from ..types.sampling_row import SamplingRow
 from .cuda_graphs import GraphLimits
 from .model_runner import Chunk, Runner
-from .sampler import SamplingRow, log_probabilities, sample
+from .sampler import log_probabilities, sample
 
 _LOG = logging.getLogger(__name__)
 _MOST_ROWS = 512  # to sample: with more, what is left are two sizes that compile in a moment

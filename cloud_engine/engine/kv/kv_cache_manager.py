@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from ..types.request import RequestState
+from ..types.request_state import RequestState
 from .block_pool import NO_BLOCK, BlockPool
 from .prefix_cache import PrefixCache
 

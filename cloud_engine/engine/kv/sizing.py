@@ -11,7 +11,7 @@ import torch
 from ....protocol.errors import ConfigurationError
 from ...models.decoder import Decoder
 from ..config import EngineConfig
-from ..execution.model_runner import block_bytes
+from .cache_spec import block_bytes
 from .kv_cache_manager import Window, most_blocks
 
 _HOST_CACHE_BYTES = 2**30

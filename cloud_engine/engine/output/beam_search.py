@@ -17,26 +17,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ....protocol.errors import InvalidRequestError
 from ..execution.sampler import log_probabilities
 from ..kv.kv_cache_manager import KVCacheManager
 from ..scheduling.scheduler import Scheduler
-from ..types.request import BeamParams, FinishReason, GenerationRequest, RequestState, TokenLogprob
-from ..types.scheduled_request import ScheduledRequest
-
-
-def check_beams(request: GenerationRequest, num_ends: int, vocab_size: int) -> None:
-    """Raises InvalidRequestError for options that a beam search has no use for; `num_ends` tokens end an answer."""
-    params = request.params
-    if request.num_branches + num_ends > vocab_size:
-        raise InvalidRequestError("More beams than the vocabulary has tokens to begin with.", param="n")
-    if params.temperature or params.truncates or params.edits or request.constraint is not None:
-        raise InvalidRequestError(
-            "Beam search follows the model's own probabilities: set temperature=0 and leave out top_p, top_k, min_p, "
-            "typical_p, penalties, logit_bias, min_tokens and constraints of the output.",
-            param="use_beam_search",
-            code="invalid_value",
-        )
+from ..types.outputs import FinishReason, TokenLogprob
+from ..types.request import BeamParams
+from ..types.request_state import RequestState, ScheduledRequest
 
 
 @dataclass(frozen=True, slots=True)

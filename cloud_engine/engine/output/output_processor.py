@@ -15,9 +15,8 @@ import msgspec
 from ..kv.kv_cache_manager import KVCacheManager
 from ..scheduling.scheduler import Scheduler
 from ..speculation.speculator import Speculator
-from ..types.outputs import StepOutputs
-from ..types.request import FinishReason, RequestState, TokenLogprob, TokenOutput
-from ..types.scheduled_request import ScheduledRequest
+from ..types.outputs import FinishReason, StepOutputs, TokenLogprob, TokenOutput
+from ..types.request_state import RequestState, ScheduledRequest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +43,7 @@ class Samples(Protocol):
         ...
 
 
-class Answers:
+class OutputProcessor:
     """All answers that are in the making."""
 
     def __init__(self, scheduler: Scheduler, cache: KVCacheManager, speculator: Speculator) -> None:
@@ -92,7 +91,7 @@ class Answers:
             return False
         return self._forget(request_id)
 
-    def advance(self, batch: Sequence[ScheduledRequest], samples: Samples) -> StepOutputs:
+    def process(self, batch: Sequence[ScheduledRequest], samples: Samples) -> StepOutputs:
         """Take over what a step computed and sampled, and return the tokens that come out."""
         decoded, others = self._scheduler.decodes.take(batch, samples.tokens)
         self._counters.steps += 1
@@ -194,7 +193,7 @@ class Answers:
         state.num_draft_computed_tokens = min(state.num_draft_computed_tokens, state.num_computed_tokens)
         state.token_ids.extend(new)
         state.prediction.advance(state.token_ids, len(new), len(item.draft_ids))
-        self._speculator.follow(state.prediction)
+        self._speculator.settle(state.prediction)
         num_top = state.request.params.logprobs
         logprobs = () if num_top is None or not new else samples.logprobs(row, new, num_top)
         self._counters.generated_tokens += len(new)

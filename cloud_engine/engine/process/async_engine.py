@@ -9,10 +9,10 @@ from ..engine import Engine
 from .client import EngineClient
 from .loop import EngineLoop
 from .messages import Close, Command, Report, last_words
-from .transport import Wires
+from .transport import Transport
 
 
-class AsyncEngine(EngineClient, Wires):
+class AsyncEngine(EngineClient, Transport):
     """Owns an Engine."""
 
     def __init__(self, engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""The asyncio face of an engine that runs elsewhere, in a thread or a process: one iterator per request."""
+"""The asyncio client of an engine that runs elsewhere, in a thread or a process: one iterator per request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from itertools import chain
 
 from ....protocol.errors import InvalidRequestError, OverloadedError, UpdraftError
 from ..stats import EngineStats
-from ..types.request import GenerationRequest, TokenOutput
+from ..types.outputs import TokenOutput
+from ..types.request import GenerationRequest
 from .messages import Abort, Add, Command, Failed, Report, Stepped
 
 _Event = TokenOutput | UpdraftError

@@ -1,6 +1,6 @@
 """The engine core's process, `python -m ...core FOLDER`: load an engine and run it, over two sockets in FOLDER.
 
-It holds nothing that must be saved, so its life is simple: it ends when its face says so, or is gone.
+It holds nothing that must be saved, so its life is simple: it ends when its server says so, or is gone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .messages import (
     encode_report,
     last_words,
 )
-from .transport import Wires
+from .transport import Transport
 
 if TYPE_CHECKING:
     from ...models.loading.loader import Progress
@@ -43,7 +43,7 @@ _LINGER_MS = 1000
 _log = logging.getLogger("updraft.engine")
 
 
-class _Sockets(Wires):
+class _Sockets(Transport):
     """The core's end of its sockets in `folder`."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> None:
@@ -52,7 +52,7 @@ class _Sockets(Wires):
         self._commands = context.socket(zmq.PULL)
         self._commands.bind(self._address)
         self._reports = context.socket(zmq.PUSH)
-        self._reports.sndhwm = 0  # a step never waits for the face
+        self._reports.sndhwm = 0  # a step never waits for the server
         self._reports.linger = _LINGER_MS
         self._reports.connect(f"ipc://{folder / REPORTS}")
 
@@ -77,27 +77,27 @@ class _Sockets(Wires):
 
 
 def main(folder: Path) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the whole service, which the face ends in order
+    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the whole service, which the server ends in order
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("updraft").setLevel(logging.INFO)  # what was chosen at the start
     threading.Thread(target=_show_life, args=(folder,), name="updraft-pulse", daemon=True).start()
-    with zmq.Context() as context, _Sockets(context, folder) as wires:
+    with zmq.Context() as context, _Sockets(context, folder) as transport:
         try:
-            load = wires.next_command(True)
+            load = transport.next_command(True)
             assert isinstance(load, Load), "the first command says what to load"
-            engine = _engine(load, lambda done, total: wires.report(Loading(done, total)))
+            engine = _engine(load, lambda done, total: transport.report(Loading(done, total)))
             from ..execution.threads import giving_way
             from .loop import EngineLoop
 
             gc.collect()
             gc.freeze()  # what is loaded stays: no step is held up by looking through it for garbage
-            wires.report(Ready(engine.model_id, engine.context_length))
-            EngineLoop(engine, wires, before_step=giving_way(load.config)).run()
-        except BaseException as error:  # noqa: BLE001 - whatever it was, the face tells everyone who waits
+            transport.report(Ready(engine.model_id, engine.context_length))
+            EngineLoop(engine, transport, before_step=giving_way(load.config)).run()
+        except BaseException as error:  # noqa: BLE001 - whatever it was, the server tells everyone who waits
             if not isinstance(error, UpdraftError):
                 _log.exception("The engine core failed.")
-            wires.report(last_words(error))
+            transport.report(last_words(error))
 
 
 def _engine(load: Load, progress: Progress) -> Engine:
@@ -115,9 +115,9 @@ def _engine(load: Load, progress: Progress) -> Engine:
 
 
 def _show_life(folder: Path) -> None:
-    """Tell the face again and again that this process is alive, and end it with the face.
+    """Tell the server again and again that this process is alive, and end it with the server.
 
-    Our standard input is a pipe that only the face holds: its end means that the face is gone, however it went.
+    Our standard input is a pipe that only the server holds: its end means that the server is gone, however it went.
     """
     with zmq.Context() as context, context.socket(zmq.PUSH) as reports:
         reports.connect(f"ipc://{folder / REPORTS}")

@@ -1,4 +1,4 @@
-"""One engine core as its face sees it: a child process, what it reports, and how it ended."""
+"""One engine core as its server sees it: a child process, what it reports, and how it ended."""
 
 from __future__ import annotations
 

@@ -13,49 +13,49 @@ from ..types.outputs import StepOutputs
 from ..types.request import GenerationRequest
 from .grammar_compilation import Preparations
 from .messages import Abort, Add, Close, Command, Failed, Prepared, Stepped
-from .transport import Wires
+from .transport import Transport
 
 FAILURES_TO_GIVE_UP = 3
 TELL_EVERY_S = 0.002
 TELL_WHOLE_EVERY_S = 0.02
 """Shorter steps are told of together, but for first tokens and ends, and before prompts are read: every message wakes
-the face, on a core that could compute. The longer time is for answers that nobody sees before their end."""
+the server, on a core that could compute. The longer time is for answers that nobody sees before their end."""
 
 _log = logging.getLogger("updraft.engine")
 
 
 class EngineLoop:
-    """Runs `engine` by the commands that `wires` bring, until it is told to close.
+    """Runs `engine` by the commands that `transport` bring, until it is told to close.
 
     A request with a constraint has its place in the queue while that is compiled (`Preparations`). A failing step takes
     everything in flight with it: these requests get an EngineRestartedError with the cause, and the engine starts
     afresh.
     """
 
-    def __init__(self, engine: Engine, wires: Wires, *, before_step: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, engine: Engine, transport: Transport, *, before_step: Callable[[], None] = lambda: None) -> None:
         self._engine = engine
         self._before_step = before_step
-        self._wires = wires
-        self._report = wires.report
+        self._transport = transport
+        self._report = transport.report
         self._failures = 0  # steps in a row
-        self._untold: list[StepOutputs] = []
+        self._unreported: list[StepOutputs] = []
         self._told_at = 0.0
-        self._preparations = Preparations(engine.prepare, lambda request_id: wires.send_back(Prepared(request_id)))
+        self._preparations = Preparations(engine.prepare, lambda request_id: transport.send_back(Prepared(request_id)))
 
     def run(self) -> None:
         """Returns when told to close. Raises what the step raised after which `FAILURES_TO_GIVE_UP` have failed."""
         self._tell()
         try:
-            while self._obey_commands():
+            while self._apply_commands():
                 self._step()
         finally:
             self._preparations.close()
 
-    def _obey_commands(self) -> bool:
+    def _apply_commands(self) -> bool:
         """Carry out what was asked since the last step, and wait until there is work. False: close."""
         while True:
             obeyed = 0
-            while command := self._wires.next_command(not (self._engine.has_work or obeyed)):
+            while command := self._transport.next_command(not (self._engine.has_work or obeyed)):
                 if isinstance(command, Close):
                     return False
                 self._obey(command)
@@ -114,7 +114,7 @@ class EngineLoop:
 
     def _step(self) -> None:
         try:
-            if self._untold and self._engine.reads_prompts:
+            if self._unreported and self._engine.reads_prompts:
                 self._tell()
             self._before_step()
             outputs = self._engine.step()
@@ -128,7 +128,7 @@ class EngineLoop:
             self._report(Failed(lost, _failure_of(error, "ask again", EngineRestartedError)))
         else:
             self._failures = 0
-            self._untold.append(outputs)
+            self._unreported.append(outputs)
             if self._is_time_to_tell() or outputs.are_news or not self._engine.has_work:
                 self._tell()
 
@@ -137,8 +137,8 @@ class EngineLoop:
         return time.monotonic() - self._told_at >= pause_s
 
     def _tell(self) -> None:
-        self._report(Stepped(self._untold, self._engine.stats()))
-        self._untold, self._told_at = [], time.monotonic()
+        self._report(Stepped(self._unreported, self._engine.stats()))
+        self._unreported, self._told_at = [], time.monotonic()
 
 
 def _failure_of(cause: BaseException, advice: str, kind: type[EngineError] = EngineError) -> EngineError:

@@ -1,4 +1,4 @@
-"""What the face of an engine and its core say to each other: typed structs, as msgpack where they cross a process.
+"""What the server of an engine and its core say to each other: typed structs, as msgpack where they cross a process.
 
 Requests, outputs and counters are the engine's own dataclasses, encoded as they are: a new field needs nothing here.
 Nothing is ever unpickled.
@@ -130,14 +130,14 @@ class _Error(msgspec.Struct, frozen=True):
 def _plain(value: object) -> object:
     """An error travels as the nearest class of `protocol.errors` and what those are made of."""
     if not isinstance(value, UpdraftError):
-        raise NotImplementedError(f"{type(value).__name__} is not for the wire between face and core.")
+        raise NotImplementedError(f"{type(value).__name__} is not for the wire between server and core.")
     kind = next(kind for kind in type(value).__mro__ if kind.__module__ == errors.__name__)
     return _Error(kind.__name__, value.message, value.param, value.code)
 
 
 def _rebuilt(kind: type, value: Any) -> UpdraftError:
     if kind is not UpdraftError:
-        raise NotImplementedError(f"{kind.__name__} is not for the wire between face and core.")
+        raise NotImplementedError(f"{kind.__name__} is not for the wire between server and core.")
     fields = msgspec.convert(value, _Error)
     error = getattr(errors, fields.kind, None)
     if not (isinstance(error, type) and issubclass(error, UpdraftError)):

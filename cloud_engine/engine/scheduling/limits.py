@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from ....protocol.errors import ContextLengthError, InvalidRequestError
 from ..config import EngineConfig
-from ..output.beam_search import check_beams
 from ..types.request import GenerationRequest
 from .scheduler import Scheduler
 
@@ -57,7 +56,7 @@ class Limits:
                 code="invalid_value",
             )
         if request.beam:
-            check_beams(request, len(request.params.end_ids(self.eos_ids)), self.vocab_size)
+            _check_beams(request, len(request.params.end_ids(self.eos_ids)), self.vocab_size)
         if request.embed and request.n != 1:
             raise InvalidRequestError("A prompt has one embedding: leave n out.", param="n", code="invalid_value")
 
@@ -76,3 +75,17 @@ class Limits:
                 f"{self.config.block_size} tokens). Shorten the prompt, set a lower max_tokens or use fewer beams.",
                 param="prompt",
             )
+
+
+def _check_beams(request: GenerationRequest, num_ends: int, vocab_size: int) -> None:
+    """Raises InvalidRequestError for options that a beam search has no use for; `num_ends` tokens end an answer."""
+    params = request.params
+    if request.num_branches + num_ends > vocab_size:
+        raise InvalidRequestError("More beams than the vocabulary has tokens to begin with.", param="n")
+    if params.temperature or params.truncates or params.edits or request.constraint is not None:
+        raise InvalidRequestError(
+            "Beam search follows the model's own probabilities: set temperature=0 and leave out top_p, top_k, min_p, "
+            "typical_p, penalties, logit_bias, min_tokens and constraints of the output.",
+            param="use_beam_search",
+            code="invalid_value",
+        )

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 from ..kv.kv_cache_manager import KVCacheManager
 from ..types.outputs import DecodedTokens
-from ..types.request import RequestState
-from ..types.scheduled_request import ScheduledRequest
+from ..types.request_state import RequestState, ScheduledRequest
 
 #: Full blocks of an answer that others can find together: several are hashed in little more time than one.
 BLOCKS_AT_ONCE = 4

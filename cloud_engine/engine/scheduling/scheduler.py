@@ -17,12 +17,12 @@ from itertools import chain, takewhile
 from ....protocol.errors import OverloadedError
 from ..config import EngineConfig, Policy
 from ..kv.kv_cache_manager import KVCacheManager
-from ..speculation.speculator import Speculator
 from ..stats import EngineStats
-from ..types.request import GenerationRequest, RequestState
-from ..types.scheduled_request import ScheduledRequest
+from ..types.request import GenerationRequest
+from ..types.request_state import RequestState, ScheduledRequest
+from .draft_planner import DraftPlanner
 from .plain_decodes import PlainDecodes
-from .step_budget import Pace
+from .step_budget import StepBudget
 
 #: What a level of priority, and a token of a prompt, are worth in seconds of waiting.
 PRIORITY_S, PREFILL_TOKEN_S = 10.0, 0.01
@@ -53,14 +53,14 @@ class Scheduler:
         self,
         config: EngineConfig,
         cache: KVCacheManager,
-        speculator: Speculator | None = None,
+        speculator: DraftPlanner,
         counters: EngineStats | None = None,
     ) -> None:
         """`counters`: where to count who is let in and who is preempted."""
         self._config = config
         self._cache = cache
-        self._speculator = speculator or Speculator([], config)
-        self._pace = Pace(config.max_step_ms and config.max_step_ms / 1e3, config.max_batch_size)
+        self._speculator = speculator
+        self._step_budget = StepBudget(config.max_step_ms and config.max_step_ms / 1e3, config.max_batch_size)
         self._prompt_tokens = 0  # of the last step
         self.waiting: list[RequestState] = []
         self.running: list[RequestState] = []
@@ -106,13 +106,13 @@ class Scheduler:
         self._admit_ahead()
         preemptions = self.counters.preemptions
         budget = self._config.token_budget - len(self.running)
-        for_prompts = self._pace.most_prompt_tokens(budget)
+        for_prompts = self._step_budget.most_prompt_tokens(budget)
         decodes, others, left = self._continue_running(for_prompts)
         if self.counters.preemptions == preemptions:
             left = self._admit_waiting(others, left)
         self._prompt_tokens = for_prompts - left
         # Drafts use budget, time and blocks nobody else wants: they never delay or preempt a request.
-        for_drafts = self._pace.most_draft_tokens(budget - self._prompt_tokens, self._prompt_tokens)
+        for_drafts = self._step_budget.most_draft_tokens(budget - self._prompt_tokens, self._prompt_tokens)
         for item in self._speculator.grant(decodes, others, for_drafts, self._cache.grow):
             self.decodes.leave(item.state)
         return [*decodes, *others]
@@ -138,7 +138,7 @@ class Scheduler:
 
     def observe(self, sequences: int, step_s: float) -> None:
         """The step that was scheduled last is over; `sequences` were in it."""
-        self._pace.observe(self._prompt_tokens, self._speculator.draft_tokens, sequences, step_s)
+        self._step_budget.observe(self._prompt_tokens, self._speculator.draft_tokens, sequences, step_s)
 
     def remove(self, state: RequestState) -> None:
         """Forget a finished or aborted request, wherever it is, and free its blocks."""
@@ -202,7 +202,7 @@ class Scheduler:
         if not lesser or self._has_room_without([]) or not self._has_room_without(lesser):
             return
         missing = sum(_missing(state) for state in self.running if state.order < head.order)
-        if missing >= self._pace.most_prompt_tokens(self._config.token_budget - len(self.running)):
+        if missing >= self._step_budget.most_prompt_tokens(self._config.token_budget - len(self.running)):
             return
         while self.running and _yields(self.running[-1], head) and not self._has_room_without([]):
             self._preempt_last()

@@ -5,12 +5,12 @@ No torch here, and no clock: whoever measures reports.
 
 from __future__ import annotations
 
-from ..speculation.step_costs import Recent
+from ..types.recent import Recent
 
 _LEAST_TOKENS = 64  # also while nothing is known; fewer would be slow where a step takes long whatever is in it
 
 
-class Pace:
+class StepBudget:
     """`limit_s`: what a step may take; None for as long as it wants. `least`: tokens of prompts that have to fit.
 
     A token to be verified takes longer than one of a prompt: the model's head reads it too. So both are measured.

@@ -16,9 +16,6 @@ from dataclasses import dataclass, replace
 from .draft_credit import DraftCredit
 from .step_costs import SHORT_LAG, StepCosts, StepReport
 
-_PRIOR = 0.7  # acceptance of a drafter of which nothing is known
-_PRIOR_WEIGHT = 8.0  # tested tokens that a prior counts as
-_REQUEST_HORIZON, _DRAFTER_HORIZON = 64, 512  # tested tokens after which a result is all but forgotten
 _TRIAL_SHARE = 0.005  # of the time may go into trying what looks worse
 _MOST_CHARGED = 2.0  # for a token in verification, in steps without drafts
 _DARED_EACH, _DARED_TOKENS = 4, 64  # for a sequence and in all: drafted where nobody knows yet what drafts cost
@@ -27,30 +24,6 @@ _REST_STEPS = 8  # for which a decision against drafts stands at least; one for 
 _LEARNED_OF_REST = 2  # its last steps, and the one behind it
 _PAYBACK_TOKENS = 64  # a request that may go on for longer is taken to go on for this long
 _LEAST_GAIN = 1.02  # drafts must promise this much: below, the estimates themselves are not exact enough
-
-
-class Acceptance:
-    """The share of tested draft tokens that the target accepted; old ones fade. Behind a refuted one none is tested."""
-
-    __slots__ = ("_accepted", "_horizon", "_tested")
-
-    def __init__(self, horizon: int = _REQUEST_HORIZON) -> None:
-        self._horizon = horizon
-        self._accepted = self._tested = 0.0
-
-    def add(self, accepted: int, proposed: int) -> None:
-        tested = min(accepted + 1, proposed)
-        fade = max(0.0, 1 - tested / self._horizon)
-        self._accepted = self._accepted * fade + accepted
-        self._tested = self._tested * fade + tested
-
-    def estimate(self, prior: float = _PRIOR) -> float:
-        return (self._accepted + _PRIOR_WEIGHT * prior) / (self._tested + _PRIOR_WEIGHT)
-
-    @classmethod
-    def of_drafter(cls) -> Acceptance:
-        """Over all requests: the prior of a new one."""
-        return cls(_DRAFTER_HORIZON)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,11 +29,9 @@ from ..kv.block_pool import NO_BLOCK
 from .drafter import Drafter, DraftWork
 
 if TYPE_CHECKING:
-    from ..execution.sampler import SamplingRow
     from ..kv.sizing import Sizes
-    from ..types.request import RequestState
-    from ..types.scheduled_request import ScheduledRequest
-    from .drafter import RowOf
+    from ..types.request_state import RequestState, ScheduledRequest
+    from ..types.sampling_row import RowOf, SamplingRow
 
 
 class DraftModel(Drafter):
@@ -127,15 +125,15 @@ class DraftModel(Drafter):
         taking_part = [
             item
             for item in batch
-            if item.drafter is self or (_is_prompt_of_more(item) and self._can_follow(item.state))
+            if item.drafter == self.name or (_is_prompt_of_more(item) and self._can_follow(item.state))
         ]
-        for item in sorted(taking_part, key=lambda item: item.drafter is not self):
+        for item in sorted(taking_part, key=lambda item: item.drafter != self.name):
             state, end = item.state, item.start + item.num_tokens
             start = state.num_draft_computed_tokens
             stop = min(end, start + left)
             if stop <= start:
                 continue
-            drafts = item.drafter is self and stop == end
+            drafts = item.drafter == self.name and stop == end
             drafting += [item] if drafts else []
             chunks.append(self._chunk(state.token_ids[start:stop], start, state, int(drafts)))
             state.num_draft_computed_tokens = stop

@@ -12,14 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..execution.sampler import SamplingRow
-    from ..types.request import RequestState
-    from ..types.scheduled_request import ScheduledRequest
-
-    #: How the target will sample a request's next token after as many of its drafts: see `Engine._sampling_row`.
-    RowOf = Callable[[ScheduledRequest, int], SamplingRow]
+    from ..types.request_state import RequestState, ScheduledRequest
+    from ..types.sampling_row import RowOf
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from .drafter import Drafter, DraftWork
 
 if TYPE_CHECKING:
-    from ..types.request import RequestState
-    from ..types.scheduled_request import ScheduledRequest
-    from .drafter import RowOf
+    from ..types.request_state import RequestState, ScheduledRequest
+    from ..types.sampling_row import RowOf
 
 
 class NgramDrafter(Drafter):
@@ -28,7 +27,7 @@ class NgramDrafter(Drafter):
     def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> DraftWork:
         del row_of
         for item in batch:
-            if item.drafter is self:
+            if item.drafter == self.name:
                 start = item.state.drafts.ngrams.find(item.state.token_ids)
                 assert start is not None, "offered before"
                 item.draft_ids = item.state.token_ids[start : start + item.num_drafts]

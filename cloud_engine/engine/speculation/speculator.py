@@ -15,21 +15,18 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from .draft_length import Acceptance, AdaptiveDraftLength, Candidate, DraftLengthPolicy
+from ..types.acceptance import Acceptance
+from .draft_length import AdaptiveDraftLength, Candidate, DraftLengthPolicy
 from .drafter import Drafter, DraftWork
 from .prediction_trust import PredictionTrust
 from .step_costs import StepReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ..config import EngineConfig
+    from ..scheduling.draft_planner import Grow
     from ..types.prediction import PredictionCursor
-    from ..types.request import RequestState
-    from ..types.scheduled_request import ScheduledRequest
-    from .drafter import RowOf
-
-    Grow = Callable[[RequestState, int], bool]
+    from ..types.request_state import RequestState, ScheduledRequest
+    from ..types.sampling_row import RowOf
 
 
 class DrafterRecord:
@@ -104,7 +101,7 @@ class Speculator:
         asked = {item.drafter for item in batch}
         keeps_up = self._policy.drafts and not all(item.is_caught_up for item in batch)
         for drafter in self._drafters:
-            if drafter in asked or (keeps_up and drafter.takes_passes):
+            if drafter.name in asked or (keeps_up and drafter.takes_passes):
                 work = drafter.propose(batch, row_of)
                 self._work = work if drafter.takes_passes else self._work
         self._draft_s = time.perf_counter() - started
@@ -116,17 +113,16 @@ class Speculator:
         if item.drafter is None or not (proposed or says_end):
             return
         right, guessed = accepted + (says_end and ends), proposed + says_end
-        name = item.drafter.name
-        record, drafts = self._records[name], item.state.drafts
+        record, drafts = self._records[item.drafter], item.state.drafts
         record.acceptance.add(right, guessed)
-        drafts.acceptance.setdefault(name, Acceptance()).add(right, guessed)
+        drafts.acceptance.setdefault(item.drafter, Acceptance()).add(right, guessed)
         record.proposed += proposed
         record.accepted += accepted
         self._accepted_tokens += accepted
         drafts.proposed += proposed
         drafts.accepted += accepted
 
-    def follow(self, prediction: PredictionCursor) -> None:
+    def settle(self, prediction: PredictionCursor) -> None:
         """The prediction has been followed over the tokens of a step."""
         held = prediction.take_verdict()
         if held is not None:
@@ -180,7 +176,7 @@ class Speculator:
         for (item, drafter, _), length in zip(offers, lengths, strict=True):
             granted = min(length, budget)
             if granted and grow(item.state, len(item.state.token_ids) + granted):
-                item.drafter, item.num_drafts = drafter, granted
+                item.drafter, item.num_drafts = drafter.name, granted
                 self.draft_tokens += granted
                 budget -= granted
                 granted_to.append(item)

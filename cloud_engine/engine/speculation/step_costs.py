@@ -6,65 +6,41 @@ No torch here, and no clock: whoever measures reports, so the same steps always 
 from __future__ import annotations
 
 import math
-from collections import deque
 
 import msgspec
 
-_REMEMBERED = 5  # measurements behind an estimate
+from ..types.recent import Recent
+
 #: Tokens to catch up on, for each sequence, that make a pass of the draft model no slower.
 SHORT_LAG = 16
 _NEAR = 0.25  # a batch this much larger or smaller tells something about one that was not measured
 
 
 class StepReport(msgspec.Struct, frozen=True):
-    """One step as it was measured.
-
-    `sequences` were in it, each with one token, and `prefill_tokens` more known ones. `draft_tokens` were verified, of
-    which `accepted_tokens` were right. A draft model proposed them in `passes` over `drafting` sequences, which took
-    `draft_s` of the step's `step_s` seconds, `first_pass_s` of them for the first pass, in which it also caught up on
-    `lag` tokens. `deciding_s` of the step went into looking for drafts and learning what they bring, which without
-    drafters nobody does.
-    """
+    """One step as it was measured."""
 
     sequences: int
+    """Sequences in the step, each with one token."""
     step_s: float
+    """Seconds of the whole step."""
     prefill_tokens: int = 0
+    """Known tokens beyond one per sequence."""
     draft_tokens: int = 0
+    """Draft tokens verified."""
     drafting: int = 0
+    """Sequences a draft model drafted for."""
     passes: int = 0
+    """Passes of the draft model."""
     lag: int = 0
+    """Tokens it caught up on in its first pass."""
     draft_s: float = 0.0
+    """Seconds of drafting."""
     first_pass_s: float = 0.0
+    """Seconds of the first of its passes."""
     accepted_tokens: int = 0
+    """Draft tokens that were right."""
     deciding_s: float = 0.0
-
-
-class Recent:
-    """The (lower) median of the last few measurements: a step that was held up by something else does not count.
-
-    So one measurement alone says nothing yet: `is_sure` from the second on. Of cold steps (`StepCosts.observe`) it is
-    kept only as long as there is no other.
-    """
-
-    __slots__ = ("_cold", "_values", "median")
-
-    def __init__(self) -> None:
-        self._values: deque[float] = deque(maxlen=_REMEMBERED)
-        self._cold = True
-        self.median = 0.0
-
-    def add(self, value: float, *, cold: bool = False) -> None:
-        if cold and not self._cold:
-            return
-        if self._cold and not cold:
-            self._values.clear()
-        self._cold = cold
-        self._values.append(value)
-        self.median = sorted(self._values)[(len(self._values) - 1) // 2]
-
-    @property
-    def is_sure(self) -> bool:
-        return len(self._values) > 1
+    """Seconds of looking for drafts, and of learning what they bring."""
 
 
 class StepCosts:

@@ -1,12 +1,75 @@
-"""What one step brought: an output where there is something to say, and bare tokens, in columns, where there is not."""
+"""What comes out of the engine: tokens with their log-probabilities, and what a request cost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
-from .request import TokenOutput
+FinishReason = Literal["stop", "length", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probabilities from raw logits, in nats."""
+
+    logprob: float
+    """Of the chosen token."""
+    top: tuple[tuple[int, float], ...] = ()
+    """`(token_id, logprob)` of the most likely tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprob(TokenLogprob):
+    """The same of a token of the prompt."""
+
+    rank: int = 1
+    """1 for the most likely token of the vocabulary at its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStats:
+    """What a finished request cost."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    """Of the prompt, found in the prefix cache."""
+    completion_tokens: int
+    accepted_prediction_tokens: int
+    """Of the request's `draft_ids`."""
+    rejected_prediction_tokens: int
+    """Of its `draft_ids`: refuted, or never reached."""
+    draft_proposed: int
+    """By drafters."""
+    draft_accepted: int
+    """Of what drafters proposed."""
+    ttft_s: float
+    """Seconds from arrival to the first token."""
+
+
+class TokenOutput(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """New tokens of one answer after one step."""
+
+    request_id: str
+    token_ids: list[int]
+    """Without the end-of-sequence token."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One entry per token, if the request asked for any."""
+    finish_reason: FinishReason | None = None
+    stats: RequestStats | None = None
+    """Comes with `finish_reason`."""
+    index: int = 0
+    """Which of the request's `n` answers."""
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()
+    """With the first output of the first answer, if asked for: one entry per prompt token but the first."""
+    error: str | None = None
+    """Why this answer could not go on; comes with the reason "error"."""
+    cached_tokens: int | None = None
+    """Of the prompt, found in the prefix cache; None after an answer's first output."""
+    embedding: tuple[float, ...] = ()
+    """(hidden_size,) with `finish_reason`, if one was asked for."""
 
 
 class DecodedTokens(msgspec.Struct, frozen=True, gc=False):
@@ -18,7 +81,7 @@ class DecodedTokens(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepOutputs(msgspec.Struct, frozen=True):
-    """All outputs of a step, by iteration: those of `decoded` are made only then, in the face and not in the engine."""
+    """All outputs of a step, by iteration. Those of `decoded` are made only then, in the server's process."""
 
     decoded: DecodedTokens = DecodedTokens([], [], [])
     others: list[TokenOutput] = []

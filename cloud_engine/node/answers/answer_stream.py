@@ -18,7 +18,8 @@ from ...engine.types.prediction import ALIGN_ON, PredictionCursor
 
 if TYPE_CHECKING:
     from ...engine.stats import EngineStats
-    from ...engine.types.request import GenerationRequest, PromptLogprob, RequestStats, TokenLogprob, TokenOutput
+    from ...engine.types.outputs import PromptLogprob, RequestStats, TokenLogprob, TokenOutput
+    from ...engine.types.request import GenerationRequest
 
 
 class TokenSource(Protocol):

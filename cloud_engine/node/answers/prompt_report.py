@@ -16,7 +16,7 @@ from .answer_stream import Piece
 from .formats import AnswerFormat
 
 if TYPE_CHECKING:
-    from ...engine.types.request import PromptLogprob
+    from ...engine.types.outputs import PromptLogprob
 
 PromptLogprobs = list[dict[str, PromptToken] | None]
 

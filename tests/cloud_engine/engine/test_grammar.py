@@ -14,7 +14,8 @@ from schemas import random_schema
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.execution.served_model import DraftWeights, ServedModel
-from updraft.cloud_engine.engine.types.request import GenerationRequest, TokenOutput
+from updraft.cloud_engine.engine.types.outputs import TokenOutput
+from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.protocol.errors import InvalidRequestError
 from updraft.protocol.sampling import SamplingParams
 from updraft.protocol.structured import Constraint

@@ -11,7 +11,9 @@ import pytest
 import torch
 from decoder_reference import SHAPES, random_tokens, reference_model
 from updraft.cloud_engine.engine.execution.model_runner import Chunk, Runner
-from updraft.cloud_engine.engine.execution.sampler import SamplingRow, sample
+from updraft.cloud_engine.engine.execution.sampler import sample
+from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
+from updraft.cloud_engine.models.compile import compile_decoder
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.layers import Embedding
 from updraft.cloud_engine.models.loading.loader import load_model
@@ -37,7 +39,7 @@ def saved(folder: Path, shape: str, **others: Any) -> Path:
 def fused_logits(model: Decoder) -> list[torch.Tensor]:
     """In one call of C; skips where that cannot be."""
     runner = Runner(model, 64, BLOCK)
-    if model._native is None or runner.attention_backend != "native":  # type: ignore[attr-defined]
+    if runner._compiled is None:
         pytest.skip("not all of this is C on this processor")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(model.layers[0], "forward", None)  # nobody calls it
@@ -48,7 +50,7 @@ def apart_logits(model: Decoder) -> list[torch.Tensor]:
     """One kernel after the other."""
     runner = Runner(model, 64, BLOCK)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(model, "_native", None)
+        patched.setattr(runner, "_compiled", None)
         return logits_of(runner)
 
 
@@ -117,7 +119,7 @@ def test_a_continuation_chooses_what_single_passes_do(shape: str, dtype: torch.d
     runners = [Runner(model, 64, BLOCK) for _ in range(2)]
     if not runners[0].can_extend:
         is_native = runners[0].attention_backend == "native"
-        assert not is_native or model.config.logit_soft_cap is not None or not model.fuse()
+        assert not is_native or model.config.logit_soft_cap is not None or compile_decoder(model) is None
         pytest.skip("not all of this is C")
     known, lengths = [40, 15, 61, 3, 30, 31, 9], [20, 18, 9, 9, 5, 1, 1]
     tables = [[7 * seed + block for block in range(7)] for seed in range(len(known))]
@@ -175,7 +177,8 @@ def test_rows_whose_columns_would_compete_for_a_cache_line(tmp_path: Path) -> No
 def test_what_does_not_fit_is_refused_before_c_reads_it(tmp_path: Path) -> None:
     model = load_model(saved(tmp_path, next(iter(SHAPES))))
     runner = Runner(model, 4, BLOCK)
-    if not model.fuse():
+    compiled = compile_decoder(model)
+    if compiled is None:
         pytest.skip("another form of linear layers is faster on this processor")
     begin = runner._backend.begin  # type: ignore[attr-defined]
     batch = RaggedBatch.of([QuerySpan(0, 3, [0])], 3, BLOCK)
@@ -184,7 +187,7 @@ def test_what_does_not_fit_is_refused_before_c_reads_it(tmp_path: Path) -> None:
         (torch.zeros(4, dtype=torch.int64), torch.arange(4), "do not fit the batch"),
     ]:
         with pytest.raises(ConfigurationError, match=problem):
-            model(tokens, positions, begin(batch))
+            compiled(tokens, positions, begin(batch))
     model.embed_tokens = Embedding(*model.lm_head.shape).to(torch.bfloat16)
     with pytest.raises(ConfigurationError, match="bfloat16"):
-        model(torch.zeros(3, dtype=torch.int64), torch.arange(3), begin(batch))
+        compiled(torch.zeros(3, dtype=torch.int64), torch.arange(3), begin(batch))

@@ -21,7 +21,7 @@ import pytest
 from tiny_model import write_model
 
 CONTEXT = 8192
-ENDLESS = {"prompt": "Once", "max_tokens": 8000, "temperature": 0}
+ENDLESS: dict[str, Any] = {"prompt": "Once", "max_tokens": 8000, "temperature": 0}
 
 
 @dataclass
@@ -114,7 +114,8 @@ def test_a_client_that_leaves_while_decoding_frees_the_engine(node: Node, stream
         wait_for(lambda: node.metric("running") == 1)
         tokens = node.metric("generated_tokens_total")
         wait_for(lambda: node.metric("generated_tokens_total") > tokens + 10)
-    assert wait_for(lambda: node.metric("running") == 0) < 0.25
+    wait_for(lambda: node.metric("running") == 0)
+    assert node.metric("generated_tokens_total") < tokens + ENDLESS["max_tokens"] / 4
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -124,7 +125,7 @@ def test_a_client_that_leaves_during_its_prompt_frees_the_engine(node: Node, str
     with leaving_client(node, {**ENDLESS, "prompt": prompt[:8000], "max_tokens": 10, "stream": stream}):
         wait_for(lambda: node.metric("kv_blocks_used") >= 20)
         assert node.metric("running") == 1
-    assert wait_for(lambda: node.metric("running") == 0) < 0.25
+    wait_for(lambda: node.metric("running") == 0)
     assert node.metric("generated_tokens_total") == tokens
 
 
@@ -133,13 +134,16 @@ def test_a_slow_prompt_is_left_as_fast(started: Start, tmp_path_factory: pytest.
     folder = write_model(tmp_path_factory.mktemp("models") / "slow", 0, context=CONTEXT, width=1024, layers=6)
     with started("--model", str(folder), "--max-step-ms", "100") as node:
         assert node.post(model="slow", prompt="x" * 300, max_tokens=1).status_code == 200  # it learns its pace
+        began = time.monotonic()
+        assert node.post(model="slow", prompt=(f"{began}" * 300)[:4000], max_tokens=1).status_code == 200
+        whole_s = time.monotonic() - began
         left_s: list[float] = []
         for _ in range(5):  # others may have the processor once or twice
             prompt = f"{time.monotonic()}" * 300
             with leaving_client(node, {"model": "slow", "prompt": prompt[:4000], "max_tokens": 10}):
                 wait_for(lambda: node.metric("running") == 1)
             left_s.append(wait_for(lambda: node.metric("running") == 0))
-    assert statistics.median(left_s) < 0.25
+    assert statistics.median(left_s) < whole_s / 10  # a step of the whole budget takes about an eighth
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -148,7 +152,7 @@ def test_a_client_that_leaves_the_queue_is_forgotten(node: Node, stream: bool) -
         wait_for(lambda: node.metric("running") == 1)
         with leaving_client(node, {**ENDLESS, "stream": stream}):
             wait_for(lambda: node.metric("waiting") == 1)
-        assert wait_for(lambda: node.metric("waiting") == 0) < 0.25
+        wait_for(lambda: node.metric("waiting") == 0)
         assert node.metric("running") == 1
     wait_for(lambda: node.metric("running") == 0)
 

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_sampling import plain_edits
-from updraft.cloud_engine.engine.execution.sampler import SamplingRow, sample
+from updraft.cloud_engine.engine.execution.sampler import sample
+from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
 from updraft.local_engine.sampling import noise
 from updraft.local_engine.sampling.row_sampler import RowSampler
 from updraft.local_engine.sampling.truncation import largest

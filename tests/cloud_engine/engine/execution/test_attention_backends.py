@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from updraft.cloud_engine.engine.execution.model_runner import cache_spec
+from updraft.cloud_engine.engine.kv.cache_spec import cache_spec
 from updraft.kernels.attention import QuerySpan
 from updraft.kernels.attention_backends import (
     AttentionBackend,

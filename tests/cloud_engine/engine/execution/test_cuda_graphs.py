@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from updraft.cloud_engine.engine.execution.cuda_graphs import GraphLimits, Rung, StepGraphs, ladder, rung_for
-from updraft.cloud_engine.engine.execution.model_runner import Chunk, Runner, cache_spec
+from updraft.cloud_engine.engine.execution.model_runner import Chunk, Runner
+from updraft.cloud_engine.engine.kv.cache_spec import cache_spec
 from updraft.kernels.attention import QuerySpan
 from updraft.kernels.attention_backends import TritonBackend
 from updraft.kernels.ragged_batch import RaggedBatch
@@ -109,8 +110,8 @@ def test_the_runner_takes_captured_steps_where_they_fit(target) -> None:
     assert replays == [2, 2]
     spans = [QuerySpan(6, 1, TABLES[0]), QuerySpan(2, 1, TABLES[1])]
     expected = plain.run([Chunk([8], 6, TABLES[0], 1), Chunk([6], 2, TABLES[1], 1)])
-    torch.testing.assert_close(runner.follow(spans, torch.tensor([8, 6])), expected)
+    torch.testing.assert_close(runner.run_ahead(spans, torch.tensor([8, 6])), expected)
     assert replays == [2, 2, 2]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(runner, "_graphs", None)
-        torch.testing.assert_close(runner.follow(spans, torch.tensor([8, 6])), expected)
+        torch.testing.assert_close(runner.run_ahead(spans, torch.tensor([8, 6])), expected)

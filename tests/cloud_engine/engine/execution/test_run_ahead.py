@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.execution.launched_step import Launched
+from updraft.cloud_engine.engine.execution.launched_step import LaunchedStep
 from updraft.cloud_engine.engine.execution.model_runner import Runner
 from updraft.cloud_engine.engine.speculation.draft_model import DraftModel
 from updraft.cloud_engine.engine.speculation.drafter import DraftWork
@@ -215,7 +215,7 @@ def test_a_share_that_gets_drafts_is_not_found_in_what_was_launched(make_engine,
         engine.step()
     batch = engine._scheduler.schedule()
     rows = [engine._sampling_row(item, 0) for item in batch]
-    launched = Launched(batch, torch.tensor([5, 6, 7]), rows, None)
+    launched = LaunchedStep(batch, torch.tensor([5, 6, 7]), rows, None)
     assert launched.of(batch) is launched
     assert launched.of(batch[1:]).read() == [6, 7] and launched.of(batch[1:]).rows == rows[1:]
     assert launched.of([batch[2], batch[0]]).read() == [7, 5]

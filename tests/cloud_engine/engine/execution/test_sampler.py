@@ -9,7 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from updraft.cloud_engine.engine.execution.sampler import SamplingRow, log_probabilities, sample
+from updraft.cloud_engine.engine.execution.sampler import log_probabilities, sample
+from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
 from updraft.protocol.sampling import SamplingParams
 from updraft.text.logit_edits import LogitEdits
 

@@ -10,8 +10,9 @@ import torch
 from updraft.cloud_engine.engine.execution import warm_up
 from updraft.cloud_engine.engine.execution.cuda_graphs import GraphLimits
 from updraft.cloud_engine.engine.execution.model_runner import Runner
-from updraft.cloud_engine.engine.execution.sampler import SamplingRow, _flat, sampling_of
+from updraft.cloud_engine.engine.execution.sampler import _flat, sampling_of
 from updraft.cloud_engine.engine.execution.warm_up import make_ready, prompt_lengths, row_counts
+from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
 from updraft.kernels.attention_launch import AttentionShape, tile_rows
 from updraft.kernels.backend import kernel_cache
 from updraft.kernels.row_launch import power_of_two

@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from updraft.cloud_engine.engine.kv.kv_cache_manager import KVCacheManager
 from updraft.cloud_engine.engine.types.prediction import PredictionCursor
-from updraft.cloud_engine.engine.types.request import GenerationRequest, RequestState
+from updraft.cloud_engine.engine.types.request import GenerationRequest
+from updraft.cloud_engine.engine.types.request_state import RequestState
 
 BLOCK = 2
 SALTS = ["", "a"]

@@ -12,7 +12,8 @@ from decoder_reference import expected_logprobs, random_tokens, reference_model
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.execution.served_model import DraftWeights, ServedModel
-from updraft.cloud_engine.engine.types.request import BeamParams, GenerationRequest, TokenOutput
+from updraft.cloud_engine.engine.types.outputs import TokenOutput
+from updraft.cloud_engine.engine.types.request import BeamParams, GenerationRequest
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.loading.loader import load_model
 from updraft.embedded import pocket

@@ -17,7 +17,8 @@ from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.process import core_process, engine_process, messages
 from updraft.cloud_engine.engine.process.engine_process import EngineProcess
 from updraft.cloud_engine.engine.process.messages import Load
-from updraft.cloud_engine.engine.types.request import GenerationRequest, TokenOutput
+from updraft.cloud_engine.engine.types.outputs import TokenOutput
+from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.protocol.errors import (
     ConfigurationError,
     ContextLengthError,

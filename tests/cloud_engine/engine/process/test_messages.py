@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.process import messages
 from updraft.cloud_engine.engine.stats import EngineStats
-from updraft.cloud_engine.engine.types.outputs import DecodedTokens, StepOutputs
-from updraft.cloud_engine.engine.types.request import (
-    BeamParams,
-    GenerationRequest,
+from updraft.cloud_engine.engine.types.outputs import (
+    DecodedTokens,
     PromptLogprob,
     RequestStats,
+    StepOutputs,
     TokenLogprob,
     TokenOutput,
 )
+from updraft.cloud_engine.engine.types.request import BeamParams, GenerationRequest
 from updraft.protocol import errors
 from updraft.protocol.errors import ContextLengthError, InvalidRequestError, UpdraftError
 from updraft.protocol.prometheus import Distribution

@@ -20,26 +20,26 @@ from updraft.cloud_engine.engine.config import EngineConfig, Policy
 from updraft.cloud_engine.engine.kv.block_pool import NO_BLOCK, BlockPool
 from updraft.cloud_engine.engine.kv.kv_cache_manager import KVCacheManager, Window
 from updraft.cloud_engine.engine.output.beam_search import BeamSearch
-from updraft.cloud_engine.engine.output.output_processor import Answers, cut_drafts
+from updraft.cloud_engine.engine.output.output_processor import OutputProcessor, cut_drafts
 from updraft.cloud_engine.engine.scheduling.plain_decodes import BLOCKS_AT_ONCE
 from updraft.cloud_engine.engine.scheduling.scheduler import Scheduler
-from updraft.cloud_engine.engine.scheduling.step_budget import Pace
+from updraft.cloud_engine.engine.scheduling.step_budget import StepBudget
 from updraft.cloud_engine.engine.speculation.drafter import Drafter, DraftWork
 from updraft.cloud_engine.engine.speculation.speculator import Speculator
+from updraft.cloud_engine.engine.types.outputs import TokenLogprob, TokenOutput
 from updraft.cloud_engine.engine.types.prediction import PredictionCursor
-from updraft.cloud_engine.engine.types.request import (
-    BeamParams,
-    GenerationRequest,
-    RequestState,
-    TokenLogprob,
-    TokenOutput,
-)
-from updraft.cloud_engine.engine.types.scheduled_request import ScheduledRequest
+from updraft.cloud_engine.engine.types.request import BeamParams, GenerationRequest
+from updraft.cloud_engine.engine.types.request_state import RequestState, ScheduledRequest
 from updraft.protocol.errors import ConfigurationError, OverloadedError
 
 BLOCK, BLOCKS, BUDGET, BATCH, WAITING = 4, 10, 12, 4, 5
 BEAM_VOCABULARY = 8
 END = 2  # a token that ends some of the answers, and is in no prompt
+
+
+def plain_scheduler(config: EngineConfig, cache: KVCacheManager) -> Scheduler:
+    """Without drafters: requests' predictions are all that is drafted."""
+    return Scheduler(config, cache, Speculator([], config))
 
 
 def make_state(
@@ -134,7 +134,7 @@ class Simulation(RuleBasedStateMachine):
         )
         speculator = Speculator([Sometimes()] if self.drafts else [], config)
         self.scheduler = Scheduler(config, self.cache, speculator)
-        self.answers = Answers(self.scheduler, self.cache, speculator)
+        self.answers = OutputProcessor(self.scheduler, self.cache, speculator)
         self.said: dict[tuple[str, int], list[int]] = {}
         self.longest: dict[str, tuple[int, int]] = {}  # answers to each request: as asked, and as its grammar has it
         self.memory: dict[int, int] = {}
@@ -228,7 +228,7 @@ class Simulation(RuleBasedStateMachine):
         for item in batch:
             self.check_reads(item)
         accepted = {state: state.drafts.accepted for state in before}
-        for output in self.answers.advance(batch, Drawn(batch, self.random, self.noise)):
+        for output in self.answers.process(batch, Drawn(batch, self.random, self.noise)):
             self.hear(output)
         for state, (known, _) in before.items():
             assert state.drafts.accepted - accepted[state] <= len(state.token_ids) - known
@@ -425,7 +425,7 @@ def test_shared_slots_are_wasted_once() -> None:
 
 def test_decodes_go_on_while_a_long_prompt_is_prefilled() -> None:
     cache = KVCacheManager(100, BLOCK)
-    scheduler = Scheduler(EngineConfig(block_size=BLOCK, max_batch_size=4, token_budget=8), cache)
+    scheduler = plain_scheduler(EngineConfig(block_size=BLOCK, max_batch_size=4, token_budget=8), cache)
     long, short = make_state("long", [1] * 30, 4), make_state("short", [1, 2], 4)
     scheduler.add(long)
     scheduler.add(short)
@@ -446,7 +446,7 @@ def test_decodes_go_on_while_a_long_prompt_is_prefilled() -> None:
 def paced(token_s: float, *states: RequestState, **options: Any) -> list[list[int]]:
     """What each step computes of each request, where a token takes `token_s`, until all prompts are there."""
     config = EngineConfig(**{"block_size": BLOCK, "token_budget": 512, "max_step_ms": 100, **options})
-    scheduler = Scheduler(config, KVCacheManager(1000, BLOCK))
+    scheduler = plain_scheduler(config, KVCacheManager(1000, BLOCK))
     for state in states:
         scheduler.add(state)
     shares: list[list[int]] = []
@@ -476,7 +476,7 @@ def test_prompts_are_cut_so_that_a_step_takes_no_longer() -> None:
 
 def test_many_beams_and_a_small_budget_are_no_deadlock() -> None:
     assert paced(9.0, make_state("a", [1] * 90, 4), max_batch_size=20, token_budget=20) == [[20]] * 4 + [[10]]
-    pace = Pace(0.001, least=80)  # as many beams may have to run together
+    pace = StepBudget(0.001, least=80)  # as many beams may have to run together
     for _ in range(2):
         assert pace.most_prompt_tokens(512) >= 80
         pace.observe(64, 0, 1, 99.0)
@@ -486,7 +486,7 @@ def test_many_beams_and_a_small_budget_are_no_deadlock() -> None:
 @pytest.mark.parametrize("head", [1.0, 1.4], ids=["alike", "verifying takes longer"])
 def test_a_prediction_is_cut_so_that_a_step_takes_no_longer(head: float) -> None:
     """As prompts are, once it is known what verifying takes."""
-    scheduler = Scheduler(EngineConfig(block_size=BLOCK, max_step_ms=100), KVCacheManager(1000, BLOCK))
+    scheduler = plain_scheduler(EngineConfig(block_size=BLOCK, max_step_ms=100), KVCacheManager(1000, BLOCK))
     state = make_state("a", [1] * 20, 900, draft=[2] * 800)
     scheduler.add(state)
     sizes: list[int] = []
@@ -549,7 +549,7 @@ def ran(scheduler: Scheduler) -> list[str]:
 
 def small(policy: Policy, *, batch: int = 1, blocks: int = 100) -> Scheduler:
     config = EngineConfig(block_size=BLOCK, max_batch_size=batch, token_budget=64, policy=policy)
-    return Scheduler(config, KVCacheManager(blocks, BLOCK))
+    return plain_scheduler(config, KVCacheManager(blocks, BLOCK))
 
 
 def test_a_higher_priority_takes_the_place_of_a_running_request() -> None:
@@ -566,7 +566,7 @@ def test_a_higher_priority_takes_the_place_of_a_running_request() -> None:
 
 def test_a_long_prefill_does_not_use_up_the_budget_of_who_comes_first() -> None:
     config = EngineConfig(block_size=BLOCK, max_batch_size=4, token_budget=8, policy="priority")
-    scheduler = Scheduler(config, KVCacheManager(100, BLOCK))
+    scheduler = plain_scheduler(config, KVCacheManager(100, BLOCK))
     scheduler.add(make_state("long", [1] * 30, 9, priority=1))
     assert ran(scheduler) == ["long"]
     scheduler.add(make_state("urgent", [2] * 3, 9, priority=0))

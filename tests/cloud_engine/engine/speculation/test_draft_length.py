@@ -10,13 +10,10 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.cloud_engine.engine.speculation.draft_length import (
-    Acceptance,
-    AdaptiveDraftLength,
-    Candidate,
-    DraftLengthPolicy,
-)
-from updraft.cloud_engine.engine.speculation.step_costs import Recent, StepCosts, StepReport
+from updraft.cloud_engine.engine.speculation.draft_length import AdaptiveDraftLength, Candidate, DraftLengthPolicy
+from updraft.cloud_engine.engine.speculation.step_costs import StepCosts, StepReport
+from updraft.cloud_engine.engine.types.acceptance import Acceptance
+from updraft.cloud_engine.engine.types.recent import Recent
 
 MOST = 8
 CATCH_UP_S = 1e-5  # per token

@@ -15,8 +15,8 @@ from updraft.cloud_engine.engine.speculation.drafter import Drafter
 from updraft.cloud_engine.engine.speculation.speculator import Speculator
 from updraft.cloud_engine.engine.speculation.vocabulary_check import check_same_vocabulary
 from updraft.cloud_engine.engine.types.prediction import FIRST_TOKENS, PredictionCursor
-from updraft.cloud_engine.engine.types.request import GenerationRequest, RequestState
-from updraft.cloud_engine.engine.types.scheduled_request import ScheduledRequest
+from updraft.cloud_engine.engine.types.request import GenerationRequest
+from updraft.cloud_engine.engine.types.request_state import RequestState, ScheduledRequest
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.protocol.errors import ConfigurationError
 
@@ -327,7 +327,7 @@ def test_that_an_answer_ends_is_a_guess_like_any_other(draft, accepted, says_end
     speculator = Speculator([drafter := Alone()], EngineConfig())
     request = GenerationRequest("r", [1])
     state = RequestState(request, 10, 0.0, 0, frozenset({2}), [1], PredictionCursor([]))
-    item = ScheduledRequest(state, 1, draft, drafter, 4, says_end)
+    item = ScheduledRequest(state, 1, draft, drafter.name, 4, says_end)
     speculator.record(item, accepted, ends=ends)
     found = speculator._records["alone"]
     assert (found.acceptance._accepted, found.acceptance._tested) == counted

@@ -1,4 +1,4 @@
-"""Sampled output with speculation has the model's distribution: chi-square against one computed in numpy."""
+"""StepResult output with speculation has the model's distribution: chi-square against one computed in numpy."""
 
 from __future__ import annotations
 

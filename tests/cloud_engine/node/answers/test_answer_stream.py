@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from updraft.cloud_engine.engine.types.outputs import RequestStats, TokenLogprob, TokenOutput
 from updraft.cloud_engine.engine.types.prediction import PredictionCursor
-from updraft.cloud_engine.engine.types.request import GenerationRequest, RequestStats, TokenLogprob, TokenOutput
+from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.cloud_engine.node.answers.answer_stream import Piece, pieces
 from updraft.cloud_engine.node.answers.latency import Latencies
 from updraft.protocol.responses import Usage

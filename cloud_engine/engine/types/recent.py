@@ -1,0 +1,35 @@
+"""The median of a few recent measurements."""
+
+from __future__ import annotations
+
+from collections import deque
+
+_REMEMBERED = 5  # measurements behind an estimate
+
+
+class Recent:
+    """The (lower) median of the last few measurements: a step that was held up by something else does not count.
+
+    So one measurement alone says nothing yet: `is_sure` from the second on. Of cold steps (`StepCosts.observe`) it is
+    kept only as long as there is no other.
+    """
+
+    __slots__ = ("_cold", "_values", "median")
+
+    def __init__(self) -> None:
+        self._values: deque[float] = deque(maxlen=_REMEMBERED)
+        self._cold = True
+        self.median = 0.0
+
+    def add(self, value: float, *, cold: bool = False) -> None:
+        if cold and not self._cold:
+            return
+        if self._cold and not cold:
+            self._values.clear()
+        self._cold = cold
+        self._values.append(value)
+        self.median = sorted(self._values)[(len(self._values) - 1) // 2]
+
+    @property
+    def is_sure(self) -> bool:
+        return len(self._values) > 1

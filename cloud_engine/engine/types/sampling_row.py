@@ -1,0 +1,35 @@
+"""How one row of logits is sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from ....protocol.sampling import SamplingParams
+from ....text.grammar_state import Mask
+from ....text.logit_edits import LogitEdits
+from .request_state import ScheduledRequest
+
+
+class SamplingRow(msgspec.Struct, frozen=True, gc=False):
+    """How to sample one row of logits."""
+
+    temperature: float
+    seed: int
+    position: int
+    """Index in the sequence of the token to be sampled."""
+    params: SamplingParams
+    edits: LogitEdits | None = None
+    """Changes to the logits before sampling."""
+    mask: Mask | None = None
+    """Tokens that a grammar allows; None for all."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it depends on nothing but its logits, its noise, and how many come first."""
+        return self.edits is None and self.mask is None and self.params.typical_p >= 1
+
+
+#: How the target will sample a request's next token after as many of its drafts: see `Engine._sampling_row`.
+RowOf = Callable[[ScheduledRequest, int], SamplingRow]
