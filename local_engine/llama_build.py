@@ -9,7 +9,7 @@ builds a wheel with the right options (about 8 minutes on 2 cores), installs it 
 and keeps it in ${XDG_CACHE_HOME:-~/.cache}/updraft/wheels, so that the next environment installs it in seconds. pip's
 own wheel cache is left out of it: it may hold a wheel made with other options. By hand, the same options are
 
-    eval "$(python local_engine/llama_build.py --env)" && pip install --no-cache-dir 'updraft-llm[edge]'
+    eval "$(python local_engine/llama_build.py --env)" && pip install --no-cache-dir '.[edge]'
 """
 
 # ruff: noqa: T201 - a script that talks to a person

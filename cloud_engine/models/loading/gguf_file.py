@@ -53,7 +53,8 @@ class GgufFile:
         try:
             import gguf
         except ImportError as error:
-            raise MissingDependencyError("Reading GGUF weights needs gguf: pip install 'updraft-llm[cloud]'") from error
+            message = "Reading GGUF weights needs gguf: pip install '.[cloud]' in a clone of Updraft"
+            raise MissingDependencyError(message) from error
         self.where = str(path)
         if not path.is_file():
             raise ModelLoadError(f"{path} does not exist: give a GGUF file or a Hugging Face style model folder.")
