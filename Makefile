@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 SETUP  := $(PYTHON) cli/bootstrap.py --venv $(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo chat test soak check bench train-small train-large train-policy train clean gpu
+.PHONY: help install demo chat test test-fast soak check bench docs reference train-small train-large train-policy train clean gpu
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ chat:  ## talk to the pocket pair and see which tier answers
 test: check  ## everything CI runs: lint, formatting, types, tests, on two cores (ARGS go to pytest)
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
+test-fast: check  ## lint, types and the quick tests, in about two minutes
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow and not soak" tests/protocol tests/text tests/house $(ARGS)
+
 soak: install  ## the long tests that `make test` leaves out
 	@$(BIN)/python -m pytest -m soak --timeout 3600 $(ARGS)
 
@@ -37,6 +40,12 @@ check: install  ## ruff, formatting and pyright
 
 bench: install  ## measure the cascade: BENCH=NAME picks one, `updraft bench --help` lists them
 	@$(BIN)/updraft bench $(or $(BENCH),cascade) $(ARGS)
+
+reference:  ## write docs/reference anew from the code
+	@$(BIN)/python -m updraft.cli.reference
+
+docs: install  ## build the docs site into out/site; a broken link is an error
+	@$(BIN)/zensical build --strict
 
 gpu:  ## with a CUDA device: GPU tests, then every kernel against its limits; installs nothing, PYTHON is used as it is
 	@mkdir -p .typing && ln -sfn .. .typing/updraft  # copies of a working tree may leave links out
@@ -54,6 +63,6 @@ train-policy: install  ## pack both models, run them over the held-out tasks, fi
 train: train-small train-large train-policy  ## the three of them in order
 
 clean:  ## remove .venv, build outputs and caches
-	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	@rm -rf build dist out/site *.egg-info .cache .pytest_cache .ruff_cache .hypothesis
 	@if [ -d $(VENV) ] && [ ! -L $(VENV) ]; then rm -rf $(VENV); else rm -f $(VENV); fi
 	@find . -name __pycache__ -type d -not -path './.typing/*' -prune -exec rm -rf {} +

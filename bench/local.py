@@ -171,7 +171,7 @@ class _Bench:
         if has_llama_cpp_server():
             found["llama_cpp_server"] = stack.enter_context(llama_cpp_server(self._setup, logprobs=logprobs))
         else:
-            self._say("no llama_cpp.server here (pip install 'updraft-llm[bench]'): one Llama behind a lock")
+            self._say("no llama_cpp.server here (pip install '.[bench]' in a clone): one Llama behind a lock")
             locked = stack.enter_context(closing(LlamaCppPython(self._setup, logprobs=logprobs)))
             found["locked_llama_cpp"] = locked
         if self._setting.llama_server is not None:

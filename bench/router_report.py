@@ -38,7 +38,8 @@ def save_png(measured: Measured, path: Path) -> None:
     try:
         figure_module = importlib.import_module("matplotlib.figure")
     except ImportError as error:
-        raise MissingDependencyError("matplotlib is not installed: pip install 'updraft-llm[plot]'.") from error
+        message = "matplotlib is not installed: pip install '.[plot]' in a clone of Updraft."
+        raise MissingDependencyError(message) from error
     figure = figure_module.Figure(figsize=(7, 4.5))
     axes = figure.subplots()
     for curve, name in ((measured.oracle, "oracle"), (measured.curve, "router")):

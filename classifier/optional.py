@@ -15,7 +15,8 @@ def load_module(name: str, extra: Literal["edge", "train"]) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         package = name.partition(".")[0]
-        raise MissingDependencyError(f"{package} is not installed: pip install 'updraft-llm[{extra}]'.") from error
+        message = f"{package} is not installed: pip install '.[{extra}]' in a clone of Updraft."
+        raise MissingDependencyError(message) from error
 
 
 def load_onnxruntime() -> Any:

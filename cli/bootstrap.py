@@ -69,7 +69,7 @@ def _install(venv: Path, extras: set[str]) -> None:
     if extras & {"cloud", "train", "all"} and sys.platform == "linux":
         _install_torch(python)
     wanted = ",".join(sorted(extras))
-    _say(f"installing updraft-llm[{wanted}] into {venv.name}")
+    _say(f"installing .[{wanted}] into {venv.name}")
     _pip(python, "-c", str(CONSTRAINTS), "-e", f"{ROOT}[{wanted}]")
     _stamp(venv, extras).write_text(_digest())
     _say(f"ready after {time.monotonic() - started:.0f} s")

@@ -23,7 +23,9 @@ def calibrate(
     data: Annotated[
         Path | None,
         typer.Option(
-            exists=True, dir_okay=False, help="Graded prompts: .csv or .jsonl, also .gz (docs/routing.md says how)."
+            exists=True,
+            dir_okay=False,
+            help="Graded prompts: .csv or .jsonl, also .gz (docs/guides/calibrate.md says how).",
         ),
     ] = None,
     live: Annotated[
@@ -56,17 +58,12 @@ def calibrate(
 ) -> None:
     """Learn which prompts your local model can keep, and what a target costs.
 
-    Give graded prompts (--data), or let both tiers answer yours (--live). How --live grades: where a line of --prompts
-    has an "answer", both replies are compared with it, by "match": "agree" (the default: as below), "exact" (but for
-    case, white space and a final full stop), "contains", or "number" (the last of the reply). Elsewhere the
-    [bold]cloud's reply counts as right[/bold] unless it is empty, cut off or a refusal, and the local one if it agrees
-    with it: the same JSON, the same final number, the same few words, or mostly the same words. So "quality" then means
-    agreement with the cloud. Budgets and the ledger count these requests as all others; prompts that meet a privacy
-    rule are left out.
+    Give graded prompts (--data), or let both tiers answer yours (--live). With --live, a line's "answer" is what both
+    replies are compared with. Without one the [bold]cloud's reply counts as right[/bold], and the local one if it
+    agrees. "Quality" then means agreement with the cloud. Budgets hold, and private prompts are left out.
 
-    The policy names both models, its data and its figures. Without --out it lies where the router finds it by itself.
-    At least 100 prompts; the more, the less has to go up for the same promise. Takes
-    pip install 'updraft-llm\\[train]'.
+    At least 100 prompts. With more, less has to go up for the same promise. Takes
+    pip install '.\\[train]' in a clone of Updraft.
 
     \b
     Examples

@@ -72,11 +72,11 @@ def check_packages(group: str) -> Check:
     missing = [name for name, version in versions.items() if not version]
     if not missing:
         return Check(group, "ok", found)
-    wanted = "updraft-llm" if group == "core" else f"updraft-llm[{group}]"
+    wanted = "." if group == "core" else f"'.[{group}]'"
     status = "fail" if group == "core" else "warn"
     # A plain build of llama.cpp is known to crash, so it comes first, built with the right options.
     first = f"{REBUILD_COMMAND} && " if "llama-cpp-python" in missing else ""
-    return Check(group, status, f"missing: {', '.join(missing)}", f"{first}pip install '{wanted}'")
+    return Check(group, status, f"missing: {', '.join(missing)}", f"{first}pip install {wanted} in a clone of Updraft")
 
 
 def check_llama() -> Iterator[Check]:
@@ -132,7 +132,7 @@ def check_models() -> Check:
             f"{path.name} {path.stat().st_size / 1e6:.1f} MB sha256 {_sha256(path)[:12]}" for path in files
         )
 
-    return _reported("pocket models", look, "reinstall the package: pip install --force-reinstall updraft-llm")
+    return _reported("pocket models", look, "install again: pip install --force-reinstall . in a clone of Updraft")
 
 
 def check_policy() -> Check:
@@ -147,7 +147,9 @@ def check_policy() -> Check:
         return f"made for {made_for}; sha256 {_sha256(folder / 'policy.json')[:12]}"
 
     return _reported(
-        "policy", look, "pip install 'updraft-llm[edge]', or make it again: python -m updraft.embedded.policy"
+        "policy",
+        look,
+        "pip install '.[edge]' in a clone of Updraft, or make it again: python -m updraft.embedded.policy",
     )
 
 

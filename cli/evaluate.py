@@ -43,9 +43,8 @@ def evaluate(
 ) -> None:
     """Put the same questions to the router and to each tier alone, and compare.
 
-    A task file holds one JSON object a line. "match" says how the reply is compared with the answer: "agree" (it says
-    the same: the same final number, the same few words somewhere, mostly the same words; the default), "exact" (case,
-    white space and a final full stop do not count), "contains", or "number" (the last number of the reply).
+    A task file holds one JSON object a line. "match" says how a reply is compared with the answer: "agree" (the
+    default: it says the same), "exact", "contains", or "number" (its last number).
     Exit code 1 if any question got no answer.
 
     \b

@@ -25,9 +25,9 @@ def learn(
 ) -> None:
     """Fit the pair's policy again on what the router has seen: escalations are labels, and so is feedback.
 
-    Labels of escalations alone are one-sided. Set [bold]exploration[/bold] (say 0.05) in the settings, so that both
-    tiers answer a share of all requests, whatever the gates say, or run with [bold]shadow = true[/bold] for a while.
-    Routers take the new policy when they start. Takes pip install 'updraft-llm\\[train]'.
+    Labels of escalations alone are one-sided. So set [bold]exploration[/bold] (say 0.05) in the settings, or
+    [bold]shadow = true[/bold] for a while: both tiers then answer a random share of the requests.
+    Routers take the new policy when they start. Takes pip install '.\\[train]' in a clone of Updraft.
 
     \b
     Examples

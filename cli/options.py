@@ -141,7 +141,7 @@ def with_cloud(config: RouterConfig, say: Callable[[str], None], *, nodes: int =
         yield config
         return
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("zmq") is None:
-        say("Local answers only: no cloud was named, and the packaged one needs pip install 'updraft-llm[cloud]'.")
+        say("Local answers only: no cloud was named. The packaged one needs pip install '.[cloud]' in a clone.")
         yield config
         return
     from .processes import signals_as_interrupts

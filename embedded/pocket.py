@@ -44,7 +44,7 @@ def _packaged(name: str) -> Path:
     path = WEIGHTS / name
     if not path.exists():
         raise ModelLoadError(
-            f"{path} is missing: this installation lost its packaged models. Reinstall updraft-llm, or train them with "
+            f"{path} is missing: this installation lost its packaged models. Install it again, or train them with "
             "`python -m updraft.embedded.train`."
         )
     return path

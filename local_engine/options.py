@@ -34,34 +34,34 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
-    """How to run a model; None lets the engine choose, or what `updraft tune` has found.
+    """How to run a model. None lets the engine choose, or takes what `updraft tune` has found."""
 
-    `context_length`: tokens of prompt and answer together; None: what the model was trained on, at most 4,096.
-    `parallel`: answers written at once, None for 8; they share a KV cache of `context_length` tokens, or of 4,096 if
-    that is more (but not of more than each can use). `queue_limit`: requests that may wait for these. `threads`: None
-    for one per 20 million parameters, up to the physical cores: on less work the threads mostly wait for each other.
-    `gpu_layers`: None for llama.cpp's choice, 0 for none. `repack`: weights are copied into a form that suits the
-    processor, None: where our own products do not serve. `ubatch`: tokens of a step, None for 512, or 128 where our own
-    attention computes a model of 100 million parameters or more on the CPU. `kv_cache_type`: what keys and values are
-    stored as; None: "f16", but "f32" for models under 100 million parameters, where it costs nothing. `flash_attention`
-    None: not with "f32", which it would round; else llama.cpp's choice. `prompt_logprobs`: the log-probabilities of
-    every prompt's tokens; None: for models under 100 million parameters, and where `SamplingParams.prompt_logprobs`
-    asks. Such prompts make no use of the prefix cache. `adapters`: LoRA adapters. `model_id`: None for the name of the
-    file. `tool_parser`: how the model writes tool calls, a `ToolFormat`'s name; "auto" asks its chat template.
-    """
-
+    # Tokens of prompt and answer together. None: what the model was trained on, at most 4,096.
     context_length: int | None = None
+    # Answers that are written at once, over one KV cache. None: 8.
     parallel: int | None = None
+    # Requests that may wait for these.
     queue_limit: int = 256
+    # None: one per 20 million parameters, up to the physical cores.
     threads: int | None = None
+    # Layers on a GPU. None: llama.cpp's choice. 0: none.
     gpu_layers: int | None = None
+    # Copy weights into a form that suits the processor. None: where our own products do not serve.
     repack: bool | None = None
+    # Tokens of a step. None: 512, or 128 where our own attention computes a model of 100 million parameters or more.
     ubatch: int | None = None
+    # Type of keys and values: f32, f16, q8_0 or q4_0. None: f16, but f32 for models under 100 million parameters.
     kv_cache_type: KvCacheType | None = None
+    # None: not with f32, which it would round; else llama.cpp's choice.
     flash_attention: bool | None = None
+    # Log-probabilities of every prompt's tokens, without the prefix cache. None: for models under 100 million
+    # parameters, and where a request asks.
     prompt_logprobs: bool | None = None
+    # LoRA adapters.
     adapters: tuple[LoraAdapter, ...] = ()
+    # The name of the model. None: that of the file.
     model_id: str | None = None
+    # How the model writes tool calls: the name of a format. `auto` asks its chat template.
     tool_parser: str = "auto"
 
     def check(self) -> None:

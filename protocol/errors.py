@@ -56,11 +56,15 @@ class ContextLengthError(InvalidRequestError):
 
 
 class RequestTooLargeError(InvalidRequestError):
+    """The body is larger than this server takes."""
+
     status = 413
     default_code = "request_too_large"
 
 
 class AuthenticationError(UpdraftError):
+    """The API key is missing or wrong."""
+
     status = 401
     type = "authentication_error"
     default_code = "invalid_api_key"
@@ -75,21 +79,29 @@ class PermissionDeniedError(UpdraftError):
 
 
 class NotFoundError(UpdraftError):
+    """There is no such route."""
+
     status = 404
     type = "invalid_request_error"
     default_code = "not_found"
 
 
 class ModelNotFoundError(NotFoundError):
+    """There is no such model here."""
+
     default_code = "model_not_found"
 
 
 class MethodNotAllowedError(InvalidRequestError):
+    """The route knows another method."""
+
     status = 405
     default_code = "method_not_allowed"
 
 
 class RateLimitError(UpdraftError):
+    """A limit of requests or tokens is reached."""
+
     status = 429
     type = "rate_limit_error"
     default_code = "rate_limit_exceeded"
@@ -97,7 +109,10 @@ class RateLimitError(UpdraftError):
 
 
 class BudgetExceededError(RateLimitError):
-    """What may be spent on the cloud in a day is spent; `renews_s`: seconds until there is a new budget."""
+    """What may be spent on the cloud in a day is spent.
+
+    `renews_s`: seconds until there is a new budget.
+    """
 
     default_code = "budget_exceeded"
     retryable = False
@@ -135,6 +150,8 @@ class UpstreamError(UpdraftError):
 
 
 class RequestTimeoutError(UpdraftError):
+    """The time for this request is up."""
+
     status = 504
     type = "timeout_error"
     default_code = "timeout"
@@ -150,7 +167,10 @@ class RequestCancelledError(UpdraftError):
 
 
 class EngineError(UpdraftError):
-    """The engine failed on a request it should have served; `__cause__` holds the original."""
+    """The engine failed on a request that it should have served.
+
+    `__cause__` holds the original.
+    """
 
     type = "engine_error"
     default_code = "engine_failed"
@@ -182,7 +202,10 @@ class ModelLoadError(UpdraftError):
 
 
 class ModelTooLargeError(ModelLoadError):
-    """`needed` bytes of memory are more than the `available` ones: loading it would swap the machine to death."""
+    """The model needs more memory than there is.
+
+    It takes `needed` bytes of the `available` ones. Loading it would swap the machine to death.
+    """
 
     status = 507
     default_code = "model_too_large"
@@ -225,7 +248,10 @@ class OfflineError(UpdraftError):
 
 
 class DiskSpaceError(UpdraftError):
-    """`needed` bytes do not fit the `free` ones of a disk; None where nobody knows them."""
+    """The disk has no room for the file.
+
+    `needed` bytes do not fit the `free` ones. None where nobody knows them.
+    """
 
     status = 507
     type = "disk_space_error"
@@ -246,18 +272,20 @@ class DiskSpaceError(UpdraftError):
 
 
 class MissingDependencyError(UpdraftError):
-    """An optional extra is not installed; the message names the exact `pip install`."""
+    """An optional extra is not installed. The message says how to install it."""
 
     type = "configuration_error"
     default_code = "missing_dependency"
 
 
 class ConfigurationError(UpdraftError):
-    """A setting, flag, policy or port is unusable; the message says which and what to change."""
+    """A setting, flag, policy or port is unusable. The message says which, and what to change."""
 
     type = "configuration_error"
     default_code = "invalid_configuration"
 
 
 class PortInUseError(ConfigurationError):
+    """Another process listens on the port."""
+
     default_code = "port_in_use"

@@ -11,10 +11,17 @@ from typing import Any
 from .errors import ConfigurationError
 
 ENV_PREFIX = "UPDRAFT_"
-# Variables of other rooms: read there, so that a settings reader can tell them from a typo.
-PROCESS_VARIABLES = frozenset(
-    {"UPDRAFT_HOME", "UPDRAFT_CONFIG", "UPDRAFT_MODELS", "UPDRAFT_DEVICE", "UPDRAFT_DEBUG", "UPDRAFT_NODE_API_KEY"}
-)
+# Variables that are no settings of the router, and what they do. A settings reader tells them from a typo.
+PROCESS_VARIABLES = {
+    "UPDRAFT_HOME": "One folder for settings and state, instead of the user's folders.",
+    "UPDRAFT_CONFIG": "The settings file.",
+    "UPDRAFT_MODELS": "The folder of pulled models.",
+    "UPDRAFT_DEVICE": "Where a node computes: `cpu`, `cuda` or `cuda:NUMBER`.",
+    "UPDRAFT_DEBUG": "`1` shows tracebacks instead of one line.",
+    "UPDRAFT_NODE_API_KEY": "The key that the gateway sends to its nodes.",
+    "UPDRAFT_COMMIT": "The commit that `updraft bench` reports, in a copy without its history.",
+    "UPDRAFT_PRODUCTS": "`llama.cpp` turns our kernels under llama.cpp off.",
+}
 
 
 def config_file() -> Path:

@@ -24,7 +24,7 @@ try:
     import llguidance
 except ImportError as error:
     raise MissingDependencyError(
-        'Structured output needs llguidance: pip install "updraft-llm[edge]" or "updraft-llm[cloud]"'
+        "Structured output needs llguidance: pip install '.[edge]' or '.[cloud]' in a clone of Updraft"
     ) from error
 
 if TYPE_CHECKING:

@@ -22,24 +22,35 @@ _log = logging.getLogger("updraft.gateway")
 
 @dataclass(slots=True)
 class UsageRow:
-    """What one request came to. `status` 499: the client left; a stream cut by its node has 502 (the wire said 200).
+    """What one request came to."""
 
-    `node` is the one that answered or was tried last; `retries`: nodes tried before it. `bytes`: sent to the client.
-    """
-
+    # The id in `x-request-id`.
     request_id: str
+    # Whose key it was.
     key_name: str = ""
+    # The model that was asked for.
     model: str = ""
+    # The node that answered, or that was tried last.
     node: str = ""
+    # HTTP status. 499: the client left. 502 also for a stream that its node cut, though the wire said 200.
     status: int = 0
+    # Tokens of the prompt.
     prompt_tokens: int = 0
+    # Tokens of the answer.
     completion_tokens: int = 0
+    # Tokens of the prediction that the model confirmed.
     accepted_prediction_tokens: int = 0
+    # Tokens of the prediction that it did not.
     rejected_prediction_tokens: int = 0
+    # Milliseconds of the whole request.
     latency_ms: float = 0.0
+    # Milliseconds until the first byte.
     ttft_ms: float | None = None
+    # Nodes that were tried before.
     retries: int = 0
+    # Bytes that were sent to the client.
     bytes: int = 0
+    # When it came, in seconds since the epoch.
     started_at: float = field(default_factory=time.time)
 
 

@@ -1,4 +1,4 @@
-"""`/metrics` of the gateway. docs/operations.md explains it further."""
+"""`/metrics` of the gateway: every figure with the words that say what it is."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def run_node(options: NodeOptions) -> None:
     The engine runs in a process of its own; this one never loads torch.
     """
     if find_spec("zmq") is None:
-        raise MissingDependencyError('A node needs pyzmq: pip install "updraft-llm[cloud]"')
+        raise MissingDependencyError("A node needs pyzmq: pip install '.[cloud]' in a clone of Updraft")
     from ...text.tokenizer import Tokenizer
     from ..engine.process.engine_process import EngineProcess
     from ..models.loading.hub import find_model

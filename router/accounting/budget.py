@@ -33,14 +33,13 @@ _ATTACHED = (("image_url", "url"), ("input_audio", "data"), ("file", "file_data"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one day (UTC); None is no limit. True if there is one.
+    """Limits of one day (UTC). None is no limit. True if there is one."""
 
-    usd: money, as the price table counts it. cloud_tokens: those that the cloud reads and writes. cloud_share: of all
-    requests, how many may ask the cloud, rounded up, at any moment of the day.
-    """
-
+    # US dollars, as `prices` counts them.
     usd: float | None = None
+    # Tokens that the cloud reads and writes.
     cloud_tokens: int | None = None
+    # Share of the requests that may ask the cloud, rounded up, at any moment of the day.
     cloud_share: float | None = None
 
     def __post_init__(self) -> None:
@@ -54,11 +53,15 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What one or many requests take of a budget. `cloud_requests` of the `requests` asked the cloud."""
+    """What one or many requests take of a budget."""
 
+    # How many there were.
     requests: int = 0
+    # How many of them asked the cloud.
     cloud_requests: int = 0
+    # Tokens that the cloud read and wrote.
     cloud_tokens: int = 0
+    # US dollars.
     usd: float = 0.0
 
     def __add__(self, other: Charge) -> Charge:

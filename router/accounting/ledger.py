@@ -22,40 +22,59 @@ RETRY_S = 0.1  # between two tries where another process writes
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """Money in US dollars, times in milliseconds, `ts` in seconds since the epoch; `status` as on the wire (499: the
-    caller went away). `tier` and `route` are "none" where no answer was given.
+    """What became of one request. Rows of older files have the defaults for columns that came later."""
 
-    From format 2 on: `key` is a digest of the caller's API key, `cloud_model` the last cloud model that was asked,
-    `failure` why a cloud gave no answer, `decisions` JSON with every verdict in order, `local_ms` and `cloud_ms` the
-    time spent in each tier. From format 3 on: `user` is a digest of the request's `user`. Rows of older files have the
-    defaults.
-    """
-
+    # The request's id, as in the answer.
     id: str
+    # When it came, in seconds since the epoch.
     ts: float
+    # The model that the caller named.
     model: str
+    # `local`, `cloud`, `escalated`, `fallback`, `cache`, or `none` where no answer was given.
     route: str
+    # Who answered: `local`, `cloud` or `none`.
     tier: str
+    # The gate that decided.
     gate: int
+    # Why, in words.
     reason: str
+    # P(gain) of that gate.
     p_gain: float | None
+    # Its threshold.
     threshold: float | None
+    # Tokens that the device wrote.
     local_tokens: int
+    # Tokens that the cloud wrote.
     cloud_tokens: int
+    # Tokens of the local answer that went up as a draft.
     draft_proposed: int
+    # Tokens of it that the cloud accepted.
     draft_accepted: int
+    # US dollars, as `prices` counts them.
     cost_usd: float
+    # US dollars saved against asking the best cloud alone.
     saved_usd: float
+    # Milliseconds until the answer was complete.
     latency_ms: float
+    # HTTP status. 499: the caller went away.
     status: int
+    # Digest of the caller's API key.
     key: str = ""
+    # The last cloud model that was asked.
     cloud_model: str = ""
+    # Why a cloud gave no answer.
     failure: str = ""
+    # Every verdict in order, as JSON.
     decisions: str = "[]"
+    # Tokens of the prompt on the device.
     local_prompt_tokens: int = 0
+    # Tokens of the prompts that the cloud read.
     cloud_prompt_tokens: int = 0
+    # Milliseconds spent on the device.
     local_ms: float = 0.0
+    # Milliseconds spent in the cloud.
     cloud_ms: float = 0.0
+    # Digest of the request's `user`.
     user: str = ""
 
 

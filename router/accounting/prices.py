@@ -13,7 +13,9 @@ _MOST_USD = 1e9  # for a million tokens: sums of more end in infinity, and no bu
 class Price:
     """US dollars per million tokens."""
 
+    # Of a prompt.
     input: float = 0.0
+    # Of an answer.
     output: float = 0.0
 
     def __post_init__(self) -> None:
@@ -29,15 +31,17 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """US dollars per million tokens. By default the device is free, the cloud at the price of a mid-size model.
+    """US dollars per million tokens. By default the device is free, the cloud at the price of a mid-size model."""
 
-    `models`: prices of cloud models by name; a model that is not in there has `cloud_input` and `cloud_output`.
-    """
-
+    # Of a prompt on this device.
     local_input: float = 0.0
+    # Of an answer on this device.
     local_output: float = 0.0
+    # Of a prompt in the cloud, for models that `models` does not name.
     cloud_input: float = 0.5
+    # Of an answer in the cloud, for models that `models` does not name.
     cloud_output: float = 1.5
+    # Prices of cloud models by name, each with `input` and `output`.
     models: dict[str, Price] = field(default_factory=dict[str, Price])
 
     def __post_init__(self) -> None:

@@ -22,13 +22,12 @@ _HEAD = re.compile(r"[\W_]*+((?:\d++[\s._/-]{0,3}+)*+)[\W_]*+")
 
 @dataclass(frozen=True, slots=True)
 class Privacy:
-    """Which rules keep a request on the device. `builtin`: names of `BUILTIN`; `patterns`: regular expressions by name.
+    """Which rules keep a request on the device. Raises ConfigurationError for one that cannot be used."""
 
-    Patterns are those of Rust's `regex`, which takes time linear in the text whatever the pattern: no look-around, no
-    back-references. They match anywhere; `(?i)` in front ignores case. Raises ConfigurationError for any other.
-    """
-
+    # Names of rules in the package: `email`, `credit_card`, `iban`, `phone`, `api_key`.
     builtin: tuple[str, ...] = ()
+    # Regular expressions by name, in the syntax of Rust's `regex`, which takes linear time. They match anywhere;
+    # `(?i)` in front ignores case.
     patterns: dict[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:

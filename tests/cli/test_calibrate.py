@@ -133,7 +133,7 @@ def test_nothing_is_paid_for_what_cannot_be_fitted(updraft, tmp_path: Path) -> N
     call = ["calibrate", "--live", "100", "--prompts", "prompts.txt", "--cloud", "http://127.0.0.1:9/v1"]
     done = updraft(*call, env={"PYTHONPATH": path})
     assert done.returncode == 1
-    assert done.stderr.strip() == "error: scipy is not installed: pip install 'updraft-llm[train]'."
+    assert done.stderr.strip() == "error: scipy is not installed: pip install '.[train]' in a clone of Updraft."
 
 
 def test_what_was_paid_for_is_kept(updraft, oracle: str, tmp_path: Path) -> None:

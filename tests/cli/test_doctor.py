@@ -67,7 +67,7 @@ def test_the_working_installation_is_sound(updraft) -> None:
 def test_a_missing_extra_is_a_warning_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("updraft.cli.checks.PACKAGES", {"edge": ("surely-not-installed",)})
     check = check_packages("edge")
-    assert (check.status, check.fix) == ("warn", "pip install 'updraft-llm[edge]'")
+    assert (check.status, check.fix) == ("warn", "pip install '.[edge]' in a clone of Updraft")
 
 
 def test_a_busy_port_is_a_warning() -> None:

@@ -16,4 +16,4 @@ def test_without_torch_the_local_model_is_alone(monkeypatch: pytest.MonkeyPatch)
     with with_cloud(RouterConfig(), said.append) as running:
         assert running.cloud_url is None
     assert len(said) == 1
-    assert "updraft-llm[cloud]" in said[0]
+    assert "pip install '.[cloud]'" in said[0]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from updraft.protocol.errors import ConfigurationError
+from updraft.protocol.settings import PROCESS_VARIABLES
 from updraft.router.accounting.budget import Limits
 from updraft.router.accounting.prices import Prices
 from updraft.router.config import RouterConfig
@@ -26,6 +27,11 @@ def test_the_last_source_wins(tmp_path: Path) -> None:
     config = load(tmp_path, toml, env, quality=0.7)
     assert (config.cloud_model, config.quality, config.hold_tokens) == ("env", 0.7, 3)
     assert config.prices == Prices(cloud_input=2.0, cloud_output=4.0)
+
+
+@pytest.mark.parametrize("name", PROCESS_VARIABLES)
+def test_a_variable_of_another_room_is_no_setting(name: str, tmp_path: Path) -> None:
+    assert load(tmp_path, "", {name: "x"}) == load(tmp_path, "", {})
 
 
 def test_tables(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def _engine(load: Load, progress: Progress) -> Engine:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise MissingDependencyError('A node needs torch: pip install "updraft-llm[cloud]"') from error
+        raise MissingDependencyError("A node needs torch: pip install '.[cloud]' in a clone of Updraft") from error
 
     keep_freed_memory()
     draft = Path(load.draft) if load.draft is not None else None

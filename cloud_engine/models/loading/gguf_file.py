@@ -57,7 +57,8 @@ class GgufFile:
         try:
             import gguf
         except ImportError as error:
-            raise MissingDependencyError("Reading GGUF weights needs gguf: pip install 'updraft-llm[cloud]'") from error
+            message = "Reading GGUF weights needs gguf: pip install '.[cloud]' in a clone of Updraft"
+            raise MissingDependencyError(message) from error
         self.where = str(path)
         self._header = read_header(path)
         self._tensors = {tensor.name: tensor for tensor in self._header.tensors}

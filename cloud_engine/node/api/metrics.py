@@ -1,4 +1,4 @@
-"""`/metrics` of a node: every figure with the words that say what it is. docs/operations.md explains them further."""
+"""`/metrics` of a node: every figure with the words that say what it is."""
 
 from __future__ import annotations
 

@@ -1,0 +1,126 @@
+"""docs/reference/cli.md: every command with its help and options."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import typer
+
+from ..main import app
+from .markdown import code, page, table
+
+#: Names, values, default and meaning of an option.
+Row = tuple[str, str, str, str]
+_HEADER = ("option", "value", "default", "meaning")
+_MARKUP = re.compile(r"\[/?(?:bold|dim|green|red|yellow|cyan)\]")
+_INTRODUCTION = (
+    "Every command explains itself with `--help`. Options of the router win over `UPDRAFT_*` variables, and these over "
+    "the [settings](settings.md) file. Exit code 0: done. 1: it failed. 2: the call was wrong. 130: interrupted."
+)
+
+
+_SHARED = 3  # commands that take an option before it is told of once for all
+
+
+def cli_page() -> str:
+    root: Any = typer.main.get_command(app)
+    commands = list(_commands(root, "updraft"))
+    rows = [row for _, each in commands for row in _options(each)]
+    shared = [row for row in dict.fromkeys(rows) if rows.count(row) >= _SHARED]
+    return page(
+        "Commands",
+        _INTRODUCTION,
+        "## Shared options",
+        "Several commands take these.",
+        table(_HEADER, shared),
+        *(part for path, each in commands for part in _section(path, each, shared)),
+    )
+
+
+def _commands(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        path = f"{prefix} {name}"
+        yield path, command
+        if hasattr(command, "commands"):
+            yield from _commands(command, path)
+
+
+def _section(path: str, command: Any, shared: list[Row]) -> Iterator[str]:
+    yield f"## {path}"
+    yield _help(command.help or "")
+    arguments = [each for each in command.params if not _is_option(each)]
+    if arguments:
+        yield table(("argument", "meaning"), [(code(each.name.upper()), _text(each.help)) for each in arguments])
+    rows = _options(command)
+    if own := [row for row in rows if row not in shared]:
+        yield table(_HEADER, own)
+    if also := [names for names, *rest in rows if (names, *rest) in shared]:
+        yield f"Shared: {', '.join(also)}."
+
+
+def _options(command: Any) -> list[Row]:
+    kinds = get_type_hints(command.callback) if command.callback is not None else {}
+    found = [each for each in command.params if _is_option(each) and each.name != "help"]
+    return [(_names(each), _values(each, kinds.get(each.name)), _default(each), _text(each.help)) for each in found]
+
+
+def _is_option(param: Any) -> bool:
+    return param.opts[0].startswith("-")
+
+
+def _help(text: str) -> str:
+    """Paragraphs as they are, and what follows a `\\b` as a code block."""
+    parts: list[str] = []
+    for block in inspect.cleandoc(text).split("\n\n"):
+        if block.startswith("\b"):
+            lines = block.removeprefix("\b").strip("\n").splitlines()
+            if lines and not lines[0].startswith(" "):
+                lines = lines[1:]
+            parts.append("```sh\n" + inspect.cleandoc("\n" + "\n".join(lines)) + "\n```")
+        else:
+            parts.append(_text(" ".join(block.split())))
+    return "\n\n".join(parts)
+
+
+def _names(option: Any) -> str:
+    return ", ".join(code(name) for name in (*option.opts, *option.secondary_opts))
+
+
+def _values(option: Any, kind: Any) -> str:
+    if option.is_flag or option.secondary_opts:
+        return ""
+    choices = _choices(kind)
+    if choices:
+        return ", ".join(code(str(each)) for each in choices)
+    value = code(option.metavar or _kind(kind))
+    return f"{value}, repeatable" if option.multiple else value
+
+
+def _choices(kind: Any) -> list[Any]:
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return [each.value for each in kind]
+    return [choice for part in get_args(kind) for choice in _choices(part)]
+
+
+def _kind(kind: Any) -> str:
+    names = [each.__name__ for each in (get_args(kind) or (kind,)) if isinstance(each, type) and each is not type(None)]
+    return {"int": "NUMBER", "float": "NUMBER", "Path": "PATH"}.get(names[0] if names else "", "TEXT")
+
+
+def _default(option: Any) -> str:
+    value = option.default
+    if option.required:
+        return "required"
+    if isinstance(value, bool):
+        return "on" if value else ""
+    return "" if value is None or callable(value) or value == [] else code(str(getattr(value, "value", value)))
+
+
+def _text(text: str | None) -> str:
+    return _MARKUP.sub("", text or "").replace("\\[", "[")

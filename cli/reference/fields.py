@@ -1,0 +1,76 @@
+"""The fields of a dataclass with the comment above each: what a reference page says of them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One field."""
+
+    name: str
+    # Its type, as written.
+    kind: str
+    # Its default, as a user would write it.
+    default: str
+    # The comment above it.
+    text: str
+
+
+def entries(kind: type[Any]) -> list[Entry]:
+    """Every field of the dataclass `kind`, in order. Raises ValueError for a field without a comment."""
+    comments = _comments(kind)
+    return [
+        Entry(item.name, str(item.type), _default(item.default, item.default_factory), comments[item.name])
+        for item in fields(kind)
+    ]
+
+
+def _comments(kind: type[Any]) -> dict[str, str]:
+    lines = inspect.getsource(kind).splitlines()
+    indent = len(lines[0]) - len(lines[0].lstrip())
+    tree = ast.parse("\n".join(line[indent:] for line in lines)).body[0]
+    assert isinstance(tree, ast.ClassDef), "the source of a class is one class"
+    found: dict[str, str] = {}
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            text = _above(lines, node.lineno - 2)
+            if not text:
+                raise ValueError(f"{kind.__name__}.{node.target.id} has no comment: write one above the field.")
+            found[node.target.id] = text
+    return found
+
+
+def _above(lines: list[str], last: int) -> str:
+    """The comment whose last line is `last`."""
+    words: list[str] = []
+    while lines[last].lstrip().startswith("#"):
+        words.insert(0, lines[last].lstrip().removeprefix("#").strip())
+        last -= 1
+    return " ".join(words)
+
+
+def _default(value: object, factory: object) -> str:
+    if value is not MISSING and value is not None:
+        return _written(value)
+    if factory is MISSING or value is None:
+        return ""
+    made: object = cast(Any, factory)()
+    return "" if isinstance(made, float) else _written(made)  # a moment is no default
+
+
+def _written(value: object) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case str() | Path():
+            return f'"{value}"'
+        case int() | float():
+            return str(value)
+        case _:
+            return ""

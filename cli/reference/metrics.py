@@ -1,0 +1,65 @@
+"""docs/reference/metrics.md: every metric of node, gateway and router."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ...cloud_engine.engine.stats import EngineStats
+from ...cloud_engine.gateway.metrics import gateway_metrics
+from ...cloud_engine.gateway.relay import Counters
+from ...cloud_engine.node.answers.latency import Latencies
+from ...cloud_engine.node.api.metrics import node_metrics
+from ...protocol.prometheus import render
+from ...router.feedback.collector import LearningCounts
+from .markdown import code, page, table
+
+_INTRODUCTION = """`GET /metrics` answers in Prometheus' text format. Counters count since the start; those of an
+engine begin anew with every engine process. Ratios are over the node's whole life, but for the two of the KV cache,
+which are of the moment. For a ratio over a window, divide the `rate()` of two counters."""
+#: vLLM's names for metrics that are comparable.
+_VLLM = {
+    "updraft_engine_running": "vllm:num_requests_running",
+    "updraft_engine_waiting": "vllm:num_requests_waiting",
+    "updraft_engine_kv_usage_ratio": "vllm:kv_cache_usage_perc",
+    "updraft_engine_prompt_tokens_total": "vllm:prompt_tokens_total",
+    "updraft_engine_generated_tokens_total": "vllm:generation_tokens_total",
+    "updraft_engine_preemptions_total": "vllm:num_preemptions_total",
+    "updraft_engine_prefix_query_tokens_total": "vllm:prefix_cache_queries_total",
+    "updraft_engine_prefix_hit_tokens_total": "vllm:prefix_cache_hits_total",
+    "updraft_engine_draft_proposed_total": "vllm:spec_decode_num_draft_tokens_total",
+    "updraft_engine_draft_accepted_total": "vllm:spec_decode_num_accepted_tokens_total",
+    "updraft_engine_queue_seconds": "vllm:request_queue_time_seconds",
+    "updraft_answers_total": "vllm:request_success_total",
+    "updraft_ttft_seconds": "vllm:time_to_first_token_seconds",
+    "updraft_tpot_seconds": "vllm:request_time_per_output_token_seconds",
+    "updraft_e2e_seconds": "vllm:e2e_request_latency_seconds",
+}
+
+
+def metrics_page() -> str:
+    node = _families(node_metrics(EngineStats(), Latencies(), healthy=True))
+    if unknown := set(_VLLM) - {name for name, _, _ in node}:
+        raise ValueError(f"The node has no metric {', '.join(sorted(unknown))}: mend the table of vLLM's names.")
+    rows = [(code(name), kind, text, code(_VLLM.get(name, ""))) for name, kind, text in node]
+    return page(
+        "Metrics",
+        _INTRODUCTION,
+        "## Node",
+        table(("metric", "type", "meaning", "in vLLM"), rows),
+        "## Gateway",
+        _plain(gateway_metrics((), Counters())),
+        "## Router",
+        _plain(LearningCounts().metrics()),
+    )
+
+
+def _plain(metrics: Iterable[Any]) -> str:
+    return table(("metric", "type", "meaning"), [(code(name), kind, text) for name, kind, text in _families(metrics)])
+
+
+def _families(metrics: Iterable[Any]) -> list[tuple[str, str, str]]:
+    """(name, type, help) of each family, read from what a scraper gets."""
+    lines = [line.split(" ", 3) for line in render(metrics).splitlines() if line.startswith("#")]
+    helps = {line[2]: line[3] for line in lines if line[1] == "HELP"}
+    return [(line[2], line[3], helps[line[2]]) for line in lines if line[1] == "TYPE"]

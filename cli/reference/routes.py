@@ -1,0 +1,158 @@
+"""docs/reference/routes.md: the routes of node, gateway and router, and the errors that they answer with."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any, cast
+
+from fastapi import FastAPI
+from starlette.routing import Route
+
+from ...cloud_engine.gateway.app import create_gateway_app
+from ...cloud_engine.gateway.keys import KeyStore
+from ...cloud_engine.gateway.metering import Meter
+from ...cloud_engine.gateway.nodes import NodeRegistry
+from ...cloud_engine.gateway.relay import Counters, Relay
+from ...cloud_engine.gateway.upstream import Upstream
+from ...cloud_engine.node.api.app import Served, create_node_app
+from ...embedded.pocket import pocket_large_folder
+from ...protocol import errors
+from ...text.tokenizer import Tokenizer
+from .markdown import code, page, table
+
+_NODE = {
+    "/v1/chat/completions": "OpenAI's chat completions",
+    "/v1/completions": "OpenAI's text completions: one prompt or up to 128, each as text or token ids",
+    "/v1/embeddings": "OpenAI's embeddings: one input or up to 2048, each as text or token ids",
+    "/v1/models": "the model, with `max_model_len`: tokens of prompt and answer together",
+    "/v1/models/{model}": "the same, of one model",
+    "/tokenize": "`prompt`, or `messages` with their `tools`, to `tokens`, `count`, `max_model_len`; as vLLM",
+    "/detokenize": "`tokens` to `prompt`; as vLLM",
+    "/spent/{attempt}": "what a running answer without a stream has cost so far, by its `x-updraft-attempt`",
+    "/health": "200 while the engine serves, else 503 with the reason",
+    "/metrics": "see [metrics](metrics.md)",
+}
+_GATEWAY = {
+    "/v1/chat/completions": "relayed to a node that has the model",
+    "/v1/completions": "relayed",
+    "/v1/embeddings": "relayed",
+    "/v1/models": "the models of all nodes that are up",
+    "/v1/models/{model}": "one of them",
+    "/health": "200 while a node is up",
+    "/metrics": "see [metrics](metrics.md)",
+    "/admin/nodes": "the nodes, whether they are up, and why not; for admin keys",
+    "/admin/usage": "requests and tokens by key and model; for admin keys",
+}
+#: The router dispatches by itself: (path, method, meaning).
+ROUTER = (
+    ("/v1/chat/completions", "POST", "routed"),
+    ("/v1/embeddings", "POST", "answered by the cloud; refused for `local` and private requests"),
+    ("/v1/models", "GET", "`auto`, `local`, `cloud`, and the models behind them"),
+    ("/v1/models/{model}", "GET", "one of them"),
+    ("/health", "GET", "200 while the router serves"),
+    ("/metrics", "GET", "see [metrics](metrics.md)"),
+)
+#: Codes that are given where an error is raised, with what they mean.
+GIVEN_CODES: dict[str, tuple[type[errors.UpdraftError], str]] = {
+    "invalid_json": (errors.InvalidRequestError, "The body is no JSON."),
+    "invalid_value": (errors.InvalidRequestError, "A field has a value that it cannot have; `param` names it."),
+    "invalid_grammar": (
+        errors.InvalidRequestError,
+        "A schema, regex or grammar is wrong, unsupported, or matches nothing.",
+    ),
+    "grammar_too_complex": (errors.InvalidRequestError, "Compiling a constraint takes too long or too much memory."),
+    "grammar_failed": (errors.InvalidRequestError, "No answer can go on under this constraint."),
+    "engine_restarting": (errors.EngineDownError, "The engine died, and another one is being started."),
+    "draining": (errors.OverloadedError, "The server is shutting down."),
+}
+_ERRORS = """The body is OpenAI's: `{"error": {"message", "type", "param", "code"}}`. `x-should-retry` says whether
+the same request may succeed later. `overloaded`, `draining`, `engine_down` and `engine_restarting` have
+`retry-after` too."""
+
+
+def routes_page() -> str:
+    return page(
+        "Routes and errors",
+        "## Node",
+        "A node asks for no key. Let only the gateway reach it.",
+        _described(node_app(), _NODE),
+        "## Gateway",
+        "Routes under `/v1` want a key, and `/admin` wants an admin key. `/health` and `/metrics` want none.",
+        _described(_gateway_app(), _GATEWAY),
+        "## Router",
+        "`updraft serve` and the SDK answer these. `/v1/completions` is refused.",
+        table(("route", "method", "meaning"), [(code(path), method, text) for path, method, text in ROUTER]),
+        "## Errors",
+        _ERRORS,
+        table(("status", "code", "retry", "meaning"), sorted(_error_rows())),
+    )
+
+
+def node_app() -> FastAPI:
+    engine = cast(Any, SimpleNamespace(close=None))
+    return create_node_app(Served(engine, Tokenizer.from_folder(pocket_large_folder()), "model", 1, "hermes"))
+
+
+def _gateway_app() -> FastAPI:
+    with TemporaryDirectory() as folder:
+        meter = Meter(Path(folder) / "usage.sqlite3")
+        upstream = Upstream(None)
+        app = create_gateway_app(
+            Relay(NodeRegistry(["http://127.0.0.1:1"], upstream), upstream, KeyStore(()), meter, Counters(), 1.0)
+        )
+        meter.close()
+    return app
+
+
+def _described(app: FastAPI, texts: Mapping[str, str]) -> str:
+    """The routes of `app`. Raises ValueError for one without a text, or a text without one."""
+    found = [(route.path.replace(":path", ""), route) for route in app.routes if isinstance(route, Route)]
+    if odd := {path for path, _ in found} ^ set(texts):
+        raise ValueError(f"Routes and their descriptions differ: {', '.join(sorted(odd))}.")
+    rows = [
+        (code(path), method, texts[path])
+        for path, route in found
+        for method in sorted((route.methods or set()) - {"HEAD"})
+    ]
+    return table(("route", "method", "meaning"), rows)
+
+
+def _error_rows() -> Iterator[tuple[str, str, str, str]]:
+    for error in _tree(errors.UpdraftError):
+        if error.default_code:
+            yield _error_row(error, error.default_code, _meaning(error))
+    for name, (error, text) in GIVEN_CODES.items():
+        yield _error_row(error, name, text)
+
+
+def _error_row(error: type[errors.UpdraftError], name: str, text: str) -> tuple[str, str, str, str]:
+    return str(error.status), code(name), "yes" if error.retryable else "", text
+
+
+def _tree(error: type[errors.UpdraftError]) -> Iterator[type[errors.UpdraftError]]:
+    """Those of `protocol.errors`: others may be loaded or not."""
+    for each in error.__subclasses__():
+        if each.__module__ == errors.__name__:
+            yield each
+            yield from _tree(each)
+
+
+def _meaning(error: type[errors.UpdraftError]) -> str:
+    """The first paragraph of the class's own docstring."""
+    own = str(error.__dict__.get("__doc__") or "")
+    text = " ".join(own.partition("\n\n")[0].split())
+    if not text:
+        raise ValueError(f"{error.__name__} has no docstring: the page of errors needs one.")
+    return text
+
+
+def codes_in(file: Path) -> set[str]:
+    """The literal codes that `file` gives to errors."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    given = [each.value for call in calls for each in call.keywords if each.arg == "code"]
+    return {value.value for value in given if isinstance(value, ast.Constant) and isinstance(value.value, str)}

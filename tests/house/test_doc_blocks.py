@@ -1,0 +1,124 @@
+"""What the docs tell people to type exists: make targets, commands and their options, settings, names in Python.
+
+`tests/sdk/test_readme.py` and `tests/cli/test_quickstart.py` also run what README and quick start show.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from updraft.cli.main import app
+from updraft.router.settings_sources import load_config
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "docs/quickstart.md",
+    *(ROOT / "docs/guides").glob("*.md"),
+]
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+COMMANDS: Any = typer.main.get_command(app)
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """(where, text) of every block in this language."""
+    found: list[tuple[str, str]] = []
+    for path in PAGES:
+        texts = re.findall(rf"^```{language}\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        found += [(f"{path.name}-{number}", text) for number, text in enumerate(texts)]
+    return found
+
+
+def commands(script: str) -> list[list[str]]:
+    """The simple commands of a shell script, word by word."""
+    joined = script.replace("\\\n", " ")
+    found: list[list[str]] = []
+    for line in joined.splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="&;|")
+        lexer.whitespace_split = True
+        command: list[str] = []
+        for word in [*lexer, ";"]:
+            if set(word) <= set("&;|"):
+                found += [command] if command else []
+                command = []
+            else:
+                command.append(word)
+    return found
+
+
+def wrong_in(command: list[str]) -> str:
+    """What is wrong with one command; nothing where it is right, or no command of ours."""
+    while command and re.fullmatch(r"[A-Z_]+=.*", command[0]):
+        command = command[1:]
+    match command:
+        case ["make", *targets]:
+            unknown = [word for word in targets if "=" not in word and word not in TARGETS]
+            return f"no such target: {unknown}" if unknown else ""
+        case ["updraft", *words]:
+            return wrong_call(words)
+        case ["pip", "install", *wanted]:
+            own = [word for word in wanted if not word.startswith("-")]
+            return "" if all(re.fullmatch(r"\.(\[[a-z,]+\])?", word) for word in own) else f"not from a clone: {own}"
+    return ""
+
+
+def wrong_call(words: list[str]) -> str:
+    command = COMMANDS
+    while words and hasattr(command, "commands"):
+        if words[0] not in command.commands:
+            return f"no such command: {words[0]}"
+        command, words = command.commands[words[0]], words[1:]
+    known = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
+    unknown = [word for word in words if word.startswith("-") and len(word) > 1 and word.partition("=")[0] not in known]
+    return f"no such option: {unknown}" if unknown else ""
+
+
+@pytest.mark.parametrize(("where", "script"), blocks("sh"))
+def test_a_shell_block_names_what_there_is(where: str, script: str) -> None:
+    assert [wrong for command in commands(script) if (wrong := wrong_in(command))] == []
+
+
+def test_tables_name_what_there_is() -> None:
+    """Commands in backticks, in running text and tables."""
+    for path in PAGES:
+        inline = re.findall(r"`((?:make|updraft|pip install) [^`]+)`", path.read_text(encoding="utf-8"))
+        for text in inline:
+            assert [wrong for command in commands(text) if (wrong := wrong_in(command))] == [], (path.name, text)
+
+
+@pytest.mark.parametrize(
+    ("script", "wrong"),
+    [
+        ("make nothing-here", "no such target"),
+        ("updraft nothing", "no such command"),
+        ("updraft ask hi --tier local && updraft serve --colour red", "no such option"),
+        ("X=1 updraft bench nothing", "no such command"),
+        ("pip install updraft", "not from a clone"),
+    ],
+)
+def test_what_is_not_there_is_found(script: str, wrong: str) -> None:
+    (said,) = [said for command in commands(script) if (said := wrong_in(command))]
+    assert wrong in said
+
+
+@pytest.mark.parametrize(("where", "text"), blocks("toml"))
+def test_settings_are_taken(where: str, text: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    load_config(file=file, environ={})
+
+
+@pytest.mark.parametrize(("where", "code"), blocks("python"))
+def test_python_imports_what_there_is(where: str, code: str) -> None:
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("updraft"):
+            module = importlib.import_module(node.module or "")
+            assert all(hasattr(module, alias.name) for alias in node.names)

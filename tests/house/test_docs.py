@@ -1,0 +1,186 @@
+"""The docs stay short and right: their size, their sentences, their links, the form of decisions and changelog.
+
+Words and sentences are counted on hand-written pages only. The pages of docs/reference are made from the code
+(`test_reference.py`), and a model card is made by training. Both count for links.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST_WORDS = 25_000
+MOST_WORDS_IN_A_SENTENCE = 20.0  # on average
+MOST_WORDS_IN_A_DECISION = 300
+MOST_LINES_IN_THE_CHANGELOG = 150
+DECISIONS = ROOT / "docs" / "decisions"
+
+_CODE = re.compile(r"^(```|~~~).*?^\1[^\S\n]*$", re.MULTILINE | re.DOTALL)
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_LINK = re.compile(r"!?\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
+_HEADING = re.compile(r"^#{1,6} +(.*?)\s*$", re.MULTILINE)
+_STATUS = re.compile(r"^\*\*Status:\*\* (accepted|superseded by \[(?P<number>\d{3})\]\(\S+\))$", re.MULTILINE)
+# A sentence ends with a mark and white space: so "0.98" and "llama.cpp" are inside one, and so are a few abbreviations.
+_END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"'*`)])|(?<=[.!?]\*\*))(?<!e\.g\.)(?<!i\.e\.)(?<!al\.)\s+")
+
+
+@cache
+def pages() -> tuple[Path, ...]:
+    """All pages."""
+    return (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
+
+
+def prose_pages() -> list[Path]:
+    return [path for path in pages() if path.parent != ROOT / "docs" / "reference"]
+
+
+def words(text: str) -> int:
+    """Everything between white space that has a letter or a digit: the bars of a table are no words."""
+    return sum(any(map(str.isalnum, word)) for word in text.split())
+
+
+def sentences(markdown: str) -> list[str]:
+    """The sentences of running text: paragraphs and list items, without code, tables, headings and link targets."""
+    text = _COMMENT.sub("", _CODE.sub("", markdown))
+    text = _LINK.sub(lambda link: link["text"], text)
+    blocks: list[list[str]] = [[]]
+    for line in text.splitlines():
+        stripped = line.strip().removeprefix(">").strip()
+        if not stripped or stripped.startswith(("#", "|")) or line.startswith("    "):
+            blocks.append([])
+        elif re.match(r"(?:[-*]|\d+\.) ", stripped):
+            blocks.append([re.sub(r"^(?:[-*]|\d+\.) ", "", stripped)])
+        else:
+            blocks[-1].append(stripped)
+    return [sentence for block in blocks if block for sentence in _END.split(" ".join(block))]
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a page's headings, as code hosts make them."""
+    headings = _HEADING.findall(_CODE.sub("", path.read_text(encoding="utf-8")))
+    plain = (_LINK.sub(lambda link: link["text"], heading) for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain}
+
+
+def broken_links(path: Path) -> list[str]:
+    wrong: list[str] = []
+    for link in _LINK.finditer(_CODE.sub("", path.read_text(encoding="utf-8"))):
+        target = link["target"]
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (path.parent / unquote(name)).resolve() if name else path
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
+            wrong.append(target)
+    return wrong
+
+
+def test_the_docs_are_short() -> None:
+    by_page = {path.relative_to(ROOT).as_posix(): words(path.read_text(encoding="utf-8")) for path in prose_pages()}
+    longest = sorted(by_page.items(), key=lambda item: -item[1])[:10]
+    assert sum(by_page.values()) <= MOST_WORDS, f"the longest pages: {longest}"
+
+
+def test_sentences_are_short() -> None:
+    found = [
+        (words(sentence), path.relative_to(ROOT).as_posix(), sentence)
+        for path in prose_pages()
+        for sentence in sentences(path.read_text(encoding="utf-8"))
+    ]
+    worst = sorted(found, reverse=True)[:10]
+    listed = "\n".join(f"{count:4} {page}: {sentence}" for count, page, sentence in worst)
+    print(f"the ten longest sentences:\n{listed}")
+    assert sum(count for count, _, _ in found) / len(found) <= MOST_WORDS_IN_A_SENTENCE, listed
+
+
+@pytest.mark.parametrize("path", pages(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    assert broken_links(path) == []
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    (tmp_path / "there.md").write_text("# A heading: `code`\n")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "[a](there.md) [b](there.md#a-heading-code) [c](gone.md) [d](there.md#gone) [e](https://x.example/)\n"
+        "```\n[f](not-a-link.md)\n```\n"
+    )
+    assert broken_links(page) == ["gone.md", "there.md#gone"]
+
+
+def test_what_a_sentence_is() -> None:
+    text = (
+        "# A heading\n\nOne idea. llama.cpp 0.98 is one (Wu et al., 2016): another\none [a link](far/away.md).\n\n"
+        "- an **item.** Two\n\n| a | b |\n\n```\ncode. Code.\n```\n"
+    )
+    assert sentences(text) == [
+        "One idea.",
+        "llama.cpp 0.98 is one (Wu et al., 2016): another one a link.",
+        "an **item.**",
+        "Two",
+    ]
+
+
+DECISION_PAGES = sorted(DECISIONS.glob("[0-9]*.md"))
+
+
+@pytest.mark.parametrize("path", DECISION_PAGES, ids=lambda path: path.stem)
+def test_a_decision_has_the_form(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    number = path.name[:3]
+    assert text.startswith(f"# {number}: ")
+    status = _STATUS.search(text)
+    assert status, "a status line: accepted, or superseded by [NNN](page)"
+    by = status["number"]
+    assert by is None or (int(by) > int(number) and list(DECISIONS.glob(f"{by}-*.md")))
+    assert _HEADING.findall(text)[1:] == ["Context", "Decision", "Consequences"]
+    assert words(text) <= MOST_WORDS_IN_A_DECISION
+
+
+def test_the_index_has_every_decision() -> None:
+    row = re.compile(r"^\| (\d{3}) \| \[(.*)\]\((\S+)\) \| (.*) \|$", re.MULTILINE)
+    listed = [match.groups() for match in row.finditer((DECISIONS / "README.md").read_text(encoding="utf-8"))]
+    expected = []
+    for path in DECISION_PAGES:
+        text = path.read_text(encoding="utf-8")
+        status = _STATUS.search(text)
+        title = text.splitlines()[0].partition(": ")[2]
+        expected.append((path.name[:3], title, path.name, status[1] if status else ""))
+    assert listed == expected
+    assert [int(number) for number, *_ in listed] == list(range(1, len(listed) + 1))
+
+
+def test_the_site_has_every_page() -> None:
+    """Decisions are reached from their index."""
+    listed = re.findall(
+        r"^ +- (?:[\w ]+: )?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    found = {path.relative_to(ROOT / "docs").as_posix() for path in pages() if path.is_relative_to(ROOT / "docs")}
+    assert len(listed) == len(set(listed))
+    assert set(listed) == {name for name in found if not re.match(r"decisions/\d", name)}
+
+
+def test_the_changelog_is_one_line_per_change() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MOST_LINES_IN_THE_CHANGELOG
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == ["[0.1.0] - unreleased"]
+    body = text.partition("## [0.1.0]")[2].partition("### ")[2].splitlines()[1:]
+    assert [line for line in body if line and not line.startswith(("- ", "### "))] == []
+
+
+def test_nobody_is_told_to_install_from_an_index() -> None:
+    """The package is on no index yet, so every text names a clone."""
+    suffixes = {".py", ".md", ".toml", ".yml", ".yaml"}
+    files = [path for path in ROOT.rglob("*") if path.suffix in suffixes and path.is_file()]
+    own = [
+        path for path in files if not {".venv", ".typing", ".git", "build", "out"} & set(path.relative_to(ROOT).parts)
+    ]
+    wrong = re.compile(r"pip install [^\n]*updraft-llm")
+    assert [
+        str(path) for path in own if path != Path(__file__).resolve() and wrong.search(path.read_text("utf-8"))
+    ] == []

@@ -1,0 +1,98 @@
+"""docs/reference is what `make reference` makes of the code: no option, setting, route, metric or column is missing."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import re
+from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
+from pathlib import Path
+
+import pytest
+from updraft.cli.reference.fields import entries
+from updraft.cli.reference.pages import pages
+from updraft.cli.reference.routes import GIVEN_CODES, ROUTER, codes_in
+from updraft.protocol import errors
+from updraft.protocol.settings import PROCESS_VARIABLES
+from updraft.protocol.wire import WireRequest
+from updraft.router.config import RouterConfig
+from updraft.router.router import Router
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "docs" / "reference"
+PAGES = pages()
+# The rooms that answer on the wire.
+SOURCES = ["cloud_engine/node", "cloud_engine/engine", "text", "protocol"]
+
+
+def test_these_are_the_pages() -> None:
+    assert {path.name for path in FOLDER.glob("*.md")} == set(PAGES)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_what_the_code_says(name: str) -> None:
+    written = (FOLDER / name).read_text(encoding="utf-8")
+    assert written == PAGES[name], f"docs/reference/{name} is not what the code says: run `make reference`"
+
+
+@pytest.mark.parametrize(("path", "method", "_text"), ROUTER)
+def test_the_router_knows_its_routes(path: str, method: str, _text: str) -> None:
+    """It dispatches by itself, so each route is asked: an unknown one is `not_found`, a wrong method is a 405."""
+    router = Router(RouterConfig(local=None))
+
+    async def ask(method: str, path: str) -> int:
+        return (await router.handle(WireRequest(method, path, {}, b"{}"))).status
+
+    there = path.replace("{model}", "auto")
+    assert asyncio.run(ask(method, there)) not in (404, 405)
+    assert asyncio.run(ask(method, there.replace("/v1", "/v2") if "/v1" in there else there + "x")) == 404
+    asyncio.run(router.close())
+
+
+def test_every_code_that_is_given_is_described() -> None:
+    files = [file for folder in SOURCES for file in (ROOT / folder).rglob("*.py")]
+    assert {code for file in files for code in codes_in(file)} <= set(GIVEN_CODES)
+
+
+def test_what_the_page_says_of_retry_after() -> None:
+    codes = {code: error for code, (error, _) in GIVEN_CODES.items()}
+    codes |= {"overloaded": errors.OverloadedError, "engine_down": errors.EngineDownError}
+    after = {code for code, error in codes.items() if "retry-after" in error("x").headers()}
+    assert after == {"overloaded", "draining", "engine_down", "engine_restarting"}
+
+
+def test_every_variable_that_is_read_is_described() -> None:
+    """A variable that nobody knows is refused as a setting, so each that is read has to be in the list."""
+    own = {"UPDRAFT_CHILD"}  # from one process of ours to another
+    settings = {f"UPDRAFT_{field.name.upper()}" for field in dataclass_fields(RouterConfig)}
+    files = [
+        path for path in ROOT.rglob("*.py") if not {"tests", ".venv", ".typing"} & set(path.relative_to(ROOT).parts)
+    ]
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in files]
+    texts = {node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    read = {text for text in texts if isinstance(text, str) and re.fullmatch(r"UPDRAFT_[A-Z_]*[A-Z]", text)}
+    assert read - settings - own == set(PROCESS_VARIABLES)
+
+
+def test_a_field_without_a_comment_is_an_error() -> None:
+    @dataclass
+    class Settings:
+        # How many.
+        count: int = 3
+        size: int = 4
+
+    with pytest.raises(ValueError, match=r"Settings.size has no comment"):
+        entries(Settings)
+
+
+def test_a_comment_of_two_lines_is_one_text() -> None:
+    @dataclass
+    class Settings:
+        # How many,
+        # and no more.
+        count: int = 3
+
+    assert [(each.name, each.kind, each.default, each.text) for each in entries(Settings)] == [
+        ("count", "int", "3", "How many, and no more.")
+    ]
