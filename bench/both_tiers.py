@@ -12,9 +12,9 @@ import msgspec
 from ..classifier.graded_row import GradedRow, TokenSignals
 from ..classifier.grading.agreement import GRADING, Said, grades
 from ..protocol.errors import UpdraftError, UpstreamError
+from ..protocol.http.wire import WireRequest
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
-from ..protocol.wire import WireRequest
 from ..router.tiers.interfaces import CloudUsage
 from .questions import Prompt
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..protocol.errors import EngineError
-from ..protocol.wire import WireRequest
+from ..protocol.http.wire import WireRequest
 from ..router.config import RouterConfig
 from ..router.factory import load_tiers
 from ..router.router import Router

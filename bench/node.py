@@ -125,7 +125,7 @@ def _serve_thread(folder: Path, threads: int, streams: int) -> None:
     from ..cloud_engine.engine.engine import Engine
     from ..cloud_engine.engine.process.async_engine import AsyncEngine
     from ..cloud_engine.node.api.app import Served, create_node_app
-    from ..protocol.server import exit_with_parent, serve
+    from ..protocol.http.server import exit_with_parent, serve
 
     exit_with_parent()
     engine = Engine.from_folder(folder, config=EngineConfig(num_threads=threads, max_batch_size=streams))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from . import options
+from .shared import options
 
 if TYPE_CHECKING:
     from ..bench.report import Report
@@ -300,7 +300,7 @@ def kernels(
     from ..bench.kernels import GpuClock, Measured, measure, report_of, require_cuda
     from ..bench.report import write_json
     from ..kernels import launch
-    from .tables import kernels_table
+    from .shared.tables import kernels_table
 
     device = require_cuda()
     repetitions = 30 if short else 100

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..protocol.errors import ConfigurationError, InvalidRequestError, UpstreamError
-from . import options
+from .shared import options
 
 if TYPE_CHECKING:
     from ..classifier.graded_row import GradedRow
@@ -122,7 +122,7 @@ def _from_life(config: RouterConfig, prompts: Path, n: int, save: Path | None) -
     from ..classifier.training.train_text import check_installed
     from ..router.factory import open_local
     from ..router.privacy.rules import PrivacyRules
-    from .watch import Watch
+    from .shared.watch import Watch
 
     found = read_prompts(prompts)
     if len(found) < n:

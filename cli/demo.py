@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..protocol.errors import UpdraftError
-from . import options
+from .shared import options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ..bench.cascade import Leg, Outcome
     from ..bench.questions import Question
     from ..router.config import RouterConfig
-    from .stack import PocketCloud
-    from .watch import Watch
+    from .shared.stack import PocketCloud
+    from .shared.watch import Watch
 
 FEWEST_TASKS = 20
 CONCURRENCY = 8
@@ -54,8 +54,8 @@ def demo(
     """
     from rich.console import Console
 
-    from .processes import signals_as_interrupts
-    from .watch import Watch
+    from .shared.processes import signals_as_interrupts
+    from .shared.watch import Watch
 
     started = time.monotonic()
     screen, final = Console(stderr=True), Console(record=True, width=110 if svg_path else None)
@@ -99,8 +99,8 @@ class _Demo:
 
     def run(self, config: RouterConfig) -> Measured:
         from ..bench.questions import pocket_questions
-        from .measuring import run_legs
-        from .stack import pocket_cloud
+        from .shared.measuring import run_legs
+        from .shared.stack import pocket_cloud
 
         drawn = pocket_questions(self.tasks + LATENCY_SAMPLE, self.seed)
         questions, sample = drawn[: self.tasks], drawn[self.tasks :]
@@ -191,8 +191,8 @@ def _gate3(questions: list[Question], cloud_right: list[bool], watch: Watch) -> 
 
 
 def _show(console: Console, measured: Measured) -> None:
-    from .tables import accuracy_table, examples_of, examples_table, facts_table, kinds_table
-    from .tables import number as show
+    from .shared.tables import accuracy_table, examples_of, examples_table, facts_table, kinds_table
+    from .shared.tables import number as show
 
     found = measured.figures
     rows = {name: found[name] for name in ("local", "cloud", "routed")}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..protocol.errors import ConfigurationError, UpdraftError
-from . import options
-from .options import Tier
+from .shared import options
+from .shared.options import Tier
 
 if TYPE_CHECKING:
     from ..bench.cascade import Leg
@@ -75,9 +75,9 @@ def measure(
     from rich.console import Console
 
     from ..bench.cascade import by_kind, draft_figures, figures
-    from .measuring import run_legs
-    from .tables import accuracy_table, kinds_table
-    from .watch import Watch
+    from .shared.measuring import run_legs
+    from .shared.tables import accuracy_table, kinds_table
+    from .shared.watch import Watch
 
     console = Console()
     watch = Watch(Console(stderr=True))

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from ..protocol.errors import ConfigurationError, NotFoundError
-from . import options
+from .shared import options
 
 
 def learn(

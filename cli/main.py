@@ -13,8 +13,11 @@ import typer
 
 from .. import __version__
 from ..protocol.errors import ConfigurationError, InvalidRequestError, UpdraftError
-from . import ask, bench, calibrate, chat, demo, doctor, evaluate, learn, servers, store, tune, why
-from .failures import message_of
+from . import bench, calibrate, demo, evaluate, learn, servers, tune, why
+from .doctor import command as doctor
+from .models import store
+from .shared.failures import message_of
+from .talk import ask, chat
 
 app = typer.Typer(
     name="updraft",

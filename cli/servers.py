@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from . import options
+from .shared import options
 
 Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 opens it to the network.")]
 ReadyFile = Annotated[
@@ -50,9 +50,9 @@ def serve(
       curl http://127.0.0.1:4114/v1/chat/completions -H 'content-type: application/json' \\
           -d '{"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}'
     """
-    from ..protocol.server import bind_socket
+    from ..protocol.http.server import bind_socket
     from ..router.server.app import DaemonOptions, run_daemon
-    from .conversation import introduction
+    from .talk.conversation import introduction
 
     key = None if key_env is None else options.key_from(key_env, "--key-env")
     config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise).config()

@@ -36,7 +36,7 @@ def tune(
     from ..local_engine.opening import ProcessMemory
     from ..local_engine.tuning.search import tune as measure
     from ..protocol.errors import InvalidRequestError
-    from .models import resolve
+    from .models.names import resolve
 
     name = resolve(model)
     if name == "none":

@@ -48,7 +48,7 @@ def why(
     from rich.console import Console
     from rich.markup import escape
 
-    from .tables import facts_table
+    from .shared.tables import facts_table
 
     Console(highlight=False).print(facts_table({label: escape(text) for label, text in explained(row).items()}))
 

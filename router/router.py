@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from ..protocol import prometheus, sse
 from ..protocol.errors import (
     EngineError,
     MethodNotAllowedError,
@@ -23,8 +22,9 @@ from ..protocol.errors import (
     UnsupportedFeatureError,
     UpdraftError,
 )
+from ..protocol.http import prometheus, sse
+from ..protocol.http.wire import WireRequest, WireResponse
 from ..protocol.responses import ModelCard, ModelList
-from ..protocol.wire import WireRequest, WireResponse
 from .accounting.budget import Budget
 from .accounting.ledger import Ledger
 from .accounting.ledger_writer import Books

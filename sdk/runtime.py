@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 from ..protocol.errors import OverloadedError
-from ..protocol.wire import WireRequest, WireResponse
+from ..protocol.http.wire import WireRequest, WireResponse
 from ..router.config import RouterConfig
 from ..router.router import Router
 

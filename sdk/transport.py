@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..protocol.errors import UpdraftError
-from ..protocol.wire import WireRequest, WireResponse
+from ..protocol.http.wire import WireRequest, WireResponse
 from .runtime import CancelledError, Runtime, wait
 
 T = TypeVar("T")

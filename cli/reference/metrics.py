@@ -10,7 +10,7 @@ from ...cloud_engine.gateway.metrics import gateway_metrics
 from ...cloud_engine.gateway.relay import Counters
 from ...cloud_engine.node.answers.latency import Latencies
 from ...cloud_engine.node.api.metrics import node_metrics
-from ...protocol.prometheus import render
+from ...protocol.http.prometheus import render
 from ...router.feedback.collector import LearningCounts
 from .markdown import code, page, table
 

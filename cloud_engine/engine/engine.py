@@ -14,8 +14,8 @@ import torch
 from ...kernels.attention import QuerySpan
 from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...protocol.structured import Constraint
-from ...text.grammar import GrammarCompiler, Vocabulary
-from ...text.grammar_state import Grammars, GrammarState
+from ...text.grammars.compiler import GrammarCompiler, Vocabulary
+from ...text.grammars.state import Grammars, GrammarState
 from ...text.logit_edits import LogitEditor
 from ...text.tokenizer import Tokenizer
 from ..models.loading.loader import Progress

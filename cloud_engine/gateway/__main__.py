@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from ...protocol.server import run_main
+from ...protocol.http.server import run_main
 from .process import GatewayOptions, run_gateway
 
 

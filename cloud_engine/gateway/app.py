@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from ...protocol import prometheus
 from ...protocol.errors import ModelNotFoundError, OverloadedError
-from ...protocol.http import create_app, error_response, send_json
+from ...protocol.http import prometheus
+from ...protocol.http.shell import create_app, error_response, send_json
 from ...protocol.responses import ModelCard, ModelList
 from .metrics import gateway_metrics
 from .relay import Relay

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...protocol.prometheus import Metric
+from ...protocol.http.prometheus import Metric
 from .nodes import Node
 from .relay import Counters
 

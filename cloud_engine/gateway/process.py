@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...protocol.errors import ConfigurationError
-from ...protocol.server import bind_socket, exit_with_parent, is_loopback, serve
+from ...protocol.http.server import bind_socket, exit_with_parent, is_loopback, serve
 from .keys import KeyStore
 
 

@@ -18,7 +18,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from ...protocol import sse
 from ...protocol.errors import (
     InvalidRequestError,
     ModelNotFoundError,
@@ -28,8 +27,9 @@ from ...protocol.errors import (
     UpdraftError,
     UpstreamError,
 )
-from ...protocol.http import ATTEMPT_HEADER, TENANT_HEADER, read_body, request_id, while_connected
-from ...protocol.ids import new_id
+from ...protocol.http import sse
+from ...protocol.http.ids import new_id
+from ...protocol.http.shell import ATTEMPT_HEADER, TENANT_HEADER, read_body, request_id, while_connected
 from .keys import KeyStore
 from .metering import Meter, UsageRow
 from .nodes import Node, NodeRegistry

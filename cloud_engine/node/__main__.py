@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from ...protocol.server import run_main
+from ...protocol.http.server import run_main
 from .process import NodeOptions, run_node
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ...protocol.errors import MissingDependencyError
-from ...protocol.server import DRAIN_S, bind_socket, exit_with_parent, serve
+from ...protocol.http.server import DRAIN_S, bind_socket, exit_with_parent, serve
 
 if TYPE_CHECKING:
     from ...kernels.backend import AttentionChoice

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...text.grammar import GrammarCompiler, Vocabulary
-from ...text.grammar_state import Grammars
+from ...text.grammars.compiler import GrammarCompiler, Vocabulary
+from ...text.grammars.state import Grammars
 from .library import LlamaModel
 
 

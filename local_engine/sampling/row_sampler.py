@@ -19,7 +19,7 @@ from .noise import Floats, Indices, draw
 from .truncation import survivors
 
 if TYPE_CHECKING:
-    from ...text.grammar_state import GrammarState, Mask
+    from ...text.grammars.state import GrammarState, Mask
 
 
 class RowSampler:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...protocol.ids import new_id
+from ...protocol.http.ids import new_id
 from ...protocol.responses import UpdraftInfo, Usage
 from ..gates.gates import Verdict
 from ..request.caller import Caller

@@ -18,7 +18,7 @@ from typing import TypeVar
 from ...protocol.errors import EngineError, UpdraftError
 from ...protocol.requests import ChatRequest, Message
 from ...protocol.sampling import SamplingParams
-from ...text.tool_stream import OfferedTools
+from ...text.tools.stream import OfferedTools
 from ..accounting.request_record import Record
 from ..gates.deadline import Plan, plan
 from ..gates.gates import Gates, Verdict, check_quality

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...protocol.prometheus import Metric
+from ...protocol.http.prometheus import Metric
 from ...protocol.requests import Message
 from ..accounting.request_record import Record
 from ..gates.gates import run_view
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ...classifier.calibration.drift import DriftMonitor
     from ...classifier.grading.agreement import Said
     from ...classifier.online.experience import Experience, Observation
-    from ...text.tool_stream import OfferedTools
+    from ...text.tools.stream import OfferedTools
 
 __all__ = ["MOST_WAITING", "Learner", "LearningCounts", "Seen", "pair_name"]
 

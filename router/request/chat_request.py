@@ -10,8 +10,8 @@ from typing import Any, Literal
 import msgspec
 
 from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError
+from ...protocol.http.wire import WireRequest
 from ...protocol.requests import ChatRequest, Message, UpdraftOptions, parse_chat
-from ...protocol.wire import WireRequest
 from .json_narrowing import table, tables
 
 Wanted = Literal["auto", "local", "cloud"]

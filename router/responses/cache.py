@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...protocol import sse
+from ...protocol.http import sse
 from ..accounting.request_record import Record
 from ..config import CacheSettings
 from ..request.caller import Caller

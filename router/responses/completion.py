@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from ...protocol import sse
 from ...protocol.errors import UpdraftError
+from ...protocol.http import sse
+from ...protocol.http.wire import WireResponse
 from ...protocol.responses import (
     AssistantMessage,
     ChatChoice,
@@ -24,9 +25,8 @@ from ...protocol.responses import (
     TopLogprob,
     Usage,
 )
-from ...protocol.wire import WireResponse
 from ...text.detokenize import IncrementalDetokenizer
-from ...text.tool_stream import ToolCallStream
+from ...text.tools.stream import ToolCallStream
 from ..accounting.request_record import Record
 from ..cascade.cascade import Cascade
 from ..tiers.interfaces import CloudFailure, LocalAnswer, LocalTier, Token

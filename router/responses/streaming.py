@@ -9,12 +9,12 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any
 
-from ...protocol import sse
 from ...protocol.errors import EngineError, UpdraftError
+from ...protocol.http import sse
 from ...protocol.requests import ChatRequest
 from ...protocol.responses import ChoiceLogprobs, Delta, FinishReason, Usage
 from ...protocol.sampling import SamplingParams
-from ...text.tool_stream import ToolCallStream
+from ...text.tools.stream import ToolCallStream
 from ..cascade.cascade import Cascade
 from ..gates.gates import Verdict
 from ..request.chat_request import continued

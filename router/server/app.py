@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...protocol.errors import AuthenticationError, ConfigurationError, InvalidRequestError, PermissionDeniedError
-from ...protocol.http import create_app, read_wire_request, send, while_connected
-from ...protocol.server import bind_socket, is_loopback, serve
+from ...protocol.http.server import bind_socket, is_loopback, serve
+from ...protocol.http.shell import create_app, read_wire_request, send, while_connected
 from ..config import RouterConfig
 from ..router import Router
 

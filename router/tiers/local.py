@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ...text.grammar import Vocabulary
-    from ...text.grammar_check import GrammarCheck
-    from ...text.tool_formats import ToolFormat
+    from ...text.grammars.check import GrammarCheck
+    from ...text.grammars.compiler import Vocabulary
+    from ...text.tools.formats import ToolFormat
 
 
 class EngineRun(Protocol):
@@ -101,7 +101,7 @@ class EngineLocalTier:
 
     async def _check(self, constraint: Constraint) -> None:
         if self._grammars is None:
-            from ...text.grammar_check import GrammarCheck
+            from ...text.grammars.check import GrammarCheck
 
             self._grammars = GrammarCheck(self._engine.vocabulary)
         await self._grammars.check(constraint)

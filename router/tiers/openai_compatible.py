@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import msgspec
 
-from ...protocol import sse
 from ...protocol.errors import (
     AuthenticationError,
     InvalidRequestError,
@@ -23,6 +22,7 @@ from ...protocol.errors import (
     UpdraftError,
     UpstreamError,
 )
+from ...protocol.http import sse
 from ..request.json_narrowing import parsed, table, tables
 from .continuation_check import Continuation, Verdict
 from .interfaces import CloudFailure

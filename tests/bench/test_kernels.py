@@ -14,7 +14,7 @@ from updraft.bench import kernels
 from updraft.bench.kernel_cases import cases, linear_case, lora_case
 from updraft.bench.kernels import Case, Ceilings, Measured, Row, Times, measure, report_of, require_cuda, rows_of
 from updraft.cli.main import app
-from updraft.cli.tables import kernels_table
+from updraft.cli.shared.tables import kernels_table
 from updraft.protocol.errors import ConfigurationError
 
 CEILINGS = Ceilings(copy=4e12, matmul=800e12, floor=2e-6)

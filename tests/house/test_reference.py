@@ -14,8 +14,8 @@ from updraft.cli.reference.fields import entries
 from updraft.cli.reference.pages import pages
 from updraft.cli.reference.routes import GIVEN_CODES, ROUTER, codes_in
 from updraft.protocol import errors
+from updraft.protocol.http.wire import WireRequest
 from updraft.protocol.settings import PROCESS_VARIABLES
-from updraft.protocol.wire import WireRequest
 from updraft.router.config import RouterConfig
 from updraft.router.router import Router
 

@@ -21,8 +21,8 @@ from updraft.protocol.errors import ConfigurationError, InvalidRequestError
 from updraft.protocol.requests import Message
 from updraft.protocol.sampling import SamplingParams
 from updraft.protocol.structured import Constraint, Function, Tool, ToolUse
-from updraft.text.grammar import GrammarCompiler, Vocabulary
-from updraft.text.grammar_state import Grammars
+from updraft.text.grammars.compiler import GrammarCompiler, Vocabulary
+from updraft.text.grammars.state import Grammars
 from updraft.text.tokenizer import Tokenizer
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "embedded" / "weights"

@@ -10,7 +10,7 @@ import pytest
 from cascade_bench import run, text_of, updraft_of
 from router_fakes import LOCAL_TEXT, FakeCloud, ScriptedGates
 from updraft.classifier.online.experience import Experience
-from updraft.protocol.sse import MAX_EVENT_BYTES
+from updraft.protocol.http.sse import MAX_EVENT_BYTES
 from updraft.router.accounting.budget import Limits
 from updraft.router.accounting.ledger import Ledger
 from updraft.router.feedback.collector import Learner

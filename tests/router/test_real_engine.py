@@ -15,7 +15,7 @@ import pytest
 import updraft
 from router_fakes import CLOUD_TEXT, FakeCloud
 from updraft.protocol.errors import ModelLoadError
-from updraft.protocol.wire import WireRequest
+from updraft.protocol.http.wire import WireRequest
 from updraft.router.config import RouterConfig
 from updraft.router.router import Router
 

@@ -12,7 +12,7 @@ import pytest
 from cascade_bench import Bench, run
 from router_fakes import FakeCloud, ScriptedGates, ScriptedLocal, tiers
 from updraft.protocol.errors import ModelLoadError, OverloadedError
-from updraft.protocol.wire import WireRequest
+from updraft.protocol.http.wire import WireRequest
 from updraft.router.config import RouterConfig
 from updraft.router.router import Router
 from updraft.router.state import Tiers

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from router_fakes import ScriptedLocal
-from updraft.protocol.wire import WireRequest, WireResponse
+from updraft.protocol.http.wire import WireRequest, WireResponse
 from updraft.router.accounting.ledger import Ledger, LedgerRow
 from updraft.router.router import Router
 

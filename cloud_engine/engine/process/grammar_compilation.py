@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
 
-from ....text.grammar_state import GrammarState
+from ....text.grammars.state import GrammarState
 from ..types.request import GenerationRequest
 
 

@@ -16,7 +16,7 @@ from .prefix_hashes import PrefixHashes
 from .request import GenerationRequest
 
 if TYPE_CHECKING:
-    from ....text.grammar_state import GrammarState
+    from ....text.grammars.state import GrammarState
     from ....text.logit_edits import LogitEditor
     from .pooling import MeanPool
 

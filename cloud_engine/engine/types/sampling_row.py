@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from ....protocol.sampling import SamplingParams
-from ....text.grammar_state import Mask
+from ....text.grammars.state import Mask
 from ....text.logit_edits import LogitEdits
 from .request_state import ScheduledRequest
 

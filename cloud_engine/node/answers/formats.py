@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from ....protocol.ids import new_id
+from ....protocol.http.ids import new_id
 from ....protocol.responses import (
     AssistantMessage,
     ChatChoice,
@@ -26,7 +26,7 @@ from ....protocol.responses import (
     Usage,
 )
 from ....text.tokenizer import Tokenizer
-from ....text.tool_stream import OfferedTools, ToolCallStream
+from ....text.tools.stream import OfferedTools, ToolCallStream
 from .answer_stream import Piece, ScoredToken, total_usage
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from ....protocol.prometheus import Distribution
+from ....protocol.http.prometheus import Distribution
 from ....protocol.responses import FinishReason
 from .answer_stream import Piece
 

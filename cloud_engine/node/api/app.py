@@ -14,10 +14,10 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from ....protocol import prometheus, sse
 from ....protocol.embeddings import embedding_list, parse_embedding
 from ....protocol.errors import InvalidRequestError, UpdraftError
-from ....protocol.http import (
+from ....protocol.http import prometheus, sse
+from ....protocol.http.shell import (
     ATTEMPT_HEADER,
     TENANT_HEADER,
     create_app,
@@ -27,12 +27,12 @@ from ....protocol.http import (
     send_json,
     while_connected,
 )
+from ....protocol.http.wire import WireResponse
 from ....protocol.responses import ModelCard, ModelList
-from ....protocol.wire import WireResponse
-from ....text.grammar import Vocabulary
-from ....text.grammar_check import GrammarCheck
+from ....text.grammars.check import GrammarCheck
+from ....text.grammars.compiler import Vocabulary
 from ....text.tokenizer import Tokenizer
-from ....text.tool_formats import ToolFormat
+from ....text.tools.formats import ToolFormat
 from ...engine.types.request import GenerationRequest
 from ..answers.answer_stream import Piece, TokenSource, pieces, total_usage
 from ..answers.fan_out import fan_out

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
 
-from ....protocol.ids import new_id
+from ....protocol.http.ids import new_id
 from ...engine.types.request import GenerationRequest
 from ..answers.answer_stream import TokenSource
 from ..answers.fan_out import fan_out

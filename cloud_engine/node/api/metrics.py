@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....protocol.prometheus import Histogram, Metric
+from ....protocol.http.prometheus import Histogram, Metric
 from ...engine.stats import EngineStats
 from ..answers.latency import Latencies
 

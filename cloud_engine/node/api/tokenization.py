@@ -8,7 +8,7 @@ from ....protocol.errors import ContextLengthError, InvalidRequestError
 from ....protocol.flags import Flag, WithFlags
 from ....protocol.requests import Message, check_messages, decode
 from ....protocol.structured import Tool, check_tools
-from ....text import tool_turns
+from ....text.templates import tool_messages as tool_turns
 from ....text.tokenizer import Tokenizer
 
 

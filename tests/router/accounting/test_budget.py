@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from router_fakes import FakeCloud, ScriptedGates, unused_url
 from updraft.protocol.errors import BudgetExceededError, ConfigurationError
-from updraft.protocol.wire import WireRequest
+from updraft.protocol.http.wire import WireRequest
 from updraft.router.accounting.budget import Budget, Charge, Limits, expected_tokens
 from updraft.router.accounting.ledger import Ledger
 from updraft.router.accounting.prices import Price, Prices

@@ -21,8 +21,8 @@ from updraft.classifier.calibration.drift import DriftMonitor, Usual
 from updraft.classifier.online.experience import Experience, Observation
 from updraft.classifier.policy.folders import policy_folder_of
 from updraft.embedded.pocket import policy_folder as pocket_policy_folder
+from updraft.protocol.http.wire import WireRequest
 from updraft.protocol.requests import Message
-from updraft.protocol.wire import WireRequest
 from updraft.router.accounting.prices import Prices
 from updraft.router.accounting.request_record import Record
 from updraft.router.config import CacheSettings, Middle, RouterConfig
@@ -32,8 +32,8 @@ from updraft.router.gates.exploration import LearningGates
 from updraft.router.gates.gates import Verdict
 from updraft.router.router import Router
 from updraft.router.tiers.interfaces import LocalAnswer
-from updraft.text.tool_calls import ToolSyntax
-from updraft.text.tool_formats import ToolFormat
+from updraft.text.tools.calls import ToolSyntax
+from updraft.text.tools.formats import ToolFormat
 
 ASKED = [Message("user", "What is 2 + 2?")]
 PAIR = "scripted with large"

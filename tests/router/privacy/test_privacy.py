@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from router_fakes import FakeCloud, ScriptedGates
 from updraft.protocol.errors import ConfigurationError
-from updraft.protocol.wire import WireRequest
+from updraft.protocol.http.wire import WireRequest
 from updraft.router.config import RouterConfig
 from updraft.router.privacy.rules import BUILTIN, Privacy, PrivacyRules
 from updraft.router.router import Router

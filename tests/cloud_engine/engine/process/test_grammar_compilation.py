@@ -20,7 +20,7 @@ from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.protocol.errors import EngineError, InvalidRequestError, OverloadedError
 from updraft.protocol.sampling import SamplingParams
 from updraft.protocol.structured import Constraint
-from updraft.text.grammar import GrammarCompiler
+from updraft.text.grammars.compiler import GrammarCompiler
 from updraft.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[4]

@@ -25,7 +25,7 @@ from updraft.cloud_engine.engine.types.outputs import (
 from updraft.cloud_engine.engine.types.request import BeamParams, GenerationRequest
 from updraft.protocol import errors
 from updraft.protocol.errors import ContextLengthError, InvalidRequestError, UpdraftError
-from updraft.protocol.prometheus import Distribution
+from updraft.protocol.http.prometheus import Distribution
 from updraft.protocol.sampling import SamplingParams
 
 ERRORS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, UpdraftError)]

@@ -1,0 +1,221 @@
+"""The checks behind `updraft doctor`: each looks at one thing, never raises, and names the next step."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from ...local_engine.llama.build import REBUILD_COMMAND
+from ...local_engine.machine.machine import this_machine
+from ...protocol.errors import MissingDependencyError, UpdraftError
+from ..shared.options import SERVE_PORT
+from .device_checks import (
+    check_memory,
+    check_neighbours,
+    check_processor,
+    check_products,
+    check_tuning,
+    unused_instruction_sets,
+)
+from .findings import Check
+
+PROBE_TIMEOUT_S = 180.0
+PACKAGES = {
+    "core": ("openai", "httpx", "fastapi", "uvicorn", "msgspec", "tokenizers"),
+    "edge": ("llama-cpp-python", "onnxruntime", "huggingface-hub"),
+    "cloud": ("torch", "safetensors", "pyzmq"),
+}
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+def run_checks(cloud: str | None, cloud_key_env: str | None) -> Iterator[Check]:
+    """All findings, each as soon as it is there: some take seconds."""
+    yield check_python()
+    for group in PACKAGES:
+        yield check_packages(group)
+    if _version("llama-cpp-python"):
+        yield from check_llama()
+        yield from check_device()
+    if _version("torch"):
+        yield check_torch()
+    yield check_models()
+    yield check_policy()
+    yield check_settings()
+    yield check_port(SERVE_PORT)
+    if cloud:
+        yield check_cloud(cloud, os.environ.get(cloud_key_env) if cloud_key_env else None)
+
+
+def check_python() -> Check:
+    return Check("python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
+
+
+def check_packages(group: str) -> Check:
+    versions = {name: _version(name) for name in PACKAGES[group]}
+    found = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    missing = [name for name, version in versions.items() if not version]
+    if not missing:
+        return Check(group, "ok", found)
+    wanted = "." if group == "core" else f"'.[{group}]'"
+    status = "fail" if group == "core" else "warn"
+    # A plain build of llama.cpp is known to crash, so it comes first, built with the right options.
+    first = f"{REBUILD_COMMAND} && " if "llama-cpp-python" in missing else ""
+    return Check(group, status, f"missing: {', '.join(missing)}", f"{first}pip install {wanted} in a clone of Updraft")
+
+
+def check_llama() -> Iterator[Check]:
+    """A wrong build of llama.cpp dies on its first token, so a few are generated in a process of their own."""
+    from ...embedded import pocket
+    from ...local_engine.build_check import probe
+
+    report = probe(pocket.pocket_small_gguf(), timeout_s=PROBE_TIMEOUT_S)
+    if report.status != "ok":
+        yield Check("llama.cpp", "fail", report.detail, report.advice)
+        return
+    unused = unused_instruction_sets(this_machine(), report.system_info)
+    if report.advice:
+        yield Check("llama.cpp", "warn", report.detail, report.advice)
+    elif unused:
+        advice = f"it was built for another processor: {REBUILD_COMMAND}"
+        yield Check("llama.cpp", "warn", f"{report.detail} It does not use {', '.join(unused)}.", advice)
+    else:
+        yield Check("llama.cpp", "ok", report.detail)
+    yield check_products(report.products)
+
+
+def check_device() -> Iterator[Check]:
+    """This machine as a place for a model."""
+    machine = this_machine()
+    yield check_processor(machine)
+    yield check_neighbours(machine)
+    yield check_memory(machine)
+    yield check_tuning()
+
+
+def check_torch() -> Check:
+    """Imported in a process of its own: it takes seconds, and a broken one can crash."""
+    program = (
+        "import torch; gpu = torch.cuda.is_available() and torch.cuda.get_device_name();"
+        "print(torch.__version__, 'on', gpu or f'the CPU, {torch.get_num_threads()} threads')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return Check("torch", "ok", done.stdout.strip())
+    said = done.stderr.strip().splitlines() or [f"import torch ends with code {done.returncode}"]
+    return Check("torch", "fail", said[-1], "pip install --force-reinstall torch")
+
+
+def check_models() -> Check:
+    """The pocket pair: present and whole. Its files come with the package, so nothing has to be downloaded."""
+
+    def look() -> str:
+        from ...embedded import pocket
+
+        files = [pocket.pocket_small_gguf(), *sorted(pocket.pocket_large_folder().glob("*.safetensors"))]
+        return ", ".join(
+            f"{path.name} {path.stat().st_size / 1e6:.1f} MB sha256 {_sha256(path)[:12]}" for path in files
+        )
+
+    return _reported("pocket models", look, "install again: pip install --force-reinstall . in a clone of Updraft")
+
+
+def check_policy() -> Check:
+    """The routing policy: loads, and was made for the models it ships with."""
+
+    def look() -> str:
+        from ...classifier.policy.trace_policy import Policy
+        from ...embedded import pocket
+
+        folder = pocket.policy_folder()
+        made_for = ", ".join(f"{tier} {model}" for tier, model in Policy.load(folder).models.items())
+        return f"made for {made_for}; sha256 {_sha256(folder / 'policy.json')[:12]}"
+
+    return _reported(
+        "policy",
+        look,
+        "pip install '.[edge]' in a clone of Updraft, or make it again: python -m updraft.embedded.policy",
+    )
+
+
+def check_settings() -> Check:
+    """The settings file and the environment: readable, and nothing in them that nobody knows."""
+
+    def look() -> str:
+        from ...protocol.settings import config_file
+        from ...router.settings_sources import load_config
+
+        load_config()
+        path = config_file()
+        return str(path) if path.exists() else f"defaults and UPDRAFT_* (there is no {path})"
+
+    return _reported("settings", look, "correct the setting that the message names")
+
+
+def check_port(port: int) -> Check:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            return Check("port", "warn", f"{port} for `updraft serve`: {error.strerror}", "use updraft serve --port 0")
+    return Check("port", "ok", f"{port} is free for `updraft serve`")
+
+
+def check_cloud(url: str, key: str | None) -> Check:
+    import httpx
+
+    started = time.monotonic()
+    try:
+        reply = httpx.get(
+            f"{url.rstrip('/')}/models", headers={"authorization": f"Bearer {key}"} if key else {}, timeout=10
+        )
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError) as error:
+        return Check("cloud", "fail", f"{url}: {error}", "check the address (it usually ends in /v1) and the network")
+    if reply.status_code in (401, 403):
+        return Check("cloud", "fail", f"{url} refuses the key", "name its variable: --cloud-key-env VAR")
+    if reply.status_code != 200:
+        return Check("cloud", "fail", f"{url}/models answers {reply.status_code}", "check that the address ends in /v1")
+    try:
+        models = msgspec.json.decode(reply.content, type=_Models).data
+    except msgspec.DecodeError:
+        return Check("cloud", "fail", f"{url} is no OpenAI-compatible server", "check that the address ends in /v1")
+    names, took_ms = ", ".join(model.id for model in models[:5]), (time.monotonic() - started) * 1000
+    return Check("cloud", "ok", f"{url}: {names} in {took_ms:.0f} ms")
+
+
+def _reported(name: str, look: Callable[[], str], fix: str) -> Check:
+    try:
+        return Check(name, "ok", look())
+    except MissingDependencyError as error:
+        return Check(name, "warn", error.message, fix)
+    except UpdraftError as error:
+        return Check(name, "fail", error.message, fix)
+    except (ImportError, OSError, ValueError) as error:
+        return Check(name, "fail", f"{type(error).__name__}: {error}", fix)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,148 @@
+"""What `updraft doctor` says about this machine as a place for a model: processor, time on it, memory, settings."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...protocol.errors import ModelLoadError, UpdraftError
+from .findings import Check
+
+if TYPE_CHECKING:
+    from ...local_engine.llama.kernels import Served
+    from ...local_engine.machine.machine import Machine
+
+_WATCH_S = 0.5
+_BUSY = 0.4  # of a processor, from which on the engine gives a thread up
+# Instruction sets of a processor -> what a build of llama.cpp calls the one that uses it.
+_FEATURES = {
+    "f16c": "F16C", "fma": "FMA", "avx2": "AVX2", "avx512f": "AVX512", "avx512vbmi": "AVX512_VBMI",
+    "avx512_vnni": "AVX512_VNNI", "avx512_bf16": "AVX512_BF16", "asimd": "NEON", "asimddp": "DOTPROD",
+    "i8mm": "MATMUL_INT8", "sve": "SVE",
+}  # fmt: skip
+
+
+def check_processor(machine: Machine) -> Check:
+    """Cores, and whether a control group allows less than it shows."""
+    found = f"{machine.processor}: {machine.cores} cores, {machine.processors} processors"
+    known = set(machine.instruction_sets)
+    if known and not known & {"avx2", "asimd"}:
+        return Check("processor", "warn", f"{found}, without AVX2", "expect a few tokens/s: take the smallest models")
+    if machine.quota is not None and machine.quota < machine.processors:
+        found += f", of which a control group allows {machine.quota:g}"
+        if machine.quota < machine.cores:
+            advice = (
+                f"the engine uses {machine.threads} threads; a higher CPU limit of the container would make it faster"
+            )
+            return Check("processor", "warn", found, advice)
+    sets = ", ".join(machine.instruction_sets) or "unknown"
+    return Check("processor", "ok", f"{found}; instruction sets: {sets}")
+
+
+def unused_instruction_sets(machine: Machine, system_info: str) -> list[str]:
+    """Those of the processor that a build of llama.cpp, by its own account, does not use."""
+    return [
+        name
+        for name, feature in _FEATURES.items()
+        if name in machine.instruction_sets and f"{feature} = 1" not in system_info
+    ]
+
+
+def check_products(served: Served) -> Check:
+    """What of a step code of ours computes: products of which types of weights, attention; and why not the rest."""
+    ours = [*served.types, *(["attention"] if served.attention else [])]
+    found = f"ours for {', '.join(ours)}" if ours else "llama.cpp's own"
+    found += f": {served.reason}" if served.reason else ""
+    return Check("products", "warn" if served.fix else "ok", found, served.fix)
+
+
+def check_neighbours(machine: Machine) -> Check:
+    """Half a second of watching what other processes use."""
+    from ...kernels.contention import usage
+
+    before = usage()
+    time.sleep(_WATCH_S)
+    after = usage()
+    others = max(0.0, (after.busy - before.busy - (after.own - before.own)) / (after.wall - before.wall))
+    found = f"{machine.threads} at most; other processes use {others:.1f} of {machine.processors} processors now"
+    if int(machine.processors - others + _BUSY) < machine.threads:
+        return Check("threads", "warn", found, "the engine uses fewer threads while they do; stop them for full speed")
+    return Check("threads", "ok", found)
+
+
+def check_memory(machine: Machine) -> Check:
+    """Whether the configured local model fits, and which of the pulled ones do not."""
+    from ...local_engine.machine.memory_fit import reserve
+
+    room = machine.available - reserve(machine)
+    free = f"{machine.available / 1e9:.1f} of {machine.memory / 1e9:.1f} GB free"
+    try:
+        name, need = _configured_need(room)
+        large = _too_large(room)
+    except UpdraftError as error:
+        return Check(
+            "memory", "fail", f"{free}. {error.message}", "name another model: --local, or local in the settings"
+        )
+    found = free if need is None else f"{free}; {name} needs {need / 1e6:,.0f} MB"
+    if large:
+        return Check("memory", "warn", f"{found}; too large now: {', '.join(large)}", "a smaller context_length may do")
+    return Check("memory", "ok", found)
+
+
+def check_tuning() -> Check:
+    """Whether the configured model was measured on this machine."""
+    from ...local_engine.runtime.tuned_options import recall
+
+    try:
+        path = _configured()
+        if path is None:
+            return Check("tuning", "ok", "no local model is configured")
+        if recall(path) is not None:
+            return Check("tuning", "ok", f"{path.name} was tuned on this machine")
+    except UpdraftError as error:
+        return Check("tuning", "warn", error.message, "name another model: --local, or local in the settings")
+    return Check("tuning", "ok", f"{path.name} runs with default settings", "updraft tune measures what is faster here")
+
+
+def _configured() -> Path | None:
+    """The file of the local model in the settings. Raises UpdraftError."""
+    from ...embedded.pocket import pocket_small_gguf
+    from ...local_engine.store.library import model_path
+    from ...router.settings_sources import load_config
+
+    name = load_config().local
+    if name is None:
+        return None
+    return pocket_small_gguf() if name == "pocket" else model_path(name)
+
+
+def _configured_need(room: int) -> tuple[str, int | None]:
+    from ...embedded.pocket import pocket_small_gguf
+    from ...local_engine.opening import EngineCandidate
+
+    path = _configured()
+    if path is None:
+        return "", None
+    candidate = EngineCandidate.of(path, None, sound=pocket_small_gguf())
+    candidate.check(room)
+    return path.name, candidate.need
+
+
+def _too_large(room: int) -> list[str]:
+    """Pulled models that do not fit now."""
+    from ...embedded.pocket import pocket_small_gguf
+    from ...local_engine.opening import EngineCandidate
+    from ...local_engine.store.library import Library
+
+    library, found = Library(), list[str]()
+    for entry in library.entries():
+        if entry.state != "ready":
+            continue
+        try:
+            need = EngineCandidate.of(library.path(entry.name), None, sound=pocket_small_gguf()).need
+        except ModelLoadError:
+            continue  # `updraft verify` is about damage
+        if need > room:
+            found.append(entry.name)
+    return found

@@ -1,0 +1,208 @@
+"""`updraft pull`, `models`, `rm` and `verify`: the models of this device."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ...local_engine.store.library import Entry, Library, Manifest
+    from ...local_engine.store.offer import Offer
+    from ...local_engine.store.work import Report
+
+STATES = {
+    "ready": "[green]ready[/green]",
+    "partial": "[yellow]partial[/yellow]",
+    "damaged": "[red]damaged[/red]",
+    "missing": "[red]missing[/red]",
+}
+
+
+def pull(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="hf:owner/repo, hf:owner/repo:FILE, hf:owner/repo:Q4_K_M, an https:// address, or a GGUF file.",
+            show_default=False,
+        ),
+    ],
+    name: Annotated[str | None, typer.Option(help="What to call it here; by default, as its file is called.")] = None,
+    sha256: Annotated[str | None, typer.Option(help="The checksum it must have, where you know one.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before the download.")] = False,
+) -> None:
+    """Fetch a model once, check it, and keep it under a name that --local takes.
+
+    Size and licence are shown first; on a terminal you are asked. What was interrupted goes on where it stopped.
+
+    \b
+    Examples
+      updraft pull hf:Qwen/Qwen3-0.6B-GGUF:Q8_0
+      updraft pull https://example.org/model.gguf --name mine --sha256 9f86d0...
+      updraft chat --local Qwen3-0.6B-Q8_0
+    """
+    from ...local_engine.store.library import Library
+
+    library = Library()
+    there = obtain(library, model, name=name, sha256=sha256, yes=yes)
+    typer.echo(f"{there.name} is here: updraft chat --local {there.name}", err=True)
+    typer.echo(str(library.path(there.name)))
+
+
+def obtain(
+    library: Library, model: str, *, name: str | None = None, sha256: str | None = None, yes: bool = False
+) -> Manifest:
+    """What `model` means, fetched unless it is there; on a terminal, and without `yes`, asked for first."""
+    from ...local_engine.store import find as finding
+    from ...local_engine.store.pull import check_space, stored
+    from ...local_engine.store.pull import pull as fetch
+
+    with _reporting("finding") as report:
+        offer = finding.find(model, name=name, sha256=sha256, report=report)
+    if (there := stored(library, offer)) is not None:
+        return there
+    _introduce(offer, check_space(library, offer), library)
+    if not yes and sys.stdin.isatty() and sys.stderr.isatty():
+        typer.confirm("Download it?", default=True, abort=True, err=True)
+    try:
+        with _reporting(offer.name) as report:
+            return fetch(library, offer, report=report)
+    except KeyboardInterrupt:
+        after = "goes on from here" if offer.can_continue else "begins again"
+        typer.secho(f"Interrupted. The same command {after}.", err=True)
+        raise typer.Exit(130) from None
+
+
+def models(as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False) -> None:
+    """List the models of this device: size, licence, source, and when they came.
+
+    \b
+    Examples
+      updraft models
+      updraft models --json
+    """
+    from ...local_engine.store.library import Library
+
+    library = Library()
+    entries = library.entries()
+    if as_json:
+        typer.echo(json.dumps([_facts(library, entry) for entry in entries], indent=2))
+    elif not entries:
+        typer.echo(f"No models in {library.folder} yet. updraft pull hf:owner/repo fetches one.", err=True)
+    else:
+        _show(entries)
+
+
+def rm(names: Annotated[list[str], typer.Argument(metavar="NAME...", show_default=False)]) -> None:
+    """Delete models of this device, also ones that were not completed.
+
+    \b
+    Example
+      updraft rm Qwen3-0.6B-Q8_0
+    """
+    from ...local_engine.store.library import Library
+
+    library = Library()
+    for name in names:
+        freed = library.remove(name)
+        typer.echo(f"{name} is deleted: {_size(freed)} freed.", err=True)
+
+
+def verify(
+    name: Annotated[str | None, typer.Argument(help="By default all of them.", show_default=False)] = None,
+) -> None:
+    """Read models again and compare each with the SHA-256 it had when it came. Exit code 1 if one differs.
+
+    \b
+    Examples
+      updraft verify
+      updraft verify Qwen3-0.6B-Q8_0
+    """
+    from ...local_engine.store.library import Library
+
+    library, bad = Library(), False
+    for each in [name] if name else [entry.name for entry in library.entries() if entry.state != "partial"]:
+        with _reporting(each) as report:
+            state = library.verify(each, report)
+        bad = bad or state != "ready"
+        advice = "" if state == "ready" else f"  Remove it (updraft rm {each}) and pull it again."
+        typer.echo(f"{'ok' if state == 'ready' else state}  {each}{advice}")
+    if bad:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _reporting(title: str) -> Iterator[Report]:
+    """A progress bar on standard error while the block runs; on anything but a terminal only what is said."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    from ...local_engine.store.work import Report
+
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=None, visible=False)
+
+        def progress(done: int, total: int | None) -> None:
+            bar.update(task, completed=done, total=total, visible=True)
+
+        yield Report(progress, lambda line: console.print(line, markup=False, soft_wrap=True))
+
+
+def _introduce(offer: Offer, free: int, library: Library) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    from ..shared.tables import facts_table
+
+    facts = {
+        "model": offer.name,
+        "from": offer.source,
+        "size": "unknown" if offer.size is None else _size(offer.size),
+        "licence": offer.licence or "not stated: see where it comes from",
+        "sha256": offer.sha256 or "not published: only the one of what arrives is recorded",
+        "to": f"{library.folder} ({_size(free)} free)",
+    }
+    Console(stderr=True, highlight=False).print(facts_table({label: escape(text) for label, text in facts.items()}))
+
+
+def _show(entries: list[Entry]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("name", "size", "state", "licence", "pulled", "source"):
+        table.add_column(heading, justify="right" if heading == "size" else "left", overflow="fold")
+    for entry in entries:
+        manifest = entry.manifest
+        licence, pulled = (manifest.licence or "-", manifest.pulled_at[:10]) if manifest else ("-", "-")
+        row = (entry.name, _size(entry.size), licence, pulled, entry.source or "-")
+        name, size, licence, pulled, source = (escape(cell) for cell in row)
+        table.add_row(name, size, STATES[entry.state], licence, pulled, source)
+    Console(highlight=False).print(table)
+
+
+def _facts(library: Library, entry: Entry) -> dict[str, object]:
+    import msgspec
+
+    manifest = {} if entry.manifest is None else msgspec.to_builtins(entry.manifest)
+    path = None if entry.state in ("partial", "missing") else str(library.folder / f"{entry.name}.gguf")
+    return {
+        "name": entry.name,
+        "source": entry.source,
+        **manifest,
+        "size": entry.size,
+        "state": entry.state,
+        "path": path,
+    }
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -1,0 +1,58 @@
+"""Runs a measurement in front of the user: the legs of `bench.cascade`, each with its progress."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ...bench.cascade import Leg, Outcome, Reply, run_leg
+from .watch import Watch
+
+if TYPE_CHECKING:
+    from ...router.config import RouterConfig
+
+
+def run_legs(
+    config: RouterConfig, legs: Sequence[Leg], watch: Watch, *, on_reply: Callable[[Leg, int], None] | None = None
+) -> dict[str, Outcome]:
+    """Each leg's outcome by name, one leg after the other through one client.
+
+    `on_reply` is told the leg and how many of its replies are in.
+    """
+    return asyncio.run(_run_legs(config, legs, watch, on_reply or (lambda _leg, _done: None)))
+
+
+async def _run_legs(
+    config: RouterConfig, legs: Sequence[Leg], watch: Watch, on_reply: Callable[[Leg, int], None]
+) -> dict[str, Outcome]:
+    from ... import AsyncOpenAI
+
+    outcomes: dict[str, Outcome] = {}
+    async with AsyncOpenAI(config=config) as client:
+        for leg in legs:
+            with watch.stage(leg.name, len(leg.questions)) as advance:
+                tally = _Tally(leg, advance, on_reply)
+                outcomes[leg.name] = await run_leg(client, leg, tally)
+    return outcomes
+
+
+class _Tally:
+    """Counts a leg's replies as they come and keeps its progress note."""
+
+    def __init__(self, leg: Leg, advance: Callable[[str], None], on_reply: Callable[[Leg, int], None]) -> None:
+        self._leg, self._advance, self._on_reply = leg, advance, on_reply
+        self._done = self._right = self._failed = self._cloud = 0
+
+    def __call__(self, reply: Reply) -> None:
+        self._done += 1
+        self._right += reply.right
+        self._failed += reply.error is not None
+        self._cloud += reply.info is not None and reply.info.route in ("cloud", "escalated")
+        note = f"{self._right / self._done:.0%} right"
+        if self._leg.model == "auto":
+            note += f", {self._cloud / self._done:.0%} to the cloud"
+        if self._failed:
+            note += f", {self._failed} without an answer"
+        self._advance(note)
+        self._on_reply(self._leg, self._done)

@@ -1,0 +1,157 @@
+"""The options that commands share, and what they mean together."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...classifier.target import Promise as PromiseName
+from ...protocol.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from ...router.config import RouterConfig
+
+SERVE_PORT = 4114
+NODE_PORT = 4116
+GATEWAY_PORT = 4115
+MOST_TASKS = 20_000
+
+
+class Tier(StrEnum):
+    """Who answers; the values are the model names that the router knows."""
+
+    AUTO = "auto"
+    LOCAL = "local"
+    CLOUD = "cloud"
+
+
+Local = Annotated[
+    str | None,
+    typer.Option(
+        "--local",
+        metavar="MODEL",
+        help="On-device model: [bold]pocket[/bold] (in the package, the default), a file.gguf, a pulled model's name, "
+        "hf:owner/repo:file.gguf (downloaded once), or none.",
+    ),
+]
+Cloud = Annotated[
+    str | None,
+    typer.Option(
+        "--cloud",
+        metavar="URL",
+        help="OpenAI-compatible endpoint to escalate to, e.g. https://host/v1. "
+        "Without one the packaged cloud model is started on this machine.",
+    ),
+]
+CloudModel = Annotated[str | None, typer.Option("--cloud-model", metavar="NAME", help="Model to ask for at --cloud.")]
+CloudKeyEnv = Annotated[
+    str | None,
+    typer.Option("--cloud-key-env", metavar="VAR", help="Environment variable that holds the key of --cloud."),
+]
+Quality = Annotated[
+    float | None,
+    typer.Option("--quality", metavar="SHARE", help="Share of the cloud's quality to keep, above 0 and at most 1."),
+]
+CloudShare = Annotated[
+    float | None,
+    typer.Option("--cloud-share", metavar="SHARE", help="Instead of a quality: send up at most this share, 0 to 1."),
+]
+Cost = Annotated[
+    float | None,
+    typer.Option("--cost", metavar="USD", help="Instead of a quality: at most this per 1,000 requests."),
+]
+Promise = Annotated[
+    PromiseName | None,
+    typer.Option(
+        "--promise",
+        help="The target holds with the calibration's [bold]confidence[/bold] (the default), or in the "
+        "[bold]mean[/bold] over calibrations, which sends up less.",
+    ),
+]
+Confidence = Annotated[
+    float,
+    typer.Option("--confidence", min=0.5, max=0.999, help="With which the target is promised."),
+]
+PolicyFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="FOLDER",
+        file_okay=False,
+        help="Write the policy here. [where the router looks for this pair's]",
+    ),
+]
+Json = Annotated[Path | None, typer.Option("--json", metavar="PATH", help="Also write the figures here.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The two models a command was asked to use; None means "as configured"."""
+
+    local: str | None = None
+    cloud: str | None = None
+    cloud_model: str | None = None
+    cloud_key_env: str | None = None
+    quality: float | None = None
+    cloud_share: float | None = None
+    cost: float | None = None
+    promise: PromiseName | None = None
+
+    def config(self) -> RouterConfig:
+        """The user's settings with these flags on top. Raises ConfigurationError."""
+        from ...router.settings_sources import load_config
+        from ..models.names import resolve
+
+        flags: dict[str, Any] = {
+            "local": None if self.local is None else resolve(self.local),
+            "cloud_url": self.cloud,
+            "cloud_model": self.cloud_model,
+            "cloud_api_key": None if self.cloud_key_env is None else key_from(self.cloud_key_env, "--cloud-key-env"),
+            "quality": self.quality,
+            "cloud_share": self.cloud_share,
+            "cost": self.cost,
+            "promise": self.promise,
+        }
+        return load_config({name: value for name, value in flags.items() if value is not None})
+
+
+def key_from(variable: str, option: str) -> str:
+    """The key in an environment variable that `option` names. Raises ConfigurationError if it is not set."""
+    key = os.environ.get(variable)
+    if not key:
+        raise ConfigurationError(f"{option} {variable}: that environment variable is not set.")
+    return key
+
+
+@contextmanager
+def with_cloud(config: RouterConfig, say: Callable[[str], None], *, nodes: int = 1) -> Iterator[RouterConfig]:
+    """The configuration to run with: the packaged cloud is started for the packaged local model, if none was named.
+
+    It is stopped when the block ends. Without torch or pyzmq no engine can be started: then the local model is alone.
+    """
+    if config.cloud_url is not None or config.offline or config.local != "pocket":
+        yield config
+        return
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("zmq") is None:
+        say("Local answers only: no cloud was named. The packaged one needs pip install '.[cloud]' in a clone.")
+        yield config
+        return
+    from .processes import signals_as_interrupts
+    from .stack import pocket_cloud
+
+    with signals_as_interrupts(), pocket_cloud(nodes=nodes, say=say) as cloud:
+        yield replace(
+            config,
+            cloud_url=cloud.base_url,
+            cloud_api_key=cloud.api_key,
+            cloud_model="pocket-large",
+            cloud_continues=True,
+        )

@@ -1,0 +1,107 @@
+"""Child processes that are ready when we say so and gone when we are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from ...protocol.errors import UpdraftError
+
+READY_TIMEOUT_S = 120.0
+GRACE_S = 5.0
+
+
+class ChildError(UpdraftError):
+    """A process of ours did not start, or died; the message holds the end of its log."""
+
+    type = "process_error"
+    default_code = "process_failed"
+
+
+class Child:
+    """A `python -m MODULE` that writes its address to a ready file.
+
+    It gets a process group of its own, so that Ctrl-C reaches only us and we take it down in order; should we die
+    without doing so, `--exit-with-parent` makes it follow.
+    """
+
+    def __init__(self, name: str, module: str, arguments: Sequence[str], folder: Path, *, threads: int = 1) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self._ready_file = folder / f"{name}.ready"
+        command = [sys.executable, "-m", module, *arguments, "--port", "0"]
+        command += ["--ready-file", str(self._ready_file), "--exit-with-parent"]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, process_group=0
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> str:
+        """The address it serves at. Raises ChildError if it dies first or takes too long."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self._ready_file.exists() and (url := self._ready_file.read_text().strip()):
+                return url
+            if not self.alive:
+                raise ChildError(f"{self.name} left with code {self._process.returncode}. {self._end_of_log()}")
+            time.sleep(0.05)
+        raise ChildError(f"{self.name} was not ready within {timeout_s:.0f} s. {self._end_of_log()}")
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would be."""
+        self._process.kill()
+
+    def stop(self) -> None:
+        """Ask it to leave, and make sure that it has."""
+        self.ask_to_stop()
+        try:
+            self._process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def ask_to_stop(self) -> None:
+        if self.alive:
+            self._process.terminate()
+
+    def _end_of_log(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines()[-15:]
+        return "\n".join([f"The end of {self.log}:", *(f"  {line}" for line in lines)])
+
+
+def stop_all(children: Sequence[Child]) -> None:
+    for child in children:
+        child.ask_to_stop()
+    for child in children:
+        child.stop()
+
+
+@contextmanager
+def signals_as_interrupts() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, so that every `finally` runs."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

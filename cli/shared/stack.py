@@ -1,0 +1,79 @@
+"""The packaged cloud on this machine: nodes that serve pocket-large and a gateway in front, as real processes."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...protocol.errors import UpdraftError
+from .processes import Child, stop_all
+
+
+@dataclass(frozen=True, slots=True)
+class PocketCloud:
+    """A running gateway. `base_url` ends in /v1; `api_key` is the only key it takes, made for this run."""
+
+    base_url: str
+    api_key: str
+    nodes: list[Child]
+    gateway: Child
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {child.name: child.pid for child in (*self.nodes, self.gateway)}
+
+
+@contextmanager
+def pocket_cloud(*, nodes: int = 1, say: Callable[[str], None] = lambda _line: None) -> Iterator[PocketCloud]:
+    """Start it, wait until it answers, and leave no process behind however the block ends.
+
+    If the block fails with one of our errors the logs are kept and `say` is told where. Raises ChildError if a
+    process does not come up.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="updraft-"))
+    children: list[Child] = []
+    keep_logs = False
+    try:
+        yield _start(folder, children, nodes)
+    except UpdraftError:
+        keep_logs = True
+        raise
+    finally:
+        try:
+            stop_all(children)
+        finally:  # also when an impatient person presses Ctrl-C again
+            if keep_logs:
+                say(f"The logs of the processes are in {folder}")
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(folder: Path, children: list[Child], nodes: int) -> PocketCloud:
+    """All nodes at once, then the gateway over those that are ready. Every process is in `children` once it runs."""
+    from ...cloud_engine.gateway.keys import new_key
+    from ...embedded import pocket
+
+    model = [
+        "--model",
+        str(pocket.pocket_large_folder()),
+        "--draft",
+        str(pocket.pocket_small_folder()),
+        "--threads",
+        "1",
+    ]
+    for number in range(1, nodes + 1):
+        children.append(Child(f"node-{number}", "updraft.cloud_engine.node", model, folder))
+    started = list(children)
+    urls = [child.wait_ready() for child in started]
+    key, line = new_key("pocket")
+    keys = folder / "keys"
+    keys.write_text(f"{line}\n")
+    arguments = [word for url in urls for word in ("--node", url)]
+    arguments += ["--keys", str(keys), "--db", str(folder / "gateway.sqlite3")]
+    gateway = Child("gateway", "updraft.cloud_engine.gateway", arguments, folder)
+    children.append(gateway)
+    return PocketCloud(f"{gateway.wait_ready()}/v1", key, started, gateway)

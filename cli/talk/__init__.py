@@ -1,0 +1,1 @@
+"""`updraft ask` and `updraft chat`."""

@@ -1,0 +1,64 @@
+"""`updraft ask`: one question, one answer, and where it came from."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import nullcontext
+from typing import Annotated
+
+import typer
+
+from ...protocol.errors import InvalidRequestError
+from ..shared import options
+
+
+def ask(
+    question: Annotated[str, typer.Argument(help="What to ask; - reads it from standard input.", show_default=False)],
+    tier: Annotated[options.Tier, typer.Option(help="Let the router decide, or force a tier.")] = options.Tier.AUTO,
+    local: options.Local = None,
+    cloud: options.Cloud = None,
+    cloud_model: options.CloudModel = None,
+    cloud_key_env: options.CloudKeyEnv = None,
+    quality: options.Quality = None,
+    cloud_share: options.CloudShare = None,
+    cost: options.Cost = None,
+    promise: options.Promise = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print answer and routing facts as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer and nothing else.")] = False,
+) -> None:
+    """Ask one question; the answer goes to standard output, everything else to standard error.
+
+    \b
+    Examples
+      updraft ask "What is 17 + 25?"
+      updraft ask --tier local --json "What is the capital of Japan?"
+      cat question.txt | updraft ask - --local hf:Qwen/Qwen3-0.6B-GGUF/Qwen3-0.6B-Q8_0.gguf \\
+          --cloud https://host/v1 --cloud-model big --cloud-key-env HOST_KEY
+    """
+    prompt = sys.stdin.read().strip() if question == "-" else question.strip()
+    if not prompt:
+        raise InvalidRequestError("The question is empty.")
+    config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise).config()
+    quiet = quiet or as_json
+    from ... import OpenAI
+    from .conversation import introduction, provenance, stream_answer
+
+    def note(line: str) -> None:
+        if not quiet:
+            typer.secho(line, dim=True, err=True)
+
+    for line in introduction(config):
+        note(line)
+    running = nullcontext(config) if tier is options.Tier.LOCAL else options.with_cloud(config, note)
+    with running as chosen, OpenAI(config=chosen) as client:
+        show = (lambda _text: None) if as_json else (lambda text: typer.echo(text, nl=False))
+        answer = stream_answer(client, [{"role": "user", "content": prompt}], tier, show)
+    if as_json:
+        import msgspec
+
+        facts = {"answer": answer.text, "updraft": msgspec.to_builtins(answer.info)}
+        typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+    else:
+        typer.echo()
+    note(provenance(answer.info))

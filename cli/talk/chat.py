@@ -1,0 +1,138 @@
+"""`updraft chat`: a conversation in the terminal that shows which tier answered and why."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import typer
+
+from ...protocol.errors import UpdraftError
+from ..shared import options
+
+if TYPE_CHECKING:
+    from ...sdk import OpenAI
+
+HELP = """/tier auto|local|cloud   let the router decide, or force a tier
+/quality 0.95            share of the cloud's quality to keep
+/new                     forget the conversation so far
+/help                    this list
+Ctrl-C stops an answer, Ctrl-D leaves."""
+
+
+def chat(
+    local: options.Local = None,
+    cloud: options.Cloud = None,
+    cloud_model: options.CloudModel = None,
+    cloud_key_env: options.CloudKeyEnv = None,
+    quality: options.Quality = None,
+    cloud_share: options.CloudShare = None,
+    cost: options.Cost = None,
+    promise: options.Promise = None,
+) -> None:
+    """Talk to both models; a dim line under each answer says which tier gave it, why, and at what P(gain).
+
+    P(gain) is the calibrated chance that the cloud's answer would have been better than the local one. Inside,
+    /help lists the commands. The packaged pocket pair takes every question on its own; real models get the
+    whole conversation.
+
+    \b
+    Examples
+      updraft chat
+      updraft chat --local model.gguf --cloud https://host/v1 --cloud-model big --cloud-key-env HOST_KEY
+    """
+    config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise).config()
+    from ... import OpenAI
+    from .conversation import introduction
+
+    for line in introduction(config):
+        _dim(line)
+    _dim("starting ...")
+    with options.with_cloud(config, _dim) as running, OpenAI(config=running) as client:
+        _dim("/help lists the commands.")
+        _converse(Session(client, remembers=config.local != "pocket"))
+
+
+@dataclass
+class Session:
+    """One conversation and its settings."""
+
+    client: OpenAI
+    remembers: bool
+    tier: str = "auto"
+    quality: float | None = None
+    messages: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+
+    def command(self, line: str) -> str:
+        """Carry out `/name value`; the reply to show."""
+        name, _, value = line.partition(" ")
+        value = value.strip()
+        if name == "/tier" and value in ("auto", "local", "cloud"):
+            self.tier = value
+            return f"tier: {value}"
+        if name == "/quality" and (quality := _share(value)):
+            self.quality = quality
+            return f"quality: {quality:g}"
+        if name == "/new" and not value:
+            self.messages.clear()
+            return "a new conversation"
+        return HELP if name == "/help" else f"unknown: {line}\n{HELP}"
+
+    def answer(self, question: str) -> None:
+        """Stream one answer to the terminal. An interrupted or failed turn is not remembered."""
+        from .conversation import provenance, stream_answer
+
+        turn = {"role": "user", "content": question}
+        options = {} if self.quality is None else {"extra_body": {"updraft": {"quality": self.quality}}}
+        answer = stream_answer(
+            self.client, [*self.messages, turn], self.tier, lambda text: typer.echo(text, nl=False), **options
+        )
+        typer.echo()
+        _dim(provenance(answer.info))
+        if self.remembers:
+            self.messages += [turn, {"role": "assistant", "content": answer.text}]
+
+
+def _converse(session: Session) -> None:
+    from openai import OpenAIError
+
+    while (line := _read()) is not None:
+        if line.startswith("/"):
+            _dim(session.command(line))
+        elif line:
+            try:
+                session.answer(line)
+            except KeyboardInterrupt:
+                typer.echo()
+                _dim("stopped")
+            except (OpenAIError, UpdraftError) as error:
+                from ..shared.failures import message_of
+
+                typer.secho(message_of(error), fg=typer.colors.RED, err=True)
+
+
+def _read() -> str | None:
+    """One line of the user's, with editing and history where the terminal has them; None at Ctrl-D."""
+    with suppress(ImportError):
+        import readline  # noqa: F401 - importing it is what gives input() its editing
+    while True:
+        try:
+            return input("> ").strip()
+        except KeyboardInterrupt:
+            typer.echo()
+        except EOFError:
+            typer.echo()
+            return None
+
+
+def _share(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 < value <= 1 else None
+
+
+def _dim(line: str) -> None:
+    typer.secho(line, dim=True, err=True)

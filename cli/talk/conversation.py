@@ -1,0 +1,63 @@
+"""What `ask` and `chat` share: one streamed answer, and the line that says where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...protocol.responses import UpdraftInfo
+
+if TYPE_CHECKING:
+    from ...router.config import RouterConfig
+    from ...sdk import OpenAI
+
+SWITCH = "Real models: --local hf:owner/repo:file.gguf | file.gguf, --cloud URL --cloud-model NAME --cloud-key-env VAR"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    text: str
+    info: UpdraftInfo | None
+
+
+def stream_answer(
+    client: OpenAI, messages: Sequence[dict[str, str]], model: str, show: Callable[[str], None], **options: Any
+) -> Answer:
+    """One answer, each piece of text shown as it comes. Closes the stream on Ctrl-C, which cancels the request."""
+    pieces: list[str] = []
+    info = None
+    with client.chat.completions.create(model=model, messages=list(messages), stream=True, **options) as stream:  # type: ignore[call-overload]
+        for chunk in stream:
+            if found := (chunk.model_extra or {}).get("updraft"):
+                info = msgspec.convert(found, UpdraftInfo)
+            text = chunk.choices[0].delta.content if chunk.choices else None
+            if text:
+                pieces.append(text)
+                show(text)
+    return Answer("".join(pieces), info)
+
+
+def provenance(info: UpdraftInfo | None) -> str:
+    """`local: P(gain) 0.03 at most 0.19 after generation, 41 ms`: tier, route where it says more, reason, cost."""
+    if info is None:
+        return "no routing information came with this answer"
+    where = info.tier if info.route == info.tier else f"{info.tier} ({info.route})"
+    parts = [f"{where}: {info.reason}"]
+    if info.draft_proposed:
+        parts.append(f"draft {info.draft_accepted}/{info.draft_proposed} tokens kept")
+    parts.append(f"{info.latency_ms:.0f} ms")
+    if info.cost_usd:
+        parts.append(f"${info.cost_usd:.6f}")
+    return ", ".join(parts)
+
+
+def introduction(config: RouterConfig) -> list[str]:
+    """What the configured pair is good for, and how to use another one."""
+    if config.local != "pocket":
+        return [f"local: {config.local or 'none'}; cloud: {config.cloud_url or 'none'} ({config.cloud_model})"]
+    from ...embedded import pocket
+
+    return [pocket.ABOUT, "Try: " + "  |  ".join(pocket.EXAMPLES), SWITCH]

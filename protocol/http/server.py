@@ -1,0 +1,221 @@
+"""From an app to a process: bind first, say when ready, leave gracefully, never outlive the parent unasked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..errors import ConfigurationError, PortInUseError, UpdraftError
+from .shell import Traffic
+
+DRAIN_S = 10.0
+"""Seconds that requests in flight get to finish after SIGTERM or SIGINT, where nothing else is said."""
+
+_LEAVE_S = 5.0  # from the end of the drain to that of the process
+_PARENT_POLL_S = 0.5
+
+
+def serve(  # noqa: PLR0913
+    app: FastAPI,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    sock: socket.socket | None = None,
+    ready_file: Path | None = None,
+    on_ready: Callable[[str], None] | None = None,
+    drain_s: float = DRAIN_S,
+) -> None:
+    """Serve `app`, made by `create_app`, until SIGTERM or SIGINT; then finish what is in flight and return.
+
+    What is not finished `drain_s` seconds later is ended by the app's `Traffic.at_deadline`, or else cut off.
+
+    Once connections are accepted, prints `ready http://HOST:PORT`, writes that URL to `ready_file` and calls
+    `on_ready` with it. `sock`: a socket from `bind_socket`, for callers who have heavy work to do in between.
+    Raises PortInUseError or ConfigurationError, and what `app` itself failed to start with.
+    """
+    if not (drain_s >= 0 and math.isfinite(drain_s)):
+        raise ConfigurationError(f"drain_seconds must be a number of at least 0, got {drain_s}.", param="drain_seconds")
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    sock = sock or bind_socket(host, port)
+
+    def announce() -> None:
+        url = _url_of(sock)
+        if ready_file is not None:
+            _write_at_once(ready_file, url)
+        sys.stdout.write(f"ready {url}\n")
+        sys.stdout.flush()
+        if on_ready is not None:
+            on_ready(url)
+
+    plain = _Plain(app)
+    config = uvicorn.Config(
+        plain, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=1, backlog=1024
+    )
+    try:
+        _Server(config, app.state.traffic, announce, drain_s).run(sockets=[sock])
+    except SystemExit:  # uvicorn's way to say that the app did not start
+        if plain.failure is None:
+            raise
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:  # bound by both, but the other was first to listen
+            raise _port_in_use(*sock.getsockname()[:2]) from error
+        raise
+    finally:
+        sock.close()
+    if plain.failure is not None:
+        raise plain.failure
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` is an address that only this machine can reach."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def bind_socket(host: str, port: int) -> socket.socket:
+    """A socket bound to `host:port` (port 0: a free one), not yet listening: clients are refused until `serve`.
+
+    Raises PortInUseError, or ConfigurationError if the address cannot be used at all.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, OverflowError) as error:
+        raise ConfigurationError(
+            f"Cannot listen on {host}:{port}: {error}. Choose another --host or --port."
+        ) from error
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ports of finished connections are free again
+        sock.bind(address)
+    except (OSError, OverflowError) as error:
+        sock.close()
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise _port_in_use(host, port) from error
+        raise ConfigurationError(
+            f"Cannot listen on {host}:{port}: {error}. Choose another --host or --port."
+        ) from error
+    return sock
+
+
+def exit_with_parent(drain_s: float = DRAIN_S) -> None:
+    """From now on, stop this process when its parent is gone, however that died: SIGTERM, and after the drain SIGKILL.
+
+    Polls, because Linux' PR_SET_PDEATHSIG follows the parent's *thread*, which may end long before its process.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_POLL_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(drain_s + _LEAVE_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="updraft-parent-watch", daemon=True).start()
+
+
+def run_main(run: Callable[[], None]) -> int:
+    """Call `run`, a whole program. Returns its exit code: 2 and one line on stderr for any error raised on purpose."""
+    try:
+        run()
+    except UpdraftError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        return 2
+    return 0
+
+
+class _Plain:
+    """`app`; if it cannot start for a reason that it has a plain word for, that is kept in `failure`, not logged."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self.failure: UpdraftError | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await self._app(scope, receive, send)
+            return
+
+        async def told(message: Message) -> None:
+            plain = message["type"] == "lifespan.startup.failed" and isinstance(sys.exception(), UpdraftError)
+            await send({**message, "message": ""} if plain else message)
+
+        try:
+            await self._app(scope, receive, told)
+        except UpdraftError as error:
+            self.failure = error
+
+
+class _Server(uvicorn.Server):
+    """uvicorn with a readiness announcement and a drain that answers new requests with 503 while it lasts."""
+
+    def __init__(self, config: uvicorn.Config, traffic: Traffic, announce: Callable[[], None], drain_s: float) -> None:
+        super().__init__(config)
+        self._drain_s = drain_s
+        self._traffic = traffic
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._announce()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._traffic.draining = True
+        deadline = time.monotonic() + self._drain_s
+        while self._traffic.in_flight and time.monotonic() < deadline and not self.force_exit:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        if self._traffic.in_flight and self._traffic.at_deadline is not None:
+            await self._traffic.at_deadline()
+        await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """As uvicorn's, but a graceful end stays one: uvicorn would raise the signal again and exit with -15."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        previous = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def _url_of(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _write_at_once(path: Path, text: str) -> None:
+    """Readers see nothing or the whole."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text + "\n")
+    partial.replace(path)
+
+
+def _port_in_use(host: str, port: int) -> PortInUseError:
+    return PortInUseError(
+        f"Port {port} on {host} is in use: choose another with --port, or --port 0 for any free one.", param="port"
+    )

@@ -1,0 +1,280 @@
+"""The one HTTP shell that daemon, gateway and node share: OpenAI-shaped errors, body limits, prompt disconnects.
+
+Everything is plain ASGI: a middleware that wraps request and response objects would hide the client's going away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import string
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..errors import (
+    InvalidRequestError,
+    MethodNotAllowedError,
+    NotFoundError,
+    OverloadedError,
+    RequestCancelledError,
+    RequestTooLargeError,
+    UpdraftError,
+)
+from .ids import new_id
+from .wire import WireRequest, WireResponse
+
+#: Whose request it is, from the gateway to its nodes: an opaque word, the same for all requests of one key.
+TENANT_HEADER = b"x-updraft-tenant"
+
+#: One attempt at a whole answer, from the gateway to the node: what it has cost so far is at `/spent/{attempt}`.
+ATTEMPT_HEADER = b"x-updraft-attempt"
+
+_LINGER_S = 2.0
+_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:")
+_log = logging.getLogger("updraft.http")
+
+
+def create_app(title: str, *, max_body_bytes: int = 8 * 2**20, lifespan: Callable[[Any], Any] | None = None) -> FastAPI:
+    """An app whose every failure is an OpenAI error body, and whose every response carries `x-request-id`.
+
+    Raise any UpdraftError from a route; unknown routes, wrong methods, bodies above `max_body_bytes` and unexpected
+    exceptions (logged here, without a traceback on the wire) are covered. `lifespan` is Starlette's.
+    """
+    app = FastAPI(title=title, lifespan=lifespan, openapi_url=None, redirect_slashes=False)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.state.traffic = Traffic()
+    app.add_middleware(_Shell, max_body_bytes=max_body_bytes, traffic=app.state.traffic)
+    return app
+
+
+class Traffic:
+    """What is going on in an app. While `draining`, new requests are sent away and those in flight go on.
+
+    `at_deadline` gives those that are still there at its end an error of the app's own.
+    """
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.draining = False
+        self.at_deadline: Callable[[], Awaitable[None]] | None = None
+
+
+def request_id(scope: Scope) -> str:
+    """The id of this request: the caller's `x-request-id` if that was usable, else one made here."""
+    return scope["state"]["request_id"]
+
+
+async def read_body(request: Request) -> bytes:
+    """The whole body. Raises RequestTooLargeError, and RequestCancelledError if the client leaves before its end."""
+    try:
+        return await request.body()
+    except ClientDisconnect as error:
+        raise RequestCancelledError("The client closed the connection while sending.") from error
+
+
+async def read_wire_request(request: Request) -> WireRequest:
+    """The whole request as bytes. Raises RequestTooLargeError as soon as the body exceeds the app's limit."""
+    return WireRequest(request.method, request.url.path, dict(request.headers), await read_body(request))
+
+
+def send(response: WireResponse, request: Request) -> Response:
+    """`response` for Starlette. A streamed body is closed as soon as it ends, fails, or the client goes away."""
+    if isinstance(response.body, bytes):
+        return Response(response.body, response.status, dict(response.headers))
+    return _StreamedResponse(response, request.method + " " + request.url.path, request_id(request.scope))
+
+
+def error_response(error: UpdraftError) -> Response:
+    return send_json(error.to_body(), error.status, error.headers())
+
+
+def send_json(payload: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(payload), status, headers, media_type="application/json")
+
+
+@contextlib.asynccontextmanager
+async def while_connected(receive: Receive) -> AsyncGenerator[None]:
+    """Cancel the block when the client goes away, and raise RequestCancelledError from it.
+
+    The request body must have been read: from here on `receive` tells of nothing but the end of the connection.
+    """
+    task = asyncio.current_task()
+    assert task is not None, "an async context manager runs in a task"
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        task.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if gone and task.uncancel() == 0:  # else somebody else cancelled too, and that must be seen
+            raise RequestCancelledError("The client closed the connection.") from None
+        raise
+    finally:
+        watcher.cancel()
+        await asyncio.wait([watcher])
+
+
+class _StreamedResponse(Response):
+    def __init__(self, response: WireResponse, route: str, request_id: str) -> None:
+        assert not isinstance(response.body, bytes)
+        self.status_code = response.status
+        self.background = None
+        self.init_headers(dict(response.headers))
+        self._chunks = response.body
+        self._route = route
+        self._request_id = request_id
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        try:
+            async with while_connected(receive):
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                async for chunk in self._chunks:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
+        except RequestCancelledError:
+            _log.info("%s %s: the client went away during the stream", self._route, self._request_id)
+        finally:
+            aclose = getattr(self._chunks, "aclose", None)  # plain iterators have nothing to close
+            if aclose is not None:
+                await aclose()
+
+    def init_headers(self, headers: Any = None) -> None:
+        """As Starlette's, but without a content-length: it is not known."""
+        self.raw_headers = [(name.lower().encode("latin-1"), str(v).encode("latin-1")) for name, v in headers.items()]
+
+
+class _Shell:
+    """The outermost layer of an app, around everything FastAPI does."""
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int, traffic: Traffic) -> None:
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+        self._traffic = traffic
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = _Exchange(scope, receive, send, self._max_body_bytes)
+        if self._traffic.draining:
+            refusal = "This server is draining to shut down: try again, another may take it."
+            await exchange.fail(OverloadedError(refusal, code="draining"))
+            return
+        self._traffic.in_flight += 1
+        try:
+            await self._app(scope, exchange.receive, exchange.send)
+        except RequestCancelledError:
+            _log.info("%s: the client went away", exchange.request_id)
+        except UpdraftError as error:
+            await exchange.fail(error)
+        except Exception as error:  # noqa: BLE001 - a server outlives any request
+            _log.exception("%s %s failed, request %s", scope["method"], scope["path"], exchange.request_id)
+            failure = UpdraftError(
+                f"The server failed on this request ({type(error).__name__}). Id: {exchange.request_id}"
+            )
+            await exchange.fail(failure)
+        finally:
+            self._traffic.in_flight -= 1
+
+
+class _Exchange:
+    """One request and its response: stamps the id, counts the body, and can fail properly at any point."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
+        headers = dict(scope["headers"])
+        self.request_id = _usable_id(headers.get(b"x-request-id", b"")) or new_id("req")
+        scope.setdefault("state", {})["request_id"] = self.request_id
+        self._announced = headers.get(b"content-length", b"")
+        self._receive = receive
+        self._send = send
+        self._max_body_bytes = max_body_bytes
+        self._received = 0
+        self._started = False
+        self._complete = False
+
+    async def receive(self) -> Message:
+        """Raises RequestTooLargeError as soon as a route wants a body that is, or is announced to be, too large."""
+        if self._announced.isdigit() and int(self._announced) > self._max_body_bytes:
+            raise self._too_large()
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and self._complete:
+            await asyncio.Event().wait()  # an answered client may leave: that cancels nobody's last steps
+        if message["type"] == "http.request":
+            self._received += len(message.get("body", b""))
+            if self._received > self._max_body_bytes:
+                raise self._too_large()
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._started = True
+            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
+        self._complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+        await self._send(message)
+
+    async def fail(self, error: UpdraftError) -> None:
+        """Answer with `error`. Too late for that: return, which makes the server cut the connection."""
+        if self._started:
+            _log.error("Request %s failed in its answer: %s", self.request_id, error.message)
+            return
+        response = error_response(error)
+        headers = response.raw_headers
+        if not isinstance(error, RequestTooLargeError):
+            await self.send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+            await self.send({"type": "http.response.body", "body": response.body})
+            return
+        # Closing a socket with unread bytes in it destroys the answer on its way: read on a little, keep nothing.
+        headers = [*headers, (b"connection", b"close")]
+        await self.send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+        await self.send({"type": "http.response.body", "body": response.body, "more_body": True})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                while (await self._receive()).get("more_body"):
+                    pass
+        await self.send({"type": "http.response.body", "body": b""})
+
+    def _too_large(self) -> RequestTooLargeError:
+        return RequestTooLargeError(f"The request body is larger than {self._max_body_bytes} bytes: send less.")
+
+
+def _usable_id(raw: bytes) -> str:
+    """The caller's request id, if it is short and harmless in logs and headers; else empty."""
+    text = raw.decode("latin-1")
+    return text if len(text) <= 128 and _ID_CHARACTERS.issuperset(text) else ""
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    response = error_response(_as_updraft_error(request, error))
+    response.headers.update(error.headers or {})
+    return response
+
+
+def _as_updraft_error(request: Request, error: HTTPException) -> UpdraftError:
+    route = f"{request.method} {request.url.path}"
+    if error.status_code == 404:
+        return NotFoundError(f"{route} is not a route of this server.")
+    if error.status_code == 405:
+        return MethodNotAllowedError(f"{route} is not allowed; allowed: {(error.headers or {}).get('Allow', 'none')}.")
+    return InvalidRequestError(str(error.detail))
+
+
+async def _on_validation_error(_request: Request, error: Exception) -> Response:
+    return error_response(InvalidRequestError(f"Invalid request: {error}"))

@@ -1,0 +1,138 @@
+"""`updraft doctor` and `updraft tune` on this machine and on machines that are not this one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import gguf
+import numpy as np
+import pytest
+from updraft.cli.doctor.device_checks import (
+    check_memory,
+    check_neighbours,
+    check_processor,
+    check_products,
+    check_tuning,
+    unused_instruction_sets,
+)
+from updraft.embedded.pocket import pocket_small_gguf
+from updraft.local_engine.llama.kernels import Served
+from updraft.local_engine.machine.machine import Machine, this_machine
+from updraft.local_engine.runtime.tuned_options import Settings, remember
+from updraft.local_engine.store.find import find
+from updraft.local_engine.store.library import Library
+from updraft.local_engine.store.pull import pull
+
+MACHINE = Machine("Some Processor", 4, 8, None, 16 * 10**9, 8 * 10**9, ("avx2", "avx512f", "amx_int8"))
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path / "home"))
+
+
+def changed(**fields: object) -> Machine:
+    return dataclasses.replace(MACHINE, **fields)  # type: ignore[arg-type]
+
+
+def test_the_processor() -> None:
+    assert check_processor(MACHINE).status == "ok"
+    assert check_processor(changed(quota=6.0)).status == "ok"
+    limited = check_processor(changed(quota=1.5))
+    assert limited.status == "warn"
+    assert "1.5" in limited.found
+    assert "1 threads" in limited.fix
+    old = check_processor(changed(instruction_sets=("ssse3", "avx")))
+    assert old.status == "warn"
+    assert "AVX2" in old.found
+
+
+def test_a_build_for_another_processor() -> None:
+    """AMX is not missed: it is left out on purpose."""
+    assert unused_instruction_sets(MACHINE, "CPU : SSE3 = 1 | AVX2 = 1 | AVX512 = 1 | ") == []
+    assert unused_instruction_sets(MACHINE, "CPU : SSE3 = 1 | AVX = 1 | ") == ["avx2", "avx512f"]
+
+
+def test_products() -> None:
+    assert check_products(Served(("Q8_0", "Q5_0"))).found == "ours for Q8_0, Q5_0"
+    assert check_products(Served(("Q8_0",), True)).found == "ours for Q8_0, attention"
+    none = check_products(Served(reason="this processor has no AVX-512 VNNI"))
+    assert (none.status, none.found) == ("ok", "llama.cpp's own: this processor has no AVX-512 VNNI")
+    fixable = check_products(Served(reason="ours could not be built", fix="install gcc"))
+    assert (fixable.status, fixable.fix) == ("warn", "install gcc")
+
+
+def test_memory(tmp_path, monkeypatch) -> None:
+    found = check_memory(MACHINE)
+    assert found.status == "ok"
+    assert "pocket-small.gguf needs" in found.found
+    tight = check_memory(changed(available=10**6))
+    assert tight.status == "fail"
+    assert "pocket-small.gguf needs" in tight.found
+    assert "0.0 MB are free" in tight.found
+    library = Library()
+    pull(library, find(str(pocket_small_gguf()), name="mine"))
+    library.path("mine").write_bytes(b"?" * library.path("mine").stat().st_size)  # `updraft verify` says so
+    assert check_memory(MACHINE) == found
+    monkeypatch.setenv("UPDRAFT_LOCAL", str(tmp_path / "none.gguf"))
+    assert "none.gguf" in check_memory(MACHINE).found
+
+
+def test_a_pulled_adapter_is_no_model_that_could_be_too_large(tmp_path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "lora.gguf", "llama")
+    writer.add_string("general.type", "adapter")
+    writer.add_tensor("blk.0.attn_q.weight.lora_a", np.ones((4, 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = check_memory(MACHINE)
+    pull(Library(), find(str(tmp_path / "lora.gguf"), name="lora"))
+    assert check_memory(MACHINE) == found
+
+
+def test_busy_neighbours() -> None:
+    machine = this_machine()
+    neighbours = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(machine.processors)]
+    try:
+        found = check_neighbours(machine)
+    finally:
+        for neighbour in neighbours:
+            neighbour.kill()
+            neighbour.wait()
+    assert found.status == "warn"
+
+
+def test_tuning() -> None:
+    assert "updraft tune" in check_tuning().fix
+    remember(pocket_small_gguf(), Settings())
+    assert check_tuning().fix == ""
+
+
+def test_doctor_knows_the_machine(updraft) -> None:
+    done = updraft("doctor", "--json")
+    names = {check["name"]: check for check in json.loads(done.stdout)}
+    assert {"processor", "threads", "memory", "tuning"} <= set(names)
+    assert names["memory"]["status"] == "ok"
+
+
+def test_tune_measures_and_is_remembered(updraft, environment, monkeypatch) -> None:
+    done = updraft("tune", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["model"] == "pocket-small.gguf"
+    assert found["seconds"] < 30
+    assert found["runs"][0]["note"] == "default"
+    assert all(run["answer_tokens_per_s"] > 0 for run in found["runs"])
+    if found["gain"] == 0:
+        assert not any(found["settings"].values())
+    names = {check["name"]: check for check in json.loads(updraft("doctor", "--json").stdout)}
+    assert "was tuned" in names["tuning"]["found"]
+
+
+def test_tune_refuses_nonsense(updraft) -> None:
+    assert updraft("tune", "no-such-model").returncode == 1
+    assert updraft("tune", "none").returncode == 2

@@ -1,0 +1,116 @@
+"""`updraft doctor` survives what it examines."""
+
+from __future__ import annotations
+
+import json
+import socket
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from updraft.cli.doctor.checks import check_cloud, check_packages, check_port
+
+
+def findings(done) -> dict[str, dict[str, str]]:
+    return {check["name"]: check for check in json.loads(done.stdout)}
+
+
+def with_fake_llama(tmp_path: Path, environment: dict[str, str], source: str) -> dict[str, str]:
+    fake = tmp_path / "fake" / "llama_cpp"
+    fake.mkdir(parents=True)
+    (fake / "__init__.py").write_text(source)
+    return {"PYTHONPATH": f"{fake.parent}:{environment['PYTHONPATH']}"}
+
+
+def test_a_build_that_segfaults_is_reported(updraft, tmp_path, environment) -> None:
+    env = with_fake_llama(tmp_path, environment, "import ctypes\nctypes.string_at(0)\n")
+    done = updraft("doctor", "--json", env=env)
+    assert done.returncode == 1
+    check = findings(done)["llama.cpp"]
+    assert check["status"] == "fail"
+    assert "SIGSEGV" in check["found"]
+    assert "llama_build" in check["fix"]
+
+
+@pytest.mark.parametrize("command", [("ask", "--tier", "local", "hi"), ("serve", "--port", "0")])
+def test_a_build_that_segfaults_takes_no_command_down(updraft, tmp_path, environment, command) -> None:
+    env = with_fake_llama(tmp_path, environment, "import ctypes\nctypes.string_at(0)\n")
+    done = updraft(*command, env={**env, "UPDRAFT_OFFLINE": "1"})
+    assert done.returncode > 0
+    assert "SIGSEGV" in done.stderr
+    assert "llama_build" in done.stderr
+
+
+def test_a_build_that_does_not_import_is_reported(updraft, tmp_path, environment) -> None:
+    env = with_fake_llama(tmp_path, environment, "raise OSError('libllama.so: cannot open shared object file')\n")
+    check = findings(updraft("doctor", "--json", env=env))["llama.cpp"]
+    assert check["status"] == "fail"
+    assert "libllama.so" in check["found"]
+
+
+def test_a_broken_setting_is_reported(updraft, tmp_path) -> None:
+    (tmp_path / "config.toml").write_text("qualitty = 0.9\n")
+    done = updraft("doctor", "--json", env={"UPDRAFT_CONFIG": str(tmp_path / "config.toml")})
+    assert done.returncode == 1
+    assert "qualitty" in findings(done)["settings"]["found"]
+
+
+def test_the_working_installation_is_sound(updraft) -> None:
+    done = updraft("doctor")
+    assert done.returncode == 0, done.stdout
+    assert "fail" not in done.stdout
+    for name in ("python", "core", "edge", "cloud", "llama.cpp", "torch", "pocket models", "policy", "settings"):
+        assert name in done.stdout
+
+
+def test_a_missing_extra_is_a_warning_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("updraft.cli.doctor.checks.PACKAGES", {"edge": ("surely-not-installed",)})
+    check = check_packages("edge")
+    assert (check.status, check.fix) == ("warn", "pip install '.[edge]' in a clone of Updraft")
+
+
+def test_a_busy_port_is_a_warning() -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        assert check_port(busy.getsockname()[1]).status == "warn"
+
+
+def test_the_cloud_is_asked_for_its_models() -> None:
+    class Cloud(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            allowed = self.headers.get("authorization") == "Bearer good"
+            self.send_response(200 if allowed else 401)
+            self.end_headers()
+            page = b"<html>hello</html>" if "/html" in self.path else b'{"data": [{"id": "big"}]}'
+            self.wfile.write(page if allowed else b"{}")
+
+        def log_message(self, *_arguments: object) -> None:
+            """Keep the test's output clean."""
+
+    with HTTPServer(("127.0.0.1", 0), Cloud) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        good, bad = check_cloud(url, "good"), check_cloud(url, "bad")
+        page = check_cloud(url.replace("/v1", "/html"), "good")
+        server.shutdown()
+    assert good.status == "ok"
+    assert "big" in good.found
+    assert bad.status == "fail"
+    assert "--cloud-key-env" in bad.fix
+    assert page.status == "fail"
+    assert "no OpenAI-compatible server" in page.found
+
+
+def test_a_cloud_that_is_not_there_fails() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        check = check_cloud(f"http://127.0.0.1:{unused.getsockname()[1]}/v1", None)
+    assert check.status == "fail"
+
+
+def test_variables_of_other_commands_are_no_typos(updraft) -> None:
+    env = {"UPDRAFT_NODE_API_KEY": "secret", "UPDRAFT_DEVICE": "cpu", "UPDRAFT_OFFLINE": "1"}
+    done = updraft("ask", "--tier", "local", "What is 2 + 2?", env=env)
+    assert done.returncode == 0, done.stderr

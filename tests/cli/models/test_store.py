@@ -1,0 +1,138 @@
+"""Models of the device on the command line: fetched, listed, used by name, checked, deleted."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from background import needs_sigint
+from model_hub import Hub, running, tiny_gguf
+
+ROOT = Path(__file__).resolve().parents[3]
+MODEL = tiny_gguf()
+NAME = "hf:owner/repo:Q8_0"
+
+
+@pytest.fixture
+def hub(environment: dict[str, str], tmp_path: Path) -> Iterator[Hub]:
+    """A hub that the command finds, without anybody's token."""
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
+        environment.pop(name, None)
+    with running(Hub({"owner/repo": {"m-Q8_0.gguf": MODEL, "m-Q4_0.gguf": tiny_gguf(seed=1)}})) as server:
+        environment.update(HF_ENDPOINT=server.url, HF_HOME=str(tmp_path / "hf"))
+        yield server
+
+
+def test_from_the_hub_to_the_bin(hub: Hub, updraft, tmp_path: Path) -> None:
+    done = updraft("pull", NAME)
+    assert done.returncode == 0, done.stderr
+    path = Path(done.stdout.strip())
+    assert path.read_bytes() == MODEL
+    assert all(word in done.stderr for word in ("apache-2.0", "0.2 MB", "sha256", "free", "--local m-Q8_0"))
+    (entry,) = json.loads(updraft("models", "--json").stdout)
+    assert (entry["name"], entry["state"], entry["licence"]) == ("m-Q8_0", "ready", "apache-2.0")
+    assert (entry["source"], entry["path"], entry["size"]) == ("hf:owner/repo:m-Q8_0.gguf", str(path), len(MODEL))
+    assert "m-Q8_0" in updraft("models").stdout
+    assert updraft("verify").stdout.split() == ["ok", "m-Q8_0"]
+    path.write_bytes(MODEL[:-1] + b"?")
+    bad = updraft("verify", "m-Q8_0")
+    assert (bad.returncode, "damaged" in bad.stdout) == (1, True)
+    assert updraft("rm", "m-Q8_0").returncode == 0
+    assert not path.exists()
+    assert json.loads(updraft("models", "--json").stdout) == []
+
+
+def test_a_pulled_model_answers(updraft) -> None:
+    pytest.importorskip("llama_cpp")
+    packaged = ROOT / "embedded" / "weights" / "pocket-small.gguf"
+    assert updraft("pull", str(packaged), "--name", "mine").returncode == 0
+    done = updraft("ask", "What is 17 + 25?", "--local", "mine", "--tier", "local", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["updraft"]["tier"] == "local"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "said"),
+    [
+        (["pull", "hf:owner/repo"], {}, "m-Q4_0.gguf"),
+        (["pull", "hf:owner/repo:Q2_K"], {}, "holds no Q2_K"),
+        (["pull", NAME], {"UPDRAFT_OFFLINE": "1"}, "the network is forbidden"),
+        (["pull", NAME, "--name", "../../x"], {}, "cannot be called"),
+        (["pull", "http://example.org/x.gguf"], {}, "use https://"),
+        (["pull", "absent.gguf"], {}, "There is no file"),
+        (["rm", "../x"], {}, "cannot be called"),
+        (["rm", "absent"], {}, "There is no model 'absent'"),
+        (["verify", "absent"], {}, "There is no model 'absent'"),
+        (["ask", "hi", "--local", "absent"], {}, "There is no local model 'absent'"),
+    ],
+)
+def test_refusals(hub: Hub, updraft, arguments: list[str], env: dict[str, str], said: str) -> None:
+    done = updraft(*arguments, env=env)
+    assert done.returncode in (1, 2)
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_the_token_is_shown_to_nobody(hub: Hub, updraft) -> None:
+    """Nor sent to the storage that the hub redirects to."""
+    with running(Hub(files=hub.files, cuts=1), "127.0.0.2") as storage:
+        hub.other = storage.url
+        done = updraft("pull", NAME, env={"HF_TOKEN": "hf_verysecret", "UPDRAFT_DEBUG": "1", "HF_DEBUG": "1"})
+    assert done.returncode == 0, done.stderr
+    assert hub.bodies[0].headers["authorization"] == "Bearer hf_verysecret"
+    assert "authorization" not in storage.seen[0].headers
+    assert "hf_verysecret" not in done.stdout + done.stderr
+
+
+@needs_sigint
+def test_ctrl_c_is_no_traceback_and_the_next_pull_continues(hub: Hub, environment, updraft, tmp_path: Path) -> None:
+    hub.pause_s = 0.1
+    command = [sys.executable, "-m", "updraft", "pull", NAME]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    part = tmp_path / "home" / "models" / ".partial" / "m-Q8_0.part"
+    while not part.exists() or part.stat().st_size < 40_000:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "The same command goes on" in said
+    assert "Traceback" not in said
+    (entry,) = json.loads(updraft("models", "--json").stdout)
+    assert (entry["state"], entry["size"]) == ("partial", part.stat().st_size)
+    hub.pause_s = 0.0
+    assert updraft("pull", NAME).returncode == 0
+    assert hub.bodies[-1].start == entry["size"]
+
+
+@pytest.mark.parametrize(("answer", "flags", "comes"), [("n", [], False), ("y", [], True), ("", ["--yes"], True)])
+def test_a_terminal_is_asked(hub: Hub, environment, tmp_path: Path, answer: str, flags: list[str], comes: bool) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "updraft", "pull", NAME, *flags]
+    process = subprocess.Popen(command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path)
+    os.close(theirs)
+    said = b""
+    try:
+        while True:
+            said += os.read(ours, 4096)
+            if answer and b"[Y/n]" in said:
+                os.write(ours, answer.encode() + b"\n")
+                answer = ""
+    except OSError:  # the terminal of a process that has ended
+        pass
+    finally:
+        os.close(ours)
+    process.wait(timeout=20)
+    assert (process.returncode == 0) is comes
+    assert bool(hub.bodies) is comes
+    assert b"apache-2.0" in said
+    assert (b"Download it?" in said) is not bool(flags)

@@ -1,0 +1,19 @@
+"""What commands make of their shared options."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from updraft.cli.shared.options import with_cloud
+from updraft.router.config import RouterConfig
+
+
+def test_without_torch_the_local_model_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else found(name))
+    said: list[str] = []
+    with with_cloud(RouterConfig(), said.append) as running:
+        assert running.cloud_url is None
+    assert len(said) == 1
+    assert "pip install '.[cloud]'" in said[0]

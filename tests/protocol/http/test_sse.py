@@ -1,0 +1,61 @@
+"""Server-sent events: whatever the chunking, the same events."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from updraft.protocol.http import sse
+
+PAYLOADS = st.lists(
+    st.dictionaries(st.text(max_size=5), st.text(max_size=20) | st.integers(-9, 9), max_size=3), max_size=6
+)
+
+
+@given(PAYLOADS, st.lists(st.integers(1, 9), min_size=1), st.booleans(), st.booleans())
+def test_any_chunking_yields_the_same_events(
+    payloads: list[dict[str, object]], cuts: list[int], crlf: bool, comments: bool
+) -> None:
+    stream = b"".join((b": ping\n\n" if comments else b"") + sse.event(payload) for payload in payloads) + sse.DONE
+    if crlf:
+        stream = stream.replace(b"\n", b"\r\n")
+    parser = sse.EventParser()
+    events: list[bytes] = []
+    position, turn = 0, 0
+    while position < len(stream):
+        size = cuts[turn % len(cuts)]
+        events += parser.feed(stream[position : position + size])
+        position, turn = position + size, turn + 1
+    assert [msgspec.json.decode(event) for event in events] == payloads
+    assert parser.done
+
+
+def test_lines_of_one_event_join_and_other_fields_are_ignored() -> None:
+    parser = sse.EventParser()
+    assert parser.feed(b"event: x\ndata: one\nid: 3\ndata:two\n\n") == [b"one\ntwo"]
+    assert not parser.done
+
+
+def test_nothing_after_done_counts() -> None:
+    parser = sse.EventParser()
+    assert parser.feed(sse.event(1) + sse.DONE + sse.event(2)) == [b"1"]
+    assert parser.feed(sse.event(3)) == []
+
+
+def test_an_event_without_an_end_costs_neither_memory_nor_time() -> None:
+    parser, chunk = sse.EventParser(), b"data: a long one"
+    began = time.process_time()
+    for _ in range(sse.MAX_EVENT_BYTES // len(chunk)):
+        assert parser.feed(chunk) == []
+    assert time.process_time() - began < 20, "looking through all of it each time takes minutes"
+    with pytest.raises(sse.EventTooLongError):
+        parser.feed(chunk)
+
+
+def test_long_events_that_end_are_events() -> None:
+    parser = sse.EventParser()
+    long = sse.event("x" * (sse.MAX_EVENT_BYTES - 100))
+    assert [len(payload) for payload in parser.feed(long * 3 + sse.DONE)] == [sse.MAX_EVENT_BYTES - 98] * 3

@@ -1,0 +1,168 @@
+"""What can be a constraint, what cannot, and that the difference is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from updraft.protocol.errors import InvalidRequestError
+from updraft.protocol.structured import MAX_CONSTRAINT_CHARS, Constraint
+from updraft.text.grammars.compiler import GrammarCompiler, Vocabulary
+from updraft.text.grammars.state import Grammars
+from updraft.text.tokenizer import Tokenizer
+
+POCKET = Path(__file__).resolve().parents[3] / "embedded" / "weights" / "pocket-large"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_folder(POCKET)
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(lambda: Vocabulary.of(tokenizer, tokenizer.eos_ids), tokenizer.encode)
+
+
+def constraint(kind: Any, source: Any) -> Constraint:
+    return Constraint(kind, source if isinstance(source, str) else json.dumps(source), "response_format")
+
+
+def accepts(compiler: GrammarCompiler, tokenizer: Tokenizer, kind: str, source: Any, text: str) -> bool:
+    matcher = compiler.compile(constraint(kind, source))
+    tokens = tokenizer.encode(text)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "good", "bad"),
+    [
+        (
+            "json_schema",
+            {"type": "object"},
+            ['{"a": [1, {"b": null}]}', '{\n  "a": 1\n}'],
+            ["[1]", '{"a" : 1', "{   }"],
+        ),
+        ("json_schema", {"type": "integer", "minimum": 3}, ["3", "12"], ["2", "3.5", '"3"']),
+        ("regex", "[a-c]{2}|x+", ["ab", "xxx"], ["a", "abc", ""]),
+        ("choice", ['say "yes"', "no\n", "\\d", "日本"], ['say "yes"', "no\n", "\\d", "日本"], ["no", "7", "日"]),
+        ("lark", 'start: "a" b*\nb: "b" | "c"', ["a", "abcb"], ["", "b"]),
+    ],
+)
+def test_holds_text_to_it(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, kind: str, source: Any, good: list[str], bad: list[str]
+) -> None:
+    assert all(accepts(compiler, tokenizer, kind, source, text) for text in good)
+    assert not any(accepts(compiler, tokenizer, kind, source, text) for text in bad)
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "says"),
+    [
+        ("json_schema", {"type": "elephant"}, "elephant"),
+        ("json_schema", {"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ("json_schema", {"not": {"type": "string"}}, "not"),
+        ("json_schema", {"x-guidance": {"lenient": True}, "not": {"type": "string"}}, "not"),
+        ("json_schema", {"if": {"type": "string"}, "then": False}, "if"),
+        ("json_schema", {"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
+        ("json_schema", {"type": "string", "format": "elephant"}, "elephant"),
+        ("json_schema", {"type": "string", "pattern": "(?=a)b"}, "regex"),
+        ("json_schema", {"$ref": "http://localhost/schema.json"}, "not present"),
+        ("json_schema", {"$ref": "#"}, "json schema"),
+        ("json_schema", {"type": "integer", "minimum": 3, "maximum": 2}, "minimum"),
+        ("json_schema", "{", "not a JSON schema"),
+        ("json_schema", "[1]", "not a JSON schema"),
+        ("regex", "(a", "unclosed|invalid regex"),
+        ("lark", "start: elephant", "elephant"),
+        ("lark", "", "Empty"),
+    ],
+)
+def test_what_it_cannot_hold_an_answer_to_is_refused(
+    compiler: GrammarCompiler, kind: str, source: Any, says: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=says) as caught:
+        compiler.compile(constraint(kind, source))
+    assert (caught.value.param, caught.value.code) == ("response_format", "invalid_grammar")
+    assert len(caught.value.message) < 700
+
+
+def test_text_matches_no_control_token(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    matcher = compiler.compile(constraint("regex", "(.|\n)*"))
+    mask = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+    allowed = set(np.flatnonzero(mask[: tokenizer.vocab_size]).tolist())
+    assert tokenizer.special_ids & allowed == tokenizer.eos_ids
+
+
+def test_forced_text_is_tokenized_as_the_model_is_used_to(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    matcher = compiler.compile(constraint("lark", 'start: "the answer is " /[0-9]/'))
+    assert matcher.compute_ff_tokens() == tokenizer.encode("the answer is ")[: len(matcher.compute_ff_tokens())] != []
+
+
+@pytest.mark.parametrize("words", ["a", "The quick brown fox jumps. ", "日本語のテキスト、"])
+def test_of_forced_text_only_the_beginning_is_tokenized(tokenizer: Tokenizer, words: str) -> None:
+    """Else a long literal costs its length in every token, for all whose answers share the step."""
+    asked: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        asked.append(text)
+        return tokenizer.encode(text)
+
+    literal = (words * MAX_CONSTRAINT_CHARS)[: MAX_CONSTRAINT_CHARS - 100]
+    compiler = GrammarCompiler(lambda: Vocabulary.of(tokenizer, tokenizer.eos_ids), encode)
+    grammars = Grammars(compiler, tokenizer.vocab_size, tokenizer.eos_ids)
+    state = grammars.begin(Constraint("choice", json.dumps([literal], ensure_ascii=False), "x"), ignore_eos=False)
+    expected = tokenizer.encode(literal[:1000])[:50]
+    for token in expected:
+        assert state.advance([token]) == 1
+    assert asked and max(map(len, asked)) < 1000
+    assert all(literal.find(text) >= 0 for text in asked)  # no character is cut
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("choice", ["The quick brown fox jumps over the lazy dog. " * 40, "The quick brown fox. " * 60]),
+        ("choice", ["日本語のテキスト、" * 100]),
+        ("regex", "[a-z]{0,8}" + "x" * 1200 + "[0-9]"),
+        ("json_schema", {"const": 'a quoted "text"\n' * 90}),
+        (
+            "json_schema",
+            {"type": "object", "required": ["k" * 900, "b"], "properties": {"k" * 900: {"type": "integer"}}},
+        ),
+    ],
+)
+def test_masks_are_those_of_all_forced_text(
+    tokenizer: Tokenizer, kind: str, source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def states():
+        compiler = GrammarCompiler(lambda: Vocabulary.of(tokenizer, tokenizer.eos_ids), tokenizer.encode)
+        return Grammars(compiler, tokenizer.vocab_size, tokenizer.eos_ids).begin(
+            constraint(kind, source), ignore_eos=False
+        )
+
+    beginning = states()
+    monkeypatch.setattr("updraft.text.grammars.compiler._FORCED_BYTES", 10**6)
+    whole = states()
+    rng = np.random.default_rng(0)
+    while (mask := whole.mask([])) is not None:
+        np.testing.assert_array_equal(beginning.mask([]), mask)
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        token = int(rng.choice(allowed))
+        assert beginning.advance([token]) == whole.advance([token]) == 1
+    assert beginning.complete and whole.complete
+
+
+def test_what_is_dear_in_every_token_is_refused(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("updraft.text.grammars.compiler._TOKEN_CPU_SECONDS", 0.0)
+    with pytest.raises(InvalidRequestError, match=r"every token takes .* shorten") as caught:
+        compiler.compile(constraint("regex", "[a-z]{30}"))
+    assert (caught.value.param, caught.value.code) == ("response_format", "grammar_too_complex")
+
+
+def test_a_matcher_is_the_callers_own(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    first, second = (compiler.compile(constraint("regex", "ab")) for _ in range(2))
+    assert first.consume_tokens(tokenizer.encode("ab"))
+    assert first.is_accepting() and not second.is_accepting()

@@ -1,0 +1,76 @@
+"""Turns: who is next, who is sent away, and that none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from updraft.protocol.errors import OverloadedError
+from updraft.text.fair_queue import Turns
+
+
+def served(arrivals: str, test: Callable[[list[asyncio.Task[None]], Turns], Awaitable[None]]) -> str:
+    """Tenants, one letter each, arrive in this order while one is served; who was served, in order."""
+    order: list[str] = []
+
+    async def one(turns: Turns, tenant: str) -> None:
+        async with turns.turn(tenant):
+            order.append(tenant)
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        turns = Turns("tests", max_waiting=4, patience_s=0.5)
+        async with turns.turn("first"):
+            tasks = [asyncio.create_task(one(turns, tenant)) for tenant in arrivals]
+            await asyncio.sleep(0.01)
+            await test(tasks, turns)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        async with asyncio.timeout(1), turns.turn("last"):  # no turn was lost
+            pass
+
+    asyncio.run(run())
+    return "".join(order)
+
+
+async def nothing(_tasks: list[asyncio.Task[None]], _turns: Turns) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "expected"),
+    [
+        ("aaab", "abaa"),  # tenants in rotation
+        ("aabc", "abca"),
+        ("aaaaa", "aaaa"),  # the fifth is refused
+        ("aaaab", "abaa"),  # room is made for another tenant, but only by who has more
+        ("abcde", "abcd"),
+    ],
+)
+def test_tenants_take_turns_and_share_the_room(arrivals: str, expected: str) -> None:
+    assert served(arrivals, nothing) == expected
+
+
+def test_who_is_sent_away_learns_it() -> None:
+    async def test(tasks: list[asyncio.Task[None]], _turns: Turns) -> None:
+        assert [task.done() for task in tasks] == [False, False, False, True, False]
+        assert isinstance(tasks[3].exception(), OverloadedError)
+
+    assert served("aaaab", test) == "abaa"
+
+
+def test_patience_ends() -> None:
+    async def test(tasks: list[asyncio.Task[None]], _turns: Turns) -> None:
+        await asyncio.sleep(0.6)
+        assert all(isinstance(task.exception(), OverloadedError) for task in tasks)
+
+    assert served("ab", test) == ""
+
+
+def test_who_leaves_as_it_is_given_the_turn_passes_it_on() -> None:
+    async def test(tasks: list[asyncio.Task[None]], turns: Turns) -> None:
+        turns._pass_on()
+        tasks[0].cancel()
+        await asyncio.sleep(0.01)
+
+    assert served("ab", test) == "b"

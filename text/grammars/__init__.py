@@ -1,0 +1,1 @@
+"""Grammars: what an answer must look like, token by token."""

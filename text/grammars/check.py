@@ -1,0 +1,205 @@
+"""Grammars of strangers are tried out in a process of their own, which may be killed.
+
+Compiling a grammar can take any time and memory: `{"type": "integer", "multipleOf": 1234567}` takes half a gigabyte.
+llguidance's own limits do not cover all of it and its compiler cannot be interrupted. So whoever takes
+requests sees first whether a child process, under limits of the operating system, can do it; only then does the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import signal
+import struct
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from ...protocol.errors import EngineError, InvalidRequestError
+from ...protocol.structured import Constraint
+from ..fair_queue import Turns
+from .compiler import GrammarCompiler, Vocabulary, too_complex
+
+CPU_SECONDS = 0.5  # schemas of 100 kB take a fifth
+MEMORY_BYTES = 512 * 2**20  # beyond what the process has before it sees a grammar
+_WALL_SECONDS = 30.0  # a machine may be busy; CPU time is what counts
+_MAX_KNOWN = 1024
+_REFUSED_SECONDS = 60.0  # a refusal is remembered; for so long only, as a child may have died of something else
+_MAX_WAITING = 64
+_PATIENCE_SECONDS = 10.0  # several bad ones
+_GRACE_SECONDS = 0.2
+_LENGTH = struct.Struct("!I")
+_GONE = (TimeoutError, asyncio.IncompleteReadError, ConnectionError)
+
+
+class _Reply(msgspec.Struct):
+    """`refusal`: why the constraint cannot be used; None if it can."""
+
+    refusal: str | None = None
+    code: str | None = None
+
+
+class GrammarCheck:
+    """Says whether a constraint can be used, at a bounded cost. For one event loop; `close` ends the child process."""
+
+    def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
+        """`vocabulary` is read, in a thread, with the first constraint: a large one takes a second."""
+        self._vocabulary = vocabulary
+        self._turns = Turns("checks of new constraints", max_waiting=_MAX_WAITING, patience_s=_PATIENCE_SECONDS)
+        self._child: asyncio.subprocess.Process | None = None
+        self._known: OrderedDict[bytes, tuple[_Reply, float]] = OrderedDict()  # by digest; until when
+
+    async def check(self, constraint: Constraint, tenant: str = "") -> None:
+        """Raises InvalidRequestError for a constraint that is wrong, or too dear to compile or to follow;
+        OverloadedError if too many new ones wait for their check, or for too long; EngineError if nobody can say.
+
+        Tenants take turns, one constraint at a time: a flood of bad ones costs one core, and those who send it most."""
+        digest = hashlib.sha256(msgspec.msgpack.encode(constraint)).digest()
+        reply = self._recalled(digest)  # what is known does not wait behind others' bad ones
+        if reply is None:
+            async with self._turns.turn(tenant):
+                reply = self._recalled(digest)
+                if reply is None:
+                    reply = await self._ask(constraint)
+                    self._remember(digest, reply)
+        if reply.refusal is not None:
+            raise InvalidRequestError(reply.refusal, param=constraint.param, code=reply.code)
+
+    async def close(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            await _end(child)
+
+    def _recalled(self, digest: bytes) -> _Reply | None:
+        reply, until = self._known.get(digest, (None, 0.0))
+        if time.monotonic() >= until:
+            return None
+        self._known.move_to_end(digest)
+        return reply
+
+    def _remember(self, digest: bytes, reply: _Reply) -> None:
+        until = float("inf") if reply.refusal is None else time.monotonic() + _REFUSED_SECONDS
+        self._known[digest] = (reply, until)
+        self._known.move_to_end(digest)
+        if len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)
+
+    async def _ask(self, constraint: Constraint) -> _Reply:
+        try:
+            child = self._child = self._child or await self._start()
+            assert child.stdin is not None and child.stdout is not None
+            child.stdin.write(_frame(constraint))
+            return msgspec.msgpack.decode(await asyncio.wait_for(_read(child.stdout), _WALL_SECONDS), type=_Reply)
+        except _GONE:
+            await self.close()  # killed by its limits, or to be
+            why = f"compiling it takes more than {CPU_SECONDS:g} s or {MEMORY_BYTES // 2**20} MB: simplify it."
+            refusal = too_complex(constraint, why)
+            return _Reply(refusal.message, refusal.code)
+        except BaseException:  # the caller left: the next one must not get this one's reply
+            await self.close()
+            raise
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", __name__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        assert child.stdin is not None and child.stdout is not None
+        try:
+            child.stdin.write(_frame(await asyncio.to_thread(self._vocabulary)))
+            await asyncio.wait_for(_read(child.stdout), _WALL_SECONDS)  # its sign that it is ready
+        except _GONE as error:
+            code = await _end(child)
+            why = f"Constraints cannot be checked: the process for it ended at its start (code {code})."
+            raise EngineError(why) from error
+        except BaseException:
+            await _end(child)
+            raise
+        return child
+
+
+async def _end(child: asyncio.subprocess.Process) -> int:
+    """Its exit code; it is killed if it does not end with its input, or has not ended before: killing what has
+    takes its exit code away from the event loop."""
+    assert child.stdin is not None
+    child.stdin.close()
+    try:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(child.wait(), _GRACE_SECONDS)
+    finally:
+        if child.returncode is None:
+            child.kill()
+    return await child.wait()
+
+
+def _frame(message: object) -> bytes:
+    raw = msgspec.msgpack.encode(message)
+    return _LENGTH.pack(len(raw)) + raw
+
+
+async def _read(stream: asyncio.StreamReader) -> bytes:
+    (length,) = _LENGTH.unpack(await stream.readexactly(_LENGTH.size))
+    return await stream.readexactly(length)
+
+
+# The child process.
+
+
+def main() -> None:
+    """Read the vocabulary, then answer constraint after constraint until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle; its end is the end of the input
+    vocabulary = msgspec.msgpack.decode(_next(sys.stdin.buffer), type=Vocabulary)
+    compiler = GrammarCompiler(lambda: vocabulary)
+    compiler.compile(Constraint("regex", "a", "the first"))  # builds the trie
+    _limit_memory()
+    _say(_Reply())  # ready
+    while frame := _next(sys.stdin.buffer):
+        constraint = msgspec.msgpack.decode(frame, type=Constraint)
+        _limit_time(CPU_SECONDS)
+        reply = _try(compiler, constraint)
+        _limit_time(0)
+        _say(reply)
+
+
+def _say(reply: _Reply) -> None:
+    sys.stdout.buffer.write(_frame(reply))
+    sys.stdout.buffer.flush()
+
+
+def _try(compiler: GrammarCompiler, constraint: Constraint) -> _Reply:
+    try:
+        compiler.compile(constraint)
+    except InvalidRequestError as error:
+        return _Reply(error.message, error.code)
+    return _Reply()
+
+
+def _next(stream: BinaryIO) -> bytes:
+    """The next frame; empty at the end of the input."""
+    header = stream.read(_LENGTH.size)
+    return stream.read(*_LENGTH.unpack(header)) if header else b""
+
+
+def _limit_memory() -> None:
+    """To what is mapped now and `MEMORY_BYTES` more. Only Linux holds a process to that."""
+    if sys.platform == "linux":
+        import resource
+
+        mapped = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY_BYTES, hard))
+
+
+def _limit_time(cpu_seconds: float) -> None:
+    """After so many SIGPROF ends the process; 0 is no limit. On Windows the parent's patience is the only one."""
+    if sys.platform != "win32":
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+
+
+if __name__ == "__main__":
+    main()

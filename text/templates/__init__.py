@@ -1,0 +1,1 @@
+"""Chat templates: messages to prompt text, rendered as programs of strangers."""

@@ -1,0 +1,283 @@
+"""Chat templates: messages to prompt text, with the origin of every character known.
+
+A template is a Jinja program shipped with a model. It writes control tokens (`<|im_end|>`) around what users wrote;
+a user who types `<|im_end|>` must not thereby end a turn. `ChatTemplate.segments` therefore tells template text from
+user text, and `encoding_runs` turns that into the pieces a tokenizer may or may not read control tokens in.
+
+How origins are found: the template is rendered twice, once with the real messages and once with every character of
+every user string replaced by a stand-in from Unicode's supplementary private planes. Stand-ins in the second output
+are user text, wherever the template put, trimmed, cut or repeated them. Mapped back, both outputs must be equal. If
+they are not, the template looked *into* the content (Qwen's `'</think>' in content`, `tojson`), and one rule decides:
+
+1. If the special tokens of the real output are, in order, those the template wrote in the second one, then none
+   came from a user: the real output is used whole.
+2. Otherwise the second output is used: user text stays as written and the template's rewriting of it is skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+
+from ...protocol.errors import InvalidRequestError, ModelLoadError
+from ...protocol.requests import Message
+from ...protocol.structured import Tool
+from . import tool_messages as tool_turns
+from .bounds import weigh
+from .sandbox import MOST_ITEMS, Sandbox
+from .tool_messages import Change
+
+_FIRST_STAND_IN = 0xF0000
+_STAND_INS = re.compile("[\U000f0000-\U0010fffd]+")
+_MAX_ALPHABET = 0x10FFFD - _FIRST_STAND_IN  # the last code point marks the end of a continued message
+_END_MARK = "\U0010fffe"
+_MOST_PATTERN = 1000  # characters of a date, each of which may become a name of a month
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of prompt text. `is_control`: written by the template, so special tokens in it are real."""
+
+    text: str
+    is_control: bool
+
+
+class ChatTemplate:
+    """A compiled chat template, rendered in Jinja's sandbox with the whitespace rules and helpers of transformers.
+
+    `special_tokens` are the tokenizer's control tokens; they are only needed to decide rule 1 above.
+    Raises ModelLoadError if `source` is not a valid template.
+    """
+
+    def __init__(
+        self, source: str, *, bos_token: str = "", eos_token: str = "", special_tokens: Iterable[str] = ()
+    ) -> None:
+        self.source = source
+        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._special = special_pattern({bos_token, eos_token, *special_tokens})
+        self._sandbox = _environment()
+        try:
+            self._template = self._sandbox.from_string(source)
+        except (jinja2.TemplateError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise ModelLoadError(f"The model's chat template is not valid Jinja: {error}.") from error
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """The prompt text. With `continue_final_message` it ends exactly where the last message's content ends.
+
+        Raises InvalidRequestError where the template refuses the messages (wrong roles, wrong order).
+        """
+        if not continue_final_message:
+            return self._render(messages, tools, lambda text: text, add_generation_prompt)
+        return self._render_open(messages, tools, lambda text: text)
+
+    def segments(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> list[Segment]:
+        """The prompt text cut by origin; neighbours differ in `is_control`. Raises as `render` does."""
+
+        def rendered(change: Change) -> str:
+            if continue_final_message:
+                return self._render_open(messages, tools, change)
+            return self._render(messages, tools, change, add_generation_prompt)
+
+        truth = rendered(lambda text: text)
+        stand_in = _StandIn(messages, tools)
+        opaque = ""
+        for change in (stand_in.whole, stand_in.inside):  # `inside` leaves outer whitespace for templates that trim
+            opaque = rendered(change)
+            if stand_in.undo(opaque) == truth:
+                return _cut(opaque, stand_in)
+        if self._special is not None:
+            own = [token for part in _STAND_INS.split(opaque) for token in self._special.findall(part)]
+            if self._special.findall(truth) == own:
+                return [Segment(truth, True)]
+        return _cut(opaque, stand_in)
+
+    def _render_open(self, messages: Sequence[Message], tools: Sequence[Tool], change: Change) -> str:
+        if not messages or messages[-1].role != "assistant":
+            raise InvalidRequestError(
+                "continue_final_message needs the last message to be from the assistant.",
+                param="continue_final_message",
+            )
+        if messages[-1].tool_calls:
+            raise InvalidRequestError(
+                "A message with tool_calls is complete: leave out its tool_calls, or continue_final_message.",
+                param=f"messages[{len(messages) - 1}].tool_calls",
+                code="invalid_value",
+            )
+        last = Message(role="assistant", content=messages[-1].text + _END_MARK, name=messages[-1].name)
+
+        def change_but_mark(text: str) -> str:
+            return change(text[:-1]) + _END_MARK if text.endswith(_END_MARK) else change(text)
+
+        text, found, _ = self._render([*messages[:-1], last], tools, change_but_mark, False).rpartition(_END_MARK)
+        if not found:
+            raise InvalidRequestError(
+                "This model's chat template does not keep the last message, so it cannot be continued.",
+                param="continue_final_message",
+            )
+        return text
+
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[Tool], change: Change, add_generation_prompt: bool
+    ) -> str:
+        pieces: list[str] = []
+        length = 0
+        try:
+            with self._sandbox.bounded():
+                for piece in self._template.generate(
+                    messages=[_as_dict(message, change) for message in messages],
+                    add_generation_prompt=add_generation_prompt,
+                    tools=[tool_turns.tool_as_dict(tool, change) for tool in tools] or None,
+                    documents=None,
+                    **self._tokens,
+                ):
+                    pieces.append(piece)
+                    length += len(piece)
+                    if length > MOST_ITEMS:
+                        raise jinja2.TemplateError(f"it writes more than {MOST_ITEMS:,} characters")
+                return "".join(pieces)
+        except jinja2.TemplateError as error:
+            raise InvalidRequestError(
+                f"The model's chat template refused the messages: {error}", param="messages"
+            ) from error
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            raise InvalidRequestError(
+                f"The model's chat template failed on these messages: {error!r}", param="messages"
+            ) from error
+        except (RecursionError, MemoryError) as error:
+            raise InvalidRequestError(
+                f"The model's chat template takes too much memory: {error!r}", param="messages"
+            ) from error
+
+
+def special_pattern(tokens: Iterable[str]) -> re.Pattern[str] | None:
+    """A pattern that finds any of `tokens`, longest first; None for no tokens."""
+    ordered = sorted({token for token in tokens if token}, key=lambda token: (-len(token), token))
+    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+
+def encoding_runs(segments: Sequence[Segment], special: re.Pattern[str] | None) -> list[Segment]:
+    """The pieces to tokenize one by one: special tokens are to be recognised in control pieces only.
+
+    Where no user typed a special token that is one single piece, so that merges across the border of template and user
+    text come out as in transformers. Otherwise the text is cut at the template's own special tokens, as tokenizers do.
+    """
+    merged = _merge(segments)
+    text = "".join(segment.text for segment in merged)
+    if special is None:
+        return [Segment(text, False)] if text else []
+    own: list[tuple[int, int]] = []
+    start = 0
+    for segment in merged:
+        if segment.is_control:
+            own += [(start + match.start(), start + match.end()) for match in special.finditer(segment.text)]
+        start += len(segment.text)
+    if own == [match.span() for match in special.finditer(text)]:
+        return [Segment(text, True)] if text else []
+    runs: list[Segment] = []
+    end = 0
+    for first, last in own:
+        runs += [Segment(text[end:first], False), Segment(text[first:last], True)]
+        end = last
+    runs.append(Segment(text[end:], False))
+    return [run for run in runs if run.text]
+
+
+class _StandIn:
+    """A one-to-one map from the characters of the messages' user strings to private code points, and back."""
+
+    def __init__(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
+        texts = [text for message in messages for text in (message.text, message.name or "")]
+        alphabet = sorted(set().union(*texts, *tool_turns.texts(messages, tools)))
+        if len(alphabet) > _MAX_ALPHABET:
+            raise InvalidRequestError(
+                f"The messages use {len(alphabet)} different characters; at most {_MAX_ALPHABET} are supported.",
+                param="messages",
+            )
+        self._to = {ord(char): _FIRST_STAND_IN + index for index, char in enumerate(alphabet)}
+        self._back = {stand_in: code for code, stand_in in self._to.items()}
+
+    def whole(self, text: str) -> str:
+        return text.translate(self._to)
+
+    def inside(self, text: str) -> str:
+        core = text.strip()
+        if not core:
+            return text
+        start = text.index(core)
+        return text[:start] + core.translate(self._to) + text[start + len(core) :]
+
+    def undo(self, text: str) -> str:
+        return text.translate(self._back)
+
+
+def _cut(opaque: str, stand_in: _StandIn) -> list[Segment]:
+    segments: list[Segment] = []
+    end = 0
+    for match in _STAND_INS.finditer(opaque):
+        segments += [Segment(opaque[end : match.start()], True), Segment(stand_in.undo(match.group()), False)]
+        end = match.end()
+    segments.append(Segment(opaque[end:], True))
+    return [segment for segment in segments if segment.text]
+
+
+def _merge(segments: Sequence[Segment]) -> list[Segment]:
+    merged: list[Segment] = []
+    for segment in segments:
+        if merged and merged[-1].is_control == segment.is_control:
+            merged[-1] = Segment(merged[-1].text + segment.text, segment.is_control)
+        else:
+            merged.append(segment)
+    return merged
+
+
+def _as_dict(message: Message, change: Change) -> dict[str, Any]:
+    fields: dict[str, Any] = {"role": str(message.role), "content": change(message.text)}
+    if message.name is not None:
+        fields["name"] = change(message.name)
+    return {**fields, **tool_turns.fields(message, change)}
+
+
+def _environment() -> Sandbox:
+    environment = Sandbox()
+    environment.add_filter("tojson", _to_json)
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    """Plain JSON: Jinja's own filter escapes `<` and `&` for HTML, which models were not trained on."""
+    beside = [each for each in (indent, *options.values()) if each is not None]
+    weigh(value, per_item=sum(max(0, each) if isinstance(each, int) else weigh(each) for each in beside))
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    weigh(message)  # which is written
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    if len(pattern) > _MOST_PATTERN:
+        raise jinja2.TemplateError(f"it writes the date by a pattern of {len(pattern):,} characters")
+    return datetime.now().strftime(pattern)

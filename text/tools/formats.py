@@ -1,0 +1,152 @@
+"""The formats that models were trained to call tools in: which one a model uses, and a grammar that holds it to it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args
+
+from ...protocol.errors import ConfigurationError
+from ...protocol.structured import Constraint, Function, NamedTool, ToolUse
+from ..grammars.compiler import inline_schema
+from ..templates.chat import ChatTemplate
+from .calls import ToolSyntax
+
+FormatName = Literal["hermes", "llama3", "mistral", "mistral-args"]
+_ANY_OBJECT = {"type": "object"}
+_ANY_TEXT = r"/(.|\n)*/"
+
+
+class ModelText(Protocol):
+    """What of a model tells its format: a `Tokenizer`, or what stands for one on the device."""
+
+    @property
+    def chat_template(self) -> ChatTemplate | None: ...
+    def special_id(self, text: str) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """`hermes` (also Qwen): `<tool_call>{json}</tool_call>`. `llama3`: the JSON alone. `mistral`: a list of them behind
+    `[TOOL_CALLS]`; `mistral-args`, of newer ones: `[TOOL_CALLS]name[ARGS]{json}`, some with a
+    `[CALL_ID]` behind the name.
+
+    `marks` are the special tokens that belong to the format, as id -> text: they are part of what a parser reads.
+    """
+
+    name: FormatName
+    syntax: ToolSyntax
+    marks: dict[int, str]
+
+    @staticmethod
+    def of(tool_parser: str, model: ModelText) -> ToolFormat | None:
+        """The format of this name; "auto" is the one that the model's chat template shows. Raises as `named` does."""
+        return ToolFormat.detected(model) if tool_parser == "auto" else ToolFormat.named(tool_parser, model)
+
+    @staticmethod
+    def named(name: str, model: ModelText) -> ToolFormat:
+        """Raises ConfigurationError for a name that is none."""
+        if name == "hermes":
+            syntax = ToolSyntax("<tool_call>", "</tool_call>")
+        elif name == "llama3":
+            syntax = ToolSyntax("<|python_tag|>", bare=True)
+        elif name in ("mistral", "mistral-args"):
+            syntax = ToolSyntax("[TOOL_CALLS]", lists=True)
+        else:
+            raise ConfigurationError(
+                f"tool_parser must be {', '.join(get_args(FormatName))} or auto, got {name!r}.", param="tool_parser"
+            )
+        ids = {text: model.special_id(text) for text in (syntax.opener, syntax.closer, "[CALL_ID]", "[ARGS]") if text}
+        return ToolFormat(name, syntax, {token_id: text for text, token_id in ids.items() if token_id is not None})
+
+    @staticmethod
+    def detected(model: ModelText) -> ToolFormat | None:
+        """The format that the model's chat template writes; None if that knows no tools, or none of these formats."""
+        template = "" if model.chat_template is None else model.chat_template.source
+        if "[TOOL_CALLS]" in template:
+            name = "mistral-args" if "[ARGS]" in template else "mistral"
+        elif "<function=" in template:
+            return None  # arguments in tags
+        elif "<tool_call>" in template and '"arguments": ' in template:
+            name = "hermes"
+        elif "ipython" in template and '"parameters": ' in template:
+            name = "llama3"
+        else:
+            return None
+        return ToolFormat.named(name, model)
+
+    def new_call_id(self) -> str:
+        """Mistral's templates take nine letters and digits and nothing else."""
+        if self.syntax.lists:
+            return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+        return f"call_{secrets.token_hex(12)}"
+
+    def constraint(self, use: ToolUse) -> Constraint | None:
+        """What holds an answer to the tools: calls alone if they are required; else text, and calls as they should be.
+
+        None where the model is free to write: `auto` and no function declared `strict`.
+        """
+        functions, choice, parallel = [tool.function for tool in use.tools], use.choice, use.parallel
+        if isinstance(choice, NamedTool):
+            functions = [function for function in functions if function.name == choice.function.name]
+            return self._constraint("start: calls", functions, parallel=False)
+        if choice == "required":
+            return self._constraint("start: calls", functions, parallel=parallel)
+        if not any(function.strict for function in functions):
+            return None
+        functions = [_relaxed(function) for function in functions]
+        return self._constraint(self._text_or_calls(parallel), functions, parallel=parallel)
+
+    def _constraint(self, start: str, functions: Sequence[Function], *, parallel: bool) -> Constraint:
+        calls = "call" if self.syntax.bare else self._calls(parallel)  # llama3's template allows no more than one
+        rules = [start, f"calls: {calls}", "call: " + " | ".join(f"call_{index}" for index in range(len(functions)))]
+        rules += [f"call_{index}: {self._call(function)}" for index, function in enumerate(functions)]
+        return Constraint("lark", "\n".join(rules), "tools")
+
+    def _calls(self, parallel: bool) -> str:
+        one = f"{self._mark(self.syntax.opener)} {self._body(parallel)}"
+        if not parallel or self.name == "mistral":
+            return one
+        return f'{one} ("\\n" {one})*' if self.name == "hermes" else f"({one})+"
+
+    def _body(self, parallel: bool) -> str:
+        """What follows the opener."""
+        if self.name == "hermes":
+            return f'"\\n" call "\\n" {self._mark(self.syntax.closer)}'
+        if self.name == "mistral":
+            return '"[" call (", " call)* "]"' if parallel else '"[" call "]"'
+        return "call"
+
+    def _call(self, function: Function) -> str:
+        arguments = inline_schema(
+            function.parameters or {**_ANY_OBJECT, "properties": {}, "additionalProperties": False}
+        )
+        if self.name == "mistral-args":
+            return f"{json.dumps(function.name)} {self._mark('[ARGS]')} {arguments}"
+        field = "parameters" if self.name == "llama3" else "arguments"
+        opening = f'{{"name": "{function.name}", "{field}": '
+        return f'{json.dumps(opening)} {arguments} "}}"'
+
+    def _text_or_calls(self, parallel: bool) -> str:
+        opener = self.syntax.opener
+        if self.syntax.bare:
+            return "start: TEXT | calls\nTEXT: /(\\s*[^{\\s](.|\\n)*)?/"
+        if opener in self.marks.values():
+            return f"start: TEXT | TEXT calls\nTEXT: {_ANY_TEXT}"
+        start = f"start: (head {self._body(parallel)})* TEXT" if parallel else f"start: TEXT | head {self._body(False)}"
+        return f"{start}\nTEXT: {_ANY_TEXT}\nhead[lazy]: TEXT {json.dumps(opener)}"
+
+    def _mark(self, text: str) -> str:
+        """A marker as a grammar names it: by its token, or as the text it is."""
+        for token_id, mark in self.marks.items():
+            if mark == text:
+                return f"<[{token_id}]>"
+        return json.dumps(text)
+
+
+def _relaxed(function: Function) -> Function:
+    """As it is to be held to where the model may choose: a function not declared strict may get any object."""
+    return function if function.strict else Function(function.name, parameters=_ANY_OBJECT)

@@ -1,0 +1,82 @@
+"""Tool calls of an answer as OpenAI's clients expect them: whole, or piece by piece."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...protocol.responses import AssistantMessage, Delta, FinishReason, FunctionDelta, ToolCallDelta
+from ...protocol.structured import CalledFunction, Constraint, ToolCall, ToolUse
+from .calls import CallDelta, ToolCallParser
+
+if TYPE_CHECKING:
+    from .formats import ToolFormat
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTools:
+    """The tools of a request, and how its model calls them."""
+
+    format: ToolFormat
+    use: ToolUse
+
+    def parser(self) -> ToolCallParser:
+        """For one answer."""
+        return ToolCallParser(self.format.syntax, {tool.function.name for tool in self.use.tools})
+
+    def first_call(self, constraint: Constraint | None) -> FirstCall | None:
+        """What ends one answer behind its call, where it may make no other and no constraint holds it to that."""
+        return FirstCall(self.parser()) if constraint is None and not self.use.parallel else None
+
+
+class FirstCall:
+    """Ends an answer where its first call ends. It is to be pushed the text like a `StopMatcher`."""
+
+    def __init__(self, parser: ToolCallParser) -> None:
+        self._parser = parser
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """As much of `text` as belongs to the answer, and whether that ends here."""
+        for end, char in enumerate(text, 1):
+            self._parser.push(char)
+            if self._parser.num_calls:
+                return text[:end], True
+        return text, False
+
+
+class ToolCallStream:
+    """Reads one answer in the format of its model. An answer that called a tool ends with the reason `tool_calls`."""
+
+    def __init__(self, tools: OfferedTools) -> None:
+        self._format = tools.format
+        self._parser = tools.parser()
+        self._called = False
+
+    def read(self, text: str, finish_reason: FinishReason | None) -> tuple[Delta, FinishReason | None]:
+        """More of the answer, as what is to be shown of it now. `finish_reason` comes with the last of the text."""
+        parsed = [self._parser.push(text)]
+        if finish_reason is not None:
+            parsed.append(self._parser.flush())
+        calls = [self._delta(call) for part in parsed for call in part.calls]
+        self._called = self._called or bool(calls)
+        called = self._called and finish_reason == "stop"
+        content = "".join(part.content for part in parsed)
+        return Delta(content=content or None, tool_calls=calls or None), "tool_calls" if called else finish_reason
+
+    def whole(self, text: str, finish_reason: FinishReason | None) -> tuple[AssistantMessage, FinishReason | None]:
+        """All of the answer at once."""
+        delta, reason = self.read(text, finish_reason)
+        calls: list[ToolCall] = []
+        for more in delta.tool_calls or ():
+            if isinstance(more.id, str):
+                calls.append(ToolCall(more.id, CalledFunction(more.function.name or "", "")))
+            calls[more.index].function.arguments += more.function.arguments
+        if not calls:
+            return AssistantMessage(delta.content or ""), reason
+        return AssistantMessage(delta.content, tool_calls=calls), reason
+
+    def _delta(self, call: CallDelta) -> ToolCallDelta:
+        if call.name:
+            name = FunctionDelta(call.arguments, call.name)
+            return ToolCallDelta(call.index, name, self._format.new_call_id(), "function")
+        return ToolCallDelta(call.index, FunctionDelta(call.arguments))
