@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..classifier.graded_row import GradedRow, TokenSignals
-from ..classifier.grading.agreement import GRADING, Said, grades
+from ..classifier.grading.agreement import GRADING, ComparableAnswer, grades
 from ..protocol.errors import UpdraftError, UpstreamError
 from ..protocol.http.wire import WireRequest
 from ..protocol.requests import Message
@@ -108,9 +108,9 @@ async def _from_cloud(router: Router, prompt: str) -> dict[str, Any]:
 
 def _graded(question: Prompt, local: RunView, completion: dict[str, Any]) -> GradedRow:
     choice = completion["choices"][0]
-    said = Said(str(choice["message"].get("content") or ""), str(choice.get("finish_reason") or "stop"))
+    said = ComparableAnswer(str(choice["message"].get("content") or ""), str(choice.get("finish_reason") or "stop"))
     if question.grade is None:
-        weak, strong = grades(Said(local.answer, local.finish_reason), said)
+        weak, strong = grades(ComparableAnswer(local.answer, local.finish_reason), said)
     else:
         weak, strong = float(question.grade(local.answer)), float(question.grade(said.text))
     usage = CloudUsage.of(completion)

@@ -14,11 +14,11 @@ from ..embedded.pocket import pocket_small_gguf
 from ..embedded.pocket import policy_folder as pocket_policy_folder
 from ..protocol.errors import ConfigurationError, MissingDependencyError, UpdraftError
 from .config import Middle, RouterConfig
-from .feedback.collector import Learner, pair_name
-from .gates.exploration import LearningGates
+from .feedback.collector import ExperienceCollector, pair_name
+from .gates.exploration import ExplorationGates
 from .gates.gates import Gates
 from .gates.selection import GateSelection, load_gates
-from .state import Rung, Tiers
+from .state import CloudCandidate, Tiers
 from .tiers.local import EngineLocalTier
 from .tiers.openai_compatible import CloudEndpoint, HttpCloudTier
 
@@ -53,10 +53,11 @@ def open_cloud(config: RouterConfig) -> HttpCloudTier | None:
     return HttpCloudTier(_endpoint(config, config.cloud_url))
 
 
-def middle_rungs(config: RouterConfig) -> tuple[Rung, ...]:
+def middle_rungs(config: RouterConfig) -> tuple[CloudCandidate, ...]:
     """The clouds between the device and the best one, with the timeouts of that one."""
     return tuple(
-        Rung(each.model, HttpCloudTier(_middle_endpoint(config, each)), each.skip_above) for each in config.middle
+        CloudCandidate(each.model, HttpCloudTier(_middle_endpoint(config, each)), each.skip_above)
+        for each in config.middle
     )
 
 
@@ -103,13 +104,13 @@ def open_local(config: RouterConfig) -> LocalEngine:
     return open_engine(model_file(config), sound=pocket_small_gguf())
 
 
-def load_learner(config: RouterConfig, tiers: Tiers) -> Learner | None:
+def load_learner(config: RouterConfig, tiers: Tiers) -> ExperienceCollector | None:
     """Who keeps what use teaches; None where there is nothing to compare, or no file for it: answers matter more than
     what they teach, and without a learner nothing is explored.
     """
     if tiers.local is None or tiers.cloud is None:
         return None
-    gates = tiers.gates if isinstance(tiers.gates, LearningGates) else None
+    gates = tiers.gates if isinstance(tiers.gates, ExplorationGates) else None
     experience = _open_experience(config.experience)
     if experience is None:
         if gates is not None and gates.stop_exploring():
@@ -118,7 +119,7 @@ def load_learner(config: RouterConfig, tiers: Tiers) -> Learner | None:
     pair = pair_name({"local": tiers.local.model_id, "cloud": config.cloud_model})
     monitor = None if gates is None else gates.monitor
     explored = 1.0 if config.shadow else config.exploration
-    return Learner(experience, pair, explored=explored, keep_text=config.experience_text, monitor=monitor)
+    return ExperienceCollector(experience, pair, explored=explored, keep_text=config.experience_text, monitor=monitor)
 
 
 def _open_experience(path: Path | None) -> Experience | None:
@@ -133,13 +134,13 @@ def _open_experience(path: Path | None) -> Experience | None:
         return None
 
 
-def load_learning_gates(config: RouterConfig, model_id: str) -> LearningGates:
+def load_learning_gates(config: RouterConfig, model_id: str) -> ExplorationGates:
     """The gates of the pair, with exploration, shadow and drift alarm around them."""
     from ..classifier.calibration.drift import DriftMonitor
 
     gates = _load_gates(config, model_id)
     monitor = None if gates.usual is None else DriftMonitor(gates.usual)
-    return LearningGates(gates, exploration=config.exploration, shadow=config.shadow, monitor=monitor)
+    return ExplorationGates(gates, exploration=config.exploration, shadow=config.shadow, monitor=monitor)
 
 
 def _load_gates(config: RouterConfig, model_id: str) -> Gates:

@@ -27,22 +27,22 @@ from ..protocol.http.wire import WireRequest, WireResponse
 from ..protocol.responses import ModelCard, ModelList
 from .accounting.budget import Budget
 from .accounting.ledger import Ledger
-from .accounting.ledger_writer import Books
-from .accounting.request_record import Record
+from .accounting.ledger_writer import LedgerWriter
+from .accounting.request_record import RequestRecord
 from .cascade.cascade import Cascade, CloudReply, CloudStreamReply, LiveReply, LocalReply, Reply
 from .config import RouterConfig
 from .factory import load_learner, load_tiers
-from .feedback.collector import Learner, LearningCounts, Seen
-from .gates.deadline import Pace
+from .feedback.collector import ExperienceCollector, JudgedRequest, LearningCounts
+from .gates.deadline import LatencyEstimates
 from .gates.rules import kept_by
 from .privacy.rules import PrivacyRules
 from .request.caller import caller_of
-from .request.chat_request import Job, Wanted, read_job, read_model
+from .request.chat_request import RequestedTier, RoutingRequest, read_model, read_routing_request
 from .responses import completion as answer
 from .responses import streaming as streams
-from .responses.cache import AnswerCache, Cached, Slot, answer_of, stream_of
+from .responses.cache import AnswerCache, Cached, CacheSlot, answer_of, stream_of
 from .responses.embeddings import embed
-from .state import Shared, Tiers
+from .state import RouterState, Tiers
 from .tiers.interfaces import CloudFailure
 
 log = logging.getLogger("updraft.router")
@@ -59,12 +59,12 @@ class Router:
     def __init__(self, config: RouterConfig, tiers: Tiers | None = None) -> None:
         self.config = config
         self._tiers = tiers
-        self._books: Books | None = None
+        self._ledger_writer: LedgerWriter | None = None
         self._privacy = PrivacyRules(config.privacy)
         self._cache = AnswerCache.of(config.cache)
-        self._pace = Pace()
+        self._latency = LatencyEstimates()
         self._budget: Budget | None = None
-        self._learner: Learner | None = None
+        self._learner: ExperienceCollector | None = None
         self._loading: asyncio.Task[None] | None = None
         self._open: set[StreamBody] = set()
         self._closed = False
@@ -83,9 +83,9 @@ class Router:
 
     async def _load(self) -> None:
         try:
-            if self._books is None and self.config.ledger is not None:
+            if self._ledger_writer is None and self.config.ledger is not None:
                 ledger = await asyncio.to_thread(Ledger, self.config.ledger, busy_s=BUSY_S)
-                self._books, self._budget = Books(ledger), _budget(self.config, ledger)
+                self._ledger_writer, self._budget = LedgerWriter(ledger), _budget(self.config, ledger)
             if self._tiers is None:
                 self._tiers = await load_tiers(self.config)
             self._learner = load_learner(self.config, self._tiers)
@@ -101,15 +101,15 @@ class Router:
         for body in list(self._open):
             await body.aclose()
         tiers, self._tiers = self._tiers, None
-        books, self._books = self._books, None
+        ledger_writer, self._ledger_writer = self._ledger_writer, None
         learner, self._learner = self._learner, None
         async with AsyncExitStack() as closing:  # all of them, also where one fails; the last one in goes first
-            if books is not None:
-                closing.push_async_callback(books.close)
+            if ledger_writer is not None:
+                closing.push_async_callback(ledger_writer.close)
             if learner is not None:
                 closing.push_async_callback(learner.close)
             if tiers is not None and tiers.cloud is not None:
-                for tier in (tiers.cloud, *(rung.tier for rung in tiers.middle)):
+                for tier in (tiers.cloud, *(candidate.tier for candidate in tiers.middle)):
                     closing.push_async_callback(tier.aclose)
             if tiers is not None and tiers.local is not None:
                 closing.push_async_callback(tiers.local.aclose)
@@ -147,20 +147,20 @@ class Router:
         raise NotFoundError(f"There is no {request.method} {path or '/'} here: try /v1/chat/completions.")
 
     async def _chat(self, request: WireRequest) -> WireResponse:
-        record = Record(self.config.prices, self.config.cloud_model, caller=caller_of(request.headers, {}))
+        record = RequestRecord(self.config.prices, self.config.cloud_model, caller=caller_of(request.headers, {}))
         cascade: Cascade | None = None
         try:
             async with asyncio.timeout(request.timeout_s):
                 await self.start()
             body, record.model = read_model(request.body)
             record.caller = caller_of(request.headers, body)
-            slot = Slot.of(self._cache, record.caller, body)
-            wanted, hold_tokens = self._wanted(record.model), self.config.hold_tokens
-            job = read_job(request, body, wanted, hold_tokens=hold_tokens, started=record.started)
+            slot = CacheSlot.of(self._cache, record.caller, body)
+            requested_tier, hold_tokens = self._requested_tier(record.model), self.config.hold_tokens
+            job = read_routing_request(request, body, requested_tier, hold_tokens=hold_tokens, started=record.started)
             if slot is not None and (kept := slot.get()) is not None:
                 return self._repeat(job, kept, record)
             job = replace(job, privacy_rule=await self._privacy.match(body))
-            cascade = Cascade(job, self._shared(), record)
+            cascade = Cascade(job, self._state(), record)
             async with asyncio.timeout(None if job.deadline is None else job.remaining_s):
                 reply = await cascade.run()
             return self._respond(cascade, reply, slot)
@@ -183,7 +183,7 @@ class Router:
         return response
 
     async def _embed(self, request: WireRequest) -> WireResponse:
-        record = Record(self.config.prices, self.config.cloud_model, caller=caller_of(request.headers, {}))
+        record = RequestRecord(self.config.prices, self.config.cloud_model, caller=caller_of(request.headers, {}))
         try:
             async with asyncio.timeout(request.timeout_s):
                 await self.start()
@@ -191,7 +191,7 @@ class Router:
                 record.caller = caller_of(request.headers, body)
                 if (privacy_rule := await self._privacy.match(body)) is not None:
                     raise kept_by(privacy_rule)
-                vectors = await embed(body, self._wanted(record.model), self._shared(), record)
+                vectors = await embed(body, self._requested_tier(record.model), self._state(), record)
         except asyncio.CancelledError:
             self._write(record, 499)
             raise
@@ -205,7 +205,7 @@ class Router:
         self._write(record, 200)
         return WireResponse.json({**vectors, "updraft": record.info()}, headers=answer.headers(record))
 
-    def _respond(self, cascade: Cascade, reply: Reply, slot: Slot | None) -> WireResponse:
+    def _respond(self, cascade: Cascade, reply: Reply, slot: CacheSlot | None) -> WireResponse:
         record = cascade.record
         if cascade.job.stream:
             events = _events(cascade, reply)
@@ -223,7 +223,7 @@ class Router:
         self._learn(cascade, reply.completion if isinstance(reply, CloudReply) else None)
         return response
 
-    def _repeat(self, job: Job, kept: Cached, record: Record) -> WireResponse:
+    def _repeat(self, job: RoutingRequest, kept: Cached, record: RequestRecord) -> WireResponse:
         """An answer that was kept, in the form in which it is wanted now."""
         completion = answer_of(kept, record)
         if job.stream:
@@ -231,7 +231,7 @@ class Router:
         self._write(record, 200)
         return WireResponse.json(completion, headers=answer.headers(record))
 
-    def _stream(self, record: Record, cascade: Cascade | None, events: AsyncGenerator[bytes]) -> WireResponse:
+    def _stream(self, record: RequestRecord, cascade: Cascade | None, events: AsyncGenerator[bytes]) -> WireResponse:
         async def end(status: int) -> None:
             self._open.discard(body)
             await self._end(record, cascade, status)
@@ -240,7 +240,7 @@ class Router:
         self._open.add(body)
         return WireResponse(200, {**sse.HEADERS, **answer.headers(record, begun=True)}, body)
 
-    async def _end(self, record: Record, cascade: Cascade | None, status: int) -> None:
+    async def _end(self, record: RequestRecord, cascade: Cascade | None, status: int) -> None:
         """Let go of what the request holds and write its row, even if this very wait is cancelled."""
         try:
             if cascade is not None:
@@ -267,52 +267,54 @@ class Router:
 
             said = None if completion is None else cloud_said(completion["choices"][0])
             streamed = completion is None
-            self._learner.observe(Seen(cascade.record, cascade.chat.messages, answer, said, cascade.tools, streamed))
+            self._learner.observe(
+                JudgedRequest(cascade.record, cascade.chat.messages, answer, said, cascade.tools, streamed)
+            )
         except Exception:
             log.exception("request %s could not be learned from", cascade.record.request_id)
 
-    def _refuse(self, record: Record, error: UpdraftError | CloudFailure) -> WireResponse:
+    def _refuse(self, record: RequestRecord, error: UpdraftError | CloudFailure) -> WireResponse:
         response = answer.failure(error, record)
         if isinstance(error, CloudFailure):
             record.failure, record.note = error.cause, error.phrase
         self._write(record, response.status)
         return response
 
-    def _write(self, record: Record, status: int) -> None:
-        if self._books is not None:
-            self._books.enter(record.row(status), self._settlement(record))
+    def _write(self, record: RequestRecord, status: int) -> None:
+        if self._ledger_writer is not None:
+            self._ledger_writer.enter(record.row(status), self._settlement(record))
 
-    def _settlement(self, record: Record) -> Callable[[sqlite3.Connection], None] | None:
+    def _settlement(self, record: RequestRecord) -> Callable[[sqlite3.Connection], None] | None:
         budget = self._budget
         if budget is None:
             return None
         caller, reserved, charge = record.caller, record.reserved, record.charge
         return lambda connection: budget.settle(connection, caller, reserved, charge)
 
-    def _shared(self) -> Shared:
-        return Shared(self.config, self._running(), self._pace, self._budget)
+    def _state(self) -> RouterState:
+        return RouterState(self.config, self._running(), self._latency, self._budget)
 
-    def _models(self, wanted: str) -> WireResponse:
+    def _models(self, requested_tier: str) -> WireResponse:
         cards = [ModelCard(id=name) for name in self._names()]
-        if not wanted:
+        if not requested_tier:
             return WireResponse.json(ModelList(cards))
         for card in cards:
-            if card.id == wanted:
+            if card.id == requested_tier:
                 return WireResponse.json(card)
-        raise self._unknown_model(wanted)
+        raise self._unknown_model(requested_tier)
 
-    def _wanted(self, model: str) -> Wanted:
+    def _requested_tier(self, model: str) -> RequestedTier:
         names = self._names()
         if model not in names:
             raise self._unknown_model(model)
         return names[model]
 
-    def _names(self) -> dict[str, Wanted]:
+    def _names(self) -> dict[str, RequestedTier]:
         """Every model name of this router, and the tier it asks for."""
-        names: dict[str, Wanted] = {"auto": "auto", "local": "local", "cloud": "cloud"}
+        names: dict[str, RequestedTier] = {"auto": "auto", "local": "local", "cloud": "cloud"}
         tiers = self._running()
         if tiers.cloud is not None:
-            names |= dict.fromkeys((*(rung.model for rung in tiers.middle), self.config.cloud_model), "cloud")
+            names |= dict.fromkeys((*(candidate.model for candidate in tiers.middle), self.config.cloud_model), "cloud")
         if tiers.local is not None:
             names[tiers.local.model_id] = "local"
         return names

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from ..protocol.errors import UpdraftError
 from .accounting.budget import Budget
 from .config import RouterConfig
-from .gates.deadline import Pace
+from .gates.deadline import LatencyEstimates
 from .gates.gates import Gates
-from .gates.rules import Situation, no_cloud_configured, no_local_configured
+from .gates.rules import TierAvailability, no_cloud_configured, no_local_configured
 from .tiers.interfaces import CloudTier, LocalTier
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
+class CloudCandidate:
     """A cloud tier on the ladder from the device up. `skip_above`: a P(gain) from which on it is not asked."""
 
     model: str
@@ -37,21 +37,21 @@ class Tiers:
     cloud: CloudTier | None
     gates: Gates | None
     local_missing: UpdraftError | None = None
-    middle: tuple[Rung, ...] = ()
+    middle: tuple[CloudCandidate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class RouterState:
     """`budget` is None where there is no limit."""
 
     config: RouterConfig
     tiers: Tiers
-    pace: Pace
+    latency: LatencyEstimates
     budget: Budget | None = None
 
-    def situation(self) -> Situation:
+    def availability(self) -> TierAvailability:
         tiers = self.tiers
-        return Situation(
+        return TierAvailability(
             local_missing=None if tiers.local is not None else tiers.local_missing or no_local_configured(),
             cloud_missing=None if tiers.cloud is not None else no_cloud_configured(),
             offline=self.config.offline,

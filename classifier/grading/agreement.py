@@ -24,7 +24,7 @@ from typing import Any
 from ..features.answer_checks import REFUSAL
 from .normalization import Compared
 
-__all__ = ["GRADING", "Said", "agree", "grades"]
+__all__ = ["GRADING", "ComparableAnswer", "agree", "grades"]
 
 GRADING = (
     "agreement: the cloud's answer counts as right unless it is empty, cut off or a refusal; the local one if it agrees"
@@ -34,7 +34,7 @@ _OVERLAP = 0.6
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ComparableAnswer:
     """One tier's answer; `finish_reason` as on the wire. `calls`: name and arguments, as they were written."""
 
     text: str
@@ -48,7 +48,7 @@ class Said:
         return (told or bool(self.calls)) and self.finish_reason != "length"
 
 
-def grades(local: Said, cloud: Said) -> tuple[float, float]:
+def grades(local: ComparableAnswer, cloud: ComparableAnswer) -> tuple[float, float]:
     """The scores of the local and of the cloud's answer, 0 or 1 each."""
     if not cloud.stands:
         return float(local.stands), 0.0

@@ -20,7 +20,7 @@ CLOSING_S = 5.0
 Also = Callable[[sqlite3.Connection], None]
 
 
-class Books:
+class LedgerWriter:
     """The ledger as one event loop writes it, of which it must be the only user. `close()` it in the end."""
 
     def __init__(self, ledger: Ledger) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from ...protocol.http.ids import new_id
 from ...protocol.responses import UpdraftInfo, Usage
-from ..gates.gates import Verdict
+from ..gates.gates import GateDecision
 from ..request.caller import Caller
 from ..tiers.interfaces import CloudFailure, CloudUsage, LocalAnswer
 from .budget import NOTHING, Charge, Reservation
@@ -35,16 +35,16 @@ class Repeated:
 
 
 @dataclass(slots=True)
-class Asked:
-    """One time that a cloud was asked. `counted`: what it counted, as far as anybody knows.
-
-    `most`: what it was expected to take at most, where there are budgets. `unbilled`: it said no, or was never reached.
-    """
+class CloudCall:
+    """One call to a cloud."""
 
     model: str
     most: Charge = NOTHING
+    """What it was expected to take at most, where there are budgets."""
     counted: CloudUsage = field(default_factory=CloudUsage)
+    """What the cloud counted, as far as anybody knows."""
     unbilled: bool = False
+    """The cloud refused, or was never reached."""
 
     def usd(self, prices: Prices) -> float:
         return prices.cloud(self.model, self.counted.prompt_tokens, self.counted.completion_tokens)
@@ -58,35 +58,46 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Record:
-    """Filled in as the request goes its way. `top_model` is the cloud's best. `route` None: no answer yet.
-
-    `verdict` is the one that decided, `decisions` all of them in order. `failure` says why a cloud gave no answer.
-    `asked`: every cloud that was asked, in order; `reserved` was taken from the budgets for them.
-    `momentary`: it would have gone another way at another time. `repeated`: the answer is one that was given before.
-    `local_prompt_tokens`, `local_tokens` and the seconds add up over all runs of the request.
-    """
+class RequestRecord:
+    """Filled in as the request goes its way."""
 
     prices: Prices
     top_model: str
+    """The best cloud's model."""
     request_id: str = field(default_factory=lambda: new_id("chatcmpl"))
     model: str = ""
+    """As the caller named it."""
     caller: Caller = field(default_factory=Caller)
     started: float = field(default_factory=time.monotonic)
+    """`time.monotonic` seconds."""
     timestamp: float = field(default_factory=time.time)
+    """`time.time` seconds."""
     route: Route | None = None
-    verdict: Verdict = field(default_factory=lambda: Verdict(0, escalate=False, reason="refused before routing"))
-    decisions: list[Verdict] = field(default_factory=list[Verdict])
+    """None: no answer yet."""
+    decision: GateDecision = field(default_factory=lambda: GateDecision(0, False, "refused before routing"))
+    """The one that counts."""
+    decisions: list[GateDecision] = field(default_factory=list[GateDecision])
+    """All of them, in order."""
     note: str = ""
+    """Added to the reason."""
     failure: str = ""
+    """Why a cloud gave no answer."""
     local_prompt_tokens: int = 0
+    """Over all local runs of the request."""
     local_tokens: int = 0
+    """Over all local runs."""
     local_s: float = 0.0
-    asked: list[Asked] = field(default_factory=list[Asked])
+    """Seconds over all local runs."""
+    cloud_calls: list[CloudCall] = field(default_factory=list[CloudCall])
+    """In order."""
     cloud_s: float = 0.0
+    """Seconds over all cloud calls."""
     reserved: Reservation | None = None
-    momentary: bool = False
+    """Taken from the budgets for the cloud calls."""
+    time_dependent: bool = False
+    """The request would have gone another way at another time."""
     repeated: Repeated | None = None
+    """The answer was kept from an earlier request."""
 
     @property
     def tier(self) -> Literal["local", "cloud"]:
@@ -96,7 +107,7 @@ class Record:
 
     @property
     def reason(self) -> str:
-        return f"{self.verdict.reason}; {self.note}" if self.note else self.verdict.reason
+        return f"{self.decision.reason}; {self.note}" if self.note else self.decision.reason
 
     @property
     def latency_ms(self) -> float:
@@ -105,26 +116,26 @@ class Record:
     @property
     def cloud(self) -> CloudUsage:
         """What the cloud that was asked last counted."""
-        return self.asked[-1].counted if self.asked else CloudUsage()
+        return self.cloud_calls[-1].counted if self.cloud_calls else CloudUsage()
 
     @property
     def cloud_model(self) -> str:
         """The one that was asked last; empty if none was."""
-        return self.asked[-1].model if self.asked else ""
+        return self.cloud_calls[-1].model if self.cloud_calls else ""
 
     @property
     def cloud_prompt_tokens(self) -> int:
         """What all clouds read."""
-        return sum(each.counted.prompt_tokens for each in self.asked)
+        return sum(each.counted.prompt_tokens for each in self.cloud_calls)
 
     @property
     def cloud_tokens(self) -> int:
         """What all clouds wrote."""
-        return sum(each.counted.completion_tokens for each in self.asked)
+        return sum(each.counted.completion_tokens for each in self.cloud_calls)
 
     @property
     def cost_usd(self) -> float:
-        return self._local_usd + sum(each.usd(self.prices) for each in self.asked)
+        return self._local_usd + sum(each.usd(self.prices) for each in self.cloud_calls)
 
     @property
     def _local_usd(self) -> float:
@@ -146,31 +157,33 @@ class Record:
     @property
     def charge(self) -> Charge:
         """What the budgets are to be told."""
-        clouds = sum((each.charge(self.prices) for each in self.asked), NOTHING)
+        clouds = sum((each.charge(self.prices) for each in self.cloud_calls), NOTHING)
         asks = int(clouds.cloud_tokens > 0)
         return Charge(1, asks, clouds.cloud_tokens, self._local_usd + clouds.usd)
 
-    def judged(self, verdict: Verdict) -> None:
+    def judged(self, decision: GateDecision) -> None:
         """One more verdict to explain the request with; of a gate 2 that let it pass again and again, the last."""
-        self._keep(_brief(verdict))
+        self._keep(_brief(decision))
 
-    def decide(self, verdict: Verdict) -> None:
+    def decide(self, decision: GateDecision) -> None:
         """One more verdict, and the one that the answer names."""
-        self.verdict = _brief(verdict)
-        self._keep(self.verdict)
+        self.decision = _brief(decision)
+        self._keep(self.decision)
 
-    def _keep(self, verdict: Verdict) -> None:
+    def _keep(self, decision: GateDecision) -> None:
         last = self.decisions[-1] if self.decisions else None
-        if last is not None and last.gate == verdict.gate == 2 and not last.escalate:
+        if last is not None and last.gate == decision.gate == 2 and not last.escalate:
             self.decisions.pop()
-        self.decisions.append(verdict)
+        self.decisions.append(decision)
 
     def repeat(self, tier: Literal["local", "cloud"], usage: dict[str, Any], age_s: float) -> None:
         """The answer is the one that `tier` gave `age_s` seconds ago to the same request, with that `usage`."""
         counted = CloudUsage.of({"usage": usage}) or CloudUsage()
         self.route = "cache"
         self.repeated = Repeated(tier, counted.prompt_tokens, counted.completion_tokens)
-        self.decide(Verdict(0, escalate=False, reason=f"answered by the {tier} tier {age_s:.0f} s ago, kept since"))
+        self.decide(
+            GateDecision(0, escalate=False, reason=f"answered by the {tier} tier {age_s:.0f} s ago, kept since")
+        )
 
     def usage(self) -> Usage:
         """The tokens of the answer, as the tier that gave it counted them."""
@@ -192,7 +205,7 @@ class Record:
 
     def counted(self, usage: CloudUsage | None) -> None:
         """The cloud that was asked last says what it counted; None: it did not say."""
-        self.asked[-1].counted = usage or CloudUsage()
+        self.cloud_calls[-1].counted = usage or CloudUsage()
 
     @contextmanager
     def in_cloud(self) -> Generator[None]:
@@ -204,16 +217,16 @@ class Record:
             self.cloud_s += time.monotonic() - began
 
     def info(self) -> UpdraftInfo:
-        p_gain = self.verdict.p_gain
+        p_gain = self.decision.p_gain
         return UpdraftInfo(
             request_id=self.request_id,
             tier=self.tier,
             route=self.route or "local",
             reason=self.reason,
-            gate=self.verdict.gate,
+            gate=self.decision.gate,
             p_gain=p_gain,
             confidence=None if p_gain is None else 1.0 - p_gain,
-            threshold=self.verdict.threshold,
+            threshold=self.decision.threshold,
             cost_usd=self.cost_usd,
             saved_usd=self.saved_usd,
             local_tokens=self.local_tokens,
@@ -230,10 +243,10 @@ class Record:
             model=self.model[:LONGEST_MODEL],
             route=self.route or "none",
             tier=self.tier if self.route is not None else "none",
-            gate=self.verdict.gate,
+            gate=self.decision.gate,
             reason=self.reason,
-            p_gain=self.verdict.p_gain,
-            threshold=self.verdict.threshold,
+            p_gain=self.decision.p_gain,
+            threshold=self.decision.threshold,
             local_tokens=self.local_tokens,
             cloud_tokens=self.cloud_tokens,
             draft_proposed=self.cloud.accepted + self.cloud.rejected,
@@ -254,7 +267,7 @@ class Record:
         )
 
 
-def _brief(verdict: Verdict) -> Verdict:
-    if len(verdict.reason) <= LONGEST_REASON:
-        return verdict
-    return replace(verdict, reason=f"{verdict.reason[: LONGEST_REASON - 3]}...")
+def _brief(decision: GateDecision) -> GateDecision:
+    if len(decision.reason) <= LONGEST_REASON:
+        return decision
+    return replace(decision, reason=f"{decision.reason[: LONGEST_REASON - 3]}...")

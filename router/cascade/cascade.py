@@ -19,12 +19,12 @@ from ...protocol.errors import EngineError, UpdraftError
 from ...protocol.requests import ChatRequest, Message
 from ...protocol.sampling import SamplingParams
 from ...text.tools.stream import OfferedTools
-from ..accounting.request_record import Record
-from ..gates.deadline import Plan, plan
-from ..gates.gates import Gates, Verdict, check_quality
+from ..accounting.request_record import RequestRecord
+from ..gates.deadline import DeadlinePlan, plan
+from ..gates.gates import GateDecision, Gates, check_quality
 from ..gates.rules import Ruling, rule
-from ..request.chat_request import Job
-from ..state import Shared
+from ..request.chat_request import RoutingRequest
+from ..state import RouterState
 from ..tiers.interfaces import CloudFailure, LocalAnswer, LocalGeneration, LocalTier
 from .escalation import CloudReply, CloudStreamReply, Escalation, expected_charge, most_of, work_of
 
@@ -66,21 +66,21 @@ class Cascade:
     `trail` lists the states it went through. Raises UpdraftError or CloudFailure only where no answer is possible.
     """
 
-    def __init__(self, job: Job, shared: Shared, record: Record) -> None:
+    def __init__(self, job: RoutingRequest, router_state: RouterState, record: RequestRecord) -> None:
         self.job = job
-        self.shared = shared
-        self.tiers = shared.tiers
+        self.router_state = router_state
+        self.tiers = router_state.tiers
         self.record = record
         self.trail: list[State] = []
         self.ruling = Ruling(local=False, cloud=False, reason="")
-        self._gates = shared.tiers.gates
-        self._plan = Plan("both")
+        self._gates = router_state.tiers.gates
+        self._plan = DeadlinePlan("both")
         self._answer: LocalAnswer | None = None
         self._failure: CloudFailure | None = None
         self._reply: Reply | None = None
         self._run: LocalGeneration | None = None
         self._run_began = 0.0
-        self.escalation = Escalation(job, shared, record)
+        self.escalation = Escalation(job, router_state, record)
         self._steps: dict[State, Callable[[], Awaitable[State]]] = {
             State.RULES: self._rules,
             State.BEFORE: self._before,
@@ -114,7 +114,7 @@ class Cascade:
 
     async def _rules(self) -> State:
         self.ruling = await self._ruling()
-        self.decide(Verdict(0, escalate=not self.ruling.local, reason=self.ruling.reason))
+        self.decide(GateDecision(0, escalate=not self.ruling.local, reason=self.ruling.reason))
         if not self.ruling.local:
             return State.CLOUD
         return self._hurry() if self.ruling.open else State.LOCAL
@@ -125,13 +125,13 @@ class Cascade:
         if self._plan.tried == "both":  # what is drawn takes the time of both tiers
             self._gates = self.gates.begin()
         messages, quality = self.chat.messages, self.job.quality
-        verdict = await self._read(lambda: self.gates.before(messages, quality))
+        decision = await self._read(lambda: self.gates.before(messages, quality))
         if self._plan.tried == "one":
-            verdict = replace(verdict, reason=f"{verdict.reason}; {self._plan.reason}")
-            self.ruling = self.ruling if verdict.escalate else Ruling(True, False, self._plan.reason)
-        state = self._judge(verdict, State.LOCAL)
-        above = self.shared.config.race_above
-        races = above is not None and (verdict.p_gain or 0.0) >= above and not verdict.drawn
+            decision = replace(decision, reason=f"{decision.reason}; {self._plan.reason}")
+            self.ruling = self.ruling if decision.escalate else Ruling(True, False, self._plan.reason)
+        state = self._judge(decision, State.LOCAL)
+        above = self.router_state.config.race_above
+        races = above is not None and (decision.p_gain or 0.0) >= above and not decision.exploration_chance
         if state is State.LOCAL and self.ruling.open and races:
             self.escalation.race(self.cloud_patience_s)
         return state
@@ -152,13 +152,13 @@ class Cascade:
             await self.stop_local()
             if self.escalation.has_won and run.answer.finish_reason is None:
                 return self._outrun()
-            self.shared.pace.saw("local", time.monotonic() - self._run_began)
+            self.router_state.latency.observe("local", time.monotonic() - self._run_began)
         except UpdraftError as error:  # too long for it, refused by its template, or it failed
             await self.stop_local()
             if not (self.ruling.cloud or (self._plan.tried in ("one", "local") and self._failure is None)):
                 raise
             self.ruling = Ruling(local=False, cloud=True, reason=error.message)
-            self.decide(Verdict(0, escalate=True, reason=f"beyond the local model: {error.message}"))
+            self.decide(GateDecision(0, escalate=True, reason=f"beyond the local model: {error.message}"))
             return State.CLOUD
         return State.AFTER if self.ruling.open else self._done(LocalReply(run.answer))
 
@@ -242,9 +242,9 @@ class Cascade:
         form = None if use is None or self.tiers.local is None else self.local.tool_format
         return None if use is None or form is None else OfferedTools(form, use)
 
-    def decide(self, verdict: Verdict) -> None:
-        self.record.decide(verdict)
-        self.record.route = "cloud" if verdict.escalate else "local"
+    def decide(self, decision: GateDecision) -> None:
+        self.record.decide(decision)
+        self.record.route = "cloud" if decision.escalate else "local"
 
     async def start_local(self) -> LocalGeneration:
         self._run_began = time.monotonic()
@@ -285,21 +285,21 @@ class Cascade:
         if self.ruling.local and self._plan.tried == "both":
             finished = self._answer is not None and self._answer.finish_reason is not None
             remaining *= 0.9 if finished else 0.5
-        return max(0.001, min(self.shared.config.cloud_timeout_s, remaining))
+        return max(0.001, min(self.router_state.config.cloud_timeout_s, remaining))
 
     # Helpers
 
     def _hurry(self) -> State:
         """Where a deadline leaves no time for both tiers, one after the other: choose one."""
-        pace, work = self.shared.pace, work_of(self.job.body)
-        self._plan = plan(self.job.remaining_s, pace.expected_s("local"), pace.expected_s(work))
+        latency, work = self.router_state.latency, work_of(self.job.body)
+        self._plan = plan(self.job.remaining_s, latency.expected_s("local"), latency.expected_s(work))
         tried, reason = self._plan.tried, self._plan.reason
         if tried == "both":
             return State.BEFORE
-        self.record.momentary = True
+        self.record.time_dependent = True
         if tried == "one":
             return State.BEFORE
-        self.decide(Verdict(0, escalate=tried == "cloud", reason=reason))
+        self.decide(GateDecision(0, escalate=tried == "cloud", reason=reason))
         if tried == "cloud":
             return State.CLOUD
         self.ruling = Ruling(local=True, cloud=False, reason=reason)
@@ -307,40 +307,40 @@ class Cascade:
 
     async def _ruling(self) -> Ruling:
         """Gate 0. The budget is asked only where the cloud may be: that waits for whoever writes into the ledger."""
-        situation, budget = self.shared.situation(), self.shared.budget
-        ruling = rule(self.job, situation)
+        availability, budget = self.router_state.availability(), self.router_state.budget
+        ruling = rule(self.job, availability)
         if budget is None or not ruling.cloud:
             return ruling
         charge = expected_charge(self.record, most_of(self.record, self.escalation.body()))
         over_budget = await budget.exceeded(self.record.caller, charge)
         if over_budget is None:
             return ruling
-        self.record.momentary = True
-        return rule(self.job, replace(situation, over_budget=over_budget))
+        self.record.time_dependent = True
+        return rule(self.job, replace(availability, over_budget=over_budget))
 
     async def _read(self, look: Callable[[], _T]) -> _T:
         """What `look` finds in the prompt; in a long one not on the loop, as others are waiting there."""
         long = sum(len(message.text) for message in self.chat.messages) > _LONG_PROMPT
         return await asyncio.to_thread(look) if long else look()
 
-    def _judge(self, verdict: Verdict, otherwise: State) -> State:
-        self.decide(verdict)
-        return State.CLOUD if verdict.escalate else otherwise
+    def _judge(self, decision: GateDecision, otherwise: State) -> State:
+        self.decide(decision)
+        return State.CLOUD if decision.escalate else otherwise
 
     @property
     def _hold(self) -> int | None:
         """After how many tokens a stream begins while gates are ahead; None where no cloud could go on with it."""
-        return self.job.hold_tokens if self.escalation.may_hand_over else None
+        return self.job.hold_tokens if self.escalation.can_continue_stream else None
 
-    def _judged(self, answer: LocalAnswer) -> Verdict:
+    def _judged(self, answer: LocalAnswer) -> GateDecision:
         """Gate 3 on the finished answer."""
-        verdict = self.gates.after(self.chat.messages, answer, self.job.quality)
-        if verdict.drawn and not self._is_graded_undrawn(answer, verdict):
-            verdict = replace(verdict, propensity=verdict.drawn)
-        return verdict
+        decision = self.gates.after(self.chat.messages, answer, self.job.quality)
+        if decision.exploration_chance and not self._is_graded_undrawn(answer, decision):
+            decision = replace(decision, propensity=decision.exploration_chance)
+        return decision
 
     def _outrun(self) -> State:
-        self.decide(Verdict(1, escalate=True, reason="raced: the cloud answered first"))
+        self.decide(GateDecision(1, escalate=True, reason="raced: the cloud answered first"))
         return State.CLOUD
 
     def _stops_early(self, answer: LocalAnswer) -> bool:
@@ -354,12 +354,12 @@ class Cascade:
             return False
         if self.chat.sampling().max_tokens == at:  # it ends here by itself, and gate 3 judges all of it
             return False
-        verdict = self.gates.during(self.chat.messages, answer, self.job.quality)
-        if verdict.escalate or self._hold is not None:
-            self.decide(verdict)
+        decision = self.gates.during(self.chat.messages, answer, self.job.quality)
+        if decision.escalate or self._hold is not None:
+            self.decide(decision)
         else:
-            self.record.judged(verdict)
-        return verdict.escalate
+            self.record.judged(decision)
+        return decision.escalate
 
     def _may_stream(self, answer: LocalAnswer) -> bool:
         """Without gates ahead there is nothing to wait for; with them, `hold_tokens` tokens.
@@ -367,7 +367,9 @@ class Cascade:
         One that was drawn waits for all gates: what is sent cannot go up any more.
         """
         gated = self.ruling.open
-        return self.job.stream and (not gated or (self._is_past_hold(answer) and not self.record.verdict.drawn))
+        return self.job.stream and (
+            not gated or (self._is_past_hold(answer) and not self.record.decision.exploration_chance)
+        )
 
     def _is_past_hold(self, answer: LocalAnswer) -> bool:
         """Whether enough of it is there to be streamed while gates are ahead.
@@ -377,11 +379,11 @@ class Cascade:
         hold = self._hold
         return self.job.stream and not self.job.structured and hold is not None and len(answer.tokens) >= hold
 
-    def _is_graded_undrawn(self, answer: LocalAnswer, verdict: Verdict) -> bool:
+    def _is_graded_undrawn(self, answer: LocalAnswer, decision: GateDecision) -> bool:
         """Whether the best cloud would have graded this answer that goes up, had no coin drawn it: no stream had begun,
         and it is for no smaller cloud.
         """
-        smaller = any(rung.may_do(verdict.p_gain) for rung in self.tiers.middle)
+        smaller = any(candidate.may_do(decision.p_gain) for candidate in self.tiers.middle)
         return not smaller and not self._is_past_hold(answer)
 
     def _local_answer(self) -> LocalAnswer:

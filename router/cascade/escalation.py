@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from ...protocol.errors import BudgetExceededError, EngineError, RequestTimeoutError, UpstreamError
 from ..accounting.budget import NOTHING, Budget, Charge, expected_tokens
-from ..accounting.request_record import Asked, Record
-from ..gates.gates import Verdict
-from ..request.chat_request import Job
-from ..state import Rung, Shared
+from ..accounting.request_record import CloudCall, RequestRecord
+from ..gates.gates import GateDecision
+from ..request.chat_request import RoutingRequest
+from ..state import CloudCandidate, RouterState
 from ..tiers.interfaces import CloudFailure, CloudForbidden, CloudStream, CloudTier, CloudUsage, LocalAnswer
 
 T = TypeVar("T")
@@ -32,38 +32,38 @@ class CloudStreamReply:
     stream: CloudStream
 
 
-def most_of(record: Record, body: dict[str, Any]) -> Charge:
+def most_of(record: RequestRecord, body: dict[str, Any]) -> Charge:
     """What a cloud that is sent `body` is likely to take at most, at the price of the best one."""
     read, written = expected_tokens(body)
     return Charge(cloud_tokens=read + written, usd=record.prices.cloud(record.top_model, read, written))
 
 
-def expected_charge(record: Record, most: Charge) -> Charge:
+def expected_charge(record: RequestRecord, most: Charge) -> Charge:
     """What the request will have taken from the budgets once one more cloud has taken `most`."""
     return replace(record.charge + most, cloud_requests=1)
 
 
 @asynccontextmanager
-async def asking(shared: Shared, record: Record, body: dict[str, Any]) -> AsyncGenerator[None]:
+async def cloud_call(state: RouterState, record: RequestRecord, body: dict[str, Any]) -> AsyncGenerator[None]:
     """The block waits for the cloud's answer to `body`: what it may cost is reserved first. Raises CloudForbidden."""
-    asked = Asked(body["model"])
-    if shared.budget is not None:
-        asked.most = most_of(record, body)
-        await _reserve(shared.budget, record, asked.most)
-    record.asked.append(asked)
+    call = CloudCall(body["model"])
+    if state.budget is not None:
+        call.most = most_of(record, body)
+        await _reserve(state.budget, record, call.most)
+    record.cloud_calls.append(call)
     began = time.monotonic()
     try:
         with record.in_cloud():
             yield
     except CloudFailure as failure:
-        asked.unbilled = failure.unbilled
+        call.unbilled = failure.unbilled
         if isinstance(failure.error, RequestTimeoutError):  # it takes longer than this, if it answers at all
-            shared.pace.saw(work_of(body), time.monotonic() - began)
+            state.latency.observe(work_of(body), time.monotonic() - began)
         raise
-    shared.pace.saw(work_of(body), time.monotonic() - began)
+    state.latency.observe(work_of(body), time.monotonic() - began)
 
 
-async def _reserve(budget: Budget, record: Record, most: Charge) -> None:
+async def _reserve(budget: Budget, record: RequestRecord, most: Charge) -> None:
     """What was reserved for a cloud that took nothing is there for the next one. Raises CloudForbidden."""
     held = record.reserved
     more = expected_charge(record, most) - (NOTHING if held is None else held.charge)
@@ -88,30 +88,30 @@ class Escalation:
     Both raise CloudFailure, and tell the record how long the cloud took and what it counted.
     """
 
-    def __init__(self, job: Job, shared: Shared, record: Record) -> None:
+    def __init__(self, job: RoutingRequest, state: RouterState, record: RequestRecord) -> None:
         self.job = job
-        self.shared = shared
+        self.state = state
         self.record = record
         self._stream: CloudStream | None = None
         self._race: asyncio.Task[CloudReply | CloudStreamReply] | None = None
         self.took_prediction = False  # whether the cloud that answered knows drafts
         self._streaming = 0.0  # since when, on the clock of time.monotonic()
 
-    def ladder(self) -> list[Rung]:
+    def candidates(self) -> list[CloudCandidate]:
         """The clouds to ask, one up where one fails. A request that names a cloud asks that one and no other.
 
         One that was drawn is to be graded by the best.
         """
-        tiers, config = self.shared.tiers, self.shared.config
+        tiers, config = self.state.tiers, self.state.config
         if tiers.cloud is None:
             raise EngineError("The router has no cloud tier.")
-        top = Rung(config.cloud_model, tiers.cloud)
-        if self.job.wanted == "cloud":
-            return [next((rung for rung in tiers.middle if rung.model == self.record.model), top)]
-        if self.record.verdict.drawn:
+        top = CloudCandidate(config.cloud_model, tiers.cloud)
+        if self.job.requested_tier == "cloud":
+            return [next((candidate for candidate in tiers.middle if candidate.model == self.record.model), top)]
+        if self.record.decision.exploration_chance:
             return [top]
-        p_gain = self.record.verdict.p_gain
-        return [*(rung for rung in tiers.middle if rung.may_do(p_gain)), top]
+        p_gain = self.record.decision.p_gain
+        return [*(candidate for candidate in tiers.middle if candidate.may_do(p_gain)), top]
 
     def body(self) -> dict[str, Any]:
         """What the caller sent, for a cloud."""
@@ -119,7 +119,7 @@ class Escalation:
 
     def race(self, patience_s: Callable[[], float]) -> None:
         """Ask the cloud beside the device. `race_outcome()` or `lose_race()` ends it, at the latest `aclose()`."""
-        self.record.momentary = True  # who answers is a matter of time
+        self.record.time_dependent = True  # who answers is a matter of time
         self._race = asyncio.create_task(self.ask(self.body(), patience_s))
 
     @property
@@ -129,8 +129,8 @@ class Escalation:
     @property
     def races_in_vain(self) -> bool:
         """Whether the raced cloud is one that the last gate has ruled out; not before one has been asked."""
-        asked = self.racing and bool(self.record.asked)
-        return asked and self.record.cloud_model not in [rung.model for rung in self.ladder()]
+        asked = self.racing and bool(self.record.cloud_calls)
+        return asked and self.record.cloud_model not in [candidate.model for candidate in self.candidates()]
 
     @property
     def has_won(self) -> bool:
@@ -173,7 +173,7 @@ class Escalation:
         await self.aclose()
         if isinstance(outcome, CloudFailure):
             return
-        if self.record.asked and not isinstance(outcome, CloudReply):
+        if self.record.cloud_calls and not isinstance(outcome, CloudReply):
             self.record.counted(CloudUsage(local.prompt_tokens, len(local.tokens)))
         self.record.note = note
 
@@ -191,9 +191,9 @@ class Escalation:
         return CloudReply(completion)
 
     @property
-    def may_hand_over(self) -> bool:
+    def can_continue_stream(self) -> bool:
         """Whether a stream that has begun finds a cloud to go on with it: the best one, as others may be ruled out."""
-        cloud = self.shared.tiers.cloud
+        cloud = self.state.tiers.cloud
         return cloud is not None and cloud.continues
 
     async def open(
@@ -220,18 +220,20 @@ class Escalation:
 
         `continuing`: only those are asked that go on with a message.
         """
-        ladder = [rung for rung in self.ladder() if rung.tier.continues or not continuing]
-        for rung in ladder:
-            sent = {**body, "model": rung.model}
+        candidates = [candidate for candidate in self.candidates() if candidate.tier.continues or not continuing]
+        for candidate in candidates:
+            sent = {**body, "model": candidate.model}
             try:
-                async with asking(self.shared, self.record, sent):
-                    answer = await send(rung.tier, sent)
+                async with cloud_call(self.state, self.record, sent):
+                    answer = await send(candidate.tier, sent)
             except CloudFailure as failure:
-                if rung is ladder[-1] or isinstance(failure, CloudForbidden):
+                if candidate is candidates[-1] or isinstance(failure, CloudForbidden):
                     raise
-                self.record.judged(Verdict(0, escalate=True, reason=f"one up: {rung.model} failed: {failure.cause}"))
+                self.record.judged(
+                    GateDecision(0, escalate=True, reason=f"one up: {candidate.model} failed: {failure.cause}")
+                )
             else:
-                self.took_prediction = rung.tier.takes_prediction
+                self.took_prediction = candidate.tier.takes_prediction
                 return answer
         cause = "none goes on with what was streamed"
         raise CloudFailure(cause, UpstreamError(f"Of the clouds {cause}."), reached=False)

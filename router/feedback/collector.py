@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING
 
 from ...protocol.http.prometheus import Metric
 from ...protocol.requests import Message
-from ..accounting.request_record import Record
+from ..accounting.request_record import RequestRecord
 from ..gates.gates import run_view
 from ..tiers.interfaces import LocalAnswer
 
 if TYPE_CHECKING:
     from ...classifier.calibration.drift import DriftMonitor
-    from ...classifier.grading.agreement import Said
+    from ...classifier.grading.agreement import ComparableAnswer
     from ...classifier.online.experience import Experience, Observation
     from ...text.tools.stream import OfferedTools
 
-__all__ = ["MOST_WAITING", "Learner", "LearningCounts", "Seen", "pair_name"]
+__all__ = ["MOST_WAITING", "ExperienceCollector", "JudgedRequest", "LearningCounts", "pair_name"]
 
 log = logging.getLogger("updraft.router")
 
@@ -43,17 +43,17 @@ def pair_name(models: dict[str, str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class JudgedRequest:
     """A request with a finished local answer that gate 3 judged.
 
     `cloud`: what the cloud said, if that is known and can be compared. `tools`: those that the device had to call,
     if any. `streamed`: the cloud's answer went by in pieces and was not kept.
     """
 
-    record: Record
+    record: RequestRecord
     messages: Sequence[Message]
     answer: LocalAnswer
-    cloud: Said | None = None
+    cloud: ComparableAnswer | None = None
     tools: OfferedTools | None = None
     streamed: bool = True
 
@@ -81,7 +81,7 @@ class LearningCounts:
         ]
 
 
-class Learner:
+class ExperienceCollector:
     """Keeps what was seen, on a thread of its own: no request waits for it.
 
     At most `MOST_WAITING` answers wait to be kept; what comes while as many do is dropped and counted. All that waits
@@ -105,7 +105,7 @@ class Learner:
         self._monitor = monitor
         self._thread = ThreadPoolExecutor(1, "updraft-learner")
         self._lock = threading.Lock()
-        self._waiting: list[Seen] = []
+        self._waiting: list[JudgedRequest] = []
         self._last: Future[None] | None = None  # with which all of them are done: there is one thread
         self._deadline = math.inf
         self._counts = LearningCounts()
@@ -114,9 +114,9 @@ class Learner:
     def counts(self) -> LearningCounts:
         return self._counts
 
-    def observe(self, seen: Seen) -> None:
+    def observe(self, seen: JudgedRequest) -> None:
         """Only what gate 3 judged is kept: of other requests there is no whole local answer. Never waits."""
-        if seen.record.verdict.gate != 3 or seen.record.verdict.propensity is None:
+        if seen.record.decision.gate != 3 or seen.record.decision.propensity is None:
             return
         with self._lock:
             full = self._counts.waiting >= MOST_WAITING
@@ -153,7 +153,7 @@ class Learner:
             if self._monitor is not None and each.grades is not None and each.p_gain is not None:
                 self._monitor.labelled(each.p_gain, each.grades[1] > each.grades[0], each.propensity)
 
-    def _learned(self, seen: Seen) -> Observation | None:
+    def _learned(self, seen: JudgedRequest) -> Observation | None:
         try:
             return self._observation(seen)
         except Exception:
@@ -176,12 +176,12 @@ class Learner:
             return [each for one in observations for each in self._kept([one])]
         return observations
 
-    def _observation(self, seen: Seen) -> Observation:
+    def _observation(self, seen: JudgedRequest) -> Observation:
         from ...classifier.features.text_vectors import remembered
         from ...classifier.online.experience import Observation, pack
         from ...classifier.policy.text_policy import graded_run
 
-        record, verdict = seen.record, seen.record.verdict
+        record, decision = seen.record, seen.record.decision
         view = run_view(seen.messages, seen.answer, seen.answer.signals)
         row = graded_run(view, signals=True)
         accepted = _accepted_share(record)
@@ -191,8 +191,8 @@ class Learner:
             id=record.request_id,
             pair=self._pair,
             at=record.timestamp,
-            p_gain=verdict.p_gain,
-            propensity=verdict.propensity or 0.0,
+            p_gain=decision.p_gain,
+            propensity=decision.propensity or 0.0,
             explored=self._explored,
             local=local,
             cloud=cloud,
@@ -201,19 +201,19 @@ class Learner:
             cloud_written=record.cloud.completion_tokens if counted else None,
             answered_by=record.tier,
             features=pack(remembered(row)),
-            drawn=int(verdict.drawn > 0),
+            drawn=int(decision.exploration_chance > 0),
             prompt=row.prompt if self._keep_text else None,
             answer=row.answer if self._keep_text else None,
             asked=self._experience.digest(row.prompt),
         )
 
 
-def _accepted_share(record: Record) -> float | None:
+def _accepted_share(record: RequestRecord) -> float | None:
     proposed = record.cloud.accepted + record.cloud.rejected
     return record.cloud.accepted / proposed if proposed else None
 
 
-def _grades(seen: Seen, accepted: float | None) -> tuple[float | None, float | None]:
+def _grades(seen: JudgedRequest, accepted: float | None) -> tuple[float | None, float | None]:
     """By agreement; of a stream, whose text is not kept, by the share of the draft that was taken over."""
     from ...classifier.grading.agreement import grades
     from .comparable_answer import device_said

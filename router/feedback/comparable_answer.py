@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ...classifier.grading.agreement import Said
+from ...classifier.grading.agreement import ComparableAnswer
 from ...text.tools.stream import OfferedTools, ToolCallStream
 from ..tiers.interfaces import LocalAnswer
 
@@ -30,17 +30,17 @@ class _Message(msgspec.Struct):
     tool_calls: list[_Call] | None = None
 
 
-def device_said(answer: LocalAnswer, tools: OfferedTools | None) -> Said:
+def device_said(answer: LocalAnswer, tools: OfferedTools | None) -> ComparableAnswer:
     """`tools`: what the device had to call; None for nothing."""
     reason = answer.finish_reason or "stop"
     if tools is None:
-        return Said(answer.text, reason)
+        return ComparableAnswer(answer.text, reason)
     message, reason = ToolCallStream(tools).whole(answer.text, reason)
     calls = tuple((call.function.name, call.function.arguments) for call in message.tool_calls or ())
-    return Said(message.content or "", reason or "stop", calls)
+    return ComparableAnswer(message.content or "", reason or "stop", calls)
 
 
-def cloud_said(choice: dict[str, Any]) -> Said | None:
+def cloud_said(choice: dict[str, Any]) -> ComparableAnswer | None:
     """None for what can be compared with no answer of the device: other than text, a refusal, or calls of functions."""
     try:
         message = msgspec.convert(choice["message"], _Message)
@@ -49,4 +49,4 @@ def cloud_said(choice: dict[str, Any]) -> Said | None:
     calls = tuple((call.function.name, call.function.arguments) for call in message.tool_calls or ())
     if message.content is None and message.refusal is None and not calls:
         return None
-    return Said(message.content or "", choice.get("finish_reason") or "stop", calls)
+    return ComparableAnswer(message.content or "", choice.get("finish_reason") or "stop", calls)

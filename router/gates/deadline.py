@@ -11,13 +11,13 @@ _REMEMBERED = 64
 Tried = Literal["both", "one", "local", "cloud"]
 
 
-class Pace:
+class LatencyEstimates:
     """The last durations of each kind of work, in seconds."""
 
     def __init__(self) -> None:
         self._seen: dict[str, deque[float]] = {}
 
-    def saw(self, work: str, seconds: float) -> None:
+    def observe(self, work: str, seconds: float) -> None:
         self._seen.setdefault(work, deque(maxlen=_REMEMBERED)).append(seconds)
 
     def expected_s(self, work: str) -> float | None:
@@ -27,20 +27,20 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DeadlinePlan:
     """Which tiers a deadline leaves time for; "one": either, but not one after the other."""
 
     tried: Tried
     reason: str = ""
 
 
-def plan(remaining_s: float, local_s: float | None, cloud_s: float | None) -> Plan:
+def plan(remaining_s: float, local_s: float | None, cloud_s: float | None) -> DeadlinePlan:
     """Both tiers if there is time for both, or nobody knows; else the one that fits, or the quicker if none does."""
     if local_s is None or cloud_s is None or local_s + cloud_s <= remaining_s:
-        return Plan("both")
+        return DeadlinePlan("both")
     why = f"deadline: {remaining_s:.1f} s left, the device takes {local_s:.1f} s and the cloud {cloud_s:.1f} s"
     if local_s <= remaining_s and cloud_s <= remaining_s:
-        return Plan("one", f"{why}: time for one of them")
+        return DeadlinePlan("one", f"{why}: time for one of them")
     if local_s <= remaining_s or (cloud_s > remaining_s and local_s <= cloud_s):
-        return Plan("local", f"{why}: the device is the quicker")
-    return Plan("cloud", f"{why}: the cloud is the quicker")
+        return DeadlinePlan("local", f"{why}: the device is the quicker")
+    return DeadlinePlan("cloud", f"{why}: the cloud is the quicker")

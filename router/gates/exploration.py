@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 from ...protocol.requests import Message
 from ..tiers.interfaces import LocalAnswer
-from .gates import Gates, Verdict
+from .gates import GateDecision, Gates
 
 if TYPE_CHECKING:
     from ...classifier.calibration.drift import DriftMonitor, Usual
 
-__all__ = ["LearningGates"]
+__all__ = ["ExplorationGates"]
 
 
-class LearningGates:
+class ExplorationGates:
     """The gates of a pair with exploration, shadow and caution around them.
 
     `exploration`: the share of the requests that is drawn, by a coin that knows nothing of them: gates 1 and 2 only say
@@ -48,7 +48,7 @@ class LearningGates:
 
     def begin(self) -> Gates:
         drawn = self._rng.random() < self._exploration
-        return _Drawn(self, self._exploration, "shadow" if self._shadow else "exploration") if drawn else self
+        return _SampledGates(self, self._exploration, "shadow" if self._shadow else "exploration") if drawn else self
 
     def stop_exploring(self) -> bool:
         """Nobody learns from what is drawn: draw no more. Whether any was; a shadow looks on all the same."""
@@ -65,11 +65,11 @@ class LearningGates:
     def usual(self) -> Usual | None:
         return self._gates.usual
 
-    def before(self, messages: Sequence[Message], quality: float | None) -> Verdict:
-        verdict = self._cautiously(self._gates.before(messages, self._quality(quality)))
-        if self.monitor is not None and verdict.p_gain is not None:
-            self.monitor.asked(verdict.p_gain)
-        return verdict
+    def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:
+        decision = self._cautiously(self._gates.before(messages, self._quality(quality)))
+        if self.monitor is not None and decision.p_gain is not None:
+            self.monitor.asked(decision.p_gain)
+        return decision
 
     def read_ahead(self, messages: Sequence[Message]) -> None:
         self._gates.read_ahead(messages)
@@ -77,12 +77,12 @@ class LearningGates:
     def read_lines(self, answer: str) -> None:
         self._gates.read_lines(answer)
 
-    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
+    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
         return self._cautiously(self._gates.during(messages, answer, self._quality(quality)))
 
-    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
-        verdict = self._cautiously(self._gates.after(messages, answer, self._quality(quality)))
-        return replace(verdict, propensity=1.0 if verdict.escalate else self._exploration)
+    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
+        decision = self._cautiously(self._gates.after(messages, answer, self._quality(quality)))
+        return replace(decision, propensity=1.0 if decision.escalate else self._exploration)
 
     def _quality(self, quality: float | None) -> float | None:
         """The quality to decide by: after an alarm only half of what was to be given up is."""
@@ -93,16 +93,16 @@ class LearningGates:
         wanted = self._gates.quality if quality is None else quality
         return None if wanted is None else stricter(wanted)
 
-    def _cautiously(self, verdict: Verdict) -> Verdict:
+    def _cautiously(self, decision: GateDecision) -> GateDecision:
         if self.monitor is None or self.monitor.alarm is None:
-            return verdict
-        return replace(verdict, reason=f"cautious, {self.monitor.alarm}: {verdict.reason}")
+            return decision
+        return replace(decision, reason=f"cautious, {self.monitor.alarm}: {decision.reason}")
 
 
-class _Drawn:
+class _SampledGates:
     """The gates of one request that is to be graded whatever they think of it. `chance`: with which it was drawn."""
 
-    def __init__(self, gates: LearningGates, chance: float, why: str) -> None:
+    def __init__(self, gates: ExplorationGates, chance: float, why: str) -> None:
         self._gates = gates
         self._chance = chance
         self._why = why
@@ -117,7 +117,7 @@ class _Drawn:
     def begin(self) -> Gates:
         return self
 
-    def before(self, messages: Sequence[Message], quality: float | None) -> Verdict:
+    def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:
         return self._looking_on(self._gates.before(messages, quality))
 
     def read_ahead(self, messages: Sequence[Message]) -> None:
@@ -126,19 +126,19 @@ class _Drawn:
     def read_lines(self, answer: str) -> None:
         self._gates.read_lines(answer)
 
-    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
+    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
         return self._looking_on(self._gates.during(messages, answer, quality))
 
-    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
-        verdict = self._gates.after(messages, answer, quality)
-        alone = verdict.escalate and not self._early
-        told = self._told(verdict, up=verdict.escalate or self._early)
+    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
+        decision = self._gates.after(messages, answer, quality)
+        alone = decision.escalate and not self._early
+        told = self._told(decision, up=decision.escalate or self._early)
         return replace(told, escalate=True, propensity=1.0 if alone else self._chance)
 
-    def _looking_on(self, verdict: Verdict) -> Verdict:
-        self._early = self._early or verdict.escalate
-        return replace(self._told(verdict, up=verdict.escalate), escalate=False)
+    def _looking_on(self, decision: GateDecision) -> GateDecision:
+        self._early = self._early or decision.escalate
+        return replace(self._told(decision, up=decision.escalate), escalate=False)
 
-    def _told(self, verdict: Verdict, *, up: bool) -> Verdict:
-        reason = f"{self._why}: would {'go up' if up else 'stay'}, {verdict.reason}"
-        return replace(verdict, reason=reason, drawn=self._chance)
+    def _told(self, decision: GateDecision, *, up: bool) -> GateDecision:
+        reason = f"{self._why}: would {'go up' if up else 'stay'}, {decision.reason}"
+        return replace(decision, reason=reason, exploration_chance=self._chance)

@@ -19,20 +19,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """One gate's word. `p_gain`: calibrated chance that the cloud's answer is better, if computed.
-
-    `propensity`: the chance with which a judged answer is graded, where exploration has a say in it. `drawn`: with what
-    chance a coin that knows nothing of it drew this request, to be answered by both tiers; 0: it was not drawn.
-    """
+class GateDecision:
+    """What one gate decided, and why."""
 
     gate: int
+    """0 to 3."""
     escalate: bool
     reason: str
+    """For headers, ledger and `updraft why`."""
     p_gain: float | None = None
+    """Calibrated chance that the cloud's answer is better, if computed."""
     threshold: float | None = None
+    """Of P(gain), above which the gate escalates."""
     propensity: float | None = None
-    drawn: float = 0.0
+    """Chance with which a judged answer is graded, where exploration has a say in it."""
+    exploration_chance: float = 0.0
+    """Chance with which this request was sampled for exploration, to be answered by both tiers; 0: it was not."""
 
 
 class Gates(Protocol):
@@ -61,7 +63,7 @@ class Gates(Protocol):
         """The gates of one request: those that explore may draw it, and remember so until its end."""
         ...
 
-    def before(self, messages: Sequence[Message], quality: float | None) -> Verdict: ...
+    def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision: ...
     def read_ahead(self, messages: Sequence[Message]) -> None:
         """Do what gate 3 needs of the question, while the local model is busy."""
         ...
@@ -70,11 +72,11 @@ class Gates(Protocol):
         """Do what gate 3 needs of the complete lines of an answer that has come so far."""
         ...
 
-    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
+    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
         """From the first `tokens` tokens, or on a longer answer from its last `tokens`: has it collapsed?"""
         ...
 
-    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
+    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
         """From the whole answer: is it good enough?"""
         ...
 
@@ -125,7 +127,7 @@ class PolicyGates:
     def begin(self) -> Gates:
         return self
 
-    def before(self, messages: Sequence[Message], quality: float | None) -> Verdict:
+    def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:
         from ...classifier.features.gate_inputs import PromptView
 
         p_gain = float(self._policy.before(PromptView.of(messages)))
@@ -139,7 +141,7 @@ class PolicyGates:
     def read_lines(self, answer: str) -> None:
         self._policy.read_lines(answer)
 
-    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:
+    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
         window = answer.signals[-self.tokens :]
         p_gain = float(self._policy.during(run_view(messages, answer, window)))
         return self._against(2, f"while generating{self._promised(quality)}", p_gain, self._at(quality).during)
@@ -149,7 +151,7 @@ class PolicyGates:
         messages: Sequence[Message],
         answer: LocalAnswer,
         quality: float | None,
-    ) -> Verdict:
+    ) -> GateDecision:
         p_gain = float(self._policy.after(run_view(messages, answer, answer.signals)))
         return self._against(3, f"after generation{self._promised(quality)}", p_gain, self._at(quality).after)
 
@@ -172,11 +174,11 @@ class PolicyGates:
         kept = aim.promise == "mean" and aim.name != "cost" and not self._caveat
         return ", a threshold that keeps the target on average" if kept else ""
 
-    def _against(self, gate: int, moment: str, p_gain: float, threshold: float) -> Verdict:
+    def _against(self, gate: int, moment: str, p_gain: float, threshold: float) -> GateDecision:
         escalate = not p_gain <= threshold  # NaN escalates
         sign = "above" if escalate else "at most"
         reason = f"{self._caveat}P(gain) {p_gain:.3f} {sign} {threshold:.3f} {moment}"
-        return Verdict(gate, escalate, reason, p_gain, threshold)
+        return GateDecision(gate, escalate, reason, p_gain, threshold)
 
 
 class ConfidenceGates:
@@ -199,8 +201,8 @@ class ConfidenceGates:
     def begin(self) -> Gates:
         return self
 
-    def before(self, messages: Sequence[Message], quality: float | None) -> Verdict:  # noqa: ARG002
-        return Verdict(1, escalate=False, reason="uncalibrated: token confidence decides")
+    def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:  # noqa: ARG002
+        return GateDecision(1, escalate=False, reason="uncalibrated: token confidence decides")
 
     def read_ahead(self, messages: Sequence[Message]) -> None:
         """Only the tokens are looked at."""
@@ -208,7 +210,7 @@ class ConfidenceGates:
     def read_lines(self, answer: str) -> None:
         """The same."""
 
-    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:  # noqa: ARG002
+    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:  # noqa: ARG002
         return self._judge(2, "while generating", answer.signals[-self.tokens :], self._confidence / 2)
 
     def after(
@@ -216,14 +218,14 @@ class ConfidenceGates:
         messages: Sequence[Message],  # noqa: ARG002
         answer: LocalAnswer,
         quality: float | None,  # noqa: ARG002
-    ) -> Verdict:
+    ) -> GateDecision:
         return self._judge(3, "after generation", answer.signals, self._confidence)
 
-    def _judge(self, gate: int, moment: str, signals: Sequence[Signals], least: float) -> Verdict:
+    def _judge(self, gate: int, moment: str, signals: Sequence[Signals], least: float) -> GateDecision:
         sure = math.exp(sum(signal.logprob for signal in signals) / len(signals)) if signals else 0.0
         escalate = not sure >= least  # NaN escalates
         sign = "below" if escalate else "at least"
-        return Verdict(
+        return GateDecision(
             gate,
             escalate,
             f"uncalibrated: mean token probability {sure:.2f} {sign} {least:.2f} {moment}",
@@ -244,8 +246,8 @@ class NoPolicyGates:
     def begin(self) -> Gates:
         return self
 
-    def before(self, messages: Sequence[Message], quality: float | None) -> Verdict:  # noqa: ARG002
-        return self._verdict(1)
+    def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:  # noqa: ARG002
+        return self._decision(1)
 
     def read_ahead(self, messages: Sequence[Message]) -> None:
         """Nothing is read."""
@@ -253,15 +255,15 @@ class NoPolicyGates:
     def read_lines(self, answer: str) -> None:
         """Nothing is read."""
 
-    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:  # noqa: ARG002
-        return self._verdict(2)
+    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:  # noqa: ARG002
+        return self._decision(2)
 
-    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> Verdict:  # noqa: ARG002
-        return self._verdict(3)
+    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:  # noqa: ARG002
+        return self._decision(3)
 
-    def _verdict(self, gate: int) -> Verdict:
+    def _decision(self, gate: int) -> GateDecision:
         reason = "no policy is calibrated for this pair of models: `updraft calibrate` makes one"
-        return Verdict(gate, escalate=True, reason=reason)
+        return GateDecision(gate, escalate=True, reason=reason)
 
 
 def check_quality(gates: Gates, quality: float | None) -> None:

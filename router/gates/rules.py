@@ -11,11 +11,11 @@ from ...protocol.errors import (
     UnsupportedFeatureError,
     UpdraftError,
 )
-from ..request.chat_request import Job
+from ..request.chat_request import RoutingRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class TierAvailability:
     """What this router has: `local_missing`/`cloud_missing` say why a tier is absent, None where it is there.
 
     `local_tools`: whether the model on the device calls tools. `over_budget`: why nothing may be spent on the cloud.
@@ -67,18 +67,18 @@ def offline_mode() -> InvalidRequestError:
     )
 
 
-def rule(job: Job, situation: Situation) -> Ruling:
+def rule(job: RoutingRequest, availability: TierAvailability) -> Ruling:
     """Raises the typed error of what is missing where no tier may answer."""
-    no_cloud = offline_mode() if situation.offline else situation.cloud_missing or situation.over_budget
-    if job.wanted == "cloud":
+    no_cloud = offline_mode() if availability.offline else availability.cloud_missing or availability.over_budget
+    if job.requested_tier == "cloud":
         if job.privacy_rule is not None:
             raise kept_by(job.privacy_rule)
         if no_cloud is not None:
             raise no_cloud
         return Ruling(local=False, cloud=True, reason="the request asked for the cloud")
-    unsupported = job.unsupported or (_no_tools() if job.has_tools and not situation.local_tools else None)
-    no_local = situation.local_missing or unsupported
-    if job.wanted == "local" or job.private or job.privacy_rule is not None:
+    unsupported = job.unsupported or (_no_tools() if job.has_tools and not availability.local_tools else None)
+    no_local = availability.local_missing or unsupported
+    if job.requested_tier == "local" or job.private or job.privacy_rule is not None:
         if no_local is not None:
             raise no_local
         return Ruling(local=True, cloud=False, reason=_why_local(job))
@@ -86,10 +86,10 @@ def rule(job: Job, situation: Situation) -> Ruling:
         if no_cloud is not None:
             if isinstance(no_cloud, BudgetExceededError):
                 raise no_cloud
-            raise no_local if situation.local_missing is None else _neither(situation.local_missing, no_cloud)
-        return Ruling(local=False, cloud=True, reason=_why_not_local(situation, no_local))
+            raise no_local if availability.local_missing is None else _neither(availability.local_missing, no_cloud)
+        return Ruling(local=False, cloud=True, reason=_why_not_local(availability, no_local))
     if no_cloud is not None:
-        return Ruling(local=True, cloud=False, reason=_why_not_cloud(situation))
+        return Ruling(local=True, cloud=False, reason=_why_not_cloud(availability))
     return Ruling(local=True, cloud=True, reason="both tiers may answer")
 
 
@@ -101,7 +101,7 @@ def kept_by(privacy_rule: str) -> InvalidRequestError:
     )
 
 
-def _why_local(job: Job) -> str:
+def _why_local(job: RoutingRequest) -> str:
     if job.private:
         return "private: never leaves this device"
     if job.privacy_rule is not None:
@@ -116,18 +116,18 @@ def _no_tools() -> UnsupportedFeatureError:
     )
 
 
-def _why_not_cloud(situation: Situation) -> str:
-    if situation.offline:
+def _why_not_cloud(availability: TierAvailability) -> str:
+    if availability.offline:
         return "offline mode"
-    if situation.cloud_missing is not None or situation.over_budget is None:
+    if availability.cloud_missing is not None or availability.over_budget is None:
         return "no cloud is configured"
-    return situation.over_budget.message
+    return availability.over_budget.message
 
 
-def _why_not_local(situation: Situation, no_local: UpdraftError) -> str:
-    if isinstance(situation.local_missing, MissingDependencyError):
-        return f"no local model: {situation.local_missing.message}"
-    if situation.local_missing is not None:
+def _why_not_local(availability: TierAvailability, no_local: UpdraftError) -> str:
+    if isinstance(availability.local_missing, MissingDependencyError):
+        return f"no local model: {availability.local_missing.message}"
+    if availability.local_missing is not None:
         return "no local model is configured"
     return f"beyond the local model: {no_local.message}"
 

@@ -14,18 +14,18 @@ from ...protocol.http.wire import WireRequest
 from ...protocol.requests import ChatRequest, Message, UpdraftOptions, parse_chat
 from .json_narrowing import table, tables
 
-Wanted = Literal["auto", "local", "cloud"]
+RequestedTier = Literal["auto", "local", "cloud"]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RoutingRequest:
     """`chat` is the request as the device's engine takes it, or None with `unsupported` saying why it cannot.
 
     `body` is what the caller sent, decoded, without our own `updraft` options: the cloud may know more fields than we
     do. `deadline` is on the clock of `time.monotonic()`. `private`: the caller said so; `privacy_rule`: a rule did.
     """
 
-    wanted: Wanted
+    requested_tier: RequestedTier
     body: dict[str, Any]
     chat: ChatRequest | None
     unsupported: InvalidRequestError | None
@@ -78,22 +78,27 @@ def read_model(body: bytes) -> tuple[dict[str, Any], str]:
     return decoded, model
 
 
-def read_job(
-    request: WireRequest, body: dict[str, Any], wanted: Wanted, *, hold_tokens: int | None, started: float
-) -> Job:
+def read_routing_request(
+    request: WireRequest,
+    body: dict[str, Any],
+    requested_tier: RequestedTier,
+    *,
+    hold_tokens: int | None,
+    started: float,
+) -> RoutingRequest:
     """Check a request that came at `started`, on the clock of `time.monotonic()`. `hold_tokens`: where it says none.
 
     Raises InvalidRequestError if no tier could make sense of it.
     """
     options = take_options(body)
-    if options.private and wanted == "cloud":
+    if options.private and requested_tier == "cloud":
         raise InvalidRequestError(
             "updraft.private keeps a request on this device, model='cloud' sends it away: choose one.",
             param="updraft.private",
         )
     chat, unsupported = _for_the_device(body)
-    return Job(
-        wanted=wanted,
+    return RoutingRequest(
+        requested_tier=requested_tier,
         body=body,
         chat=chat,
         unsupported=unsupported,

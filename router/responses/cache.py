@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from ...protocol.http import sse
-from ..accounting.request_record import Record
+from ..accounting.request_record import RequestRecord
 from ..config import CacheSettings
 from ..request.caller import Caller
 from ..request.json_narrowing import parsed, rows, table, tables
@@ -71,7 +71,7 @@ class AnswerCache:
             self._bytes -= len(dropped.completion) + _OVERHEAD
 
 
-class Slot:
+class CacheSlot:
     """The place of one request in the cache."""
 
     def __init__(self, cache: AnswerCache, key: bytes) -> None:
@@ -79,7 +79,7 @@ class Slot:
         self._key = key
 
     @classmethod
-    def of(cls, cache: AnswerCache | None, caller: Caller, body: dict[str, Any]) -> Slot | None:
+    def of(cls, cache: AnswerCache | None, caller: Caller, body: dict[str, Any]) -> CacheSlot | None:
         """None for a request that may be answered anew each time: neither temperature 0 nor a seed.
 
         Everything in `body` is part of the key but whether it streams, and so is the caller's API key.
@@ -93,17 +93,19 @@ class Slot:
     def get(self) -> Cached | None:
         return self._cache.get(self._key)
 
-    def keep(self, completion: dict[str, Any], record: Record) -> None:
+    def keep(self, completion: dict[str, Any], record: RequestRecord) -> None:
         """Keep an answer, unless the moment had a say in it (a failure, a spent budget, a hand-over in its middle, a
         coin), or it could not be given again as a stream.
         """
-        by_chance = record.momentary or any(verdict.drawn for verdict in (record.verdict, *record.decisions))
+        by_chance = record.time_dependent or any(
+            decision.exploration_chance for decision in (record.decision, *record.decisions)
+        )
         lasting = record.route in ("local", "cloud", "escalated") and not record.note and not by_chance
         if lasting and _is_plain(completion):
             bare = {name: value for name, value in completion.items() if name != "updraft"}
             self._cache.put(self._key, Cached(msgspec.json.encode(bare), record.tier, time.monotonic()))
 
-    async def keep_stream(self, events: AsyncGenerator[bytes], record: Record) -> AsyncGenerator[bytes]:
+    async def keep_stream(self, events: AsyncGenerator[bytes], record: RequestRecord) -> AsyncGenerator[bytes]:
         """`events` as they are; if they end as they should, the completion that they make is kept."""
         raw: list[bytes] = []
         async with aclosing(events):
@@ -115,7 +117,7 @@ class Slot:
                 yield event
 
 
-def answer_of(entry: Cached, record: Record) -> dict[str, Any]:
+def answer_of(entry: Cached, record: RequestRecord) -> dict[str, Any]:
     """The kept completion as the answer to the request of `record`, which learns where it is from."""
     completion: dict[str, Any] = msgspec.json.decode(entry.completion)
     record.repeat(entry.tier, table(completion.get("usage")) or {}, time.monotonic() - entry.at)

@@ -27,7 +27,7 @@ from ...protocol.responses import (
 )
 from ...text.detokenize import IncrementalDetokenizer
 from ...text.tools.stream import ToolCallStream
-from ..accounting.request_record import Record
+from ..accounting.request_record import RequestRecord
 from ..cascade.cascade import Cascade
 from ..tiers.interfaces import CloudFailure, LocalAnswer, LocalTier, Token
 
@@ -53,7 +53,7 @@ def local_completion(answer: LocalAnswer, cascade: Cascade) -> ChatCompletion:
     )
 
 
-def headers(record: Record, *, begun: bool = False) -> dict[str, str]:
+def headers(record: RequestRecord, *, begun: bool = False) -> dict[str, str]:
     """`x-updraft-*` and `x-request-id`; `begun`: the answer has only begun, so its cost is not known yet."""
     found = {"x-request-id": record.request_id, **record.info().headers()}
     if begun:
@@ -62,7 +62,7 @@ def headers(record: Record, *, begun: bool = False) -> dict[str, str]:
     return found
 
 
-def failure(error: UpdraftError | CloudFailure, record: Record | None = None) -> WireResponse:
+def failure(error: UpdraftError | CloudFailure, record: RequestRecord | None = None) -> WireResponse:
     """An OpenAI-shaped error; of a cloud that refused in OpenAI's shape, its own words.
 
     Where the device has already worked, the client is told not to repeat that by itself.
@@ -132,7 +132,7 @@ class ChunkWriter:
     Where usage was asked for, the chunks that have none say so.
     """
 
-    def __init__(self, record: Record, model: str, *, include_usage: bool = False) -> None:
+    def __init__(self, record: RequestRecord, model: str, *, include_usage: bool = False) -> None:
         self._record = record
         self._no_usage = None if include_usage else UNSET
         self._model = model

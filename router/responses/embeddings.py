@@ -5,40 +5,42 @@ from __future__ import annotations
 from typing import Any
 
 from ...protocol.errors import EngineError, InvalidRequestError, UnsupportedFeatureError
-from ..accounting.request_record import Record
-from ..cascade.escalation import asking
-from ..gates.gates import Verdict
+from ..accounting.request_record import RequestRecord
+from ..cascade.escalation import cloud_call
+from ..gates.gates import GateDecision
 from ..gates.rules import offline_mode
-from ..request.chat_request import Wanted, take_options
+from ..request.chat_request import RequestedTier, take_options
 from ..request.json_narrowing import rows
-from ..state import Shared
+from ..state import RouterState
 from ..tiers.interfaces import CloudUsage
 
 
-async def embed(body: dict[str, Any], wanted: Wanted, shared: Shared, record: Record) -> dict[str, Any]:
+async def embed(
+    body: dict[str, Any], requested_tier: RequestedTier, state: RouterState, record: RequestRecord
+) -> dict[str, Any]:
     """The cloud's answer to `body`, as it sent it; `record` learns what it cost. Raises UpdraftError, CloudFailure."""
     if take_options(body).private:
         raise InvalidRequestError(
             "updraft.private keeps a request on this device, which has no embeddings: leave it out.",
             param="updraft.private",
         )
-    if shared.config.privacy and _has_ids(body.get("input")):
+    if state.config.privacy and _has_ids(body.get("input")):
         raise InvalidRequestError(
             "This router has privacy rules, which cannot read token ids: send the texts themselves.",
             param="input",
             code="private",
         )
-    if wanted == "local":
+    if requested_tier == "local":
         raise UnsupportedFeatureError("This device has no embeddings: use model='auto' or 'cloud'.", param="model")
-    config, tiers = shared.config, shared.tiers
-    missing = offline_mode() if config.offline else shared.situation().cloud_missing
+    config, tiers = state.config, state.tiers
+    missing = offline_mode() if config.offline else state.availability().cloud_missing
     if missing is not None:
         raise missing
     if tiers.cloud is None:
         raise EngineError("The router has no cloud tier.")
-    record.decide(Verdict(0, escalate=True, reason="embeddings come from the cloud"))
+    record.decide(GateDecision(0, escalate=True, reason="embeddings come from the cloud"))
     body = {**body, "model": config.cloud_model}
-    async with asking(shared, record, body):
+    async with cloud_call(state, record, body):
         answer = await tiers.cloud.embed(body, timeout_s=config.cloud_timeout_s)
     record.route = "cloud"
     record.counted(CloudUsage.of(answer))

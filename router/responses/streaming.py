@@ -16,7 +16,7 @@ from ...protocol.responses import ChoiceLogprobs, Delta, FinishReason, Usage
 from ...protocol.sampling import SamplingParams
 from ...text.tools.stream import ToolCallStream
 from ..cascade.cascade import Cascade
-from ..gates.gates import Verdict
+from ..gates.gates import GateDecision
 from ..request.chat_request import continued
 from ..request.json_narrowing import table
 from ..tiers.interfaces import CloudFailure, CloudStream, CloudUsage, LocalAnswer, LocalGeneration, Token
@@ -71,7 +71,7 @@ async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
     except UpdraftError as error:
         if not cascade.ruling.open:
             raise StreamError(error) from error
-        cascade.record.decide(Verdict(2, True, f"the local model failed: {error.message}"))
+        cascade.record.decide(GateDecision(2, True, f"the local model failed: {error.message}"))
         collapsed = True
     if collapsed:
         await cascade.stop_local()
@@ -132,24 +132,28 @@ def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
     spent = len(answer.tokens)
     if not cascade.ruling.open or spent % cascade.gates.tokens or cascade.chat.sampling().max_tokens == spent:
         return False
-    verdict = cascade.gates.during(cascade.chat.messages, answer, cascade.job.quality)
-    if verdict.escalate:
-        cascade.record.decide(verdict)
+    decision = cascade.gates.during(cascade.chat.messages, answer, cascade.job.quality)
+    if decision.escalate:
+        cascade.record.decide(decision)
     else:
-        cascade.record.judged(verdict)
-    return verdict.escalate
+        cascade.record.judged(decision)
+    return decision.escalate
 
 
 def _judge_afterwards(cascade: Cascade, answer: LocalAnswer) -> None:
     """Gate 3 on text that the user has read: it cannot call it back, so it only says what it thinks."""
     if not cascade.ruling.open:
         return
-    verdict = cascade.gates.after(cascade.chat.messages, answer, cascade.job.quality)
-    if verdict.escalate:
-        verdict = Verdict(
-            3, False, f"{verdict.reason}; the answer stands, it was already streamed", verdict.p_gain, verdict.threshold
+    decision = cascade.gates.after(cascade.chat.messages, answer, cascade.job.quality)
+    if decision.escalate:
+        decision = GateDecision(
+            3,
+            False,
+            f"{decision.reason}; the answer stands, it was already streamed",
+            decision.p_gain,
+            decision.threshold,
         )
-    cascade.record.decide(verdict)
+    cascade.record.decide(decision)
 
 
 async def _hand_over(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) -> AsyncGenerator[bytes]:

@@ -10,7 +10,7 @@ import msgspec
 from ..request.json_narrowing import table, tables
 
 Event = tuple[bytes, dict[str, Any]]
-Verdict = Literal["unknown", "continues", "repeats", "differs"]
+ContinuationVerdict = Literal["unknown", "continues", "repeats", "differs"]
 _ALIKE = 12  # characters: an answer that goes on hardly ever says so many of its first ones again
 
 
@@ -29,7 +29,7 @@ class Continuation:
         self._tells = len(start) == _ALIKE and start not in self._begun[1:]
         self._said = ""
 
-    def take(self, event: Event) -> Verdict:
+    def take(self, event: Event) -> ContinuationVerdict:
         choices = event[1]["choices"]
         self.events.append(event)
         self._said = (self._said + "".join(map(_text, choices))).lstrip()
@@ -38,7 +38,7 @@ class Continuation:
             self.events = deque([_saying(event[1], self._said[len(self._begun) :])])
         return verdict
 
-    def _verdict(self, *, ended: bool) -> Verdict:
+    def _verdict(self, *, ended: bool) -> ContinuationVerdict:
         said, begun = self._said, self._begun
         if not self._tells:
             return "continues"

@@ -24,7 +24,7 @@ from ...protocol.errors import (
 )
 from ...protocol.http import sse
 from ..request.json_narrowing import parsed, table, tables
-from .continuation_check import Continuation, Verdict
+from .continuation_check import Continuation, ContinuationVerdict
 from .interfaces import CloudFailure
 
 log = logging.getLogger("updraft.router")
@@ -107,7 +107,7 @@ class HttpCloudTier:
     async def aclose(self) -> None:
         await self._client.aclose()
 
-    def _check(self, verdict: Verdict) -> None:
+    def _check(self, verdict: ContinuationVerdict) -> None:
         if verdict == "continues":
             return
         self.continues = False
@@ -170,10 +170,10 @@ class HttpCloudStream:
         held.extend(self._ready)
         self._ready = held
 
-    async def go_on(self, begun: str) -> Verdict:
+    async def go_on(self, begun: str) -> ContinuationVerdict:
         """Read until it is known whether this goes on with `begun`; what it repeats of that is left out."""
         continuation = Continuation(begun)
-        verdict: Verdict = "unknown"
+        verdict: ContinuationVerdict = "unknown"
         async for event in self:
             if (verdict := continuation.take(event)) != "unknown":
                 break

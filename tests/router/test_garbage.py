@@ -13,8 +13,8 @@ from updraft.classifier.online.experience import Experience
 from updraft.protocol.http.sse import MAX_EVENT_BYTES
 from updraft.router.accounting.budget import Limits
 from updraft.router.accounting.ledger import Ledger
-from updraft.router.feedback.collector import Learner
-from updraft.router.gates.exploration import LearningGates
+from updraft.router.feedback.collector import ExperienceCollector
+from updraft.router.gates.exploration import ExplorationGates
 
 DEEP = b"[" * 5000 + b"]" * 5000
 
@@ -102,8 +102,8 @@ def test_what_says_something_is_an_answer(
 
     async def test() -> None:
         cloud.says = (200, whole(message))
-        async with bench(LearningGates(ScriptedGates(after=True))) as b:
-            b.router._learner = Learner(Experience(tmp_path / "experience.sqlite3"), "pair")
+        async with bench(ExplorationGates(ScriptedGates(after=True))) as b:
+            b.router._learner = ExperienceCollector(Experience(tmp_path / "experience.sqlite3"), "pair")
             answer = await b.answer()
             assert (answer["choices"][0]["message"], answer["updraft"]["route"]) == (message, "escalated")
         assert [row.status for row in b.rows()] == [200]

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from updraft.protocol.errors import ContextLengthError
 from updraft.router.config import RouterConfig
 from updraft.router.factory import middle_rungs, open_cloud
-from updraft.router.gates.gates import Verdict
+from updraft.router.gates.gates import GateDecision
 from updraft.router.state import Tiers
 from updraft.router.tiers.interfaces import LocalAnswer
 
@@ -136,7 +136,7 @@ class ScriptedGates:
     def __init__(self, *, before: bool = False, during_at: int | None = None, after: bool = False) -> None:
         self._before, self._during_at, self._after = before, during_at, after
 
-    def before(self, messages: Any, quality: float | None) -> Verdict:
+    def before(self, messages: Any, quality: float | None) -> GateDecision:
         return self._verdict(1, self._before)
 
     def read_ahead(self, messages: Any) -> None:
@@ -145,14 +145,14 @@ class ScriptedGates:
     def read_lines(self, answer: str) -> None:
         pass
 
-    def during(self, messages: Any, answer: LocalAnswer, quality: float | None) -> Verdict:
+    def during(self, messages: Any, answer: LocalAnswer, quality: float | None) -> GateDecision:
         return self._verdict(2, self._during_at is not None and len(answer.tokens) >= self._during_at)
 
-    def after(self, messages: Any, answer: LocalAnswer, quality: float | None) -> Verdict:
+    def after(self, messages: Any, answer: LocalAnswer, quality: float | None) -> GateDecision:
         return self._verdict(3, self._after)
 
-    def _verdict(self, gate: int, escalate: bool) -> Verdict:
-        return Verdict(gate, escalate, f"gate {gate}", 0.9 if escalate else 0.1, 0.5)
+    def _verdict(self, gate: int, escalate: bool) -> GateDecision:
+        return GateDecision(gate, escalate, f"gate {gate}", 0.9 if escalate else 0.1, 0.5)
 
 
 @dataclass

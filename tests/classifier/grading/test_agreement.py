@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.classifier.grading.agreement import Said, agree, grades
+from updraft.classifier.grading.agreement import ComparableAnswer, agree, grades
 
 LONG = "The mitochondrion turns sugar into energy that the cell can use, by way of many small steps."
 OTHER = "Photosynthesis happens in the chloroplasts of plants, which catch light with a green dye."
@@ -185,32 +185,36 @@ def test_json_knows_truth_from_one_and_long_numbers_apart() -> None:
 
 
 def test_an_answer_that_is_none_counts_against_its_tier() -> None:
-    assert grades(Said("Paris"), Said("Paris")) == (1, 1)
-    assert grades(Said("Rome"), Said("Paris")) == (0, 1)
-    assert grades(Said("Paris"), Said("")) == (1, 0)
-    assert grades(Said("Paris"), Said("I cannot help with that.")) == (1, 0)
-    assert grades(Said("It is Paris and", "length"), Said("Paris")) == (0, 1)
-    assert grades(Said(""), Said("")) == (0, 0)
+    assert grades(ComparableAnswer("Paris"), ComparableAnswer("Paris")) == (1, 1)
+    assert grades(ComparableAnswer("Rome"), ComparableAnswer("Paris")) == (0, 1)
+    assert grades(ComparableAnswer("Paris"), ComparableAnswer("")) == (1, 0)
+    assert grades(ComparableAnswer("Paris"), ComparableAnswer("I cannot help with that.")) == (1, 0)
+    assert grades(ComparableAnswer("It is Paris and", "length"), ComparableAnswer("Paris")) == (0, 1)
+    assert grades(ComparableAnswer(""), ComparableAnswer("")) == (0, 0)
 
 
-CALLED = Said("", "tool_calls", (("add", '{"a": 1, "b": [2]}'), ("now", "")))
+CALLED = ComparableAnswer("", "tool_calls", (("add", '{"a": 1, "b": [2]}'), ("now", "")))
 
 
 @pytest.mark.parametrize(
     ("local", "cloud", "graded"),
     [
         (CALLED, CALLED, (1, 1)),
-        (Said("So I call:", "tool_calls", (("now", "{}"), ("add", '{"b":[2],"a":1}'))), CALLED, (1, 1)),
-        (Said("", "tool_calls", (("add", '{"a": 1, "b": [3]}'), ("now", ""))), CALLED, (0, 1)),
-        (Said("", "tool_calls", CALLED.calls[:1]), CALLED, (0, 1)),
-        (Said("", "tool_calls", (*CALLED.calls, CALLED.calls[0])), CALLED, (0, 1)),
-        (Said("It is 3."), CALLED, (0, 1)),
-        (Said("add(1, [2])"), Said("add(1, [2])", "tool_calls", CALLED.calls), (0, 1)),
-        (CALLED, Said("It is 3."), (0, 1)),
-        (Said("", "tool_calls", (("now", "half {"),)), Said("", "tool_calls", (("now", "half {"),)), (1, 1)),
-        (Said("", "length", CALLED.calls), CALLED, (0, 1)),
-        (CALLED, Said("", "length", CALLED.calls), (1, 0)),
+        (ComparableAnswer("So I call:", "tool_calls", (("now", "{}"), ("add", '{"b":[2],"a":1}'))), CALLED, (1, 1)),
+        (ComparableAnswer("", "tool_calls", (("add", '{"a": 1, "b": [3]}'), ("now", ""))), CALLED, (0, 1)),
+        (ComparableAnswer("", "tool_calls", CALLED.calls[:1]), CALLED, (0, 1)),
+        (ComparableAnswer("", "tool_calls", (*CALLED.calls, CALLED.calls[0])), CALLED, (0, 1)),
+        (ComparableAnswer("It is 3."), CALLED, (0, 1)),
+        (ComparableAnswer("add(1, [2])"), ComparableAnswer("add(1, [2])", "tool_calls", CALLED.calls), (0, 1)),
+        (CALLED, ComparableAnswer("It is 3."), (0, 1)),
+        (
+            ComparableAnswer("", "tool_calls", (("now", "half {"),)),
+            ComparableAnswer("", "tool_calls", (("now", "half {"),)),
+            (1, 1),
+        ),
+        (ComparableAnswer("", "length", CALLED.calls), CALLED, (0, 1)),
+        (CALLED, ComparableAnswer("", "length", CALLED.calls), (1, 0)),
     ],
 )
-def test_answers_that_call_tools(local: Said, cloud: Said, graded: tuple[float, float]) -> None:
+def test_answers_that_call_tools(local: ComparableAnswer, cloud: ComparableAnswer, graded: tuple[float, float]) -> None:
     assert grades(local, cloud) == graded

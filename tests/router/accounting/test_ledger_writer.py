@@ -17,13 +17,13 @@ from cascade_bench import run
 from router_fakes import FakeCloud
 from updraft.router.accounting.budget import Limits
 from updraft.router.accounting.ledger import Ledger
-from updraft.router.accounting.ledger_writer import CLOSING_S, Books
+from updraft.router.accounting.ledger_writer import CLOSING_S, LedgerWriter
 from updraft.router.accounting.prices import Prices
-from updraft.router.accounting.request_record import Record
+from updraft.router.accounting.request_record import RequestRecord
 from updraft.router.config import CacheSettings
 from updraft.router.privacy.rules import Privacy
 
-ROW = Record(Prices(), "large").row(200)
+ROW = RequestRecord(Prices(), "large").row(200)
 
 
 @contextmanager
@@ -125,13 +125,13 @@ def test_the_end_waits_for_the_last_rows_and_says_which_are_lost(
 ) -> None:
     async def test() -> None:
         path = tmp_path / "ledger.sqlite3"
-        books = Books(Ledger(path, busy_s=0.01))
+        ledger_writer = LedgerWriter(Ledger(path, busy_s=0.01))
         with held(path) as other:
-            books.enter(ROW)
+            ledger_writer.enter(ROW)
             if released:
                 asyncio.get_running_loop().call_later(0.4, other.execute, "COMMIT")
             began = time.monotonic()
-            await books.close()
+            await ledger_writer.close()
             assert time.monotonic() - began < (3 if released else CLOSING_S + 2)
         reader = Ledger(path)
         assert [row.id for row in reader.rows()] == ([ROW.id] if released else [])
@@ -145,13 +145,13 @@ def test_the_end_waits_for_the_last_rows_and_says_which_are_lost(
 def test_what_cannot_be_written_keeps_nobody_waiting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         ledger = Ledger(tmp_path / "ledger.sqlite3")
-        books = Books(ledger)
-        books.enter(ROW)
-        books.enter(ROW)
-        books.enter(replace(ROW, id="b", gate=2**70))
-        books.enter(replace(ROW, id="c"))
+        ledger_writer = LedgerWriter(ledger)
+        ledger_writer.enter(ROW)
+        ledger_writer.enter(ROW)
+        ledger_writer.enter(replace(ROW, id="b", gate=2**70))
+        ledger_writer.enter(replace(ROW, id="c"))
         assert [row.id for row in ledger.rows()] == ["c", ROW.id]
-        await books.close()
+        await ledger_writer.close()
 
     run(test())
     assert caplog.text.count("cannot be entered in the ledger") == 2

@@ -24,12 +24,12 @@ from updraft.embedded.pocket import policy_folder as pocket_policy_folder
 from updraft.protocol.http.wire import WireRequest
 from updraft.protocol.requests import Message
 from updraft.router.accounting.prices import Prices
-from updraft.router.accounting.request_record import Record
+from updraft.router.accounting.request_record import RequestRecord
 from updraft.router.config import CacheSettings, Middle, RouterConfig
 from updraft.router.factory import load_learning_gates
-from updraft.router.feedback.collector import MOST_WAITING, Learner, LearningCounts, Seen
-from updraft.router.gates.exploration import LearningGates
-from updraft.router.gates.gates import Verdict
+from updraft.router.feedback.collector import MOST_WAITING, ExperienceCollector, JudgedRequest, LearningCounts
+from updraft.router.gates.exploration import ExplorationGates
+from updraft.router.gates.gates import GateDecision
 from updraft.router.router import Router
 from updraft.router.tiers.interfaces import LocalAnswer
 from updraft.text.tools.calls import ToolSyntax
@@ -88,7 +88,7 @@ def kept(tmp_path: Path) -> list[Observation]:
 
 
 def test_an_escalation_is_a_label_without_text(cloud: FakeCloud, tmp_path: Path) -> None:
-    gates = LearningGates(ScriptedGates(after=True))
+    gates = ExplorationGates(ScriptedGates(after=True))
     (info,) = routed(cloud, tmp_path, gates)
     assert info["tier"] == "cloud"
     (row,) = kept(tmp_path)
@@ -131,7 +131,7 @@ def test_tool_calls_are_compared_by_what_they_call(
     cloud.says = (200, json.dumps({"choices": [choice]}).encode())
     device = ScriptedLocal(local)
     device.tool_format = ToolFormat("hermes", ToolSyntax("<tool_call>", "</tool_call>"), {})
-    (info,) = routed(cloud, tmp_path, LearningGates(ScriptedGates(after=True)), local=device, asks={"tools": [ADDS]})
+    (info,) = routed(cloud, tmp_path, ExplorationGates(ScriptedGates(after=True)), local=device, asks={"tools": [ADDS]})
     assert info["tier"] == "cloud"
     (row,) = kept(tmp_path)
     assert row.pair_grades == graded
@@ -146,7 +146,7 @@ def test_a_whole_answer_of_another_form_has_no_grade_whatever_became_of_the_draf
     usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4, "completion_tokens_details": details}
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
     cloud.says = (200, json.dumps({"choices": [choice], "usage": usage}).encode())
-    (info,) = routed(cloud, tmp_path, LearningGates(ScriptedGates(after=True)))
+    (info,) = routed(cloud, tmp_path, ExplorationGates(ScriptedGates(after=True)))
     assert info["tier"] == "cloud"
     (row,) = kept(tmp_path)
     assert (row.pair_grades, row.accepted) == (None, 0.0)
@@ -164,16 +164,16 @@ class SlowDisk(Experience):
         super().add(*observations, busy_s=busy_s)
 
 
-def judged(text: str = "4") -> Seen:
+def judged(text: str = "4") -> JudgedRequest:
     """A local answer that gate 3 let stay."""
-    record = Record(Prices(), "large")
-    record.decide(Verdict(3, escalate=False, reason="stays", p_gain=0.1, propensity=1.0))
-    return Seen(record, ASKED, LocalAnswer(text=text, finish_reason="stop"))
+    record = RequestRecord(Prices(), "large")
+    record.decide(GateDecision(3, escalate=False, reason="stays", p_gain=0.1, propensity=1.0))
+    return JudgedRequest(record, ASKED, LocalAnswer(text=text, finish_reason="stop"))
 
 
 def test_what_comes_too_fast_is_dropped_and_counted(tmp_path: Path) -> None:
     disk = SlowDisk(tmp_path / "experience.sqlite3")
-    learner = Learner(disk, PAIR, explored=1.0)
+    learner = ExperienceCollector(disk, PAIR, explored=1.0)
     try:
         for _ in range(MOST_WAITING + 3):
             learner.observe(judged())
@@ -190,7 +190,7 @@ def test_a_stop_waits_once_for_who_holds_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_s: float, counts: LearningCounts
 ) -> None:
     monkeypatch.setattr("updraft.router.feedback.collector.BUSY_S", 1.0)
-    learner = Learner(Experience(tmp_path / "experience.sqlite3"), PAIR)
+    learner = ExperienceCollector(Experience(tmp_path / "experience.sqlite3"), PAIR)
 
     async def stop(other: sqlite3.Connection) -> tuple[float, int]:
         for _ in range(12):
@@ -215,7 +215,7 @@ def test_a_stop_waits_once_for_who_holds_the_file(
 
 def test_an_answer_that_cannot_be_kept_costs_no_other(tmp_path: Path) -> None:
     disk = SlowDisk(tmp_path / "experience.sqlite3")
-    learner = Learner(disk, PAIR, keep_text=True)
+    learner = ExperienceCollector(disk, PAIR, keep_text=True)
     for text in ("4", "\ud800 is no character", "5"):
         learner.observe(judged(text))
     disk.spins.set()
@@ -230,14 +230,14 @@ def test_a_disk_that_fails_is_counted(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Experience, "add", full)
     seen: list[LearningCounts] = []
-    close = Learner.close
+    close = ExperienceCollector.close
 
-    async def closing(learner: Learner) -> None:
+    async def closing(learner: ExperienceCollector) -> None:
         await close(learner)
         seen.append(learner.counts)
 
-    monkeypatch.setattr(Learner, "close", closing)
-    (info,) = routed(cloud, tmp_path, LearningGates(ScriptedGates()))
+    monkeypatch.setattr(ExperienceCollector, "close", closing)
+    (info,) = routed(cloud, tmp_path, ExplorationGates(ScriptedGates()))
     assert info["tier"] == "local", "the answer does not suffer"
     assert seen == [LearningCounts(failed=1)]
 
@@ -245,7 +245,7 @@ def test_a_disk_that_fails_is_counted(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_counts_are_metrics(cloud: FakeCloud, tmp_path: Path) -> None:
     async def run() -> dict[str, float]:
         config = RouterConfig(cloud_url=cloud.url, cloud_model="large", experience=tmp_path / "e.sqlite3")
-        router = Router(config, tiers(ScriptedLocal(), config, LearningGates(ScriptedGates())))
+        router = Router(config, tiers(ScriptedLocal(), config, ExplorationGates(ScriptedGates())))
         await router.start()
         try:
             body = json.dumps({"model": "auto", "messages": [{"role": "user", "content": "2 + 2?"}]}).encode()
@@ -271,7 +271,7 @@ def test_the_counts_are_metrics(cloud: FakeCloud, tmp_path: Path) -> None:
 
 
 def test_a_middle_cloud_teaches_nothing_about_the_pair(cloud: FakeCloud, tmp_path: Path) -> None:
-    gates = LearningGates(ScriptedGates(after=True))
+    gates = ExplorationGates(ScriptedGates(after=True))
     (info,) = routed(cloud, tmp_path, gates, middle=(Middle(cloud.url, "medium"),))
     assert info["tier"] == "cloud"
     assert kept(tmp_path) == []
@@ -282,7 +282,7 @@ def test_a_file_that_is_none_stops_learning_and_no_answer(
 ) -> None:
     path = tmp_path / "experience.sqlite3"
     path.write_bytes(b"garbage-garbage" * 100)
-    found = routed(cloud, tmp_path, LearningGates(ScriptedGates(after=True)), 3)
+    found = routed(cloud, tmp_path, ExplorationGates(ScriptedGates(after=True)), 3)
     assert [info["tier"] for info in found] == ["cloud"] * 3
     (told,) = [record.getMessage() for record in caplog.records if record.name == "updraft.router"]
     assert told.startswith("this router learns nothing from use") and str(path) in told and "move it away" in told
@@ -290,20 +290,20 @@ def test_a_file_that_is_none_stops_learning_and_no_answer(
 
 
 def test_text_is_kept_where_the_user_asks_for_it(cloud: FakeCloud, tmp_path: Path) -> None:
-    routed(cloud, tmp_path, LearningGates(ScriptedGates()), experience_text=True)
+    routed(cloud, tmp_path, ExplorationGates(ScriptedGates()), experience_text=True)
     (row,) = kept(tmp_path)
     assert (row.prompt, row.answer) == ("Question 0: 2 + 2?", LOCAL_TEXT)
     assert row.grades is None, "what stays local has no label"
 
 
 def test_what_goes_up_at_once_or_stops_early_teaches_nothing(cloud: FakeCloud, tmp_path: Path) -> None:
-    routed(cloud, tmp_path, LearningGates(ScriptedGates(before=True)))
-    routed(cloud, tmp_path, LearningGates(ScriptedGates(during_at=2)))
+    routed(cloud, tmp_path, ExplorationGates(ScriptedGates(before=True)))
+    routed(cloud, tmp_path, ExplorationGates(ScriptedGates(during_at=2)))
     assert kept(tmp_path) == []
 
 
 def test_exploration_sends_its_share_up_and_says_so(cloud: FakeCloud, tmp_path: Path) -> None:
-    gates = LearningGates(ScriptedGates(), exploration=0.25, rng=random.Random(3))
+    gates = ExplorationGates(ScriptedGates(), exploration=0.25, rng=random.Random(3))
     coins = random.Random(3)
     found = routed(cloud, tmp_path, gates, 40, exploration=0.25)
     explored = [info for info in found if info["tier"] == "cloud"]
@@ -318,7 +318,7 @@ def test_exploration_sends_its_share_up_and_says_so(cloud: FakeCloud, tmp_path: 
 
 
 def test_what_a_coin_sent_up_is_not_repeated(cloud: FakeCloud, tmp_path: Path) -> None:
-    gates = LearningGates(ScriptedGates(), exploration=0.25, rng=random.Random(1))  # draws the first, not the second
+    gates = ExplorationGates(ScriptedGates(), exploration=0.25, rng=random.Random(1))  # draws the first, not the second
     same = {"messages": [{"role": "user", "content": "2 + 2?"}], "temperature": 0}
     found = routed(cloud, tmp_path, gates, 4, exploration=0.25, cache=CacheSettings(max_mb=1), asks=same)
     assert [info["route"] for info in found] == ["escalated", "local", "cache", "cache"]
@@ -326,7 +326,7 @@ def test_what_a_coin_sent_up_is_not_repeated(cloud: FakeCloud, tmp_path: Path) -
 
 @pytest.mark.parametrize("early", [{"before": True}, {"during_at": 2}, {"before": True, "during_at": 2}])
 def test_exploration_sees_what_gates_1_and_2_send_up(cloud: FakeCloud, tmp_path: Path, early: dict[str, Any]) -> None:
-    gates = LearningGates(ScriptedGates(**early), exploration=0.25, rng=random.Random(3))
+    gates = ExplorationGates(ScriptedGates(**early), exploration=0.25, rng=random.Random(3))
     coins = random.Random(3)
     found = routed(cloud, tmp_path, gates, 40, exploration=0.25)
     drawn = [info for info in found if info["reason"] == "exploration: would go up, gate 3"]
@@ -339,7 +339,7 @@ def test_exploration_sees_what_gates_1_and_2_send_up(cloud: FakeCloud, tmp_path:
 
 def test_the_draw_knows_nothing_of_the_request(cloud: FakeCloud, tmp_path: Path) -> None:
     """What went up by gate 3 alone is a label like any other, and part of the draw only by the same coin."""
-    gates = LearningGates(ScriptedGates(after=True), exploration=0.25, rng=random.Random(3))
+    gates = ExplorationGates(ScriptedGates(after=True), exploration=0.25, rng=random.Random(3))
     routed(cloud, tmp_path, gates, 40, exploration=0.25)
     coins = random.Random(3)
     rows = sorted(kept(tmp_path), key=lambda row: row.at)
@@ -358,7 +358,7 @@ def test_what_only_the_coin_grades_has_the_coins_chance(
     cloud: FakeCloud, tmp_path: Path, unlearned: dict[str, Any]
 ) -> None:
     settings = {**unlearned, **({"middle": (Middle(cloud.url, "medium"),)} if "middle" in unlearned else {})}
-    gates = LearningGates(ScriptedGates(after=True), exploration=0.25, rng=random.Random(3))
+    gates = ExplorationGates(ScriptedGates(after=True), exploration=0.25, rng=random.Random(3))
     routed(cloud, tmp_path, gates, 40, exploration=0.25, **settings)
     coins = random.Random(3)
     rows = [row for row in kept(tmp_path) if row.grades is not None]
@@ -381,7 +381,7 @@ def test_what_only_the_coin_grades_has_the_coins_chance(
 def test_what_gate_3_has_graded_anyway_is_certain(cloud: FakeCloud, tmp_path: Path, learned: dict[str, Any]) -> None:
     medium = (Middle(cloud.url, "medium", skip_above=0.5),)
     settings = {**learned, **({"middle": medium} if "middle" in learned else {})}
-    gates = LearningGates(ScriptedGates(after=True), exploration=0.25, rng=random.Random(3))
+    gates = ExplorationGates(ScriptedGates(after=True), exploration=0.25, rng=random.Random(3))
     routed(cloud, tmp_path, gates, 40, exploration=0.25, **settings)
     assert {(row.drawn, row.propensity) for row in kept(tmp_path)} == {(0, 1), (1, 1)}
 
@@ -393,18 +393,18 @@ def test_nothing_is_explored_where_nothing_is_kept(
     path = tmp_path / "experience.sqlite3"
     path.write_bytes(b"garbage-garbage" * 100)
     settings: dict[str, Any] = {} if damaged else {"experience": None}
-    found = routed(cloud, tmp_path, LearningGates(ScriptedGates(), exploration=1.0), 2, exploration=1.0, **settings)
+    found = routed(cloud, tmp_path, ExplorationGates(ScriptedGates(), exploration=1.0), 2, exploration=1.0, **settings)
     assert [info["reason"] for info in found] == ["gate 3"] * 2
     assert cloud.requests == []
     told = [record.getMessage() for record in caplog.records if record.name == "updraft.router"]
     assert told[-1].startswith("exploration is off: what it would teach is kept nowhere")
     assert len(told) == 1 + damaged
-    (info,) = routed(cloud, tmp_path, LearningGates(ScriptedGates(), shadow=True), shadow=True, **settings)
+    (info,) = routed(cloud, tmp_path, ExplorationGates(ScriptedGates(), shadow=True), shadow=True, **settings)
     assert (info["tier"], info["reason"]) == ("cloud", "shadow: would stay, gate 3"), "a shadow looks on all the same"
 
 
 def test_what_is_drawn_is_neither_raced_nor_left_to_a_middle_cloud(cloud: FakeCloud, tmp_path: Path) -> None:
-    gates = LearningGates(ScriptedGates(), exploration=1.0)
+    gates = ExplorationGates(ScriptedGates(), exploration=1.0)
     slow = ScriptedLocal(delay_s=0.02)
     found = routed(
         cloud, tmp_path, gates, 3, local=slow, exploration=1.0, race_above=0.0, middle=(Middle(cloud.url, "medium"),)
@@ -421,7 +421,7 @@ def test_a_shadow_decides_and_does_not_act(cloud: FakeCloud, tmp_path: Path) -> 
         (ScriptedGates(before=True, after=True), "shadow: would go up, gate 3"),
         (ScriptedGates(before=True), "shadow: would go up, gate 3"),
     ):
-        (info,) = routed(cloud, tmp_path, LearningGates(gates, shadow=True), shadow=True)
+        (info,) = routed(cloud, tmp_path, ExplorationGates(gates, shadow=True), shadow=True)
         assert (info["tier"], info["reason"]) == ("cloud", reason)
     assert [(row.propensity, row.explored, row.drawn) for row in kept(tmp_path)] == [(1, 1, 1)] * 3
 
@@ -435,7 +435,7 @@ class Watching(ScriptedGates):
         super().__init__()
         self.asked_for: list[float | None] = []
 
-    def before(self, messages: Any, quality: float | None) -> Verdict:
+    def before(self, messages: Any, quality: float | None) -> GateDecision:
         self.asked_for.append(quality)
         return super().before(messages, quality)
 
@@ -444,7 +444,7 @@ def test_an_alarm_makes_the_gates_more_cautious_and_ends(tmp_path: Path) -> None
     rng = np.random.default_rng(0)
     monitor = DriftMonitor(Usual(rng.beta(1, 3, 500)))
     inner = Watching()
-    gates = LearningGates(inner, monitor=monitor)
+    gates = ExplorationGates(inner, monitor=monitor)
     assert gates.before(ASKED, None).reason == "gate 1"
     for p_gain in rng.beta(6, 2, 300):
         monitor.asked(float(p_gain))
@@ -502,7 +502,7 @@ def test_a_policy_of_another_pair_has_no_alarm(
 
 
 def test_a_stream_that_was_drawn_is_held_until_all_gates_have_seen_it(cloud: FakeCloud, tmp_path: Path) -> None:
-    async def run(gates: LearningGates) -> bytes:
+    async def run(gates: ExplorationGates) -> bytes:
         file = tmp_path / "experience.sqlite3"
         config = RouterConfig(
             cloud_url=cloud.url, cloud_model="large", experience=file, hold_tokens=1, cloud_continues=True
@@ -516,9 +516,9 @@ def test_a_stream_that_was_drawn_is_held_until_all_gates_have_seen_it(cloud: Fak
         finally:
             await router.close()
 
-    streamed = asyncio.run(run(LearningGates(ScriptedGates())))
+    streamed = asyncio.run(run(ExplorationGates(ScriptedGates())))
     assert b'"tier":"local"' in streamed
-    drawn = asyncio.run(run(LearningGates(ScriptedGates(during_at=1), exploration=1.0)))
+    drawn = asyncio.run(run(ExplorationGates(ScriptedGates(during_at=1), exploration=1.0)))
     assert b'"tier":"cloud"' in drawn and b"exploration: would go up, gate 3" in drawn
     assert b'"content":"one"' in streamed and b'"content":"one"' not in drawn
     assert cloud.requests[-1]["prediction"]["content"] == LOCAL_TEXT

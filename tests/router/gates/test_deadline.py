@@ -10,8 +10,8 @@ import pytest
 from cascade_bench import run
 from router_fakes import FakeCloud, ScriptedGates
 from updraft.protocol.errors import ContextLengthError
-from updraft.router.gates.deadline import Pace, plan
-from updraft.router.gates.exploration import LearningGates
+from updraft.router.gates.deadline import LatencyEstimates, plan
+from updraft.router.gates.exploration import ExplorationGates
 
 
 @pytest.mark.parametrize(
@@ -33,12 +33,12 @@ def test_the_plan(remaining: float, local: float | None, cloud: float | None, tr
 
 
 def test_the_pace_is_what_nine_in_ten_took_lately() -> None:
-    pace = Pace()
-    assert pace.expected_s("local") is None
+    latency = LatencyEstimates()
+    assert latency.expected_s("local") is None
     for seconds in [100.0] * 64 + [1.0] * 60 + [9.0] * 4:
-        pace.saw("local", seconds)
-    assert pace.expected_s("local") == 1.0
-    assert pace.expected_s("cloud") is None
+        latency.observe("local", seconds)
+    assert latency.expected_s("local") == 1.0
+    assert latency.expected_s("cloud") is None
 
 
 def test_a_request_in_a_hurry_tries_one_tier(bench: Any, cloud: FakeCloud) -> None:
@@ -65,7 +65,7 @@ def test_the_coin_is_not_thrown_in_a_hurry(bench: Any, cloud: FakeCloud, tmp_pat
     """What is drawn takes the time of both tiers: where there is none, gate 1 decides which of them answers."""
 
     async def test() -> None:
-        gates = LearningGates(ScriptedGates(before=True), exploration=1.0)
+        gates = ExplorationGates(ScriptedGates(before=True), exploration=1.0)
         async with bench(gates, experience=tmp_path / "experience.sqlite3") as b:
             b.local.delay_s, cloud.delay_s = 0.1, 0.4
             drawn = (await b.answer(timeout_s=30.0))["updraft"]

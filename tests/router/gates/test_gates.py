@@ -102,10 +102,10 @@ def test_confidence_without_a_policy() -> None:
     assert not gates.before(MESSAGES, 0.98).escalate
     sure, unsure = written(*[math.log(0.9)] * 20), written(*[math.log(0.7)] * 20)
     assert not gates.after(MESSAGES, sure, 0.98).escalate
-    verdict = gates.after(MESSAGES, unsure, 0.98)
-    assert verdict.escalate
-    assert verdict.reason == "uncalibrated: mean token probability 0.70 below 0.80 after generation"
-    assert verdict.p_gain is None
+    decision = gates.after(MESSAGES, unsure, 0.98)
+    assert decision.escalate
+    assert decision.reason == "uncalibrated: mean token probability 0.70 below 0.80 after generation"
+    assert decision.p_gain is None
     assert not gates.during(MESSAGES, unsure, 0.98).escalate
     collapsed = written(*[math.log(0.99)] * 100, *[math.log(0.2)] * 16)
     assert gates.during(MESSAGES, collapsed, 0.98).escalate
@@ -161,9 +161,9 @@ def test_a_policy_folder_that_is_none(tmp_path: Path) -> None:
 def test_a_promise_on_average_is_named_in_every_reason_and_kept_for_targets_of_requests() -> None:
     policy = ScriptedPolicy()
     gates = PolicyGates(policy, Aim("cloud_share", 0.3, promise="mean"))
-    verdict = gates.before(MESSAGES, None)
+    decision = gates.before(MESSAGES, None)
     assert (
-        verdict.reason == "P(gain) 0.200 at most 0.500 before generation, a threshold that keeps the target on average"
+        decision.reason == "P(gain) 0.200 at most 0.500 before generation, a threshold that keeps the target on average"
     )
     gates.before(MESSAGES, 0.9)
     assert policy.aims == [Aim("cloud_share", 0.3, promise="mean"), Aim("quality", 0.9, promise="mean")]
@@ -177,5 +177,5 @@ def test_no_reason_names_a_promise_that_nobody_gives() -> None:
     own, answer = PolicyGates(ScriptedPolicy(), mean), written(-0.1)
     for gates, promised in ((own, True), (foreign, False), (cost, False)):
         told = gates.before(MESSAGES, None), gates.during(MESSAGES, answer, None), gates.after(MESSAGES, answer, None)
-        assert [verdict.reason.endswith("on average") for verdict in told] == [promised] * 3
+        assert [decision.reason.endswith("on average") for decision in told] == [promised] * 3
     assert cost.before(MESSAGES, 0.9).reason.endswith("on average"), "a request's own quality is promised all the same"
