@@ -1,0 +1,188 @@
+"""Inside a room folders import downwards only. Nothing imports in a circle. No folder has more than a dozen files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import pytest
+from import_graph import FLOORS, ROOT, imports_of, sources
+
+#: The folders and modules of each room, from its top floor down. Those of one line may import each other.
+ROOMS = {
+    "protocol": [
+        "http",
+        "embeddings requests responses",
+        "prompts structured sampling settings",
+        "errors flags noise unicode_forms wal",
+    ],
+    "text": ["tools", "grammars", "tokenizer", "templates", "detokenize logit_edits fair_queue"],
+    "local_engine": [
+        "tuning",
+        "opening",
+        "trial_load build_check",
+        "engine pool",
+        "runtime",
+        "options",
+        "llama",
+        "store",
+        "machine",
+        "sampling",
+    ],
+    "classifier": [
+        "online",
+        "training",
+        "evaluation",
+        "policy",
+        "grading",
+        "calibration",
+        "features",
+        "graded_row target",
+        "arrays optional",
+    ],
+    "cloud_engine": ["gateway", "node", "engine", "models"],
+    "cloud_engine.engine": [
+        "process",
+        "engine",
+        "output",
+        "speculation",
+        "execution",
+        "scheduling",
+        "kv",
+        "types",
+        "config stats",
+    ],
+    "cloud_engine.node": ["__main__ process", "api", "answers"],
+    "cloud_engine.models": ["compile", "loading", "families", "decoder", "layers", "config rope", "fields"],
+    "router": [
+        "server",
+        "router",
+        "factory",
+        "responses",
+        "cascade",
+        "state",
+        "feedback",
+        "settings_sources",
+        "config",
+        "accounting",
+        "gates",
+        "tiers",
+        "privacy",
+        "request",
+    ],
+    "sdk": ["client", "transport", "runtime"],
+    "cli": [
+        "reference",
+        "main",
+        "bench demo",
+        "calibrate doctor evaluate learn servers talk tune why",
+        "models shared",
+        "bootstrap",
+    ],
+}
+#: Rooms whose parts are many of one kind.
+UNLIMITED = {"bench", "embedded/kinds", "cloud_engine/models/families"}
+MOST_FILES = 12
+#: The package is to come down to 45,000 lines; this bound only ever moves down.
+MOST_LINES = 51_200
+
+
+def modules() -> set[str]:
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in sources()}
+
+
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    """Every module with those that it imports, also inside functions and for types only."""
+    known = modules()
+    found: dict[str, set[str]] = {name: set() for name in known}
+    for path in sources():
+        for import_ in imports_of(path):
+            target = import_.target
+            while target and target not in known:
+                target = target.rpartition(".")[0]
+            if target and target != import_.source:
+                found.setdefault(import_.source, set()).add(target)
+    return found
+
+
+def upwards(room: str, floors: Iterable[str], imports: Mapping[str, set[str]]) -> list[str]:
+    """Imports of a room that do not go down, and parts of it without a floor."""
+    height = {part: floor for floor, parts in enumerate(reversed(list(floors))) for part in parts.split()}
+    wrong: list[str] = []
+    for source, targets in sorted(imports.items()):
+        if not source.startswith(f"{room}."):
+            continue
+        here = source.removeprefix(f"{room}.").partition(".")[0]
+        if here not in height:
+            wrong.append(f"{source} has no floor in ROOMS")
+            continue
+        for target in sorted(targets):
+            there = target.removeprefix(f"{room}.").partition(".")[0]
+            if target.startswith(f"{room}.") and here != there and height.get(there, 99) > height[here]:
+                wrong.append(f"{source} imports {target}")
+    return wrong
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_folders_of_a_room_import_downwards(room: str, graph: dict[str, set[str]]) -> None:
+    assert upwards(room, ROOMS[room], graph) == []
+
+
+def test_an_import_that_goes_up_is_found() -> None:
+    imports = {"room.low.a": {"room.high.b", "room.low.c"}, "room.high.b": {"room.low.a"}, "room.new": set[str]()}
+    assert upwards("room", ["high", "low"], imports) == [
+        "room.low.a imports room.high.b",
+        "room.new has no floor in ROOMS",
+    ]
+
+
+def test_every_room_with_folders_has_floors() -> None:
+    folders = {room for room in FLOORS for path in (ROOT / room).iterdir() if list(path.glob("*.py"))}
+    assert folders - set(ROOMS) - {"bench", "embedded"} == set()
+
+
+def circles(imports: Mapping[str, set[str]]) -> list[list[str]]:
+    """Modules that reach themselves, each circle once (Tarjan 1972)."""
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        order[module] = low[module] = len(order)
+        stack.append(module)
+        for target in imports[module]:
+            if target not in order:
+                visit(target)
+                low[module] = min(low[module], low[target])
+            elif target in stack:
+                low[module] = min(low[module], order[target])
+        if low[module] == order[module]:
+            at = stack.index(module)
+            if len(stack) - at > 1:
+                found.append(sorted(stack[at:]))
+            del stack[at:]
+
+    for module in sorted(imports):
+        if module not in order:
+            visit(module)
+    return found
+
+
+def test_nothing_imports_in_a_circle(graph: dict[str, set[str]]) -> None:
+    assert circles(graph) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+
+
+def test_no_folder_has_more_than_a_dozen_files() -> None:
+    files = Counter(path.parent.relative_to(ROOT).as_posix() for path in sources() if path.name != "__init__.py")
+    crowded = {folder: count for folder, count in files.items() if count > MOST_FILES and folder not in UNLIMITED}
+    assert crowded == {}
+
+
+def test_the_package_does_not_grow() -> None:
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in sources()) <= MOST_LINES

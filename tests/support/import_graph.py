@@ -1,0 +1,62 @@
+"""Which module of the package imports which: read from the source, nothing is imported."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FLOORS = {
+    "protocol": 1,
+    "text": 2,
+    "model_files": 2,
+    "kernels": 3,
+    "local_engine": 4,
+    "classifier": 4,
+    "cloud_engine": 4,
+    "embedded": 5,
+    "router": 6,
+    "sdk": 7,
+    "bench": 8,
+    "cli": 8,
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """`source` (dotted, below the package root) imports `target`; both without the leading `updraft`."""
+
+    source: str
+    target: str
+    where: str
+
+    @property
+    def rooms(self) -> tuple[str, str]:
+        return self.source.partition(".")[0], self.target.partition(".")[0]
+
+
+def sources() -> list[Path]:
+    rooms = [path for room in FLOORS for path in (ROOT / room).rglob("*.py")]
+    return sorted([*rooms, *ROOT.glob("*.py")])
+
+
+def imports_of(path: Path) -> Iterator[Import]:
+    """Every import of our own modules in a file, also those inside functions and `if TYPE_CHECKING`."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    source = ".".join(part for part in parts if part != "__init__")
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = ["updraft", *parts[: len(parts) - node.level], *((node.module or "").split("."))]
+            names = [".".join([*filter(None, base), alias.name]) for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name == "updraft" or name.startswith("updraft."):
+                yield Import(source, name.removeprefix("updraft").removeprefix("."), where)
