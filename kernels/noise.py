@@ -1,8 +1,8 @@
 """The noise that tokens are sampled with: numbers from 64-bit counters, in plain torch.
 
 Everything is a pure function of a request's seed, a token's position and a counter, so that a draw does not depend on
-what else is in the batch, on the device or on the order of the work. Counter `token id + 1` is a token's own; counter 0
-belongs to no token, and decides whether a draft is accepted. All arithmetic is modulo 2**64, on int64 tensors.
+what else is in the batch, on the device or on the order of the work. Counter `token id + 1` is a token's own. All
+arithmetic is modulo 2**64, on int64 tensors.
 """
 
 from __future__ import annotations
@@ -17,11 +17,6 @@ _FIRST, _SECOND = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 def noise_keys(seeds: Tensor, positions: Tensor) -> Tensor:
     """One key for each pair, int64."""
     return _mixed(_mixed(seeds) ^ positions)
-
-
-def recovery_keys(keys: Tensor) -> Tensor:
-    """Keys of a second stream: a token drawn in place of a refused draft must not see the noise of the draft."""
-    return _mixed(~keys)
 
 
 def uniforms(keys: Tensor, counters: Tensor) -> Tensor:

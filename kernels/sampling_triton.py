@@ -44,9 +44,7 @@ def launch_sample(logits: Tensor, sampling: Sampling, threshold: Tensor | None) 
         vocabulary, logits.stride(0), share.tiles,
         HAS_MASK=sampling.mask is not None, TRUNCATES=threshold is not None, TILE=TILE, num_warps=4,
     )  # fmt: skip
-    pick_kernel[(rows,)](
-        scores, tokens, out, None, share.programs, 1, HAS_PLACES=False, BLOCK=power_of_two(share.programs), num_warps=1
-    )
+    pick_kernel[(rows,)](scores, tokens, out, share.programs, BLOCK=power_of_two(share.programs), num_warps=1)
     return out
 
 
@@ -77,18 +75,15 @@ def draw_kernel(
 
 
 @triton.jit(do_not_specialize=["num_programs"])
-def pick_kernel(scores, tokens, out, places, num_programs, out_stride, HAS_PLACES: tl.constexpr, BLOCK: tl.constexpr):
-    """The best of what a row's programs have found, into column 0 or `places[row]` of the row of `out`."""
+def pick_kernel(scores, tokens, out, num_programs, BLOCK: tl.constexpr):
+    """The best of what a row's programs have found."""
     row = tl.program_id(0).to(tl.int64)
     programs = tl.arange(0, BLOCK)
     inside = programs < num_programs
     found = tl.load(scores + row * num_programs + programs, inside, float("-inf"))
     token = tl.load(tokens + row * num_programs + programs, inside, 0)
     _, best_token = better(tl.full((), float("-inf"), tl.float64), tl.full((), 0, tl.int32), found, token)
-    place = row * out_stride
-    if HAS_PLACES:
-        place += tl.load(places + row)
-    tl.store(out + place, best_token.to(tl.int64))
+    tl.store(out + row, best_token.to(tl.int64))
 
 
 @triton.jit

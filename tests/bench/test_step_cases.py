@@ -9,13 +9,11 @@ import pytest
 from updraft import bench
 from updraft.bench import step_cases
 from updraft.bench.step_cases import (
-    coupled_case,
     edits_case,
     kv_write_case,
     logprobs_case,
     probabilities_case,
     qk_norm_case,
-    rejection_case,
     truncated_case,
 )
 
@@ -26,8 +24,6 @@ CASES = [
     (probabilities_case(3, 64, "cpu"), 2 * 3 * 64 * 4),
     (logprobs_case(3, 64, "cpu"), 3 * 64 * 4),
     (edits_case(3, 80, "cpu"), 3 * 64 * 80),
-    (coupled_case(3, 2, 64, "cpu"), 3 * 2 * 8 + 2 * 3 * 3 * 8),
-    (rejection_case(3, 2, 64, "cpu"), 2 * 3 * 64 * 4 + 2 * 4 * 3 * 2),
 ]
 
 

@@ -27,7 +27,7 @@ def _pick(programs: int) -> Spec:
         f"pick-{programs}",
         pick_kernel,
         {**pointers, "num_programs": "i32"},
-        {"HAS_PLACES": False, "BLOCK": programs, "places": None, "out_stride": 1},
+        {"BLOCK": programs},
         tuple(pointers),
         num_warps=1,
     )
