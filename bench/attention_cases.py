@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..kernels.attention import QuerySpan
-from ..kernels.attention_launch import AttentionShape
-from ..kernels.attention_metadata import AttentionPlanner
-from ..kernels.attention_reference import ScoreRule
+from ..kernels.attention.launch import AttentionShape
+from ..kernels.attention.metadata import AttentionPlanner
+from ..kernels.attention.reference import ScoreRule
+from ..kernels.attention.types import QuerySpan
 from .kernels import Case, Run
 
 LLAMA_8B = AttentionShape(heads=32, kv_heads=8, head_dim=128, block_size=64)
@@ -74,7 +74,7 @@ def attention_cases(*, short: bool) -> list[Callable[[], Case]]:
 
 def attention_case(work: Workload, planner: AttentionPlanner | None = None) -> Case:
     """`planner`: that of the CUDA device unless given."""
-    from ..kernels.paged_attention_triton import attend
+    from ..kernels.attention.triton import attend
 
     shape = work.shape
     planner = planner or AttentionPlanner.on(torch.device("cuda"), shape)

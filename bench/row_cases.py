@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..kernels.gated import Activation, gated, reference_gated
-from ..kernels.rms_norm import Norm, add_rms_norm, reference_rms_norm, rms_norm
-from ..kernels.sampling import Sampling, sample
+from ..kernels.activation.ops import Activation, gated, reference_gated
+from ..kernels.norm.ops import Norm, add_rms_norm, reference_rms_norm, rms_norm
+from ..kernels.sampling.ops import Sampling, sample
 from .kernels import Case, Run
 
 _HIDDEN, _INTERMEDIATE, _VOCABULARY = 4096, 14336, 128256

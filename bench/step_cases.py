@@ -11,12 +11,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..kernels.kv_write import HeadNorms, HeadRule, Rotation, write_kv_
-from ..kernels.logit_edits import FlatEdits, apply_edits_
-from ..kernels.probabilities import log_probabilities, probabilities
-from ..kernels.rms_norm import Norm, qk_norm_
-from ..kernels.sampling import Sampling, sample
-from ..kernels.truncation import Truncation
+from ..kernels.kv_cache.ops import HeadNorms, HeadRule, Rotation, write_kv_
+from ..kernels.norm.ops import Norm, qk_norm_
+from ..kernels.sampling.logit_edits import FlatEdits, apply_edits_
+from ..kernels.sampling.ops import Sampling, sample
+from ..kernels.sampling.probabilities import log_probabilities, probabilities
+from ..kernels.sampling.reference import Truncation
 from .kernels import Case
 
 _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE = 32, 8, 128, 64

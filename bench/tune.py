@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..kernels.launch import Launch, Launches, Place, Trial, read_launches, trying, write_launches
+from ..kernels.runtime.launch import Launch, Launches, Place, Trial, read_launches, trying, write_launches
 from .kernels import Case, Clock, Say
 
 #: Tiles that may have any size; the others follow from what is computed.

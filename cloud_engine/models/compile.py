@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from ...kernels.native_continuation import NativeContinuation
-from ...kernels.native_decoder import DecoderWeights, LayerWeights, NativeDecoder
-from ...kernels.native_linear import NativeEmbedding, NativeLinear
+from ...kernels.decoder.continuation import NativeContinuation
+from ...kernels.decoder.cpu import DecoderWeights, LayerWeights, NativeDecoder
+from ...kernels.linear.cpu import NativeEmbedding, NativeLinear
 from .config import ModelConfig
 from .layers import RMSNorm
 

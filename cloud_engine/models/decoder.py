@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ...kernels.attention import Attention
-from ...kernels.kv_write import Rotation
-from ...kernels.native_attention import NativeAttention
-from ...kernels.native_continuation import NativeContinuation
-from ...kernels.native_decoder import NativeDecoder
-from ...kernels.ragged_batch import Passes
-from ...kernels.sampling import Sampling
+from ...kernels.attention.cpu import NativeAttention
+from ...kernels.attention.ragged_batch import Passes
+from ...kernels.attention.types import Attention
+from ...kernels.decoder.continuation import NativeContinuation
+from ...kernels.decoder.cpu import NativeDecoder
+from ...kernels.kv_cache.ops import Rotation
+from ...kernels.sampling.ops import Sampling
 from .compile import native_continuation, native_decoder
 from .config import ModelConfig
 from .layers import Embedding, GatedMLP, GroupedQueryAttention, Linear, norm, soft_capped

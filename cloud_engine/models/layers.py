@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ...kernels.attention import Attention, LayerAttention
-from ...kernels.gated import Activation, gated
-from ...kernels.kv_write import HeadNorms, Rotation
-from ...kernels.rms_norm import Norm, add_rms_norm, rms_norm
+from ...kernels.activation.ops import Activation, gated
+from ...kernels.attention.types import Attention, LayerAttention
+from ...kernels.kv_cache.ops import HeadNorms, Rotation
+from ...kernels.norm.ops import Norm, add_rms_norm, rms_norm
 from .config import ModelConfig
 
 

@@ -44,7 +44,7 @@ def test_every_kernel_has_a_case() -> None:
     folder = Path(bench.__file__).parent
     asked = " ".join(path.read_text() for path in folder.glob("*_cases.py"))
     offered: set[str] = set()
-    for path in (folder.parent / "kernels").glob("*.py"):
+    for path in (folder.parent / "kernels").rglob("*.py"):
         tree = ast.parse(path.read_text())
         offered |= {
             node.name

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 from updraft.bench.kernels import Case
 from updraft.bench.tune import candidates, keep, merged, tune
 from updraft.cli.main import app
-from updraft.kernels.attention_launch import AttentionShape, attention_launch
-from updraft.kernels.gated import gated_launch
-from updraft.kernels.launch import Launch, launch_for, read_launches
-from updraft.kernels.quantized_launch import Gpu, Product, launch_of
-from updraft.kernels.row_launch import row_launch
+from updraft.kernels.activation.ops import gated_launch
+from updraft.kernels.attention.launch import AttentionShape, attention_launch
+from updraft.kernels.linear.launch import Gpu, Product, launch_of
+from updraft.kernels.runtime.launch import Launch, launch_for, read_launches
+from updraft.kernels.runtime.row_launch import row_launch
 from updraft.protocol.errors import ConfigurationError
 
 HEURISTIC = Launch(4, 2, {"BLOCK_N": 64})

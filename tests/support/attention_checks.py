@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from updraft.kernels.attention import LayerAttention, QuerySpan
-from updraft.kernels.attention_launch import AttentionShape
-from updraft.kernels.attention_metadata import AttentionPlanner
-from updraft.kernels.triton_attention import CacheScales, TritonPagedAttention
+from updraft.kernels.attention.launch import AttentionShape
+from updraft.kernels.attention.metadata import AttentionPlanner
+from updraft.kernels.attention.triton_attention import CacheScales, TritonPagedAttention
+from updraft.kernels.attention.types import LayerAttention, QuerySpan
 
 #: (tokens in the cache, new ones) of each sequence.
 Chunks = Sequence[tuple[int, int]]

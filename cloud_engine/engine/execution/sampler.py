@@ -5,7 +5,7 @@ token depends on the request's seed, the token's position and its id, and on not
 tokens whatever else is in the batch, and a draft token can be verified by asking whether it is the very token that
 would have been sampled: the output with a draft is then the output without one, not only equal in distribution.
 
-Here the options of all rows become columns, which go to the device in one copy; `kernels/sampling.py` does the rest.
+Here the options of all rows become columns, which go to the device in one copy. `kernels/sampling` does the rest.
 """
 
 # torch leaves `from_numpy` and `tolist` untyped
@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....kernels.logit_edits import FlatEdits, apply_edits_
-from ....kernels.probabilities import MOST_REPORTED, likeliest
-from ....kernels.probabilities import log_probabilities as top_log_probabilities
-from ....kernels.sampling import Sampling
-from ....kernels.sampling import sample as sample_rows
-from ....kernels.truncation import Truncation
+from ....kernels.sampling.logit_edits import FlatEdits, apply_edits_
+from ....kernels.sampling.ops import Sampling
+from ....kernels.sampling.ops import sample as sample_rows
+from ....kernels.sampling.probabilities import MOST_REPORTED, likeliest
+from ....kernels.sampling.probabilities import log_probabilities as top_log_probabilities
+from ....kernels.sampling.reference import Truncation
 from ....protocol.noise import WORD
 from ....protocol.sampling import LEAST_TEMPERATURE, SamplingParams
 from ....text.grammar_state import Mask

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from ....kernels.backend import kernel_cache, num_multiprocessors
-from ....kernels.row_launch import power_of_two
-from ....kernels.vocabulary_launch import share_row
+from ....kernels.runtime.backend import kernel_cache, num_multiprocessors
+from ....kernels.runtime.row_launch import power_of_two
+from ....kernels.sampling.launch import share_row
 from ....protocol.sampling import SamplingParams
 from ....text.logit_edits import LogitEditor
 from .cuda_graphs import GraphLimits

@@ -16,8 +16,8 @@ from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.cloud_engine.models.config import ModelConfig
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.rope import RotaryConfig
-from updraft.kernels import packed_linear
-from updraft.kernels.onednn_linear import OneDnnLinear
+from updraft.kernels.linear import packing as packed_linear
+from updraft.kernels.linear.onednn import OneDnnLinear
 from updraft.protocol.errors import ConfigurationError
 from updraft.protocol.sampling import SamplingParams
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.nn import functional
-from updraft.kernels.gated import gated
+from updraft.kernels.activation.ops import gated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

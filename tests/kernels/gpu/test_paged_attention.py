@@ -8,11 +8,11 @@ import pytest
 import torch
 from attention_checks import Place, ReplayedAttention, attention_error, filled_cache
 from nothing_waits import nothing_waits
-from updraft.kernels.attention import LayerAttention
-from updraft.kernels.attention_launch import AttentionShape
-from updraft.kernels.attention_metadata import AttentionPlanner
-from updraft.kernels.kv_write import HeadNorms, HeadRule, Rotation, write_kv_, write_kv_reference_
-from updraft.kernels.triton_attention import TritonPagedAttention
+from updraft.kernels.attention.launch import AttentionShape
+from updraft.kernels.attention.metadata import AttentionPlanner
+from updraft.kernels.attention.triton_attention import TritonPagedAttention
+from updraft.kernels.attention.types import LayerAttention
+from updraft.kernels.kv_cache.ops import HeadNorms, HeadRule, Rotation, write_kv_, write_kv_reference_
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

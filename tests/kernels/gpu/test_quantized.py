@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from updraft.kernels.quantized import (
+from updraft.kernels.linear.types import (
     Fp8Weight,
     QuantizedWeight,
     quantize_fp8,
@@ -62,7 +62,7 @@ def test_products_agree_with_float64(name: str, shape: tuple[int, int, int], dty
     torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="needs FP8 tensor cores"
 )
 def test_tokens_become_fp8_as_in_the_reference() -> None:
-    from updraft.kernels.quantized_triton import quantize_tokens
+    from updraft.kernels.linear.triton import quantize_tokens
 
     hidden = drawn(300, 4100).bfloat16()
     hidden[7] = 0

@@ -1,8 +1,8 @@
 """Gated activations in the dtypes that models are served in."""
 
 from kernel_compiler import Spec
-from updraft.kernels.gated import gated_launch
-from updraft.kernels.gated_triton import gated_kernel
+from updraft.kernels.activation.ops import gated_launch
+from updraft.kernels.activation.triton import gated_kernel
 
 
 def _gated(activation: str, dtype: str, size: int) -> Spec:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kernel_compiler import Spec
-from updraft.kernels.attention_launch import AttentionShape, attention_launch, programs_at_once
-from updraft.kernels.launch import Launch
-from updraft.kernels.paged_attention_triton import attend_kernel, merge_kernel
+from updraft.kernels.attention.launch import AttentionShape, attention_launch, programs_at_once
+from updraft.kernels.attention.triton import attend_kernel, merge_kernel
+from updraft.kernels.runtime.launch import Launch
 
 REGISTERS_OF_MULTIPROCESSOR = 65536
 REGISTERS_OF_THREAD = 255

@@ -1,8 +1,8 @@
 """Probabilities and reported log-probabilities of a vocabulary of 152 thousand tokens."""
 
 from kernel_compiler import Spec
-from updraft.kernels import probabilities_triton as kernels
-from updraft.kernels.vocabulary_launch import TILE
+from updraft.kernels.sampling import triton_probabilities as kernels
+from updraft.kernels.sampling.launch import TILE
 
 _TILES = 256  # the power of two that holds the tiles of the vocabulary
 

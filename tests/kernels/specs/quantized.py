@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kernel_compiler import Spec
-from updraft.kernels.quantized import FP8_MAX, SMALLEST
-from updraft.kernels.quantized_launch import Gpu, Product, inputs_per_step, launch_of
-from updraft.kernels.quantized_triton import fp8_tokens_kernel, int4_kernel, int8_kernel, reduce_kernel
+from updraft.kernels.linear.launch import Gpu, Product, inputs_per_step, launch_of
+from updraft.kernels.linear.triton import fp8_tokens_kernel, int4_kernel, int8_kernel, reduce_kernel
+from updraft.kernels.linear.types import FP8_MAX, SMALLEST
 
 COUNTS = dict.fromkeys(("num_tokens", "num_features", "num_steps", "token_stride", "split_steps"), "i32")
 #: By warps: so few that 10, 3 and 1 programs share a multiprocessor.

@@ -1,8 +1,8 @@
 """The survey of tiles, for float32 and bfloat16 logits, with and without a grammar's mask."""
 
 from kernel_compiler import Spec
-from updraft.kernels.ranks_triton import survey_kernel
-from updraft.kernels.vocabulary_launch import TILE
+from updraft.kernels.sampling.launch import TILE
+from updraft.kernels.sampling.triton_ranks import survey_kernel
 
 
 def _survey(dtype: str, *, mask: bool) -> Spec:

@@ -1,8 +1,8 @@
 """Drawing and picking tokens of large vocabularies."""
 
 from kernel_compiler import Spec
-from updraft.kernels.sampling_triton import draw_kernel, pick_kernel
-from updraft.kernels.vocabulary_launch import TILE
+from updraft.kernels.sampling.launch import TILE
+from updraft.kernels.sampling.triton import draw_kernel, pick_kernel
 
 
 def _draw(dtype: str, *, mask: bool, truncates: bool) -> Spec:

@@ -1,8 +1,8 @@
 """The threshold search, by count and by mass, as large vocabularies launch it."""
 
 from kernel_compiler import Spec
-from updraft.kernels import truncation_triton as kernels
-from updraft.kernels.vocabulary_launch import TILE
+from updraft.kernels.sampling import triton_truncation as kernels
+from updraft.kernels.sampling.launch import TILE
 
 _ROW = {"temperatures": "*fp64", "state": "*i64", "tops": "*i64"}
 _SHAPE = dict.fromkeys(("vocabulary", "row_stride", "num_tiles", "row_tiles"), "i32")

@@ -13,8 +13,8 @@ import pytest
 from gguf_shapes import Shape, write
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.kernels import contention
-from updraft.kernels.contention import ThreadGovernor, Usage, usage
+from updraft.kernels.runtime import contention
+from updraft.kernels.runtime.contention import ThreadGovernor, Usage, usage
 from updraft.local_engine.engine import LocalEngine, LocalOptions
 from updraft.protocol.sampling import SamplingParams
 

@@ -12,10 +12,10 @@ from updraft.cloud_engine.engine.execution.cuda_graphs import GraphLimits
 from updraft.cloud_engine.engine.execution.model_runner import Runner
 from updraft.cloud_engine.engine.execution.sampler import SamplingRow, _flat, sampling_of
 from updraft.cloud_engine.engine.execution.warm_up import make_ready, prompt_lengths, row_counts
-from updraft.kernels.attention_launch import AttentionShape, tile_rows
-from updraft.kernels.backend import kernel_cache
-from updraft.kernels.row_launch import power_of_two
-from updraft.kernels.vocabulary_launch import share_row
+from updraft.kernels.attention.launch import AttentionShape, tile_rows
+from updraft.kernels.runtime.backend import kernel_cache
+from updraft.kernels.runtime.row_launch import power_of_two
+from updraft.kernels.sampling.launch import share_row
 from updraft.protocol.sampling import SamplingParams
 from updraft.text.logit_edits import LogitEditor
 

@@ -1,0 +1,147 @@
+"""Which implementation of attention serves a model on a device, chosen once, with the reason for whoever starts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from ...protocol.errors import ConfigurationError
+from ..runtime.backend import AttentionChoice, BackendName, has_triton
+from .cpu import NativeAttention, why_not_native
+from .ragged_batch import RaggedBatch
+from .torch_attention import PagedAttention
+from .types import Attention
+
+if TYPE_CHECKING:
+    from .metadata import AttentionMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSpec:
+    """A paged KV cache to be made. `windowed`: whether any layer looks back over a window."""
+
+    layers: int
+    blocks: int
+    block_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+    windowed: bool = False
+
+    def empty(self, *block: int) -> Tensor:
+        """Zeros in the shape (layers, blocks, *block)."""
+        return torch.zeros((self.layers, self.blocks, *block), dtype=self.dtype, device=self.device)
+
+
+class AttentionBackend(Protocol):
+    """Owns a KV cache (layers, blocks, ...) in the layout it computes in, and makes an `Attention` for each pass."""
+
+    name: BackendName
+    cache: Tensor
+
+    def begin(self, batch: RaggedBatch) -> Attention:
+        """The attention of one forward pass."""
+        ...
+
+
+class TorchBackend:
+    """Plain torch, on any device."""
+
+    name: BackendName = "torch"
+
+    def __init__(self, spec: CacheSpec, *, batch_invariant: bool = False) -> None:
+        self.cache = spec.empty(2 * spec.kv_heads, spec.block_size, spec.head_dim)
+        self._shared = spec.heads // spec.kv_heads
+        self._batch_invariant = batch_invariant
+
+    def begin(self, batch: RaggedBatch) -> Attention:
+        return PagedAttention(self.cache, batch, shared=self._shared, batch_invariant=self._batch_invariant)
+
+
+class NativeBackend:
+    """C, on CPUs."""
+
+    name: BackendName = "native"
+
+    def __init__(self, spec: CacheSpec) -> None:
+        self.cache = spec.empty(2 * spec.kv_heads, spec.block_size, spec.head_dim)
+        self._shared = spec.heads // spec.kv_heads
+
+    def begin(self, batch: RaggedBatch) -> Attention:
+        return NativeAttention(self.cache, batch, shared=self._shared)
+
+
+class TritonBackend:
+    """Triton, on CUDA devices."""
+
+    name: BackendName = "triton"
+
+    def __init__(self, spec: CacheSpec) -> None:
+        from .launch import AttentionShape
+        from .metadata import AttentionPlanner
+
+        self.cache = spec.empty(spec.block_size, 2 * spec.kv_heads, spec.head_dim)
+        self.shape = AttentionShape(
+            spec.heads, spec.kv_heads, spec.head_dim, spec.block_size, self.cache.element_size(), spec.windowed
+        )
+        self.planner = AttentionPlanner.on(spec.device, self.shape)
+
+    def begin(self, batch: RaggedBatch) -> Attention:
+        return self.attention(self.planner.metadata(batch.spans, int(batch.rows.sum())))
+
+    def attention(self, metadata: AttentionMetadata) -> Attention:
+        """Of a pass that is planned already; in a CUDA graph `metadata` is filled before every replay."""
+        from .triton_attention import TritonPagedAttention
+
+        return TritonPagedAttention(self.cache, metadata, self.shape)
+
+
+def choose_backend(
+    spec: CacheSpec, wanted: AttentionChoice = "auto", *, batch_invariant: bool = False
+) -> tuple[AttentionBackend, str]:
+    """The backend that is fastest for `spec`, or the one that is `wanted`; and why.
+
+    Raises ConfigurationError if the wanted one cannot serve it.
+    """
+    best: BackendName = "triton" if spec.device.type == "cuda" else "native"
+    name = best if wanted == "auto" else wanted
+    problem = _WHY_NOT[name](spec)
+    if problem is None:
+        why = "asked for" if wanted != "auto" else f"the fastest on {spec.device.type}"
+        return _make(name, spec, batch_invariant), why
+    if wanted == "auto":
+        return TorchBackend(spec, batch_invariant=batch_invariant), f"{name} cannot be used: {problem}"
+    raise ConfigurationError(f"attention_backend={wanted!r} cannot be used: {problem}.", param="attention_backend")
+
+
+def _make(name: BackendName, spec: CacheSpec, batch_invariant: bool) -> AttentionBackend:
+    if name == "torch":
+        return TorchBackend(spec, batch_invariant=batch_invariant)
+    return NativeBackend(spec) if name == "native" else TritonBackend(spec)
+
+
+def _why_not_triton(spec: CacheSpec) -> str | None:
+    from .launch import AttentionShape
+
+    if spec.device.type != "cuda":
+        return f"the model is on {spec.device.type}, not on a CUDA device"
+    if not has_triton():
+        return "triton is not installed"
+    try:
+        AttentionShape(spec.heads, spec.kv_heads, spec.head_dim, spec.block_size, cache_bytes=spec.dtype.itemsize)
+    except ConfigurationError as error:
+        return str(error)
+    return None
+
+
+_WHY_NOT: Mapping[BackendName, Callable[[CacheSpec], str | None]] = {
+    "torch": lambda _: None,
+    "native": lambda spec: why_not_native(spec.device, spec.dtype, spec.block_size, spec.head_dim),
+    "triton": _why_not_triton,
+}

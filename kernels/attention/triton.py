@@ -1,0 +1,303 @@
+"""Paged attention in Triton: prefill chunks, decodes and drafts to verify in one launch (`attention_plan` says why).
+
+A program holds the query heads of one KV head for a few tokens of one sequence as the rows of its tile, so that keys
+and values are read once for all of them, and goes over its keys with an online softmax (Milakov & Gimelshein 2018; Dao
+et al. 2022) in powers of two. Beside it: `attention_reference`.
+"""
+
+# Kernels are typed by Triton, not by Python.
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
+# pyright: reportCallIssue=false, reportIndexIssue=false
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .launch import AttentionShape
+from .metadata import AttentionMetadata
+from .reference import ScoreRule
+
+_LOG2_E = math.log2(math.e)
+_MERGED_AT_ONCE = 16
+_LEAST_ROWS_TO_PEEL = 64
+
+# The lowest top score: finite, so that a row that has seen no key yet needs no special case.
+_NOTHING_SEEN = tl.constexpr(-1.0e30)
+
+
+@triton.jit(do_not_specialize=["window"])
+def attend_kernel(
+    out,
+    partial,
+    partial_weight,
+    query,
+    cache,
+    work,
+    blocks,
+    query_stride,
+    token_stride,
+    score_scale,
+    value_scale,
+    soft_cap,
+    window,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    PEELED: tl.constexpr,
+):
+    """Grid (kv_heads, pieces): neighbours read neighbouring memory, for the heads of a token lie side by side.
+
+    `query` (rows, heads, HEAD_DIM) with `query_stride` from row to row, `out` the same, contiguous; `cache` one layer,
+    (blocks, BLOCK_SIZE, 2 * kv_heads, HEAD_DIM), `token_stride` from token to token. `partial` (rows, heads, HEAD_DIM)
+    and `partial_weight` (rows, heads), float32, take what has to be merged. PEELED: tiles of keys that all rows see
+    are visited without masks, in a loop of their own.
+    """
+    kv_head, kv_heads = tl.program_id(0), tl.num_programs(0)
+    item = work + tl.program_id(1) * 8
+    num_rows = tl.load(item + 2)
+    if num_rows == 0:
+        return
+    table, first_row, position = tl.load(item), tl.load(item + 1), tl.load(item + 3)
+    first_key, end_key, partial_row = tl.load(item + 4), tl.load(item + 5), tl.load(item + 6)
+
+    rows = tl.arange(0, BLOCK_M)
+    token, head = rows // GROUP, kv_head * GROUP + rows % GROUP
+    real = token < num_rows
+    dims = tl.arange(0, PADDED_DIM)
+    inside = real[:, None] & (dims < HEAD_DIM)[None, :]
+    query_rows = (first_row + token).to(tl.int64) * query_stride + head * HEAD_DIM
+    q = tl.load(query + query_rows[:, None] + dims[None, :], mask=inside, other=0.0)
+
+    positions = position + token
+    keys_of_head = cache + kv_head * HEAD_DIM
+    last_position = position + num_rows - 1
+    end_key = tl.minimum(end_key, last_position + 1)
+    oldest = position - window + 1  # the first key that any row sees; blocks before it may have been given away
+    if WINDOWED:
+        first_key = tl.maximum(first_key, oldest // BLOCK_N * BLOCK_N)
+
+    mixed = tl.zeros([BLOCK_M, PADDED_DIM], dtype=tl.float32)
+    top = tl.full([BLOCK_M], _NOTHING_SEEN, dtype=tl.float32)
+    weight = tl.zeros([BLOCK_M], dtype=tl.float32)
+    masked_from = first_key
+    if PEELED:
+        # Keys up to the first query's position are before all queries; those in the last one's window in all windows.
+        masked_from = tl.maximum(tl.minimum(end_key, position + 1) // BLOCK_N * BLOCK_N, first_key)
+        plain_from = first_key
+        if WINDOWED:
+            plain_from = tl.cdiv(tl.maximum(last_position - window + 1, first_key), BLOCK_N) * BLOCK_N
+            plain_from = tl.minimum(plain_from, masked_from)
+            mixed, top, weight = _visit(
+                mixed, top, weight, q, positions, keys_of_head, kv_heads * HEAD_DIM, blocks + table, token_stride,
+                first_key, plain_from, score_scale, soft_cap, window, oldest,
+                HEAD_DIM, PADDED_DIM, BLOCK_SIZE, BLOCK_N, True, WINDOWED, CAPPED,
+            )  # fmt: skip
+        mixed, top, weight = _visit(
+            mixed, top, weight, q, positions, keys_of_head, kv_heads * HEAD_DIM, blocks + table, token_stride,
+            plain_from, masked_from, score_scale, soft_cap, window, oldest,
+            HEAD_DIM, PADDED_DIM, BLOCK_SIZE, BLOCK_N, False, WINDOWED, CAPPED,
+        )  # fmt: skip
+    mixed, top, weight = _visit(
+        mixed, top, weight, q, positions, keys_of_head, kv_heads * HEAD_DIM, blocks + table, token_stride,
+        masked_from, end_key, score_scale, soft_cap, window, oldest,
+        HEAD_DIM, PADDED_DIM, BLOCK_SIZE, BLOCK_N, True, WINDOWED, CAPPED,
+    )  # fmt: skip
+
+    weight = tl.where(weight > 0, weight, 1.0)  # a row that sees no key gets zeros
+    mixed = mixed * (value_scale / weight)[:, None]
+    heads = kv_heads * GROUP
+    if partial_row < 0:
+        target = ((first_row + token).to(tl.int64) * heads + head) * HEAD_DIM
+        tl.store(out + target[:, None] + dims[None, :], mixed.to(out.dtype.element_ty), mask=inside)
+    else:
+        target = (partial_row + token).to(tl.int64) * heads + head
+        tl.store(partial + target[:, None] * HEAD_DIM + dims[None, :], mixed, mask=inside)
+        tl.store(partial_weight + target, top + tl.log2(weight), mask=real)
+
+
+@triton.jit
+def _visit(
+    mixed,
+    top,
+    weight,
+    q,
+    positions,
+    keys_of_head,
+    to_values,
+    table,
+    token_stride,
+    first,
+    end,
+    score_scale,
+    soft_cap,
+    window,
+    oldest,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
+):
+    """Take the keys `first` to `end - 1` in: `mixed` is relative to 2**`top`, `weight` the sum of all probabilities.
+
+    `first` is a multiple of BLOCK_N; keys before `oldest` are not read. Without MASKED every row sees all of the
+    keys, and `end` is a multiple too.
+    """
+    dims = tl.arange(0, PADDED_DIM)
+    in_tile = tl.arange(0, BLOCK_N)
+    block = _block(table, first, end, BLOCK_SIZE, BLOCK_N)
+    for start in range(first, end, BLOCK_N):
+        keys = start + in_tile
+        offset = (block * BLOCK_SIZE + keys % BLOCK_SIZE).to(tl.int64) * token_stride
+        # Known a tile ahead: else the loads of keys would have to wait for it.
+        block = _block(table, start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
+        readable = tl.full([BLOCK_N, PADDED_DIM], True, tl.int1)
+        if PADDED_DIM != HEAD_DIM:
+            readable = readable & (dims < HEAD_DIM)[None, :]
+        if MASKED:
+            readable = readable & (keys < end)[:, None]  # what lies behind the end may be NaN, and 0 * NaN is
+            if WINDOWED:
+                readable = readable & (keys >= oldest)[:, None]
+        place = keys_of_head + offset[:, None] + dims[None, :]
+        if MASKED or PADDED_DIM != HEAD_DIM:
+            k = tl.load(place, mask=readable, other=0.0)
+            v = tl.load(place + to_values, mask=readable, other=0.0)
+        else:
+            k = tl.load(place)
+            v = tl.load(place + to_values)
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
+        unit = score_scale
+        if CAPPED:
+            scores = _tanh(scores * score_scale)
+            unit = soft_cap
+        if MASKED:
+            age = positions[:, None] - keys[None, :]
+            visible = age >= 0  # never behind the end: only a sequence's last piece is cut there
+            if WINDOWED:
+                # What is negative is more than any window without its sign: one comparison, and fewer registers.
+                visible = age.to(tl.uint32, bitcast=True) < window.to(tl.uint32)
+            scores = tl.where(visible, scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, axis=1) * unit)
+        probabilities = tl.exp2(scores * unit - new_top[:, None])  # one instruction for both
+        shrink = tl.exp2(top - new_top)
+        weight = weight * shrink + tl.sum(probabilities, axis=1)
+        mixed = mixed * shrink[:, None]
+        mixed = tl.dot(probabilities.to(q.dtype), v.to(q.dtype), mixed, input_precision="ieee")
+        top = new_top
+    return mixed, top, weight
+
+
+@triton.jit
+def _block(table, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The block of each key of a tile: one number where the tile lies in one block. 0 from `end` on."""
+    if BLOCK_N <= BLOCK_SIZE:
+        block = tl.load(table + start // BLOCK_SIZE, mask=start < end, other=0)
+    else:
+        keys = start + tl.arange(0, BLOCK_N)
+        block = tl.load(table + keys // BLOCK_SIZE, mask=keys < end, other=0)
+    return block
+
+
+@triton.jit
+def _tanh(x):
+    """Of x / log2(e): e**2x is 2**2x then. Right at both ends, where the power is infinite or zero."""
+    return 1.0 - 2.0 / (1.0 + tl.exp2(2.0 * x))
+
+
+@triton.jit
+def merge_kernel(
+    out,
+    partial,
+    partial_weight,
+    merges,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    """Grid (heads, merged rows): the pieces of one row and head, weighted by their sums of powers of two."""
+    head, heads = tl.program_id(0), tl.num_programs(0)
+    item = merges + tl.program_id(1) * 4
+    pieces = tl.load(item + 3)
+    if pieces == 0:
+        return
+    row, first, step = tl.load(item), tl.load(item + 1), tl.load(item + 2)
+    dims = tl.arange(0, PADDED_DIM)
+    mixed = tl.zeros([PADDED_DIM], dtype=tl.float32)
+    top = _NOTHING_SEEN
+    weight = 0.0
+    for start in range(0, pieces, AT_ONCE):
+        piece = start + tl.arange(0, AT_ONCE)
+        place = (first + piece * step).to(tl.int64) * heads + head
+        logs = tl.load(partial_weight + place, mask=piece < pieces, other=float("-inf"))
+        readable = (piece < pieces)[:, None] & (dims < HEAD_DIM)[None, :]
+        values = tl.load(partial + place[:, None] * HEAD_DIM + dims[None, :], mask=readable, other=0.0)
+        new_top = tl.maximum(top, tl.max(logs, axis=0))
+        shares = tl.exp2(logs - new_top)
+        shrink = tl.exp2(top - new_top)
+        weight = weight * shrink + tl.sum(shares, axis=0)
+        mixed = mixed * shrink + tl.sum(values * shares[:, None], axis=0)
+        top = new_top
+    target = (row.to(tl.int64) * heads + head) * HEAD_DIM
+    tl.store(out + target + dims, (mixed / weight).to(out.dtype.element_ty), mask=dims < HEAD_DIM)
+
+
+def attend(query: Tensor, cache: Tensor, metadata: AttentionMetadata, shape: AttentionShape, rule: ScoreRule) -> Tensor:
+    """What `attention_reference.attend_reference` computes. Rows of padding get zeros.
+
+    `query` (rows, heads, head_dim), its rows any distance apart; `cache` (blocks, block_size, 2 * kv_heads, head_dim),
+    in the query's dtype or float8_e4m3fn.
+    """
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    launch = metadata.launch
+    partial = query.new_empty((metadata.partial_rows, *query.shape[1:]), dtype=torch.float32)
+    partial_weight = query.new_empty((metadata.partial_rows, shape.heads), dtype=torch.float32)
+    scale = rule.scale * rule.key_scale
+    attend_kernel[(shape.kv_heads, len(metadata.work))](
+        out,
+        partial,
+        partial_weight,
+        query,
+        cache,
+        metadata.work,
+        metadata.blocks,
+        query.stride(0),
+        cache.stride(1),
+        scale * _LOG2_E if rule.soft_cap is None else scale / rule.soft_cap * _LOG2_E,
+        rule.value_scale,
+        (rule.soft_cap or 0.0) * _LOG2_E,
+        rule.window or 0,
+        GROUP=shape.group,
+        HEAD_DIM=shape.head_dim,
+        PADDED_DIM=shape.padded_dim,
+        BLOCK_SIZE=shape.block_size,
+        WINDOWED=rule.window is not None,
+        CAPPED=rule.soft_cap is not None,
+        PEELED=launch.tiles["BLOCK_M"] >= _LEAST_ROWS_TO_PEEL,
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+        **launch.tiles,
+    )
+    if metadata.partial_rows:
+        merge_kernel[(shape.heads, len(metadata.merges))](
+            out,
+            partial,
+            partial_weight,
+            metadata.merges,
+            HEAD_DIM=shape.head_dim,
+            PADDED_DIM=shape.padded_dim,
+            AT_ONCE=_MERGED_AT_ONCE,
+            num_warps=4,
+        )
+    return out

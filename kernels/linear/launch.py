@@ -1,0 +1,74 @@
+"""How the matrix products over quantised weights are cut into tiles: plain functions, without Triton or a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..runtime.launch import Launch, launch_for
+
+#: Programs that keep one multiprocessor's memory pipes full while each of them waits for its next tile.
+_RESIDENT = 8
+#: Fewer steps than this over the inputs do not pay for filling a program's pipeline and adding one more partial sum.
+_LEAST_STEPS = 4
+_BUCKETS = (16, 32, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    name: str
+    multiprocessors: int
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What is multiplied: `tokens` rows, `features` outputs, and `steps` of a loop over the inputs."""
+
+    tokens: int
+    features: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The loop over the inputs, cut into `count` parts of at most `steps` steps, which are summed afterwards."""
+
+    count: int
+    steps: int
+
+
+def launch_of(kernel: str, product: Product, gpu: Gpu) -> Launch:
+    """Tiles for as many tokens: what was measured on this GPU, under the name of the bucket, or a heuristic.
+
+    Few tokens: narrow tiles and deep pipelines, for only the weights' bytes count. Many: tiles that use every weight
+    for 128 tokens once it is converted.
+    """
+    bucket = next((most for most in _BUCKETS if product.tokens <= most), 128)
+    return launch_for(kernel, f"tokens_{bucket}", gpu.name, _heuristic(bucket))
+
+
+def _heuristic(bucket: int) -> Launch:
+    if bucket == 16:
+        return Launch(num_warps=2, num_stages=4, tiles={"BLOCK_FEATURES": 32, "BLOCK_TOKENS": 16})
+    if bucket < 128:
+        return Launch(num_warps=4, num_stages=4, tiles={"BLOCK_FEATURES": 64, "BLOCK_TOKENS": bucket})
+    return Launch(num_warps=8, num_stages=3, tiles={"BLOCK_FEATURES": 128, "BLOCK_TOKENS": 128})
+
+
+def split_of(product: Product, launch: Launch, gpu: Gpu) -> Split:
+    """As many parts as fill the GPU. Large products have tiles enough and stay whole."""
+    tiles = ceil_div(product.features, launch.tiles["BLOCK_FEATURES"])
+    tiles *= ceil_div(product.tokens, launch.tiles["BLOCK_TOKENS"])
+    resident = _RESIDENT * 2 // launch.num_warps
+    wanted = max(1, min(resident * gpu.multiprocessors // tiles, product.steps // _LEAST_STEPS))
+    steps = ceil_div(product.steps, wanted)
+    return Split(ceil_div(product.steps, steps), steps)
+
+
+def inputs_per_step(num_inputs: int, num_tokens: int) -> int:
+    """The longest step that divides the inputs (a multiple of 16): up to 128, up to 64 where tiles are large."""
+    longest = 128 if num_tokens <= _BUCKETS[0] else 64
+    return next(step for step in (128, 64, 32, 16) if step <= longest and num_inputs % step == 0)
+
+
+def ceil_div(numerator: int, denominator: int) -> int:
+    return -(-numerator // denominator)

@@ -1,0 +1,110 @@
+"""Puts a model's linear layers into the form that is fastest on this CPU: our own kernel, or oneDNN's.
+
+Ours (decision 025) is ahead up to some hundred rows where it has the vector instructions it was written for; oneDNN
+serves the rest: processors with matrix units (AMX), other architectures, and machines without a compiler.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from torch import Tensor, nn
+
+from ...protocol.errors import ConfigurationError
+from . import cpu as native_linear
+from . import onednn as onednn_linear
+from .cpu import NativeEmbedding, NativeLinear
+from .onednn import LEAST_ROWS, OneDnnLinear
+
+PackedLinear = NativeLinear | OneDnnLinear
+_CHECKED_ROWS = 40
+
+
+def pack_linears(model: nn.Module, *, batch_invariant: bool = False) -> None:
+    """Replace every `nn.Linear` of a model on the CPU, in place, where its weights can be packed.
+
+    The plain weights are overwritten or go, but for those that another layer uses too: embeddings that a head is tied
+    to are looked up in the head, where that is in our form. A packed model stays as it is. Raises ConfigurationError if
+    `batch_invariant` cannot be had on this machine.
+    """
+    own = (parameter for module in model.modules() for parameter in module.parameters(recurse=False))
+    owners = Counter(parameter.data_ptr() for parameter in own)
+    children = [(parent, *child) for parent in model.modules() for child in parent.named_children()]
+    embeddings = {
+        child.weight.data_ptr(): (parent, name) for parent, name, child in children if isinstance(child, nn.Embedding)
+    }
+    places = [(parent, name) for parent, name, child in children if isinstance(child, nn.Linear | OneDnnLinear)]
+    del children
+    for parent, name in places:  # one at a time: each plain matrix is freed before the next one is packed
+        child = getattr(parent, name)
+        if isinstance(child, nn.Linear):
+            tied = embeddings.get(child.weight.data_ptr())
+            alone = owners[child.weight.data_ptr()] == (1 if tied is None else 2)
+            form = packed(child, batch_invariant=batch_invariant, take_over=alone)
+            setattr(parent, name, form)
+            if tied is not None and alone and isinstance(form, NativeLinear):
+                setattr(*tied, NativeEmbedding(form))
+        elif batch_invariant and not child.is_invariant:
+            raise ConfigurationError(
+                "batch_invariant: this model has been packed without it for another engine. Load it once more.",
+                param="batch_invariant",
+            )
+    if batch_invariant:
+        _check_invariance(model)
+
+
+def forms(linear: nn.Linear) -> list[nn.Module]:
+    """Every form that computes `linear` here: whoever wants to know what the machine can do tries them all."""
+    found: list[nn.Module] = []
+    if native_linear.can_compute(linear.weight):
+        found.append(NativeLinear(linear))
+    if onednn_linear.can_compute(linear.weight):
+        found.append(OneDnnLinear(linear))
+    return found or [linear]
+
+
+def packed(linear: nn.Linear, *, batch_invariant: bool = False, take_over: bool = False) -> nn.Module:
+    """What computes `linear` fastest here; the layer itself where nothing can pack it. `take_over`: its weights may be
+    overwritten."""
+    onednn = onednn_linear.can_compute(linear.weight)
+    if native_linear.can_compute(linear.weight) and (not onednn or _is_ahead_of_onednn(linear.weight)):
+        return NativeLinear(linear, take_over=take_over)
+    return OneDnnLinear(linear, batch_invariant=batch_invariant) if onednn else linear
+
+
+def least_rows(model: nn.Module) -> int:
+    """Rows below which this model's layers are slower than with this many: a smaller batch is better padded."""
+    return LEAST_ROWS if any(isinstance(module, OneDnnLinear) for module in model.modules()) else 1
+
+
+def _is_ahead_of_onednn(weight: Tensor) -> bool:
+    has_matrix_unit = weight.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
+    return native_linear.is_vectorised_for(weight.dtype) and not has_matrix_unit
+
+
+def _check_invariance(model: nn.Module) -> None:
+    """Compare single rows with rows in batches, once for every shape of weights."""
+    shapes: set[tuple[int, ...]] = set()
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            raise ConfigurationError(
+                "batch_invariant needs weights that can be packed: on a CPU, in float32 or bfloat16, by a C compiler "
+                "(set CC, or install gcc) or by oneDNN.",
+                param="batch_invariant",
+            )
+        if isinstance(module, PackedLinear) and module.shape not in shapes:
+            shapes.add(module.shape)
+            _check_rows(module)
+
+
+def _check_rows(module: PackedLinear) -> None:
+    rows = torch.randn(_CHECKED_ROWS, module.shape[1], generator=torch.Generator().manual_seed(0)).to(module.dtype)
+    alone = torch.cat([module(row[None]) for row in rows])
+    for count in (2, 7, 16, _CHECKED_ROWS):
+        if not torch.equal(module(rows[:count]), alone[:count]):
+            raise ConfigurationError(
+                f"batch_invariant cannot be had here: a row of {tuple(module.shape)} has other values when it "
+                f"comes with {count - 1} more.",
+                param="batch_invariant",
+            )

@@ -1,0 +1,145 @@
+"""Low-rank adapters over a batch in which every token may use another one (Hu et al. 2021).
+
+Rows that share an adapter are put together in tiles once per step, on the host, which knows the adapter of each row
+anyway. All layers of the step use that plan.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...protocol.errors import ConfigurationError
+from ..runtime.backend import uses_triton
+
+NO_ADAPTER = -1
+#: Ranks are padded to a power of two of at least this, the least inner dimension of tensor cores.
+_LEAST_RANK = 16
+_MOST_RANK = 128
+
+
+@dataclass(frozen=True, slots=True)
+class LoraWeights:
+    """The adapters of one linear layer: `down` (adapters, rank, inputs) and `up` (adapters, features, rank).
+
+    Ranks below the largest are padded with zeros. The usual factor alpha / rank is part of `up`.
+    """
+
+    down: Tensor
+    up: Tensor
+
+    @classmethod
+    def stacked(cls, adapters: Sequence[tuple[Tensor, Tensor]]) -> LoraWeights:
+        """From one (rank, inputs), (features, rank) of each adapter."""
+        if not adapters:
+            raise ConfigurationError("There are no adapters to stack.", param="adapters")
+        most = max(down.shape[0] for down, _ in adapters)
+        if most > _MOST_RANK:
+            raise ConfigurationError(f"An adapter of rank {most}: at most {_MOST_RANK} is supported.", param="adapters")
+        rank = max(_LEAST_RANK, 1 << (most - 1).bit_length())
+        first_down, first_up = adapters[0]
+        stack = cls(
+            first_down.new_zeros(len(adapters), rank, first_down.shape[1]),
+            first_up.new_zeros(len(adapters), first_up.shape[0], rank),
+        )
+        for index, (down, up) in enumerate(adapters):
+            stack.down[index, : down.shape[0]] = down
+            stack.up[index, :, : up.shape[1]] = up
+        return stack
+
+
+class LoraPlan:
+    """Which adapter each row of a step uses, as tiles of rows with the same one, in buffers that stay where they are.
+
+    `rows` (max_rows,) int32: rows of the batch in the order of their adapters. `tiles` (tiles, 3) int32: where in
+    `rows` each starts, where it ends (exclusive), its adapter; a tile without rows does nothing. A CUDA graph captured
+    with this plan uses what was assigned last. `tile_rows`: 16 for decoding, 64 where prompts come in long pieces.
+    """
+
+    def __init__(self, max_rows: int, num_adapters: int, device: torch.device, *, tile_rows: int = 16) -> None:
+        # Each adapter leaves at most one tile that is not full.
+        most_tiles = max_rows // tile_rows + min(num_adapters, max_rows)
+        self.tile_rows = tile_rows
+        self.num_adapters = num_adapters
+        self.adapters: npt.NDArray[np.int32] = np.empty(0, np.int32)
+        self.rows = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        self.tiles = torch.zeros(max(1, most_tiles), 3, dtype=torch.int32, device=device)
+
+    def assign(self, adapters: Sequence[int] | npt.NDArray[np.integer]) -> None:
+        """`adapters`: one for each row, NO_ADAPTER for none. Waits for nothing."""
+        chosen = np.asarray(adapters, np.int32)
+        if len(chosen) > len(self.rows):
+            raise ConfigurationError(f"{len(chosen)} rows do not fit a plan for {len(self.rows)}.", param="adapters")
+        if len(chosen) and not NO_ADAPTER <= chosen.min() <= chosen.max() < self.num_adapters:
+            raise ConfigurationError(f"An adapter is not among the {self.num_adapters} there are.", param="adapters")
+        order = np.argsort(chosen, kind="stable").astype(np.int32)
+        tiles = np.zeros(tuple(self.tiles.shape), np.int32)
+        for place, tile in enumerate(_tiles(chosen[order], self.tile_rows)):
+            tiles[place] = tile
+        self.adapters = chosen.copy()
+        _upload(self.rows, order)
+        _upload(self.tiles, tiles)
+
+
+def add_lora(out: Tensor, hidden: Tensor, weights: LoraWeights, plan: LoraPlan) -> None:
+    """out[row] += up[adapter] @ (down[adapter] @ hidden[row]) for each row of the plan that has an adapter, in place.
+
+    `out` (rows, features) and `hidden` (rows, inputs), the elements of a row contiguous: a part of a fused projection's
+    output will do. Both in the dtype of the weights; the sum over the inputs is rounded to it once, after float32.
+    """
+    _check(out, hidden, weights, plan)
+    if uses_triton(hidden):
+        from .triton import add_lora_triton
+
+        add_lora_triton(out, hidden, weights, plan)
+    else:
+        add_lora_reference(out, hidden, weights, plan.adapters)
+
+
+def add_lora_reference(out: Tensor, hidden: Tensor, weights: LoraWeights, adapters: npt.NDArray[np.int32]) -> None:
+    """One adapter after the other."""
+    for adapter in np.unique(adapters[adapters != NO_ADAPTER]).tolist():
+        rows = torch.from_numpy(np.flatnonzero(adapters == adapter)).to(hidden.device)
+        low = (hidden[rows].float() @ weights.down[adapter].float().T).to(hidden.dtype)
+        out[rows] = (out[rows].float() + low.float() @ weights.up[adapter].float().T).to(out.dtype)
+
+
+def _tiles(adapters: npt.NDArray[np.int32], tile_rows: int) -> list[tuple[int, int, int]]:
+    """(start, end, adapter) of each tile of the sorted `adapters`."""
+    found: list[tuple[int, int, int]] = []
+    # Rows without an adapter come first, and the first border is behind them.
+    borders = [*np.flatnonzero(np.diff(adapters, prepend=NO_ADAPTER)).tolist(), len(adapters)]
+    for start, end in itertools.pairwise(borders):
+        adapter = int(adapters[start])
+        found += [(first, min(first + tile_rows, end), adapter) for first in range(start, end, tile_rows)]
+    return found
+
+
+def _upload(buffer: Tensor, values: npt.NDArray[np.int32]) -> None:
+    """Into the front of `buffer`, in the order of the stream. Pinned memory is freed once the copy has happened."""
+    staged = torch.from_numpy(values)
+    if buffer.is_cuda:
+        staged = staged.pin_memory()
+    buffer[: len(values)].copy_(staged, non_blocking=True)
+
+
+def _check(out: Tensor, hidden: Tensor, weights: LoraWeights, plan: LoraPlan) -> None:
+    adapters, rank, inputs = weights.down.shape
+    if weights.up.shape != (adapters, out.shape[-1], rank) or hidden.shape[-1] != inputs:
+        raise ConfigurationError(
+            f"Adapters {tuple(weights.down.shape)}, {tuple(weights.up.shape)} do not fit {tuple(hidden.shape)} to "
+            f"{tuple(out.shape)}.",
+            param="weights",
+        )
+    if adapters < plan.num_adapters or len(plan.adapters) > min(len(out), len(hidden)):
+        raise ConfigurationError("The plan is for other rows or more adapters than there are.", param="plan")
+    if not hidden.dtype == out.dtype == weights.down.dtype == weights.up.dtype:
+        raise ConfigurationError(f"Adapters in {weights.down.dtype} on {hidden.dtype} to {out.dtype}.", param="weights")
+    if hidden.stride(-1) != 1 or out.stride(-1) != 1:
+        raise ConfigurationError("The elements of a row must be contiguous.", param="hidden")

@@ -1,0 +1,297 @@
+"""Top-k, top-p and min-p thresholds in Triton, without sorting: see `truncation.py` for ranks and thresholds.
+
+The threshold of top-k is the largest rank with at least k tokens from it on, that of top-p the largest with at least
+the probability p from it on. Either is found four bits at a time: the tokens of the range where it must be are counted
+(or their weights added) in 16 buckets, and the bucket that it falls in is the next range.
+
+1. `survey_kernel`, `prepare_kernel`: the highest rank and the mass of each tile and each row, floors for the search.
+2. `narrow_kernel`, four times: every program counts its own tiles, whose sums meet in memory. Tiles whose highest rank
+   is below the range are not even read, and these are nearly all of a row, unless its logits are flat.
+3. `gather_kernel`, `finish_kernel`: the few tokens left are collected, and one program finds the last 36 bits.
+
+Weights are integers, so the order of additions does not matter, and the result is that of the row alone.
+"""
+
+# Triton's language is untyped: its tensors and pointers are whatever the compiler makes of them.
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..runtime.backend import num_multiprocessors
+from ..runtime.row_launch import power_of_two
+from .launch import TILE, Share, share_row
+from .reference import LOWEST_RANK, TOKEN_BITS, Rows, Truncation
+from .triton_ranks import UNIT, divisor, finite, is_random, least_rank, load_ranks, logit_of, survey_kernel, weights_of
+
+_TOKEN_BITS: tl.constexpr = tl.constexpr(TOKEN_BITS)
+_LOWEST: tl.constexpr = tl.constexpr(LOWEST_RANK)
+_OF_NOTHING: tl.constexpr = tl.constexpr(-0x7F800001 << TOKEN_BITS)  # the rank of -inf
+_ROUNDS: tl.constexpr = tl.constexpr((32 + TOKEN_BITS) // 4)
+_SHARED_ROUNDS: tl.constexpr = tl.constexpr(
+    4
+)  # of these are done by all programs of a row: the upper half of the float
+_CAPACITY: tl.constexpr = tl.constexpr(4096)  # tokens collected of a row; if more are left, the row itself is read
+
+# What is known of a row, int64 each: the highest rank, the mass that top-p is a share of, floors of the two searches
+# (no threshold is below its floor), and the thresholds found.
+_STATE: tl.constexpr = tl.constexpr(7)
+_TOP: tl.constexpr = tl.constexpr(0)
+_MASS: tl.constexpr = tl.constexpr(1)
+_FLOOR: tl.constexpr = tl.constexpr(2)  # of top-k; top-p's is next
+_BY_MIN_P: tl.constexpr = tl.constexpr(4)
+_FOUND: tl.constexpr = tl.constexpr(5)  # by top-k; by top-p is next
+
+
+def launch_thresholds(rows: Rows, truncation: Truncation) -> Tensor:
+    logits, temperatures, mask = rows
+    num_rows, vocabulary = logits.shape
+    share = share_row(num_rows, vocabulary, num_multiprocessors(logits.device))
+    tops = torch.empty((num_rows, share.row_tiles), dtype=torch.int64, device=logits.device)
+    masses = torch.empty((num_rows, share.row_tiles), dtype=torch.float32, device=logits.device)
+    state = torch.empty((num_rows, _STATE.value), dtype=torch.int64, device=logits.device)
+    if num_rows == 0:
+        return state[:, 0]
+    tiles = share.tiles, share.row_tiles
+    survey_kernel[(num_rows, share.programs)](
+        logits, mask, temperatures, tops, masses, vocabulary, logits.stride(0), *tiles,
+        HAS_MASK=mask is not None, TILE=TILE, num_warps=4,
+    )  # fmt: skip
+    prepare_kernel[(num_rows,)](
+        temperatures, tops, masses, truncation.top_k, truncation.top_p, truncation.min_p, state,
+        vocabulary, share.row_tiles,
+        HAS_TOP_K=truncation.top_k is not None, HAS_TOP_P=truncation.top_p is not None,
+        HAS_MIN_P=truncation.min_p is not None, BLOCK=power_of_two(share.row_tiles), num_warps=1,
+    )  # fmt: skip
+    if truncation.top_k is not None:
+        _search(rows, truncation.top_k, state, tops, share)
+    if truncation.top_p is not None:
+        if truncation.top_k is not None:
+            kept_mass_kernel[(num_rows, share.programs)](
+                logits, mask, temperatures, truncation.top_k, state, tops, vocabulary, logits.stride(0), *tiles,
+                HAS_MASK=mask is not None, TILE=TILE, num_warps=4,
+            )  # fmt: skip
+        _search(rows, truncation.top_p, state, tops, share)
+    return torch.minimum(state[:, _TOP.value], state[:, _BY_MIN_P.value :].amax(dim=1))
+
+
+def _search(rows: Rows, amounts: Tensor, state: Tensor, tops: Tensor, share: Share) -> None:
+    """Find the thresholds of top-k (`amounts` integers) or of top-p."""
+    logits, temperatures, mask = rows
+    num_rows, vocabulary = logits.shape
+    sums = torch.zeros((num_rows, _SHARED_ROUNDS.value, 16), dtype=torch.int64, device=logits.device)
+    counts = torch.zeros((num_rows,), dtype=torch.int32, device=logits.device)
+    left = torch.empty((num_rows, _CAPACITY.value), dtype=torch.int64, device=logits.device)
+    inputs = logits, mask, temperatures, amounts, state, tops, sums
+    shape = vocabulary, logits.stride(0), share.tiles, share.row_tiles
+    options = {"BY_MASS": amounts.is_floating_point(), "HAS_MASK": mask is not None, "TILE": TILE, "num_warps": 8}
+    for done in range(_SHARED_ROUNDS.value):
+        narrow_kernel[(num_rows, share.programs)](*inputs, done, *shape, **options)
+    gather_kernel[(num_rows, share.programs)](*inputs, counts, left, *shape, **options)
+    finish_kernel[(num_rows,)](*inputs, counts, left, vocabulary, logits.stride(0), share.row_tiles, **options)
+
+
+@triton.jit
+def prepare_kernel(
+    temperatures, tops, masses, top_k, top_p, min_p, state, vocabulary, row_tiles,
+    HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr, HAS_MIN_P: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """From tiles to the row."""
+    row = tl.program_id(0).to(tl.int64)
+    temperature = divisor(tl.load(temperatures + row))
+    tiles = tl.arange(0, BLOCK)
+    inside = tiles < row_tiles
+    tile_tops = tl.load(tops + row * row_tiles + tiles, inside, _LOWEST)
+    top = tl.max(tile_tops, axis=0)
+    greatest = finite(logit_of(top))
+    below = (logit_of(tile_tops) - greatest).to(tl.float64) / temperature
+    mass = tl.sum(tl.where(inside, tl.load(masses + row * row_tiles + tiles, inside, 0.0) * tl.exp(below), 0.0), axis=0)
+    row_state = state + row * _STATE
+    tl.store(row_state + _TOP, top)
+    tl.store(row_state + _MASS, (mass * UNIT).to(tl.int64))
+    floor = tl.full((), _LOWEST, tl.int64)
+    if HAS_TOP_K:
+        floor = _top_k_floor(tile_tops, tl.load(top_k + row))
+    tl.store(row_state + _FLOOR, floor)
+    floor = tl.full((), _LOWEST, tl.int64)
+    if HAS_TOP_P:
+        # All that is less likely than this has together half of what top-p may leave out.
+        least = tl.maximum(1 - tl.load(top_p + row), 1e-9) * 0.5 * mass / vocabulary
+        floor = least_rank(greatest + temperature * tl.log(tl.maximum(least, 1e-300)))
+    tl.store(row_state + _FLOOR + 1, floor)
+    threshold = tl.full((), _LOWEST, tl.int64)
+    if HAS_MIN_P:
+        share = tl.load(min_p + row)
+        threshold = least_rank(greatest + temperature * tl.log(tl.maximum(share, 1e-300)))
+        threshold = tl.where((share > 0) & is_random(temperatures, row), threshold, _LOWEST)
+    tl.store(row_state + _BY_MIN_P, threshold)
+    tl.store(row_state + _FOUND, _LOWEST)
+    tl.store(row_state + _FOUND + 1, _LOWEST)
+
+
+@triton.jit(do_not_specialize=["num_tiles"])
+def kept_mass_kernel(
+    logits, mask, temperatures, top_k, state, tops, vocabulary, row_stride, num_tiles, row_tiles,
+    HAS_MASK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Replace the row's mass by that of the tokens that top-k keeps (`finish_kernel` has set it to zero)."""
+    row = tl.program_id(0).to(tl.int64)
+    if (tl.load(top_k + row) == 0) | (not is_random(temperatures, row)):
+        return
+    row_state = state + row * _STATE
+    top, threshold = tl.load(row_state + _TOP), tl.load(row_state + _FOUND)
+    mass = tl.full((), 0, tl.int64)
+    first = tl.program_id(1) * num_tiles
+    for tile in range(first, tl.minimum(first + num_tiles, row_tiles)):
+        if tl.load(tops + row * row_tiles + tile) >= threshold:
+            found = load_ranks(logits + row * row_stride, mask, row, tile, vocabulary, HAS_MASK, TILE)
+            weights = weights_of(found, top, tl.load(temperatures + row))
+            mass += tl.sum(tl.where(found >= threshold, weights, 0), axis=0)
+    if mass > 0:
+        tl.atomic_add(row_state + _MASS, mass, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["done", "num_tiles"])
+def narrow_kernel(
+    logits, mask, temperatures, amounts, state, tops, sums, done, vocabulary, row_stride, num_tiles, row_tiles,
+    BY_MASS: tl.constexpr, HAS_MASK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """One round: add up this program's tiles in the buckets of the range that the rounds before have left."""
+    row = tl.program_id(0).to(tl.int64)
+    row_state = state + row * _STATE
+    target = _target(temperatures, amounts, row_state, row, BY_MASS)
+    if target == 0:
+        return
+    row_sums = sums + row * (_SHARED_ROUNDS * 16)
+    low, _ = _narrowed(row_sums, target, done)
+    floor = tl.maximum(low, tl.load(row_state + _FLOOR + BY_MASS))
+    if BY_MASS:
+        floor = tl.maximum(floor, tl.load(row_state + _FOUND))  # what top-k has cut off
+    total = tl.zeros((16,), tl.int64)
+    first = tl.program_id(1) * num_tiles
+    for tile in range(first, tl.minimum(first + num_tiles, row_tiles)):
+        if tl.load(tops + row * row_tiles + tile) >= floor:
+            found = load_ranks(logits + row * row_stride, mask, row, tile, vocabulary, HAS_MASK, TILE)
+            total += _bucket_sums(found, low, done, row_state, tl.load(temperatures + row), BY_MASS)
+    tl.atomic_add(row_sums + done * 16 + tl.arange(0, 16), total, mask=total > 0, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["num_tiles"])
+def gather_kernel(
+    logits, mask, temperatures, amounts, state, tops, sums, counts, left, vocabulary, row_stride, num_tiles, row_tiles,
+    BY_MASS: tl.constexpr, HAS_MASK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Collect the ranks of the range that is left, in any order."""
+    row = tl.program_id(0).to(tl.int64)
+    target = _target(temperatures, amounts, state + row * _STATE, row, BY_MASS)
+    if target == 0:
+        return
+    low, _ = _narrowed(sums + row * (_SHARED_ROUNDS * 16), target, _SHARED_ROUNDS)
+    first = tl.program_id(1) * num_tiles
+    for tile in range(first, tl.minimum(first + num_tiles, row_tiles)):
+        if tl.load(tops + row * row_tiles + tile) >= low:
+            found = load_ranks(logits + row * row_stride, mask, row, tile, vocabulary, HAS_MASK, TILE)
+            wanted = _bucket(found, low, _SHARED_ROUNDS - 1) == 0
+            number = tl.sum(wanted.to(tl.int32), axis=0)
+            if number > 0:
+                place = tl.atomic_add(counts + row, number, sem="relaxed") + tl.cumsum(wanted.to(tl.int32), axis=0) - 1
+                tl.store(left + row * _CAPACITY + place, found, wanted & (place < _CAPACITY))
+
+
+@triton.jit
+def finish_kernel(
+    logits, mask, temperatures, amounts, state, tops, sums, counts, left, vocabulary, row_stride, row_tiles,
+    BY_MASS: tl.constexpr, HAS_MASK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The rounds that are left, over what was collected, or over the row where that was too much."""
+    row = tl.program_id(0).to(tl.int64)
+    row_state = state + row * _STATE
+    target = _target(temperatures, amounts, row_state, row, BY_MASS)
+    if target == 0:
+        return
+    low, above = _narrowed(sums + row * (_SHARED_ROUNDS * 16), target, _SHARED_ROUNDS)
+    count = tl.load(counts + row)
+    is_collected = count <= _CAPACITY
+    sources = tl.where(is_collected, tl.cdiv(count, TILE), row_tiles)
+    for done in range(_SHARED_ROUNDS, _ROUNDS):
+        total = tl.zeros((16,), tl.int64)
+        for tile in range(sources):
+            if is_collected:
+                places = tile * TILE + tl.arange(0, TILE)
+                found = tl.load(left + row * _CAPACITY + places, places < count, _OF_NOTHING)
+                total += _bucket_sums(found, low, done, row_state, tl.load(temperatures + row), BY_MASS)
+            elif tl.load(tops + row * row_tiles + tile) >= low:
+                found = load_ranks(logits + row * row_stride, mask, row, tile, vocabulary, HAS_MASK, TILE)
+                total += _bucket_sums(found, low, done, row_state, tl.load(temperatures + row), BY_MASS)
+        low, above = _chosen(total, low, above, target, done)
+    tl.store(row_state + _FOUND + BY_MASS, low)
+    if not BY_MASS:
+        tl.store(row_state + _MASS, tl.full((), 0, tl.int64))
+
+
+@triton.jit
+def _target(temperatures, amounts, row_state, row, BY_MASS: tl.constexpr):
+    """How many tokens, or how much weight, must lie from the threshold on; 0 if the row has no such threshold."""
+    amount = tl.load(amounts + row)
+    if BY_MASS:
+        mass = tl.maximum((amount * tl.load(row_state + _MASS).to(tl.float64)).to(tl.int64), 1)
+        target = tl.where(amount < 1, mass, 0)
+    else:
+        target = amount.to(tl.int64)
+    return tl.where(is_random(temperatures, row), target, 0)
+
+
+@triton.jit
+def _narrowed(row_sums, target, done):
+    """The least rank of the range that `done` rounds have left, and the sum of all that is above the range."""
+    low, above = tl.full((), _LOWEST, tl.int64), tl.full((), 0, tl.int64)
+    for earlier in range(done):
+        low, above = _chosen(tl.load(row_sums + earlier * 16 + tl.arange(0, 16)), low, above, target, earlier)
+    return low, above
+
+
+@triton.jit
+def _chosen(total, low, above, target, done):
+    """The highest of 16 buckets from which on there is enough; the lowest if there never is."""
+    buckets = tl.arange(0, 16)
+    from_on = above + tl.sum(tl.where(buckets[None, :] >= buckets[:, None], total[None, :], 0), axis=1)
+    bucket = tl.max(tl.where(from_on >= target, buckets, 0), axis=0)
+    above += tl.sum(tl.where(buckets > bucket, total, 0), axis=0)
+    return low + (bucket.to(tl.int64) << _shift(done)), above
+
+
+@triton.jit
+def _bucket_sums(found, low, done, row_state, temperature, BY_MASS: tl.constexpr):
+    """(16,) int64: the number or weight of the ranks in each bucket of the range."""
+    is_in = _bucket(found, low, done)[None, :] == tl.arange(0, 16)[:, None]
+    if BY_MASS:
+        weights = weights_of(found, tl.load(row_state + _TOP), temperature)
+        return tl.sum(tl.where(is_in, weights[None, :], 0), axis=1)
+    return tl.sum(tl.where(is_in, 1.0, 0.0), axis=1).to(tl.int64)  # as floats: compiled into integers it spills
+
+
+@triton.jit
+def _bucket(found, low, done):
+    """Below 0 and above 15: outside of the range."""
+    return tl.minimum(tl.maximum((found - low) >> _shift(done), -1), 16).to(tl.int32)
+
+
+@triton.jit
+def _shift(done):
+    """The bits of a rank that are still open after one more round."""
+    return (_ROUNDS - 1 - done) * 4
+
+
+@triton.jit
+def _top_k_floor(tile_tops, k):
+    """The k-th highest of the tiles' highest ranks, rounded down to 24 bits of its logit: k tokens are not below it."""
+    floor = tl.full((), _LOWEST, tl.int64)
+    for done in range(24):
+        higher = floor + (tl.full((), 1, tl.int64) << (_TOKEN_BITS + 31 - done))
+        floor = tl.where(tl.sum((tile_tops >= higher).to(tl.int32), axis=0) >= k, higher, floor)
+    return floor
