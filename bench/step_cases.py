@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ..kernels.kv_cache.ops import HeadNorms, HeadRule, Rotation, write_kv_
-from ..kernels.norm.ops import Norm, qk_norm_
+from ..kernels.norm.ops import qk_norm_
+from ..kernels.norm.types import Norm
 from ..kernels.sampling.logit_edits import FlatEdits, apply_edits_
 from ..kernels.sampling.ops import Sampling, sample
 from ..kernels.sampling.probabilities import log_probabilities, probabilities

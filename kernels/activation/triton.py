@@ -1,4 +1,4 @@
-"""Gated activations in Triton: see `gated.py` for what is computed. One pass over pieces of rows."""
+"""Gated activations in Triton: see `reference` for what is computed. One pass over pieces of rows."""
 
 # Triton's language is untyped: its tensors and pointers are whatever the compiler makes of them.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
@@ -11,26 +11,27 @@ import triton.language as tl
 from torch import Tensor
 
 from ..runtime.backend import gpu_name
-from .ops import Activation, gated_launch
+from .launch import gated_activation_launch
+from .types import Activation
 
 _SQRT_2_OVER_PI: tl.constexpr = tl.constexpr(0.7978845608028654)
 _CUBIC: tl.constexpr = tl.constexpr(0.044715)
 
 
-def launch_gated(gate_up: Tensor, activation: Activation) -> Tensor:
+def launch_gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
     if rows == 0:
         return out
-    launch = gated_launch(size, gpu_name(gate_up.device))
-    gated_kernel[(rows, triton.cdiv(size, launch.tiles["BLOCK"]))](
+    launch = gated_activation_launch(size, gpu_name(gate_up.device))
+    gated_activation_kernel[(rows, triton.cdiv(size, launch.tiles["BLOCK"]))](
         gate_up, out, size, gate_up.stride(0), ACTIVATION=activation, num_warps=launch.num_warps, **launch.tiles
     )
     return out
 
 
 @triton.jit
-def gated_kernel(gate_up, out, size, row_stride, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+def gated_activation_kernel(gate_up, out, size, row_stride, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < size

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ...protocol.errors import ConfigurationError
 from ..runtime.launch import Launch, launch_for
+from ..runtime.numeric import next_power_of_2
 
 BLOCK_SIZES = (16, 64)
 LARGEST_HEAD = 256
@@ -65,7 +66,7 @@ class AttentionShape:
 
     @property
     def padded_dim(self) -> int:
-        return power_of_two(self.head_dim)
+        return next_power_of_2(self.head_dim)
 
 
 def attention_launch(shape: AttentionShape, most_queries: int, gpu_name: str) -> Launch:
@@ -104,7 +105,7 @@ def tile_rows(shape: AttentionShape, most_queries: int) -> int:
     elif shape.padded_dim > 128:
         most = _MOST_ROWS // 2
     wanted = min(max(most_queries, 1) * shape.group, most)
-    return power_of_two(max(wanted, shape.group, _LEAST_ROWS))
+    return next_power_of_2(max(wanted, shape.group, _LEAST_ROWS))
 
 
 def queries_per_tile(shape: AttentionShape, launch: Launch) -> int:
@@ -156,11 +157,6 @@ def piece_lengths(
 def pieces_of(keys: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Into how many pieces each tile is cut; one that sees no keys is a piece too."""
     return np.maximum(-(-keys // lengths), 1)
-
-
-def power_of_two(value: int) -> int:
-    """The least that is not below `value`."""
-    return 1 << max(value - 1, 0).bit_length()
 
 
 def _float32_launch(shape: AttentionShape, rows: int) -> Launch:

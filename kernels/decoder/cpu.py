@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...protocol.errors import ConfigurationError
-from ..activation.ops import Activation
+from ..activation.types import Activation
 from ..attention.cpu import AttentionCall, HeadsCall, NativeAttention
 from ..kv_cache.ops import Rotation
 from ..linear.cpu import NativeLinear

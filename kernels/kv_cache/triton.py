@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...protocol.errors import ConfigurationError
-from ..attention.launch import power_of_two
+from ..runtime.numeric import next_power_of_2
 from .ops import FP8_MAX, HeadRule, Rotation, check_kv_write
 
 _ELEMENTS = 1024  # of a program: 8 in each of 128 threads, which is one 16-byte access for each half
@@ -130,7 +130,7 @@ def write_kv_(projected: Tensor, cache: Tensor, slots: Tensor, rule: HeadRule, r
     kv_heads = cache.shape[2] // 2
     pairs = head_dim // 2 if rotation is None else rotation.pairs
     rest = head_dim - 2 * pairs
-    block_heads = max(1, min(_ELEMENTS // power_of_two(head_dim), power_of_two(all_heads)))
+    block_heads = max(1, min(_ELEMENTS // next_power_of_2(head_dim), next_power_of_2(all_heads)))
     norms = rule.norms
     write_kv_kernel[(rows, triton.cdiv(all_heads, block_heads))](
         projected,
@@ -148,8 +148,8 @@ def write_kv_(projected: Tensor, cache: Tensor, slots: Tensor, rule: HeadRule, r
         1.0 / rule.value_scale,
         HEAD_DIM=head_dim,
         PAIRS=pairs,
-        PADDED_PAIRS=power_of_two(pairs),
-        PADDED_REST=power_of_two(rest) if rest else 0,
+        PADDED_PAIRS=next_power_of_2(pairs),
+        PADDED_REST=next_power_of_2(rest) if rest else 0,
         BLOCK_HEADS=block_heads,
         ROTATED=rotation is not None,
         NORMED=norms is not None,

@@ -1,8 +1,7 @@
-"""Linear layers for the CPU in C, with weights packed for it once.
+"""Linear layers in C for CPUs, with weights that are packed once.
 
-One row reads them as fast as memory gives them, many rows compute as fast as the vector units do, and a row's result
-has the same bits whatever other rows there are. Source of the order of loops: Goto & van de Geijn 2008, "Anatomy of
-High-Performance Matrix Multiplication"; the packed panels serve every number of rows.
+A single row is bound by memory, many rows by the vector units. A row's result has the same bits in every batch. The
+order of loops is that of Goto & van de Geijn 2008, "Anatomy of High-Performance Matrix Multiplication".
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...protocol.errors import ConfigurationError
-from ..runtime.native_library import load
+from ..runtime.native_library import load, loaded
 
 _LINE = 64
 _PANELS_AT_ONCE = 64
@@ -40,15 +39,15 @@ class _LinearCall(ctypes.Structure):
 
 
 class NativeLinear(nn.Module):
-    """What `linear` computes, for inference, where `can_compute` says so. `shape` is (out_features, in_features).
+    """Computes `linear` for inference; its weights must pass `can_pack`. `shape` is (out_features, in_features).
 
-    `take_over`: the packed weights go where the plain ones lie, if they fit, some panels at a time: nothing is ever
-    there twice, and none are left of which somebody could still make use.
+    `take_over`: the packed weights overwrite the plain ones if they fit, some panels at a time. Nothing is held twice,
+    and nobody can use the plain weights any more.
     """
 
     def __init__(self, linear: nn.Linear, *, take_over: bool = False) -> None:
         super().__init__()
-        library = _library()
+        library = loaded()
         weight = linear.weight.detach()
         self.shape = tuple(weight.shape)
         self.dtype = weight.dtype
@@ -94,12 +93,12 @@ class NativeLinear(nn.Module):
 
 
 class NativeEmbedding(nn.Module):
-    """The embeddings of a model whose head is tied to them, from the packed head: so they are there once."""
+    """The embeddings of a model with a tied head, looked up in the packed head: they are held once."""
 
     def __init__(self, head: NativeLinear) -> None:
         super().__init__()
         self.weight = head.weight  # packed, for whoever asks for dtype or device
-        self._head, self._rows = head, _library().linear_rows
+        self._head, self._rows = head, loaded().linear_rows
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """(tokens,) int64 to (tokens, in_features). Raises IndexError for an id that is not below out_features, and
@@ -118,7 +117,7 @@ class NativeEmbedding(nn.Module):
         return out
 
 
-def can_compute(weight: Tensor) -> bool:
+def can_pack(weight: Tensor) -> bool:
     """Whether `NativeLinear` takes a layer with `weight` (out_features, in_features)."""
     if weight.device.type != "cpu" or weight.shape[1] == 0 or load() is None:
         return False
@@ -126,23 +125,17 @@ def can_compute(weight: Tensor) -> bool:
 
 
 def is_vectorised_for(dtype: torch.dtype) -> bool:
-    """Whether this processor has the instructions that the kernel was measured with; `can_compute` has said yes."""
-    return bool(_library().linear_is_vectorised(ctypes.c_int64(dtype == torch.bfloat16)))
+    """Whether this processor has the instructions that the kernel was measured with; `can_pack` has said yes."""
+    return bool(loaded().linear_is_vectorised(ctypes.c_int64(dtype == torch.bfloat16)))
 
 
 def _pack(plain: Tensor, packed: Tensor) -> None:
     """(outputs, inputs) into panels, (panels, inputs, outputs of a panel)."""
     weights = _Weights(outputs=plain.shape[0], inputs=plain.shape[1], is_bf16=plain.dtype == torch.bfloat16)
-    _library().linear_pack(
+    loaded().linear_pack(
         ctypes.c_void_p(plain.data_ptr()),
         ctypes.c_int64(plain.stride(0)),
         ctypes.c_void_p(packed.data_ptr()),
         ctypes.byref(weights),
         ctypes.c_int64(torch.get_num_threads()),
     )
-
-
-def _library() -> ctypes.CDLL:
-    library = load()
-    assert library is not None, "ask can_compute first"
-    return library

@@ -1,10 +1,11 @@
-"""How the matrix products over quantised weights are cut into tiles: plain functions, without Triton or a device."""
+"""Tiles and split-K of the products with quantised weights: plain functions, without Triton or a device."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from ..runtime.launch import Launch, launch_for
+from ..runtime.numeric import cdiv
 
 #: Programs that keep one multiprocessor's memory pipes full while each of them waits for its next tile.
 _RESIDENT = 8
@@ -20,23 +21,26 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
-    """What is multiplied: `tokens` rows, `features` outputs, and `steps` of a loop over the inputs."""
+class MatmulShape:
+    """The size of one product."""
 
+    # Rows of activations.
     tokens: int
+    # Outputs.
     features: int
+    # Steps of the loop over the inputs.
     steps: int
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """The loop over the inputs, cut into `count` parts of at most `steps` steps, which are summed afterwards."""
+class SplitK:
+    """The loop over the inputs in `count` parts of at most `steps` steps, whose results are summed afterwards."""
 
     count: int
     steps: int
 
 
-def launch_of(kernel: str, product: Product, gpu: Gpu) -> Launch:
+def matmul_launch(kernel: str, product: MatmulShape, gpu: Gpu) -> Launch:
     """Tiles for as many tokens: what was measured on this GPU, under the name of the bucket, or a heuristic.
 
     Few tokens: narrow tiles and deep pipelines, for only the weights' bytes count. Many: tiles that use every weight
@@ -54,21 +58,17 @@ def _heuristic(bucket: int) -> Launch:
     return Launch(num_warps=8, num_stages=3, tiles={"BLOCK_FEATURES": 128, "BLOCK_TOKENS": 128})
 
 
-def split_of(product: Product, launch: Launch, gpu: Gpu) -> Split:
+def split_k(product: MatmulShape, launch: Launch, gpu: Gpu) -> SplitK:
     """As many parts as fill the GPU. Large products have tiles enough and stay whole."""
-    tiles = ceil_div(product.features, launch.tiles["BLOCK_FEATURES"])
-    tiles *= ceil_div(product.tokens, launch.tiles["BLOCK_TOKENS"])
+    tiles = cdiv(product.features, launch.tiles["BLOCK_FEATURES"])
+    tiles *= cdiv(product.tokens, launch.tiles["BLOCK_TOKENS"])
     resident = _RESIDENT * 2 // launch.num_warps
     wanted = max(1, min(resident * gpu.multiprocessors // tiles, product.steps // _LEAST_STEPS))
-    steps = ceil_div(product.steps, wanted)
-    return Split(ceil_div(product.steps, steps), steps)
+    steps = cdiv(product.steps, wanted)
+    return SplitK(cdiv(product.steps, steps), steps)
 
 
 def inputs_per_step(num_inputs: int, num_tokens: int) -> int:
     """The longest step that divides the inputs (a multiple of 16): up to 128, up to 64 where tiles are large."""
     longest = 128 if num_tokens <= _BUCKETS[0] else 64
     return next(step for step in (128, 64, 32, 16) if step <= longest and num_inputs % step == 0)
-
-
-def ceil_div(numerator: int, denominator: int) -> int:
-    return -(-numerator // denominator)

@@ -1,6 +1,6 @@
-"""Linear layers for the CPU with weights in the order oneDNN computes in, rearranged once instead of in every call.
+"""Linear layers for CPUs by oneDNN, with weights that are reordered once instead of in every call.
 
-On few rows that is two to five times faster than `nn.Linear`, which finds a plain matrix in every call.
+On few rows this is two to five times faster than `nn.Linear`, which reorders in every call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LEAST_ROWS = 4
 
 
 class OneDnnLinear(nn.Module):
-    """What `linear` computes, for inference only. `shape` is (out_features, in_features).
+    """Computes `linear`, for inference only. `shape` is (out_features, in_features).
 
     `batch_invariant`: a row's result does not depend, to the last bit, on how many rows there are. Long sums are cut
     into pieces of a fixed length for that, which are added in float32.
@@ -49,7 +49,7 @@ class OneDnnLinear(nn.Module):
         return total.to(hidden.dtype)
 
 
-def can_compute(weight: Tensor) -> bool:
+def can_pack(weight: Tensor) -> bool:
     """Whether oneDNN packs `weight`."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False

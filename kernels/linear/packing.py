@@ -1,7 +1,7 @@
-"""Puts a model's linear layers into the form that is fastest on this CPU: our own kernel, or oneDNN's.
+"""Packs a model's linear layers after loading, for the kernel that is fastest on this CPU: our own, or oneDNN's.
 
-Ours (decision 025) is ahead up to some hundred rows where it has the vector instructions it was written for; oneDNN
-serves the rest: processors with matrix units (AMX), other architectures, and machines without a compiler.
+Ours (decision 025) is faster up to some hundred rows on processors with the vector instructions it was written for.
+oneDNN serves processors with matrix units (AMX), other architectures, and machines without a compiler.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...protocol.errors import ConfigurationError
-from . import cpu as native_linear
-from . import onednn as onednn_linear
+from . import cpu, onednn
 from .cpu import NativeEmbedding, NativeLinear
 from .onednn import LEAST_ROWS, OneDnnLinear
 
@@ -24,9 +23,9 @@ _CHECKED_ROWS = 40
 def pack_linears(model: nn.Module, *, batch_invariant: bool = False) -> None:
     """Replace every `nn.Linear` of a model on the CPU, in place, where its weights can be packed.
 
-    The plain weights are overwritten or go, but for those that another layer uses too: embeddings that a head is tied
-    to are looked up in the head, where that is in our form. A packed model stays as it is. Raises ConfigurationError if
-    `batch_invariant` cannot be had on this machine.
+    The plain weights are overwritten or freed, unless another layer uses them too. Embeddings that a head is tied to
+    are looked up in the head if our kernel packs it. A packed model stays as it is. Raises ConfigurationError if this
+    machine cannot give `batch_invariant`.
     """
     own = (parameter for module in model.modules() for parameter in module.parameters(recurse=False))
     owners = Counter(parameter.data_ptr() for parameter in own)
@@ -41,10 +40,10 @@ def pack_linears(model: nn.Module, *, batch_invariant: bool = False) -> None:
         if isinstance(child, nn.Linear):
             tied = embeddings.get(child.weight.data_ptr())
             alone = owners[child.weight.data_ptr()] == (1 if tied is None else 2)
-            form = packed(child, batch_invariant=batch_invariant, take_over=alone)
-            setattr(parent, name, form)
-            if tied is not None and alone and isinstance(form, NativeLinear):
-                setattr(*tied, NativeEmbedding(form))
+            packed = pack_linear(child, batch_invariant=batch_invariant, take_over=alone)
+            setattr(parent, name, packed)
+            if tied is not None and alone and isinstance(packed, NativeLinear):
+                setattr(*tied, NativeEmbedding(packed))
         elif batch_invariant and not child.is_invariant:
             raise ConfigurationError(
                 "batch_invariant: this model has been packed without it for another engine. Load it once more.",
@@ -54,33 +53,35 @@ def pack_linears(model: nn.Module, *, batch_invariant: bool = False) -> None:
         _check_invariance(model)
 
 
-def forms(linear: nn.Linear) -> list[nn.Module]:
-    """Every form that computes `linear` here: whoever wants to know what the machine can do tries them all."""
+def implementations(linear: nn.Linear) -> list[nn.Module]:
+    """Every layer that computes `linear` on this machine, for comparisons; `linear` itself if nothing packs it."""
     found: list[nn.Module] = []
-    if native_linear.can_compute(linear.weight):
+    if cpu.can_pack(linear.weight):
         found.append(NativeLinear(linear))
-    if onednn_linear.can_compute(linear.weight):
+    if onednn.can_pack(linear.weight):
         found.append(OneDnnLinear(linear))
     return found or [linear]
 
 
-def packed(linear: nn.Linear, *, batch_invariant: bool = False, take_over: bool = False) -> nn.Module:
-    """What computes `linear` fastest here; the layer itself where nothing can pack it. `take_over`: its weights may be
-    overwritten."""
-    onednn = onednn_linear.can_compute(linear.weight)
-    if native_linear.can_compute(linear.weight) and (not onednn or _is_ahead_of_onednn(linear.weight)):
+def pack_linear(linear: nn.Linear, *, batch_invariant: bool = False, take_over: bool = False) -> nn.Module:
+    """The fastest layer that computes `linear` on this machine; `linear` itself if nothing packs it.
+
+    `take_over`: its weights may be overwritten.
+    """
+    has_onednn = onednn.can_pack(linear.weight)
+    if cpu.can_pack(linear.weight) and (not has_onednn or _beats_onednn(linear.weight)):
         return NativeLinear(linear, take_over=take_over)
-    return OneDnnLinear(linear, batch_invariant=batch_invariant) if onednn else linear
+    return OneDnnLinear(linear, batch_invariant=batch_invariant) if has_onednn else linear
 
 
 def least_rows(model: nn.Module) -> int:
-    """Rows below which this model's layers are slower than with this many: a smaller batch is better padded."""
+    """The number of rows up to which this model's layers take the same time: smaller batches are better padded."""
     return LEAST_ROWS if any(isinstance(module, OneDnnLinear) for module in model.modules()) else 1
 
 
-def _is_ahead_of_onednn(weight: Tensor) -> bool:
+def _beats_onednn(weight: Tensor) -> bool:
     has_matrix_unit = weight.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
-    return native_linear.is_vectorised_for(weight.dtype) and not has_matrix_unit
+    return cpu.is_vectorised_for(weight.dtype) and not has_matrix_unit
 
 
 def _check_invariance(model: nn.Module) -> None:

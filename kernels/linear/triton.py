@@ -1,4 +1,4 @@
-"""Matrix products with weights of 8 and 4 bits in Triton: see `quantized.py` for the formats and for what is computed.
+"""Products with weights of 8 and 4 bits in Triton: see `types` for the formats, `reference` for what is computed.
 
 The weights are the left operand of the products, (features, inputs) times (inputs, tokens), because tensor cores take
 that operand from registers: there the integers become the activations' dtype, exactly, and scales are applied to sums.
@@ -18,8 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Gpu, Product, ceil_div, inputs_per_step, launch_of, split_of
-from .types import FP8, FP8_MAX, SMALLEST, Fp8Weight, Int4Weight, Int8Weight
+from ..runtime.numeric import FP8_MAX, cdiv, next_power_of_2
+from .launch import Gpu, MatmulShape, inputs_per_step, matmul_launch, split_k
+from .types import FP8, SMALLEST_SCALE, Fp8Weight, Int4Weight, Int8Weight
 
 _REDUCED = 1024
 #: Vary from step to step, and are worth no kernel of their own where they happen to be 1 or a multiple of 16.
@@ -31,13 +32,13 @@ _INTERPRETER = Gpu("interpreter", 4)
 def int8_linear(hidden: Tensor, weight: Int8Weight) -> Tensor:
     """(tokens, inputs) to (tokens, features) in the dtype of `hidden`."""
     step = inputs_per_step(hidden.shape[1], hidden.shape[0])
-    product = Product(hidden.shape[0], weight.shape[0], hidden.shape[1] // step)
+    product = MatmulShape(hidden.shape[0], weight.shape[0], hidden.shape[1] // step)
     return _linear(int8_kernel, hidden, (weight.data, weight.scale), product, {"BLOCK_INPUTS": step})
 
 
 def int4_linear(hidden: Tensor, weight: Int4Weight) -> Tensor:
     """(tokens, inputs) to (tokens, features) in the dtype of `hidden`."""
-    product = Product(hidden.shape[0], weight.shape[0], weight.packed.shape[0])
+    product = MatmulShape(hidden.shape[0], weight.shape[0], weight.packed.shape[0])
     return _linear(int4_kernel, hidden, (weight.packed, weight.scale), product, {"GROUP": weight.group_size})
 
 
@@ -58,20 +59,20 @@ def fp8_linear(hidden: Tensor, weight: Fp8Weight) -> Tensor:
 def quantize_tokens(hidden: Tensor) -> tuple[Tensor, Tensor]:
     """What `quantize_tokens_reference` returns, in one pass over `hidden`."""
     tokens, inputs = hidden.shape
-    padded = ceil_div(inputs, 16) * 16
+    padded = cdiv(inputs, 16) * 16
     data = torch.empty(tokens, padded, dtype=FP8, device=hidden.device)
     scale = torch.empty(tokens, dtype=torch.float32, device=hidden.device)
     if tokens:
-        block = triton.next_power_of_2(padded)
+        block = next_power_of_2(padded)
         fp8_tokens_kernel[(tokens,)](
             hidden, data, scale, inputs, hidden.stride(0), padded,
-            SMALLEST=SMALLEST, MAXIMUM=FP8_MAX, BLOCK=block, num_warps=min(16, max(1, block // 512)),
+            SMALLEST=SMALLEST_SCALE, MAXIMUM=FP8_MAX, BLOCK=block, num_warps=min(16, max(1, block // 512)),
         )  # fmt: skip
     return data, scale
 
 
 def _linear(
-    kernel: Any, hidden: Tensor, weights: tuple[Tensor, Tensor], product: Product, constants: Mapping[str, int]
+    kernel: Any, hidden: Tensor, weights: tuple[Tensor, Tensor], product: MatmulShape, constants: Mapping[str, int]
 ) -> Tensor:
     """Launch `kernel`, and the sum over its splits if there are any."""
     tokens, features = product.tokens, product.features
@@ -79,13 +80,13 @@ def _linear(
     if not tokens:
         return out
     gpu = _gpu(hidden.device)
-    launch = launch_of(kernel.__name__, product, gpu)
-    split = split_of(product, launch, gpu)
+    launch = matmul_launch(kernel.__name__, product, gpu)
+    split = split_k(product, launch, gpu)
     is_whole = split.count == 1
     parts = out if is_whole else hidden.new_empty(split.count, tokens, features, dtype=torch.float32)
     grid = (
-        ceil_div(features, launch.tiles["BLOCK_FEATURES"]),
-        ceil_div(tokens, launch.tiles["BLOCK_TOKENS"]),
+        cdiv(features, launch.tiles["BLOCK_FEATURES"]),
+        cdiv(tokens, launch.tiles["BLOCK_TOKENS"]),
         split.count,
     )
     kernel[grid](
@@ -93,7 +94,7 @@ def _linear(
         **constants, **launch.tiles, num_warps=launch.num_warps, num_stages=launch.num_stages,
     )  # fmt: skip
     if not is_whole:
-        grid = (ceil_div(out.numel(), _REDUCED),)
+        grid = (cdiv(out.numel(), _REDUCED),)
         reduce_kernel[grid](parts, out, out.numel(), split.count, BLOCK=_REDUCED)
     return out
 

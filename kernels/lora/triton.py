@@ -1,4 +1,4 @@
-"""Low-rank adapters in Triton: `shrink` to the rank, `expand` to the features; see `lora.py`.
+"""Low-rank adapters in Triton: `shrink` to the rank, `expand` to the features; see `reference`.
 
 Few rows have a long sum over the inputs and nothing else to share out, so `shrink` splits it; `expand` adds the parts
 up, in order, where it reads them.

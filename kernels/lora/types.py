@@ -1,7 +1,6 @@
-"""Low-rank adapters over a batch in which every token may use another one (Hu et al. 2021).
+"""The weights of adapters, and the plan of a step: which rows use which adapter.
 
-Rows that share an adapter are put together in tiles once per step, on the host, which knows the adapter of each row
-anyway. All layers of the step use that plan.
+Rows with the same adapter are put together in tiles once per step, on the host. All layers of the step use that plan.
 """
 
 from __future__ import annotations
@@ -16,22 +15,21 @@ import torch
 from torch import Tensor
 
 from ...protocol.errors import ConfigurationError
-from ..runtime.backend import uses_triton
+from ..runtime.numeric import next_power_of_2
 
 NO_ADAPTER = -1
 #: Ranks are padded to a power of two of at least this, the least inner dimension of tensor cores.
-_LEAST_RANK = 16
-_MOST_RANK = 128
+_MIN_RANK = 16
+_MAX_RANK = 128
 
 
 @dataclass(frozen=True, slots=True)
 class LoraWeights:
-    """The adapters of one linear layer: `down` (adapters, rank, inputs) and `up` (adapters, features, rank).
+    """The adapters of one linear layer. Ranks below the largest are padded with zeros."""
 
-    Ranks below the largest are padded with zeros. The usual factor alpha / rank is part of `up`.
-    """
-
+    # A of each adapter, (adapters, rank, inputs).
     down: Tensor
+    # B of each adapter, (adapters, features, rank), with the factor alpha / rank in it.
     up: Tensor
 
     @classmethod
@@ -40,9 +38,9 @@ class LoraWeights:
         if not adapters:
             raise ConfigurationError("There are no adapters to stack.", param="adapters")
         most = max(down.shape[0] for down, _ in adapters)
-        if most > _MOST_RANK:
-            raise ConfigurationError(f"An adapter of rank {most}: at most {_MOST_RANK} is supported.", param="adapters")
-        rank = max(_LEAST_RANK, 1 << (most - 1).bit_length())
+        if most > _MAX_RANK:
+            raise ConfigurationError(f"An adapter of rank {most}: at most {_MAX_RANK} is supported.", param="adapters")
+        rank = max(_MIN_RANK, next_power_of_2(most))
         first_down, first_up = adapters[0]
         stack = cls(
             first_down.new_zeros(len(adapters), rank, first_down.shape[1]),
@@ -55,11 +53,11 @@ class LoraWeights:
 
 
 class LoraPlan:
-    """Which adapter each row of a step uses, as tiles of rows with the same one, in buffers that stay where they are.
+    """The adapter of each row of a step, as tiles of rows with the same one, in buffers that keep their addresses.
 
-    `rows` (max_rows,) int32: rows of the batch in the order of their adapters. `tiles` (tiles, 3) int32: where in
-    `rows` each starts, where it ends (exclusive), its adapter; a tile without rows does nothing. A CUDA graph captured
-    with this plan uses what was assigned last. `tile_rows`: 16 for decoding, 64 where prompts come in long pieces.
+    `rows` (max_rows,) int32: rows of the batch in the order of their adapters. `tiles` (tiles, 3) int32: a tile's start
+    in `rows`, its end (exclusive) and its adapter. A tile without rows does nothing. A CUDA graph captured with this
+    plan uses what was assigned last. `tile_rows`: 16 for decoding, 64 for long chunks of prompts.
     """
 
     def __init__(self, max_rows: int, num_adapters: int, device: torch.device, *, tile_rows: int = 16) -> None:
@@ -72,7 +70,7 @@ class LoraPlan:
         self.tiles = torch.zeros(max(1, most_tiles), 3, dtype=torch.int32, device=device)
 
     def assign(self, adapters: Sequence[int] | npt.NDArray[np.integer]) -> None:
-        """`adapters`: one for each row, NO_ADAPTER for none. Waits for nothing."""
+        """`adapters`: one for each row, NO_ADAPTER for none. Does not wait for the device."""
         chosen = np.asarray(adapters, np.int32)
         if len(chosen) > len(self.rows):
             raise ConfigurationError(f"{len(chosen)} rows do not fit a plan for {len(self.rows)}.", param="adapters")
@@ -85,29 +83,6 @@ class LoraPlan:
         self.adapters = chosen.copy()
         _upload(self.rows, order)
         _upload(self.tiles, tiles)
-
-
-def add_lora(out: Tensor, hidden: Tensor, weights: LoraWeights, plan: LoraPlan) -> None:
-    """out[row] += up[adapter] @ (down[adapter] @ hidden[row]) for each row of the plan that has an adapter, in place.
-
-    `out` (rows, features) and `hidden` (rows, inputs), the elements of a row contiguous: a part of a fused projection's
-    output will do. Both in the dtype of the weights; the sum over the inputs is rounded to it once, after float32.
-    """
-    _check(out, hidden, weights, plan)
-    if uses_triton(hidden):
-        from .triton import add_lora_triton
-
-        add_lora_triton(out, hidden, weights, plan)
-    else:
-        add_lora_reference(out, hidden, weights, plan.adapters)
-
-
-def add_lora_reference(out: Tensor, hidden: Tensor, weights: LoraWeights, adapters: npt.NDArray[np.int32]) -> None:
-    """One adapter after the other."""
-    for adapter in np.unique(adapters[adapters != NO_ADAPTER]).tolist():
-        rows = torch.from_numpy(np.flatnonzero(adapters == adapter)).to(hidden.device)
-        low = (hidden[rows].float() @ weights.down[adapter].float().T).to(hidden.dtype)
-        out[rows] = (out[rows].float() + low.float() @ weights.up[adapter].float().T).to(out.dtype)
 
 
 def _tiles(adapters: npt.NDArray[np.int32], tile_rows: int) -> list[tuple[int, int, int]]:
@@ -127,19 +102,3 @@ def _upload(buffer: Tensor, values: npt.NDArray[np.int32]) -> None:
     if buffer.is_cuda:
         staged = staged.pin_memory()
     buffer[: len(values)].copy_(staged, non_blocking=True)
-
-
-def _check(out: Tensor, hidden: Tensor, weights: LoraWeights, plan: LoraPlan) -> None:
-    adapters, rank, inputs = weights.down.shape
-    if weights.up.shape != (adapters, out.shape[-1], rank) or hidden.shape[-1] != inputs:
-        raise ConfigurationError(
-            f"Adapters {tuple(weights.down.shape)}, {tuple(weights.up.shape)} do not fit {tuple(hidden.shape)} to "
-            f"{tuple(out.shape)}.",
-            param="weights",
-        )
-    if adapters < plan.num_adapters or len(plan.adapters) > min(len(out), len(hidden)):
-        raise ConfigurationError("The plan is for other rows or more adapters than there are.", param="plan")
-    if not hidden.dtype == out.dtype == weights.down.dtype == weights.up.dtype:
-        raise ConfigurationError(f"Adapters in {weights.down.dtype} on {hidden.dtype} to {out.dtype}.", param="weights")
-    if hidden.stride(-1) != 1 or out.stride(-1) != 1:
-        raise ConfigurationError("The elements of a row must be contiguous.", param="hidden")

@@ -1,32 +1,17 @@
-"""RMSNorm in the three forms that decoders need: alone, behind a residual addition, and over the heads of attention.
-
-Zhang & Sennrich 2019: x / sqrt(mean(x^2) + eps) * weight, the root mean square in float32. Two conventions exist for
-the weight. Llama's rounds x to its dtype before the product. Gemma's stores weights less one (`unit_offset`) and
-rounds after the product, which is taken in float32.
-"""
+"""RMSNorm in the three forms that decoders need: alone, behind a residual addition, and over the heads of attention."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
 from torch import Tensor
 
 from ...protocol.errors import ConfigurationError
-from ..runtime.backend import uses_triton
+from ..runtime.backend import uses_native, uses_triton
 from ..runtime.native_library import LANES
-from .cpu import can_compute, native_rms_norm
+from .cpu import native_rms_norm
+from .reference import rms_norm_reference
+from .types import Norm
 
-_LARGEST = 2**15  # elements of a row that one program holds
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """One norm's parameters: `weight` (size,) in the dtype of what is normed."""
-
-    weight: Tensor
-    eps: float
-    unit_offset: bool = False
+_MAX_SIZE = 2**15  # elements of a row that one program holds
 
 
 def rms_norm(hidden: Tensor, norm: Norm) -> Tensor:
@@ -36,9 +21,9 @@ def rms_norm(hidden: Tensor, norm: Norm) -> Tensor:
         from .triton import launch_rms_norm
 
         return launch_rms_norm(hidden, norm)
-    if can_compute(hidden, multiple=LANES):
+    if uses_native(hidden, multiple=LANES):
         return native_rms_norm(hidden, norm)
-    return reference_rms_norm(hidden, norm)
+    return rms_norm_reference(hidden, norm)
 
 
 def add_rms_norm(update: Tensor, residual: Tensor, norm: Norm) -> Tensor:
@@ -50,10 +35,10 @@ def add_rms_norm(update: Tensor, residual: Tensor, norm: Norm) -> Tensor:
         from .triton import launch_rms_norm
 
         return launch_rms_norm(update, norm, residual)
-    if can_compute(update, multiple=LANES):
+    if uses_native(update, multiple=LANES):
         return native_rms_norm(update, norm, residual)
     residual.add_(update)
-    return reference_rms_norm(residual, norm)
+    return rms_norm_reference(residual, norm)
 
 
 def qk_norm_(heads: Tensor, num_query_heads: int, query_norm: Norm, key_norm: Norm) -> None:
@@ -65,31 +50,22 @@ def qk_norm_(heads: Tensor, num_query_heads: int, query_norm: Norm, key_norm: No
     _check(heads, query_norm)
     _check(heads, key_norm)
     if (query_norm.eps, query_norm.unit_offset) != (key_norm.eps, key_norm.unit_offset):
-        raise ConfigurationError("qk_norm_: query and key have norms of different kinds.")
+        raise ConfigurationError("qk_norm_: the norms of query and key differ in eps or unit_offset.")
     if uses_triton(heads):
         from .triton import launch_qk_norm
 
         launch_qk_norm(heads, num_query_heads, query_norm, key_norm)
         return
     for part, norm in ((heads[:, :num_query_heads], query_norm), (heads[:, num_query_heads:], key_norm)):
-        part.copy_(reference_rms_norm(part, norm))
-
-
-def reference_rms_norm(hidden: Tensor, norm: Norm) -> Tensor:
-    """The definition over the last dimension of `hidden`, in plain torch."""
-    wide = hidden.float()
-    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps)
-    if norm.unit_offset:
-        return (normed * (1.0 + norm.weight.float())).to(hidden.dtype)
-    return normed.to(hidden.dtype) * norm.weight
+        part.copy_(rms_norm_reference(part, norm))
 
 
 def _check(hidden: Tensor, norm: Norm) -> None:
     size = hidden.shape[-1]
-    if norm.weight.shape != (size,) or norm.weight.dtype != hidden.dtype or hidden.stride(-1) != 1 or size > _LARGEST:
+    if norm.weight.shape != (size,) or norm.weight.dtype != hidden.dtype or hidden.stride(-1) != 1 or size > _MAX_SIZE:
         raise ConfigurationError(
             f"A norm with weights {_kind(norm.weight)} cannot take {_kind(hidden)}: it needs the same dtype, "
-            f"dense rows of the same size, and at most {_LARGEST} elements in each."
+            f"dense rows of the same size, and at most {_MAX_SIZE} elements in each."
         )
 
 

@@ -1,4 +1,4 @@
-"""RMSNorm in Triton: see `rms_norm.py` for what is computed. One pass, a row stays in registers."""
+"""RMSNorm in Triton: see `reference` for what is computed. One pass, a row stays in registers."""
 
 # Triton's language is untyped: its tensors and pointers are whatever the compiler makes of them.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..runtime.backend import gpu_name
 from ..runtime.row_launch import row_launch
-from .ops import Norm
+from .types import Norm
 
 
 def launch_rms_norm(hidden: Tensor, norm: Norm, residual: Tensor | None = None) -> Tensor:

@@ -1,6 +1,6 @@
-"""Which implementation computes: Triton on a CUDA device, the plain torch reference everywhere else.
+"""Which implementation computes: Triton on a CUDA device, C on a CPU where it was built, else the torch reference.
 
-Nothing here imports triton. The modules that do are named `<kernel>_triton.py`, and are imported when they are used.
+Nothing here imports torch or triton. Modules named `triton*.py` import triton, and are imported when they are used.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import importlib.util
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+from .native_library import load
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +37,20 @@ def kernel_cache() -> Path:
 def uses_triton(tensor: Tensor) -> bool:
     """Whether a kernel over `tensor` runs in Triton."""
     return tensor.is_cuda and has_triton()
+
+
+def uses_native(rows: Tensor, *, multiple: int = 1) -> bool:
+    """Whether a kernel over `rows` (rows, size) runs in C. `multiple`: what the size must be a multiple of."""
+    import torch
+
+    return (
+        rows.device.type == "cpu"
+        and rows.dim() == 2
+        and rows.dtype in (torch.float32, torch.bfloat16)
+        and rows.shape[1] % multiple == 0
+        and not (torch.is_grad_enabled() and rows.requires_grad)
+        and load() is not None
+    )
 
 
 @functools.cache

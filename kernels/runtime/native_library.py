@@ -1,7 +1,7 @@
-"""Builds and loads the kernels in `kernels/native/`: C, compiled once by the machine's own compiler, for its processor.
+"""Builds and loads the C in `kernels/native/`, once, with the machine's own compiler and for its processor.
 
-Where there is no compiler, or it fails, the plain torch implementations run: `load` says why. Other rooms have C of
-their own: `load_from`.
+Without a compiler, or where it fails, the plain torch implementations run, and `load` logs why. Other rooms load C of
+their own with `load_from`.
 """
 
 from __future__ import annotations
@@ -47,6 +47,13 @@ def load() -> ctypes.CDLL | None:
     except NativeBuildError as error:
         _LOG.warning("No native CPU kernels, plain torch is used instead: %s", error)
         return None
+
+
+def loaded() -> ctypes.CDLL:
+    """The library, for callers that know it is there."""
+    library = load()
+    assert library is not None, "ask whether C serves before it is called"
+    return library
 
 
 def load_from(sources: Path, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:

@@ -7,6 +7,7 @@ there are more than enough programs; nothing else matters.
 from __future__ import annotations
 
 from .launch import Launch, launch_for
+from .numeric import next_power_of_2
 
 _WARP = 32
 #: Of two-byte elements this is four accesses of 16 bytes a thread, of four-byte ones eight.
@@ -19,13 +20,8 @@ _MOST_ROWS = 32
 
 def row_launch(kernel: str, size: int, gpu_name: str) -> Launch:
     """For rows of `size` elements: tiles ROWS and BLOCK, the power of two that holds a row."""
-    block = power_of_two(size)
+    block = next_power_of_2(size)
     rows = min(_MOST_ROWS, max(1, _ELEMENTS_PER_PROGRAM // block))
     warps = rows * block // (_WARP * _ELEMENTS_PER_THREAD)
     heuristic = Launch(num_warps=min(_MOST_WARPS, max(1, warps)), tiles={"ROWS": rows, "BLOCK": block})
     return launch_for(kernel, str(size), gpu_name, heuristic)
-
-
-def power_of_two(size: int) -> int:
-    """The least power of two that is not below `size`."""
-    return 1 << max(0, size - 1).bit_length()

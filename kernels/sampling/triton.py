@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...protocol.sampling import LEAST_TEMPERATURE
 from ..runtime.backend import num_multiprocessors
-from ..runtime.row_launch import power_of_two
+from ..runtime.numeric import next_power_of_2
 from .launch import TILE, share_row
 from .ops import Sampling
 from .triton_ranks import load_logits, rank_of
@@ -44,7 +44,7 @@ def launch_sample(logits: Tensor, sampling: Sampling, threshold: Tensor | None) 
         vocabulary, logits.stride(0), share.tiles,
         HAS_MASK=sampling.mask is not None, TRUNCATES=threshold is not None, TILE=TILE, num_warps=4,
     )  # fmt: skip
-    pick_kernel[(rows,)](scores, tokens, out, share.programs, BLOCK=power_of_two(share.programs), num_warps=1)
+    pick_kernel[(rows,)](scores, tokens, out, share.programs, BLOCK=next_power_of_2(share.programs), num_warps=1)
     return out
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...protocol.sampling import LEAST_TEMPERATURE
 from ..runtime.backend import num_multiprocessors
-from ..runtime.row_launch import power_of_two
+from ..runtime.numeric import next_power_of_2
 from .launch import TILE, share_row
 from .ops import Sampling
 from .probabilities import TopLogprobs
@@ -40,7 +40,7 @@ def launch_probabilities(logits: Tensor, sampling: Sampling, threshold: Tensor |
     shape = vocabulary, logits.stride(0), share.tiles, share.row_tiles
     options = {"HAS_MASK": sampling.mask is not None, "TRUNCATES": threshold is not None, "TILE": TILE, "num_warps": 4}
     kept_survey_kernel[(rows, share.programs)](*inputs, *shape, **options)
-    normalise_kernel[(rows, share.programs)](*inputs, out, *shape, **options, BLOCK=power_of_two(share.row_tiles))
+    normalise_kernel[(rows, share.programs)](*inputs, out, *shape, **options, BLOCK=next_power_of_2(share.row_tiles))
     return out
 
 
@@ -59,7 +59,7 @@ def launch_log_probabilities(logits: Tensor, chosen: Tensor, num_top: int) -> To
     tile_tops_kernel[(rows, tiles)](logits, tops, masses, vocabulary, logits.stride(0), most, TILE=TILE, num_warps=4)
     row_tops_kernel[(rows,)](
         logits, chosen, tops, masses, picked, values, ids, logits.stride(0), tiles, most, num_top,
-        TILES=power_of_two(tiles), BLOCK=power_of_two(tiles * most), num_warps=8,
+        TILES=next_power_of_2(tiles), BLOCK=next_power_of_2(tiles * most), num_warps=8,
     )  # fmt: skip
     return TopLogprobs(picked, values, ids)
 

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..runtime.backend import num_multiprocessors
-from ..runtime.row_launch import power_of_two
+from ..runtime.numeric import next_power_of_2
 from .launch import TILE, Share, share_row
 from .reference import LOWEST_RANK, TOKEN_BITS, Rows, Truncation
 from .triton_ranks import UNIT, divisor, finite, is_random, least_rank, load_ranks, logit_of, survey_kernel, weights_of
@@ -66,7 +66,7 @@ def launch_thresholds(rows: Rows, truncation: Truncation) -> Tensor:
         temperatures, tops, masses, truncation.top_k, truncation.top_p, truncation.min_p, state,
         vocabulary, share.row_tiles,
         HAS_TOP_K=truncation.top_k is not None, HAS_TOP_P=truncation.top_p is not None,
-        HAS_MIN_P=truncation.min_p is not None, BLOCK=power_of_two(share.row_tiles), num_warps=1,
+        HAS_MIN_P=truncation.min_p is not None, BLOCK=next_power_of_2(share.row_tiles), num_warps=1,
     )  # fmt: skip
     if truncation.top_k is not None:
         _search(rows, truncation.top_k, state, tops, share)

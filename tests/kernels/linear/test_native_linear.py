@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from updraft.kernels.linear.cpu import NativeEmbedding, NativeLinear, can_compute
-from updraft.kernels.linear.packing import pack_linears, packed
+from updraft.kernels.linear.cpu import NativeEmbedding, NativeLinear, can_pack
+from updraft.kernels.linear.packing import pack_linear, pack_linears
 from updraft.kernels.runtime.native_library import load
 from updraft.protocol.errors import ConfigurationError
 
@@ -110,9 +110,9 @@ def test_rows_that_do_not_fit_are_refused(shape: tuple[int, ...]) -> None:
 
 
 def test_what_it_does_not_take() -> None:
-    assert not can_compute(torch.empty(4, 3, dtype=torch.bfloat16))  # inputs come in pairs
-    assert not can_compute(torch.empty(4, 4, dtype=torch.float16))
-    assert not can_compute(torch.empty(4, 4, device="meta"))
+    assert not can_pack(torch.empty(4, 3, dtype=torch.bfloat16))  # inputs come in pairs
+    assert not can_pack(torch.empty(4, 4, dtype=torch.float16))
+    assert not can_pack(torch.empty(4, 4, device="meta"))
 
 
 @needs_c
@@ -168,7 +168,7 @@ def test_the_rows_of_packed_weights_are_what_they_were(outputs: int, dtype: torc
 
 def test_a_layer_that_nothing_packs_stays() -> None:
     linear = nn.Linear(4, 4).to(torch.float16)
-    assert packed(linear) is linear
+    assert pack_linear(linear) is linear
 
 
 PROGRAM = """

@@ -6,20 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from updraft.kernels.linear.launch import Gpu, Product, inputs_per_step, launch_of, split_of
-from updraft.kernels.linear.types import (
-    FP8,
-    Fp8Weight,
-    Int4Weight,
-    Int8Weight,
-    QuantizedWeight,
-    quantize_fp8,
-    quantize_int4,
-    quantize_int8,
-    quantize_tokens_reference,
-    quantized_linear,
-    quantized_linear_reference,
-)
+from updraft.kernels.linear.launch import Gpu, MatmulShape, inputs_per_step, matmul_launch, split_k
+from updraft.kernels.linear.ops import quantized_linear
+from updraft.kernels.linear.quantization import quantize_fp8, quantize_int4, quantize_int8
+from updraft.kernels.linear.reference import quantize_tokens_reference, quantized_linear_reference
+from updraft.kernels.linear.types import FP8, Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight
 from updraft.kernels.runtime.launch import Launch, file_name, write_launches
 from updraft.protocol.errors import ConfigurationError
 
@@ -175,9 +166,9 @@ def test_the_order_of_a_split_sum_is_fixed() -> None:
     from updraft.kernels.linear import triton as quantized_triton
 
     hidden, weight = drawn(2, 2048, seed=5).half(), quantize_int8(drawn(16, 2048))
-    product = Product(2, 16, 16)
-    launch = launch_of("int8_kernel", product, quantized_triton._INTERPRETER)
-    assert split_of(product, launch, quantized_triton._INTERPRETER).count > 1
+    product = MatmulShape(2, 16, 16)
+    launch = matmul_launch("int8_kernel", product, quantized_triton._INTERPRETER)
+    assert split_k(product, launch, quantized_triton._INTERPRETER).count > 1
     assert torch.equal(quantized_triton.int8_linear(hidden, weight), quantized_triton.int8_linear(hidden, weight))
 
 
@@ -237,17 +228,17 @@ def test_fp8_products_get_operands_they_can_take(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("features", [16, 1024, 4096, 128256])
 @pytest.mark.parametrize("steps", [1, 3, 32, 112])
 def test_every_step_is_in_one_part(tokens: int, features: int, steps: int) -> None:
-    product = Product(tokens, features, steps)
-    launch = launch_of("int4_kernel", product, H200)
-    split = split_of(product, launch, H200)
+    product = MatmulShape(tokens, features, steps)
+    launch = matmul_launch("int4_kernel", product, H200)
+    split = split_k(product, launch, H200)
     assert (split.count - 1) * split.steps < steps <= split.count * split.steps
     assert split.count == 1 or split.steps >= 4
 
 
 def test_few_tiles_are_split_until_the_gpu_is_full() -> None:
     def count(tokens: int, features: int) -> int:
-        product = Product(tokens, features, 64)
-        return split_of(product, launch_of("int8_kernel", product, H200), H200).count
+        product = MatmulShape(tokens, features, 64)
+        return split_k(product, matmul_launch("int8_kernel", product, H200), H200).count
 
     assert count(1, 4096) * 128 >= 4 * 132  # 128 tiles
     assert count(1, 128256) == 1
@@ -258,9 +249,9 @@ def test_a_measured_launch_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     measured = Launch(num_warps=8, tiles={"BLOCK_FEATURES": 256, "BLOCK_TOKENS": 32})
     monkeypatch.setattr("updraft.kernels.runtime.launch.TUNED", tmp_path)
     write_launches(tmp_path / f"{file_name(H200.name)}.json", {"int8_kernel": {"tokens_32": measured}})
-    assert launch_of("int8_kernel", Product(20, 64, 2), H200) == measured
-    assert launch_of("int4_kernel", Product(20, 64, 2), H200) != measured
-    assert launch_of("int8_kernel", Product(40, 64, 2), H200) != measured
+    assert matmul_launch("int8_kernel", MatmulShape(20, 64, 2), H200) == measured
+    assert matmul_launch("int4_kernel", MatmulShape(20, 64, 2), H200) != measured
+    assert matmul_launch("int8_kernel", MatmulShape(40, 64, 2), H200) != measured
 
 
 def test_a_step_divides_the_inputs() -> None:

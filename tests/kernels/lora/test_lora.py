@@ -6,7 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.kernels.lora.types import LoraPlan, LoraWeights, add_lora, add_lora_reference
+from updraft.kernels.lora.ops import add_lora
+from updraft.kernels.lora.reference import add_lora_reference
+from updraft.kernels.lora.types import LoraPlan, LoraWeights
 from updraft.protocol.errors import ConfigurationError
 
 CPU = torch.device("cpu")

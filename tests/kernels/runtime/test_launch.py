@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.kernels.activation.ops import gated_launch
+from updraft.kernels.activation.launch import gated_activation_launch
 from updraft.kernels.runtime import launch
 from updraft.kernels.runtime.launch import Launch, Trial, file_name, launch_for, read_launches, trying, write_launches
 from updraft.kernels.runtime.row_launch import row_launch
@@ -50,8 +50,8 @@ def test_kernels_over_rows_take_theirs(folder: Path) -> None:
     write_launches(folder / "gpu.json", {"rms_norm": {"4096": rows}, "gated": {"14336": gate}})
     assert row_launch("rms_norm", 4096, "GPU") == rows
     assert row_launch("qk_norm", 4096, "GPU") != rows
-    assert gated_launch(14336, "GPU") == gate
-    assert gated_launch(14337, "GPU") != gate
+    assert gated_activation_launch(14336, "GPU") == gate
+    assert gated_activation_launch(14337, "GPU") != gate
 
 
 def test_a_trial_comes_before_what_was_measured(folder: Path) -> None:
