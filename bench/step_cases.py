@@ -11,7 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..kernels.kv_cache.ops import HeadNorms, HeadRule, Rotation, write_kv_
+from ..kernels.kv_cache.ops import write_kv_
+from ..kernels.kv_cache.types import HeadNorms, HeadTransform, Rotation
 from ..kernels.norm.ops import qk_norm_
 from ..kernels.norm.types import Norm
 from ..kernels.sampling.logit_edits import FlatEdits, apply_edits_
@@ -42,7 +43,7 @@ def kv_write_case(rows: int, device: str = "cuda") -> Case:
     cache = torch.zeros(blocks, _BLOCK_SIZE, 2 * _KV_HEADS, _HEAD_DIM, device=device, dtype=_DTYPE)
     slots = torch.randperm(blocks * _BLOCK_SIZE, device=device)[:rows].to(torch.int32)
     weight = torch.ones(_HEAD_DIM, device=device, dtype=_DTYPE)
-    rule = HeadRule(HeadNorms(weight, weight, 1e-6))
+    rule = HeadTransform(HeadNorms(weight, weight, 1e-6))
     angles = torch.rand(rows, _HEAD_DIM // 2, device=device)
     rotation = Rotation(angles.cos(), angles.sin())
     return Case(

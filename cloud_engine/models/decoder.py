@@ -12,7 +12,7 @@ from ...kernels.attention.ragged_batch import Passes
 from ...kernels.attention.types import Attention
 from ...kernels.decoder.continuation import NativeContinuation
 from ...kernels.decoder.cpu import NativeDecoder
-from ...kernels.kv_cache.ops import Rotation
+from ...kernels.kv_cache.types import Rotation
 from ...kernels.sampling.ops import Sampling
 from .compile import native_continuation, native_decoder
 from .config import ModelConfig

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ...kernels.activation.ops import gated_activation
 from ...kernels.activation.types import Activation
 from ...kernels.attention.types import Attention, LayerAttention
-from ...kernels.kv_cache.ops import HeadNorms, Rotation
+from ...kernels.kv_cache.types import HeadNorms, Rotation
 from ...kernels.norm.ops import add_rms_norm, rms_norm
 from ...kernels.norm.types import Norm
 from .config import ModelConfig

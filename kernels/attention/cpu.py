@@ -1,6 +1,6 @@
 """Attention over a paged KV cache in C, for CPUs: reads keys and values where they lie, in blocks.
 
-The plain torch one (`paged_attention.py`) has to gather them first and multiplies with padding; it is the reference.
+The plain torch one (`torch_attention.py`) has to gather them first and multiplies with padding; it is the reference.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...protocol.errors import ConfigurationError
-from ..kv_cache.ops import HeadNorms, Rotation, check_kv_write
+from ..kv_cache.types import HeadNorms, Rotation, check_kv_write
 from ..runtime.native_library import LANES, load
 from .ragged_batch import RaggedBatch
 from .types import LayerAttention
@@ -70,7 +70,7 @@ def why_not_native(device: torch.device, dtype: torch.dtype, block_size: int, he
 
 
 class NativeAttention:
-    """One forward pass's attention, as `PagedAttention` gives it.
+    """One forward pass's attention, as `TorchAttention` gives it.
 
     A row's result depends, to the last bit, on its own sequence alone.
     """

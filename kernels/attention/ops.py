@@ -1,46 +1,24 @@
-"""Which implementation of attention serves a model on a device, chosen once, with the reason for whoever starts it."""
+"""Chooses the implementation of attention for a model and device, once, with the reason for the operator."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from ...protocol.errors import ConfigurationError
 from ..runtime.backend import AttentionChoice, BackendName, has_triton
 from .cpu import NativeAttention, why_not_native
+from .launch import AttentionShape
+from .metadata import AttentionMetadata, AttentionPlanner
 from .ragged_batch import RaggedBatch
-from .torch_attention import PagedAttention
-from .types import Attention
-
-if TYPE_CHECKING:
-    from .metadata import AttentionMetadata
-
-
-@dataclass(frozen=True, slots=True)
-class CacheSpec:
-    """A paged KV cache to be made. `windowed`: whether any layer looks back over a window."""
-
-    layers: int
-    blocks: int
-    block_size: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    dtype: torch.dtype
-    device: torch.device
-    windowed: bool = False
-
-    def empty(self, *block: int) -> Tensor:
-        """Zeros in the shape (layers, blocks, *block)."""
-        return torch.zeros((self.layers, self.blocks, *block), dtype=self.dtype, device=self.device)
+from .torch_attention import TorchAttention
+from .types import Attention, CacheSpec
 
 
 class AttentionBackend(Protocol):
-    """Owns a KV cache (layers, blocks, ...) in the layout it computes in, and makes an `Attention` for each pass."""
+    """Owns a KV cache (layers, blocks, ...) in its own layout, and makes an `Attention` for each pass."""
 
     name: BackendName
     cache: Tensor
@@ -61,7 +39,7 @@ class TorchBackend:
         self._batch_invariant = batch_invariant
 
     def begin(self, batch: RaggedBatch) -> Attention:
-        return PagedAttention(self.cache, batch, shared=self._shared, batch_invariant=self._batch_invariant)
+        return TorchAttention(self.cache, batch, shared=self._shared, batch_invariant=self._batch_invariant)
 
 
 class NativeBackend:
@@ -83,9 +61,6 @@ class TritonBackend:
     name: BackendName = "triton"
 
     def __init__(self, spec: CacheSpec) -> None:
-        from .launch import AttentionShape
-        from .metadata import AttentionPlanner
-
         self.cache = spec.empty(spec.block_size, 2 * spec.kv_heads, spec.head_dim)
         self.shape = AttentionShape(
             spec.heads, spec.kv_heads, spec.head_dim, spec.block_size, self.cache.element_size(), spec.windowed
@@ -96,16 +71,16 @@ class TritonBackend:
         return self.attention(self.planner.metadata(batch.spans, int(batch.rows.sum())))
 
     def attention(self, metadata: AttentionMetadata) -> Attention:
-        """Of a pass that is planned already; in a CUDA graph `metadata` is filled before every replay."""
-        from .triton_attention import TritonPagedAttention
+        """The attention of a planned pass. For a CUDA graph, `metadata` is filled before every replay."""
+        from .triton_attention import TritonAttention
 
-        return TritonPagedAttention(self.cache, metadata, self.shape)
+        return TritonAttention(self.cache, metadata, self.shape)
 
 
 def choose_backend(
     spec: CacheSpec, wanted: AttentionChoice = "auto", *, batch_invariant: bool = False
 ) -> tuple[AttentionBackend, str]:
-    """The backend that is fastest for `spec`, or the one that is `wanted`; and why.
+    """The fastest backend for `spec`, or the `wanted` one; and why.
 
     Raises ConfigurationError if the wanted one cannot serve it.
     """
@@ -127,8 +102,6 @@ def _make(name: BackendName, spec: CacheSpec, batch_invariant: bool) -> Attentio
 
 
 def _why_not_triton(spec: CacheSpec) -> str | None:
-    from .launch import AttentionShape
-
     if spec.device.type != "cuda":
         return f"the model is on {spec.device.type}, not on a CUDA device"
     if not has_triton():

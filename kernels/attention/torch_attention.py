@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..kv_cache.ops import HeadNorms, HeadRule, Rotation, write_kv_reference_
+from ..kv_cache.reference import write_kv_reference_
+from ..kv_cache.types import HeadNorms, HeadTransform, Rotation
 from .ragged_batch import RaggedBatch
 from .torch_groups import AttentionGroup, CacheShape, plan
 from .types import LayerAttention
 
 
-class PagedAttention:
+class TorchAttention:
     """One forward pass's attention over `cache` (layers, blocks, 2 * kv_heads, block_size, head_dim), keys then values.
 
     `shared` query heads read the same KV head.
@@ -45,7 +46,7 @@ class PagedAttention:
         Returns (rows, heads, head_dim). Rows behind those of the spans are padding: they get zeros.
         """
         cache, num_rows = self._cache[layer.index], self._num_rows
-        write_kv_reference_(projected, cache.transpose(1, 2), self._slots, HeadRule(norms), rotation)
+        write_kv_reference_(projected, cache.transpose(1, 2), self._slots, HeadTransform(norms), rotation)
         query = projected[:, : -cache.shape[1]]
         groups = self._groups(layer.window)
         if len(groups) == 1 and groups[0].kept is None:  # one sequence, or decodes that share a call

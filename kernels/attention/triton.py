@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .launch import AttentionShape
 from .metadata import AttentionMetadata
-from .reference import ScoreRule
+from .types import ScoreOptions
 
 _LOG2_E = math.log2(math.e)
 _MERGED_AT_ONCE = 16
@@ -253,8 +253,10 @@ def merge_kernel(
     tl.store(out + target + dims, (mixed / weight).to(out.dtype.element_ty), mask=dims < HEAD_DIM)
 
 
-def attend(query: Tensor, cache: Tensor, metadata: AttentionMetadata, shape: AttentionShape, rule: ScoreRule) -> Tensor:
-    """What `attention_reference.attend_reference` computes. Rows of padding get zeros.
+def attend(
+    query: Tensor, cache: Tensor, metadata: AttentionMetadata, shape: AttentionShape, options: ScoreOptions
+) -> Tensor:
+    """Computes `attend_reference`. Rows of padding get zeros.
 
     `query` (rows, heads, head_dim), its rows any distance apart; `cache` (blocks, block_size, 2 * kv_heads, head_dim),
     in the query's dtype or float8_e4m3fn.
@@ -263,7 +265,7 @@ def attend(query: Tensor, cache: Tensor, metadata: AttentionMetadata, shape: Att
     launch = metadata.launch
     partial = query.new_empty((metadata.partial_rows, *query.shape[1:]), dtype=torch.float32)
     partial_weight = query.new_empty((metadata.partial_rows, shape.heads), dtype=torch.float32)
-    scale = rule.scale * rule.key_scale
+    scale = options.scale * options.key_scale
     attend_kernel[(shape.kv_heads, len(metadata.work))](
         out,
         partial,
@@ -274,16 +276,16 @@ def attend(query: Tensor, cache: Tensor, metadata: AttentionMetadata, shape: Att
         metadata.blocks,
         query.stride(0),
         cache.stride(1),
-        scale * _LOG2_E if rule.soft_cap is None else scale / rule.soft_cap * _LOG2_E,
-        rule.value_scale,
-        (rule.soft_cap or 0.0) * _LOG2_E,
-        rule.window or 0,
+        scale * _LOG2_E if options.soft_cap is None else scale / options.soft_cap * _LOG2_E,
+        options.value_scale,
+        (options.soft_cap or 0.0) * _LOG2_E,
+        options.window or 0,
         GROUP=shape.group,
         HEAD_DIM=shape.head_dim,
         PADDED_DIM=shape.padded_dim,
         BLOCK_SIZE=shape.block_size,
-        WINDOWED=rule.window is not None,
-        CAPPED=rule.soft_cap is not None,
+        WINDOWED=options.window is not None,
+        CAPPED=options.soft_cap is not None,
         PEELED=launch.tiles["BLOCK_M"] >= _LEAST_ROWS_TO_PEEL,
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,

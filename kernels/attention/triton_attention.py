@@ -1,29 +1,20 @@
-"""Attention of one forward pass in Triton, behind the interface that the models use (`layers.Attention`)."""
+"""Attention of one forward pass in Triton, behind the interface that models use (`types.Attention`)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ...protocol.errors import ConfigurationError
-from ..kv_cache.ops import HeadNorms, HeadRule, Rotation
+from ..kv_cache.types import HeadNorms, HeadTransform, Rotation
 from .launch import AttentionShape
 from .metadata import AttentionMetadata
-from .reference import ScoreRule
-from .types import LayerAttention
+from .types import CacheScales, LayerAttention, ScoreOptions
 
 
-@dataclass(frozen=True, slots=True)
-class CacheScales:
-    """What the numbers in an FP8 cache are multiplied with."""
-
-    key: float = 1.0
-    value: float = 1.0
-
-
-class TritonPagedAttention:
+class TritonAttention:
     """One forward pass over `cache` (layers, blocks, block_size, 2 * kv_heads, head_dim), keys then values.
 
     Nothing here reads from the device or depends on what is in `metadata`, so a pass can be captured in a CUDA graph.
@@ -50,7 +41,7 @@ class TritonPagedAttention:
         self._metadata = metadata
         self._shape = shape
         self._scales = scales or CacheScales()
-        self._rule = ScoreRule(1.0, None, soft_cap, self._scales.key, self._scales.value)
+        self._options = ScoreOptions(1.0, None, soft_cap, self._scales.key, self._scales.value)
 
     def attend(
         self, layer: LayerAttention, projected: Tensor, rotation: Rotation | None, norms: HeadNorms | None = None
@@ -59,18 +50,18 @@ class TritonPagedAttention:
 
         Returns (rows, heads, head_dim). Rows of padding are stored nowhere and get zeros.
         """
-        from ..kv_cache.triton import write_kv_
+        from ..kv_cache.triton import launch_write_kv_
 
-        rule = HeadRule(norms, self._scales.key, self._scales.value)
-        write_kv_(projected, self._cache[layer.index], self._metadata.slots, rule, rotation)
+        transform = HeadTransform(norms, self._scales.key, self._scales.value)
+        launch_write_kv_(projected, self._cache[layer.index], self._metadata.slots, transform, rotation)
         return self._attend(layer, projected[:, : self._shape.heads])
 
     def _attend(self, layer: LayerAttention, query: Tensor) -> Tensor:
         from .triton import attend
 
         self._check(query)
-        rule = replace(self._rule, scale=layer.scale, window=layer.window)
-        return attend(query, self._cache[layer.index], self._metadata, self._shape, rule)
+        options = replace(self._options, scale=layer.scale, window=layer.window)
+        return attend(query, self._cache[layer.index], self._metadata, self._shape, options)
 
     def _check(self, query: Tensor) -> None:
         """A kernel would read past the end of what does not fit."""

@@ -1,8 +1,4 @@
-"""What every implementation of attention over a paged KV cache is asked, and what it is told of the batch.
-
-There are three: plain torch (`paged_attention`, the reference), C for CPUs (`native_attention`) and Triton
-(`triton_attention`). Each lays its cache out as suits it.
-"""
+"""The interface of attention over a paged KV cache, and what every implementation is told of model and batch."""
 
 from __future__ import annotations
 
@@ -10,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from ..kv_cache.ops import HeadNorms, Rotation
+from ..kv_cache.types import HeadNorms, Rotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +23,62 @@ class QuerySpan:
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """What one layer asks of attention: its place in the cache, the factor of its scores, and how far back it sees.
+    """The attention of one layer."""
 
-    `window` counts tokens, the query's own included; None is all of them.
-    """
-
+    # Its place in the cache.
     index: int
+    # The factor of its scores.
     scale: float
+    # Tokens that a query sees, its own included; None is all of them.
     window: int | None = None
 
 
-class Attention(Protocol):
-    """How a layer reaches its KV cache. One object serves one forward pass and knows which rows belong together.
+@dataclass(frozen=True, slots=True)
+class ScoreOptions:
+    """How one layer turns products of queries and keys into scores."""
 
-    The models never see blocks or batches.
+    scale: float
+    # Tokens that a query sees, its own included; None is all of them.
+    window: int | None = None
+    # Scores become soft_cap * tanh(score / soft_cap) (Gemma 2).
+    soft_cap: float | None = None
+    # The cache holds the keys and values divided by these.
+    key_scale: float = 1.0
+    value_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheScales:
+    """The factors of the numbers in an FP8 cache."""
+
+    key: float = 1.0
+    value: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSpec:
+    """A paged KV cache to be made."""
+
+    layers: int
+    blocks: int
+    block_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+    # Whether any layer has a sliding window.
+    windowed: bool = False
+
+    def empty(self, *block: int) -> Tensor:
+        """Zeros in the shape (layers, blocks, *block)."""
+        return torch.zeros((self.layers, self.blocks, *block), dtype=self.dtype, device=self.device)
+
+
+class Attention(Protocol):
+    """A layer's access to its KV cache. One object serves one forward pass and knows which rows belong together.
+
+    Models never see blocks or batches.
     """
 
     def attend(
@@ -47,7 +86,7 @@ class Attention(Protocol):
     ) -> Tensor:
         """Store this pass's keys and values, then attend causally over each row's whole sequence.
 
-        `projected` (rows, heads + 2 * kv_heads, head_dim): queries, keys and values, which are normed and rotated here
+        `projected` (rows, heads + 2 * kv_heads, head_dim): queries, keys and values. They are normed and rotated here
         and may be overwritten. Returns (rows, heads, head_dim); rows of padding get zeros.
         """
         ...

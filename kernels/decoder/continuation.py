@@ -18,7 +18,7 @@ from torch import Tensor
 from ...protocol.errors import ConfigurationError
 from ..attention.cpu import NativeAttention
 from ..attention.ragged_batch import Passes
-from ..kv_cache.ops import Rotation
+from ..kv_cache.types import Rotation
 from ..linear.cpu import NativeLinear
 from ..runtime.native_library import load
 from ..sampling.cpu import SampleCall, sample_call

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...protocol.errors import ConfigurationError
 from ..activation.types import Activation
 from ..attention.cpu import AttentionCall, HeadsCall, NativeAttention
-from ..kv_cache.ops import Rotation
+from ..kv_cache.types import Rotation
 from ..linear.cpu import NativeLinear
 from ..runtime.native_library import LANES, load
 

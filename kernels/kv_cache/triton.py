@@ -1,4 +1,4 @@
-"""`kv_write` in Triton: one launch norms, rotates and stores, and reads what the projection left only once."""
+"""Norm, rotation and storing of heads in Triton: one launch that reads the projection once."""
 
 # Kernels are typed by Triton, not by Python.
 # pyright: reportArgumentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ...protocol.errors import ConfigurationError
-from ..runtime.numeric import next_power_of_2
-from .ops import FP8_MAX, HeadRule, Rotation, check_kv_write
+from ..runtime.numeric import FP8_MAX, next_power_of_2
+from .types import HeadTransform, Rotation, check_kv_write
 
 _ELEMENTS = 1024  # of a program: 8 in each of 128 threads, which is one 16-byte access for each half
 
@@ -119,8 +119,10 @@ def _cached(values, cache, LARGEST: tl.constexpr):
     return values.to(cache.dtype.element_ty)
 
 
-def write_kv_(projected: Tensor, cache: Tensor, slots: Tensor, rule: HeadRule, rotation: Rotation | None) -> None:
-    """See `kv_write.write_kv_`."""
+def launch_write_kv_(
+    projected: Tensor, cache: Tensor, slots: Tensor, transform: HeadTransform, rotation: Rotation | None
+) -> None:
+    """See `ops.write_kv_`."""
     check_kv_write(projected, cache, slots, rotation)
     if not cache.is_contiguous():
         raise ConfigurationError("KV write: the cache must be contiguous.")
@@ -131,7 +133,7 @@ def write_kv_(projected: Tensor, cache: Tensor, slots: Tensor, rule: HeadRule, r
     pairs = head_dim // 2 if rotation is None else rotation.pairs
     rest = head_dim - 2 * pairs
     block_heads = max(1, min(_ELEMENTS // next_power_of_2(head_dim), next_power_of_2(all_heads)))
-    norms = rule.norms
+    norms = transform.norms
     write_kv_kernel[(rows, triton.cdiv(all_heads, block_heads))](
         projected,
         cache,
@@ -144,8 +146,8 @@ def write_kv_(projected: Tensor, cache: Tensor, slots: Tensor, rule: HeadRule, r
         all_heads - 2 * kv_heads,
         kv_heads,
         0.0 if norms is None else norms.eps,
-        1.0 / rule.key_scale,
-        1.0 / rule.value_scale,
+        1.0 / transform.key_scale,
+        1.0 / transform.value_scale,
         HEAD_DIM=head_dim,
         PAIRS=pairs,
         PADDED_PAIRS=next_power_of_2(pairs),

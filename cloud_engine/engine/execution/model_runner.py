@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from ....kernels.attention.cpu import NativeAttention
-from ....kernels.attention.ops import CacheSpec, NativeBackend, TritonBackend, choose_backend
+from ....kernels.attention.ops import NativeBackend, TritonBackend, choose_backend
 from ....kernels.attention.ragged_batch import Passes, RaggedBatch
-from ....kernels.attention.types import QuerySpan
+from ....kernels.attention.types import CacheSpec, QuerySpan
 from ....kernels.linear.packing import least_rows, pack_linears
 from ....kernels.runtime.backend import AttentionChoice, BackendName
 from ....kernels.runtime.native_library import load

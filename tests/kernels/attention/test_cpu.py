@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from updraft.kernels.attention.cpu import NativeAttention, why_not_native
 from updraft.kernels.attention.ragged_batch import RaggedBatch
-from updraft.kernels.attention.reference import ScoreRule, attend_reference
-from updraft.kernels.attention.torch_attention import PagedAttention
-from updraft.kernels.attention.types import Attention, LayerAttention, QuerySpan
-from updraft.kernels.kv_cache.ops import HeadNorms, HeadRule, Rotation, write_kv_reference_
+from updraft.kernels.attention.reference import attend_reference
+from updraft.kernels.attention.torch_attention import TorchAttention
+from updraft.kernels.attention.types import Attention, LayerAttention, QuerySpan, ScoreOptions
+from updraft.kernels.kv_cache.reference import write_kv_reference_
+from updraft.kernels.kv_cache.types import HeadNorms, HeadTransform, Rotation
 from updraft.kernels.runtime.native_library import load
 from updraft.protocol.errors import ConfigurationError
 
@@ -29,7 +30,7 @@ BATCHES: list[Chunks] = [
     [(number * 7, 1) for number in range(40)],
 ]
 needs_c = pytest.mark.skipif(load() is None, reason="no C compiler")
-IMPLEMENTATIONS = [PagedAttention, pytest.param(NativeAttention, marks=needs_c)]
+IMPLEMENTATIONS = [TorchAttention, pytest.param(NativeAttention, marks=needs_c)]
 
 
 def in_words(cache: Tensor) -> Tensor:
@@ -69,7 +70,7 @@ class Batch:
 
     def attend(
         self,
-        implementation: type[PagedAttention | NativeAttention],
+        implementation: type[TorchAttention | NativeAttention],
         layer: LayerAttention,
         rotation: Rotation | None = None,
         norms: HeadNorms | None = None,
@@ -80,25 +81,25 @@ class Batch:
             self.on(implementation, cache).attend(layer, self.projected.to(dtype, copy=True), rotation, norms).float()
         )
 
-    def on(self, implementation: type[PagedAttention | NativeAttention], cache: Tensor) -> Attention:
+    def on(self, implementation: type[TorchAttention | NativeAttention], cache: Tensor) -> Attention:
         shared, batch = self.heads // self.kv_heads, RaggedBatch.of(self.spans, self.num_rows, cache.shape[3])
         if implementation is NativeAttention:
             return NativeAttention(in_words(cache), batch, shared=shared)
-        return PagedAttention(cache, batch, shared=shared)
+        return TorchAttention(cache, batch, shared=shared)
 
     def expected(
         self, layer: LayerAttention, rotation: Rotation | None = None, norms: HeadNorms | None = None
     ) -> Tensor:
         projected, cache = self.projected.clone(), self.cache[0].clone()
-        write_kv_reference_(projected, cache, self.slots, HeadRule(norms), rotation)
-        rule = ScoreRule(layer.scale, layer.window)
+        write_kv_reference_(projected, cache, self.slots, HeadTransform(norms), rotation)
+        rule = ScoreOptions(layer.scale, layer.window)
         return attend_reference(projected[:, : self.heads], cache, self.spans, rule)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("window", [None, 1, 20, 64])
 @pytest.mark.parametrize("chunks", BATCHES)
-def test_batches(implementation: type[PagedAttention], chunks: Chunks, window: int | None) -> None:
+def test_batches(implementation: type[TorchAttention], chunks: Chunks, window: int | None) -> None:
     torch.manual_seed(0)
     batch, layer = Batch(chunks), LayerAttention(0, 0.3, window)
     torch.testing.assert_close(batch.attend(implementation, layer), batch.expected(layer), rtol=2e-5, atol=2e-6)
@@ -107,7 +108,7 @@ def test_batches(implementation: type[PagedAttention], chunks: Chunks, window: i
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("heads", [(1, 1), (7, 1), (14, 2), (6, 6)])
 @pytest.mark.parametrize(("dim", "block"), [(16, 64), (64, 16), (80, 16), (128, 64), (256, 16)])
-def test_shapes(implementation: type[PagedAttention], heads: tuple[int, int], dim: int, block: int) -> None:
+def test_shapes(implementation: type[TorchAttention], heads: tuple[int, int], dim: int, block: int) -> None:
     torch.manual_seed(0)
     batch = Batch([(0, 19), (100, 3), (63, 1)], heads=heads, dim=dim, block=block)
     layer = LayerAttention(0, dim**-0.5)
@@ -116,7 +117,7 @@ def test_shapes(implementation: type[PagedAttention], heads: tuple[int, int], di
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dim", [32, 64, 96, 128])
-def test_bfloat16_is_as_exact_as_its_rounding(implementation: type[PagedAttention], dim: int) -> None:
+def test_bfloat16_is_as_exact_as_its_rounding(implementation: type[TorchAttention], dim: int) -> None:
     torch.manual_seed(0)
     batch = Batch([(0, 40), (200, 1), (130, 4)], dim=dim)
     batch.projected, batch.cache = batch.projected.bfloat16().float(), batch.cache.bfloat16().float()
@@ -128,7 +129,7 @@ def test_bfloat16_is_as_exact_as_its_rounding(implementation: type[PagedAttentio
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("unit_offset", [False, True])
 @pytest.mark.parametrize("pairs", [16, 5])
-def test_heads_are_normed_and_rotated(implementation: type[PagedAttention], pairs: int, unit_offset: bool) -> None:
+def test_heads_are_normed_and_rotated(implementation: type[TorchAttention], pairs: int, unit_offset: bool) -> None:
     torch.manual_seed(0)
     batch, layer = Batch([(3, 20), (40, 1)]), LayerAttention(0, 0.2)
     angles = torch.rand(21, pairs) * 6
@@ -139,7 +140,7 @@ def test_heads_are_normed_and_rotated(implementation: type[PagedAttention], pair
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_rows_of_padding(implementation: type[PagedAttention]) -> None:
+def test_rows_of_padding(implementation: type[TorchAttention]) -> None:
     torch.manual_seed(0)
     batch = Batch([(0, 2)])
     expected = batch.expected(LayerAttention(0, 1.0))
@@ -181,7 +182,7 @@ def test_c_gives_a_row_the_same_bits_alone_and_in_a_batch(dtype: torch.dtype, wi
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf])
 @pytest.mark.parametrize("part", [0, 2])  # a key, a value
-def test_what_is_no_number_shows(implementation: type[PagedAttention], part: int, broken: float) -> None:
+def test_what_is_no_number_shows(implementation: type[TorchAttention], part: int, broken: float) -> None:
     torch.manual_seed(0)
     batch = Batch([(70, 1), (40, 2)])
     for head_part in (part, part + 1):

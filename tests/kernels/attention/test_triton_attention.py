@@ -8,10 +8,10 @@ from torch import Tensor
 from updraft.kernels.attention.launch import AttentionShape
 from updraft.kernels.attention.metadata import AttentionPlanner
 from updraft.kernels.attention.ragged_batch import RaggedBatch
-from updraft.kernels.attention.torch_attention import PagedAttention
-from updraft.kernels.attention.triton_attention import CacheScales, TritonPagedAttention
-from updraft.kernels.attention.types import LayerAttention, QuerySpan
-from updraft.kernels.kv_cache.ops import HeadNorms, Rotation
+from updraft.kernels.attention.torch_attention import TorchAttention
+from updraft.kernels.attention.triton_attention import TritonAttention
+from updraft.kernels.attention.types import CacheScales, LayerAttention, QuerySpan
+from updraft.kernels.kv_cache.types import HeadNorms, Rotation
 from updraft.protocol.errors import ConfigurationError
 
 pytest.importorskip("triton")
@@ -38,8 +38,8 @@ def test_steps_of_a_pass_as_on_the_cpu() -> None:
     for spans in STEPS:
         rows = sum(span.length for span in spans)
         metadata = PLANNER.metadata(spans, rows + 2)
-        plain = PagedAttention(plain_cache, RaggedBatch.of(spans, rows + 2, 16), shared=2)
-        attention = TritonPagedAttention(cache, metadata, SHAPE)
+        plain = TorchAttention(plain_cache, RaggedBatch.of(spans, rows + 2, 16), shared=2)
+        attention = TritonAttention(cache, metadata, SHAPE)
         for layer in LAYERS:
             projected = torch.randn(rows + 2, 8, 16, device=DEVICE)
             expected = plain.attend(layer, projected.clone(), None)
@@ -60,8 +60,8 @@ def test_norm_and_rotation_on_the_way() -> None:
     angles = torch.cat((table, table), dim=-1)[:, None]
     separate = torch.cat((normed * angles.cos() + turned * angles.sin(), projected[:, 6:]), dim=1)
     metadata = PLANNER.metadata(spans)
-    expected = TritonPagedAttention(empty_cache(), metadata, SHAPE).attend(LAYERS[0], separate, None)
-    given = TritonPagedAttention(empty_cache(), metadata, SHAPE).attend(
+    expected = TritonAttention(empty_cache(), metadata, SHAPE).attend(LAYERS[0], separate, None)
+    given = TritonAttention(empty_cache(), metadata, SHAPE).attend(
         LAYERS[0], projected, Rotation(table.cos(), table.sin()), HeadNorms(weight, weight, 1e-6)
     )
     torch.testing.assert_close(given, expected)
@@ -78,10 +78,10 @@ def test_fp8_cache_with_scales() -> None:
     )
     scales = CacheScales(key=2.0**-5, value=2.0**-7)
     key_value = torch.cat((small[:, :2] * scales.key, small[:, 2:] * scales.value), dim=1)
-    expected = TritonPagedAttention(empty_cache(), PLANNER.metadata(STEPS[0]), SHAPE).attend(
+    expected = TritonAttention(empty_cache(), PLANNER.metadata(STEPS[0]), SHAPE).attend(
         LAYERS[0], torch.cat((query, key_value), dim=1), None
     )
-    attention = TritonPagedAttention(empty_cache(torch.float8_e4m3fn), metadata, shape, scales=scales)
+    attention = TritonAttention(empty_cache(torch.float8_e4m3fn), metadata, shape, scales=scales)
     torch.testing.assert_close(attention.attend(LAYERS[0], torch.cat((query, key_value), dim=1), None), expected)
 
 
@@ -90,8 +90,8 @@ def test_soft_cap_reaches_the_scores() -> None:
     torch.manual_seed(0)
     projected = torch.randn(23, 8, 16, device=DEVICE)
     metadata = PLANNER.metadata(STEPS[0])
-    plain = TritonPagedAttention(empty_cache(), metadata, SHAPE).attend(LAYERS[0], projected, None)
-    capped = TritonPagedAttention(empty_cache(), metadata, SHAPE, soft_cap=1e-4).attend(LAYERS[0], projected, None)
+    plain = TritonAttention(empty_cache(), metadata, SHAPE).attend(LAYERS[0], projected, None)
+    capped = TritonAttention(empty_cache(), metadata, SHAPE, soft_cap=1e-4).attend(LAYERS[0], projected, None)
     mean = torch.stack([projected[: row + 1, 6:].mean(0).repeat_interleave(2, 0) for row in range(20)])
     torch.testing.assert_close(capped[:20], mean, rtol=0, atol=1e-3)  # all scores are as good as equal
     assert not torch.allclose(plain[:20], mean, atol=1e-2)
@@ -101,10 +101,10 @@ def test_caches_and_queries_that_do_not_fit() -> None:
     metadata = PLANNER.metadata(STEPS[0])
     for cache in (empty_cache()[..., :8], empty_cache(torch.float16), empty_cache().transpose(0, 1)):
         with pytest.raises(ConfigurationError):
-            TritonPagedAttention(cache, metadata, SHAPE)
+            TritonAttention(cache, metadata, SHAPE)
     with pytest.raises(ConfigurationError):
-        TritonPagedAttention(empty_cache(), metadata, SHAPE, scales=CacheScales())
-    attention = TritonPagedAttention(empty_cache(), metadata, SHAPE)
+        TritonAttention(empty_cache(), metadata, SHAPE, scales=CacheScales())
+    attention = TritonAttention(empty_cache(), metadata, SHAPE)
     for projected in (
         torch.randn(22, 8, 16, device=DEVICE),
         torch.randn(23, 8, 16, device=DEVICE).half(),
