@@ -19,7 +19,8 @@ from ..kernels.activation.types import Activation
 from ..kernels.norm.ops import add_rms_norm, rms_norm
 from ..kernels.norm.reference import rms_norm_reference
 from ..kernels.norm.types import Norm
-from ..kernels.sampling.ops import Sampling, sample
+from ..kernels.sampling.ops import sample
+from ..kernels.sampling.types import Sampling
 from .kernels import Case, Run
 
 _HIDDEN, _INTERMEDIATE, _VOCABULARY = 4096, 14336, 128256

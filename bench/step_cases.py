@@ -15,10 +15,8 @@ from ..kernels.kv_cache.ops import write_kv_
 from ..kernels.kv_cache.types import HeadNorms, HeadTransform, Rotation
 from ..kernels.norm.ops import qk_norm_
 from ..kernels.norm.types import Norm
-from ..kernels.sampling.logit_edits import FlatEdits, apply_edits_
-from ..kernels.sampling.ops import Sampling, sample
-from ..kernels.sampling.probabilities import log_probabilities, probabilities
-from ..kernels.sampling.reference import Truncation
+from ..kernels.sampling.ops import apply_edits_, log_probabilities, probabilities, sample
+from ..kernels.sampling.types import FlatEdits, Sampling, Truncation
 from .kernels import Case
 
 _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE = 32, 8, 128, 64

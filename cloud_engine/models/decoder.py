@@ -13,7 +13,7 @@ from ...kernels.attention.types import Attention
 from ...kernels.decoder.continuation import NativeContinuation
 from ...kernels.decoder.cpu import NativeDecoder
 from ...kernels.kv_cache.types import Rotation
-from ...kernels.sampling.ops import Sampling
+from ...kernels.sampling.types import Sampling
 from .compile import native_continuation, native_decoder
 from .config import ModelConfig
 from .layers import Embedding, GatedMLP, GroupedQueryAttention, Linear, norm, soft_capped

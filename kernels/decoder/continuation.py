@@ -23,7 +23,7 @@ from ..linear.cpu import NativeLinear
 from ..runtime.native_library import load
 from ..sampling.cpu import SampleCall, sample_call
 from ..sampling.noise import noise_keys
-from ..sampling.ops import Sampling, check_sampling
+from ..sampling.types import Sampling, check_sampling
 from .cpu import DecoderCall, NativeDecoder
 
 

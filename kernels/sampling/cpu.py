@@ -1,19 +1,16 @@
-"""Sampling in C, for CPUs: no row is sorted, and noise is made for the few tokens that can win."""
+"""Sampling in C, for CPUs: no row is sorted, and only tokens that can win get noise."""
 
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ...protocol.sampling import LEAST_TEMPERATURE
-from ..runtime.native_library import load
+from ..runtime.native_library import loaded
 from .noise import noise_keys
-
-if TYPE_CHECKING:
-    from .ops import Sampling
+from .types import Sampling
 
 
 class SampleCall(ctypes.Structure):
@@ -29,26 +26,19 @@ class SampleCall(ctypes.Structure):
     )
 
 
-def can_sample(logits: Tensor) -> bool:
-    """Whether the C kernel takes these rows, of which `sample` has checked the shape."""
-    return logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.bfloat16) and load() is not None
-
-
 def native_sample(logits: Tensor, sampling: Sampling) -> Tensor:
-    """What `reference_sample` chooses of what `can_sample`, (rows,) int64; -1 where that is a matter of rounding.
+    """Computes `sample_reference` without typical-p, (rows,) int64; -1 where the choice depends on rounding.
 
-    Typical-p is left out of account.
+    The logits must pass `uses_native`.
     """
     keys = noise_keys(sampling.seeds, sampling.positions)
     chosen = torch.empty(len(logits), dtype=torch.int64)
-    library = load()
-    assert library is not None, "ask can_sample first"
-    library.sample_rows(ctypes.byref(sample_call(logits, sampling, keys, chosen)))
+    loaded().sample_rows(ctypes.byref(sample_call(logits, sampling, keys, chosen)))
     return chosen
 
 
 def sample_call(logits: Tensor, sampling: Sampling, keys: Tensor, chosen: Tensor) -> SampleCall:
-    """Points into all of these: they have to outlive it."""
+    """The call points into all of these, which must outlive it."""
     cut, mask = sampling.truncation, sampling.mask
     return SampleCall(
         logits=logits.data_ptr(),

@@ -16,12 +16,12 @@ _FIRST, _SECOND = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 
 def noise_keys(seeds: Tensor, positions: Tensor) -> Tensor:
     """One key for each pair, int64."""
-    return _mixed(_mixed(seeds) ^ positions)
+    return _splitmix64(_splitmix64(seeds) ^ positions)
 
 
 def uniforms(keys: Tensor, counters: Tensor) -> Tensor:
     """Numbers in (0, 1), float64, for each pair of key and counter."""
-    return (_shift_right(_mixed(keys + counters * _GOLDEN), 11).double() + 0.5) * 2.0**-53
+    return (_shift_right(_splitmix64(keys + counters * _GOLDEN), 11).double() + 0.5) * 2.0**-53
 
 
 def gumbel_noise(keys: Tensor, vocabulary: int) -> Tensor:
@@ -30,7 +30,7 @@ def gumbel_noise(keys: Tensor, vocabulary: int) -> Tensor:
     return -torch.log(-torch.log(uniforms(keys[:, None], counters)))
 
 
-def _mixed(words: Tensor) -> Tensor:
+def _splitmix64(words: Tensor) -> Tensor:
     """The finaliser of SplitMix64 (Steele, Lea, Flood 2014)."""
     words = (words ^ _shift_right(words, 30)) * _FIRST
     words = (words ^ _shift_right(words, 27)) * _SECOND

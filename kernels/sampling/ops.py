@@ -1,128 +1,130 @@
-"""From logits to tokens on every device: temperature, truncation, a grammar's mask, noise that depends on no batch.
+"""From logits to tokens on every device: edits, temperature, truncation, a grammar's mask, sampling, probabilities.
 
-Sampling is Gumbel-max, with the same noise and scores of the same precision everywhere: a seed gives the same token on
-a CPU and on a GPU. Truncation is a threshold on ranks (see `truncation.py`) but for typical-p (see `typical.py`).
+Sampling is Gumbel-max. Noise and precision are the same everywhere: a seed gives the same token on a CPU and on a GPU,
+and in every batch.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ...protocol.errors import ConfigurationError
 from ...protocol.sampling import LEAST_TEMPERATURE
-from ..runtime.backend import uses_triton
-from .cpu import can_sample, native_sample
-from .noise import gumbel_noise, noise_keys
-from .reference import MOST_TOKENS, Rows, Truncation, check_column, check_truncation, masked, ranks, thresholds
-from .typical import typical_logits
+from ..runtime.backend import uses_native, uses_triton
+from .cpu import native_sample
+from .reference import (
+    apply_edits_reference_,
+    log_probabilities_reference,
+    probabilities_reference,
+    sample_reference,
+    thresholds_reference,
+)
+from .types import FlatEdits, LogitRows, Sampling, TopLogprobs, Truncation, check_sampling, check_truncation
 
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How to sample each row of logits; all tensors are on their device.
-
-    `temperatures` (rows,) float64, 0 is greedy; `seeds` and `positions` (rows,) int64, the position being the index in
-    its sequence of the token to be sampled; `truncation` None if no row has any. `mask` (rows, ceil(vocab / 32)) int32:
-    one bit per token id, lowest bit first, may it be chosen; None if no row has a grammar (-1 is a word of a row that
-    has none). `typical_p` (rows,) float64, 1 is off and None off for all rows: it comes behind the truncation.
-    """
-
-    temperatures: Tensor
-    seeds: Tensor
-    positions: Tensor
-    truncation: Truncation | None = None
-    mask: Tensor | None = None
-    typical_p: Tensor | None = None
-
-    def of(self, rows: Tensor | slice) -> Sampling:
-        """That of some of the rows, given by their indices."""
-        cut = self.truncation
-        return Sampling(
-            self.temperatures[rows],
-            self.seeds[rows],
-            self.positions[rows],
-            None if cut is None else Truncation(_at(cut.top_k, rows), _at(cut.top_p, rows), _at(cut.min_p, rows)),
-            _at(self.mask, rows),
-            _at(self.typical_p, rows),
-        )
-
-    def ahead(self, tokens: int) -> Sampling:
-        """That of as many tokens further on."""
-        return replace(self, positions=self.positions + tokens)
+#: The most tokens whose log-probabilities are reported.
+MAX_TOP_LOGPROBS = 20
 
 
 def sample(logits: Tensor, sampling: Sampling) -> Tensor:
     """A token for each row of `logits` (rows, vocab), float32, bfloat16 or float16: (rows,) int64.
 
-    Where all logits are -inf it is token 0. Ties go to the lowest token id.
+    Ties go to the lowest token id. Rows of -inf give token 0.
     """
     check_sampling(logits, sampling)
     if uses_triton(logits) and sampling.typical_p is None:
         from .triton import launch_sample
 
         return launch_sample(logits, sampling, row_thresholds(logits, sampling))
-    if can_sample(logits):
-        return _native_or_plain(logits, sampling)
-    return reference_sample(logits, sampling)
-
-
-def _native_or_plain(logits: Tensor, sampling: Sampling) -> Tensor:
-    """In C, but for what it leaves open: typical-p, and what depends on how a sum or a logarithm is rounded."""
-    chosen = native_sample(logits, sampling)
-    if sampling.typical_p is not None:
-        chosen[(sampling.typical_p < 1) & (sampling.temperatures >= LEAST_TEMPERATURE)] = -1
-    left = (chosen < 0).nonzero().flatten()
-    if len(left):
-        chosen[left] = reference_sample(logits[left], sampling.of(left))
-    return chosen
+    if uses_native(logits):
+        return _native_or_reference(logits, sampling)
+    return sample_reference(logits, sampling)
 
 
 def row_thresholds(logits: Tensor, sampling: Sampling) -> Tensor | None:
     """The least rank that each row keeps, (rows,) int64; None if no row is truncated."""
     if sampling.truncation is None:
         return None
-    return thresholds(Rows(logits, sampling.temperatures, sampling.mask), sampling.truncation)
+    return thresholds(LogitRows(logits, sampling.temperatures, sampling.mask), sampling.truncation)
 
 
-def reference_sample(logits: Tensor, sampling: Sampling) -> Tensor:
-    logits = kept_logits(logits, sampling)
-    keys = noise_keys(sampling.seeds, sampling.positions)
-    random = sampling.temperatures >= LEAST_TEMPERATURE
-    temperatures = torch.where(random, sampling.temperatures, 1.0)[:, None]
-    noise = torch.where(random[:, None], gumbel_noise(keys, logits.shape[1]), 0.0)
-    return (logits.double() / temperatures + noise).argmax(dim=-1)
+def thresholds(rows: LogitRows, truncation: Truncation) -> Tensor:
+    """The least rank each row keeps, (rows,) int64. Greedy rows keep everything."""
+    check_truncation(truncation, len(rows.logits))
+    if uses_triton(rows.logits):
+        from .triton_truncation import launch_thresholds
+
+        return launch_thresholds(rows, truncation)
+    return thresholds_reference(rows, truncation)
 
 
-def kept_logits(logits: Tensor, sampling: Sampling) -> Tensor:
-    """A copy in float32 with -inf for all that mask, truncation and typical-p take out, in plain torch."""
-    logits = masked(logits, sampling.mask)
-    threshold = row_thresholds(logits, sampling)
-    if threshold is not None:
-        logits = logits.masked_fill(ranks(logits) < threshold[:, None], -torch.inf)
+def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
+    """The distribution that `sample` draws from, (rows, vocab) float32. A greedy row has all of it on its token."""
+    check_sampling(logits, sampling)
+    if uses_triton(logits) and sampling.typical_p is None:
+        from .triton_probabilities import launch_probabilities
+
+        return launch_probabilities(logits, sampling, row_thresholds(logits, sampling))
+    return probabilities_reference(logits, sampling)
+
+
+def log_probabilities(logits: Tensor, chosen: Tensor, num_top: int) -> TopLogprobs:
+    """Log-probabilities in the raw distribution, of the `chosen` tokens (rows,) int64 and the `num_top` likeliest.
+
+    Of equally likely tokens the lower id comes first.
+    """
+    if not 0 <= num_top <= min(MAX_TOP_LOGPROBS, logits.shape[1]):
+        raise ConfigurationError(f"At most {MAX_TOP_LOGPROBS} tokens are reported, and {num_top} were asked for.")
+    if uses_triton(logits):
+        from .triton_probabilities import launch_log_probabilities
+
+        return launch_log_probabilities(logits, chosen, num_top)
+    return log_probabilities_reference(logits, chosen, num_top)
+
+
+def stable_topk(logprobs: Tensor, num_top: int) -> tuple[Tensor, Tensor]:
+    """Values and ids (rows, num_top) of the largest of (rows, vocab), of equals the lower id first.
+
+    Which of equal values `topk` takes depends on how many it is asked for, and so on other requests in the batch. A
+    device sorts the whole row, because looking for equals would wait for it. On the host looking is faster.
+    """
+    if num_top == 0:
+        return logprobs[:, :0], torch.empty_like(logprobs[:, :0], dtype=torch.int64)
+    if logprobs.is_cuda:
+        values, ids = logprobs.sort(dim=-1, descending=True, stable=True)
+        return values[:, :num_top], ids[:, :num_top]
+    values, ids = logprobs.topk(min(num_top + 1, logprobs.shape[1]), dim=-1)
+    if values.shape[1] > num_top:
+        least = values[:, num_top - 1]
+        for row in (least == values[:, num_top]).nonzero().flatten():  # some of the least are left out
+            rising = (logprobs[row] >= least[row]).nonzero().flatten()
+            ids[row, :num_top] = rising[logprobs[row, rising].argsort(descending=True, stable=True)[:num_top]]
+    ids = ids[:, :num_top].sort(dim=-1).values
+    values, order = logprobs.gather(1, ids).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(1, order)
+
+
+def apply_edits_(logits: Tensor, edits: FlatEdits) -> None:
+    """Divide positive logits by the divisor and multiply others, then add the offset: in place, (rows, vocab) float32.
+
+    Reported log-probabilities are of the logits before: take them first, or edit a copy.
+    """
+    if logits.dtype != torch.float32 or logits.stride(1) != 1:
+        raise ConfigurationError("apply_edits_: logits must be dense rows of float32.")
+    if uses_triton(logits):
+        from .triton_logit_edits import launch_edits
+
+        launch_edits(logits, edits)
+    else:
+        apply_edits_reference_(logits, edits)
+
+
+def _native_or_reference(logits: Tensor, sampling: Sampling) -> Tensor:
+    """In C, but for rows with typical-p and rows whose choice depends on the rounding of a sum or a logarithm."""
+    chosen = native_sample(logits, sampling)
     if sampling.typical_p is not None:
-        logits = typical_logits(logits, sampling.temperatures, sampling.typical_p)
-    return logits
-
-
-def check_sampling(logits: Tensor, sampling: Sampling) -> None:
-    """Raises ConfigurationError for what the kernels cannot read."""
-    rows, vocabulary = logits.shape
-    if logits.stride(1) != 1 or not logits.is_floating_point() or not 1 <= vocabulary <= MOST_TOKENS:
-        raise ConfigurationError(f"Logits must be dense rows of 1 to {MOST_TOKENS} floats, got {tuple(logits.shape)}.")
-    check_column("temperatures", sampling.temperatures, rows, torch.float64)
-    check_column("seeds", sampling.seeds, rows, torch.int64)
-    check_column("positions", sampling.positions, rows, torch.int64)
-    if sampling.typical_p is not None:
-        check_column("typical_p", sampling.typical_p, rows, torch.float64)
-    if sampling.truncation is not None:
-        check_truncation(sampling.truncation, rows)
-    mask, words = sampling.mask, -(-vocabulary // 32)
-    if mask is not None and (mask.shape != (rows, words) or mask.dtype != torch.int32 or not mask.is_contiguous()):
-        raise ConfigurationError(f"mask must be ({rows}, {words}) int32, a bit for each of {vocabulary} tokens.")
-
-
-def _at(column: Tensor | None, rows: Tensor | slice) -> Tensor | None:
-    return None if column is None else column[rows]
+        chosen[(sampling.typical_p < 1) & (sampling.temperatures >= LEAST_TEMPERATURE)] = -1
+    left = (chosen < 0).nonzero().flatten()
+    if len(left):
+        chosen[left] = sample_reference(logits[left], sampling.of(left))
+    return chosen

@@ -1,63 +1,74 @@
-"""Top-k, top-p and min-p without sorting: each comes down to the least token that is kept.
+"""Sampling in plain torch: the definition that the kernels are checked against.
 
 A token's *rank* is a 64-bit integer that orders a row as a stable descending sort does: a larger logit has a larger
-rank, and of equal logits the lower token id has. What top-k, top-p and min-p keep is a prefix of that order, hence
-"all ranks from a threshold on", and the strictest of the three thresholds is the one that counts.
+rank, and of equal logits the lower token id has. Top-k, top-p and min-p each keep a prefix of that order, which is "all
+ranks from a threshold on". The strictest of the three thresholds counts. Typical-p keeps tokens anywhere in the order,
+so that no threshold expresses it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from ...protocol.errors import ConfigurationError
 from ...protocol.sampling import LEAST_TEMPERATURE
-from ..runtime.backend import uses_triton
-
-TOKEN_BITS = 20
-#: Token ids a rank has room for.
-MOST_TOKENS = 2**TOKEN_BITS
-#: No rank is below this: as a threshold it keeps everything.
-LOWEST_RANK = -(2 ** (31 + TOKEN_BITS))
+from .noise import gumbel_noise, noise_keys
+from .types import LOWEST_RANK, MAX_TOKENS, TOKEN_BITS, FlatEdits, LogitRows, Sampling, TopLogprobs, Truncation
 
 
-@dataclass(frozen=True, slots=True)
-class Truncation:
-    """Each (rows,): `top_k` int32, 0 is off; `top_p` float64, 1 is off; `min_p` float64, 0 is off.
+def sample_reference(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Computes `sample`."""
+    logits = allowed_logits(logits, sampling)
+    keys = noise_keys(sampling.seeds, sampling.positions)
+    random = sampling.temperatures >= LEAST_TEMPERATURE
+    temperatures = torch.where(random, sampling.temperatures, 1.0)[:, None]
+    noise = torch.where(random[:, None], gumbel_noise(keys, logits.shape[1]), 0.0)
+    return (logits.double() / temperatures + noise).argmax(dim=-1)
 
-    None where it is off for all rows. Applied in this order, behind the temperature. One token always stays.
+
+def probabilities_reference(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Computes `probabilities`."""
+    logits = allowed_logits(logits, sampling).double()
+    random = sampling.temperatures >= LEAST_TEMPERATURE
+    drawn = (logits / torch.where(random, sampling.temperatures, 1.0)[:, None]).softmax(dim=-1)
+    greedy = torch.zeros_like(drawn).scatter_(1, logits.argmax(dim=-1, keepdim=True), 1.0)
+    return torch.where(random[:, None], drawn, greedy).float()
+
+
+def log_probabilities_reference(logits: Tensor, chosen: Tensor, num_top: int) -> TopLogprobs:
+    """Computes `log_probabilities`."""
+    logprobs = logits.float().log_softmax(dim=-1)
+    values, ids = logprobs.sort(dim=-1, descending=True, stable=True)
+    picked = logprobs.gather(1, chosen[:, None]).flatten()
+    return TopLogprobs(picked, values[:, :num_top].contiguous(), ids[:, :num_top].contiguous())
+
+
+def apply_edits_reference_(logits: Tensor, edits: FlatEdits) -> None:
+    """Computes `apply_edits_`."""
+    real = edits.rows >= 0
+    places = edits.rows[real].long(), edits.token_ids[real].long()
+    found, divisors = logits[places], edits.divisors[real]
+    logits[places] = torch.where(found > 0, found / divisors, found * divisors) + edits.offsets[real]
+
+
+def allowed_logits(logits: Tensor, sampling: Sampling) -> Tensor:
+    """A copy in float32 with -inf for every token that mask, truncation or typical-p excludes."""
+    logits = apply_token_bitmask(logits, sampling.mask)
+    if sampling.truncation is not None:
+        threshold = thresholds_reference(LogitRows(logits, sampling.temperatures, None), sampling.truncation)
+        logits = logits.masked_fill(ranks(logits) < threshold[:, None], -torch.inf)
+    if sampling.typical_p is not None:
+        logits = typical_logits(logits, sampling.temperatures, sampling.typical_p)
+    return logits
+
+
+def thresholds_reference(rows: LogitRows, truncation: Truncation) -> Tensor:
+    """Computes `thresholds` by sorting.
+
+    A token is kept if its place in the order is below k, if the probability before it is below p, and if its own
+    probability is at least min-p of the largest.
     """
-
-    top_k: Tensor | None = None
-    top_p: Tensor | None = None
-    min_p: Tensor | None = None
-
-
-class Rows(NamedTuple):
-    """Logits (rows, vocab) with what is done to them first; see `Sampling`."""
-
-    logits: Tensor
-    temperatures: Tensor
-    mask: Tensor | None
-
-
-def thresholds(rows: Rows, truncation: Truncation) -> Tensor:
-    """The least rank each row keeps, (rows,) int64. Greedy rows keep everything."""
-    check_truncation(truncation, len(rows.logits))
-    if uses_triton(rows.logits):
-        from .triton_truncation import launch_thresholds
-
-        return launch_thresholds(rows, truncation)
-    return reference_thresholds(rows, truncation)
-
-
-def reference_thresholds(rows: Rows, truncation: Truncation) -> Tensor:
-    """The definition by sorting. A token is kept if its rank in the order is below k, if the probability before it is
-    below p, and if its own is at least min-p of the largest."""
-    logits = masked(rows.logits, rows.mask)
+    logits = apply_token_bitmask(rows.logits, rows.mask)
     ordered, order = ranks(logits).sort(dim=-1, descending=True)
     random = rows.temperatures >= LEAST_TEMPERATURE
     scaled = logits.gather(1, order).double() / torch.where(random, rows.temperatures, 1.0)[:, None]
@@ -76,36 +87,38 @@ def reference_thresholds(rows: Rows, truncation: Truncation) -> Tensor:
     return torch.where(random, least, LOWEST_RANK)
 
 
-def check_truncation(truncation: Truncation, rows: int) -> None:
-    """Raises ConfigurationError unless each column has a dense value of its type for each row."""
-    wanted = {"top_k": torch.int32, "top_p": torch.float64, "min_p": torch.float64}
-    for name, dtype in wanted.items():
-        values: Tensor | None = getattr(truncation, name)
-        if values is not None:
-            check_column(name, values, rows, dtype)
+def typical_logits(logits: Tensor, temperatures: Tensor, typical_p: Tensor) -> Tensor:
+    """Typical-p (Meister et al. 2023): `logits` (rows, vocab) float32 with -inf for the tokens that are not typical.
 
-
-def check_column(name: str, values: Tensor, rows: int, dtype: torch.dtype) -> None:
-    """Raises ConfigurationError unless these are dense values of this type, one for each row."""
-    if values.shape != (rows,) or values.dtype != dtype or not values.is_contiguous():
-        raise ConfigurationError(
-            f"{name} must be dense values ({rows},) {dtype}, got {tuple(values.shape)} {values.dtype}."
-        )
+    Typical are the tokens whose surprise is nearest to the entropy, up to a mass of `typical_p`; of equally near ones
+    the likeliest come first. `temperatures` and `typical_p` (rows,) float64. Greedy rows and rows with 1 keep all.
+    """
+    random = temperatures >= LEAST_TEMPERATURE
+    order = ranks(logits).argsort(dim=-1, descending=True)
+    scaled = logits.gather(1, order).double() / torch.where(random, temperatures, 1.0)[:, None]
+    logprobs = scaled.log_softmax(dim=-1)
+    probabilities = logprobs.exp()
+    entropy = -(probabilities * logprobs).nan_to_num(0.0).sum(dim=-1, keepdim=True)
+    nearest = (logprobs + entropy).abs().argsort(dim=-1, stable=True)
+    mass = probabilities.gather(1, nearest)
+    beyond = mass.cumsum(dim=-1) - mass >= torch.where(random & (typical_p < 1), typical_p, 2.0)[:, None]
+    beyond[:, 0] = False
+    return logits.masked_fill(torch.zeros_like(beyond).scatter(1, order.gather(1, nearest), beyond), -torch.inf)
 
 
 def ranks(logits: Tensor) -> Tensor:
     """The ranks of float32 logits (rows, vocab), int64.
 
-    The bits of a float, read as an integer, order positive floats upwards and negative ones downwards; turning round
-    the negative ones gives one order for all. Both zeros are one.
+    The bits of positive floats, read as integers, have the order of the floats; those of negative floats have the
+    reverse order, which flipping them turns round. Both zeros are equal.
     """
     bits = (logits + 0.0).view(torch.int32)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     tokens = torch.arange(logits.shape[-1], device=logits.device)
-    return (ordered.long() << TOKEN_BITS) + (MOST_TOKENS - 1 - tokens)
+    return (ordered.long() << TOKEN_BITS) + (MAX_TOKENS - 1 - tokens)
 
 
-def masked(logits: Tensor, mask: Tensor | None) -> Tensor:
+def apply_token_bitmask(logits: Tensor, mask: Tensor | None) -> Tensor:
     """The logits in float32, -inf where the mask has no bit."""
     logits = logits.float()
     if mask is None:

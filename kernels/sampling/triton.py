@@ -1,4 +1,4 @@
-"""Sampling in Triton: see `sampling.py` for what is computed, and `noise.py` for the noise.
+"""Sampling in Triton: see `reference` for what is computed, and `noise` for the noise.
 
 A row is shared by several programs, each of which finds its best token; a second kernel picks the best of these. Scores
 are float64, as on the CPU, but hardly any are computed: in float32 a bound is found above every score of a tile, and
@@ -16,14 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...protocol.sampling import LEAST_TEMPERATURE
 from ..runtime.backend import num_multiprocessors
 from ..runtime.numeric import next_power_of_2
-from .launch import TILE, share_row
-from .ops import Sampling
-from .triton_ranks import load_logits, rank_of
+from .launch import TILE, split_row
+from .triton_ranks import MIN_TEMPERATURE, load_logits, rank_of
+from .types import Sampling
 
-_LEAST_TEMPERATURE: tl.constexpr = tl.constexpr(LEAST_TEMPERATURE)
 #: -log(-log(1 - 2**-53)) is 36.7; nothing that is drawn from 53 bits is larger.
 _GREATEST_NOISE: tl.constexpr = tl.constexpr(37.0)
 #: What float32 may be off in a bound: relative to the logit, and absolute.
@@ -36,20 +34,20 @@ def launch_sample(logits: Tensor, sampling: Sampling, threshold: Tensor | None) 
     out = torch.empty((rows,), dtype=torch.int64, device=logits.device)
     if rows == 0:
         return out
-    share = share_row(rows, vocabulary, num_multiprocessors(logits.device))
-    scores = torch.empty((rows, share.programs), dtype=torch.float64, device=logits.device)
-    tokens = torch.empty((rows, share.programs), dtype=torch.int32, device=logits.device)
-    draw_kernel[(rows, share.programs)](
+    split = split_row(rows, vocabulary, num_multiprocessors(logits.device))
+    scores = torch.empty((rows, split.programs), dtype=torch.float64, device=logits.device)
+    tokens = torch.empty((rows, split.programs), dtype=torch.int32, device=logits.device)
+    gumbel_max_kernel[(rows, split.programs)](
         logits, sampling.mask, sampling.temperatures, sampling.seeds, sampling.positions, threshold, scores, tokens,
-        vocabulary, logits.stride(0), share.tiles,
+        vocabulary, logits.stride(0), split.tiles,
         HAS_MASK=sampling.mask is not None, TRUNCATES=threshold is not None, TILE=TILE, num_warps=4,
     )  # fmt: skip
-    pick_kernel[(rows,)](scores, tokens, out, share.programs, BLOCK=next_power_of_2(share.programs), num_warps=1)
+    argmax_kernel[(rows,)](scores, tokens, out, split.programs, BLOCK=next_power_of_2(split.programs), num_warps=1)
     return out
 
 
 @triton.jit(do_not_specialize=["num_tiles"])
-def draw_kernel(
+def gumbel_max_kernel(
     logits, mask, temperatures, seeds, positions, thresholds, scores, chosen, vocabulary, row_stride, num_tiles,
     HAS_MASK: tl.constexpr, TRUNCATES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -65,42 +63,42 @@ def draw_kernel(
         values = load_logits(logits + row * row_stride, mask, row, tokens, vocabulary, HAS_MASK)
         if TRUNCATES:
             values = tl.where(rank_of(values, tokens) >= threshold, values, float("-inf"))
-        if temperature >= _LEAST_TEMPERATURE:
-            best, best_token = race(best, best_token, values, tokens, temperature, key)
+        if temperature >= MIN_TEMPERATURE:
+            best, best_token = gumbel_max(best, best_token, values, tokens, temperature, key)
         else:
-            best, best_token = better(best, best_token, values.to(tl.float64), tokens)
+            best, best_token = running_argmax(best, best_token, values.to(tl.float64), tokens)
     place = row * tl.num_programs(1) + program
     tl.store(scores + place, best)
     tl.store(chosen + place, best_token)
 
 
 @triton.jit(do_not_specialize=["num_programs"])
-def pick_kernel(scores, tokens, out, num_programs, BLOCK: tl.constexpr):
+def argmax_kernel(scores, tokens, out, num_programs, BLOCK: tl.constexpr):
     """The best of what a row's programs have found."""
     row = tl.program_id(0).to(tl.int64)
     programs = tl.arange(0, BLOCK)
     inside = programs < num_programs
     found = tl.load(scores + row * num_programs + programs, inside, float("-inf"))
     token = tl.load(tokens + row * num_programs + programs, inside, 0)
-    _, best_token = better(tl.full((), float("-inf"), tl.float64), tl.full((), 0, tl.int32), found, token)
+    _, best_token = running_argmax(tl.full((), float("-inf"), tl.float64), tl.full((), 0, tl.int32), found, token)
     tl.store(out + row, best_token.to(tl.int64))
 
 
 @triton.jit
-def race(best, best_token, values, tokens, temperature, key):
+def gumbel_max(best, best_token, values, tokens, temperature, key):
     """The best so far, or the token of this tile with the largest value / temperature + noise."""
     scaled = values * (1.0 / temperature).to(tl.float32)
     upper = tl.maximum(scaled * (1 + _RELATIVE_SLACK), scaled * (1 - _RELATIVE_SLACK)) + _SLACK
     if tl.max(upper, axis=0).to(tl.float64) + _GREATEST_NOISE > best:
-        bits = mixed(key + (tokens + 1).to(tl.uint64) * 0x9E3779B97F4A7C15)
+        bits = splitmix64(key + (tokens + 1).to(tl.uint64) * 0x9E3779B97F4A7C15)
         if tl.max(upper + _noise_bound(bits), axis=0).to(tl.float64) > best:
             score = values.to(tl.float64) / temperature - tl.log(-tl.log(uniform(bits)))
-            best, best_token = better(best, best_token, score, tokens)
+            best, best_token = running_argmax(best, best_token, score, tokens)
     return best, best_token
 
 
 @triton.jit
-def better(best, best_token, scores, tokens):
+def running_argmax(best, best_token, scores, tokens):
     """The best so far, or the lowest token with the largest score if that is larger."""
     largest = tl.max(scores, axis=0)
     token = tl.min(tl.where(scores == largest, tokens, 0x7FFFFFFF), axis=0)
@@ -119,7 +117,7 @@ def _noise_bound(bits):
 
 @triton.jit
 def noise_key(seed, position):
-    return mixed(mixed(seed.to(tl.uint64)) ^ position.to(tl.uint64))
+    return splitmix64(splitmix64(seed.to(tl.uint64)) ^ position.to(tl.uint64))
 
 
 @triton.jit
@@ -129,7 +127,7 @@ def uniform(bits):
 
 
 @triton.jit
-def mixed(word):
+def splitmix64(word):
     """The finaliser of SplitMix64 on uint64."""
     word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9
     word = (word ^ (word >> 27)) * 0x94D049BB133111EB

@@ -1,4 +1,4 @@
-"""Edits of single logits in Triton: see `logit_edits.py` for what is computed. A thread for each edit."""
+"""Edits of single logits in Triton: see `reference` for what is computed. A thread for each edit."""
 
 # Triton's language is untyped: its tensors and pointers are whatever the compiler makes of them.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .logit_edits import FlatEdits
+from .types import FlatEdits
 
 _BLOCK = 256
 

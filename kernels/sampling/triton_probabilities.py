@@ -1,4 +1,4 @@
-"""Probabilities in Triton: see `probabilities.py` for what is computed.
+"""Probabilities in Triton: see `reference` for what is computed.
 
 Both functions first take sums of tiles (each in units of its own largest term) and then combine those of a row, always
 in the same order: how many programs share a row changes nothing.
@@ -15,16 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...protocol.sampling import LEAST_TEMPERATURE
 from ..runtime.backend import num_multiprocessors
 from ..runtime.numeric import next_power_of_2
-from .launch import TILE, share_row
-from .ops import Sampling
-from .probabilities import TopLogprobs
-from .reference import LOWEST_RANK
-from .triton_ranks import divisor, finite, load_logits, logit_of, rank_of, token_of
+from .launch import TILE, split_row
+from .triton_ranks import MIN_TEMPERATURE, divisor, finite, load_logits, logit_of, rank_of, token_of
+from .types import LOWEST_RANK, Sampling, TopLogprobs
 
-_LEAST_TEMPERATURE: tl.constexpr = tl.constexpr(LEAST_TEMPERATURE)
 _LOWEST: tl.constexpr = tl.constexpr(LOWEST_RANK)
 
 
@@ -33,14 +29,14 @@ def launch_probabilities(logits: Tensor, sampling: Sampling, threshold: Tensor |
     out = torch.empty((rows, vocabulary), dtype=torch.float32, device=logits.device)
     if rows == 0:
         return out
-    share = share_row(rows, vocabulary, num_multiprocessors(logits.device))
-    tops = torch.empty((rows, share.row_tiles), dtype=torch.int64, device=logits.device)
-    masses = torch.empty((rows, share.row_tiles), dtype=torch.float32, device=logits.device)
+    split = split_row(rows, vocabulary, num_multiprocessors(logits.device))
+    tops = torch.empty((rows, split.row_tiles), dtype=torch.int64, device=logits.device)
+    masses = torch.empty((rows, split.row_tiles), dtype=torch.float32, device=logits.device)
     inputs = logits, sampling.mask, sampling.temperatures, threshold, tops, masses
-    shape = vocabulary, logits.stride(0), share.tiles, share.row_tiles
+    shape = vocabulary, logits.stride(0), split.tiles, split.row_tiles
     options = {"HAS_MASK": sampling.mask is not None, "TRUNCATES": threshold is not None, "TILE": TILE, "num_warps": 4}
-    kept_survey_kernel[(rows, share.programs)](*inputs, *shape, **options)
-    normalise_kernel[(rows, share.programs)](*inputs, out, *shape, **options, BLOCK=next_power_of_2(share.row_tiles))
+    kept_tile_stats_kernel[(rows, split.programs)](*inputs, *shape, **options)
+    normalise_kernel[(rows, split.programs)](*inputs, out, *shape, **options, BLOCK=next_power_of_2(split.row_tiles))
     return out
 
 
@@ -65,7 +61,7 @@ def launch_log_probabilities(logits: Tensor, chosen: Tensor, num_top: int) -> To
 
 
 @triton.jit(do_not_specialize=["num_tiles"])
-def kept_survey_kernel(
+def kept_tile_stats_kernel(
     logits, mask, temperatures, thresholds, tops, masses, vocabulary, row_stride, num_tiles, row_tiles,
     HAS_MASK: tl.constexpr, TRUNCATES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -78,7 +74,7 @@ def kept_survey_kernel(
         values = load_logits(logits + row * row_stride, mask, row, tokens, vocabulary, HAS_MASK)
         top = tl.max(values, axis=0)
         tl.store(tops + row * row_tiles + tile, tl.max(rank_of(values, tokens), axis=0))
-        values = _kept(values, tokens, thresholds, row, TRUNCATES)
+        values = _truncated(values, tokens, thresholds, row, TRUNCATES)
         tl.store(masses + row * row_tiles + tile, tl.sum(tl.exp((values - finite(top)) * scale), axis=0))
 
 
@@ -94,15 +90,15 @@ def normalise_kernel(
     tile_tops = tl.load(tops + row * row_tiles + tiles, tiles < row_tiles, _LOWEST)
     tile_masses = tl.load(masses + row * row_tiles + tiles, tiles < row_tiles, 0.0)
     top = tl.max(tile_tops, axis=0)
-    mass = _total(tile_tops, tile_masses, tiles < row_tiles, finite(logit_of(top)), scale)
+    mass = _sum_of_exponentials(tile_tops, tile_masses, tiles < row_tiles, finite(logit_of(top)), scale)
     first = tl.program_id(1) * num_tiles
     for tile in range(first, tl.minimum(first + num_tiles, row_tiles)):
         tokens = tile * TILE + tl.arange(0, TILE)
         values = load_logits(logits + row * row_stride, mask, row, tokens, vocabulary, HAS_MASK)
-        kept = _kept(values, tokens, thresholds, row, TRUNCATES)
+        kept = _truncated(values, tokens, thresholds, row, TRUNCATES)
         drawn = tl.exp((kept - finite(logit_of(top))) * scale) / tl.where(mass > 0, mass, 1.0)
         greedy = tl.where(rank_of(values, tokens) == top, 1.0, 0.0)
-        result = tl.where(temperature >= _LEAST_TEMPERATURE, drawn, greedy)
+        result = tl.where(temperature >= MIN_TEMPERATURE, drawn, greedy)
         tl.store(out + row * vocabulary + tokens, result, tokens < vocabulary)
 
 
@@ -133,7 +129,7 @@ def row_tops_kernel(
     tile_tops = tl.load(tops + (row * num_tiles + tiles) * most, inside, _LOWEST)
     tile_masses = tl.load(masses + row * num_tiles + tiles, inside, 0.0)
     greatest = finite(logit_of(tl.max(tile_tops, axis=0)))
-    norm = greatest + tl.log(_total(tile_tops, tile_masses, inside, greatest, 1.0))
+    norm = greatest + tl.log(_sum_of_exponentials(tile_tops, tile_masses, inside, greatest, 1.0))
     token = tl.load(chosen + row)
     tl.store(picked + row, tl.load(logits + row * row_stride + token).to(tl.float32) - norm)
     places = tl.arange(0, BLOCK)
@@ -146,14 +142,14 @@ def row_tops_kernel(
 
 
 @triton.jit
-def _kept(values, tokens, thresholds, row, TRUNCATES: tl.constexpr):
+def _truncated(values, tokens, thresholds, row, TRUNCATES: tl.constexpr):
     if TRUNCATES:
         return tl.where(rank_of(values, tokens) >= tl.load(thresholds + row), values, float("-inf"))
     return values
 
 
 @triton.jit
-def _total(tile_tops, tile_masses, inside, greatest, scale):
+def _sum_of_exponentials(tile_tops, tile_masses, inside, greatest, scale):
     """The sum of all exponentials in units of exp(greatest * scale)."""
     shares = tile_masses * tl.exp((logit_of(tile_tops) - greatest) * scale)
     return tl.sum(tl.where(inside, shares, 0.0), axis=0)

@@ -1,4 +1,4 @@
-"""Logits as kernels over a vocabulary read them: masked, as ranks and back, as weights. See `truncation.py`."""
+"""Logits as kernels over a vocabulary read them: masked, as ranks and back, as weights. See `reference`."""
 
 # Triton's language is untyped: its tensors and pointers are whatever the compiler makes of them.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
@@ -10,16 +10,16 @@ import triton
 import triton.language as tl
 
 from ...protocol.sampling import LEAST_TEMPERATURE
-from .reference import MOST_TOKENS, TOKEN_BITS
+from .types import MAX_TOKENS, TOKEN_BITS
 
-_LEAST_TEMPERATURE: tl.constexpr = tl.constexpr(LEAST_TEMPERATURE)
-_LAST_TOKEN: tl.constexpr = tl.constexpr(MOST_TOKENS - 1)
-UNIT: tl.constexpr = tl.constexpr(2.0**40)  # the weight of the likeliest token; a whole vocabulary of them fits
+MIN_TEMPERATURE: tl.constexpr = tl.constexpr(LEAST_TEMPERATURE)
+_LAST_TOKEN: tl.constexpr = tl.constexpr(MAX_TOKENS - 1)
+WEIGHT_UNIT: tl.constexpr = tl.constexpr(2.0**40)  # the weight of the likeliest token; a whole vocabulary of them fits
 _TOKEN_BITS: tl.constexpr = tl.constexpr(TOKEN_BITS)
 
 
 @triton.jit(do_not_specialize=["num_tiles"])
-def survey_kernel(
+def tile_stats_kernel(
     logits, mask, temperatures, tops, masses, vocabulary, row_stride, num_tiles, row_tiles,
     HAS_MASK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -54,19 +54,19 @@ def load_ranks(row_logits, mask, row, tile, vocabulary, HAS_MASK: tl.constexpr, 
 
 @triton.jit
 def rank_of(values, tokens):
-    ordered = _turned(tl.where(values == 0, 0.0, values).to(tl.int32, bitcast=True))
+    ordered = _sortable_bits(tl.where(values == 0, 0.0, values).to(tl.int32, bitcast=True))
     return (ordered.to(tl.int64) << _TOKEN_BITS) + (tokens ^ _LAST_TOKEN)
 
 
 @triton.jit
 def least_rank(value):
     """The least rank of tokens with this logit."""
-    return _turned(value.to(tl.float32).to(tl.int32, bitcast=True)).to(tl.int64) << _TOKEN_BITS
+    return _sortable_bits(value.to(tl.float32).to(tl.int32, bitcast=True)).to(tl.int64) << _TOKEN_BITS
 
 
 @triton.jit
 def logit_of(rank):
-    return _turned((rank >> _TOKEN_BITS).to(tl.int32)).to(tl.float32, bitcast=True)
+    return _sortable_bits((rank >> _TOKEN_BITS).to(tl.int32)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -75,7 +75,7 @@ def token_of(rank):
 
 
 @triton.jit
-def _turned(bits):
+def _sortable_bits(bits):
     """Between the bits of floats and integers of the same order."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -84,7 +84,7 @@ def _turned(bits):
 def weights_of(found, top, temperature):
     """exp((logit - highest logit) / temperature) in units of 2**-40, from ranks."""
     below = logit_of(found) - finite(logit_of(top))
-    return (tl.exp(below * (1.0 / temperature).to(tl.float32)) * UNIT).to(tl.int64)
+    return (tl.exp(below * (1.0 / temperature).to(tl.float32)) * WEIGHT_UNIT).to(tl.int64)
 
 
 @triton.jit
@@ -94,9 +94,9 @@ def finite(value):
 
 @triton.jit
 def divisor(temperature):
-    return tl.where(temperature >= _LEAST_TEMPERATURE, temperature, 1.0)
+    return tl.where(temperature >= MIN_TEMPERATURE, temperature, 1.0)
 
 
 @triton.jit
 def is_random(temperatures, row):
-    return tl.load(temperatures + row) >= _LEAST_TEMPERATURE
+    return tl.load(temperatures + row) >= MIN_TEMPERATURE

@@ -1,15 +1,17 @@
-"""Top-k, top-p and min-p thresholds in Triton, without sorting: see `truncation.py` for ranks and thresholds.
+"""Top-k, top-p and min-p thresholds in Triton, without sorting: see `reference` for ranks and thresholds.
 
-The threshold of top-k is the largest rank with at least k tokens from it on, that of top-p the largest with at least
-the probability p from it on. Either is found four bits at a time: the tokens of the range where it must be are counted
-(or their weights added) in 16 buckets, and the bucket that it falls in is the next range.
+The threshold of top-k is the largest rank with at least k tokens from it on; that of top-p is the largest with at least
+the probability p from it on. Both are found by radix select, four bits at a time: the tokens of a range are counted (or
+their weights added) in 16 buckets, and the bucket that the threshold falls in is the next range.
 
-1. `survey_kernel`, `prepare_kernel`: the highest rank and the mass of each tile and each row, floors for the search.
-2. `narrow_kernel`, four times: every program counts its own tiles, whose sums meet in memory. Tiles whose highest rank
-   is below the range are not even read, and these are nearly all of a row, unless its logits are flat.
-3. `gather_kernel`, `finish_kernel`: the few tokens left are collected, and one program finds the last 36 bits.
+1. `tile_stats_kernel`, `row_stats_kernel`: the highest rank and the mass of each tile and row, lower bounds for both
+   thresholds.
+2. `radix_histogram_kernel`, four times: every program counts its own tiles and adds to sums in memory. Tiles whose
+   highest rank is below the range are not read; unless the logits are flat, these are nearly all of a row.
+3. `gather_candidates_kernel`, `radix_select_kernel`: the few tokens left are collected, and one program finds the last
+   36 bits.
 
-Weights are integers, so the order of additions does not matter, and the result is that of the row alone.
+Weights are integers, so that the order of additions does not matter: a row has the same thresholds in every batch.
 """
 
 # Triton's language is untyped: its tensors and pointers are whatever the compiler makes of them.
@@ -25,21 +27,31 @@ from torch import Tensor
 
 from ..runtime.backend import num_multiprocessors
 from ..runtime.numeric import next_power_of_2
-from .launch import TILE, Share, share_row
-from .reference import LOWEST_RANK, TOKEN_BITS, Rows, Truncation
-from .triton_ranks import UNIT, divisor, finite, is_random, least_rank, load_ranks, logit_of, survey_kernel, weights_of
+from .launch import TILE, RowSplit, split_row
+from .triton_ranks import (
+    WEIGHT_UNIT,
+    divisor,
+    finite,
+    is_random,
+    least_rank,
+    load_ranks,
+    logit_of,
+    tile_stats_kernel,
+    weights_of,
+)
+from .types import LOWEST_RANK, TOKEN_BITS, LogitRows, Truncation
 
 _TOKEN_BITS: tl.constexpr = tl.constexpr(TOKEN_BITS)
 _LOWEST: tl.constexpr = tl.constexpr(LOWEST_RANK)
-_OF_NOTHING: tl.constexpr = tl.constexpr(-0x7F800001 << TOKEN_BITS)  # the rank of -inf
+_RANK_OF_MINUS_INFINITY: tl.constexpr = tl.constexpr(-0x7F800001 << TOKEN_BITS)
 _ROUNDS: tl.constexpr = tl.constexpr((32 + TOKEN_BITS) // 4)
-_SHARED_ROUNDS: tl.constexpr = tl.constexpr(
-    4
-)  # of these are done by all programs of a row: the upper half of the float
-_CAPACITY: tl.constexpr = tl.constexpr(4096)  # tokens collected of a row; if more are left, the row itself is read
+#: Rounds done by all programs of a row: the upper half of the float.
+_SHARED_ROUNDS: tl.constexpr = tl.constexpr(4)
+#: Tokens collected of a row. If more are left, the row itself is read.
+_CAPACITY: tl.constexpr = tl.constexpr(4096)
 
-# What is known of a row, int64 each: the highest rank, the mass that top-p is a share of, floors of the two searches
-# (no threshold is below its floor), and the thresholds found.
+# The state of a row, int64 each: the highest rank, the mass that top-p is a share of, lower bounds of the thresholds of
+# top-k and top-p, and the thresholds found.
 _STATE: tl.constexpr = tl.constexpr(7)
 _TOP: tl.constexpr = tl.constexpr(0)
 _MASS: tl.constexpr = tl.constexpr(1)
@@ -48,39 +60,39 @@ _BY_MIN_P: tl.constexpr = tl.constexpr(4)
 _FOUND: tl.constexpr = tl.constexpr(5)  # by top-k; by top-p is next
 
 
-def launch_thresholds(rows: Rows, truncation: Truncation) -> Tensor:
+def launch_thresholds(rows: LogitRows, truncation: Truncation) -> Tensor:
     logits, temperatures, mask = rows
     num_rows, vocabulary = logits.shape
-    share = share_row(num_rows, vocabulary, num_multiprocessors(logits.device))
-    tops = torch.empty((num_rows, share.row_tiles), dtype=torch.int64, device=logits.device)
-    masses = torch.empty((num_rows, share.row_tiles), dtype=torch.float32, device=logits.device)
+    split = split_row(num_rows, vocabulary, num_multiprocessors(logits.device))
+    tops = torch.empty((num_rows, split.row_tiles), dtype=torch.int64, device=logits.device)
+    masses = torch.empty((num_rows, split.row_tiles), dtype=torch.float32, device=logits.device)
     state = torch.empty((num_rows, _STATE.value), dtype=torch.int64, device=logits.device)
     if num_rows == 0:
         return state[:, 0]
-    tiles = share.tiles, share.row_tiles
-    survey_kernel[(num_rows, share.programs)](
+    tiles = split.tiles, split.row_tiles
+    tile_stats_kernel[(num_rows, split.programs)](
         logits, mask, temperatures, tops, masses, vocabulary, logits.stride(0), *tiles,
         HAS_MASK=mask is not None, TILE=TILE, num_warps=4,
     )  # fmt: skip
-    prepare_kernel[(num_rows,)](
+    row_stats_kernel[(num_rows,)](
         temperatures, tops, masses, truncation.top_k, truncation.top_p, truncation.min_p, state,
-        vocabulary, share.row_tiles,
+        vocabulary, split.row_tiles,
         HAS_TOP_K=truncation.top_k is not None, HAS_TOP_P=truncation.top_p is not None,
-        HAS_MIN_P=truncation.min_p is not None, BLOCK=next_power_of_2(share.row_tiles), num_warps=1,
+        HAS_MIN_P=truncation.min_p is not None, BLOCK=next_power_of_2(split.row_tiles), num_warps=1,
     )  # fmt: skip
     if truncation.top_k is not None:
-        _search(rows, truncation.top_k, state, tops, share)
+        _search(rows, truncation.top_k, state, tops, split)
     if truncation.top_p is not None:
         if truncation.top_k is not None:
-            kept_mass_kernel[(num_rows, share.programs)](
+            kept_mass_kernel[(num_rows, split.programs)](
                 logits, mask, temperatures, truncation.top_k, state, tops, vocabulary, logits.stride(0), *tiles,
                 HAS_MASK=mask is not None, TILE=TILE, num_warps=4,
             )  # fmt: skip
-        _search(rows, truncation.top_p, state, tops, share)
+        _search(rows, truncation.top_p, state, tops, split)
     return torch.minimum(state[:, _TOP.value], state[:, _BY_MIN_P.value :].amax(dim=1))
 
 
-def _search(rows: Rows, amounts: Tensor, state: Tensor, tops: Tensor, share: Share) -> None:
+def _search(rows: LogitRows, amounts: Tensor, state: Tensor, tops: Tensor, split: RowSplit) -> None:
     """Find the thresholds of top-k (`amounts` integers) or of top-p."""
     logits, temperatures, mask = rows
     num_rows, vocabulary = logits.shape
@@ -88,16 +100,16 @@ def _search(rows: Rows, amounts: Tensor, state: Tensor, tops: Tensor, share: Sha
     counts = torch.zeros((num_rows,), dtype=torch.int32, device=logits.device)
     left = torch.empty((num_rows, _CAPACITY.value), dtype=torch.int64, device=logits.device)
     inputs = logits, mask, temperatures, amounts, state, tops, sums
-    shape = vocabulary, logits.stride(0), share.tiles, share.row_tiles
+    shape = vocabulary, logits.stride(0), split.tiles, split.row_tiles
     options = {"BY_MASS": amounts.is_floating_point(), "HAS_MASK": mask is not None, "TILE": TILE, "num_warps": 8}
     for done in range(_SHARED_ROUNDS.value):
-        narrow_kernel[(num_rows, share.programs)](*inputs, done, *shape, **options)
-    gather_kernel[(num_rows, share.programs)](*inputs, counts, left, *shape, **options)
-    finish_kernel[(num_rows,)](*inputs, counts, left, vocabulary, logits.stride(0), share.row_tiles, **options)
+        radix_histogram_kernel[(num_rows, split.programs)](*inputs, done, *shape, **options)
+    gather_candidates_kernel[(num_rows, split.programs)](*inputs, counts, left, *shape, **options)
+    radix_select_kernel[(num_rows,)](*inputs, counts, left, vocabulary, logits.stride(0), split.row_tiles, **options)
 
 
 @triton.jit
-def prepare_kernel(
+def row_stats_kernel(
     temperatures, tops, masses, top_k, top_p, min_p, state, vocabulary, row_tiles,
     HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr, HAS_MIN_P: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -113,7 +125,7 @@ def prepare_kernel(
     mass = tl.sum(tl.where(inside, tl.load(masses + row * row_tiles + tiles, inside, 0.0) * tl.exp(below), 0.0), axis=0)
     row_state = state + row * _STATE
     tl.store(row_state + _TOP, top)
-    tl.store(row_state + _MASS, (mass * UNIT).to(tl.int64))
+    tl.store(row_state + _MASS, (mass * WEIGHT_UNIT).to(tl.int64))
     floor = tl.full((), _LOWEST, tl.int64)
     if HAS_TOP_K:
         floor = _top_k_floor(tile_tops, tl.load(top_k + row))
@@ -126,9 +138,9 @@ def prepare_kernel(
     tl.store(row_state + _FLOOR + 1, floor)
     threshold = tl.full((), _LOWEST, tl.int64)
     if HAS_MIN_P:
-        share = tl.load(min_p + row)
-        threshold = least_rank(greatest + temperature * tl.log(tl.maximum(share, 1e-300)))
-        threshold = tl.where((share > 0) & is_random(temperatures, row), threshold, _LOWEST)
+        least = tl.load(min_p + row)
+        threshold = least_rank(greatest + temperature * tl.log(tl.maximum(least, 1e-300)))
+        threshold = tl.where((least > 0) & is_random(temperatures, row), threshold, _LOWEST)
     tl.store(row_state + _BY_MIN_P, threshold)
     tl.store(row_state + _FOUND, _LOWEST)
     tl.store(row_state + _FOUND + 1, _LOWEST)
@@ -139,7 +151,7 @@ def kept_mass_kernel(
     logits, mask, temperatures, top_k, state, tops, vocabulary, row_stride, num_tiles, row_tiles,
     HAS_MASK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Replace the row's mass by that of the tokens that top-k keeps (`finish_kernel` has set it to zero)."""
+    """Replace the row's mass by that of the tokens that top-k keeps (`radix_select_kernel` has set it to zero)."""
     row = tl.program_id(0).to(tl.int64)
     if (tl.load(top_k + row) == 0) | (not is_random(temperatures, row)):
         return
@@ -157,7 +169,7 @@ def kept_mass_kernel(
 
 
 @triton.jit(do_not_specialize=["done", "num_tiles"])
-def narrow_kernel(
+def radix_histogram_kernel(
     logits, mask, temperatures, amounts, state, tops, sums, done, vocabulary, row_stride, num_tiles, row_tiles,
     BY_MASS: tl.constexpr, HAS_MASK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -168,7 +180,7 @@ def narrow_kernel(
     if target == 0:
         return
     row_sums = sums + row * (_SHARED_ROUNDS * 16)
-    low, _ = _narrowed(row_sums, target, done)
+    low, _ = _radix_range(row_sums, target, done)
     floor = tl.maximum(low, tl.load(row_state + _FLOOR + BY_MASS))
     if BY_MASS:
         floor = tl.maximum(floor, tl.load(row_state + _FOUND))  # what top-k has cut off
@@ -182,7 +194,7 @@ def narrow_kernel(
 
 
 @triton.jit(do_not_specialize=["num_tiles"])
-def gather_kernel(
+def gather_candidates_kernel(
     logits, mask, temperatures, amounts, state, tops, sums, counts, left, vocabulary, row_stride, num_tiles, row_tiles,
     BY_MASS: tl.constexpr, HAS_MASK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -191,7 +203,7 @@ def gather_kernel(
     target = _target(temperatures, amounts, state + row * _STATE, row, BY_MASS)
     if target == 0:
         return
-    low, _ = _narrowed(sums + row * (_SHARED_ROUNDS * 16), target, _SHARED_ROUNDS)
+    low, _ = _radix_range(sums + row * (_SHARED_ROUNDS * 16), target, _SHARED_ROUNDS)
     first = tl.program_id(1) * num_tiles
     for tile in range(first, tl.minimum(first + num_tiles, row_tiles)):
         if tl.load(tops + row * row_tiles + tile) >= low:
@@ -204,7 +216,7 @@ def gather_kernel(
 
 
 @triton.jit
-def finish_kernel(
+def radix_select_kernel(
     logits, mask, temperatures, amounts, state, tops, sums, counts, left, vocabulary, row_stride, row_tiles,
     BY_MASS: tl.constexpr, HAS_MASK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -214,7 +226,7 @@ def finish_kernel(
     target = _target(temperatures, amounts, row_state, row, BY_MASS)
     if target == 0:
         return
-    low, above = _narrowed(sums + row * (_SHARED_ROUNDS * 16), target, _SHARED_ROUNDS)
+    low, above = _radix_range(sums + row * (_SHARED_ROUNDS * 16), target, _SHARED_ROUNDS)
     count = tl.load(counts + row)
     is_collected = count <= _CAPACITY
     sources = tl.where(is_collected, tl.cdiv(count, TILE), row_tiles)
@@ -223,12 +235,12 @@ def finish_kernel(
         for tile in range(sources):
             if is_collected:
                 places = tile * TILE + tl.arange(0, TILE)
-                found = tl.load(left + row * _CAPACITY + places, places < count, _OF_NOTHING)
+                found = tl.load(left + row * _CAPACITY + places, places < count, _RANK_OF_MINUS_INFINITY)
                 total += _bucket_sums(found, low, done, row_state, tl.load(temperatures + row), BY_MASS)
             elif tl.load(tops + row * row_tiles + tile) >= low:
                 found = load_ranks(logits + row * row_stride, mask, row, tile, vocabulary, HAS_MASK, TILE)
                 total += _bucket_sums(found, low, done, row_state, tl.load(temperatures + row), BY_MASS)
-        low, above = _chosen(total, low, above, target, done)
+        low, above = _select_bucket(total, low, above, target, done)
     tl.store(row_state + _FOUND + BY_MASS, low)
     if not BY_MASS:
         tl.store(row_state + _MASS, tl.full((), 0, tl.int64))
@@ -247,16 +259,16 @@ def _target(temperatures, amounts, row_state, row, BY_MASS: tl.constexpr):
 
 
 @triton.jit
-def _narrowed(row_sums, target, done):
+def _radix_range(row_sums, target, done):
     """The least rank of the range that `done` rounds have left, and the sum of all that is above the range."""
     low, above = tl.full((), _LOWEST, tl.int64), tl.full((), 0, tl.int64)
     for earlier in range(done):
-        low, above = _chosen(tl.load(row_sums + earlier * 16 + tl.arange(0, 16)), low, above, target, earlier)
+        low, above = _select_bucket(tl.load(row_sums + earlier * 16 + tl.arange(0, 16)), low, above, target, earlier)
     return low, above
 
 
 @triton.jit
-def _chosen(total, low, above, target, done):
+def _select_bucket(total, low, above, target, done):
     """The highest of 16 buckets from which on there is enough; the lowest if there never is."""
     buckets = tl.arange(0, 16)
     from_on = above + tl.sum(tl.where(buckets[None, :] >= buckets[:, None], total[None, :], 0), axis=1)

@@ -20,8 +20,8 @@ from ....kernels.attention.types import CacheSpec, QuerySpan
 from ....kernels.linear.packing import least_rows, pack_linears
 from ....kernels.runtime.backend import AttentionChoice, BackendName
 from ....kernels.runtime.native_library import load
-from ....kernels.sampling.ops import Sampling
 from ....kernels.sampling.ops import sample as sample_rows
+from ....kernels.sampling.types import Sampling
 from ...models.decoder import Decoder
 from ..config import EngineConfig
 from ..types.pooling import MeanPool

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from updraft.kernels.sampling.logit_edits import FlatEdits, apply_edits_
-from updraft.kernels.sampling.ops import Sampling, row_thresholds, sample
-from updraft.kernels.sampling.probabilities import log_probabilities, probabilities
-from updraft.kernels.sampling.reference import Truncation, ranks
+from updraft.kernels.sampling.ops import apply_edits_, log_probabilities, probabilities, row_thresholds, sample
+from updraft.kernels.sampling.reference import ranks
+from updraft.kernels.sampling.types import FlatEdits, Sampling, Truncation
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 VOCABULARY = 151_936

@@ -6,7 +6,9 @@ import pytest
 import torch
 from plain_sampling import edits_of
 from updraft.cloud_engine.engine.execution.sampler import SamplingRow, sample
-from updraft.kernels.sampling.logit_edits import FlatEdits, apply_edits_, reference_edits_
+from updraft.kernels.sampling.ops import apply_edits_
+from updraft.kernels.sampling.reference import apply_edits_reference_
+from updraft.kernels.sampling.types import FlatEdits
 from updraft.protocol.errors import ConfigurationError
 from updraft.protocol.sampling import SamplingParams
 
@@ -34,7 +36,7 @@ def test_kernel_is_the_reference_to_the_last_bit(number) -> None:
     edits = some_edits([index // 101 if index % 5 else -1 for index in range(number)], [i % 101 for i in range(number)])
     got, expected = logits.clone(), logits.clone()
     launch_edits(got, edits)
-    reference_edits_(expected, edits)
+    apply_edits_reference_(expected, edits)
     assert torch.equal(got, expected)
     touched = sum(row >= 0 for row in edits.rows.tolist())
     assert int((got != logits).sum()) >= touched * 0.9  # what stays -inf is not changed

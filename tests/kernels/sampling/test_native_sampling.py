@@ -84,7 +84,7 @@ def test_the_tokens_of_the_definition(in_c: bool, rows: list[Any], shape: str, s
     wanted, before = some_rows(rows, size, random), logits.clone()
     with pytest.MonkeyPatch.context() as patch:
         if not in_c:
-            patch.setattr(sampling, "can_sample", lambda _: False)
+            patch.setattr(sampling, "uses_native", lambda _: False)
         assert sample(logits, wanted) == plain_sample(logits, wanted)
     assert torch.equal(logits, before)
 

@@ -6,15 +6,9 @@ import pytest
 import torch
 from updraft.cloud_engine.engine.execution.sampler import log_probabilities as engine_log_probabilities
 from updraft.kernels.sampling.launch import TILE
-from updraft.kernels.sampling.ops import Sampling, row_thresholds
-from updraft.kernels.sampling.probabilities import (
-    likeliest,
-    log_probabilities,
-    probabilities,
-    reference_log_probabilities,
-    reference_probabilities,
-)
-from updraft.kernels.sampling.reference import Truncation
+from updraft.kernels.sampling.ops import log_probabilities, probabilities, row_thresholds, stable_topk
+from updraft.kernels.sampling.reference import log_probabilities_reference, probabilities_reference
+from updraft.kernels.sampling.types import Sampling, Truncation
 from updraft.protocol.errors import ConfigurationError
 
 pytest.importorskip("triton")
@@ -45,7 +39,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_kernel_is_the_reference(vocabulary, dtype, monkeypatch) -> None:
     poison(monkeypatch)
     logits, sampling = some_logits(3, vocabulary).to(dtype), some_sampling(1.0, 0.0, 0.6)
-    got, expected = launch_probabilities(logits, sampling, None), reference_probabilities(logits, sampling)
+    got, expected = launch_probabilities(logits, sampling, None), probabilities_reference(logits, sampling)
     assert torch.allclose(got, expected, rtol=1e-5, atol=1e-8)
     assert torch.equal(got[1], expected[1])
 
@@ -79,7 +73,7 @@ def test_reported_ones_are_those_of_the_reference(rows, vocabulary, num_top, dty
     logits = some_logits(rows, vocabulary).to(dtype)
     chosen = torch.arange(rows) * 3
     got, expected = (
-        report(logits, chosen, num_top) for report in (launch_log_probabilities, reference_log_probabilities)
+        report(logits, chosen, num_top) for report in (launch_log_probabilities, log_probabilities_reference)
     )
     assert torch.equal(got.ids, expected.ids)
     assert torch.allclose(got.values, expected.values, rtol=1e-5, atol=1e-5)
@@ -112,7 +106,7 @@ def test_more_than_twenty_are_refused() -> None:
 def test_of_equals_the_lower_ids_are_likeliest_however_many_are_asked_for(num_top: int, levels: int) -> None:
     generator = torch.Generator().manual_seed(levels)
     logits = torch.randint(levels, (16, 37), generator=generator) / levels
-    values, ids = likeliest(logits, num_top)
+    values, ids = stable_topk(logits, num_top)
     exact, order = logits.sort(dim=-1, descending=True, stable=True)
     assert torch.equal(values, exact[:, :num_top])
     assert torch.equal(ids, order[:, :num_top])

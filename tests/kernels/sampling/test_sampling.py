@@ -7,10 +7,11 @@ import pytest
 import torch
 from plain_sampling import plain_sample
 from updraft.cloud_engine.engine.execution.sampler import SamplingRow
-from updraft.kernels.sampling.launch import TILE, share_row
+from updraft.kernels.sampling.launch import TILE, split_row
 from updraft.kernels.sampling.noise import gumbel_noise, noise_keys, uniforms
-from updraft.kernels.sampling.ops import Sampling, reference_sample, sample
-from updraft.kernels.sampling.reference import Truncation, ranks
+from updraft.kernels.sampling.ops import sample
+from updraft.kernels.sampling.reference import ranks, sample_reference
+from updraft.kernels.sampling.types import Sampling, Truncation
 from updraft.protocol.errors import ConfigurationError
 from updraft.protocol.sampling import SamplingParams
 
@@ -60,7 +61,7 @@ def test_kernel_reference_and_definition_choose_the_same(rows, vocabulary, dtype
     poison(monkeypatch)
     logits, sampling = some_logits(rows, vocabulary).to(dtype), some_sampling(rows)
     got = launch_sample(logits, sampling, None).tolist()
-    assert got == reference_sample(logits, sampling).tolist()
+    assert got == sample_reference(logits, sampling).tolist()
     temperatures, seeds, positions = sampling.temperatures, sampling.seeds, sampling.positions
     plain_rows = [
         SamplingRow(float(temperatures[i]), int(seeds[i]), int(positions[i]), SamplingParams()) for i in range(rows)
@@ -74,7 +75,7 @@ def test_many_seeds_choose_as_the_reference_does(monkeypatch) -> None:
     rows = 60
     for scale in (0.0, 0.1, 5.0):
         logits, sampling = some_logits(1, 3 * TILE).expand(rows, -1) * scale, some_sampling(rows, temperatures=(1.0,))
-        assert launch_sample(logits, sampling, None).tolist() == reference_sample(logits, sampling).tolist()
+        assert launch_sample(logits, sampling, None).tolist() == sample_reference(logits, sampling).tolist()
 
 
 @pytest.mark.parametrize("share", [0.5, 0.01, 0.0])
@@ -83,7 +84,7 @@ def test_a_mask_leaves_the_tokens_it_allows(share, monkeypatch) -> None:
     mask, allowed = some_mask(6, VOCABULARY, share)
     logits, sampling = some_logits(6), some_sampling(6, mask=mask)
     got = launch_sample(logits, sampling, None)
-    assert got.tolist() == reference_sample(logits.masked_fill(~allowed, -torch.inf), some_sampling(6)).tolist()
+    assert got.tolist() == sample_reference(logits.masked_fill(~allowed, -torch.inf), some_sampling(6)).tolist()
     assert allowed.gather(1, got[:, None]).all()
 
 
@@ -147,13 +148,13 @@ def test_noise_is_that_of_its_definition() -> None:
 
 
 def test_a_row_is_shared_until_the_gpu_is_busy() -> None:
-    one = share_row(1, 151_936, 132)
+    one = split_row(1, 151_936, 132)
     assert (one.programs, one.tiles, one.row_tiles) == (149, 1, 149)
-    many = share_row(256, 151_936, 132)
+    many = split_row(256, 151_936, 132)
     assert many.programs * 256 >= 132 * 3
     assert all(
         share.programs * share.tiles >= share.row_tiles > (share.programs - 1) * share.tiles
-        for share in (share_row(rows, size, 132) for rows in (1, 7, 300, 5000) for size in (1, 1024, 1025, 32000))
+        for share in (split_row(rows, size, 132) for rows in (1, 7, 300, 5000) for size in (1, 1024, 1025, 32000))
     )
 
 

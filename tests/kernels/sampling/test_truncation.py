@@ -8,8 +8,8 @@ import torch
 from plain_sampling import plain_sample
 from updraft.cloud_engine.engine.execution.sampler import SamplingRow
 from updraft.kernels.sampling.launch import TILE
-from updraft.kernels.sampling.ops import Sampling, reference_sample
-from updraft.kernels.sampling.reference import LOWEST_RANK, Rows, Truncation, ranks, reference_thresholds
+from updraft.kernels.sampling.reference import ranks, sample_reference, thresholds_reference
+from updraft.kernels.sampling.types import LOWEST_RANK, LogitRows, Sampling, Truncation
 from updraft.protocol.sampling import SamplingParams
 
 pytest.importorskip("triton")
@@ -25,8 +25,8 @@ def some_logits(rows: int, vocabulary: int = VOCABULARY) -> torch.Tensor:
     return torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(0)) * 3
 
 
-def some_rows(logits: torch.Tensor, *temperatures: float, mask: torch.Tensor | None = None) -> Rows:
-    return Rows(logits, torch.tensor(temperatures, dtype=torch.float64), mask)
+def some_rows(logits: torch.Tensor, *temperatures: float, mask: torch.Tensor | None = None) -> LogitRows:
+    return LogitRows(logits, torch.tensor(temperatures, dtype=torch.float64), mask)
 
 
 def top_k(*values: int) -> torch.Tensor:
@@ -37,8 +37,8 @@ def share(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def num_kept(rows: Rows, truncation: Truncation, *, by_kernel: bool = True) -> list[int]:
-    threshold = launch_thresholds(rows, truncation) if by_kernel else reference_thresholds(rows, truncation)
+def num_kept(rows: LogitRows, truncation: Truncation, *, by_kernel: bool = True) -> list[int]:
+    threshold = launch_thresholds(rows, truncation) if by_kernel else thresholds_reference(rows, truncation)
     return (ranks(rows.logits.float()) >= threshold[:, None]).sum(1).tolist()
 
 
@@ -82,7 +82,7 @@ def test_masked_tokens_are_never_kept() -> None:
     mask[1, words - 1] = 2  # a single token
     truncation = Truncation(top_k=top_k(30, 5), top_p=share(0.9, 0.9))
     rows = some_rows(some_logits(2), WARM, WARM, mask=mask)
-    assert launch_thresholds(rows, truncation).tolist() == reference_thresholds(rows, truncation).tolist()
+    assert launch_thresholds(rows, truncation).tolist() == thresholds_reference(rows, truncation).tolist()
 
 
 def test_what_was_not_collected_is_read_from_the_row(monkeypatch) -> None:
@@ -112,7 +112,7 @@ def test_reference_keeps_what_the_definition_keeps() -> None:
         seeds, positions = torch.full((draws,), 5), torch.arange(draws)
         sampling = Sampling(torch.full((draws,), 1.3, dtype=torch.float64), seeds, positions, truncation)
         expected = plain_sample(logits, [SamplingRow(1.3, 5, i, SamplingParams(**options)) for i in range(draws)])
-        assert reference_sample(logits, sampling).tolist() == expected
+        assert sample_reference(logits, sampling).tolist() == expected
         assert len(set(expected)) > 3
 
 
