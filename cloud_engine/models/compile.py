@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from ...kernels.decoder.continuation import NativeContinuation
-from ...kernels.decoder.cpu import DecoderWeights, LayerWeights, NativeDecoder
+from ...kernels.decoder.cpu import NativeDecoder
+from ...kernels.decoder.types import DecoderWeights, LayerWeights
 from ...kernels.linear.cpu import NativeEmbedding, NativeLinear
 from .config import ModelConfig
 from .layers import RMSNorm
@@ -26,7 +27,7 @@ def native_decoder(model: Decoder) -> NativeDecoder | None:
     weights = DecoderWeights(
         packed, model.norm.weight, config.rms_norm_eps, config.unit_offset_norms, config.activation
     )
-    return NativeDecoder(weights) if weights.fit else None
+    return NativeDecoder(weights) if weights.is_supported else None
 
 
 def native_continuation(model: Decoder, layers: NativeDecoder) -> NativeContinuation | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...protocol.errors import ConfigurationError
 from ..kv_cache.types import HeadNorms, Rotation, check_kv_write
-from ..runtime.native_library import LANES, load
+from ..runtime.native_library import LANES, load, loaded
 from .ragged_batch import RaggedBatch
 from .types import LayerAttention
 
@@ -76,9 +76,7 @@ class NativeAttention:
     """
 
     def __init__(self, cache: Tensor, batch: RaggedBatch, *, shared: int) -> None:
-        library = load()
-        assert library is not None, "ask why_not_native first"
-        self._library = library
+        self._library = loaded()
         self._cache = cache
         self._slots = torch.from_numpy(batch.slots())
         self.num_rows = batch.num_real_rows  # without the padding

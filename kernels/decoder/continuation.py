@@ -1,6 +1,6 @@
-"""A few more tokens of each sequence in one call of C: a draft model's guesses, which nobody waits for one by one.
+"""Several tokens of each sequence in one call of C: the drafts of a draft model.
 
-A pass of a model of that size takes less time than Python needs to prepare it.
+A pass of such a small model takes less time than Python needs to prepare it.
 """
 
 # torch leaves `from_numpy` and `tolist` untyped
@@ -20,7 +20,7 @@ from ..attention.cpu import NativeAttention
 from ..attention.ragged_batch import Passes
 from ..kv_cache.types import Rotation
 from ..linear.cpu import NativeLinear
-from ..runtime.native_library import load
+from ..runtime.native_library import loaded
 from ..sampling.cpu import SampleCall, sample_call
 from ..sampling.noise import noise_keys
 from ..sampling.types import Sampling, check_sampling
@@ -40,21 +40,18 @@ class _ContinuationCall(ctypes.Structure):
 
 
 class NativeContinuation:
-    """Continues sequences with a decoder, its head and its embeddings (vocabulary, size), multiplied by `scale`. None:
-    they are the head's weights.
+    """Continues sequences with a decoder, its head and its embeddings, which are multiplied by `scale`.
 
-    They are read where they lie: nothing may replace or move them.
+    `embeddings` (vocabulary, size), or None if they are the head's weights. C keeps pointers: nothing may move them.
     """
 
     def __init__(self, decoder: NativeDecoder, head: NativeLinear, embeddings: Tensor | None, scale: float) -> None:
-        """Raises ConfigurationError for what does not belong together."""
-        library = load()
-        assert library is not None, "there are packed weights"
+        """Raises ConfigurationError for weights that do not fit together."""
         if embeddings is not None:
             is_same = head.shape == tuple(embeddings.shape) and head.dtype == embeddings.dtype
             if not is_same or not embeddings.is_contiguous():
                 raise ConfigurationError("Continuation: head and embeddings must be of one shape and dtype, and dense.")
-        self._library = library
+        self._library = loaded()
         self._decoder, self._head, self._embeddings, self._scale = decoder, head, embeddings, scale
 
     def run(
@@ -65,11 +62,11 @@ class NativeContinuation:
         attention: NativeAttention,
         sampling: Sampling,
     ) -> list[list[int]]:
-        """What each sequence goes on with behind its token in `first`, as many tokens as its span in `passes` is long.
+        """The next tokens of each sequence after its token in `first`, as many as its span in `passes` is long.
 
-        `attention`: of `passes.batch`. `rotations`: of the rows of `passes`. `sampling`: of the first pass, with no
-        mask and no typical-p; where rounding decides, the likeliest token is taken. Raises ConfigurationError for what
-        does not fit.
+        `attention`: of `passes.batch`. `rotations`: of the rows of `passes`. `sampling`: of the first pass, without
+        mask and typical-p; where rounding decides, the likeliest token is taken. Raises ConfigurationError for
+        arguments that do not fit.
         """
         rows, (vocabulary, size) = len(first), self._head.shape
         if rows != passes.live[0] or not all(0 <= token < vocabulary for token in first):
@@ -79,7 +76,7 @@ class NativeContinuation:
         self._decoder.check(hidden, len(passes.row), rotations, attention)
         check_sampling(logits, sampling)
         if sampling.mask is not None or sampling.typical_p is not None:
-            raise ConfigurationError("Continuation: a grammar's mask and typical-p are not for C.")
+            raise ConfigurationError("Continuation: C knows neither a grammar's mask nor typical-p.")
         out, slots = torch.empty_like(hidden), passes.slots()
         sequences = _one_row_each(passes)
         attention.heads_call.slots = slots.ctypes.data

@@ -1,24 +1,21 @@
-"""All layers of a decoder in one call of C, for CPUs: what the layers' own kernels compute, to the last bit.
+"""All layers of a decoder in one call of C, for CPUs, with the same bits as the kernels of each layer.
 
-Between two kernels of a step Python takes as long as a kernel does where the model is small, and where it is large the
-weights that stream through the caches have thrown Python out of them each time.
+Between two kernels, Python takes as long as a kernel of a small model does. The weights of a large model stream through
+the caches and evict Python from them every time.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ...protocol.errors import ConfigurationError
-from ..activation.types import Activation
 from ..attention.cpu import AttentionCall, HeadsCall, NativeAttention
 from ..kv_cache.types import Rotation
-from ..linear.cpu import NativeLinear
-from ..runtime.native_library import LANES, load
+from ..runtime.native_library import loaded
+from .types import DecoderWeights, LayerWeights
 
 
 class _Layer(ctypes.Structure):
@@ -59,70 +56,22 @@ class DecoderCall(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer: packed weights, and the weights of its norms, None where the family has none.
-
-    `rotation`: which of the pass's rotations is its own, 0 or 1. `window`, `scale`: as in `LayerAttention`.
-    """
-
-    qkv: NativeLinear
-    output: NativeLinear
-    gate_up: NativeLinear
-    down: NativeLinear
-    input_norm: Tensor
-    mlp_norm: Tensor
-    query_norm: Tensor | None = None
-    key_norm: Tensor | None = None
-    attention_out_norm: Tensor | None = None
-    mlp_out_norm: Tensor | None = None
-    window: int | None = None
-    rotation: int = 0
-    scale: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderWeights:
-    """All layers of a decoder and the norm behind them; `eps` and `unit_offset` (`Norm`) are those of all norms."""
-
-    layers: Sequence[LayerWeights]
-    final_norm: Tensor
-    eps: float
-    unit_offset: bool
-    activation: Activation
-
-    @property
-    def fit(self) -> bool:
-        """Whether C takes them: one dtype, shapes that follow from each other, rows that fill whole vectors."""
-        size, dtype = len(self.final_norm), self.final_norm.dtype
-        norms = [norm for layer in self.layers for norm in _norms(layer) if norm is not None]
-        return (
-            len(self.layers) > 0
-            and size % LANES == 0
-            and all(norm.dtype == dtype and norm.is_contiguous() for norm in norms)
-            and all(linear.dtype == dtype for layer in self.layers for linear in _linears(layer))
-            and all(layer.qkv.shape[1] == layer.gate_up.shape[1] == size for layer in self.layers)
-            and all(layer.output.shape[0] == layer.down.shape[0] == size for layer in self.layers)
-            and all(layer.gate_up.shape[0] == 2 * layer.down.shape[1] for layer in self.layers)
-        )
-
-
 class NativeDecoder:
-    """Runs the layers of `weights`, which `fit`. They are read where they lie: nothing may replace or move them."""
+    """Runs the layers of `weights`, which must be supported. C keeps pointers to them: nothing may move them."""
 
     def __init__(self, weights: DecoderWeights) -> None:
-        library = load()
-        assert library is not None, "there are packed weights"
-        self._library = library
-        library.decoder_scratch.restype = ctypes.c_int64
+        self._library = loaded()
+        self._library.decoder_scratch.restype = ctypes.c_int64
         self._weights = weights  # and keeps alive what the structures point to
         self._size, self._dtype = len(weights.final_norm), weights.final_norm.dtype
         self._widths = {(layer.qkv.shape[0], layer.output.shape[1]) for layer in weights.layers}
         self._layers = (_Layer * len(weights.layers))(*map(_layer, weights.layers))
 
     def run(self, hidden: Tensor, rotations: tuple[Rotation, Rotation], attention: NativeAttention) -> Tensor:
-        """The last hidden states after the final norm, (rows, size), of the embeddings `hidden` (rows, size), which
-        are overwritten. Raises ConfigurationError for what does not fit."""
+        """The hidden states after the final norm, (rows, size), of the embeddings `hidden` (rows, size).
+
+        `hidden` is overwritten. Raises ConfigurationError for tensors that do not fit.
+        """
         self.check(hidden, len(hidden), rotations, attention)
         out = torch.empty_like(hidden)
         call = self.call(hidden, out, rotations, attention)
@@ -135,7 +84,7 @@ class NativeDecoder:
     def call(
         self, hidden: Tensor, out: Tensor, rotations: tuple[Rotation, Rotation], attention: NativeAttention
     ) -> DecoderCall:
-        """Of a pass without padding, as yet without scratch memory. Points into all of these, which must outlive it."""
+        """The call of a pass without padding and without scratch memory. All of these must outlive it."""
         return DecoderCall(
             layers=ctypes.addressof(self._layers),
             final_norm=self._weights.final_norm.data_ptr(),
@@ -156,14 +105,13 @@ class NativeDecoder:
         )
 
     def scratch(self, call: DecoderCall) -> Tensor:
-        """As much as `call` needs."""
+        """The scratch memory that `call` needs."""
         return torch.empty(self._library.decoder_scratch(ctypes.byref(call)), dtype=torch.uint8)
 
     def check(
         self, hidden: Tensor, rows: int, rotations: tuple[Rotation, Rotation], attention: NativeAttention
     ) -> None:
-        """Raises ConfigurationError for what does not fit, past the end of which C would read and write. `rows`: of the
-        batch."""
+        """Raises ConfigurationError for tensors that C would read or write past the end of. `rows`: of the batch."""
         if hidden.shape[1:] != (self._size,) or hidden.dtype != self._dtype or not hidden.is_contiguous():
             raise ConfigurationError(
                 f"Decoder: dense rows of {self._size} {self._dtype} are needed, got {tuple(hidden.shape)} "
@@ -177,21 +125,10 @@ class NativeDecoder:
             attention.check_rotation(rotation, rows)
 
 
-def _norms(layer: LayerWeights) -> tuple[Tensor | None, ...]:
-    return (
-        *(layer.input_norm, layer.query_norm, layer.key_norm, layer.attention_out_norm),
-        *(layer.mlp_norm, layer.mlp_out_norm),
-    )
-
-
-def _linears(layer: LayerWeights) -> tuple[NativeLinear, ...]:
-    return layer.qkv, layer.output, layer.gate_up, layer.down
-
-
 def _layer(layer: LayerWeights) -> _Layer:
     return _Layer(
-        *(linear.address for linear in _linears(layer)),
-        *(None if norm is None else norm.data_ptr() for norm in _norms(layer)),
+        *(linear.address for linear in layer.linears),
+        *(None if norm is None else norm.data_ptr() for norm in layer.norms),
         layer.window or 0,
         layer.rotation,
         layer.scale,

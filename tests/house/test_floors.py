@@ -30,6 +30,18 @@ FLOORS = {
 SIDEWAYS = {("cli", "bench")}
 # Inside the cloud each room has floors of its own; the gateway knows no engine, only the wire.
 CLOUD_FLOORS = {"models": 1, "engine": 2, "node": 3, "gateway": 0}
+# Inside the kernels: operations above what they run on; attention writes to the cache; a decoder is all of them.
+KERNEL_FLOORS = {
+    "runtime": 1,
+    "kv_cache": 2,
+    "norm": 2,
+    "activation": 2,
+    "linear": 2,
+    "lora": 2,
+    "sampling": 2,
+    "attention": 3,
+    "decoder": 4,
+}
 MOST_LINES = 600
 HEAVY = {
     "gateway": ("updraft.cloud_engine.gateway", {"torch", "llama_cpp", "transformers", "sklearn"}),
@@ -118,6 +130,23 @@ def test_inside_the_cloud_imports_go_down() -> None:
         if CLOUD_FLOORS.get(there[1], 0) >= CLOUD_FLOORS[here[1]] or there[1] == "gateway":
             wrong.append(f"{import_.where}: {import_.source} imports {import_.target}")
     assert wrong == []
+
+
+def test_inside_the_kernels_imports_go_down() -> None:
+    """From folder to folder by `KERNEL_FLOORS`; inside an operation nothing imports `ops`, and `types` is a leaf."""
+    wrong: list[str] = []
+    for import_ in (i for path in (ROOT / "kernels").rglob("*.py") for i in imports_of(path)):
+        here, there = import_.source.split("."), import_.target.split(".")
+        if there[0] != "kernels" or len(here) < 3:
+            continue
+        if here[1] == there[1]:
+            is_wrong = here[2] == "types" or there[2:3] == ["ops"]
+        else:
+            is_wrong = KERNEL_FLOORS[there[1]] >= KERNEL_FLOORS[here[1]] or there[2:3] == ["ops"]
+        if is_wrong:
+            wrong.append(f"{import_.where}: {import_.source} imports {import_.target}")
+    assert wrong == []
+    assert {folder.name for folder in (ROOT / "kernels").glob("[a-z]*/")} - {"native", "tuned"} == KERNEL_FLOORS.keys()
 
 
 def test_our_own_modules_are_imported_relatively() -> None:
