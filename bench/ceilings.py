@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..cloud_engine.engine.execution.cuda_graphs import CudaRecorder
 from ..cloud_engine.models.decoder import Decoder
-from ..kernels.linear.packing import implementations
+from ..kernels.linear.ops import implementations
 
 
 class MatrixProducts:

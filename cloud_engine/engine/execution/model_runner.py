@@ -17,7 +17,7 @@ from ....kernels.attention.cpu import NativeAttention
 from ....kernels.attention.ops import NativeBackend, TritonBackend, choose_backend
 from ....kernels.attention.ragged_batch import Passes, RaggedBatch
 from ....kernels.attention.types import CacheSpec, QuerySpan
-from ....kernels.linear.packing import least_rows, pack_linears
+from ....kernels.linear.ops import least_rows, pack_linears
 from ....kernels.runtime.backend import AttentionChoice, BackendName
 from ....kernels.runtime.native_library import load
 from ....kernels.sampling.ops import sample as sample_rows

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 from updraft.kernels.linear.cpu import NativeEmbedding, NativeLinear, can_pack
-from updraft.kernels.linear.packing import pack_linear, pack_linears
+from updraft.kernels.linear.ops import pack_linear, pack_linears
 from updraft.kernels.runtime.native_library import load
 from updraft.protocol.errors import ConfigurationError
 
