@@ -1,6 +1,6 @@
-"""Attention over a paged KV cache in C, for CPUs: reads keys and values where they lie, in blocks.
+"""Attention over a paged KV cache in C for CPUs, which reads keys and values in their blocks.
 
-The plain torch one (`torch_attention.py`) has to gather them first and multiplies with padding; it is the reference.
+`torch_attention` has to gather them first and multiplies padding.
 """
 
 from __future__ import annotations
@@ -70,12 +70,9 @@ def why_not_native(device: torch.device, dtype: torch.dtype, block_size: int, he
 
 
 class NativeAttention:
-    """One forward pass's attention, as `TorchAttention` gives it.
+    """The attention of one forward pass. A row's bits depend on its own sequence alone."""
 
-    A row's result depends, to the last bit, on its own sequence alone.
-    """
-
-    def __init__(self, cache: Tensor, batch: RaggedBatch, *, shared: int) -> None:
+    def __init__(self, cache: Tensor, batch: RaggedBatch, *, group_size: int) -> None:
         self._library = loaded()
         self._cache = cache
         self._slots = torch.from_numpy(batch.slots())
@@ -83,7 +80,7 @@ class NativeAttention:
         self._blocks = batch.blocks
         self._sequences = np.stack((batch.first_row, batch.position, batch.rows, batch.table), axis=1)
         _, _, parts, block_size, head_dim = cache.shape
-        self._heads = shared * parts // 2
+        self._heads = group_size * parts // 2
         same = {
             "heads": self._heads,
             "kv_heads": parts // 2,
@@ -108,7 +105,7 @@ class NativeAttention:
 
     @property
     def layer_bytes(self) -> int:
-        """From one layer's part of the cache to the next one's."""
+        """The distance between two layers in the cache."""
         return self._cache.stride(0) * self._cache.element_size()
 
     @property
@@ -117,7 +114,7 @@ class NativeAttention:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Elements of a row of queries, keys and values, and of what attention makes of it."""
+        """Elements of a projected row (queries, keys and values), and of a row of results."""
         head_dim = self._cache.shape[4]
         return (self._heads + self._cache.shape[2]) * head_dim, self._heads * head_dim
 
@@ -126,7 +123,7 @@ class NativeAttention:
     ) -> Tensor:
         """Norm, rotate and store what `projected` (rows, heads + 2 * kv_heads, head_dim) has, then attend causally.
 
-        Returns (rows, heads, head_dim). Rows behind those of the spans are padding: they get zeros.
+        Returns (rows, heads, head_dim). Rows after those of the spans are padding: they get zeros.
         """
         self._check(projected, rotation, norms)
         cache = self._cache[layer.index].data_ptr()
@@ -150,7 +147,7 @@ class NativeAttention:
         return out
 
     def _check(self, projected: Tensor, rotation: Rotation | None, norms: HeadNorms | None) -> None:
-        """C would read and write past the end of what does not fit."""
+        """C would read and write past the end of tensors that do not fit."""
         check_kv_write(projected, self._cache[0].transpose(1, 2), self._slots, rotation)
         heads = self._heads + self._cache.shape[2]
         if projected.shape[1] != heads:
@@ -161,7 +158,7 @@ class NativeAttention:
             self.check_rotation(rotation, len(projected))
 
     def check_rotation(self, rotation: Rotation, rows: int) -> None:
-        """Raises ConfigurationError where the angles are not those of `rows` rows of this batch and its heads."""
+        """Raises ConfigurationError unless the angles fit `rows` rows of this batch and its heads."""
         if rows != len(self._slots) or 2 * rotation.pairs > self._cache.shape[4]:
             raise ConfigurationError(f"Attention: {rows} rows rotated by {rotation.pairs} pairs do not fit the batch.")
         for angles in (rotation.cosine, rotation.sine):

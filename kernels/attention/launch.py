@@ -1,6 +1,6 @@
-"""How paged attention is launched: the tile of one program, and into how many pieces long sequences are cut.
+"""How paged attention is launched: the tile of one program, and the splits of long sequences.
 
-Plain Python over shapes and lengths, so that every choice can be read and tested without a GPU.
+These are plain functions over shapes and lengths, which can be tested without a GPU.
 """
 
 from __future__ import annotations
@@ -16,32 +16,33 @@ from ..runtime.numeric import next_power_of_2
 
 BLOCK_SIZES = (16, 64)
 LARGEST_HEAD = 256
-#: Fewer rows a matrix instruction does not take; with more than the most, the accumulators leave the registers.
+#: A matrix instruction takes no fewer rows. With more than the maximum, the accumulators spill.
 _LEAST_ROWS, _MOST_ROWS = 16, 128
 _MOST_ROWS_FP32 = 32  # float32 is multiplied without tensor cores, whose operands take far more registers
 #: One tile of keys, so that three stages of keys and values and the queries fit an A100's shared memory.
 _TILE_BYTES = 16 * 1024
 _LEAST_KEYS, _MOST_KEYS = 16, 64
 _SHARED_BYTES = 228 * 1024  # of a Hopper multiprocessor
-_SHARED_OF_PROGRAM = 1024  # which the driver keeps for itself
-_SCRATCH_OF_ROW = 128  # where threads of one warp exchange what others computed; Hopper's own products need none
-_WARPS_OF_MULTIPROCESSOR = 12  # more do not get the registers they take
+_SHARED_OF_PROGRAM = 1024  # kept by the driver
+_SCRATCH_OF_ROW = 128  # for exchanges between the threads of a warp; Hopper's own products need none
+_WARPS_OF_MULTIPROCESSOR = 12  # there are no registers for more
 _LEAST_ASYNC_ROWS = 64  # from here on Hopper multiplies out of shared memory, which holds a tile for longer
-#: What starting and ending a program costs, and a launch that merges pieces, in keys that could be read meanwhile.
+#: The costs of a program and of a launch that merges splits, in keys that could be read in that time.
 _PROGRAM_KEYS, _MERGE_KEYS = 96, 256
 _MOST_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What of a model and its KV cache decides the launch. `cache_bytes`: of one element; `windowed`: whether any layer
-    looks back over a window, which takes registers."""
+    """The properties of a model and its KV cache that decide the launch."""
 
     heads: int
     kv_heads: int
     head_dim: int
     block_size: int
+    # Of one element.
     cache_bytes: int = 2
+    # Whether any layer has a sliding window, which takes registers.
     windowed: bool = False
 
     def __post_init__(self) -> None:
@@ -79,7 +80,7 @@ def attention_launch(shape: AttentionShape, most_queries: int, gpu_name: str) ->
 
 
 def default_attention_launch(shape: AttentionShape, rows: int) -> Launch:
-    """What is taken where nothing was measured, for tiles of `rows` rows: so that no register is spilled."""
+    """The heuristic for tiles of `rows` rows, chosen so that no register is spilled."""
     if shape.cache_bytes == 4:
         return _float32_launch(shape, rows)
     keys = _keys_of_tile(shape)
@@ -123,39 +124,39 @@ def programs_at_once(shape: AttentionShape, launch: Launch, multiprocessors: int
     return multiprocessors * max(1, min(by_memory, _WARPS_OF_MULTIPROCESSOR // launch.num_warps))
 
 
-def extra_pieces(shape: AttentionShape, launch: Launch, multiprocessors: int) -> int:
-    """How many more pieces than tiles a step may have: two rounds of programs, and a bound for CUDA graphs."""
+def extra_splits(shape: AttentionShape, launch: Launch, multiprocessors: int) -> int:
+    """How many more splits than tiles a step may have: two rounds of programs, and a bound for CUDA graphs."""
     return 2 * programs_at_once(shape, launch, multiprocessors) // shape.kv_heads
 
 
-def piece_lengths(
+def split_lengths(
     keys: NDArray[np.int64], shape: AttentionShape, launch: Launch, multiprocessors: int
 ) -> NDArray[np.int64]:
-    """How many keys, a multiple of BLOCK_N, a program visits of each tile, for tiles that see `keys` each.
+    """The keys of each split, a multiple of BLOCK_N, for tiles that see `keys` each.
 
-    Of a few ways to cut the one that is done first, by the smaller of two bounds on a greedy schedule: every round of
-    programs takes as long as the longest piece; or the GPU is never idle until the last piece has started.
+    The fastest of a few ways to split, by the smaller of two bounds on a greedy schedule: every round of programs takes
+    as long as the longest split; or the GPU is never idle until the last split has started.
     """
     step = launch.tiles["BLOCK_N"]
     places = programs_at_once(shape, launch, multiprocessors) / shape.kv_heads
-    most_pieces = len(keys) + extra_pieces(shape, launch, multiprocessors)
+    max_splits = len(keys) + extra_splits(shape, launch, multiprocessors)
     best, least_time = _even(keys, int(keys.max(initial=1)), step), float("inf")
     for rounds in range(_MOST_ROUNDS + 1):
         # In no round at all: nothing is cut.
         lengths = best if rounds == 0 else _even(keys, int(keys.sum() / (places * rounds)), step)
-        pieces, longest = int(pieces_of(keys, lengths).sum()), int(lengths.max(initial=step))
-        is_cut = pieces > len(keys)
+        splits, longest = int(num_splits(keys, lengths).sum()), int(lengths.max(initial=step))
+        is_cut = splits > len(keys)
         around = _PROGRAM_KEYS + is_cut * _partial_keys(shape, launch)
-        in_rounds = -(-pieces // places) * (longest + around)
-        greedily = (int(keys.sum()) + pieces * around) / places + longest
+        in_rounds = -(-splits // places) * (longest + around)
+        greedily = (int(keys.sum()) + splits * around) / places + longest
         time = min(in_rounds, greedily) + is_cut * _MERGE_KEYS
-        if pieces <= most_pieces and time < least_time:
+        if splits <= max_splits and time < least_time:
             best, least_time = lengths, time
     return best
 
 
-def pieces_of(keys: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Into how many pieces each tile is cut; one that sees no keys is a piece too."""
+def num_splits(keys: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The number of splits of each tile; a tile that sees no keys has one."""
     return np.maximum(-(-keys // lengths), 1)
 
 
@@ -170,11 +171,11 @@ def _keys_of_tile(shape: AttentionShape) -> int:
 
 
 def _partial_keys(shape: AttentionShape, launch: Launch) -> int:
-    """How many keys and values are as many bytes as the float32 results of a tile, written and read."""
+    """The float32 results of a tile, written and read, in keys and values of as many bytes."""
     return launch.tiles["BLOCK_M"] * 4 // shape.cache_bytes
 
 
 def _even(keys: NDArray[np.int64], most: int, step: int) -> NDArray[np.int64]:
-    """Lengths for equal pieces of about `most` keys at most."""
-    equal = -(-keys // pieces_of(keys, np.array(max(most, step))))
+    """Equal lengths of about `most` keys at most."""
+    equal = -(-keys // num_splits(keys, np.array(max(most, step))))
     return np.maximum(-(-equal // step), 1) * step

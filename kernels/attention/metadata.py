@@ -1,4 +1,4 @@
-"""One step's attention plan on the device, in one copy from pinned memory; also in buffers that a CUDA graph reads."""
+"""The plan of one step's attention on the device: one copy from pinned memory, or buffers that a CUDA graph reads."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 from ...protocol.errors import ConfigurationError
 from ..runtime.backend import gpu_name, num_multiprocessors
 from ..runtime.launch import Launch
-from .launch import AttentionShape, attention_launch, extra_pieces, queries_per_tile
+from .launch import AttentionShape, attention_launch, extra_splits, queries_per_tile
 from .plan import MERGE_COLUMNS, WORK_COLUMNS, AttentionPlan, plan_attention
 from .types import QuerySpan
 
-_ALIGNED = 4  # numbers in 16 bytes: what Triton wants to know of a pointer
+_ALIGNED = 4  # numbers in 16 bytes, the alignment that Triton specialises for
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """An `AttentionPlan` on the device, all int32, and how the kernel is launched for it: the same for all layers."""
+    """An `AttentionPlan` on the device, all int32, and the launch of the kernel: the same for all layers."""
 
     work: Tensor
     merges: Tensor
@@ -46,7 +46,7 @@ class AttentionPlanner:
         return cls(shape, device, gpu_name(device), num_multiprocessors(device))
 
     def metadata(self, spans: Sequence[QuerySpan], num_rows: int | None = None) -> AttentionMetadata:
-        """For one step of any mix. Rows behind those of the spans, up to `num_rows`, are padding."""
+        """The metadata of one step of any mix. Rows after those of the spans, up to `num_rows`, are padding."""
         rows = sum(span.length for span in spans)
         launch = self._launch(max((span.length for span in spans), default=1))
         plan = plan_attention(spans, max(num_rows or 0, rows), self.shape, launch, self.multiprocessors)
@@ -54,7 +54,7 @@ class AttentionPlanner:
         return sizes.views(_staged(plan, sizes).to(self.device, non_blocking=True), plan.partial_rows, launch)
 
     def graph_metadata(self, num_rows: int, most_sequences: int, most_blocks: int) -> GraphMetadata:
-        """Buffers for a CUDA graph over `num_rows` rows: up to `most_sequences` with `most_blocks` blocks each."""
+        """Buffers for a CUDA graph over `num_rows` rows, of up to `most_sequences` with `most_blocks` blocks each."""
         return GraphMetadata(self, num_rows, most_sequences, most_blocks)
 
     def _launch(self, most_queries: int) -> Launch:
@@ -64,8 +64,8 @@ class AttentionPlanner:
 class GraphMetadata:
     """`metadata` keeps its addresses and sizes; `update_` fills it for the next replay.
 
-    The graph is captured for `num_rows` rows of `num_rows / most_sequences` queries each; fewer rows and fewer
-    sequences are padded, and sequences with more queries than that share the work among more programs.
+    The graph is captured for `num_rows` rows of `num_rows / most_sequences` queries each. Fewer rows and sequences are
+    padded; sequences with more queries are split over more programs.
     """
 
     def __init__(self, planner: AttentionPlanner, num_rows: int, most_sequences: int, most_blocks: int) -> None:
@@ -75,12 +75,12 @@ class GraphMetadata:
         # One tile for the first row of each sequence and of the padding, and one more for every further tile full.
         sequences = min(most_sequences + 1, num_rows)
         tiles = sequences + (num_rows - sequences) // queries
-        pieces = tiles + extra_pieces(shape, launch, planner.multiprocessors)
+        splits = tiles + extra_splits(shape, launch, planner.multiprocessors)
         self._planner = planner
-        self._sizes = _Sizes(pieces, num_rows, num_rows, most_sequences * most_blocks)
+        self._sizes = _Sizes(splits, num_rows, num_rows, most_sequences * most_blocks)
         buffer = torch.zeros(self._sizes.total, dtype=torch.int32, device=planner.device)
         self._buffer = buffer
-        self.metadata = self._sizes.views(buffer, pieces * queries, launch)
+        self.metadata = self._sizes.views(buffer, splits * queries, launch)
         self.update_([])
 
     def update_(self, spans: Sequence[QuerySpan]) -> None:
@@ -103,7 +103,7 @@ class GraphMetadata:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """Entries of each part of the buffer. The blocks come last: what is unused of them is not copied."""
+    """Entries of each part of the buffer. The blocks come last, so that unused ones are not copied."""
 
     work: int
     merges: int

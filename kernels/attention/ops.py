@@ -35,11 +35,11 @@ class TorchBackend:
 
     def __init__(self, spec: CacheSpec, *, batch_invariant: bool = False) -> None:
         self.cache = spec.empty(2 * spec.kv_heads, spec.block_size, spec.head_dim)
-        self._shared = spec.heads // spec.kv_heads
+        self._group_size = spec.heads // spec.kv_heads
         self._batch_invariant = batch_invariant
 
     def begin(self, batch: RaggedBatch) -> Attention:
-        return TorchAttention(self.cache, batch, shared=self._shared, batch_invariant=self._batch_invariant)
+        return TorchAttention(self.cache, batch, group_size=self._group_size, batch_invariant=self._batch_invariant)
 
 
 class NativeBackend:
@@ -49,10 +49,10 @@ class NativeBackend:
 
     def __init__(self, spec: CacheSpec) -> None:
         self.cache = spec.empty(2 * spec.kv_heads, spec.block_size, spec.head_dim)
-        self._shared = spec.heads // spec.kv_heads
+        self._group_size = spec.heads // spec.kv_heads
 
     def begin(self, batch: RaggedBatch) -> Attention:
-        return NativeAttention(self.cache, batch, shared=self._shared)
+        return NativeAttention(self.cache, batch, group_size=self._group_size)
 
 
 class TritonBackend:

@@ -1,6 +1,6 @@
-"""A ragged batch in arrays: where sequences' rows and blocks begin, and each row's position and place in the cache.
+"""A ragged batch in arrays: the rows and blocks of its sequences, and each row's position and slot in the cache.
 
-In numpy, for a step means a dozen small arrays, and torch takes ten times longer for each.
+The arrays are numpy, because a step needs a dozen small ones and torch takes ten times longer for each.
 """
 
 from __future__ import annotations
@@ -20,22 +20,24 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
-    """One entry per sequence: first position, number of rows, first row, first entry in `blocks`.
+    """The sequences of a batch, in the order of their rows.
 
-    Rows of padding are one more sequence at the end, at positions so far below zero that it sees no key.
+    Padding is one more sequence at the end, at positions so far below zero that it sees no key.
     """
 
     spans: Sequence[QuerySpan]
+    # Of each sequence: position of its first row, number of rows, first row, first entry in `blocks`.
     position: Ints
     rows: Ints
     first_row: Ints
     table: Ints
+    # The block tables, one after the other.
     blocks: Ints
     block_size: int
 
     @classmethod
     def of(cls, spans: Sequence[QuerySpan], num_rows: int, block_size: int) -> RaggedBatch:
-        """`spans` in the order of their rows; rows behind theirs, up to `num_rows`, are padding."""
+        """`spans` in the order of their rows. Rows after them, up to `num_rows`, are padding."""
         padding = num_rows - sum(span.length for span in spans)
         position = np.array([*(span.start for span in spans), -padding], dtype=np.int64)
         rows = np.array([*(span.length for span in spans), padding], dtype=np.int64)
@@ -49,12 +51,12 @@ class RaggedBatch:
         return int(self.first_row[-1])
 
     def positions(self) -> Ints:
-        """Of each row; below zero for padding."""
+        """The position of each row; below zero for padding."""
         sequence, row = repeated(self.rows)
         return self.position[sequence] + row
 
     def slots(self) -> Ints:
-        """Where each row's key and value go: block * block_size + offset; -1 for padding."""
+        """The slot of each row's key and value: block * block_size + offset; -1 for padding."""
         sequence, row = repeated(self.rows)
         position = self.position[sequence] + row
         real = position >= 0
@@ -66,19 +68,18 @@ class RaggedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """The rows of a ragged batch in another order: the first one of every sequence, then the second ones, and so on.
-
-    Pass `p` has the first `live[p]` sequences. `row`: which of the batch's rows comes where; `sequence`: whose it is.
-    """
+    """A ragged batch computed one row of each sequence at a time: all first rows, then all second ones, and so on."""
 
     batch: RaggedBatch
+    # (passes,): pass p has the first live[p] sequences.
     live: Ints
+    # (rows,): the rows of the batch in the order of the passes, and their sequences.
     row: Ints
     sequence: Ints
 
     @classmethod
     def of(cls, spans: Sequence[QuerySpan], block_size: int) -> Passes:
-        """Raises ConfigurationError where a span has no row, or more than the one before it."""
+        """Raises ConfigurationError if a span has no row, or more than the one before it."""
         lengths = [span.length for span in spans]
         if not lengths or lengths[-1] < 1 or any(after > before for before, after in pairwise(lengths)):
             raise ConfigurationError(f"Passes: spans must not become longer from one to the next, got {lengths}.")
@@ -88,19 +89,20 @@ class Passes:
         return cls(batch, np.bincount(index), row, sequence[row])
 
     def positions(self) -> Ints:
-        """Of each row."""
+        """The position of each row."""
         return self.batch.positions()[self.row]
 
     def slots(self) -> Ints:
-        """Of each row, as in the batch."""
+        """The slot of each row."""
         return self.batch.slots()[self.row]
 
 
 def repeated(counts: Ints) -> tuple[Ints, Ints]:
-    """`counts` of each index in turn, and how many of the same came before: [2, 1] to [0, 0, 1], [0, 1, 0]."""
+    """Each index as often as it counts, and the number of the same before it: [2, 1] to [0, 0, 1], [0, 1, 0]."""
     index = np.repeat(np.arange(len(counts)), counts)
     return index, np.arange(len(index)) - starts(counts)[index]
 
 
 def starts(lengths: Ints) -> Ints:
+    """Where each of consecutive parts starts."""
     return np.cumsum(lengths) - lengths

@@ -1,7 +1,7 @@
-"""Which rows of a ragged batch are attended to together, and where in the cache their keys lie.
+"""Groups of sequences that plain torch attends to in one padded call, and where in the cache their keys are.
 
-A plan is made once per forward pass and window, and serves every layer. It is numpy until it is done: a batch means a
-dozen small arrays, and torch takes ten times longer for each.
+Groups are made once per forward pass and window, for all layers. They are built in numpy, because a batch needs a dozen
+small arrays and torch takes ten times longer for each.
 """
 
 from __future__ import annotations
@@ -16,29 +16,28 @@ from torch import Tensor
 
 from .types import QuerySpan
 
-#: Rows up to this long (decode, draft verification) share a padded call; every longer one (a prefill chunk) is its own.
+#: Spans up to this long (decodes, drafts to verify) share a padded call; longer ones (prefill chunks) have their own.
 _SHORT_QUERY = 16
-#: What one more call costs, in blocks of padding: fewer than these are rather computed in vain.
+#: The cost of one more call in blocks of padding: less padding is cheaper than a call.
 _CALL_BLOCKS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionGroup:
-    """Sequences computed in one padded call.
-
-    `rows` (sequences * queries,) int64: row of each query in the ragged batch, padding repeats the sequence's first.
-    `pages` int64: of the cache as (blocks * 2 * kv_heads, block_size, head_dim), those in reach in the order (keys or
-    values, sequence, head, block), padded with block 0. `mask` (sequences, 1, queries, keys) float32: 0 where a query
-    may look, -inf elsewhere. `unseen` (sequences, keys) bool: no query looks there, and what lies there may be no
-    number. `kept` int64: which entries of `rows` are no padding; None if all are.
-    """
+    """Sequences computed in one padded call."""
 
     sequences: int
     queries: int
+    # (sequences * queries,) int64: the row of each query in the ragged batch. Padding repeats the sequence's first.
     rows: Tensor
+    # int64: pages of the cache as (blocks * 2 * kv_heads, block_size, head_dim). Their order is (keys or values,
+    # sequence, head, block); padding is block 0.
     pages: Tensor
+    # (sequences, 1, queries, keys) float32: 0 where a query may look, -inf elsewhere.
     mask: Tensor
+    # (sequences, keys) bool: no query looks there, and there may be NaN.
     unseen: Tensor
+    # int64: the entries of `rows` that are no padding; None if all are.
     kept: Tensor | None
 
     @property
@@ -48,31 +47,31 @@ class AttentionGroup:
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What a plan has to know of the cache: tokens in a block, and KV heads."""
+    """Tokens in a block, and KV heads."""
 
     block_size: int
     kv_heads: int
 
 
-def plan(
+def plan_groups(
     spans: Sequence[QuerySpan], cache: CacheShape, window: int | None, *, batch_invariant: bool
 ) -> list[AttentionGroup]:
-    """All of `spans`, the sequences in the order of their rows, in as few calls as pay."""
-    reaches: list[_Reach] = []
+    """Groups for all of `spans`, the sequences in the order of their rows, in as few calls as are worth it."""
+    ranges: list[_KeyRange] = []
     row = 0
     for span in spans:
         pieces = _aligned(span, cache.block_size) if batch_invariant else [span]
         for piece in pieces:
             first_query = piece.start - piece.start % cache.block_size if batch_invariant else piece.start
-            reaches.append(_reach(row, piece, first_query, window, cache.block_size))
+            ranges.append(_key_range(row, piece, first_query, window, cache.block_size))
             row += piece.length
     if batch_invariant:
-        return [_build(members, cache, window, cache.block_size) for members in _by_blocks(reaches)]
-    return [_build(members, cache, window, None) for members in _by_length(reaches)]
+        return [_build(members, cache, window, cache.block_size) for members in _by_blocks(ranges)]
+    return [_build(members, cache, window, None) for members in _by_length(ranges)]
 
 
 @dataclass(frozen=True, slots=True)
-class _Reach:
+class _KeyRange:
     """A span whose first row is `row`, and the blocks its queries can see: `first` to `end - 1` of its table."""
 
     row: int
@@ -85,10 +84,10 @@ class _Reach:
         return self.end - self.first
 
 
-def _reach(row: int, span: QuerySpan, first_query: int, window: int | None, block_size: int) -> _Reach:
-    """With the keys that a query at `first_query` could see, where there was one."""
+def _key_range(row: int, span: QuerySpan, first_query: int, window: int | None, block_size: int) -> _KeyRange:
+    """The keys of `span`, and those that a query at `first_query` could see."""
     oldest = 0 if window is None else max(0, first_query - window + 1)
-    return _Reach(row, span, oldest // block_size, -(-(span.start + span.length) // block_size))
+    return _KeyRange(row, span, oldest // block_size, -(-(span.start + span.length) // block_size))
 
 
 def _aligned(span: QuerySpan, block_size: int) -> list[QuerySpan]:
@@ -104,47 +103,46 @@ def _aligned(span: QuerySpan, block_size: int) -> list[QuerySpan]:
     ]
 
 
-def _by_blocks(reaches: list[_Reach]) -> list[list[_Reach]]:
+def _by_blocks(ranges: list[_KeyRange]) -> list[list[_KeyRange]]:
     """Groups without padded keys: equally many blocks each."""
-    grouped: dict[int, list[_Reach]] = {}
-    for reach in reaches:
-        grouped.setdefault(reach.num_blocks, []).append(reach)
+    grouped: dict[int, list[_KeyRange]] = {}
+    for key_range in ranges:
+        grouped.setdefault(key_range.num_blocks, []).append(key_range)
     return list(grouped.values())
 
 
-def _by_length(reaches: list[_Reach]) -> list[list[_Reach]]:
-    """Short queries together, from those with the most keys to those with the fewest, until the padding costs more
-    than another call."""
-    grouped = [[reach] for reach in reaches if reach.span.length > _SHORT_QUERY]
-    short = [reach for reach in reaches if reach.span.length <= _SHORT_QUERY]
-    decodes = [reach for reach in short if reach.span.length == 1]  # not padded to the length of drafts
-    for alike in (decodes, [reach for reach in short if reach.span.length > 1]):
+def _by_length(ranges: list[_KeyRange]) -> list[list[_KeyRange]]:
+    """Short queries together, by falling number of keys, until the padding costs more than another call."""
+    grouped = [[key_range] for key_range in ranges if key_range.span.length > _SHORT_QUERY]
+    short = [key_range for key_range in ranges if key_range.span.length <= _SHORT_QUERY]
+    decodes = [key_range for key_range in short if key_range.span.length == 1]  # not padded to the length of drafts
+    for alike in (decodes, [key_range for key_range in short if key_range.span.length > 1]):
         grouped += _with_little_padding(sorted(alike, key=_num_blocks, reverse=True))
     return [sorted(members, key=_row) for members in grouped]
 
 
-def _with_little_padding(reaches: list[_Reach]) -> list[list[_Reach]]:
-    grouped: list[list[_Reach]] = []
+def _with_little_padding(ranges: list[_KeyRange]) -> list[list[_KeyRange]]:
+    grouped: list[list[_KeyRange]] = []
     padding = _CALL_BLOCKS
-    for reach in reaches:
-        padding += grouped[-1][0].num_blocks - reach.num_blocks if grouped else 0
+    for key_range in ranges:
+        padding += grouped[-1][0].num_blocks - key_range.num_blocks if grouped else 0
         if padding >= _CALL_BLOCKS:
             grouped.append([])
             padding = 0
-        grouped[-1].append(reach)
+        grouped[-1].append(key_range)
     return grouped
 
 
-def _row(reach: _Reach) -> int:
-    return reach.row
+def _row(key_range: _KeyRange) -> int:
+    return key_range.row
 
 
-def _num_blocks(reach: _Reach) -> int:
-    return reach.num_blocks
+def _num_blocks(key_range: _KeyRange) -> int:
+    return key_range.num_blocks
 
 
-def _build(members: list[_Reach], cache: CacheShape, window: int | None, queries: int | None) -> AttentionGroup:
-    """One padded call. With `queries` each query has its place by its position, else the first one is first."""
+def _build(members: list[_KeyRange], cache: CacheShape, window: int | None, queries: int | None) -> AttentionGroup:
+    """One padded call. With `queries`, a query's place is its position in its block; else the first comes first."""
     starts = _column(member.span.start for member in members)
     lengths = _column(member.span.length for member in members)
     lead = starts % queries if queries else 0
@@ -165,7 +163,7 @@ def _build(members: list[_Reach], cache: CacheShape, window: int | None, queries
     )
 
 
-def _pages(members: list[_Reach], num_blocks: int, kv_heads: int) -> NDArray[np.int64]:
+def _pages(members: list[_KeyRange], num_blocks: int, kv_heads: int) -> NDArray[np.int64]:
     tables = np.zeros((len(members), num_blocks), dtype=np.int64)
     for table, member in zip(tables, members, strict=True):
         table[: member.num_blocks] = member.span.block_table[member.first : member.end]
@@ -175,7 +173,7 @@ def _pages(members: list[_Reach], num_blocks: int, kv_heads: int) -> NDArray[np.
 
 
 def _mask(
-    members: list[_Reach], positions: NDArray[np.int64], num_keys: int, window: int | None, block_size: int
+    members: list[_KeyRange], positions: NDArray[np.int64], num_keys: int, window: int | None, block_size: int
 ) -> NDArray[np.float32]:
     keys = (_column(member.first for member in members) * block_size + np.arange(num_keys))[:, None, None, :]
     positions = positions[:, None, :, None]

@@ -1,8 +1,8 @@
-"""Paged attention in Triton: prefill chunks, decodes and drafts to verify in one launch (`attention_plan` says why).
+"""Paged attention in Triton: prefill chunks, decodes and drafts to verify in one launch (see `plan`).
 
-A program holds the query heads of one KV head for a few tokens of one sequence as the rows of its tile, so that keys
-and values are read once for all of them, and goes over its keys with an online softmax (Milakov & Gimelshein 2018; Dao
-et al. 2022) in powers of two. Beside it: `attention_reference`.
+A program's tile holds the query heads of one KV head for a few tokens of one sequence, so that keys and values are read
+once for all of them. It goes over its keys with an online softmax (Milakov & Gimelshein 2018; Dao et al. 2022) in
+powers of two.
 """
 
 # Kernels are typed by Triton, not by Python.
@@ -23,44 +23,26 @@ from .metadata import AttentionMetadata
 from .types import ScoreOptions
 
 _LOG2_E = math.log2(math.e)
-_MERGED_AT_ONCE = 16
+_BLOCK_SPLITS = 16
 _LEAST_ROWS_TO_PEEL = 64
 
-# The lowest top score: finite, so that a row that has seen no key yet needs no special case.
-_NOTHING_SEEN = tl.constexpr(-1.0e30)
+# The maximum of a row that has seen no key yet: finite, so that it needs no special case.
+_LOWEST_SCORE = tl.constexpr(-1.0e30)
 
 
 @triton.jit(do_not_specialize=["window"])
 def attend_kernel(
-    out,
-    partial,
-    partial_weight,
-    query,
-    cache,
-    work,
-    blocks,
-    query_stride,
-    token_stride,
-    score_scale,
-    value_scale,
-    soft_cap,
-    window,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr,
-    PEELED: tl.constexpr,
-):
-    """Grid (kv_heads, pieces): neighbours read neighbouring memory, for the heads of a token lie side by side.
+    out, partial, partial_lse, query, cache, work, blocks, query_stride, token_stride, score_scale, value_scale,
+    soft_cap, window,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PEELED: tl.constexpr,
+):  # fmt: skip
+    """Grid (kv_heads, splits): neighbouring programs read neighbouring memory, the heads of the same tokens.
 
-    `query` (rows, heads, HEAD_DIM) with `query_stride` from row to row, `out` the same, contiguous; `cache` one layer,
-    (blocks, BLOCK_SIZE, 2 * kv_heads, HEAD_DIM), `token_stride` from token to token. `partial` (rows, heads, HEAD_DIM)
-    and `partial_weight` (rows, heads), float32, take what has to be merged. PEELED: tiles of keys that all rows see
-    are visited without masks, in a loop of their own.
+    `query` (rows, heads, HEAD_DIM) has `query_stride` from row to row; `out` is the same, contiguous. `cache` is one
+    layer, (blocks, BLOCK_SIZE, 2 * kv_heads, HEAD_DIM), with `token_stride` from token to token. The results of splits
+    go to `partial` (rows, heads, HEAD_DIM) and `partial_lse` (rows, heads), float32. PEELED: a loop of its own visits
+    the tiles of keys that all rows see, without masks.
     """
     kv_head, kv_heads = tl.program_id(0), tl.num_programs(0)
     item = work + tl.program_id(1) * 8
@@ -86,9 +68,9 @@ def attend_kernel(
     if WINDOWED:
         first_key = tl.maximum(first_key, oldest // BLOCK_N * BLOCK_N)
 
-    mixed = tl.zeros([BLOCK_M, PADDED_DIM], dtype=tl.float32)
-    top = tl.full([BLOCK_M], _NOTHING_SEEN, dtype=tl.float32)
-    weight = tl.zeros([BLOCK_M], dtype=tl.float32)
+    acc = tl.zeros([BLOCK_M, PADDED_DIM], dtype=tl.float32)
+    row_max = tl.full([BLOCK_M], _LOWEST_SCORE, dtype=tl.float32)
+    row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
     masked_from = first_key
     if PEELED:
         # Keys up to the first query's position are before all queries; those in the last one's window in all windows.
@@ -97,60 +79,42 @@ def attend_kernel(
         if WINDOWED:
             plain_from = tl.cdiv(tl.maximum(last_position - window + 1, first_key), BLOCK_N) * BLOCK_N
             plain_from = tl.minimum(plain_from, masked_from)
-            mixed, top, weight = _visit(
-                mixed, top, weight, q, positions, keys_of_head, kv_heads * HEAD_DIM, blocks + table, token_stride,
+            acc, row_max, row_sum = _attend_inner(
+                acc, row_max, row_sum, q, positions, keys_of_head, kv_heads * HEAD_DIM, blocks + table, token_stride,
                 first_key, plain_from, score_scale, soft_cap, window, oldest,
                 HEAD_DIM, PADDED_DIM, BLOCK_SIZE, BLOCK_N, True, WINDOWED, CAPPED,
             )  # fmt: skip
-        mixed, top, weight = _visit(
-            mixed, top, weight, q, positions, keys_of_head, kv_heads * HEAD_DIM, blocks + table, token_stride,
+        acc, row_max, row_sum = _attend_inner(
+            acc, row_max, row_sum, q, positions, keys_of_head, kv_heads * HEAD_DIM, blocks + table, token_stride,
             plain_from, masked_from, score_scale, soft_cap, window, oldest,
             HEAD_DIM, PADDED_DIM, BLOCK_SIZE, BLOCK_N, False, WINDOWED, CAPPED,
         )  # fmt: skip
-    mixed, top, weight = _visit(
-        mixed, top, weight, q, positions, keys_of_head, kv_heads * HEAD_DIM, blocks + table, token_stride,
+    acc, row_max, row_sum = _attend_inner(
+        acc, row_max, row_sum, q, positions, keys_of_head, kv_heads * HEAD_DIM, blocks + table, token_stride,
         masked_from, end_key, score_scale, soft_cap, window, oldest,
         HEAD_DIM, PADDED_DIM, BLOCK_SIZE, BLOCK_N, True, WINDOWED, CAPPED,
     )  # fmt: skip
 
-    weight = tl.where(weight > 0, weight, 1.0)  # a row that sees no key gets zeros
-    mixed = mixed * (value_scale / weight)[:, None]
+    row_sum = tl.where(row_sum > 0, row_sum, 1.0)  # a row that sees no key gets zeros
+    acc = acc * (value_scale / row_sum)[:, None]
     heads = kv_heads * GROUP
     if partial_row < 0:
         target = ((first_row + token).to(tl.int64) * heads + head) * HEAD_DIM
-        tl.store(out + target[:, None] + dims[None, :], mixed.to(out.dtype.element_ty), mask=inside)
+        tl.store(out + target[:, None] + dims[None, :], acc.to(out.dtype.element_ty), mask=inside)
     else:
         target = (partial_row + token).to(tl.int64) * heads + head
-        tl.store(partial + target[:, None] * HEAD_DIM + dims[None, :], mixed, mask=inside)
-        tl.store(partial_weight + target, top + tl.log2(weight), mask=real)
+        tl.store(partial + target[:, None] * HEAD_DIM + dims[None, :], acc, mask=inside)
+        tl.store(partial_lse + target, row_max + tl.log2(row_sum), mask=real)
 
 
 @triton.jit
-def _visit(
-    mixed,
-    top,
-    weight,
-    q,
-    positions,
-    keys_of_head,
-    to_values,
-    table,
-    token_stride,
-    first,
-    end,
-    score_scale,
-    soft_cap,
-    window,
-    oldest,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    MASKED: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr,
-):
-    """Take the keys `first` to `end - 1` in: `mixed` is relative to 2**`top`, `weight` the sum of all probabilities.
+def _attend_inner(
+    acc, row_max, row_sum, q, positions, keys_of_head, to_values, table, token_stride, first, end, score_scale,
+    soft_cap, window, oldest,
+    HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
+):  # fmt: skip
+    """The online softmax over the keys `first` to `end - 1`: `acc` and `row_sum` are in units of 2**`row_max`.
 
     `first` is a multiple of BLOCK_N; keys before `oldest` are not read. Without MASKED every row sees all of the
     keys, and `end` is a multiple too.
@@ -161,13 +125,13 @@ def _visit(
     for start in range(first, end, BLOCK_N):
         keys = start + in_tile
         offset = (block * BLOCK_SIZE + keys % BLOCK_SIZE).to(tl.int64) * token_stride
-        # Known a tile ahead: else the loads of keys would have to wait for it.
+        # Loaded a tile ahead: otherwise the loads of keys would wait for it.
         block = _block(table, start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
         readable = tl.full([BLOCK_N, PADDED_DIM], True, tl.int1)
         if PADDED_DIM != HEAD_DIM:
             readable = readable & (dims < HEAD_DIM)[None, :]
         if MASKED:
-            readable = readable & (keys < end)[:, None]  # what lies behind the end may be NaN, and 0 * NaN is
+            readable = readable & (keys < end)[:, None]  # beyond the end there may be NaN, and 0 * NaN is NaN
             if WINDOWED:
                 readable = readable & (keys >= oldest)[:, None]
         place = keys_of_head + offset[:, None] + dims[None, :]
@@ -184,24 +148,24 @@ def _visit(
             unit = soft_cap
         if MASKED:
             age = positions[:, None] - keys[None, :]
-            visible = age >= 0  # never behind the end: only a sequence's last piece is cut there
+            visible = age >= 0  # never behind the end: only a sequence's last split is cut there
             if WINDOWED:
-                # What is negative is more than any window without its sign: one comparison, and fewer registers.
+                # As unsigned numbers negative ages exceed every window: one comparison, and fewer registers.
                 visible = age.to(tl.uint32, bitcast=True) < window.to(tl.uint32)
             scores = tl.where(visible, scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, axis=1) * unit)
-        probabilities = tl.exp2(scores * unit - new_top[:, None])  # one instruction for both
-        shrink = tl.exp2(top - new_top)
-        weight = weight * shrink + tl.sum(probabilities, axis=1)
-        mixed = mixed * shrink[:, None]
-        mixed = tl.dot(probabilities.to(q.dtype), v.to(q.dtype), mixed, input_precision="ieee")
-        top = new_top
-    return mixed, top, weight
+        new_max = tl.maximum(row_max, tl.max(scores, axis=1) * unit)
+        probabilities = tl.exp2(scores * unit - new_max[:, None])  # one instruction for both
+        alpha = tl.exp2(row_max - new_max)
+        row_sum = row_sum * alpha + tl.sum(probabilities, axis=1)
+        acc = acc * alpha[:, None]
+        acc = tl.dot(probabilities.to(q.dtype), v.to(q.dtype), acc, input_precision="ieee")
+        row_max = new_max
+    return acc, row_max, row_sum
 
 
 @triton.jit
 def _block(table, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The block of each key of a tile: one number where the tile lies in one block. 0 from `end` on."""
+    """The block of each key of a tile, or one number if the tile lies in one block. 0 from `end` on."""
     if BLOCK_N <= BLOCK_SIZE:
         block = tl.load(table + start // BLOCK_SIZE, mask=start < end, other=0)
     else:
@@ -212,7 +176,7 @@ def _block(table, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def _tanh(x):
-    """Of x / log2(e): e**2x is 2**2x then. Right at both ends, where the power is infinite or zero."""
+    """tanh(x / log2(e)), for which e**2x is 2**2x. It is right where the power is infinite or zero."""
     return 1.0 - 2.0 / (1.0 + tl.exp2(2.0 * x))
 
 
@@ -220,37 +184,37 @@ def _tanh(x):
 def merge_kernel(
     out,
     partial,
-    partial_weight,
+    partial_lse,
     merges,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
-    AT_ONCE: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
 ):
-    """Grid (heads, merged rows): the pieces of one row and head, weighted by their sums of powers of two."""
+    """Grid (heads, merged rows): the splits of one row and head, weighted by their log-sum-exp."""
     head, heads = tl.program_id(0), tl.num_programs(0)
     item = merges + tl.program_id(1) * 4
-    pieces = tl.load(item + 3)
-    if pieces == 0:
+    splits = tl.load(item + 3)
+    if splits == 0:
         return
     row, first, step = tl.load(item), tl.load(item + 1), tl.load(item + 2)
     dims = tl.arange(0, PADDED_DIM)
-    mixed = tl.zeros([PADDED_DIM], dtype=tl.float32)
-    top = _NOTHING_SEEN
-    weight = 0.0
-    for start in range(0, pieces, AT_ONCE):
-        piece = start + tl.arange(0, AT_ONCE)
-        place = (first + piece * step).to(tl.int64) * heads + head
-        logs = tl.load(partial_weight + place, mask=piece < pieces, other=float("-inf"))
-        readable = (piece < pieces)[:, None] & (dims < HEAD_DIM)[None, :]
+    acc = tl.zeros([PADDED_DIM], dtype=tl.float32)
+    row_max = _LOWEST_SCORE
+    row_sum = 0.0
+    for start in range(0, splits, BLOCK_SPLITS):
+        split = start + tl.arange(0, BLOCK_SPLITS)
+        place = (first + split * step).to(tl.int64) * heads + head
+        logs = tl.load(partial_lse + place, mask=split < splits, other=float("-inf"))
+        readable = (split < splits)[:, None] & (dims < HEAD_DIM)[None, :]
         values = tl.load(partial + place[:, None] * HEAD_DIM + dims[None, :], mask=readable, other=0.0)
-        new_top = tl.maximum(top, tl.max(logs, axis=0))
-        shares = tl.exp2(logs - new_top)
-        shrink = tl.exp2(top - new_top)
-        weight = weight * shrink + tl.sum(shares, axis=0)
-        mixed = mixed * shrink + tl.sum(values * shares[:, None], axis=0)
-        top = new_top
+        new_max = tl.maximum(row_max, tl.max(logs, axis=0))
+        shares = tl.exp2(logs - new_max)
+        alpha = tl.exp2(row_max - new_max)
+        row_sum = row_sum * alpha + tl.sum(shares, axis=0)
+        acc = acc * alpha + tl.sum(values * shares[:, None], axis=0)
+        row_max = new_max
     target = (row.to(tl.int64) * heads + head) * HEAD_DIM
-    tl.store(out + target + dims, (mixed / weight).to(out.dtype.element_ty), mask=dims < HEAD_DIM)
+    tl.store(out + target + dims, (acc / row_sum).to(out.dtype.element_ty), mask=dims < HEAD_DIM)
 
 
 def attend(
@@ -264,12 +228,12 @@ def attend(
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     launch = metadata.launch
     partial = query.new_empty((metadata.partial_rows, *query.shape[1:]), dtype=torch.float32)
-    partial_weight = query.new_empty((metadata.partial_rows, shape.heads), dtype=torch.float32)
+    partial_lse = query.new_empty((metadata.partial_rows, shape.heads), dtype=torch.float32)
     scale = options.scale * options.key_scale
     attend_kernel[(shape.kv_heads, len(metadata.work))](
         out,
         partial,
-        partial_weight,
+        partial_lse,
         query,
         cache,
         metadata.work,
@@ -295,11 +259,11 @@ def attend(
         merge_kernel[(shape.heads, len(metadata.merges))](
             out,
             partial,
-            partial_weight,
+            partial_lse,
             metadata.merges,
             HEAD_DIM=shape.head_dim,
             PADDED_DIM=shape.padded_dim,
-            AT_ONCE=_MERGED_AT_ONCE,
+            BLOCK_SPLITS=_BLOCK_SPLITS,
             num_warps=4,
         )
     return out

@@ -17,7 +17,7 @@ from .types import CacheScales, LayerAttention, ScoreOptions
 class TritonAttention:
     """One forward pass over `cache` (layers, blocks, block_size, 2 * kv_heads, head_dim), keys then values.
 
-    Nothing here reads from the device or depends on what is in `metadata`, so a pass can be captured in a CUDA graph.
+    It reads nothing from the device and depends on no values in `metadata`, so that a CUDA graph can capture a pass.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class TritonAttention:
         return attend(query, self._cache[layer.index], self._metadata, self._shape, options)
 
     def _check(self, query: Tensor) -> None:
-        """A kernel would read past the end of what does not fit."""
+        """A kernel would read past the end of tensors that do not fit."""
         shape, dtype = self._shape, self._cache.dtype
         expected = (len(self._metadata.slots), shape.heads, shape.head_dim)
         if query.shape != expected or query.stride()[1:] != (shape.head_dim, 1):

@@ -1,9 +1,9 @@
-"""How many threads compute, while other processes want the processors too.
+"""The number of threads that compute while other processes use the processors too.
 
-The threads of llama.cpp, and of torch's OpenMP, meet after every operation and spin until the last one is there. If one
-of them has to share its processor, all wait for it, spinning: with two threads on two processors, one of them busy,
-llama.cpp was seen to give about half of what one thread gives, small models of the cloud engine a tenth. How eagerly
-they poll changes little of that (decision 022); fewer threads do.
+The threads of llama.cpp and of torch's OpenMP meet at a barrier after every operation, spinning. If one of them shares
+its processor, all wait for it. With two threads on two processors of which one is busy, llama.cpp is about half as fast
+as with one thread, and small models of the cloud engine a tenth. Fewer threads help; other ways of waiting do not
+(decision 022).
 """
 
 from __future__ import annotations
@@ -16,24 +16,26 @@ from dataclasses import dataclass
 import psutil
 
 _INTERVAL_S = 0.2
-# A neighbour who gets less than this of a processor, while we use all, is not worth a thread.
+# Other processes that get less than this of a processor, while we use all, are not worth a thread.
 _TOLERATED = 0.4
-# Of a processor: what this process uses at least while it computes.
+# The least share of a processor that this process uses while it computes.
 _COMPUTING = 0.4
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Seconds since some beginning. `wall`: of the clock; `busy`: of all processors that this process may use; `own`:
-    of this process on them."""
+    """Seconds since some fixed time."""
 
+    # Of the clock.
     wall: float
+    # Of all processors that this process may use.
     busy: float
+    # Of this process on them.
     own: float
 
 
 def usage() -> Usage:
-    """As it is now. Time that a hypervisor took away counts as busy."""
+    """The usage now. Time that a hypervisor took away counts as busy."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     busy = 0.0
     for index, processor in enumerate(psutil.cpu_times(percpu=True)):
@@ -46,7 +48,7 @@ def usage() -> Usage:
 
 
 class ThreadGovernor:
-    """Leaves the processors that others keep busy to them. One thread at a time."""
+    """Leaves busy processors to other processes. Not thread-safe."""
 
     def __init__(self, most: int, *, processors: int | None = None, measure: Callable[[], Usage] = usage) -> None:
         """`most`: threads on an idle machine. `processors`: those this process may use, None to ask."""
@@ -57,22 +59,22 @@ class ThreadGovernor:
         self._due = 0.0
 
     def threads(self) -> int:
-        """How many to use for the next step. Looks at the machine five times a second at most."""
+        """The threads of the next step. Measures the machine at most five times a second."""
         if self._most == 1:
             return 1
         now = time.monotonic()
         if now >= self._due:
             self._due = now + _INTERVAL_S
-            self._look()
+            self._measure_load()
         return self._threads
 
-    def _look(self) -> None:
+    def _measure_load(self) -> None:
         last, self._last = self._last, self._measure()
         if last is None or self._last.wall <= last.wall:
             return
         wall, own = self._last.wall - last.wall, self._last.own - last.own
         if wall > 10 * _INTERVAL_S and own < _COMPUTING * wall:
-            return  # a pause, not a long step: the last look says nothing about now
+            return  # a pause, not a long step: the last measurement says nothing about now
         others = (self._last.busy - last.busy - own) / wall
         self._threads = max(1, min(self._most, int(self._processors - max(0.0, others) + _TOLERATED)))
 

@@ -1,4 +1,4 @@
-"""Memory of CPU tensors: kept by the process when it is freed, instead of fetched page by page for every layer anew."""
+"""Keeps freed memory of CPU tensors in the process, instead of mapping new pages for every layer."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _LARGEST = 2**30
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library reuse large blocks. False where it is not glibc and nothing was done.
+    """Let the C library reuse large blocks. False if it is not glibc and nothing was done.
 
-    By default glibc maps every large block anew and gives it back at once; the page faults take a fifth of the time of
-    a prefill. The process then holds on to the most it has ever needed. For processes that do nothing else.
+    By default glibc maps every large block anew and returns it at once; the page faults take a fifth of a prefill's
+    time. Afterwards the process keeps the most memory it has ever needed. For processes that do nothing else.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -1,8 +1,7 @@
-"""How a kernel is launched: tile sizes, warps and stages, from measurements of this GPU or from a heuristic.
+"""How a kernel is launched: tile sizes, warps and stages, measured on this GPU or by a heuristic.
 
-Measured choices are kept in `kernels/tuned/<GPU name>.json`: {kernel: {key: {"num_warps": ..., "tiles": {...}}}}. What
-a key means is the kernel's own business; it is made by a plain function beside the kernel. `updraft bench kernels
---tune` writes the file.
+Measured launches are in `kernels/tuned/<GPU name>.json`: {kernel: {key: {"num_warps": ..., "tiles": {...}}}}. A plain
+function beside each kernel makes its keys. `updraft bench kernels --tune` writes the file.
 """
 
 from __future__ import annotations
@@ -25,25 +24,27 @@ _MOST_WARPS, _MOST_STAGES, _MOST_TILE = 32, 16, 2**16
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """`tiles` are the kernel's constexpr arguments that are a matter of speed alone, by name."""
+    """How one kernel is launched."""
 
     num_warps: int = 4
     num_stages: int = 2
+    # The kernel's constexpr arguments that change only its speed, by name.
     tiles: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 #: (kernel, key)
-Place = tuple[str, str]
+LaunchKey = tuple[str, str]
 Launches = Mapping[str, Mapping[str, Launch]]
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Launches by `trying` them: those of `launches`, and the heuristic for all else. `asked`: what that says for
-    every place that was asked for."""
+    """Launches to try while tuning, instead of those in the file."""
 
-    launches: Mapping[Place, Launch] = field(default_factory=dict[Place, Launch])
-    asked: dict[Place, Launch] = field(default_factory=dict[Place, Launch])
+    # Everything else is launched by the heuristic.
+    launches: Mapping[LaunchKey, Launch] = field(default_factory=dict[LaunchKey, Launch])
+    # What the heuristic says for each key that was looked up.
+    looked_up: dict[LaunchKey, Launch] = field(default_factory=dict[LaunchKey, Launch])
 
 
 _TRIAL: ContextVar[Trial | None] = ContextVar("launches being tried", default=None)
@@ -51,7 +52,7 @@ _TRIAL: ContextVar[Trial | None] = ContextVar("launches being tried", default=No
 
 @contextmanager
 def trying(trial: Trial) -> Generator[None]:
-    """Whatever is launched or planned meanwhile is as `trial` says, and not as it was measured."""
+    """Launches and plans inside the block follow `trial` instead of what was measured."""
     token = _TRIAL.set(trial)
     try:
         yield
@@ -60,13 +61,13 @@ def trying(trial: Trial) -> Generator[None]:
 
 
 def launch_for(kernel: str, key: str, gpu_name: str, heuristic: Launch) -> Launch:
-    """What was measured for `kernel` on a GPU (`torch.cuda.get_device_name()`), or else the heuristic's launch.
+    """The measured launch of `kernel` on a GPU (`torch.cuda.get_device_name()`), or else the heuristic's.
 
-    Raises ConfigurationError where the file of this GPU is damaged, or was made for other tiles.
+    Raises ConfigurationError if the file of this GPU is damaged or was made for other tiles.
     """
     trial = _TRIAL.get()
     if trial is not None:
-        trial.asked[kernel, key] = heuristic
+        trial.looked_up[kernel, key] = heuristic
         return trial.launches.get((kernel, key), heuristic)
     path = TUNED / f"{file_name(gpu_name)}.json"
     measured = read_launches(path).get(kernel, {}).get(key)
@@ -80,7 +81,7 @@ def launch_for(kernel: str, key: str, gpu_name: str, heuristic: Launch) -> Launc
 
 @functools.cache
 def read_launches(path: Path) -> Launches:
-    """By kernel and key; none where there is no file. Raises ConfigurationError for what is not such a file."""
+    """The launches of a file, by kernel and key; none without a file. Raises ConfigurationError for a damaged file."""
     try:
         written = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -95,7 +96,7 @@ def read_launches(path: Path) -> Launches:
 
 
 def write_launches(path: Path, launches: Launches) -> None:
-    """In the order of their names. Raises ConfigurationError where that is not allowed."""
+    """Writes `launches`, sorted by name. Raises ConfigurationError if the file cannot be written."""
     written = {
         kernel: {key: asdict(launch) for key, launch in sorted(entries.items())}
         for kernel, entries in sorted(launches.items())

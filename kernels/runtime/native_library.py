@@ -41,7 +41,7 @@ class NativeBuildError(Exception):
 
 @functools.cache
 def load() -> ctypes.CDLL | None:
-    """The library, built if it is not there yet; None where that fails, which is logged once."""
+    """The library, built if it is not there yet; None if that fails, which is logged once."""
     try:
         return load_from(_SOURCES)
     except NativeBuildError as error:
@@ -57,34 +57,34 @@ def loaded() -> ctypes.CDLL:
 
 
 def load_from(sources: Path, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
-    """The library made of all C in the folder `sources`, built if it is not there yet. `mode`: of `ctypes.CDLL`.
+    """The library of all C in the folder `sources`, built if it is not there yet. `mode`: of `ctypes.CDLL`.
 
-    Raises NativeBuildError where it cannot be had.
+    Raises NativeBuildError if it cannot be built or loaded.
     """
     problems: list[str] = []
     for compiler in _compilers():
         try:
-            return _loaded(compiler, sources, mode)
+            return _build_and_load(compiler, sources, mode)
         except (NativeBuildError, OSError) as error:
             problems.append(str(error))
     raise NativeBuildError("; ".join(problems) or "there is no C compiler (set CC, or install gcc)")
 
 
 def holding(function: Any) -> Any:
-    """The same C function, called without letting other Python threads run: for what takes microseconds.
+    """The same C function, called without releasing the GIL: for calls of microseconds.
 
-    A thread that waits for the interpreter gets it from a busy one after 5 ms (`sys.getswitchinterval`).
+    A thread that has released the GIL waits up to 5 ms for a busy one (`sys.getswitchinterval`).
     """
     prototype = ctypes.PYFUNCTYPE(function.restype, *function.argtypes)
     address: Any = ctypes.cast(function, ctypes.c_void_p).value
     return prototype(address)
 
 
-def _loaded(compiler: list[str], sources: Path, mode: int) -> ctypes.CDLL:
-    """Raises NativeBuildError, and OSError where nothing can be written anywhere."""
+def _build_and_load(compiler: list[str], sources: Path, mode: int) -> ctypes.CDLL:
+    """Raises NativeBuildError, and OSError if nothing can be written anywhere."""
     name = f"kernels-{_digest(compiler, sources)}.so"
     try:
-        return _kept(compiler, _private(state_folder() / "native") / name, sources, mode)
+        return _load_cached(compiler, _private_folder(state_folder() / "native") / name, sources, mode)
     except OSError as error:
         _LOG.warning("Compiled for this process alone, as it cannot be kept: %s.", error)
     folder = Path(tempfile.mkdtemp(prefix="updraft-native-"))
@@ -98,10 +98,10 @@ def _loaded(compiler: list[str], sources: Path, mode: int) -> ctypes.CDLL:
         ) from error
 
 
-def _kept(compiler: list[str], target: Path, sources: Path, mode: int) -> ctypes.CDLL:
-    """Raises NativeBuildError, and OSError for what cannot be kept or loaded even when it is built anew."""
-    _sweep(target.parent)
-    if _is_whole(target):
+def _load_cached(compiler: list[str], target: Path, sources: Path, mode: int) -> ctypes.CDLL:
+    """The library in the cache. Raises NativeBuildError, and OSError if a new build can be neither kept nor loaded."""
+    _remove_stale_builds(target.parent)
+    if _is_intact(target):
         try:
             return ctypes.CDLL(str(target), mode)
         except OSError:  # of a machine that only looked like this one
@@ -110,8 +110,8 @@ def _kept(compiler: list[str], target: Path, sources: Path, mode: int) -> ctypes
     return ctypes.CDLL(str(target), mode)
 
 
-def _private(folder: Path) -> Path:
-    """A folder that nobody else can write to: what lies there is run. Raises OSError if that cannot be had."""
+def _private_folder(folder: Path) -> Path:
+    """A folder that nobody else can write to, because its libraries are run. Raises OSError if that is impossible."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = folder.stat()
     if found.st_uid != os.getuid():
@@ -127,15 +127,15 @@ def _private(folder: Path) -> Path:
 
 
 def _discard(folder: Path) -> None:
-    """Whatever lies there may be planted. It goes all at once: what cannot be removed is at least found no more."""
-    _LOG.warning("Others could write to %s: what lay there is thrown away.", folder)
+    """Somebody may have planted libraries there. The folder is renamed first, so that none of them is found again."""
+    _LOG.warning("Others could write to %s: its contents are thrown away.", folder)
     aside = Path(tempfile.mkdtemp(prefix=f"{folder.name}-discarded-", dir=folder.parent))
     folder.rename(aside / folder.name)
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _sweep(folder: Path) -> None:
-    """Remove what builds left that were killed: each has a folder of its own, for some minutes at most."""
+def _remove_stale_builds(folder: Path) -> None:
+    """Remove the folders of builds that were killed: a build takes minutes at most."""
     for left in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):  # a build that ends just now
             if left.is_dir() and time.time() - left.stat().st_mtime > _STALE_S:
@@ -163,10 +163,10 @@ def build(compiler: list[str], target: Path, origin: Path) -> None:
         mark = Path(folder) / "mark"
         mark.write_text(_checksum(library))
         library.replace(target)  # whole or not at all, for others that start now
-        mark.replace(_mark_of(target))
+        mark.replace(_checksum_file(target))
 
 
-def _mark_of(library: Path) -> Path:
+def _checksum_file(library: Path) -> Path:
     return library.with_suffix(".sha256")
 
 
@@ -174,10 +174,10 @@ def _checksum(library: Path) -> str:
     return hashlib.sha256(library.read_bytes()).hexdigest()
 
 
-def _is_whole(library: Path) -> bool:
-    """Whether it is as it was built: the loader maps a file that was cut off, and the process dies of it later."""
+def _is_intact(library: Path) -> bool:
+    """Whether the file is as it was built. The loader would map a truncated one, and the process would die later."""
     try:
-        return _mark_of(library).read_text() == _checksum(library)
+        return _checksum_file(library).read_text() == _checksum(library)
     except OSError:
         return False
 
@@ -190,7 +190,7 @@ def _flags() -> list[str]:
 
 
 def _compilers() -> list[list[str]]:
-    """`CC`, the compiler that Python was built with, and the usual names, as far as they are here; with arguments."""
+    """The compilers on this machine, with arguments: `CC`, the one that Python was built with, and the usual names."""
     found: list[list[str]] = []
     for candidate in (os.environ.get("CC"), sysconfig.get_config_var("CC"), "gcc", "cc", "clang"):
         try:
@@ -205,7 +205,7 @@ def _compilers() -> list[list[str]]:
 
 
 def _digest(compiler: list[str], origin: Path) -> str:
-    """Of everything that the library depends on; the processor too, for a home folder may be shared by machines."""
+    """A digest of sources, compiler, flags and processor: machines may share a home folder."""
     parts = [*compiler, *_flags(), _processor()]
     parts += [source.read_text() for source in sorted(origin.iterdir()) if source.suffix in (".c", ".h")]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
-"""How kernels over the rows of a matrix are launched: all of a row, or several short rows, in one program.
+"""How kernels over the rows of a matrix are launched: one row, or several short ones, in each program.
 
-Such kernels only stream memory. They are as fast as a copy when every thread has a few 16-byte accesses under way and
-there are more than enough programs; nothing else matters.
+Such kernels only stream memory. They are as fast as a copy if every thread has a few 16-byte accesses in flight and
+there are more than enough programs.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from .launch import Launch, launch_for
 from .numeric import next_power_of_2
 
 _WARP = 32
-#: Of two-byte elements this is four accesses of 16 bytes a thread, of four-byte ones eight.
+#: Four accesses of 16 bytes a thread for two-byte elements, eight for four-byte ones.
 _ELEMENTS_PER_THREAD = 32
 _MOST_WARPS = 16
-#: A program with fewer elements than this spends its time on starting.
+#: A program with fewer elements spends its time on starting.
 _ELEMENTS_PER_PROGRAM = 4096
 _MOST_ROWS = 32
 

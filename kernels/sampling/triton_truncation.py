@@ -28,6 +28,7 @@ from torch import Tensor
 from ..runtime.backend import num_multiprocessors
 from ..runtime.numeric import next_power_of_2
 from .launch import TILE, RowSplit, split_row
+from .triton_radix import LOWEST, ROUNDS, TOP, bucket_of, bucket_sums, radix_range, select_bucket
 from .triton_ranks import (
     WEIGHT_UNIT,
     divisor,
@@ -39,12 +40,10 @@ from .triton_ranks import (
     tile_stats_kernel,
     weights_of,
 )
-from .types import LOWEST_RANK, TOKEN_BITS, LogitRows, Truncation
+from .types import TOKEN_BITS, LogitRows, Truncation
 
 _TOKEN_BITS: tl.constexpr = tl.constexpr(TOKEN_BITS)
-_LOWEST: tl.constexpr = tl.constexpr(LOWEST_RANK)
 _RANK_OF_MINUS_INFINITY: tl.constexpr = tl.constexpr(-0x7F800001 << TOKEN_BITS)
-_ROUNDS: tl.constexpr = tl.constexpr((32 + TOKEN_BITS) // 4)
 #: Rounds done by all programs of a row: the upper half of the float.
 _SHARED_ROUNDS: tl.constexpr = tl.constexpr(4)
 #: Tokens collected of a row. If more are left, the row itself is read.
@@ -53,7 +52,6 @@ _CAPACITY: tl.constexpr = tl.constexpr(4096)
 # The state of a row, int64 each: the highest rank, the mass that top-p is a share of, lower bounds of the thresholds of
 # top-k and top-p, and the thresholds found.
 _STATE: tl.constexpr = tl.constexpr(7)
-_TOP: tl.constexpr = tl.constexpr(0)
 _MASS: tl.constexpr = tl.constexpr(1)
 _FLOOR: tl.constexpr = tl.constexpr(2)  # of top-k; top-p's is next
 _BY_MIN_P: tl.constexpr = tl.constexpr(4)
@@ -89,7 +87,7 @@ def launch_thresholds(rows: LogitRows, truncation: Truncation) -> Tensor:
                 HAS_MASK=mask is not None, TILE=TILE, num_warps=4,
             )  # fmt: skip
         _search(rows, truncation.top_p, state, tops, split)
-    return torch.minimum(state[:, _TOP.value], state[:, _BY_MIN_P.value :].amax(dim=1))
+    return torch.minimum(state[:, TOP.value], state[:, _BY_MIN_P.value :].amax(dim=1))
 
 
 def _search(rows: LogitRows, amounts: Tensor, state: Tensor, tops: Tensor, split: RowSplit) -> None:
@@ -118,32 +116,32 @@ def row_stats_kernel(
     temperature = divisor(tl.load(temperatures + row))
     tiles = tl.arange(0, BLOCK)
     inside = tiles < row_tiles
-    tile_tops = tl.load(tops + row * row_tiles + tiles, inside, _LOWEST)
+    tile_tops = tl.load(tops + row * row_tiles + tiles, inside, LOWEST)
     top = tl.max(tile_tops, axis=0)
     greatest = finite(logit_of(top))
     below = (logit_of(tile_tops) - greatest).to(tl.float64) / temperature
     mass = tl.sum(tl.where(inside, tl.load(masses + row * row_tiles + tiles, inside, 0.0) * tl.exp(below), 0.0), axis=0)
     row_state = state + row * _STATE
-    tl.store(row_state + _TOP, top)
+    tl.store(row_state + TOP, top)
     tl.store(row_state + _MASS, (mass * WEIGHT_UNIT).to(tl.int64))
-    floor = tl.full((), _LOWEST, tl.int64)
+    floor = tl.full((), LOWEST, tl.int64)
     if HAS_TOP_K:
         floor = _top_k_floor(tile_tops, tl.load(top_k + row))
     tl.store(row_state + _FLOOR, floor)
-    floor = tl.full((), _LOWEST, tl.int64)
+    floor = tl.full((), LOWEST, tl.int64)
     if HAS_TOP_P:
         # All that is less likely than this has together half of what top-p may leave out.
         least = tl.maximum(1 - tl.load(top_p + row), 1e-9) * 0.5 * mass / vocabulary
         floor = least_rank(greatest + temperature * tl.log(tl.maximum(least, 1e-300)))
     tl.store(row_state + _FLOOR + 1, floor)
-    threshold = tl.full((), _LOWEST, tl.int64)
+    threshold = tl.full((), LOWEST, tl.int64)
     if HAS_MIN_P:
         least = tl.load(min_p + row)
         threshold = least_rank(greatest + temperature * tl.log(tl.maximum(least, 1e-300)))
-        threshold = tl.where((least > 0) & is_random(temperatures, row), threshold, _LOWEST)
+        threshold = tl.where((least > 0) & is_random(temperatures, row), threshold, LOWEST)
     tl.store(row_state + _BY_MIN_P, threshold)
-    tl.store(row_state + _FOUND, _LOWEST)
-    tl.store(row_state + _FOUND + 1, _LOWEST)
+    tl.store(row_state + _FOUND, LOWEST)
+    tl.store(row_state + _FOUND + 1, LOWEST)
 
 
 @triton.jit(do_not_specialize=["num_tiles"])
@@ -156,7 +154,7 @@ def kept_mass_kernel(
     if (tl.load(top_k + row) == 0) | (not is_random(temperatures, row)):
         return
     row_state = state + row * _STATE
-    top, threshold = tl.load(row_state + _TOP), tl.load(row_state + _FOUND)
+    top, threshold = tl.load(row_state + TOP), tl.load(row_state + _FOUND)
     mass = tl.full((), 0, tl.int64)
     first = tl.program_id(1) * num_tiles
     for tile in range(first, tl.minimum(first + num_tiles, row_tiles)):
@@ -180,7 +178,7 @@ def radix_histogram_kernel(
     if target == 0:
         return
     row_sums = sums + row * (_SHARED_ROUNDS * 16)
-    low, _ = _radix_range(row_sums, target, done)
+    low, _ = radix_range(row_sums, target, done)
     floor = tl.maximum(low, tl.load(row_state + _FLOOR + BY_MASS))
     if BY_MASS:
         floor = tl.maximum(floor, tl.load(row_state + _FOUND))  # what top-k has cut off
@@ -189,7 +187,7 @@ def radix_histogram_kernel(
     for tile in range(first, tl.minimum(first + num_tiles, row_tiles)):
         if tl.load(tops + row * row_tiles + tile) >= floor:
             found = load_ranks(logits + row * row_stride, mask, row, tile, vocabulary, HAS_MASK, TILE)
-            total += _bucket_sums(found, low, done, row_state, tl.load(temperatures + row), BY_MASS)
+            total += bucket_sums(found, low, done, row_state, tl.load(temperatures + row), BY_MASS)
     tl.atomic_add(row_sums + done * 16 + tl.arange(0, 16), total, mask=total > 0, sem="relaxed")
 
 
@@ -203,12 +201,12 @@ def gather_candidates_kernel(
     target = _target(temperatures, amounts, state + row * _STATE, row, BY_MASS)
     if target == 0:
         return
-    low, _ = _radix_range(sums + row * (_SHARED_ROUNDS * 16), target, _SHARED_ROUNDS)
+    low, _ = radix_range(sums + row * (_SHARED_ROUNDS * 16), target, _SHARED_ROUNDS)
     first = tl.program_id(1) * num_tiles
     for tile in range(first, tl.minimum(first + num_tiles, row_tiles)):
         if tl.load(tops + row * row_tiles + tile) >= low:
             found = load_ranks(logits + row * row_stride, mask, row, tile, vocabulary, HAS_MASK, TILE)
-            wanted = _bucket(found, low, _SHARED_ROUNDS - 1) == 0
+            wanted = bucket_of(found, low, _SHARED_ROUNDS - 1) == 0
             number = tl.sum(wanted.to(tl.int32), axis=0)
             if number > 0:
                 place = tl.atomic_add(counts + row, number, sem="relaxed") + tl.cumsum(wanted.to(tl.int32), axis=0) - 1
@@ -226,21 +224,21 @@ def radix_select_kernel(
     target = _target(temperatures, amounts, row_state, row, BY_MASS)
     if target == 0:
         return
-    low, above = _radix_range(sums + row * (_SHARED_ROUNDS * 16), target, _SHARED_ROUNDS)
+    low, above = radix_range(sums + row * (_SHARED_ROUNDS * 16), target, _SHARED_ROUNDS)
     count = tl.load(counts + row)
     is_collected = count <= _CAPACITY
     sources = tl.where(is_collected, tl.cdiv(count, TILE), row_tiles)
-    for done in range(_SHARED_ROUNDS, _ROUNDS):
+    for done in range(_SHARED_ROUNDS, ROUNDS):
         total = tl.zeros((16,), tl.int64)
         for tile in range(sources):
             if is_collected:
                 places = tile * TILE + tl.arange(0, TILE)
                 found = tl.load(left + row * _CAPACITY + places, places < count, _RANK_OF_MINUS_INFINITY)
-                total += _bucket_sums(found, low, done, row_state, tl.load(temperatures + row), BY_MASS)
+                total += bucket_sums(found, low, done, row_state, tl.load(temperatures + row), BY_MASS)
             elif tl.load(tops + row * row_tiles + tile) >= low:
                 found = load_ranks(logits + row * row_stride, mask, row, tile, vocabulary, HAS_MASK, TILE)
-                total += _bucket_sums(found, low, done, row_state, tl.load(temperatures + row), BY_MASS)
-        low, above = _select_bucket(total, low, above, target, done)
+                total += bucket_sums(found, low, done, row_state, tl.load(temperatures + row), BY_MASS)
+        low, above = select_bucket(total, low, above, target, done)
     tl.store(row_state + _FOUND + BY_MASS, low)
     if not BY_MASS:
         tl.store(row_state + _MASS, tl.full((), 0, tl.int64))
@@ -259,50 +257,9 @@ def _target(temperatures, amounts, row_state, row, BY_MASS: tl.constexpr):
 
 
 @triton.jit
-def _radix_range(row_sums, target, done):
-    """The least rank of the range that `done` rounds have left, and the sum of all that is above the range."""
-    low, above = tl.full((), _LOWEST, tl.int64), tl.full((), 0, tl.int64)
-    for earlier in range(done):
-        low, above = _select_bucket(tl.load(row_sums + earlier * 16 + tl.arange(0, 16)), low, above, target, earlier)
-    return low, above
-
-
-@triton.jit
-def _select_bucket(total, low, above, target, done):
-    """The highest of 16 buckets from which on there is enough; the lowest if there never is."""
-    buckets = tl.arange(0, 16)
-    from_on = above + tl.sum(tl.where(buckets[None, :] >= buckets[:, None], total[None, :], 0), axis=1)
-    bucket = tl.max(tl.where(from_on >= target, buckets, 0), axis=0)
-    above += tl.sum(tl.where(buckets > bucket, total, 0), axis=0)
-    return low + (bucket.to(tl.int64) << _shift(done)), above
-
-
-@triton.jit
-def _bucket_sums(found, low, done, row_state, temperature, BY_MASS: tl.constexpr):
-    """(16,) int64: the number or weight of the ranks in each bucket of the range."""
-    is_in = _bucket(found, low, done)[None, :] == tl.arange(0, 16)[:, None]
-    if BY_MASS:
-        weights = weights_of(found, tl.load(row_state + _TOP), temperature)
-        return tl.sum(tl.where(is_in, weights[None, :], 0), axis=1)
-    return tl.sum(tl.where(is_in, 1.0, 0.0), axis=1).to(tl.int64)  # as floats: compiled into integers it spills
-
-
-@triton.jit
-def _bucket(found, low, done):
-    """Below 0 and above 15: outside of the range."""
-    return tl.minimum(tl.maximum((found - low) >> _shift(done), -1), 16).to(tl.int32)
-
-
-@triton.jit
-def _shift(done):
-    """The bits of a rank that are still open after one more round."""
-    return (_ROUNDS - 1 - done) * 4
-
-
-@triton.jit
 def _top_k_floor(tile_tops, k):
     """The k-th highest of the tiles' highest ranks, rounded down to 24 bits of its logit: k tokens are not below it."""
-    floor = tl.full((), _LOWEST, tl.int64)
+    floor = tl.full((), LOWEST, tl.int64)
     for done in range(24):
         higher = floor + (tl.full((), 1, tl.int64) << (_TOKEN_BITS + 31 - done))
         floor = tl.where(tl.sum((tile_tops >= higher).to(tl.int32), axis=0) >= k, higher, floor)

@@ -84,8 +84,8 @@ class Batch:
     def on(self, implementation: type[TorchAttention | NativeAttention], cache: Tensor) -> Attention:
         shared, batch = self.heads // self.kv_heads, RaggedBatch.of(self.spans, self.num_rows, cache.shape[3])
         if implementation is NativeAttention:
-            return NativeAttention(in_words(cache), batch, shared=shared)
-        return TorchAttention(cache, batch, shared=shared)
+            return NativeAttention(in_words(cache), batch, group_size=shared)
+        return TorchAttention(cache, batch, group_size=shared)
 
     def expected(
         self, layer: LayerAttention, rotation: Rotation | None = None, norms: HeadNorms | None = None
@@ -167,13 +167,13 @@ def test_c_gives_a_row_the_same_bits_alone_and_in_a_batch(dtype: torch.dtype, wi
     torch.manual_seed(0)
     batch, layer = Batch([(33, 70), (5, 9), (90, 1)]), LayerAttention(0, 0.3, window)
     cache = in_words(batch.cache.transpose(2, 3).contiguous().to(dtype))
-    together = NativeAttention(cache, RaggedBatch.of(batch.spans, batch.num_rows, BLOCK), shared=2)
+    together = NativeAttention(cache, RaggedBatch.of(batch.spans, batch.num_rows, BLOCK), group_size=2)
     expected = together.attend(layer, batch.projected.to(dtype), None)
     row = 0
     for span in batch.spans:
         for index in range(span.length):
             alone = QuerySpan(span.start + index, 1, span.block_table)
-            attention = NativeAttention(cache, RaggedBatch.of([alone], 1, BLOCK), shared=2)
+            attention = NativeAttention(cache, RaggedBatch.of([alone], 1, BLOCK), group_size=2)
             given = attention.attend(layer, batch.projected[row : row + 1].to(dtype), None)
             assert torch.equal(given[0], expected[row])
             row += 1

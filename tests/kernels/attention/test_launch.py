@@ -1,4 +1,4 @@
-"""What is launched for which batch: tiles, pieces and the list of work, as plain functions."""
+"""What is launched for which batch: tiles, splits and the list of work, as plain functions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from updraft.kernels.attention.launch import (
     AttentionShape,
     attention_launch,
-    extra_pieces,
+    extra_splits,
     launch_key,
-    piece_lengths,
-    pieces_of,
+    num_splits,
     programs_at_once,
     queries_per_tile,
+    split_lengths,
 )
 from updraft.kernels.attention.metadata import AttentionPlanner
 from updraft.kernels.attention.plan import plan_attention
@@ -32,12 +32,12 @@ def tiles_for(shape: AttentionShape, queries: int) -> dict[str, int]:
 
 
 def cut(keys: list[int], queries: int = 1) -> tuple[list[int], int]:
-    """Pieces of each tile, and how many KV heads times pieces the GPU takes at once."""
+    """Pieces of each tile, and how many KV heads times splits the GPU takes at once."""
     lengths = np.array(keys, dtype=np.int64)
     launch = attention_launch(LLAMA_8B, queries, "none")
-    pieces = pieces_of(lengths, piece_lengths(lengths, LLAMA_8B, launch, H200))
-    assert pieces.sum() <= len(keys) + extra_pieces(LLAMA_8B, launch, H200)
-    return pieces.tolist(), programs_at_once(LLAMA_8B, launch, H200)
+    splits = num_splits(lengths, split_lengths(lengths, LLAMA_8B, launch, H200))
+    assert splits.sum() <= len(keys) + extra_splits(LLAMA_8B, launch, H200)
+    return splits.tolist(), programs_at_once(LLAMA_8B, launch, H200)
 
 
 @pytest.mark.parametrize(("queries", "rows"), [(1, 16), (4, 16), (5, 32), (8, 32), (9, 64), (17, 128), (4096, 128)])
@@ -116,8 +116,8 @@ def test_measured_launches_come_first(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_one_long_sequence_fills_the_gpu_once() -> None:
-    pieces, at_once = cut([32768])
-    assert 0.9 * at_once <= 8 * pieces[0] <= at_once
+    splits, at_once = cut([32768])
+    assert 0.9 * at_once <= 8 * splits[0] <= at_once
 
 
 @pytest.mark.parametrize("keys", [[40], [2048] * 256, [8192] * 40])
@@ -130,13 +130,13 @@ def test_nothing_is_cut_of_a_long_prefill() -> None:
 
 
 def test_only_the_long_one_of_many_is_cut() -> None:
-    pieces, _ = cut([100_000, *[500] * 255])
-    assert pieces[0] > 20
-    assert set(pieces[1:]) == {1}
+    splits, _ = cut([100_000, *[500] * 255])
+    assert splits[0] > 20
+    assert set(splits[1:]) == {1}
 
 
-def test_pieces_are_even() -> None:
-    lengths = piece_lengths(np.array([8192] * 64), LLAMA_8B, attention_launch(LLAMA_8B, 1, "none"), H200)
+def test_splits_are_even() -> None:
+    lengths = split_lengths(np.array([8192] * 64), LLAMA_8B, attention_launch(LLAMA_8B, 1, "none"), H200)
     assert all(8192 % length == 0 for length in lengths.tolist())
 
 
@@ -165,7 +165,7 @@ def test_work_covers_every_query_and_key_once(multiprocessors: int) -> None:
         *range(200 * 16 + 5, 200 * 16 + 95),
         *[-1] * 7,
     ]
-    merged = {row: [first + piece * step for piece in range(n)] for row, first, step, n in plan.merges.tolist()}
+    merged = {row: [first + split * step for split in range(n)] for row, first, step, n in plan.merges.tolist()}
     assert sorted(place for places in merged.values() for place in places) == list(range(plan.partial_rows))
 
 
@@ -185,7 +185,7 @@ def test_shapes_that_the_kernel_does_not_take(shape: tuple[int, int, int, int]) 
 
 @pytest.mark.parametrize("lengths", [[1, 1, 1, 1], [3, 3, 1, 1], [5, 3], [7], [8], [1, 0, 1, 5], []], ids=str)
 def test_a_graph_has_room_for_any_lengths(lengths: list[int]) -> None:
-    """On a GPU so small that no more pieces are planned for than there are tiles."""
+    """On a GPU so small that no more splits are planned for than there are tiles."""
     shape = AttentionShape(heads=128, kv_heads=8, head_dim=64, block_size=16)
     graph = AttentionPlanner(shape, torch.device("cpu"), "none", 1).graph_metadata(9, most_sequences=4, most_blocks=4)
     assert len(graph.metadata.work) == 6

@@ -180,7 +180,7 @@ def test_any_number_of_pieces_is_merged(pieces: int) -> None:
     merges = torch.tensor([[3, 1, rows, pieces], [0, 0, rows, pieces], [0, 0, 0, 0]], dtype=torch.int32, device=DEVICE)
     out = torch.full((4, heads, head_dim), torch.nan, device=DEVICE)
     paged_attention_triton.merge_kernel[(heads, len(merges))](
-        out, partial, logs, merges, HEAD_DIM=head_dim, PADDED_DIM=128, AT_ONCE=16
+        out, partial, logs, merges, HEAD_DIM=head_dim, PADDED_DIM=128, BLOCK_SPLITS=16
     )
     shares = (logs.double() * math.log(2)).softmax(0)[..., None]
     expected = (partial * shares).sum(0).float()

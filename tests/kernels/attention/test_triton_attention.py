@@ -38,7 +38,7 @@ def test_steps_of_a_pass_as_on_the_cpu() -> None:
     for spans in STEPS:
         rows = sum(span.length for span in spans)
         metadata = PLANNER.metadata(spans, rows + 2)
-        plain = TorchAttention(plain_cache, RaggedBatch.of(spans, rows + 2, 16), shared=2)
+        plain = TorchAttention(plain_cache, RaggedBatch.of(spans, rows + 2, 16), group_size=2)
         attention = TritonAttention(cache, metadata, SHAPE)
         for layer in LAYERS:
             projected = torch.randn(rows + 2, 8, 16, device=DEVICE)

@@ -61,7 +61,7 @@ def test_a_trial_comes_before_what_was_measured(folder: Path) -> None:
     with trying(trial):
         assert launch_for("one", "a", "gpu", HEURISTIC) is tried
         assert launch_for("one", "b", "gpu", HEURISTIC) is HEURISTIC
-    assert trial.asked == {("one", "a"): HEURISTIC, ("one", "b"): HEURISTIC}
+    assert trial.looked_up == {("one", "a"): HEURISTIC, ("one", "b"): HEURISTIC}
     assert launch_for("one", "a", "gpu", HEURISTIC).num_warps == 1
 
 

@@ -115,7 +115,7 @@ def test_a_folder_that_others_can_write_to_is_closed(tmp_path: Path) -> None:
     folder.chmod(0o777)
     (folder / "kernels-0.so").write_bytes(b"planted")
     (folder / "in the way").mkdir()
-    native_library._private(folder)
+    native_library._private_folder(folder)
     assert folder.stat().st_mode & 0o077 == 0
     assert not list(folder.iterdir())
     assert list(tmp_path.iterdir()) == [folder]
@@ -128,7 +128,7 @@ def test_what_cannot_be_removed_is_found_no_more(tmp_path: Path, monkeypatch: py
     (folder / "kernels-0.so").write_bytes(b"planted")
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
     for _ in range(2):
-        assert not list(native_library._private(folder).iterdir())
+        assert not list(native_library._private_folder(folder).iterdir())
 
 
 @needs_c
@@ -165,7 +165,7 @@ def test_a_folder_that_nothing_runs_from(
 def test_noexec_is_seen_before_anything_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
     with pytest.raises(PermissionError, match="mounted noexec"):
-        native_library._private(tmp_path / "native")
+        native_library._private_folder(tmp_path / "native")
 
 
 def test_a_library_that_does_not_load_is_said(
