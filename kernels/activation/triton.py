@@ -1,6 +1,6 @@
 """Gated activations in Triton: see `reference` for what is computed. One pass over pieces of rows."""
 
-# Triton's language is untyped: its tensors and pointers are whatever the compiler makes of them.
+# Kernels are typed by Triton, not by Python.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 
 from __future__ import annotations

@@ -105,6 +105,6 @@ class NativeContinuation:
 
 
 def _one_row_each(passes: Passes) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """`sequences` of `AttentionCall`, one pass behind the other: in each, every sequence has one row."""
+    """The `sequences` of `AttentionCall` for all passes, in each of which every sequence has one row."""
     sequence = passes.sequence
     return np.stack((sequence, passes.positions(), np.ones_like(sequence), passes.batch.table[sequence]), axis=1)

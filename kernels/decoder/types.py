@@ -1,4 +1,4 @@
-"""The weights of a decoder as its C code takes them."""
+"""The weights of a decoder, for the C that computes all its layers."""
 
 from __future__ import annotations
 

@@ -43,11 +43,11 @@ def write_kv_kernel(
     UNIT_OFFSET: tl.constexpr,
     LARGEST: tl.constexpr,
 ):
-    """Grid (rows, groups of heads). A head is held as its two halves of pairs and the rest, so that a thread has both
-    partners of a rotation and nothing is read after it was written.
+    """Grid (rows, groups of heads). A head is read as two halves of its pairs and the rest, so that a thread has both
+    elements of a pair.
 
-    `heads`: of queries; then come kv_heads of keys and as many of values. LARGEST: of what the cache holds, 0 for no
-    bound.
+    `heads`: of queries; then come kv_heads of keys and as many of values. LARGEST: the largest number of the cache's
+    dtype, 0 for no bound.
     """
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)

@@ -1,4 +1,4 @@
-"""What happens to the heads of a layer between projection and attention, and the check that tensors fit together."""
+"""Rotation, norms and scales of heads on their way to the cache, and the check that tensors fit together."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class HeadTransform:
 
 
 def check_kv_write(projected: Tensor, cache: Tensor, slots: Tensor, rotation: Rotation | None) -> None:
-    """Raises ConfigurationError for tensors that do not belong together; looks at no values."""
+    """Raises ConfigurationError for tensors that do not fit together. Reads no values."""
     rows, heads, head_dim = projected.shape
     problem = None
     if cache.shape[3] != head_dim or cache.shape[2] > heads:

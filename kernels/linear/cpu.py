@@ -73,8 +73,10 @@ class NativeLinear(nn.Module):
             _pack(rows.clone(), panels)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(rows, in_features) to (rows, out_features), in the dtype of the weights. Raises ConfigurationError for what
-        has another shape or dtype."""
+        """(rows, in_features) to (rows, out_features), in the dtype of the weights.
+
+        Raises ConfigurationError for another shape or dtype.
+        """
         if hidden.dim() != 2 or hidden.shape[1] != self.shape[1] or hidden.dtype != self.dtype:
             raise ConfigurationError(
                 f"A packed layer takes (rows, {self.shape[1]}) in {self.dtype}, got {tuple(hidden.shape)} in "
@@ -101,8 +103,10 @@ class NativeEmbedding(nn.Module):
         self._head, self._rows = head, loaded().linear_rows
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """(tokens,) int64 to (tokens, in_features). Raises IndexError for an id that is not below out_features, and
-        ConfigurationError for other tensors."""
+        """(tokens,) int64 to (tokens, in_features).
+
+        Raises IndexError for an id that is not below out_features, and ConfigurationError for other tensors.
+        """
         if token_ids.dim() != 1 or token_ids.dtype != torch.int64 or token_ids.is_cuda:
             raise ConfigurationError(f"Token ids are (tokens,) int64, got {tuple(token_ids.shape)} {token_ids.dtype}.")
         out = self.weight.new_empty(len(token_ids), self._head.shape[1])
@@ -125,7 +129,7 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def is_vectorised_for(dtype: torch.dtype) -> bool:
-    """Whether this processor has the instructions that the kernel was measured with; `can_pack` has said yes."""
+    """Whether this processor has the instructions that the kernel was written for. The weights must pass `can_pack`."""
     return bool(loaded().linear_is_vectorised(ctypes.c_int64(dtype == torch.bfloat16)))
 
 

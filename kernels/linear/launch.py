@@ -41,10 +41,10 @@ class SplitK:
 
 
 def matmul_launch(kernel: str, product: MatmulShape, gpu: Gpu) -> Launch:
-    """Tiles for as many tokens: what was measured on this GPU, under the name of the bucket, or a heuristic.
+    """Tiles for as many tokens: measured on this GPU under the name of the bucket, or by a heuristic.
 
-    Few tokens: narrow tiles and deep pipelines, for only the weights' bytes count. Many: tiles that use every weight
-    for 128 tokens once it is converted.
+    Few tokens get narrow tiles and deep pipelines, because only the bytes of the weights count. Many tokens get tiles
+    that use every converted weight for 128 tokens.
     """
     bucket = next((most for most in _BUCKETS if product.tokens <= most), 128)
     return launch_for(kernel, f"tokens_{bucket}", gpu.name, _heuristic(bucket))
@@ -59,7 +59,7 @@ def _heuristic(bucket: int) -> Launch:
 
 
 def split_k(product: MatmulShape, launch: Launch, gpu: Gpu) -> SplitK:
-    """As many parts as fill the GPU. Large products have tiles enough and stay whole."""
+    """As many parts as fill the GPU. Large products have enough tiles and are not split."""
     tiles = cdiv(product.features, launch.tiles["BLOCK_FEATURES"])
     tiles *= cdiv(product.tokens, launch.tiles["BLOCK_TOKENS"])
     resident = _RESIDENT * 2 // launch.num_warps

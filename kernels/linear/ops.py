@@ -83,7 +83,7 @@ def implementations(linear: nn.Linear) -> list[nn.Module]:
 
 
 def least_rows(model: nn.Module) -> int:
-    """The number of rows up to which this model's layers take the same time: smaller batches are better padded."""
+    """Fewer rows than this take longer in this model's layers, so that smaller batches are better padded."""
     return LEAST_ROWS if any(isinstance(module, OneDnnLinear) for module in model.modules()) else 1
 
 

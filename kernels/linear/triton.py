@@ -4,7 +4,7 @@ The weights are the left operand of the products, (features, inputs) times (inpu
 that operand from registers: there the integers become the activations' dtype, exactly, and scales are applied to sums.
 """
 
-# Triton's language is untyped: its tensors and pointers are whatever the compiler makes of them.
+# Kernels are typed by Triton, not by Python.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 
@@ -23,9 +23,9 @@ from .launch import Gpu, MatmulShape, inputs_per_step, matmul_launch, split_k
 from .types import FP8, SMALLEST_SCALE, Fp8Weight, Int4Weight, Int8Weight
 
 _REDUCED = 1024
-#: Vary from step to step, and are worth no kernel of their own where they happen to be 1 or a multiple of 16.
+#: These vary from step to step: values of 1 and multiples of 16 get no kernel of their own.
 _VARYING = ("num_tokens", "num_steps", "split_steps")
-#: Triton's interpreter stands in for a small GPU, so that little work is split, too.
+#: Triton's interpreter counts as a small GPU, so that little work is split too.
 _INTERPRETER = Gpu("interpreter", 4)
 
 
@@ -57,7 +57,7 @@ def fp8_linear(hidden: Tensor, weight: Fp8Weight) -> Tensor:
 
 
 def quantize_tokens(hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """What `quantize_tokens_reference` returns, in one pass over `hidden`."""
+    """Computes `quantize_tokens_reference` in one pass over `hidden`."""
     tokens, inputs = hidden.shape
     padded = cdiv(inputs, 16) * 16
     data = torch.empty(tokens, padded, dtype=FP8, device=hidden.device)
@@ -74,7 +74,7 @@ def quantize_tokens(hidden: Tensor) -> tuple[Tensor, Tensor]:
 def _linear(
     kernel: Any, hidden: Tensor, weights: tuple[Tensor, Tensor], product: MatmulShape, constants: Mapping[str, int]
 ) -> Tensor:
-    """Launch `kernel`, and the sum over its splits if there are any."""
+    """Launches `kernel`, and the sum over its splits if there are several."""
     tokens, features = product.tokens, product.features
     out = hidden.new_empty(tokens, features)
     if not tokens:
@@ -111,10 +111,10 @@ def int8_kernel(
     hidden, weight, scale, out, num_tokens, num_features, num_steps, token_stride, split_steps,
     BLOCK_FEATURES: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_INPUTS: tl.constexpr,
 ):  # fmt: skip
-    """One tile of features and tokens, summed over this split's share of the steps of BLOCK_INPUTS inputs."""
+    """One tile of features and tokens, summed over the steps of this split, BLOCK_INPUTS inputs each."""
     features = tl.program_id(0) * BLOCK_FEATURES + tl.arange(0, BLOCK_FEATURES)
     tokens = tl.program_id(1) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
-    # What lies beyond the border is read from the border and never stored.
+    # Rows beyond the border are read from the border and never stored.
     row = tl.minimum(features, num_features - 1).to(tl.int64)
     column = tl.minimum(tokens, num_tokens - 1).to(tl.int64)
     first = tl.program_id(2) * split_steps
@@ -135,7 +135,7 @@ def int4_kernel(
     hidden, packed, scale, out, num_tokens, num_features, num_steps, token_stride, split_steps,
     GROUP: tl.constexpr, BLOCK_FEATURES: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """One tile of features and tokens, summed over this split's share of the groups; a step is a group."""
+    """One tile of features and tokens, summed over the groups of this split; a step is a group."""
     WORDS: tl.constexpr = GROUP // 4
     features = tl.program_id(0) * BLOCK_FEATURES + tl.arange(0, BLOCK_FEATURES)
     tokens = tl.program_id(1) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
@@ -179,7 +179,7 @@ def _quarter(words, index: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def _store_tile(out, total, features, tokens, num_features, num_tokens):
-    """Into `out` (splits, tokens, features), transposed."""
+    """Stores the transposed tile into `out` (splits, tokens, features)."""
     split = tl.program_id(2).to(tl.int64)
     places = out + (split * num_tokens + tokens[None, :]) * num_features + features[:, None]
     inside = (features < num_features)[:, None] & (tokens < num_tokens)[None, :]

@@ -13,8 +13,8 @@ from .types import LoraPlan, LoraWeights
 def add_lora(out: Tensor, hidden: Tensor, weights: LoraWeights, plan: LoraPlan) -> None:
     """out[row] += up[adapter] @ (down[adapter] @ hidden[row]) for each row of the plan that has an adapter, in place.
 
-    `out` (rows, features) and `hidden` (rows, inputs), the elements of a row contiguous: a part of a fused projection's
-    output will do. Both in the dtype of the weights; the sum over the inputs is rounded to it once, after float32.
+    `out` (rows, features) may be a part of a fused projection's output; `hidden` is (rows, inputs). The elements of a
+    row are contiguous. Both are in the dtype of the weights. The float32 sum over the inputs is rounded to it once.
     """
     _check(out, hidden, weights, plan)
     if uses_triton(hidden):

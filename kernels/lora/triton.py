@@ -1,10 +1,10 @@
 """Low-rank adapters in Triton: `shrink` to the rank, `expand` to the features; see `reference`.
 
-Few rows have a long sum over the inputs and nothing else to share out, so `shrink` splits it; `expand` adds the parts
-up, in order, where it reads them.
+With few rows, the long sum over the inputs is the only work to split, so `shrink` splits it. `expand` adds the parts
+up in order as it reads them.
 """
 
-# Triton's language is untyped: its tensors and pointers are whatever the compiler makes of them.
+# Kernels are typed by Triton, not by Python.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false
 
@@ -18,14 +18,14 @@ from torch import Tensor
 from .types import LoraPlan, LoraWeights
 
 _BLOCK_FEATURES = 64
-#: `expand` reads as many partial sums; with more, that costs more than the shorter loops of `shrink` save.
+#: `expand` reads as many partial sums. Reading more would cost more than the shorter loops of `shrink` save.
 _MOST_SPLITS = 8
 _LEAST_STEPS = 4
 _ENOUGH_PROGRAMS = 512
 
 
 def add_lora_triton(out: Tensor, hidden: Tensor, weights: LoraWeights, plan: LoraPlan) -> None:
-    """What `add_lora_reference` does, for the rows last assigned to the plan."""
+    """Computes `add_lora_reference` for the rows last assigned to the plan."""
     _, rank, inputs = weights.down.shape
     features = weights.up.shape[1]
     tiles = len(plan.tiles)
@@ -45,7 +45,7 @@ def add_lora_triton(out: Tensor, hidden: Tensor, weights: LoraWeights, plan: Lor
 
 
 def block_inputs(rank: int) -> int:
-    """Inputs of one step of `shrink`: what is on its way is about the same for all ranks."""
+    """Inputs of one step of `shrink`: about as many bytes in flight for all ranks."""
     return 128 if rank <= 32 else 64
 
 
@@ -54,7 +54,7 @@ def shrink_kernel(
     hidden, down, low, rows, tiles, num_inputs, num_places, hidden_stride, split_steps,
     RANK: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_INPUTS: tl.constexpr,
 ):  # fmt: skip
-    """One tile of rows times its adapter's `down`, over this split's share of the inputs.
+    """One tile of rows times its adapter's `down`, over the inputs of this split.
 
     Goes into `low` (splits, places, rank). A place is where a row stands in the order of the plan.
     """

@@ -97,7 +97,7 @@ def _tiles(adapters: npt.NDArray[np.int32], tile_rows: int) -> list[tuple[int, i
 
 
 def _upload(buffer: Tensor, values: npt.NDArray[np.int32]) -> None:
-    """Into the front of `buffer`, in the order of the stream. Pinned memory is freed once the copy has happened."""
+    """Copies to the front of `buffer`, in stream order. The pinned memory is freed after the copy."""
     staged = torch.from_numpy(values)
     if buffer.is_cuda:
         staged = staged.pin_memory()

@@ -1,8 +1,7 @@
-"""The noise that tokens are sampled with: numbers from 64-bit counters, in plain torch.
+"""The noise of sampling: counter-based random numbers in plain torch.
 
-Everything is a pure function of a request's seed, a token's position and a counter, so that a draw does not depend on
-what else is in the batch, on the device or on the order of the work. Counter `token id + 1` is a token's own. All
-arithmetic is modulo 2**64, on int64 tensors.
+Noise is a pure function of a request's seed, a token's position and a counter. It depends neither on the batch nor on
+the device nor on the order of the work. The counter of a token is `token id + 1`. Arithmetic is modulo 2**64, on int64.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Sampling in Triton: see `reference` for what is computed, and `noise` for the noise.
 
-A row is shared by several programs, each of which finds its best token; a second kernel picks the best of these. Scores
-are float64, as on the CPU, but hardly any are computed: in float32 a bound is found above every score of a tile, and
-only where it exceeds the best score so far can the tile matter.
+A row is split over several programs, each of which finds its best token; a second kernel takes the best of these.
+Scores are float64, as on the CPU, but few are computed. Each tile first gets an upper bound in float32, and only tiles
+whose bound exceeds the best score so far are computed.
 """
 
-# Triton's language is untyped: its tensors and pointers are whatever the compiler makes of them.
+# Kernels are typed by Triton, not by Python.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false
 
@@ -24,7 +24,7 @@ from .types import Sampling
 
 #: -log(-log(1 - 2**-53)) is 36.7; nothing that is drawn from 53 bits is larger.
 _GREATEST_NOISE: tl.constexpr = tl.constexpr(37.0)
-#: What float32 may be off in a bound: relative to the logit, and absolute.
+#: The error of float32 in a bound: relative to the logit, and absolute.
 _RELATIVE_SLACK: tl.constexpr = tl.constexpr(1e-6)
 _SLACK: tl.constexpr = tl.constexpr(1e-4)
 
@@ -74,7 +74,7 @@ def gumbel_max_kernel(
 
 @triton.jit(do_not_specialize=["num_programs"])
 def argmax_kernel(scores, tokens, out, num_programs, BLOCK: tl.constexpr):
-    """The best of what a row's programs have found."""
+    """The best token of all programs of a row."""
     row = tl.program_id(0).to(tl.int64)
     programs = tl.arange(0, BLOCK)
     inside = programs < num_programs
@@ -107,7 +107,7 @@ def running_argmax(best, best_token, scores, tokens):
 
 @triton.jit
 def _noise_bound(bits):
-    """No less than -log(-log u): with v = 1 - u that is at most -log v, for -log(1 - v) is at least v.
+    """An upper bound of -log(-log u). With v = 1 - u it is -log v, because -log(1 - v) is at least v.
 
     v is taken from its first 32 bits, rounded down, and never below the least it can be, 2**-53.
     """

@@ -1,10 +1,10 @@
 """Probabilities in Triton: see `reference` for what is computed.
 
-Both functions first take sums of tiles (each in units of its own largest term) and then combine those of a row, always
-in the same order: how many programs share a row changes nothing.
+Both functions first sum tiles, each in units of its own largest term, and then combine the sums of a row in a fixed
+order: the number of programs changes nothing.
 """
 
-# Triton's language is untyped: its tensors and pointers are whatever the compiler makes of them.
+# Kernels are typed by Triton, not by Python.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false
 
@@ -65,7 +65,7 @@ def kept_tile_stats_kernel(
     logits, mask, temperatures, thresholds, tops, masses, vocabulary, row_stride, num_tiles, row_tiles,
     HAS_MASK: tl.constexpr, TRUNCATES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The highest rank of each tile, and the weight of what is kept of it in units of the highest one's."""
+    """The highest rank of each tile, and the weight of its kept tokens in units of the highest one's."""
     row = tl.program_id(0).to(tl.int64)
     scale = (1.0 / divisor(tl.load(temperatures + row))).to(tl.float32)
     first = tl.program_id(1) * num_tiles

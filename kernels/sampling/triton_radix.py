@@ -1,6 +1,6 @@
 """Radix select over ranks in Triton: each round finds the bucket of 16 that a threshold falls in."""
 
-# Triton's language is untyped: its tensors and pointers are whatever the compiler makes of them.
+# Kernels are typed by Triton, not by Python.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false
 
@@ -21,7 +21,7 @@ TOP: tl.constexpr = tl.constexpr(0)
 
 @triton.jit
 def radix_range(row_sums, target, done):
-    """The least rank of the range that `done` rounds have left, and the sum of all that is above the range."""
+    """The least rank of the range after `done` rounds, and the sum of everything above the range."""
     low, above = tl.full((), LOWEST, tl.int64), tl.full((), 0, tl.int64)
     for earlier in range(done):
         low, above = select_bucket(tl.load(row_sums + earlier * 16 + tl.arange(0, 16)), low, above, target, earlier)
@@ -30,7 +30,7 @@ def radix_range(row_sums, target, done):
 
 @triton.jit
 def select_bucket(total, low, above, target, done):
-    """The highest of 16 buckets from which on there is enough; the lowest if there never is."""
+    """The highest of 16 buckets from which on the sum reaches the target; the lowest if it never does."""
     buckets = tl.arange(0, 16)
     from_on = above + tl.sum(tl.where(buckets[None, :] >= buckets[:, None], total[None, :], 0), axis=1)
     bucket = tl.max(tl.where(from_on >= target, buckets, 0), axis=0)
@@ -50,11 +50,11 @@ def bucket_sums(found, low, done, row_state, temperature, BY_MASS: tl.constexpr)
 
 @triton.jit
 def bucket_of(found, low, done):
-    """Below 0 and above 15: outside of the range."""
+    """The bucket of each rank; below 0 or above 15 outside the range."""
     return tl.minimum(tl.maximum((found - low) >> _shift(done), -1), 16).to(tl.int32)
 
 
 @triton.jit
 def _shift(done):
-    """The bits of a rank that are still open after one more round."""
+    """The bits of a rank that are undecided after one more round."""
     return (ROUNDS - 1 - done) * 4

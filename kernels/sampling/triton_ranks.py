@@ -1,6 +1,6 @@
-"""Logits as kernels over a vocabulary read them: masked, as ranks and back, as weights. See `reference`."""
+"""Masked logits, ranks and weights in Triton, for the kernels over a vocabulary. See `reference` for ranks."""
 
-# Triton's language is untyped: its tensors and pointers are whatever the compiler makes of them.
+# Kernels are typed by Triton, not by Python.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false
 
@@ -37,7 +37,7 @@ def tile_stats_kernel(
 
 @triton.jit
 def load_logits(row_logits, mask, row, tokens, vocabulary, HAS_MASK: tl.constexpr):
-    """In float32, -inf where the mask has no bit and beyond the vocabulary."""
+    """Logits in float32, -inf where the mask has no bit and beyond the vocabulary."""
     values = tl.load(row_logits + tokens, tokens < vocabulary, float("-inf")).to(tl.float32)
     if HAS_MASK:
         word = tl.load(mask + row * tl.cdiv(vocabulary, 32) + tokens // 32, tokens < vocabulary, 0)
@@ -47,7 +47,7 @@ def load_logits(row_logits, mask, row, tokens, vocabulary, HAS_MASK: tl.constexp
 
 @triton.jit
 def load_ranks(row_logits, mask, row, tile, vocabulary, HAS_MASK: tl.constexpr, TILE: tl.constexpr):
-    """Beyond the vocabulary they are those of -inf, which no search ends at unless all of the row is -inf."""
+    """Ranks of a tile. Beyond the vocabulary they are those of -inf, which no search finds unless the row is -inf."""
     tokens = tile * TILE + tl.arange(0, TILE)
     return rank_of(load_logits(row_logits, mask, row, tokens, vocabulary, HAS_MASK), tokens)
 
@@ -76,7 +76,7 @@ def token_of(rank):
 
 @triton.jit
 def _sortable_bits(bits):
-    """Between the bits of floats and integers of the same order."""
+    """The bits of floats as integers of the same order, and back."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 

@@ -14,7 +14,7 @@ their weights added) in 16 buckets, and the bucket that the threshold falls in i
 Weights are integers, so that the order of additions does not matter: a row has the same thresholds in every batch.
 """
 
-# Triton's language is untyped: its tensors and pointers are whatever the compiler makes of them.
+# Kernels are typed by Triton, not by Python.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false
 
@@ -111,7 +111,7 @@ def row_stats_kernel(
     temperatures, tops, masses, top_k, top_p, min_p, state, vocabulary, row_tiles,
     HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr, HAS_MIN_P: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """From tiles to the row."""
+    """The state of a row from its tiles."""
     row = tl.program_id(0).to(tl.int64)
     temperature = divisor(tl.load(temperatures + row))
     tiles = tl.arange(0, BLOCK)
@@ -171,7 +171,7 @@ def radix_histogram_kernel(
     logits, mask, temperatures, amounts, state, tops, sums, done, vocabulary, row_stride, num_tiles, row_tiles,
     BY_MASS: tl.constexpr, HAS_MASK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """One round: add up this program's tiles in the buckets of the range that the rounds before have left."""
+    """One round: add up this program's tiles in the buckets of the current range."""
     row = tl.program_id(0).to(tl.int64)
     row_state = state + row * _STATE
     target = _target(temperatures, amounts, row_state, row, BY_MASS)
@@ -196,7 +196,7 @@ def gather_candidates_kernel(
     logits, mask, temperatures, amounts, state, tops, sums, counts, left, vocabulary, row_stride, num_tiles, row_tiles,
     BY_MASS: tl.constexpr, HAS_MASK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Collect the ranks of the range that is left, in any order."""
+    """Collect the ranks of the current range, in any order."""
     row = tl.program_id(0).to(tl.int64)
     target = _target(temperatures, amounts, state + row * _STATE, row, BY_MASS)
     if target == 0:
@@ -218,7 +218,7 @@ def radix_select_kernel(
     logits, mask, temperatures, amounts, state, tops, sums, counts, left, vocabulary, row_stride, row_tiles,
     BY_MASS: tl.constexpr, HAS_MASK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The rounds that are left, over what was collected, or over the row where that was too much."""
+    """The remaining rounds, over the collected ranks, or over the row if there were too many to collect."""
     row = tl.program_id(0).to(tl.int64)
     row_state = state + row * _STATE
     target = _target(temperatures, amounts, row_state, row, BY_MASS)
@@ -246,7 +246,7 @@ def radix_select_kernel(
 
 @triton.jit
 def _target(temperatures, amounts, row_state, row, BY_MASS: tl.constexpr):
-    """How many tokens, or how much weight, must lie from the threshold on; 0 if the row has no such threshold."""
+    """The tokens, or the weight, that must be from the threshold on; 0 if the row has no such threshold."""
     amount = tl.load(amounts + row)
     if BY_MASS:
         mass = tl.maximum((amount * tl.load(row_state + _MASS).to(tl.float64)).to(tl.int64), 1)
@@ -258,7 +258,7 @@ def _target(temperatures, amounts, row_state, row, BY_MASS: tl.constexpr):
 
 @triton.jit
 def _top_k_floor(tile_tops, k):
-    """The k-th highest of the tiles' highest ranks, rounded down to 24 bits of its logit: k tokens are not below it."""
+    """The k-th highest of the tiles' highest ranks, rounded down to 24 bits of its logit: k tokens reach it."""
     floor = tl.full((), LOWEST, tl.int64)
     for done in range(24):
         higher = floor + (tl.full((), 1, tl.int64) << (_TOKEN_BITS + 31 - done))
