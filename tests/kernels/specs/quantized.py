@@ -5,7 +5,7 @@ from __future__ import annotations
 from kernel_compiler import Spec
 from updraft.kernels.linear.launch import Gpu, MatmulShape, inputs_per_step, matmul_launch
 from updraft.kernels.linear.triton import fp8_tokens_kernel, int4_kernel, int8_kernel, reduce_kernel
-from updraft.kernels.linear.types import SMALLEST
+from updraft.kernels.linear.types import SMALLEST_SCALE
 from updraft.kernels.runtime.numeric import FP8_MAX
 
 COUNTS = dict.fromkeys(("num_tokens", "num_features", "num_steps", "token_stride", "split_steps"), "i32")
@@ -53,7 +53,7 @@ SPECS = [
             "hidden": "*bf16", "out": "*fp8e4nv", "scale": "*fp32",
             **dict.fromkeys(("num_inputs", "token_stride", "out_stride"), "i32"),
         },
-        constexprs={"SMALLEST": SMALLEST, "MAXIMUM": FP8_MAX, "BLOCK": 4096},
+        constexprs={"SMALLEST": SMALLEST_SCALE, "MAXIMUM": FP8_MAX, "BLOCK": 4096},
         aligned=("hidden", "out", "num_inputs", "token_stride", "out_stride"),
         num_warps=8,
         least=90,
