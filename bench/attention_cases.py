@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..kernels.attention import QuerySpan
-from ..kernels.attention_launch import AttentionShape
-from ..kernels.attention_metadata import AttentionPlanner
-from ..kernels.attention_reference import ScoreRule
+from ..kernels.attention.launch import AttentionShape
+from ..kernels.attention.metadata import AttentionPlanner
+from ..kernels.attention.types import QuerySpan, ScoreOptions
 from .kernels import Case, Run
 
 LLAMA_8B = AttentionShape(heads=32, kv_heads=8, head_dim=128, block_size=64)
@@ -74,7 +73,7 @@ def attention_cases(*, short: bool) -> list[Callable[[], Case]]:
 
 def attention_case(work: Workload, planner: AttentionPlanner | None = None) -> Case:
     """`planner`: that of the CUDA device unless given."""
-    from ..kernels.paged_attention_triton import attend
+    from ..kernels.attention.triton import attend
 
     shape = work.shape
     planner = planner or AttentionPlanner.on(torch.device("cuda"), shape)
@@ -83,7 +82,7 @@ def attention_case(work: Workload, planner: AttentionPlanner | None = None) -> C
     size = (work.sequences * work.blocks, shape.block_size, 2 * shape.kv_heads, shape.head_dim)
     caches = [_drawn(work, planner.device, *size) for _ in range(_SETS)]
     queries = [_drawn(work, planner.device, work.rows, shape.heads, shape.head_dim) for _ in range(_SETS)]
-    rule = ScoreRule(shape.head_dim**-0.5)
+    rule = ScoreOptions(shape.head_dim**-0.5)
     dense = partial(_Dense.drawn, work, planner.device)
     return Case(
         f"attention {work.name} {work.sequences}x{work.queries} over {work.context}",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..cloud_engine.engine.execution.cuda_graphs import CudaRecorder
 from ..cloud_engine.models.decoder import Decoder
-from ..kernels.packed_linear import forms
+from ..kernels.linear.ops import implementations
 
 
 class MatrixProducts:
@@ -27,8 +27,10 @@ class MatrixProducts:
             self.weight_bytes -= model.embed_tokens.weight.nbytes  # one row of it is read
         linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
         self._dtype, self._device = model.embed_tokens.weight.dtype, model.embed_tokens.weight.device
-        self._layers = [(module.in_features, forms(module)) for module in linears if module is not model.lm_head]
-        self._head = model.config.hidden_size, forms(model.lm_head)
+        self._layers = [
+            (module.in_features, implementations(module)) for module in linears if module is not model.lm_head
+        ]
+        self._head = model.config.hidden_size, implementations(model.lm_head)
         self.flops_per_token = sum(2 * m.in_features * m.out_features for m in linears if m is not model.lm_head)
 
     @torch.inference_mode()
@@ -70,7 +72,7 @@ def matmul_flops(weight: Tensor, size: int | None = None) -> float:
     """Floating-point operations per second of a product of `size` cubed in `weight`'s dtype, where it is: of the
     fastest form, the best of five."""
     size = size or (8192 if weight.is_cuda else 2048)
-    layers = forms(nn.Linear(size, size, bias=False).to(weight).requires_grad_(False))
+    layers = implementations(nn.Linear(size, size, bias=False).to(weight).requires_grad_(False))
     rows = torch.randn(size, size).to(weight)
     return max(2 * size**3 / _seconds(weight.device, partial(layer, rows)) for layer in layers * 5)
 

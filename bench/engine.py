@@ -13,7 +13,7 @@ import torch
 
 from ..cloud_engine.models.decoder import Decoder
 from ..cloud_engine.models.loading.loader import load_model
-from ..kernels.host_memory import keep_freed_memory
+from ..kernels.runtime.host_memory import keep_freed_memory
 from ..protocol.errors import ConfigurationError
 from . import peers, speculation
 from .ceilings import MatrixProducts

@@ -12,7 +12,7 @@ def main(folder: Path, dtype: str, device: str) -> None:
     from ..cloud_engine.engine.execution.served_model import ServedModel
     from ..cloud_engine.engine.types.request import GenerationRequest
     from ..cloud_engine.models.loading.loader import load_model
-    from ..kernels.host_memory import keep_freed_memory
+    from ..kernels.runtime.host_memory import keep_freed_memory
     from ..protocol.sampling import SamplingParams
     from .engine import DTYPES
 

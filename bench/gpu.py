@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         sys.stderr.write(f"make gpu needs packages that are not installed: pip install {' '.join(missing)}\n")
         return 2
-    from ..kernels.launch import file_name
+    from ..kernels.runtime.launch import file_name
     from .gpu_summary import show_summary
 
     date = datetime.datetime.now(datetime.UTC).date().isoformat()

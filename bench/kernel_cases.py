@@ -10,8 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels.lora import LoraPlan, LoraWeights, add_lora
-from ..kernels.quantized import QuantizedWeight, quantize_fp8, quantize_int4, quantize_int8, quantized_linear
+from ..kernels.linear.ops import quantized_linear
+from ..kernels.linear.quantization import quantize_fp8, quantize_int4, quantize_int8
+from ..kernels.linear.types import QuantizedWeight
+from ..kernels.lora.ops import add_lora
+from ..kernels.lora.types import LoraPlan, LoraWeights
 from .attention_cases import attention_cases
 from .kernels import Case, Run
 from .row_cases import row_cases

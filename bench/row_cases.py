@@ -13,9 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..kernels.gated import Activation, gated, reference_gated
-from ..kernels.rms_norm import Norm, add_rms_norm, reference_rms_norm, rms_norm
-from ..kernels.sampling import Sampling, sample
+from ..kernels.activation.ops import gated_activation
+from ..kernels.activation.reference import gated_activation_reference
+from ..kernels.activation.types import Activation
+from ..kernels.norm.ops import add_rms_norm, rms_norm
+from ..kernels.norm.reference import rms_norm_reference
+from ..kernels.norm.types import Norm
+from ..kernels.sampling.ops import sample
+from ..kernels.sampling.types import Sampling
 from .kernels import Case, Run
 
 _HIDDEN, _INTERMEDIATE, _VOCABULARY = 4096, 14336, 128256
@@ -39,7 +44,7 @@ def norm_case(rows: int, size: int = _HIDDEN, device: str = "cuda") -> Case:
         bytes_moved=2 * hidden[0].nbytes,
         peers={
             "torch": lambda: lambda i: functional.rms_norm(hidden[i], (size,), norm.weight, norm.eps),
-            "torch.compile": lambda: _compiled(partial(reference_rms_norm, norm=norm), hidden),
+            "torch.compile": lambda: _compiled(partial(rms_norm_reference, norm=norm), hidden),
         },
         sets=_SETS,
     )
@@ -50,7 +55,7 @@ def add_norm_case(rows: int, size: int = _HIDDEN, device: str = "cuda") -> Case:
     norm = Norm(torch.ones(size, device=device, dtype=_DTYPE), 1e-5)
 
     def plain(update: Tensor, residual: Tensor) -> Tensor:
-        return reference_rms_norm(residual.add_(update), norm)
+        return rms_norm_reference(residual.add_(update), norm)
 
     return Case(
         f"add_rms_norm {rows}x{size}",
@@ -65,9 +70,9 @@ def gated_case(rows: int, size: int = _INTERMEDIATE, device: str = "cuda", activ
     gate_up = _sets(rows, 2 * size, device)
     return Case(
         f"gated {activation} {rows}x{size}",
-        lambda i: gated(gate_up[i], activation),
+        lambda i: gated_activation(gate_up[i], activation),
         bytes_moved=gate_up[0].nbytes * 3 // 2,
-        peers={"torch.compile": lambda: _compiled(partial(reference_gated, activation=activation), gate_up)},
+        peers={"torch.compile": lambda: _compiled(partial(gated_activation_reference, activation=activation), gate_up)},
         sets=_SETS,
     )
 

@@ -1,4 +1,4 @@
-"""The kernels of a step beside attention, products and norms: heads to the cache, logits to tokens, drafts verified.
+"""The kernels of a step beside attention, products and norms: heads to the cache, logits to tokens.
 
 Sizes are those of Llama 3.1 8B, with norms of heads as in Qwen 3. No peers: nobody offers these passes as one.
 """
@@ -11,13 +11,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..kernels.kv_write import HeadNorms, HeadRule, Rotation, write_kv_
-from ..kernels.logit_edits import FlatEdits, apply_edits_
-from ..kernels.probabilities import log_probabilities, probabilities
-from ..kernels.rms_norm import Norm, qk_norm_
-from ..kernels.sampling import Sampling, sample
-from ..kernels.truncation import Truncation
-from ..kernels.verification import Chances, Drafts, verify_by_rejection, verify_coupled
+from ..kernels.kv_cache.ops import write_kv_
+from ..kernels.kv_cache.types import HeadNorms, HeadTransform, Rotation
+from ..kernels.norm.ops import qk_norm_
+from ..kernels.norm.types import Norm
+from ..kernels.sampling.ops import apply_edits_, log_probabilities, probabilities, sample
+from ..kernels.sampling.types import FlatEdits, Sampling, Truncation
 from .kernels import Case
 
 _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE = 32, 8, 128, 64
@@ -32,7 +31,6 @@ def step_cases() -> list[Callable[[], Case]]:
     return [
         *(partial(make, 8192) for make in (kv_write_case, qk_norm_case)),
         *(partial(make, 256) for make in over_logits),
-        *(partial(make, 64, 7) for make in (coupled_case, rejection_case)),
     ]
 
 
@@ -43,7 +41,7 @@ def kv_write_case(rows: int, device: str = "cuda") -> Case:
     cache = torch.zeros(blocks, _BLOCK_SIZE, 2 * _KV_HEADS, _HEAD_DIM, device=device, dtype=_DTYPE)
     slots = torch.randperm(blocks * _BLOCK_SIZE, device=device)[:rows].to(torch.int32)
     weight = torch.ones(_HEAD_DIM, device=device, dtype=_DTYPE)
-    rule = HeadRule(HeadNorms(weight, weight, 1e-6))
+    rule = HeadTransform(HeadNorms(weight, weight, 1e-6))
     angles = torch.rand(rows, _HEAD_DIM // 2, device=device)
     rotation = Rotation(angles.cos(), angles.sin())
     return Case(
@@ -120,33 +118,6 @@ def edits_case(rows: int, vocabulary: int = _VOCABULARY, device: str = "cuda") -
     )
 
 
-def coupled_case(sequences: int, drafts: int, vocabulary: int = _VOCABULARY, device: str = "cuda") -> Case:
-    asked = _drafts(sequences, drafts, vocabulary, device)
-    sampled = torch.randint(vocabulary, (sequences * (drafts + 1),), device=device)
-    return Case(
-        f"verify_coupled {sequences}x{drafts}",
-        lambda _: verify_coupled(asked, sampled),
-        bytes_moved=asked.token_ids.nbytes + 2 * sampled.nbytes,
-        sets=1,
-    )
-
-
-def rejection_case(sequences: int, drafts: int, vocabulary: int = _VOCABULARY, device: str = "cuda") -> Case:
-    """What is read at the most: both distributions of the row that a sequence ends in, and a number for each draft."""
-    asked = _drafts(sequences, drafts, vocabulary, device)
-    rows = sequences * (drafts + 1)
-    target = torch.rand(rows, vocabulary, device=device).softmax(dim=-1)
-    draft = torch.rand(sequences * drafts, vocabulary, device=device).softmax(dim=-1)
-    places = torch.arange(rows, device=device)
-    chances = Chances(target, draft, places, places)
-    return Case(
-        f"verify_by_rejection {sequences}x{drafts}x{vocabulary}",
-        lambda _: verify_by_rejection(asked, chances),
-        bytes_moved=2 * sequences * vocabulary * 4 + 2 * 4 * sequences * drafts,
-        sets=1,
-    )
-
-
 def _heads(rows: int, heads: int, device: str) -> Tensor:
     return torch.randn(rows, heads, _HEAD_DIM, device=device, dtype=_DTYPE)
 
@@ -159,9 +130,3 @@ def _sampling(rows: int, device: str, truncation: Truncation | None = None) -> S
     temperatures = torch.ones(rows, dtype=torch.float64, device=device)
     places = torch.arange(rows, device=device)
     return Sampling(temperatures, seeds=places, positions=places, truncation=truncation)
-
-
-def _drafts(sequences: int, drafts: int, vocabulary: int, device: str) -> Drafts:
-    tokens = torch.randint(vocabulary, (sequences * drafts,), device=device)
-    starts = torch.arange(sequences + 1, device=device, dtype=torch.int32) * drafts
-    return Drafts(tokens, starts, drafts)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..kernels.launch import Launch, Launches, Place, Trial, read_launches, trying, write_launches
+from ..kernels.runtime.launch import Launch, Launches, LaunchKey, Trial, read_launches, trying, write_launches
 from .kernels import Case, Clock, Say
 
 #: Tiles that may have any size; the others follow from what is computed.
@@ -28,16 +28,16 @@ _LEAST_GAIN = 1.03
 _ROUNDING = 1e-2
 
 
-def tune(makers: Iterable[Callable[[], Case]], clock: Clock, say: Say) -> dict[Place, Launch | None]:
+def tune(makers: Iterable[Callable[[], Case]], clock: Clock, say: Say) -> dict[LaunchKey, Launch | None]:
     """For every place that the cases ask for a launch: the best one, None where that is the heuristic's.
 
     A place that several cases ask for is decided by the first of them.
     """
-    tuner, decided = _Tuner(clock, say), dict[Place, Launch | None]()
+    tuner, decided = _Tuner(clock, say), dict[LaunchKey, Launch | None]()
     for make in makers:
         asked = Trial()
         expected, seconds = tuner.timed(make, asked)
-        for place, heuristic in asked.asked.items():
+        for place, heuristic in asked.looked_up.items():
             if place not in decided and expected is not None:
                 found = tuner.best(make, place, _Heuristic(heuristic, expected, seconds))
                 decided[place] = None if found == heuristic else found
@@ -59,7 +59,7 @@ def candidates(kernel: str, heuristic: Launch) -> Iterator[Launch]:
                     yield replace(heuristic, tiles={**heuristic.tiles, name: tile})
 
 
-def merged(known: Launches, decided: Mapping[Place, Launch | None]) -> dict[str, dict[str, Launch]]:
+def merged(known: Launches, decided: Mapping[LaunchKey, Launch | None]) -> dict[str, dict[str, Launch]]:
     """What is `known`, with what was `decided` in its place; for None the heuristic is to be asked again."""
     launches = {kernel: dict(entries) for kernel, entries in known.items()}
     for (kernel, key), launch in decided.items():
@@ -70,7 +70,7 @@ def merged(known: Launches, decided: Mapping[Place, Launch | None]) -> dict[str,
     return {kernel: entries for kernel, entries in launches.items() if entries}
 
 
-def keep(path: Path, decided: Mapping[Place, Launch | None]) -> None:
+def keep(path: Path, decided: Mapping[LaunchKey, Launch | None]) -> None:
     """In the file of a GPU, beside what is there. Raises ConfigurationError."""
     write_launches(path, merged(read_launches(path), decided))
 
@@ -89,7 +89,7 @@ class _Tuner:
     clock: Clock
     say: Say
 
-    def best(self, make: Callable[[], Case], place: Place, heuristic: _Heuristic) -> Launch:
+    def best(self, make: Callable[[], Case], place: LaunchKey, heuristic: _Heuristic) -> Launch:
         """Of the heuristic's launch and its candidates."""
         kernel, key = place
         best, least_s = heuristic.launch, heuristic.seconds / _LEAST_GAIN

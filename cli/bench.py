@@ -299,7 +299,7 @@ def kernels(
     from ..bench.kernel_cases import cases
     from ..bench.kernels import GpuClock, Measured, measure, report_of, require_cuda
     from ..bench.report import write_json
-    from ..kernels import launch
+    from ..kernels.runtime import launch
     from .shared.tables import kernels_table
 
     device = require_cuda()

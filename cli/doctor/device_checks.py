@@ -59,7 +59,7 @@ def check_products(served: Served) -> Check:
 
 def check_neighbours(machine: Machine) -> Check:
     """Half a second of watching what other processes use."""
-    from ...kernels.contention import usage
+    from ...kernels.runtime.contention import usage
 
     before = usage()
     time.sleep(_WATCH_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ...kernels.backend import AttentionChoice
+from ...kernels.runtime.backend import AttentionChoice
 from ...protocol.errors import ConfigurationError
 
 Policy = Literal["fcfs", "priority", "shortest-prefill"]

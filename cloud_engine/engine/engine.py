@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from ...kernels.attention import QuerySpan
+from ...kernels.attention.types import QuerySpan
 from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...protocol.structured import Constraint
 from ...text.grammars.compiler import GrammarCompiler, Vocabulary

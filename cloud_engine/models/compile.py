@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ...kernels.native_attention import NativeAttention
-from ...kernels.native_continuation import NativeContinuation
-from ...kernels.native_decoder import DecoderWeights, LayerWeights, NativeDecoder
-from ...kernels.native_linear import NativeEmbedding, NativeLinear
-from ...kernels.ragged_batch import Passes
-from ...kernels.sampling import Sampling
+from ...kernels.attention.cpu import NativeAttention
+from ...kernels.attention.ragged_batch import Passes
+from ...kernels.decoder.continuation import NativeContinuation
+from ...kernels.decoder.cpu import NativeDecoder
+from ...kernels.decoder.types import DecoderWeights, LayerWeights
+from ...kernels.linear.cpu import NativeEmbedding, NativeLinear
+from ...kernels.sampling.types import Sampling
 from .config import ModelConfig
 from .decoder import Decoder, DecoderLayer
 from .layers import RMSNorm
@@ -57,7 +58,7 @@ def compile_decoder(model: Decoder) -> CompiledDecoder | None:
     weights = DecoderWeights(
         packed, model.norm.weight, config.rms_norm_eps, config.unit_offset_norms, config.activation
     )
-    return CompiledDecoder(model, NativeDecoder(weights)) if weights.fit else None
+    return CompiledDecoder(model, NativeDecoder(weights)) if weights.is_supported else None
 
 
 def _continuation(model: Decoder, layers: NativeDecoder) -> NativeContinuation | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ...kernels.attention import Attention
-from ...kernels.kv_write import Rotation
+from ...kernels.attention.types import Attention
+from ...kernels.kv_cache.types import Rotation
 from .config import ModelConfig
 from .layers import Embedding, GatedMLP, GroupedQueryAttention, Linear, norm, soft_capped
 from .rope import Rotary

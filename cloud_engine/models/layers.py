@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ...kernels.attention import Attention, LayerAttention
-from ...kernels.gated import Activation, gated
-from ...kernels.kv_write import HeadNorms, Rotation
-from ...kernels.rms_norm import Norm, add_rms_norm, rms_norm
+from ...kernels.activation.ops import gated_activation
+from ...kernels.activation.types import Activation
+from ...kernels.attention.types import Attention, LayerAttention
+from ...kernels.kv_cache.types import HeadNorms, Rotation
+from ...kernels.norm.ops import add_rms_norm, rms_norm
+from ...kernels.norm.types import Norm
 from .config import ModelConfig
 
 
@@ -87,7 +89,7 @@ class GatedMLP(nn.Module):
         self.activation: Activation = config.activation
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.down_proj(gated(self.gate_up_proj(hidden), self.activation))
+        return self.down_proj(gated_activation(self.gate_up_proj(hidden), self.activation))
 
 
 def soft_capped(values: Tensor, cap: float) -> Tensor:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels.kv_write import Rotation
+from ...kernels.kv_cache.types import Rotation
 from ...protocol.errors import ModelLoadError
 
 

@@ -11,7 +11,7 @@ from ...protocol.errors import MissingDependencyError
 from ...protocol.http.server import DRAIN_S, bind_socket, exit_with_parent, serve
 
 if TYPE_CHECKING:
-    from ...kernels.backend import AttentionChoice
+    from ...kernels.runtime.backend import AttentionChoice
     from ..engine.config import Policy
     from ..engine.process.messages import Load
 

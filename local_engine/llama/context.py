@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ...kernels.contention import ThreadGovernor
-from ...kernels.native_library import holding
+from ...kernels.runtime.contention import ThreadGovernor
+from ...kernels.runtime.native_library import holding
 from ...protocol.errors import EngineError, ModelLoadError
 from ..machine.memory_fit import KvCacheType
 from .library import Floats, LlamaModel, llama

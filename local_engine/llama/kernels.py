@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...kernels.native_library import NativeBuildError, load_from
+from ...kernels.runtime.native_library import NativeBuildError, load_from
 from ...model_files.gguf_header import GgufHeader
 from ...protocol.errors import ConfigurationError
 from ..machine.machine import this_machine

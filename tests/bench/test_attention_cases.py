@@ -7,8 +7,8 @@ import os
 import pytest
 import torch
 from updraft.bench.attention_cases import Workload, attention_case, attention_cases
-from updraft.kernels.attention_launch import AttentionShape
-from updraft.kernels.attention_metadata import AttentionPlanner
+from updraft.kernels.attention.launch import AttentionShape
+from updraft.kernels.attention.metadata import AttentionPlanner
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"

@@ -9,13 +9,11 @@ import pytest
 from updraft import bench
 from updraft.bench import step_cases
 from updraft.bench.step_cases import (
-    coupled_case,
     edits_case,
     kv_write_case,
     logprobs_case,
     probabilities_case,
     qk_norm_case,
-    rejection_case,
     truncated_case,
 )
 
@@ -26,8 +24,6 @@ CASES = [
     (probabilities_case(3, 64, "cpu"), 2 * 3 * 64 * 4),
     (logprobs_case(3, 64, "cpu"), 3 * 64 * 4),
     (edits_case(3, 80, "cpu"), 3 * 64 * 80),
-    (coupled_case(3, 2, 64, "cpu"), 3 * 2 * 8 + 2 * 3 * 3 * 8),
-    (rejection_case(3, 2, 64, "cpu"), 2 * 3 * 64 * 4 + 2 * 4 * 3 * 2),
 ]
 
 
@@ -48,12 +44,12 @@ def test_every_kernel_has_a_case() -> None:
     folder = Path(bench.__file__).parent
     asked = " ".join(path.read_text() for path in folder.glob("*_cases.py"))
     offered: set[str] = set()
-    for path in (folder.parent / "kernels").glob("*.py"):
+    for path in (folder.parent / "kernels").rglob("*.py"):
         tree = ast.parse(path.read_text())
         offered |= {
             node.name
             for node in tree.body
             if isinstance(node, ast.FunctionDef) and "if uses_triton(" in ast.unparse(node) and node.name[0] != "_"
         }
-    assert {"write_kv_", "gated", "rms_norm", "sample", "add_lora"} <= offered
+    assert {"write_kv_", "gated_activation", "rms_norm", "sample", "add_lora"} <= offered
     assert not {name for name in offered - {"thresholds"} if name not in asked}  # `sample` calls that

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 from updraft.bench.kernels import Case
 from updraft.bench.tune import candidates, keep, merged, tune
 from updraft.cli.main import app
-from updraft.kernels.attention_launch import AttentionShape, attention_launch
-from updraft.kernels.gated import gated_launch
-from updraft.kernels.launch import Launch, launch_for, read_launches
-from updraft.kernels.quantized_launch import Gpu, Product, launch_of
-from updraft.kernels.row_launch import row_launch
+from updraft.kernels.activation.launch import gated_activation_launch
+from updraft.kernels.attention.launch import AttentionShape, attention_launch
+from updraft.kernels.linear.launch import Gpu, MatmulShape, matmul_launch
+from updraft.kernels.runtime.launch import Launch, launch_for, read_launches
+from updraft.kernels.runtime.row_launch import row_launch
 from updraft.protocol.errors import ConfigurationError
 
 HEURISTIC = Launch(4, 2, {"BLOCK_N": 64})
@@ -107,8 +107,8 @@ def candidates_of(launch: Launch, kernel: str = "paged_attention") -> list[Launc
     [
         ("paged_attention", attention_launch(AttentionShape(32, 8, 128, 64), 1, "none"), "BLOCK_N"),
         ("rms_norm", row_launch("rms_norm", 1024, "none"), "ROWS"),
-        ("gated", gated_launch(4096, "none"), "BLOCK"),
-        ("int8_kernel", launch_of("int8_kernel", Product(1, 64, 2), Gpu("none", 8)), "BLOCK_FEATURES"),
+        ("gated", gated_activation_launch(4096, "none"), "BLOCK"),
+        ("int8_kernel", matmul_launch("int8_kernel", MatmulShape(1, 64, 2), Gpu("none", 8)), "BLOCK_FEATURES"),
     ],
 )
 def test_candidates_differ_in_one_thing(kernel: str, launch: Launch, free: str) -> None:

@@ -13,21 +13,21 @@ from updraft.cli.main import app
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from updraft.router.accounting.ledger import Ledger
 from updraft.router.accounting.prices import Prices
-from updraft.router.accounting.request_record import Asked, Record
-from updraft.router.gates.gates import Verdict
+from updraft.router.accounting.request_record import CloudCall, RequestRecord
+from updraft.router.gates.gates import GateDecision
 from updraft.router.request.caller import Caller
 from updraft.router.tiers.interfaces import CloudUsage
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Path:
-    record = Record(Prices(), "big", "chatcmpl-1", "auto", Caller("0123456789abcdef"))
-    record.decide(Verdict(0, escalate=False, reason="both tiers may answer"))
-    record.judged(Verdict(2, escalate=False, reason="going well", p_gain=0.1, threshold=0.5))
-    record.judged(Verdict(2, escalate=False, reason="still going well", p_gain=0.2, threshold=0.5))
-    record.decide(Verdict(3, escalate=True, reason="not good [enough]", p_gain=0.9, threshold=0.5))
+    record = RequestRecord(Prices(), "big", "chatcmpl-1", "auto", Caller("0123456789abcdef"))
+    record.decide(GateDecision(0, escalate=False, reason="both tiers may answer"))
+    record.judged(GateDecision(2, escalate=False, reason="going well", p_gain=0.1, threshold=0.5))
+    record.judged(GateDecision(2, escalate=False, reason="still going well", p_gain=0.2, threshold=0.5))
+    record.decide(GateDecision(3, escalate=True, reason="not good [enough]", p_gain=0.9, threshold=0.5))
     record.route = "escalated"
-    record.asked.append(Asked("big", counted=CloudUsage(11, 4, 2, 4)))
+    record.cloud_calls.append(CloudCall("big", counted=CloudUsage(11, 4, 2, 4)))
     record.local_s, record.cloud_s = 0.25, 0.5
     path = tmp_path / "ledger.sqlite3"
     written = Ledger(path)
@@ -51,8 +51,8 @@ def test_it_says_who_why_and_for_how_much(ledger: Path) -> None:
 
 
 def test_what_a_caller_sent_commands_no_terminal(tmp_path: Path) -> None:
-    record = Record(Prices(), "big", "chatcmpl-1", "\x1b[2J\x1b]0;mine\x07evil\u202e" + "m" * 5000)
-    record.decide(Verdict(0, escalate=True, reason="unknown \x9b2J`\nanswered  by the device" + "x" * 5000))
+    record = RequestRecord(Prices(), "big", "chatcmpl-1", "\x1b[2J\x1b]0;mine\x07evil\u202e" + "m" * 5000)
+    record.decide(GateDecision(0, escalate=True, reason="unknown \x9b2J`\nanswered  by the device" + "x" * 5000))
     path = tmp_path / "ledger.sqlite3"
     written = Ledger(path)
     written.record(record.row(404))

@@ -17,6 +17,7 @@ ROOMS = {
         "errors flags noise unicode_forms wal",
     ],
     "text": ["tools", "grammars", "tokenizer", "templates", "detokenize logit_edits fair_queue"],
+    "kernels": ["decoder", "attention", "activation kv_cache linear lora norm sampling", "runtime"],
     "local_engine": [
         "tuning",
         "opening",
@@ -127,6 +128,21 @@ def upwards(room: str, floors: Iterable[str], imports: Mapping[str, set[str]]) -
 @pytest.mark.parametrize("room", ROOMS)
 def test_the_folders_of_a_room_import_downwards(room: str, graph: dict[str, set[str]]) -> None:
     assert upwards(room, ROOMS[room], graph) == []
+
+
+def test_inside_an_operation_ops_is_the_top_and_types_the_bottom(graph: dict[str, set[str]]) -> None:
+    """A dispatcher is asked from above only; types know nobody beside them."""
+    wrong: list[str] = []
+    for source, targets in sorted(graph.items()):
+        if not source.startswith("kernels.") or source.count(".") < 2:
+            continue
+        operation, module = source.split(".")[1:3]
+        for target in targets:
+            into_ops = target.startswith("kernels.") and target.endswith(".ops") and module != "ops"
+            beside = target.startswith(f"kernels.{operation}.") and module == "types"
+            if into_ops or beside:
+                wrong.append(f"{source} imports {target}")
+    assert wrong == []
 
 
 def test_an_import_that_goes_up_is_found() -> None:

@@ -54,6 +54,6 @@ def test_kernels_are_told_from_what_they_call() -> None:
 
 def test_every_kernel_is_specified() -> None:
     specified = {spec.kernel.fn.__name__ for path in FILES for spec in specs_in(path)}
-    launched = launched_kernels(path.read_text() for path in KERNELS.glob("*.py"))
+    launched = launched_kernels(path.read_text() for path in KERNELS.rglob("*.py"))
     assert len(launched) > 20
     assert specified == launched

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from attention_checks import Place, ReplayedAttention, attention_error
-from updraft.kernels import paged_attention_triton
-from updraft.kernels.attention_launch import AttentionShape
+from updraft.kernels.attention import triton as paged_attention_triton
+from updraft.kernels.attention.launch import AttentionShape
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="not interpreted")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from updraft.kernels.attention import LayerAttention, QuerySpan
-from updraft.kernels.attention_launch import AttentionShape
-from updraft.kernels.attention_metadata import AttentionPlanner
-from updraft.kernels.triton_attention import CacheScales, TritonPagedAttention
+from updraft.kernels.attention.launch import AttentionShape
+from updraft.kernels.attention.metadata import AttentionPlanner
+from updraft.kernels.attention.triton_attention import TritonAttention
+from updraft.kernels.attention.types import CacheScales, LayerAttention, QuerySpan
 
 #: (tokens in the cache, new ones) of each sequence.
 Chunks = Sequence[tuple[int, int]]
@@ -80,7 +80,7 @@ def attention_error(shape: AttentionShape, chunks: Chunks, place: Place, window:
     query = projected[:, : shape.heads].clone()
     layer, scales = LayerAttention(0, shape.head_dim**-0.5, window), place.scales
     metadata = AttentionPlanner.on(place.device, shape).metadata(spans, rows + 3)
-    given = TritonPagedAttention(cache, metadata, shape, scales=scales).attend(layer, projected, None)
+    given = TritonAttention(cache, metadata, shape, scales=scales).attend(layer, projected, None)
     assert not given[rows:].any()
     expected = exact(query, cache[0], spans, layer, scales or CacheScales())
     return float((given - expected)[:rows].norm() / expected[:rows].norm())
@@ -95,7 +95,7 @@ class ReplayedAttention:
         planner = AttentionPlanner.on(place.device, shape)
         blocks = max(len(span.block_table) for span in self.spans)
         self._buffers = planner.graph_metadata(8, most_sequences=8, most_blocks=blocks)
-        self._attention = TritonPagedAttention(self._cache, self._buffers.metadata, shape)
+        self._attention = TritonAttention(self._cache, self._buffers.metadata, shape)
         heads = shape.heads + 2 * shape.kv_heads
         self._projected = torch.randn(8, heads, shape.head_dim, device=place.device).to(place.dtype)
 

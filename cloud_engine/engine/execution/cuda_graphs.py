@@ -15,9 +15,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ....kernels.attention import QuerySpan
-from ....kernels.attention_backends import TritonBackend
-from ....kernels.attention_metadata import GraphMetadata
+from ....kernels.attention.metadata import GraphMetadata
+from ....kernels.attention.ops import TritonBackend
+from ....kernels.attention.types import QuerySpan
 from ...models.decoder import Decoder
 from .host_device_copy import to_device
 

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ....kernels.attention import QuerySpan
-from ....kernels.attention_backends import TritonBackend, choose_backend
-from ....kernels.backend import AttentionChoice, BackendName
-from ....kernels.native_attention import NativeAttention
-from ....kernels.native_library import load
-from ....kernels.packed_linear import least_rows, pack_linears
-from ....kernels.ragged_batch import Passes, RaggedBatch
-from ....kernels.sampling import Sampling
-from ....kernels.sampling import sample as sample_rows
+from ....kernels.attention.cpu import NativeAttention
+from ....kernels.attention.ops import TritonBackend, choose_backend
+from ....kernels.attention.ragged_batch import Passes, RaggedBatch
+from ....kernels.attention.types import QuerySpan
+from ....kernels.linear.ops import least_rows, pack_linears
+from ....kernels.runtime.backend import AttentionChoice, BackendName
+from ....kernels.runtime.native_library import load
+from ....kernels.sampling.ops import sample as sample_rows
+from ....kernels.sampling.types import Sampling
 from ...models.compile import CompiledDecoder, compile_decoder
 from ...models.decoder import Decoder
 from ..config import EngineConfig

@@ -5,7 +5,7 @@ token depends on the request's seed, the token's position and its id, and on not
 tokens whatever else is in the batch, and a draft token can be verified by asking whether it is the very token that
 would have been sampled: the output with a draft is then the output without one, not only equal in distribution.
 
-Here the options of all rows become columns, which go to the device in one copy; `kernels/sampling.py` does the rest.
+Here the options of all rows become columns, which go to the device in one copy. `kernels/sampling` does the rest.
 """
 
 # torch leaves `from_numpy` and `tolist` untyped
@@ -20,12 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....kernels.logit_edits import FlatEdits, apply_edits_
-from ....kernels.probabilities import MOST_REPORTED, likeliest
-from ....kernels.probabilities import log_probabilities as top_log_probabilities
-from ....kernels.sampling import Sampling
-from ....kernels.sampling import sample as sample_rows
-from ....kernels.truncation import Truncation
+from ....kernels.sampling.ops import MAX_TOP_LOGPROBS, apply_edits_, stable_topk
+from ....kernels.sampling.ops import log_probabilities as top_log_probabilities
+from ....kernels.sampling.ops import sample as sample_rows
+from ....kernels.sampling.types import FlatEdits, Sampling, Truncation
 from ....protocol.noise import WORD
 from ....protocol.sampling import LEAST_TEMPERATURE
 from ....text.logit_edits import LogitEdits
@@ -65,11 +63,11 @@ def log_probabilities(logits: Tensor, chosen: Sequence[int], num_top: int) -> li
 
 def _scores(logits: Tensor, chosen: Tensor, num_top: int) -> Tensor:
     """(rows, 1 + 2 * num_top) float64, so that one copy brings all: of the chosen token, ids of the top, and theirs."""
-    if logits.is_cuda and num_top <= MOST_REPORTED:
+    if logits.is_cuda and num_top <= MAX_TOP_LOGPROBS:
         picked, values, ids = top_log_probabilities(logits, chosen, num_top)
     else:  # the likeliest are looked for, not sorted out of the whole vocabulary
         logprobs = logits.log_softmax(dim=-1)
-        values, ids = likeliest(logprobs, num_top)
+        values, ids = stable_topk(logprobs, num_top)
         picked = logprobs.gather(1, chosen[:, None]).flatten()
     return torch.cat((picked[:, None].double(), ids.double(), values.double()), dim=1)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from ....kernels.contention import ThreadGovernor
+from ....kernels.runtime.contention import ThreadGovernor
 from ..config import EngineConfig
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from ....kernels.backend import kernel_cache, num_multiprocessors
-from ....kernels.row_launch import power_of_two
-from ....kernels.vocabulary_launch import share_row
+from ....kernels.runtime.backend import kernel_cache, num_multiprocessors
+from ....kernels.runtime.numeric import next_power_of_2
+from ....kernels.sampling.launch import split_row
 from ....protocol.sampling import SamplingParams
 from ....text.logit_edits import LogitEditor
 from ..types.sampling_row import SamplingRow
@@ -58,7 +58,7 @@ def row_counts(most: int, vocabulary: int, multiprocessors: int) -> list[int]:
     """Of up to `most` rows to sample, one number for each size of kernel that a row's programs are put together by."""
     found: dict[int, int] = {}
     for rows in range(1, min(most, _MOST_ROWS) + 1):
-        found.setdefault(power_of_two(share_row(rows, vocabulary, multiprocessors).programs), rows)
+        found.setdefault(next_power_of_2(split_row(rows, vocabulary, multiprocessors).programs), rows)
     return list(found.values())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....kernels.attention_backends import CacheSpec
+from ....kernels.attention.types import CacheSpec
 from ...models.decoder import Decoder
 
 

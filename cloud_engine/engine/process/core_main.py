@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 import zmq
 
-from ....kernels.host_memory import keep_freed_memory
+from ....kernels.runtime.host_memory import keep_freed_memory
 from ....protocol.errors import MissingDependencyError, UpdraftError
 from .core_process import COMMANDS, PULSE_S, REPORTS
 from .messages import (

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ....kernels.attention import QuerySpan
+from ....kernels.attention.types import QuerySpan
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
 from ..config import EngineConfig

@@ -26,7 +26,7 @@ from updraft.classifier.policy.text_policy import TextPolicy
 from updraft.classifier.target import Aim
 from updraft.classifier.training.train_text import Material, Recipe
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
-from updraft.router.gates.exploration import LearningGates
+from updraft.router.gates.exploration import ExplorationGates
 from updraft.router.tiers.interfaces import LocalAnswer
 
 RECIPE = Recipe({"local": "small", "cloud": "large"}, [], "", "2026-11-22")
@@ -334,7 +334,7 @@ def test_what_gate_1_sends_up_stays_in_the_promise(tmp_path: Path) -> None:
     """Proofs are what the local model gets confidently wrong, and what gate 1 of the policy in use catches."""
     rng, coin = np.random.default_rng(8), random.Random(8)
     careful, careless = (
-        LearningGates(ScriptedGates(before=caught), exploration=0.4, rng=coin) for caught in (True, False)
+        ExplorationGates(ScriptedGates(before=caught), exploration=0.4, rng=coin) for caught in (True, False)
     )
     rows: list[Observation] = []
     for i in range(1_200):
@@ -363,7 +363,7 @@ def test_what_gate_1_sends_up_stays_in_the_promise(tmp_path: Path) -> None:
                 10,
                 "cloud",
                 told,
-                drawn=int(verdict.drawn > 0),
+                drawn=int(verdict.exploration_chance > 0),
             )
         )
     policy = learn(rows, RECIPE, tmp_path)

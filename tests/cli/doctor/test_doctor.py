@@ -30,7 +30,7 @@ def test_a_build_that_segfaults_is_reported(updraft, tmp_path, environment) -> N
     check = findings(done)["llama.cpp"]
     assert check["status"] == "fail"
     assert "SIGSEGV" in check["found"]
-    assert "llama_build" in check["fix"]
+    assert "llama.build" in check["fix"]
 
 
 @pytest.mark.parametrize("command", [("ask", "--tier", "local", "hi"), ("serve", "--port", "0")])
@@ -39,7 +39,7 @@ def test_a_build_that_segfaults_takes_no_command_down(updraft, tmp_path, environ
     done = updraft(*command, env={**env, "UPDRAFT_OFFLINE": "1"})
     assert done.returncode > 0
     assert "SIGSEGV" in done.stderr
-    assert "llama_build" in done.stderr
+    assert "llama.build" in done.stderr
 
 
 def test_a_build_that_does_not_import_is_reported(updraft, tmp_path, environment) -> None:

@@ -16,8 +16,8 @@ from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.cloud_engine.models.config import ModelConfig
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.rope import RotaryConfig
-from updraft.kernels import packed_linear
-from updraft.kernels.onednn_linear import OneDnnLinear
+from updraft.kernels.linear import ops as linear_ops
+from updraft.kernels.linear.onednn import OneDnnLinear
 from updraft.protocol.errors import ConfigurationError
 from updraft.protocol.sampling import SamplingParams
 
@@ -45,7 +45,7 @@ def computing(request: pytest.FixtureRequest, dtype: torch.dtype, monkeypatch: p
     options = {"dtype": str(dtype).removeprefix("torch.")}
     if request.param == "the fastest here":
         return options
-    monkeypatch.setattr(packed_linear, "_is_ahead_of_onednn", lambda *_: False)
+    monkeypatch.setattr(linear_ops, "_beats_onednn", lambda *_: False)
     return {**options, "attention_backend": "torch"}
 
 
@@ -202,7 +202,7 @@ def test_long_sums_in_pieces_are_the_same_sums() -> None:
 
 
 def test_a_model_that_was_packed_by_onednn_without_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_linear, "_is_ahead_of_onednn", lambda *_: False)
+    monkeypatch.setattr(linear_ops, "_beats_onednn", lambda *_: False)
     model = wide_model(torch.float32)
     Engine(ServedModel(model), EngineConfig())
     with pytest.raises(ConfigurationError, match="Load it once more"):

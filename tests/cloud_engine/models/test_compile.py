@@ -17,9 +17,9 @@ from updraft.cloud_engine.models.compile import compile_decoder
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.layers import Embedding
 from updraft.cloud_engine.models.loading.loader import load_model
-from updraft.kernels.attention import QuerySpan
-from updraft.kernels.native_library import load
-from updraft.kernels.ragged_batch import RaggedBatch
+from updraft.kernels.attention.ragged_batch import RaggedBatch
+from updraft.kernels.attention.types import QuerySpan
+from updraft.kernels.runtime.native_library import load
 from updraft.protocol.errors import ConfigurationError
 from updraft.protocol.sampling import SamplingParams
 

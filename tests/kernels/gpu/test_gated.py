@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.nn import functional
-from updraft.kernels.gated import gated
+from updraft.kernels.activation.ops import gated_activation
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -18,4 +18,4 @@ def test_gated(rows, size, activation) -> None:
     gate, up = gate_up.double().chunk(2, dim=-1)
     active = functional.silu(gate) if activation == "silu" else functional.gelu(gate, approximate="tanh")
     expected = active * up
-    assert float((gated(gate_up, activation).double() - expected).norm() / expected.norm()) < 4e-3
+    assert float((gated_activation(gate_up, activation).double() - expected).norm() / expected.norm()) < 4e-3

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from nothing_waits import nothing_waits
-from updraft.kernels.lora import LoraPlan, LoraWeights, add_lora
+from updraft.kernels.lora.ops import add_lora
+from updraft.kernels.lora.types import LoraPlan, LoraWeights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -8,11 +8,13 @@ import pytest
 import torch
 from attention_checks import Place, ReplayedAttention, attention_error, filled_cache
 from nothing_waits import nothing_waits
-from updraft.kernels.attention import LayerAttention
-from updraft.kernels.attention_launch import AttentionShape
-from updraft.kernels.attention_metadata import AttentionPlanner
-from updraft.kernels.kv_write import HeadNorms, HeadRule, Rotation, write_kv_, write_kv_reference_
-from updraft.kernels.triton_attention import TritonPagedAttention
+from updraft.kernels.attention.launch import AttentionShape
+from updraft.kernels.attention.metadata import AttentionPlanner
+from updraft.kernels.attention.triton_attention import TritonAttention
+from updraft.kernels.attention.types import LayerAttention
+from updraft.kernels.kv_cache.ops import write_kv_
+from updraft.kernels.kv_cache.reference import write_kv_reference_
+from updraft.kernels.kv_cache.types import HeadNorms, HeadTransform, Rotation
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -67,9 +69,9 @@ def test_a_step_does_not_wait_for_the_device() -> None:
     planner = AttentionPlanner.on(CUDA, shape)
     spans, cache = filled_cache(shape, [(5000, 1), (3, 1)], BF16)
     projected = torch.randn(2, 48, 128, device="cuda").bfloat16()
-    TritonPagedAttention(cache, planner.metadata(spans), shape).attend(LayerAttention(0, 0.1), projected, None)
+    TritonAttention(cache, planner.metadata(spans), shape).attend(LayerAttention(0, 0.1), projected, None)
     with nothing_waits():
-        attention = TritonPagedAttention(cache, planner.metadata(spans), shape)
+        attention = TritonAttention(cache, planner.metadata(spans), shape)
         attention.attend(LayerAttention(0, 0.1), projected, None)
 
 
@@ -80,7 +82,7 @@ def test_kv_write(head_dim: int, pairs: int, cache_dtype: torch.dtype) -> None:
     projected = torch.randn(300, 12, head_dim, device="cuda").bfloat16()
     angles = torch.rand(300, pairs, device="cuda") * 6
     weights = torch.randn(2, head_dim, device="cuda").bfloat16()
-    rule = HeadRule(HeadNorms(weights[0], weights[1], 1e-6), key_scale=0.5, value_scale=0.25)
+    rule = HeadTransform(HeadNorms(weights[0], weights[1], 1e-6), key_scale=0.5, value_scale=0.25)
     rotation = Rotation(angles.cos(), angles.sin())
     slots = torch.randperm(400, device="cuda")[:300].int()
     slots[::7] = -1

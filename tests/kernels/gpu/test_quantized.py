@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from updraft.kernels.quantized import (
-    Fp8Weight,
-    QuantizedWeight,
-    quantize_fp8,
-    quantize_int4,
-    quantize_int8,
-    quantize_tokens_reference,
-    quantized_linear,
-)
+from updraft.kernels.linear.ops import quantized_linear
+from updraft.kernels.linear.quantization import quantize_fp8, quantize_int4, quantize_int8
+from updraft.kernels.linear.reference import quantize_tokens_reference
+from updraft.kernels.linear.types import Fp8Weight, QuantizedWeight
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -62,7 +57,7 @@ def test_products_agree_with_float64(name: str, shape: tuple[int, int, int], dty
     torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="needs FP8 tensor cores"
 )
 def test_tokens_become_fp8_as_in_the_reference() -> None:
-    from updraft.kernels.quantized_triton import quantize_tokens
+    from updraft.kernels.linear.triton import quantize_tokens
 
     hidden = drawn(300, 4100).bfloat16()
     hidden[7] = 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from updraft.kernels.rms_norm import Norm, add_rms_norm, qk_norm_, rms_norm
+from updraft.kernels.norm.ops import add_rms_norm, qk_norm_, rms_norm
+from updraft.kernels.norm.types import Norm
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

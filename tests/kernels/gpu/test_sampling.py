@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from updraft.kernels.logit_edits import FlatEdits, apply_edits_
-from updraft.kernels.probabilities import log_probabilities, probabilities
-from updraft.kernels.sampling import Sampling, row_thresholds, sample
-from updraft.kernels.truncation import Truncation, ranks
-from updraft.kernels.verification import Chances, Drafts, verify_by_rejection, verify_coupled
+from updraft.kernels.sampling.ops import apply_edits_, log_probabilities, probabilities, row_thresholds, sample
+from updraft.kernels.sampling.reference import ranks
+from updraft.kernels.sampling.types import FlatEdits, Sampling, Truncation
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 VOCABULARY = 151_936
@@ -80,25 +78,6 @@ def test_edits() -> None:
     apply_edits_(on_gpu, FlatEdits(*(each.cuda() for each in (*edits, offsets))))
     apply_edits_(logits, FlatEdits(*edits, offsets))
     assert torch.equal(on_gpu.cpu(), logits)
-
-
-def test_verification_is_that_of_the_cpu() -> None:
-    lengths = torch.tensor([3, 0, 8, 1, 5])
-    starts = torch.cat((torch.zeros(1), lengths.cumsum(0))).int()
-    total, rows = int(lengths.sum()), int(lengths.sum()) + 5
-    target, draft = (some_logits(number, 32_000).softmax(-1) for number in (rows, total))
-    token_ids, seeds = draft.argmax(-1), torch.arange(rows)
-    for q in (draft, None):
-        expected = verify_by_rejection(Drafts(token_ids, starts, 8), Chances(target, q, seeds, seeds))
-        chances = Chances(target.cuda(), None if q is None else q.cuda(), seeds.cuda(), seeds.cuda())
-        got = verify_by_rejection(Drafts(token_ids.cuda(), starts.cuda(), 8), chances)
-        assert torch.equal(got.accepted.cpu(), expected.accepted)
-        assert torch.equal(got.tokens.cpu(), expected.tokens)
-    sampled = torch.randint(0, 2, (rows,))
-    drafts = torch.randint(0, 2, (total,))
-    expected = verify_coupled(Drafts(drafts, starts, 8), sampled)
-    got = verify_coupled(Drafts(drafts.cuda(), starts.cuda(), 8), sampled.cuda())
-    assert torch.equal(got.tokens.cpu(), expected.tokens)
 
 
 def test_a_graph_samples_what_is_in_its_buffers() -> None:

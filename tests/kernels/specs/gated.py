@@ -1,15 +1,15 @@
 """Gated activations in the dtypes that models are served in."""
 
 from kernel_compiler import Spec
-from updraft.kernels.gated import gated_launch
-from updraft.kernels.gated_triton import gated_kernel
+from updraft.kernels.activation.launch import gated_activation_launch
+from updraft.kernels.activation.triton import gated_activation_kernel
 
 
 def _gated(activation: str, dtype: str, size: int) -> Spec:
-    launch = gated_launch(size, "cpu")
+    launch = gated_activation_launch(size, "cpu")
     return Spec(
         f"{activation}-{dtype}-{size}",
-        gated_kernel,
+        gated_activation_kernel,
         {"gate_up": f"*{dtype}", "out": f"*{dtype}", "size": "i32", "row_stride": "i32"},
         {"ACTIVATION": activation, **launch.tiles},
         ("gate_up", "out", "size", "row_stride"),

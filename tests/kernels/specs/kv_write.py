@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernel_compiler import Spec
-from updraft.kernels.kv_write_triton import write_kv_kernel
+from updraft.kernels.kv_cache.triton import write_kv_kernel
 
 
 def write(name: str, head_dim: int, *, pairs: int | None = None, cache: str = "bf16", **flags: bool) -> Spec:

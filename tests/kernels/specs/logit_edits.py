@@ -1,7 +1,7 @@
 """Edits of float32 logits."""
 
 from kernel_compiler import Spec
-from updraft.kernels.logit_edits_triton import edit_kernel
+from updraft.kernels.sampling.triton_logit_edits import edit_kernel
 
 _POINTERS = {"logits": "*fp32", "rows": "*i32", "token_ids": "*i32", "divisors": "*fp32", "offsets": "*fp32"}
 SPECS = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernel_compiler import Spec
-from updraft.kernels.lora_triton import _BLOCK_FEATURES, block_inputs, expand_kernel, shrink_kernel
+from updraft.kernels.lora.triton import _BLOCK_FEATURES, block_inputs, expand_kernel, shrink_kernel
 
 INDICES = {"rows": "*i32", "tiles": "*i32"}
 

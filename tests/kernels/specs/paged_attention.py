@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kernel_compiler import Spec
-from updraft.kernels.attention_launch import AttentionShape, attention_launch, programs_at_once
-from updraft.kernels.launch import Launch
-from updraft.kernels.paged_attention_triton import attend_kernel, merge_kernel
+from updraft.kernels.attention.launch import AttentionShape, attention_launch, programs_at_once
+from updraft.kernels.attention.triton import attend_kernel, merge_kernel
+from updraft.kernels.runtime.launch import Launch
 
 REGISTERS_OF_MULTIPROCESSOR = 65536
 REGISTERS_OF_THREAD = 255
@@ -23,7 +23,7 @@ def attend(
     """`registers`: where fewer programs fit than the planner counts on."""
     launch = attention_launch(shape, queries, "none")
     cache = "fp8e4nv" if shape.cache_bytes == 1 else dtype
-    pointers = {"out": dtype, "partial": "fp32", "partial_weight": "fp32", "query": dtype, "cache": cache}
+    pointers = {"out": dtype, "partial": "fp32", "partial_lse": "fp32", "query": dtype, "cache": cache}
     pointers |= {"work": "i32", "blocks": "i32"}
     signature = {pointer: f"*{element}" for pointer, element in pointers.items()}
     signature |= dict.fromkeys(("query_stride", "token_stride", "window"), "i32")
@@ -43,7 +43,7 @@ def attend(
         attend_kernel,
         signature,
         constexprs,
-        aligned=("out", "partial", "partial_weight", "query", "cache", "work", "query_stride", "token_stride"),
+        aligned=("out", "partial", "partial_lse", "query", "cache", "work", "query_stride", "token_stride"),
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
         least=90 if shape.cache_bytes == 1 else 80,
@@ -77,9 +77,9 @@ def merge(head_dim: int, dtype: str = "bf16") -> Spec:
     return Spec(
         f"merge-{dtype}-{head_dim}",
         merge_kernel,
-        {"out": f"*{dtype}", "partial": "*fp32", "partial_weight": "*fp32", "merges": "*i32"},
-        {"HEAD_DIM": head_dim, "PADDED_DIM": padded, "AT_ONCE": 16},
-        aligned=("out", "partial", "partial_weight", "merges"),
+        {"out": f"*{dtype}", "partial": "*fp32", "partial_lse": "*fp32", "merges": "*i32"},
+        {"HEAD_DIM": head_dim, "PADDED_DIM": padded, "BLOCK_SPLITS": 16},
+        aligned=("out", "partial", "partial_lse", "merges"),
         max_registers=64 if padded <= 128 else 80,
     )
 

@@ -1,13 +1,13 @@
 """Probabilities and reported log-probabilities of a vocabulary of 152 thousand tokens."""
 
 from kernel_compiler import Spec
-from updraft.kernels import probabilities_triton as kernels
-from updraft.kernels.vocabulary_launch import TILE
+from updraft.kernels.sampling import triton_probabilities as kernels
+from updraft.kernels.sampling.launch import TILE
 
 _TILES = 256  # the power of two that holds the tiles of the vocabulary
 
 
-def _kept(kernel: str, dtype: str, *, mask: bool, truncates: bool) -> Spec:
+def _truncated(kernel: str, dtype: str, *, mask: bool, truncates: bool) -> Spec:
     pointers = {"logits": f"*{dtype}", "temperatures": "*fp64", "tops": "*i64", "masses": "*fp32"}
     pointers |= {"mask": "*i32"} if mask else {}
     pointers |= {"thresholds": "*i64"} if truncates else {}
@@ -52,9 +52,9 @@ def _row_tops(most: int) -> Spec:
 
 
 SPECS = [
-    _kept("kept_survey", "fp32", mask=True, truncates=True),
-    _kept("normalise", "fp32", mask=False, truncates=True),
-    _kept("normalise", "bf16", mask=True, truncates=False),
+    _truncated("kept_tile_stats", "fp32", mask=True, truncates=True),
+    _truncated("normalise", "fp32", mask=False, truncates=True),
+    _truncated("normalise", "bf16", mask=True, truncates=False),
     _tile_tops("fp32"),
     _tile_tops("bf16"),
     _row_tops(1),

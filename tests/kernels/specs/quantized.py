@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from kernel_compiler import Spec
-from updraft.kernels.quantized import FP8_MAX, SMALLEST
-from updraft.kernels.quantized_launch import Gpu, Product, inputs_per_step, launch_of
-from updraft.kernels.quantized_triton import fp8_tokens_kernel, int4_kernel, int8_kernel, reduce_kernel
+from updraft.kernels.linear.launch import Gpu, MatmulShape, inputs_per_step, matmul_launch
+from updraft.kernels.linear.triton import fp8_tokens_kernel, int4_kernel, int8_kernel, reduce_kernel
+from updraft.kernels.linear.types import SMALLEST_SCALE
+from updraft.kernels.runtime.numeric import FP8_MAX
 
 COUNTS = dict.fromkeys(("num_tokens", "num_features", "num_steps", "token_stride", "split_steps"), "i32")
 #: By warps: so few that 10, 3 and 1 programs share a multiprocessor.
@@ -13,7 +14,7 @@ REGISTERS = {2: 96, 4: 160, 8: 255}
 
 
 def linear(kernel, weight: str, dtype: str, tokens: int, out: str, **constants: int) -> Spec:
-    launch = launch_of(kernel.__name__, Product(tokens, 4096, 32), Gpu("no such GPU", 132))
+    launch = matmul_launch(kernel.__name__, MatmulShape(tokens, 4096, 32), Gpu("no such GPU", 132))
     pointers = ("hidden", weight, "scale", "out")
     types = {"hidden": dtype, weight: "*i8" if weight == "weight" else "*i16", "scale": "*fp32", "out": out}
     return Spec(
@@ -52,7 +53,7 @@ SPECS = [
             "hidden": "*bf16", "out": "*fp8e4nv", "scale": "*fp32",
             **dict.fromkeys(("num_inputs", "token_stride", "out_stride"), "i32"),
         },
-        constexprs={"SMALLEST": SMALLEST, "MAXIMUM": FP8_MAX, "BLOCK": 4096},
+        constexprs={"SMALLEST": SMALLEST_SCALE, "MAXIMUM": FP8_MAX, "BLOCK": 4096},
         aligned=("hidden", "out", "num_inputs", "token_stride", "out_stride"),
         num_warps=8,
         least=90,

@@ -1,8 +1,8 @@
 """RMSNorm as models with rows from 1024 to 8192 and heads of 64 to 256 launch it."""
 
 from kernel_compiler import Spec
-from updraft.kernels.rms_norm_triton import qk_norm_kernel, rms_norm_kernel
-from updraft.kernels.row_launch import row_launch
+from updraft.kernels.norm.triton import qk_norm_kernel, rms_norm_kernel
+from updraft.kernels.runtime.row_launch import row_launch
 
 #: At 64 eight programs of 128 threads share a multiprocessor, at 96 five: more bytes under way than bandwidth asks for.
 _REGISTERS = {"bf16": 64, "fp16": 64, "fp32": 96}

@@ -1,8 +1,8 @@
 """The threshold search, by count and by mass, as large vocabularies launch it."""
 
 from kernel_compiler import Spec
-from updraft.kernels import truncation_triton as kernels
-from updraft.kernels.vocabulary_launch import TILE
+from updraft.kernels.sampling import triton_truncation as kernels
+from updraft.kernels.sampling.launch import TILE
 
 _ROW = {"temperatures": "*fp64", "state": "*i64", "tops": "*i64"}
 _SHAPE = dict.fromkeys(("vocabulary", "row_stride", "num_tiles", "row_tiles"), "i32")
@@ -11,11 +11,11 @@ _SHAPE = dict.fromkeys(("vocabulary", "row_stride", "num_tiles", "row_tiles"), "
 def _step(kernel: str, dtype: str, *, by_mass: bool, mask: bool) -> Spec:
     pointers = {**_ROW, "logits": f"*{dtype}", "sums": "*i64", "amounts": "*fp64" if by_mass else "*i32"}
     pointers |= {"mask": "*i32"} if mask else {}
-    pointers |= {"counts": "*i32", "left": "*i64"} if kernel != "narrow" else {}
+    pointers |= {"counts": "*i32", "left": "*i64"} if kernel != "radix_histogram" else {}
     integers = dict(_SHAPE)
-    if kernel == "narrow":
+    if kernel == "radix_histogram":
         integers["done"] = "i32"
-    if kernel == "finish":
+    if kernel == "radix_select":
         del integers["num_tiles"]
     return Spec(
         f"{kernel}-{dtype}-{by_mass=}-{mask=}",
@@ -28,11 +28,11 @@ def _step(kernel: str, dtype: str, *, by_mass: bool, mask: bool) -> Spec:
     )
 
 
-def _prepare(tiles: int) -> Spec:
+def _row_stats(tiles: int) -> Spec:
     pointers = {**_ROW, "masses": "*fp32", "top_k": "*i32", "top_p": "*fp64", "min_p": "*fp64"}
     return Spec(
-        f"prepare-{tiles}",
-        kernels.prepare_kernel,
+        f"row_stats-{tiles}",
+        kernels.row_stats_kernel,
         {**pointers, "vocabulary": "i32", "row_tiles": "i32"},
         {"HAS_TOP_K": True, "HAS_TOP_P": True, "HAS_MIN_P": True, "BLOCK": tiles},
         tuple(pointers),
@@ -54,8 +54,14 @@ def _kept_mass() -> Spec:
 
 
 SPECS = [
-    *(_step(kernel, "fp32", by_mass=True, mask=False) for kernel in ("narrow", "gather", "finish")),
-    *(_step(kernel, "bf16", by_mass=False, mask=True) for kernel in ("narrow", "gather", "finish")),
-    _prepare(256),
+    *(
+        _step(kernel, "fp32", by_mass=True, mask=False)
+        for kernel in ("radix_histogram", "gather_candidates", "radix_select")
+    ),
+    *(
+        _step(kernel, "bf16", by_mass=False, mask=True)
+        for kernel in ("radix_histogram", "gather_candidates", "radix_select")
+    ),
+    _row_stats(256),
     _kept_mass(),
 ]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from updraft.kernels.native_library import load_from
+from updraft.kernels.runtime.native_library import load_from
 from updraft.local_engine.llama import kernels as ggml
 from updraft.local_engine.llama.attention_check import Case, agrees
 from updraft.local_engine.machine.machine import this_machine

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from updraft.kernels.native_library import load_from
+from updraft.kernels.runtime.native_library import load_from
 from updraft.local_engine.llama import kernels as ggml
 from updraft.local_engine.llama.library import llama
 

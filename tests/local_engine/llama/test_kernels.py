@@ -18,7 +18,7 @@ import pytest
 from gguf import GGUFReader
 from updraft.bench.local_shapes import Shape, q4_k_m, q8_0
 from updraft.embedded.pocket import pocket_small_gguf
-from updraft.kernels.native_library import NativeBuildError, load_from
+from updraft.kernels.runtime.native_library import NativeBuildError, load_from
 from updraft.local_engine.engine import LocalEngine, LocalOptions
 from updraft.local_engine.llama import kernels as ggml
 from updraft.local_engine.llama import product_check as products

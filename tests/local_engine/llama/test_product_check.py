@@ -11,7 +11,7 @@ import pytest
 from gguf import GGMLQuantizationType, quants
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from updraft.kernels.native_library import load_from
+from updraft.kernels.runtime.native_library import load_from
 from updraft.local_engine.llama import kernels as ggml
 from updraft.local_engine.llama.product_check import KINDS, Factors, Kind, agrees
 from updraft.local_engine.machine.machine import this_machine

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
 from itertools import pairwise
 
 import gguf
-import numpy as np
 import pytest
 from gguf_shapes import Shape, write
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.kernels import contention
-from updraft.kernels.contention import ThreadGovernor, Usage, usage
+from updraft.kernels.runtime import contention
+from updraft.kernels.runtime.contention import ThreadGovernor, Usage, usage
 from updraft.local_engine.engine import LocalEngine, LocalOptions
-from updraft.local_engine.sampling.signal_meter import SignalMeter
 from updraft.protocol.sampling import SamplingParams
 
 
@@ -154,28 +149,3 @@ def speed(engine: LocalEngine, tokens: int = 60) -> float:
     next(run)
     started = time.perf_counter()
     return sum(1 for _ in run) / (time.perf_counter() - started)
-
-
-def test_a_busy_python_thread_does_not_hold_up_signals() -> None:
-    """It would keep the interpreter for the switch interval, each time that a step lets go of it."""
-    logits, meter = np.zeros((200, 20_000), np.float32), SignalMeter(20_000)
-    stop = threading.Event()
-    busy = threading.Thread(target=lambda: all(not stop.is_set() for _ in itertools.count()))
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(0.3)
-    busy.start()
-    try:
-        lost = max(seconds(lambda: time.sleep(0.005)) for _ in range(5))
-        took = max(seconds(lambda: meter.measure(logits)) for _ in range(5))
-    finally:
-        sys.setswitchinterval(before)
-        stop.set()
-        busy.join()
-    assert lost > 0.2, "who lets go of the interpreter waits for the busy thread"
-    assert took < 0.2
-
-
-def seconds(call: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started

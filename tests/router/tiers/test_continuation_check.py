@@ -20,13 +20,13 @@ def event(text: str, *, ends: bool = False) -> tuple[bytes, dict[str, Any]]:
 
 def read(begun: str, pieces: list[str]) -> tuple[str, str]:
     """The verdict, and what the caller is shown of the pieces."""
-    continuation, decision = Continuation(begun), "unknown"
+    continuation, verdict = Continuation(begun), "unknown"
     rest = list(pieces)
-    while rest and decision == "unknown":
+    while rest and verdict == "unknown":
         piece = rest.pop(0)
-        decision = continuation.take(event(piece, ends=not rest))
+        verdict = continuation.take(event(piece, ends=not rest))
     shown = [each[1]["choices"][0]["delta"]["content"] for each in continuation.events]
-    return decision, "".join([*shown, *rest])
+    return verdict, "".join([*shown, *rest])
 
 
 @pytest.mark.parametrize(
@@ -42,13 +42,13 @@ def read(begun: str, pieces: list[str]) -> tuple[str, str]:
         ("0, 0, 0, 0, 0, ", ["0, 0, 0, 0, 0, ", "0"], "continues", "0, 0, 0, 0, 0, 0"),
     ],
 )
-def test_what_a_cloud_says_first(begun: str, pieces: list[str], decision: str, shown: str) -> None:
-    assert read(begun, pieces) == (decision, shown)
+def test_what_a_cloud_says_first(begun: str, pieces: list[str], verdict: str, shown: str) -> None:
+    assert read(begun, pieces) == (verdict, shown)
 
 
 @given(st.text(max_size=40), st.lists(st.text(max_size=8), min_size=1, max_size=8))
 def test_nothing_is_lost_but_what_is_said_again(begun: str, pieces: list[str]) -> None:
-    decision, shown = read(begun, pieces)
+    verdict, shown = read(begun, pieces)
     said = "".join(pieces)
-    assert decision != "unknown"
-    assert shown == said if decision != "repeats" else (begun.lstrip() + shown).endswith(said.lstrip())
+    assert verdict != "unknown"
+    assert shown == said if verdict != "repeats" else (begun.lstrip() + shown).endswith(said.lstrip())

@@ -8,16 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 from updraft.cloud_engine.engine.kv.cache_spec import cache_spec
-from updraft.kernels.attention import QuerySpan
-from updraft.kernels.attention_backends import (
-    AttentionBackend,
-    NativeBackend,
-    TorchBackend,
-    TritonBackend,
-    choose_backend,
-)
-from updraft.kernels.native_library import load
-from updraft.kernels.ragged_batch import RaggedBatch
+from updraft.kernels.attention.ops import AttentionBackend, NativeBackend, TorchBackend, TritonBackend, choose_backend
+from updraft.kernels.attention.ragged_batch import RaggedBatch
+from updraft.kernels.attention.types import QuerySpan
+from updraft.kernels.runtime.native_library import load
 from updraft.protocol.errors import ConfigurationError
 
 if not torch.cuda.is_available():

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from updraft.cloud_engine.engine.execution.cuda_graphs import GraphLimits, Rung, StepGraphs, ladder, rung_for
 from updraft.cloud_engine.engine.execution.model_runner import Chunk, Runner
 from updraft.cloud_engine.engine.kv.cache_spec import cache_spec
-from updraft.kernels.attention import QuerySpan
-from updraft.kernels.attention_backends import TritonBackend
-from updraft.kernels.ragged_batch import RaggedBatch
+from updraft.kernels.attention.ops import TritonBackend
+from updraft.kernels.attention.ragged_batch import RaggedBatch
+from updraft.kernels.attention.types import QuerySpan
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before triton is first imported

@@ -13,10 +13,10 @@ from updraft.cloud_engine.engine.execution.model_runner import Runner
 from updraft.cloud_engine.engine.execution.sampler import _flat, sampling_of
 from updraft.cloud_engine.engine.execution.warm_up import make_ready, prompt_lengths, row_counts
 from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
-from updraft.kernels.attention_launch import AttentionShape, tile_rows
-from updraft.kernels.backend import kernel_cache
-from updraft.kernels.row_launch import power_of_two
-from updraft.kernels.vocabulary_launch import share_row
+from updraft.kernels.attention.launch import AttentionShape, tile_rows
+from updraft.kernels.runtime.backend import kernel_cache
+from updraft.kernels.runtime.numeric import next_power_of_2
+from updraft.kernels.sampling.launch import split_row
 from updraft.protocol.sampling import SamplingParams
 from updraft.text.logit_edits import LogitEditor
 
@@ -33,7 +33,7 @@ def test_prompts_of_all_ways_to_attend(heads: int, kv_heads: int, head_dim: int)
 @pytest.mark.parametrize("multiprocessors", [132, 20])
 def test_rows_of_all_sizes_of_kernels(vocabulary: int, multiprocessors: int) -> None:
     def size(rows: int) -> int:
-        return power_of_two(share_row(rows, vocabulary, multiprocessors).programs)
+        return next_power_of_2(split_row(rows, vocabulary, multiprocessors).programs)
 
     counts = row_counts(300, vocabulary, multiprocessors)
     assert {size(rows) for rows in counts} == {size(rows) for rows in range(1, 301)}

@@ -1,0 +1,1 @@
+"""Gated activations of feed-forward layers."""

@@ -1,0 +1,38 @@
+"""Gated activations in C for CPUs: one call and one pass."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from ..runtime.native_library import loaded
+from .types import Activation
+
+
+class _GateCall(ctypes.Structure):
+    """`GateCall` of native/calls.h, field for field."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("gate_up", "out")),
+        *((name, ctypes.c_int64) for name in ("rows", "size", "stride", "is_gelu", "num_threads", "is_bf16")),
+    )
+
+
+def native_gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
+    """`gated_activation` of rows that pass `uses_native`."""
+    size = gate_up.shape[1] // 2
+    out = gate_up.new_empty((len(gate_up), size))
+    call = _GateCall(
+        gate_up=gate_up.data_ptr(),
+        out=out.data_ptr(),
+        rows=len(gate_up),
+        size=size,
+        stride=gate_up.stride(0),
+        is_gelu=activation == "gelu_tanh",
+        num_threads=torch.get_num_threads(),
+        is_bf16=gate_up.dtype == torch.bfloat16,
+    )
+    loaded().gated(ctypes.byref(call))
+    return out

@@ -1,0 +1,31 @@
+"""The gated activations of feed-forward layers (Shazeer 2020): one half of a joint projection gates the other."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from torch import Tensor
+
+from ...protocol.errors import ConfigurationError
+from ..runtime.backend import uses_native, uses_triton
+from .cpu import native_gated_activation
+from .reference import gated_activation_reference
+from .types import Activation
+
+
+def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
+    """activation(gate) * up of `gate_up` (rows, 2 * size), the gate first: a new tensor (rows, size).
+
+    The activation is rounded to the dtype before the product, as layers computed one by one do. Rows may lie apart.
+    """
+    if activation not in get_args(Activation):
+        raise ConfigurationError(f"activation={activation!r} is not one of {', '.join(get_args(Activation))}.")
+    if gate_up.dim() != 2 or gate_up.shape[1] % 2 or gate_up.stride(1) != 1:
+        raise ConfigurationError(f"gated_activation: {tuple(gate_up.shape)} is not rows of gate and up side by side.")
+    if uses_triton(gate_up):
+        from .triton import launch_gated_activation
+
+        return launch_gated_activation(gate_up, activation)
+    if uses_native(gate_up):
+        return native_gated_activation(gate_up, activation)
+    return gated_activation_reference(gate_up, activation)

@@ -1,0 +1,23 @@
+"""Gated activations in plain torch: the definition that the kernels are checked against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+from torch.nn import functional
+
+from .types import Activation
+
+
+def gated_activation_reference(gate_up: Tensor, activation: Activation) -> Tensor:
+    """activation(gate) * up of `gate_up` (rows, 2 * size)."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return _ACTIVATIONS[activation](gate).mul_(up)
+
+
+def _gelu_tanh(gate: Tensor) -> Tensor:
+    return functional.gelu(gate, approximate="tanh")
+
+
+_ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {"silu": functional.silu, "gelu_tanh": _gelu_tanh}

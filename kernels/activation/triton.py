@@ -1,0 +1,51 @@
+"""Gated activations in Triton: see `reference` for what is computed. One pass over pieces of rows."""
+
+# Kernels are typed by Triton, not by Python.
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..runtime.backend import gpu_name
+from .launch import gated_activation_launch
+from .types import Activation
+
+_SQRT_2_OVER_PI: tl.constexpr = tl.constexpr(0.7978845608028654)
+_CUBIC: tl.constexpr = tl.constexpr(0.044715)
+
+
+def launch_gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
+    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
+    if rows == 0:
+        return out
+    launch = gated_activation_launch(size, gpu_name(gate_up.device))
+    gated_activation_kernel[(rows, triton.cdiv(size, launch.tiles["BLOCK"]))](
+        gate_up, out, size, gate_up.stride(0), ACTIVATION=activation, num_warps=launch.num_warps, **launch.tiles
+    )
+    return out
+
+
+@triton.jit
+def gated_activation_kernel(gate_up, out, size, row_stride, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < size
+    address = gate_up + row * row_stride + columns
+    gate = tl.load(address, inside, 0.0)
+    up = tl.load(address + size, inside, 0.0).to(tl.float32)
+    active = _activation(gate.to(tl.float32), ACTIVATION).to(gate.dtype)
+    tl.store(out + row * size + columns, (active.to(tl.float32) * up).to(gate.dtype), inside)
+
+
+@triton.jit
+def _activation(gate, ACTIVATION: tl.constexpr):
+    """silu(x) = x * sigmoid(x), and gelu(x) ~ x * sigmoid(2z), because (1 + tanh z) / 2 = sigmoid(2z)."""
+    if ACTIVATION == "silu":
+        return gate * tl.sigmoid(gate)
+    inner = _SQRT_2_OVER_PI * (gate + _CUBIC * gate * gate * gate)
+    return gate * tl.sigmoid(2 * inner)

@@ -1,0 +1,8 @@
+"""The names of the gated activations."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+#: SwiGLU and GeGLU.
+Activation = Literal["silu", "gelu_tanh"]

@@ -1,0 +1,166 @@
+"""Attention over a paged KV cache in C for CPUs, which reads keys and values in their blocks.
+
+`torch_attention` has to gather them first and multiplies padding.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...protocol.errors import ConfigurationError
+from ..kv_cache.types import HeadNorms, Rotation, check_kv_write
+from ..runtime.native_library import LANES, load, loaded
+from .ragged_batch import RaggedBatch
+from .types import LayerAttention
+
+_MOST_DIM = 256  # of native/attention.c
+
+
+class AttentionCall(ctypes.Structure):
+    """`AttentionCall` of native/calls.h, field for field."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("query", "out", "cache", "sequences", "tables")),
+        *(
+            (name, ctypes.c_int64)
+            for name in (
+                *("query_stride", "num_sequences", "most_queries", "heads", "kv_heads", "block_size", "head_dim"),
+                *("window", "num_threads", "is_bf16"),
+            )
+        ),
+        ("scale", ctypes.c_double),
+    )
+
+
+class HeadsCall(ctypes.Structure):
+    """`HeadsCall` of native/calls.h, field for field."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("projected", "cache", "slots", "cosine", "sine", "query_norm", "key_norm")
+        ),
+        *(
+            (name, ctypes.c_int64)
+            for name in (
+                *("rows", "stride", "heads", "kv_heads", "block_size", "head_dim", "pairs", "unit_offset"),
+                *("num_threads", "is_bf16"),
+            )
+        ),
+        ("eps", ctypes.c_double),
+    )
+
+
+def why_not_native(device: torch.device, dtype: torch.dtype, block_size: int, head_dim: int) -> str | None:
+    """Why the C kernel cannot serve such a cache; None if it can."""
+    if device.type != "cpu":
+        return f"the model is on {device.type}, not on a CPU"
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"the cache is in {dtype}"
+    if head_dim % LANES or head_dim > _MOST_DIM or block_size % LANES:
+        return (
+            f"head_dim {head_dim} and block_size {block_size} must be multiples of {LANES}, and head_dim at most "
+            f"{_MOST_DIM}"
+        )
+    return None if load() is not None else "it could not be compiled (the log says why)"
+
+
+class NativeAttention:
+    """The attention of one forward pass. A row's bits depend on its own sequence alone."""
+
+    def __init__(self, cache: Tensor, batch: RaggedBatch, *, group_size: int) -> None:
+        self._library = loaded()
+        self._cache = cache
+        self._slots = torch.from_numpy(batch.slots())
+        self.num_rows = batch.num_real_rows  # without the padding
+        self._blocks = batch.blocks
+        self._sequences = np.stack((batch.first_row, batch.position, batch.rows, batch.table), axis=1)
+        _, _, parts, block_size, head_dim = cache.shape
+        self._heads = group_size * parts // 2
+        same = {
+            "heads": self._heads,
+            "kv_heads": parts // 2,
+            "block_size": block_size,
+            "head_dim": head_dim,
+            "num_threads": torch.get_num_threads(),
+            "is_bf16": cache.dtype == torch.bfloat16,
+        }
+        self.heads_call = HeadsCall(cache=cache.data_ptr(), slots=self._slots.data_ptr(), rows=len(self._slots), **same)
+        self.attention_call = AttentionCall(
+            cache=cache.data_ptr(),
+            sequences=self._sequences.ctypes.data,
+            tables=self._blocks.ctypes.data,
+            num_sequences=len(self._sequences) - 1,  # without the padding
+            most_queries=int(batch.rows[:-1].max()),
+            **same,
+        )
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._cache)
+
+    @property
+    def layer_bytes(self) -> int:
+        """The distance between two layers in the cache."""
+        return self._cache.stride(0) * self._cache.element_size()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._cache.dtype
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Elements of a projected row (queries, keys and values), and of a row of results."""
+        head_dim = self._cache.shape[4]
+        return (self._heads + self._cache.shape[2]) * head_dim, self._heads * head_dim
+
+    def attend(
+        self, layer: LayerAttention, projected: Tensor, rotation: Rotation | None, norms: HeadNorms | None = None
+    ) -> Tensor:
+        """Norm, rotate and store what `projected` (rows, heads + 2 * kv_heads, head_dim) has, then attend causally.
+
+        Returns (rows, heads, head_dim). Rows after those of the spans are padding: they get zeros.
+        """
+        self._check(projected, rotation, norms)
+        cache = self._cache[layer.index].data_ptr()
+        write, attend = self.heads_call, self.attention_call
+        write.cache, write.projected, write.stride = cache, projected.data_ptr(), projected.stride(0)
+        if rotation is not None:
+            write.cosine, write.sine = rotation.cosine.data_ptr(), rotation.sine.data_ptr()
+        write.pairs = 0 if rotation is None else rotation.pairs
+        write.query_norm = write.key_norm = None
+        if norms is not None:
+            write.query_norm, write.key_norm = norms.query.data_ptr(), norms.key.data_ptr()
+            write.eps, write.unit_offset = norms.eps, norms.unit_offset
+        self._library.write_heads(ctypes.byref(write))
+        out = projected.new_empty((len(projected), self._heads, projected.shape[2]))
+        if self.num_rows < len(out):
+            out[self.num_rows :] = 0
+        attend.cache, attend.query, attend.query_stride = cache, projected.data_ptr(), projected.stride(0)
+        attend.out, attend.window, attend.scale = out.data_ptr(), layer.window or 0, layer.scale
+        if self._library.paged_attention(ctypes.byref(attend)):
+            raise RuntimeError(f"the C kernel does not take a cache of {tuple(self._cache.shape)}")
+        return out
+
+    def _check(self, projected: Tensor, rotation: Rotation | None, norms: HeadNorms | None) -> None:
+        """C would read and write past the end of tensors that do not fit."""
+        check_kv_write(projected, self._cache[0].transpose(1, 2), self._slots, rotation)
+        heads = self._heads + self._cache.shape[2]
+        if projected.shape[1] != heads:
+            raise ConfigurationError(f"Attention: {heads} projected heads are needed, got {projected.shape[1]}.")
+        if norms is not None and not norms.query.dtype == norms.key.dtype == projected.dtype:
+            raise ConfigurationError(f"Attention: norms must be in {projected.dtype}, got {norms.query.dtype}.")
+        if rotation is not None:
+            self.check_rotation(rotation, len(projected))
+
+    def check_rotation(self, rotation: Rotation, rows: int) -> None:
+        """Raises ConfigurationError unless the angles fit `rows` rows of this batch and its heads."""
+        if rows != len(self._slots) or 2 * rotation.pairs > self._cache.shape[4]:
+            raise ConfigurationError(f"Attention: {rows} rows rotated by {rotation.pairs} pairs do not fit the batch.")
+        for angles in (rotation.cosine, rotation.sine):
+            if angles.dtype != torch.float32 or not angles.is_contiguous() or angles.shape != (rows, rotation.pairs):
+                raise ConfigurationError("Attention: cosines and sines must be contiguous and float32, of one shape.")

@@ -1,0 +1,117 @@
+"""Attention over a paged KV cache in plain torch, on any device, with torch's fused attention where that is faster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..kv_cache.reference import write_kv_reference_
+from ..kv_cache.types import HeadNorms, HeadTransform, Rotation
+from .ragged_batch import RaggedBatch
+from .torch_groups import AttentionGroup, CacheShape, plan_groups
+from .types import LayerAttention
+
+
+class TorchAttention:
+    """One forward pass over `cache` (layers, blocks, 2 * kv_heads, block_size, head_dim), keys then values.
+
+    `group_size` query heads read the same KV head. `batch_invariant`: a row has the same bits in every batch.
+    """
+
+    def __init__(
+        self,
+        cache: Tensor,
+        batch: RaggedBatch,
+        *,
+        group_size: int,
+        batch_invariant: bool = False,
+    ) -> None:
+        self._cache = cache
+        self._spans = batch.spans
+        self._num_rows = batch.num_real_rows
+        self._slots = torch.from_numpy(batch.slots()).to(cache.device)
+        self._group_size = group_size
+        self._batch_invariant = batch_invariant
+        self._groups_of: dict[int | None, list[AttentionGroup]] = {}
+
+    def attend(
+        self, layer: LayerAttention, projected: Tensor, rotation: Rotation | None, norms: HeadNorms | None = None
+    ) -> Tensor:
+        """Norm, rotate and store what `projected` (rows, heads + 2 * kv_heads, head_dim) has, then attend causally.
+
+        Returns (rows, heads, head_dim). Rows after those of the spans are padding: they get zeros.
+        """
+        cache, num_rows = self._cache[layer.index], self._num_rows
+        write_kv_reference_(projected, cache.transpose(1, 2), self._slots, HeadTransform(norms), rotation)
+        query = projected[:, : -cache.shape[1]]
+        groups = self._groups(layer.window)
+        if len(groups) == 1 and groups[0].kept is None:  # one sequence, or decodes that share a call
+            attended = self._attend_group(groups[0], layer.scale, query[:num_rows].contiguous(), cache)
+            return functional.pad(attended, (0, 0, 0, 0, 0, len(query) - num_rows))
+        out = query.new_zeros(query.shape)
+        for group in groups:
+            attended = self._attend_group(group, layer.scale, query.index_select(0, group.rows), cache)
+            rows = group.rows
+            if group.kept is not None:
+                attended, rows = attended.index_select(0, group.kept), rows.index_select(0, group.kept)
+            out.index_copy_(0, rows, attended)
+        return out
+
+    def _groups(self, window: int | None) -> list[AttentionGroup]:
+        """The plan of all layers with this window, made when the first of them asks."""
+        if window not in self._groups_of:
+            shape = CacheShape(self._cache.shape[3], self._cache.shape[2] // 2)
+            groups = plan_groups(self._spans, shape, window, batch_invariant=self._batch_invariant)
+            self._groups_of[window] = [self._placed(group) for group in groups]
+        return self._groups_of[window]
+
+    def _is_fused(self, group: AttentionGroup) -> bool:
+        return self._batch_invariant or not group.is_short
+
+    def _placed(self, group: AttentionGroup) -> AttentionGroup:
+        """The group on the device. For torch's fused kernel the mask has its dtype and shape."""
+        device, mask = self._cache.device, group.mask
+        if self._is_fused(group):
+            mask = mask.to(self._cache.dtype).repeat(1, 1, self._group_size, 1)
+        return replace(
+            group,
+            rows=group.rows.to(device),
+            pages=group.pages.to(device),
+            mask=mask.to(device),
+            unseen=group.unseen.to(device),
+            kept=None if group.kept is None else group.kept.to(device),
+        )
+
+    def _attend_group(self, group: AttentionGroup, scale: float, query: Tensor, cache: Tensor) -> Tensor:
+        """`query` (sequences * queries, heads, head_dim) attends over its blocks. The result has the same shape.
+
+        Query heads of one KV head are folded into the query dimension, so that keys are never repeated.
+        """
+        heads, head_dim = query.shape[1:]
+        split = (group.sequences, group.queries, heads // self._group_size, self._group_size, head_dim)
+        folded = query.view(split).permute(0, 2, 3, 1, 4).reshape(group.sequences, split[2], -1, head_dim)
+        seen = cache.view(-1, *cache.shape[2:]).index_select(0, group.pages)
+        seen = seen.view(2, group.sequences, split[2], -1, head_dim)
+        keys, values = seen.masked_fill_(group.unseen[:, None, :, None], 0)  # 0 * NaN would be NaN
+        if self._is_fused(group):
+            attended = functional.scaled_dot_product_attention(folded, keys, values, attn_mask=group.mask, scale=scale)
+        else:
+            attended = _attend_short(folded.float().mul_(scale), keys, values, group.mask)
+        unfolded = attended.view(group.sequences, split[2], self._group_size, group.queries, head_dim)
+        return unfolded.permute(0, 3, 1, 2, 4).reshape(-1, heads, head_dim)
+
+
+def _attend_short(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """Few queries and many keys, (sequences, kv_heads, queries or keys, head_dim). `query` is float32 and scaled.
+
+    Two products over the whole batch, with scores in float32. Torch's fused kernel multiplies a tiny matrix for every
+    sequence and head, which takes half as long again.
+    """
+    sequences, kv_heads, num_queries, _ = query.shape
+    scores = torch.bmm(query.flatten(0, 1), keys.flatten(0, 1).float().transpose(1, 2))
+    scores.view(sequences, -1, *mask.shape[2:]).add_(mask)
+    weights = scores.softmax(dim=-1).to(values.dtype)
+    return torch.bmm(weights, values.flatten(0, 1)).view(sequences, kv_heads, num_queries, -1)

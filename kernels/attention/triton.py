@@ -1,0 +1,269 @@
+"""Paged attention in Triton: prefill chunks, decodes and drafts to verify in one launch (see `plan`).
+
+A program's tile holds the query heads of one KV head for a few tokens of one sequence, so that keys and values are read
+once for all of them. It goes over its keys with an online softmax (Milakov & Gimelshein 2018; Dao et al. 2022) in
+powers of two.
+"""
+
+# Kernels are typed by Triton, not by Python.
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
+# pyright: reportCallIssue=false, reportIndexIssue=false
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .launch import AttentionShape
+from .metadata import AttentionMetadata
+from .types import ScoreOptions
+
+_LOG2_E = math.log2(math.e)
+_BLOCK_SPLITS = 16
+_LEAST_ROWS_TO_PEEL = 64
+
+# The maximum of a row that has seen no key yet: finite, so that it needs no special case.
+_LOWEST_SCORE = tl.constexpr(-1.0e30)
+
+
+@triton.jit(do_not_specialize=["window"])
+def attend_kernel(
+    out, partial, partial_lse, query, cache, work, blocks, query_stride, token_stride, score_scale, value_scale,
+    soft_cap, window,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PEELED: tl.constexpr,
+):  # fmt: skip
+    """Grid (kv_heads, splits): neighbouring programs read neighbouring memory, the heads of the same tokens.
+
+    `query` (rows, heads, HEAD_DIM) has `query_stride` from row to row; `out` is the same, contiguous. `cache` is one
+    layer, (blocks, BLOCK_SIZE, 2 * kv_heads, HEAD_DIM), with `token_stride` from token to token. The results of splits
+    go to `partial` (rows, heads, HEAD_DIM) and `partial_lse` (rows, heads), float32. PEELED: a loop of its own visits
+    the tiles of keys that all rows see, without masks.
+    """
+    kv_head, kv_heads = tl.program_id(0), tl.num_programs(0)
+    item = work + tl.program_id(1) * 8
+    num_rows = tl.load(item + 2)
+    if num_rows == 0:
+        return
+    table, first_row, position = tl.load(item), tl.load(item + 1), tl.load(item + 3)
+    first_key, end_key, partial_row = tl.load(item + 4), tl.load(item + 5), tl.load(item + 6)
+
+    rows = tl.arange(0, BLOCK_M)
+    token, head = rows // GROUP, kv_head * GROUP + rows % GROUP
+    real = token < num_rows
+    dims = tl.arange(0, PADDED_DIM)
+    inside = real[:, None] & (dims < HEAD_DIM)[None, :]
+    query_rows = (first_row + token).to(tl.int64) * query_stride + head * HEAD_DIM
+    q = tl.load(query + query_rows[:, None] + dims[None, :], mask=inside, other=0.0)
+
+    positions = position + token
+    keys_of_head = cache + kv_head * HEAD_DIM
+    last_position = position + num_rows - 1
+    end_key = tl.minimum(end_key, last_position + 1)
+    oldest = position - window + 1  # the first key that any row sees; blocks before it may have been given away
+    if WINDOWED:
+        first_key = tl.maximum(first_key, oldest // BLOCK_N * BLOCK_N)
+
+    acc = tl.zeros([BLOCK_M, PADDED_DIM], dtype=tl.float32)
+    row_max = tl.full([BLOCK_M], _LOWEST_SCORE, dtype=tl.float32)
+    row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
+    masked_from = first_key
+    if PEELED:
+        # Keys up to the first query's position are before all queries; those in the last one's window in all windows.
+        masked_from = tl.maximum(tl.minimum(end_key, position + 1) // BLOCK_N * BLOCK_N, first_key)
+        plain_from = first_key
+        if WINDOWED:
+            plain_from = tl.cdiv(tl.maximum(last_position - window + 1, first_key), BLOCK_N) * BLOCK_N
+            plain_from = tl.minimum(plain_from, masked_from)
+            acc, row_max, row_sum = _attend_inner(
+                acc, row_max, row_sum, q, positions, keys_of_head, kv_heads * HEAD_DIM, blocks + table, token_stride,
+                first_key, plain_from, score_scale, soft_cap, window, oldest,
+                HEAD_DIM, PADDED_DIM, BLOCK_SIZE, BLOCK_N, True, WINDOWED, CAPPED,
+            )  # fmt: skip
+        acc, row_max, row_sum = _attend_inner(
+            acc, row_max, row_sum, q, positions, keys_of_head, kv_heads * HEAD_DIM, blocks + table, token_stride,
+            plain_from, masked_from, score_scale, soft_cap, window, oldest,
+            HEAD_DIM, PADDED_DIM, BLOCK_SIZE, BLOCK_N, False, WINDOWED, CAPPED,
+        )  # fmt: skip
+    acc, row_max, row_sum = _attend_inner(
+        acc, row_max, row_sum, q, positions, keys_of_head, kv_heads * HEAD_DIM, blocks + table, token_stride,
+        masked_from, end_key, score_scale, soft_cap, window, oldest,
+        HEAD_DIM, PADDED_DIM, BLOCK_SIZE, BLOCK_N, True, WINDOWED, CAPPED,
+    )  # fmt: skip
+
+    row_sum = tl.where(row_sum > 0, row_sum, 1.0)  # a row that sees no key gets zeros
+    acc = acc * (value_scale / row_sum)[:, None]
+    heads = kv_heads * GROUP
+    if partial_row < 0:
+        target = ((first_row + token).to(tl.int64) * heads + head) * HEAD_DIM
+        tl.store(out + target[:, None] + dims[None, :], acc.to(out.dtype.element_ty), mask=inside)
+    else:
+        target = (partial_row + token).to(tl.int64) * heads + head
+        tl.store(partial + target[:, None] * HEAD_DIM + dims[None, :], acc, mask=inside)
+        tl.store(partial_lse + target, row_max + tl.log2(row_sum), mask=real)
+
+
+@triton.jit
+def _attend_inner(
+    acc, row_max, row_sum, q, positions, keys_of_head, to_values, table, token_stride, first, end, score_scale,
+    soft_cap, window, oldest,
+    HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
+):  # fmt: skip
+    """The online softmax over the keys `first` to `end - 1`: `acc` and `row_sum` are in units of 2**`row_max`.
+
+    `first` is a multiple of BLOCK_N; keys before `oldest` are not read. Without MASKED every row sees all of the
+    keys, and `end` is a multiple too.
+    """
+    dims = tl.arange(0, PADDED_DIM)
+    in_tile = tl.arange(0, BLOCK_N)
+    block = _block(table, first, end, BLOCK_SIZE, BLOCK_N)
+    for start in range(first, end, BLOCK_N):
+        keys = start + in_tile
+        offset = (block * BLOCK_SIZE + keys % BLOCK_SIZE).to(tl.int64) * token_stride
+        # Loaded a tile ahead: otherwise the loads of keys would wait for it.
+        block = _block(table, start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
+        readable = tl.full([BLOCK_N, PADDED_DIM], True, tl.int1)
+        if PADDED_DIM != HEAD_DIM:
+            readable = readable & (dims < HEAD_DIM)[None, :]
+        if MASKED:
+            readable = readable & (keys < end)[:, None]  # beyond the end there may be NaN, and 0 * NaN is NaN
+            if WINDOWED:
+                readable = readable & (keys >= oldest)[:, None]
+        place = keys_of_head + offset[:, None] + dims[None, :]
+        if MASKED or PADDED_DIM != HEAD_DIM:
+            k = tl.load(place, mask=readable, other=0.0)
+            v = tl.load(place + to_values, mask=readable, other=0.0)
+        else:
+            k = tl.load(place)
+            v = tl.load(place + to_values)
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
+        unit = score_scale
+        if CAPPED:
+            scores = _tanh(scores * score_scale)
+            unit = soft_cap
+        if MASKED:
+            age = positions[:, None] - keys[None, :]
+            visible = age >= 0  # never behind the end: only a sequence's last split is cut there
+            if WINDOWED:
+                # As unsigned numbers negative ages exceed every window: one comparison, and fewer registers.
+                visible = age.to(tl.uint32, bitcast=True) < window.to(tl.uint32)
+            scores = tl.where(visible, scores, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, axis=1) * unit)
+        probabilities = tl.exp2(scores * unit - new_max[:, None])  # one instruction for both
+        alpha = tl.exp2(row_max - new_max)
+        row_sum = row_sum * alpha + tl.sum(probabilities, axis=1)
+        acc = acc * alpha[:, None]
+        acc = tl.dot(probabilities.to(q.dtype), v.to(q.dtype), acc, input_precision="ieee")
+        row_max = new_max
+    return acc, row_max, row_sum
+
+
+@triton.jit
+def _block(table, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The block of each key of a tile, or one number if the tile lies in one block. 0 from `end` on."""
+    if BLOCK_N <= BLOCK_SIZE:
+        block = tl.load(table + start // BLOCK_SIZE, mask=start < end, other=0)
+    else:
+        keys = start + tl.arange(0, BLOCK_N)
+        block = tl.load(table + keys // BLOCK_SIZE, mask=keys < end, other=0)
+    return block
+
+
+@triton.jit
+def _tanh(x):
+    """tanh(x / log2(e)), for which e**2x is 2**2x. It is right where the power is infinite or zero."""
+    return 1.0 - 2.0 / (1.0 + tl.exp2(2.0 * x))
+
+
+@triton.jit
+def merge_kernel(
+    out,
+    partial,
+    partial_lse,
+    merges,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
+):
+    """Grid (heads, merged rows): the splits of one row and head, weighted by their log-sum-exp."""
+    head, heads = tl.program_id(0), tl.num_programs(0)
+    item = merges + tl.program_id(1) * 4
+    splits = tl.load(item + 3)
+    if splits == 0:
+        return
+    row, first, step = tl.load(item), tl.load(item + 1), tl.load(item + 2)
+    dims = tl.arange(0, PADDED_DIM)
+    acc = tl.zeros([PADDED_DIM], dtype=tl.float32)
+    row_max = _LOWEST_SCORE
+    row_sum = 0.0
+    for start in range(0, splits, BLOCK_SPLITS):
+        split = start + tl.arange(0, BLOCK_SPLITS)
+        place = (first + split * step).to(tl.int64) * heads + head
+        logs = tl.load(partial_lse + place, mask=split < splits, other=float("-inf"))
+        readable = (split < splits)[:, None] & (dims < HEAD_DIM)[None, :]
+        values = tl.load(partial + place[:, None] * HEAD_DIM + dims[None, :], mask=readable, other=0.0)
+        new_max = tl.maximum(row_max, tl.max(logs, axis=0))
+        shares = tl.exp2(logs - new_max)
+        alpha = tl.exp2(row_max - new_max)
+        row_sum = row_sum * alpha + tl.sum(shares, axis=0)
+        acc = acc * alpha + tl.sum(values * shares[:, None], axis=0)
+        row_max = new_max
+    target = (row.to(tl.int64) * heads + head) * HEAD_DIM
+    tl.store(out + target + dims, (acc / row_sum).to(out.dtype.element_ty), mask=dims < HEAD_DIM)
+
+
+def attend(
+    query: Tensor, cache: Tensor, metadata: AttentionMetadata, shape: AttentionShape, options: ScoreOptions
+) -> Tensor:
+    """Computes `attend_reference`. Rows of padding get zeros.
+
+    `query` (rows, heads, head_dim), its rows any distance apart; `cache` (blocks, block_size, 2 * kv_heads, head_dim),
+    in the query's dtype or float8_e4m3fn.
+    """
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    launch = metadata.launch
+    partial = query.new_empty((metadata.partial_rows, *query.shape[1:]), dtype=torch.float32)
+    partial_lse = query.new_empty((metadata.partial_rows, shape.heads), dtype=torch.float32)
+    scale = options.scale * options.key_scale
+    attend_kernel[(shape.kv_heads, len(metadata.work))](
+        out,
+        partial,
+        partial_lse,
+        query,
+        cache,
+        metadata.work,
+        metadata.blocks,
+        query.stride(0),
+        cache.stride(1),
+        scale * _LOG2_E if options.soft_cap is None else scale / options.soft_cap * _LOG2_E,
+        options.value_scale,
+        (options.soft_cap or 0.0) * _LOG2_E,
+        options.window or 0,
+        GROUP=shape.group,
+        HEAD_DIM=shape.head_dim,
+        PADDED_DIM=shape.padded_dim,
+        BLOCK_SIZE=shape.block_size,
+        WINDOWED=options.window is not None,
+        CAPPED=options.soft_cap is not None,
+        PEELED=launch.tiles["BLOCK_M"] >= _LEAST_ROWS_TO_PEEL,
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+        **launch.tiles,
+    )
+    if metadata.partial_rows:
+        merge_kernel[(shape.heads, len(metadata.merges))](
+            out,
+            partial,
+            partial_lse,
+            metadata.merges,
+            HEAD_DIM=shape.head_dim,
+            PADDED_DIM=shape.padded_dim,
+            BLOCK_SPLITS=_BLOCK_SPLITS,
+            num_warps=4,
+        )
+    return out

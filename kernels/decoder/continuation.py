@@ -1,0 +1,110 @@
+"""Several tokens of each sequence in one call of C: the drafts of a draft model.
+
+A pass of such a small model takes less time than Python needs to prepare it.
+"""
+
+# torch leaves `from_numpy` and `tolist` untyped
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...protocol.errors import ConfigurationError
+from ..attention.cpu import NativeAttention
+from ..attention.ragged_batch import Passes
+from ..kv_cache.types import Rotation
+from ..linear.cpu import NativeLinear
+from ..runtime.native_library import loaded
+from ..sampling.cpu import SampleCall, sample_call
+from ..sampling.noise import noise_keys
+from ..sampling.types import Sampling, check_sampling
+from .cpu import DecoderCall, NativeDecoder
+
+
+class _ContinuationCall(ctypes.Structure):
+    """`ContinuationCall` of native/continuation.c, field for field."""
+
+    _fields_ = (
+        ("decoder", ctypes.POINTER(DecoderCall)),
+        ("sampling", ctypes.POINTER(SampleCall)),
+        *((name, ctypes.c_void_p) for name in ("embeddings", "first", "live")),
+        ("passes", ctypes.c_int64),
+        ("embedding_scale", ctypes.c_double),
+    )
+
+
+class NativeContinuation:
+    """Continues sequences with a decoder, its head and its embeddings, which are multiplied by `scale`.
+
+    `embeddings` (vocabulary, size), or None if they are the head's weights. C keeps pointers: nothing may move them.
+    """
+
+    def __init__(self, decoder: NativeDecoder, head: NativeLinear, embeddings: Tensor | None, scale: float) -> None:
+        """Raises ConfigurationError for weights that do not fit together."""
+        if embeddings is not None:
+            is_same = head.shape == tuple(embeddings.shape) and head.dtype == embeddings.dtype
+            if not is_same or not embeddings.is_contiguous():
+                raise ConfigurationError("Continuation: head and embeddings must be of one shape and dtype, and dense.")
+        self._library = loaded()
+        self._decoder, self._head, self._embeddings, self._scale = decoder, head, embeddings, scale
+
+    def run(
+        self,
+        first: Sequence[int],
+        passes: Passes,
+        rotations: tuple[Rotation, Rotation],
+        attention: NativeAttention,
+        sampling: Sampling,
+    ) -> list[list[int]]:
+        """The next tokens of each sequence after its token in `first`, as many as its span in `passes` is long.
+
+        `attention`: of `passes.batch`. `rotations`: of the rows of `passes`. `sampling`: of the first pass, without
+        mask and typical-p; where rounding decides, the likeliest token is taken. Raises ConfigurationError for
+        arguments that do not fit.
+        """
+        rows, (vocabulary, size) = len(first), self._head.shape
+        if rows != passes.live[0] or not all(0 <= token < vocabulary for token in first):
+            raise ConfigurationError(f"Continuation: {passes.live[0]} tokens below {vocabulary} are needed.")
+        hidden = torch.empty(rows, size, dtype=self._head.dtype)
+        logits = torch.empty(rows, vocabulary, dtype=self._head.dtype)
+        self._decoder.check(hidden, len(passes.row), rotations, attention)
+        check_sampling(logits, sampling)
+        if sampling.mask is not None or sampling.typical_p is not None:
+            raise ConfigurationError("Continuation: C knows neither a grammar's mask nor typical-p.")
+        out, slots = torch.empty_like(hidden), passes.slots()
+        sequences = _one_row_each(passes)
+        attention.heads_call.slots = slots.ctypes.data
+        attention.attention_call.sequences = sequences.ctypes.data
+        decoder = self._decoder.call(hidden, out, rotations, attention)
+        scratch = self._decoder.scratch(decoder)
+        decoder.scratch, decoder.head, decoder.logits = scratch.data_ptr(), self._head.address, logits.data_ptr()
+        keys = noise_keys(sampling.seeds[torch.from_numpy(passes.sequence)], torch.from_numpy(passes.positions() + 1))
+        chosen = torch.empty(len(keys), dtype=torch.int64)
+        tokens = np.array(first, dtype=np.int64)
+        call = _ContinuationCall(
+            decoder=ctypes.pointer(decoder),
+            sampling=ctypes.pointer(sample_call(logits, sampling, keys, chosen)),
+            embeddings=None if self._embeddings is None else self._embeddings.data_ptr(),
+            first=tokens.ctypes.data,
+            live=passes.live.ctypes.data,
+            passes=len(passes.live),
+            embedding_scale=self._scale,
+        )
+        if self._library.continuation(ctypes.byref(call)):
+            raise RuntimeError("the C kernel of attention does not take this cache")
+        continued: list[list[int]] = [[] for _ in first]
+        for sequence, token in zip(passes.sequence.tolist(), chosen.tolist(), strict=True):
+            continued[sequence].append(token)
+        return continued
+
+
+def _one_row_each(passes: Passes) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """The `sequences` of `AttentionCall` for all passes, in each of which every sequence has one row."""
+    sequence = passes.sequence
+    return np.stack((sequence, passes.positions(), np.ones_like(sequence), passes.batch.table[sequence]), axis=1)

@@ -1,0 +1,139 @@
+"""All layers of a decoder in one call of C, for CPUs, with the same bits as the kernels of each layer.
+
+Between two kernels, Python takes as long as a kernel of a small model does. The weights of a large model stream through
+the caches and evict Python from them every time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from ...protocol.errors import ConfigurationError
+from ..attention.cpu import AttentionCall, HeadsCall, NativeAttention
+from ..kv_cache.types import Rotation
+from ..runtime.native_library import loaded
+from .types import DecoderWeights, LayerWeights
+
+
+class _Layer(ctypes.Structure):
+    """`Layer` of native/calls.h, field for field."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, ctypes.c_void_p) for name in ("input_norm", "query_norm", "key_norm", "attention_out_norm")),
+        *((name, ctypes.c_void_p) for name in ("mlp_norm", "mlp_out_norm")),
+        *((name, ctypes.c_int64) for name in ("window", "rotation")),
+        ("scale", ctypes.c_double),
+    )
+
+
+class _Angles(ctypes.Structure):
+    """`Angles` of native/calls.h, field for field."""
+
+    _fields_ = (("cosine", ctypes.c_void_p), ("sine", ctypes.c_void_p), ("pairs", ctypes.c_int64))
+
+
+class DecoderCall(ctypes.Structure):
+    """`DecoderCall` of native/calls.h, field for field."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("layers", "final_norm", "head")),
+        *((name, ctypes.c_void_p) for name in ("residual", "out", "logits", "scratch")),
+        ("heads", ctypes.POINTER(HeadsCall)),
+        ("attention", ctypes.POINTER(AttentionCall)),
+        ("angles", _Angles * 2),
+        *(
+            (name, ctypes.c_int64)
+            for name in (
+                *("num_layers", "rows", "padding", "size", "layer_bytes", "unit_offset", "is_gelu", "num_threads"),
+                "is_bf16",
+            )
+        ),
+        ("eps", ctypes.c_double),
+    )
+
+
+class NativeDecoder:
+    """Runs the layers of `weights`, which must be supported. C keeps pointers to them: nothing may move them."""
+
+    def __init__(self, weights: DecoderWeights) -> None:
+        self._library = loaded()
+        self._library.decoder_scratch.restype = ctypes.c_int64
+        self._weights = weights  # and keeps alive what the structures point to
+        self._size, self._dtype = len(weights.final_norm), weights.final_norm.dtype
+        self._widths = {(layer.qkv.shape[0], layer.output.shape[1]) for layer in weights.layers}
+        self._layers = (_Layer * len(weights.layers))(*map(_layer, weights.layers))
+
+    def run(self, hidden: Tensor, rotations: tuple[Rotation, Rotation], attention: NativeAttention) -> Tensor:
+        """The hidden states after the final norm, (rows, size), of the embeddings `hidden` (rows, size).
+
+        `hidden` is overwritten. Raises ConfigurationError for tensors that do not fit.
+        """
+        self.check(hidden, len(hidden), rotations, attention)
+        out = torch.empty_like(hidden)
+        call = self.call(hidden, out, rotations, attention)
+        scratch = self.scratch(call)
+        call.scratch, call.padding = scratch.data_ptr(), len(hidden) - attention.num_rows
+        if self._library.decoder(ctypes.byref(call)):
+            raise RuntimeError("the C kernel of attention does not take this cache")
+        return out
+
+    def call(
+        self, hidden: Tensor, out: Tensor, rotations: tuple[Rotation, Rotation], attention: NativeAttention
+    ) -> DecoderCall:
+        """The call of a pass without padding and without scratch memory. All of these must outlive it."""
+        return DecoderCall(
+            layers=ctypes.addressof(self._layers),
+            final_norm=self._weights.final_norm.data_ptr(),
+            residual=hidden.data_ptr(),
+            out=out.data_ptr(),
+            heads=ctypes.pointer(attention.heads_call),
+            attention=ctypes.pointer(attention.attention_call),
+            angles=(_Angles * 2)(*(_angles(rotation) for rotation in rotations)),
+            num_layers=len(self._layers),
+            rows=len(hidden),
+            size=self._size,
+            layer_bytes=attention.layer_bytes,
+            unit_offset=self._weights.unit_offset,
+            is_gelu=self._weights.activation == "gelu_tanh",
+            num_threads=torch.get_num_threads(),
+            is_bf16=self._dtype == torch.bfloat16,
+            eps=self._weights.eps,
+        )
+
+    def scratch(self, call: DecoderCall) -> Tensor:
+        """The scratch memory that `call` needs."""
+        return torch.empty(self._library.decoder_scratch(ctypes.byref(call)), dtype=torch.uint8)
+
+    def check(
+        self, hidden: Tensor, rows: int, rotations: tuple[Rotation, Rotation], attention: NativeAttention
+    ) -> None:
+        """Raises ConfigurationError for tensors that C would read or write past the end of. `rows`: of the batch."""
+        if hidden.shape[1:] != (self._size,) or hidden.dtype != self._dtype or not hidden.is_contiguous():
+            raise ConfigurationError(
+                f"Decoder: dense rows of {self._size} {self._dtype} are needed, got {tuple(hidden.shape)} "
+                f"{hidden.dtype}."
+            )
+        if len(self._layers) != attention.num_layers or any(widths != attention.widths for widths in self._widths):
+            raise ConfigurationError("Decoder: the cache belongs to a model of another shape.")
+        if hidden.dtype != attention.dtype:
+            raise ConfigurationError(f"Decoder: the cache is in {attention.dtype}, the model in {hidden.dtype}.")
+        for rotation in rotations:
+            attention.check_rotation(rotation, rows)
+
+
+def _layer(layer: LayerWeights) -> _Layer:
+    return _Layer(
+        *(linear.address for linear in layer.linears),
+        *(None if norm is None else norm.data_ptr() for norm in layer.norms),
+        layer.window or 0,
+        layer.rotation,
+        layer.scale,
+    )
+
+
+def _angles(rotation: Rotation) -> _Angles:
+    return _Angles(rotation.cosine.data_ptr(), rotation.sine.data_ptr(), rotation.pairs)

@@ -1,0 +1,67 @@
+"""Rotation, norms and scales of heads on their way to the cache, and the check that tensors fit together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...protocol.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Rotary embeddings (Su et al. 2021): cosines and sines (rows, pairs) of each row's angles.
+
+    Dimension i is paired with i + pairs, in Hugging Face's order. Dimensions from 2 * pairs on are not rotated.
+    """
+
+    cosine: Tensor
+    sine: Tensor
+
+    @property
+    def pairs(self) -> int:
+        return self.cosine.shape[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMSNorm over each head of queries and keys (QK-norm)."""
+
+    # The weights, (head_dim,).
+    query: Tensor
+    key: Tensor
+    eps: float
+    # The weights are stored less one (Gemma).
+    unit_offset: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTransform:
+    """What a layer does to its heads before they are stored."""
+
+    norms: HeadNorms | None = None
+    # Keys and values are divided by these on their way into an FP8 cache.
+    key_scale: float = 1.0
+    value_scale: float = 1.0
+
+
+def check_kv_write(projected: Tensor, cache: Tensor, slots: Tensor, rotation: Rotation | None) -> None:
+    """Raises ConfigurationError for tensors that do not fit together. Reads no values."""
+    rows, heads, head_dim = projected.shape
+    problem = None
+    if cache.shape[3] != head_dim or cache.shape[2] > heads:
+        problem = f"a cache for heads {tuple(cache.shape[2:])} does not fit {heads} projected heads of {head_dim}"
+    elif cache.dtype not in (projected.dtype, torch.float8_e4m3fn):
+        problem = f"{projected.dtype} is not written to a cache of {cache.dtype}"
+    elif slots.shape != (rows,):
+        problem = f"{rows} rows need a slot each, got {tuple(slots.shape)}"
+    elif projected.stride()[1:] != (head_dim, 1):
+        problem = "the heads of each projected row must be contiguous"
+    elif rotation is not None and (rotation.cosine.shape != rotation.sine.shape or len(rotation.cosine) != rows):
+        problem = f"{rows} rows need angles each, got {tuple(rotation.cosine.shape)} and {tuple(rotation.sine.shape)}"
+    elif rotation is not None and 2 * rotation.pairs > head_dim:
+        problem = f"{rotation.pairs} pairs do not fit in heads of {head_dim}"
+    if problem is not None:
+        raise ConfigurationError(f"KV write: {problem}.")

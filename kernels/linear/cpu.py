@@ -1,0 +1,145 @@
+"""Linear layers in C for CPUs, with weights that are packed once.
+
+A single row is bound by memory, many rows by the vector units. A row's result has the same bits in every batch. The
+order of loops is that of Goto & van de Geijn 2008, "Anatomy of High-Performance Matrix Multiplication".
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor, nn
+
+from ...protocol.errors import ConfigurationError
+from ..runtime.native_library import load, loaded
+
+_LINE = 64
+_PANELS_AT_ONCE = 64
+#: Bytes between rows whose columns compete for the same few lines of the first-level cache.
+_CROWDED = 2048
+
+
+class _Weights(ctypes.Structure):
+    """`Weights` of native/calls.h, field for field."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("packed", "bias")),
+        *((name, ctypes.c_int64) for name in ("outputs", "inputs", "is_bf16")),
+    )
+
+
+class _LinearCall(ctypes.Structure):
+    """`LinearCall` of native/calls.h, field for field."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weights", "inputs", "outputs")),
+        *((name, ctypes.c_int64) for name in ("rows", "stride", "num_threads")),
+    )
+
+
+class NativeLinear(nn.Module):
+    """Computes `linear` for inference; its weights must pass `can_pack`. `shape` is (out_features, in_features).
+
+    `take_over`: the packed weights overwrite the plain ones if they fit, some panels at a time. Nothing is held twice,
+    and nobody can use the plain weights any more.
+    """
+
+    def __init__(self, linear: nn.Linear, *, take_over: bool = False) -> None:
+        super().__init__()
+        library = loaded()
+        weight = linear.weight.detach()
+        self.shape = tuple(weight.shape)
+        self.dtype = weight.dtype
+        panel: int = library.linear_panel()
+        in_place = take_over and weight.is_contiguous() and self.shape[0] % panel == 0
+        shape = -(-self.shape[0] // panel), self.shape[1], panel
+        self.weight = weight.view(shape) if in_place else weight.new_zeros(shape)
+        self._bias = None if linear.bias is None else linear.bias.detach().to(self.dtype).contiguous()
+        self._weights = _Weights(
+            packed=self.weight.data_ptr(),
+            bias=None if self._bias is None else self._bias.data_ptr(),
+            outputs=self.shape[0],
+            inputs=self.shape[1],
+            is_bf16=self.dtype == torch.bfloat16,
+        )
+        self.address = ctypes.addressof(self._weights)  # for C, as long as the layer lives
+        self._multiply = library.linear
+        plain = weight if weight.stride(1) == 1 else weight.contiguous()
+        if not in_place:
+            _pack(plain, self.weight)
+            return
+        for rows, panels in zip(plain.split(_PANELS_AT_ONCE * panel), self.weight.split(_PANELS_AT_ONCE), strict=True):
+            _pack(rows.clone(), panels)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(rows, in_features) to (rows, out_features), in the dtype of the weights.
+
+        Raises ConfigurationError for another shape or dtype.
+        """
+        if hidden.dim() != 2 or hidden.shape[1] != self.shape[1] or hidden.dtype != self.dtype:
+            raise ConfigurationError(
+                f"A packed layer takes (rows, {self.shape[1]}) in {self.dtype}, got {tuple(hidden.shape)} in "
+                f"{hidden.dtype}."
+            )
+        rows = hidden.shape[0]
+        if hidden.stride(1) != 1 or (rows > 1 and hidden.stride(0) * hidden.element_size() % _CROWDED == 0):
+            apart = hidden.new_empty((rows, self.shape[1] + _LINE // hidden.element_size()))
+            hidden = apart[:, : self.shape[1]].copy_(hidden)
+        out = hidden.new_empty((rows, self.shape[0]))
+        call = _LinearCall(
+            self.address, hidden.data_ptr(), out.data_ptr(), rows, hidden.stride(0), torch.get_num_threads()
+        )
+        self._multiply(ctypes.byref(call))
+        return out
+
+
+class NativeEmbedding(nn.Module):
+    """The embeddings of a model with a tied head, looked up in the packed head: they are held once."""
+
+    def __init__(self, head: NativeLinear) -> None:
+        super().__init__()
+        self.weight = head.weight  # packed, for whoever asks for dtype or device
+        self._head, self._rows = head, loaded().linear_rows
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """(tokens,) int64 to (tokens, in_features).
+
+        Raises IndexError for an id that is not below out_features, and ConfigurationError for other tensors.
+        """
+        if token_ids.dim() != 1 or token_ids.dtype != torch.int64 or token_ids.is_cuda:
+            raise ConfigurationError(f"Token ids are (tokens,) int64, got {tuple(token_ids.shape)} {token_ids.dtype}.")
+        out = self.weight.new_empty(len(token_ids), self._head.shape[1])
+        token_ids = token_ids.contiguous()
+        if self._rows(
+            ctypes.c_void_p(self._head.address),
+            ctypes.c_void_p(token_ids.data_ptr()),
+            ctypes.c_int64(len(token_ids)),
+            ctypes.c_void_p(out.data_ptr()),
+        ):
+            raise IndexError(f"There are embeddings of {self._head.shape[0]} tokens.")
+        return out
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Whether `NativeLinear` takes a layer with `weight` (out_features, in_features)."""
+    if weight.device.type != "cpu" or weight.shape[1] == 0 or load() is None:
+        return False
+    return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0)
+
+
+def is_vectorised_for(dtype: torch.dtype) -> bool:
+    """Whether this processor has the instructions that the kernel was written for. The weights must pass `can_pack`."""
+    return bool(loaded().linear_is_vectorised(ctypes.c_int64(dtype == torch.bfloat16)))
+
+
+def _pack(plain: Tensor, packed: Tensor) -> None:
+    """(outputs, inputs) into panels, (panels, inputs, outputs of a panel)."""
+    weights = _Weights(outputs=plain.shape[0], inputs=plain.shape[1], is_bf16=plain.dtype == torch.bfloat16)
+    loaded().linear_pack(
+        ctypes.c_void_p(plain.data_ptr()),
+        ctypes.c_int64(plain.stride(0)),
+        ctypes.c_void_p(packed.data_ptr()),
+        ctypes.byref(weights),
+        ctypes.c_int64(torch.get_num_threads()),
+    )

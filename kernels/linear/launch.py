@@ -1,0 +1,74 @@
+"""Tiles and split-K of the products with quantised weights: plain functions, without Triton or a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..runtime.launch import Launch, launch_for
+from ..runtime.numeric import cdiv
+
+#: Programs that keep one multiprocessor's memory pipes full while each of them waits for its next tile.
+_RESIDENT = 8
+#: Fewer steps than this over the inputs do not pay for filling a program's pipeline and adding one more partial sum.
+_LEAST_STEPS = 4
+_BUCKETS = (16, 32, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    name: str
+    multiprocessors: int
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulShape:
+    """The size of one product."""
+
+    # Rows of activations.
+    tokens: int
+    # Outputs.
+    features: int
+    # Steps of the loop over the inputs.
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class SplitK:
+    """The loop over the inputs in `count` parts of at most `steps` steps, whose results are summed afterwards."""
+
+    count: int
+    steps: int
+
+
+def matmul_launch(kernel: str, product: MatmulShape, gpu: Gpu) -> Launch:
+    """Tiles for as many tokens: measured on this GPU under the name of the bucket, or by a heuristic.
+
+    Few tokens get narrow tiles and deep pipelines, because only the bytes of the weights count. Many tokens get tiles
+    that use every converted weight for 128 tokens.
+    """
+    bucket = next((most for most in _BUCKETS if product.tokens <= most), 128)
+    return launch_for(kernel, f"tokens_{bucket}", gpu.name, _heuristic(bucket))
+
+
+def _heuristic(bucket: int) -> Launch:
+    if bucket == 16:
+        return Launch(num_warps=2, num_stages=4, tiles={"BLOCK_FEATURES": 32, "BLOCK_TOKENS": 16})
+    if bucket < 128:
+        return Launch(num_warps=4, num_stages=4, tiles={"BLOCK_FEATURES": 64, "BLOCK_TOKENS": bucket})
+    return Launch(num_warps=8, num_stages=3, tiles={"BLOCK_FEATURES": 128, "BLOCK_TOKENS": 128})
+
+
+def split_k(product: MatmulShape, launch: Launch, gpu: Gpu) -> SplitK:
+    """As many parts as fill the GPU. Large products have enough tiles and are not split."""
+    tiles = cdiv(product.features, launch.tiles["BLOCK_FEATURES"])
+    tiles *= cdiv(product.tokens, launch.tiles["BLOCK_TOKENS"])
+    resident = _RESIDENT * 2 // launch.num_warps
+    wanted = max(1, min(resident * gpu.multiprocessors // tiles, product.steps // _LEAST_STEPS))
+    steps = cdiv(product.steps, wanted)
+    return SplitK(cdiv(product.steps, steps), steps)
+
+
+def inputs_per_step(num_inputs: int, num_tokens: int) -> int:
+    """The longest step that divides the inputs (a multiple of 16): up to 128, up to 64 where tiles are large."""
+    longest = 128 if num_tokens <= _BUCKETS[0] else 64
+    return next(step for step in (128, 64, 32, 16) if step <= longest and num_inputs % step == 0)

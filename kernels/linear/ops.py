@@ -1,0 +1,154 @@
+"""Linear layers: packed for this CPU once after loading, and products with quantised weights.
+
+On CPUs our own kernel (decision 025) is faster up to some hundred rows where the processor has the vector instructions
+it was written for. oneDNN serves processors with matrix units (AMX), other architectures, and machines without a
+compiler.
+
+INT8 and INT4 weights are multiplied with activations as they are (W8A16, W4A16). FP8 weights are multiplied with
+activations that are rounded to FP8 token by token, because tensor cores multiply FP8 with FP8.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from torch import Tensor, nn
+
+from ...protocol.errors import ConfigurationError
+from ..runtime.backend import uses_triton
+from ..runtime.host_memory import release_freed_memory
+from . import cpu, onednn
+from .cpu import NativeEmbedding, NativeLinear
+from .onednn import LEAST_ROWS, OneDnnLinear
+from .reference import quantized_linear_reference
+from .types import Fp8Weight, Int8Weight, QuantizedWeight
+
+PackedLinear = NativeLinear | OneDnnLinear
+_CHECKED_ROWS = 40
+_FP8_CAPABILITY = (8, 9)
+
+
+def pack_linears(model: nn.Module, *, batch_invariant: bool = False) -> None:
+    """Replace every `nn.Linear` of a model on the CPU, in place, where its weights can be packed.
+
+    The plain weights are overwritten or freed, unless another layer uses them too. Embeddings that a head is tied to
+    are looked up in the head if our kernel packs it. A packed model stays as it is. Raises ConfigurationError if this
+    machine cannot give `batch_invariant`.
+    """
+    own = (parameter for module in model.modules() for parameter in module.parameters(recurse=False))
+    owners = Counter(parameter.data_ptr() for parameter in own)
+    children = [(parent, *child) for parent in model.modules() for child in parent.named_children()]
+    embeddings = {
+        child.weight.data_ptr(): (parent, name) for parent, name, child in children if isinstance(child, nn.Embedding)
+    }
+    places = [(parent, name) for parent, name, child in children if isinstance(child, nn.Linear | OneDnnLinear)]
+    del children
+    for parent, name in places:  # one at a time: each plain matrix is freed before the next one is packed
+        child = getattr(parent, name)
+        if isinstance(child, nn.Linear):
+            tied = embeddings.get(child.weight.data_ptr())
+            alone = owners[child.weight.data_ptr()] == (1 if tied is None else 2)
+            packed = pack_linear(child, batch_invariant=batch_invariant, take_over=alone)
+            setattr(parent, name, packed)
+            if tied is not None and alone and isinstance(packed, NativeLinear):
+                setattr(*tied, NativeEmbedding(packed))
+            del child
+            release_freed_memory()
+        elif batch_invariant and not child.is_invariant:
+            raise ConfigurationError(
+                "batch_invariant: this model has been packed without it for another engine. Load it once more.",
+                param="batch_invariant",
+            )
+    if batch_invariant:
+        _check_invariance(model)
+
+
+def pack_linear(linear: nn.Linear, *, batch_invariant: bool = False, take_over: bool = False) -> nn.Module:
+    """The fastest layer that computes `linear` on this machine; `linear` itself if nothing packs it.
+
+    `take_over`: its weights may be overwritten.
+    """
+    has_onednn = onednn.can_pack(linear.weight)
+    if cpu.can_pack(linear.weight) and (not has_onednn or _beats_onednn(linear.weight, batch_invariant)):
+        return NativeLinear(linear, take_over=take_over)
+    return OneDnnLinear(linear, batch_invariant=batch_invariant) if has_onednn else linear
+
+
+def implementations(linear: nn.Linear) -> list[nn.Module]:
+    """Every layer that computes `linear` on this machine, for comparisons; `linear` itself if nothing packs it."""
+    found: list[nn.Module] = []
+    if cpu.can_pack(linear.weight):
+        found.append(NativeLinear(linear))
+    if onednn.can_pack(linear.weight):
+        found.append(OneDnnLinear(linear))
+    return found or [linear]
+
+
+def least_rows(model: nn.Module) -> int:
+    """Fewer rows than this take longer in this model's layers, so that smaller batches are better padded."""
+    return LEAST_ROWS if any(isinstance(module, OneDnnLinear) for module in model.modules()) else 1
+
+
+def quantized_linear(hidden: Tensor, weight: QuantizedWeight) -> Tensor:
+    """`hidden` (tokens, inputs) times the weight's transpose: (tokens, features) in the dtype of `hidden`.
+
+    On CUDA: float16 or bfloat16, contiguous rows. Below compute capability 8.9 FP8 is dequantised in every call.
+    """
+    _check_hidden(hidden, weight)
+    if not uses_triton(hidden) or (isinstance(weight, Fp8Weight) and not _multiplies_fp8(hidden)):
+        return quantized_linear_reference(hidden, weight)
+    from .triton import fp8_linear, int4_linear, int8_linear
+
+    if isinstance(weight, Fp8Weight):
+        return fp8_linear(hidden, weight)
+    if isinstance(weight, Int8Weight):
+        return int8_linear(hidden, weight)
+    return int4_linear(hidden, weight)
+
+
+def _beats_onednn(weight: Tensor, batch_invariant: bool) -> bool:
+    """Matrix units are faster, but what they add up depends on the number of rows."""
+    has_matrix_unit = weight.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
+    return cpu.is_vectorised_for(weight.dtype) and (batch_invariant or not has_matrix_unit)
+
+
+def _check_invariance(model: nn.Module) -> None:
+    """Compare single rows with rows in batches, once for every shape of weights."""
+    shapes: set[tuple[int, ...]] = set()
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            raise ConfigurationError(
+                "batch_invariant needs weights that can be packed: on a CPU, in float32 or bfloat16, by a C compiler "
+                "(set CC, or install gcc) or by oneDNN.",
+                param="batch_invariant",
+            )
+        if isinstance(module, PackedLinear) and module.shape not in shapes:
+            shapes.add(module.shape)
+            _check_rows(module)
+
+
+def _check_rows(module: PackedLinear) -> None:
+    rows = torch.randn(_CHECKED_ROWS, module.shape[1], generator=torch.Generator().manual_seed(0)).to(module.dtype)
+    alone = torch.cat([module(row[None]) for row in rows])
+    for count in (2, 7, 16, _CHECKED_ROWS):
+        if not torch.equal(module(rows[:count]), alone[:count]):
+            raise ConfigurationError(
+                f"batch_invariant cannot be had here: a row of {tuple(module.shape)} has other values when it "
+                f"comes with {count - 1} more.",
+                param="batch_invariant",
+            )
+
+
+def _multiplies_fp8(hidden: Tensor) -> bool:
+    return torch.cuda.get_device_capability(hidden.device) >= _FP8_CAPABILITY
+
+
+def _check_hidden(hidden: Tensor, weight: QuantizedWeight) -> None:
+    if hidden.ndim != 2 or hidden.shape[1] != weight.shape[1] or not hidden.is_floating_point():
+        raise ConfigurationError(
+            f"Activations {tuple(hidden.shape)} in {hidden.dtype} do not fit a weight of shape {weight.shape}.",
+            param="hidden",
+        )
+    if hidden.shape[1] > 1 and hidden.stride(1) != 1:
+        raise ConfigurationError("The activations' rows must be contiguous.", param="hidden")

@@ -1,0 +1,212 @@
+"""Products with weights of 8 and 4 bits in Triton: see `types` for the formats, `reference` for what is computed.
+
+The weights are the left operand of the products, (features, inputs) times (inputs, tokens), because tensor cores take
+that operand from registers: there the integers become the activations' dtype, exactly, and scales are applied to sums.
+"""
+
+# Kernels are typed by Triton, not by Python.
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..runtime.numeric import FP8_MAX, cdiv, next_power_of_2
+from .launch import Gpu, MatmulShape, inputs_per_step, matmul_launch, split_k
+from .types import FP8, SMALLEST_SCALE, Fp8Weight, Int4Weight, Int8Weight
+
+_REDUCED = 1024
+#: These vary from step to step: values of 1 and multiples of 16 get no kernel of their own.
+_VARYING = ("num_tokens", "num_steps", "split_steps")
+#: Triton's interpreter counts as a small GPU, so that little work is split too.
+_INTERPRETER = Gpu("interpreter", 4)
+
+
+def int8_linear(hidden: Tensor, weight: Int8Weight) -> Tensor:
+    """(tokens, inputs) to (tokens, features) in the dtype of `hidden`."""
+    step = inputs_per_step(hidden.shape[1], hidden.shape[0])
+    product = MatmulShape(hidden.shape[0], weight.shape[0], hidden.shape[1] // step)
+    return _linear(int8_kernel, hidden, (weight.data, weight.scale), product, {"BLOCK_INPUTS": step})
+
+
+def int4_linear(hidden: Tensor, weight: Int4Weight) -> Tensor:
+    """(tokens, inputs) to (tokens, features) in the dtype of `hidden`."""
+    product = MatmulShape(hidden.shape[0], weight.shape[0], weight.packed.shape[0])
+    return _linear(int4_kernel, hidden, (weight.packed, weight.scale), product, {"GROUP": weight.group_size})
+
+
+def fp8_linear(hidden: Tensor, weight: Fp8Weight) -> Tensor:
+    """(tokens, inputs) to (tokens, features) in the dtype of `hidden`, multiplied by cuBLAS or CUTLASS.
+
+    Scales for each token and feature come with bfloat16 results only; float16 is made of these.
+    """
+    data, scale = quantize_tokens(hidden)
+    if not len(hidden):
+        return hidden.new_empty(0, weight.shape[0])
+    out = torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
+        data, weight.data.t(), scale_a=scale[:, None], scale_b=weight.scale[None, :], out_dtype=torch.bfloat16
+    )
+    return out[:, : weight.shape[0]].to(hidden.dtype)
+
+
+def quantize_tokens(hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """Computes `quantize_tokens_reference` in one pass over `hidden`."""
+    tokens, inputs = hidden.shape
+    padded = cdiv(inputs, 16) * 16
+    data = torch.empty(tokens, padded, dtype=FP8, device=hidden.device)
+    scale = torch.empty(tokens, dtype=torch.float32, device=hidden.device)
+    if tokens:
+        block = next_power_of_2(padded)
+        fp8_tokens_kernel[(tokens,)](
+            hidden, data, scale, inputs, hidden.stride(0), padded,
+            SMALLEST=SMALLEST_SCALE, MAXIMUM=FP8_MAX, BLOCK=block, num_warps=min(16, max(1, block // 512)),
+        )  # fmt: skip
+    return data, scale
+
+
+def _linear(
+    kernel: Any, hidden: Tensor, weights: tuple[Tensor, Tensor], product: MatmulShape, constants: Mapping[str, int]
+) -> Tensor:
+    """Launches `kernel`, and the sum over its splits if there are several."""
+    tokens, features = product.tokens, product.features
+    out = hidden.new_empty(tokens, features)
+    if not tokens:
+        return out
+    gpu = _gpu(hidden.device)
+    launch = matmul_launch(kernel.__name__, product, gpu)
+    split = split_k(product, launch, gpu)
+    is_whole = split.count == 1
+    parts = out if is_whole else hidden.new_empty(split.count, tokens, features, dtype=torch.float32)
+    grid = (
+        cdiv(features, launch.tiles["BLOCK_FEATURES"]),
+        cdiv(tokens, launch.tiles["BLOCK_TOKENS"]),
+        split.count,
+    )
+    kernel[grid](
+        hidden, *weights, parts, tokens, features, product.steps, hidden.stride(0), split.steps,
+        **constants, **launch.tiles, num_warps=launch.num_warps, num_stages=launch.num_stages,
+    )  # fmt: skip
+    if not is_whole:
+        grid = (cdiv(out.numel(), _REDUCED),)
+        reduce_kernel[grid](parts, out, out.numel(), split.count, BLOCK=_REDUCED)
+    return out
+
+
+def _gpu(device: torch.device) -> Gpu:
+    if device.type != "cuda":
+        return _INTERPRETER
+    properties = torch.cuda.get_device_properties(device)
+    return Gpu(properties.name, properties.multi_processor_count)
+
+
+@triton.jit(do_not_specialize=_VARYING)
+def int8_kernel(
+    hidden, weight, scale, out, num_tokens, num_features, num_steps, token_stride, split_steps,
+    BLOCK_FEATURES: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_INPUTS: tl.constexpr,
+):  # fmt: skip
+    """One tile of features and tokens, summed over the steps of this split, BLOCK_INPUTS inputs each."""
+    features = tl.program_id(0) * BLOCK_FEATURES + tl.arange(0, BLOCK_FEATURES)
+    tokens = tl.program_id(1) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
+    # Rows beyond the border are read from the border and never stored.
+    row = tl.minimum(features, num_features - 1).to(tl.int64)
+    column = tl.minimum(tokens, num_tokens - 1).to(tl.int64)
+    first = tl.program_id(2) * split_steps
+    inputs = first * BLOCK_INPUTS + tl.arange(0, BLOCK_INPUTS)
+    weights = weight + row[:, None] * (num_steps * BLOCK_INPUTS) + inputs[None, :]
+    activations = hidden + column[None, :] * token_stride + inputs[:, None]
+    total = tl.zeros((BLOCK_FEATURES, BLOCK_TOKENS), tl.float32)
+    for _ in range(first, tl.minimum(first + split_steps, num_steps)):
+        values = tl.load(activations)
+        total = tl.dot(tl.load(weights).to(values.dtype), values, total, input_precision="ieee")
+        weights += BLOCK_INPUTS
+        activations += BLOCK_INPUTS
+    _store_tile(out, total * tl.load(scale + row)[:, None], features, tokens, num_features, num_tokens)
+
+
+@triton.jit(do_not_specialize=_VARYING)
+def int4_kernel(
+    hidden, packed, scale, out, num_tokens, num_features, num_steps, token_stride, split_steps,
+    GROUP: tl.constexpr, BLOCK_FEATURES: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+):  # fmt: skip
+    """One tile of features and tokens, summed over the groups of this split; a step is a group."""
+    WORDS: tl.constexpr = GROUP // 4
+    features = tl.program_id(0) * BLOCK_FEATURES + tl.arange(0, BLOCK_FEATURES)
+    tokens = tl.program_id(1) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
+    row = tl.minimum(features, num_features - 1).to(tl.int64)
+    column = tl.minimum(tokens, num_tokens - 1).to(tl.int64)
+    first = tl.program_id(2) * split_steps
+    inside = tl.arange(0, WORDS)
+    weights = packed + first.to(tl.int64) * num_features * WORDS + row[:, None] * WORDS + inside[None, :]
+    scales = scale + first.to(tl.int64) * num_features + row
+    activations = hidden + column[None, :] * token_stride + first * GROUP + inside[:, None]
+    total = tl.zeros((BLOCK_FEATURES, BLOCK_TOKENS), tl.float32)
+    for _ in range(first, tl.minimum(first + split_steps, num_steps)):
+        words = tl.load(weights)
+        part = tl.zeros((BLOCK_FEATURES, BLOCK_TOKENS), tl.float32)
+        for quarter in tl.static_range(4):
+            values = tl.load(activations + quarter * WORDS)
+            part = tl.dot(_quarter(words, quarter, values.dtype), values, part, input_precision="ieee")
+        total += part * tl.load(scales)[:, None]
+        weights += num_features * WORDS
+        scales += num_features
+        activations += GROUP
+    _store_tile(out, total, features, tokens, num_features, num_tokens)
+
+
+@triton.jit
+def _quarter(words, index: tl.constexpr, dtype: tl.constexpr):
+    """The `index`-th four bits of 16, 0 to 15, as -8 to 7 in `dtype`.
+
+    Set as the lowest bits of the mantissa of 2**7 (bfloat16) or 2**10 (float16) they count from there, which saves the
+    conversion; every value on the way is exact.
+    """
+    nibbles = (words >> (4 * index)) & 0xF
+    if dtype == tl.bfloat16:
+        values = (nibbles | 0x4300).to(tl.bfloat16, bitcast=True) - 136.0
+    elif dtype == tl.float16:
+        values = (nibbles | 0x6400).to(tl.float16, bitcast=True) - 1032.0
+    else:
+        values = nibbles.to(dtype) - 8.0
+    return values
+
+
+@triton.jit
+def _store_tile(out, total, features, tokens, num_features, num_tokens):
+    """Stores the transposed tile into `out` (splits, tokens, features)."""
+    split = tl.program_id(2).to(tl.int64)
+    places = out + (split * num_tokens + tokens[None, :]) * num_features + features[:, None]
+    inside = (features < num_features)[:, None] & (tokens < num_tokens)[None, :]
+    tl.store(places, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=("num_splits",))
+def reduce_kernel(parts, out, size, num_splits, BLOCK: tl.constexpr):
+    """`out` (size,): the sum of `parts` (splits, size), always in the same order."""
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for _ in range(num_splits):
+        total += tl.load(parts + places, mask=places < size)
+        parts += size
+    tl.store(out + places, total.to(out.dtype.element_ty), mask=places < size)
+
+
+@triton.jit
+def fp8_tokens_kernel(
+    hidden, out, scale, num_inputs, token_stride, out_stride, SMALLEST: tl.constexpr, MAXIMUM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One token: its largest magnitude, then its values over that as FP8, zeros up to `out_stride`."""
+    token = tl.program_id(0).to(tl.int64)
+    inputs = tl.arange(0, BLOCK)
+    values = tl.load(hidden + token * token_stride + inputs, mask=inputs < num_inputs, other=0.0).to(tl.float32)
+    step = tl.maximum(tl.max(tl.abs(values), axis=0), SMALLEST) / MAXIMUM
+    tl.store(scale + token, step)
+    rounded = tl.clamp(values / step, -MAXIMUM, MAXIMUM).to(out.dtype.element_ty)
+    tl.store(out + token * out_stride + inputs, rounded, mask=inputs < out_stride)

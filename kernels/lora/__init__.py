@@ -1,0 +1,1 @@
+"""Low-rank adapters, one per token of a mixed batch."""

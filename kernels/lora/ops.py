@@ -1,0 +1,41 @@
+"""Low-rank adapters over a batch in which every token may use another one (Hu et al. 2021)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...protocol.errors import ConfigurationError
+from ..runtime.backend import uses_triton
+from .reference import add_lora_reference
+from .types import LoraPlan, LoraWeights
+
+
+def add_lora(out: Tensor, hidden: Tensor, weights: LoraWeights, plan: LoraPlan) -> None:
+    """out[row] += up[adapter] @ (down[adapter] @ hidden[row]) for each row of the plan that has an adapter, in place.
+
+    `out` (rows, features) may be a part of a fused projection's output; `hidden` is (rows, inputs). The elements of a
+    row are contiguous. Both are in the dtype of the weights. The float32 sum over the inputs is rounded to it once.
+    """
+    _check(out, hidden, weights, plan)
+    if uses_triton(hidden):
+        from .triton import add_lora_triton
+
+        add_lora_triton(out, hidden, weights, plan)
+    else:
+        add_lora_reference(out, hidden, weights, plan.adapters)
+
+
+def _check(out: Tensor, hidden: Tensor, weights: LoraWeights, plan: LoraPlan) -> None:
+    adapters, rank, inputs = weights.down.shape
+    if weights.up.shape != (adapters, out.shape[-1], rank) or hidden.shape[-1] != inputs:
+        raise ConfigurationError(
+            f"Adapters {tuple(weights.down.shape)}, {tuple(weights.up.shape)} do not fit {tuple(hidden.shape)} to "
+            f"{tuple(out.shape)}.",
+            param="weights",
+        )
+    if adapters < plan.num_adapters or len(plan.adapters) > min(len(out), len(hidden)):
+        raise ConfigurationError("The plan is for other rows or more adapters than there are.", param="plan")
+    if not hidden.dtype == out.dtype == weights.down.dtype == weights.up.dtype:
+        raise ConfigurationError(f"Adapters in {weights.down.dtype} on {hidden.dtype} to {out.dtype}.", param="weights")
+    if hidden.stride(-1) != 1 or out.stride(-1) != 1:
+        raise ConfigurationError("The elements of a row must be contiguous.", param="hidden")

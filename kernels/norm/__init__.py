@@ -1,0 +1,1 @@
+"""RMSNorm, alone, behind a residual addition and over heads."""

@@ -1,0 +1,69 @@
+"""Which implementation computes: Triton on a CUDA device, C on a CPU where it was built, else the torch reference.
+
+Nothing here imports torch or triton. Modules named `triton*.py` import triton, and are imported when they are used.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from .native_library import load
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+BackendName = Literal["torch", "native", "triton"]
+AttentionChoice = Literal["auto", "torch", "native", "triton"]
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether triton is installed; does not import it."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def kernel_cache() -> Path:
+    """Where Triton keeps what it has compiled, a folder for each kernel and target; it may not be there yet."""
+    folder = os.environ.get("TRITON_CACHE_DIR")
+    home = os.environ.get("TRITON_HOME")
+    return Path(folder) if folder else (Path(home) if home else Path.home()) / ".triton" / "cache"
+
+
+def uses_triton(tensor: Tensor) -> bool:
+    """Whether a kernel over `tensor` runs in Triton."""
+    return tensor.is_cuda and has_triton()
+
+
+def uses_native(rows: Tensor, *, multiple: int = 1) -> bool:
+    """Whether a kernel over `rows` (rows, size) runs in C. `multiple`: what the size must be a multiple of."""
+    import torch
+
+    return (
+        rows.device.type == "cpu"
+        and rows.dim() == 2
+        and rows.dtype in (torch.float32, torch.bfloat16)
+        and rows.shape[1] % multiple == 0
+        and not (torch.is_grad_enabled() and rows.requires_grad)
+        and load() is not None
+    )
+
+
+@functools.cache
+def gpu_name(device: torch.device) -> str:
+    """What measured launches are looked up by; `cpu` where kernels are only interpreted."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+@functools.cache
+def num_multiprocessors(device: torch.device) -> int:
+    """How many programs run at once at least; that of an H200 where kernels are only interpreted."""
+    import torch
+
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132

@@ -1,0 +1,83 @@
+"""The number of threads that compute while other processes use the processors too.
+
+The threads of llama.cpp and of torch's OpenMP meet at a barrier after every operation, spinning. If one of them shares
+its processor, all wait for it. With two threads on two processors of which one is busy, llama.cpp is about half as fast
+as with one thread, and small models of the cloud engine a tenth. Fewer threads help; other ways of waiting do not
+(decision 022).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+
+_INTERVAL_S = 0.2
+# Other processes that get less than this of a processor, while we use all, are not worth a thread.
+_TOLERATED = 0.4
+# The least share of a processor that this process uses while it computes.
+_COMPUTING = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Seconds since some fixed time."""
+
+    # Of the clock.
+    wall: float
+    # Of all processors that this process may use.
+    busy: float
+    # Of this process on them.
+    own: float
+
+
+def usage() -> Usage:
+    """The usage now. Time that a hypervisor took away counts as busy."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    busy = 0.0
+    for index, processor in enumerate(psutil.cpu_times(percpu=True)):
+        if allowed is None or index in allowed:
+            found = processor._asdict()
+            # Linux counts the time of guests twice.
+            unused = ("idle", "iowait", "guest", "guest_nice")
+            busy += sum(seconds for name, seconds in found.items() if name not in unused)
+    return Usage(time.monotonic(), busy, time.process_time())
+
+
+class ThreadGovernor:
+    """Leaves busy processors to other processes. Not thread-safe."""
+
+    def __init__(self, most: int, *, processors: int | None = None, measure: Callable[[], Usage] = usage) -> None:
+        """`most`: threads on an idle machine. `processors`: those this process may use, None to ask."""
+        self._most = self._threads = most
+        self._processors = processors or _processors()
+        self._measure = measure
+        self._last: Usage | None = None
+        self._due = 0.0
+
+    def threads(self) -> int:
+        """The threads of the next step. Measures the machine at most five times a second."""
+        if self._most == 1:
+            return 1
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + _INTERVAL_S
+            self._measure_load()
+        return self._threads
+
+    def _measure_load(self) -> None:
+        last, self._last = self._last, self._measure()
+        if last is None or self._last.wall <= last.wall:
+            return
+        wall, own = self._last.wall - last.wall, self._last.own - last.own
+        if wall > 10 * _INTERVAL_S and own < _COMPUTING * wall:
+            return  # a pause, not a long step: the last measurement says nothing about now
+        others = (self._last.busy - last.busy - own) / wall
+        self._threads = max(1, min(self._most, int(self._processors - max(0.0, others) + _TOLERATED)))
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,228 @@
+"""Builds and loads the C in `kernels/native/`, once, with the machine's own compiler and for its processor.
+
+Without a compiler, or where it fails, the plain torch implementations run, and `load` logs why. Other rooms load C of
+their own with `load_from`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ...protocol.settings import state_folder
+
+_SOURCES = Path(__file__).parents[1] / "native"
+_COMPILE_S = 120
+_STALE_S = 3600
+#: Of native/vectors.h: rows and heads have to be multiples of it.
+LANES = 16
+_LOG = logging.getLogger(__name__)
+
+
+class NativeBuildError(Exception):
+    """The kernels cannot be compiled or loaded on this machine."""
+
+
+@functools.cache
+def load() -> ctypes.CDLL | None:
+    """The library, built if it is not there yet; None if that fails, which is logged once."""
+    try:
+        return load_from(_SOURCES)
+    except NativeBuildError as error:
+        _LOG.warning("No native CPU kernels, plain torch is used instead: %s", error)
+        return None
+
+
+def loaded() -> ctypes.CDLL:
+    """The library, for callers that know it is there."""
+    library = load()
+    assert library is not None, "ask whether C serves before it is called"
+    return library
+
+
+def load_from(sources: Path, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
+    """The library of all C in the folder `sources`, built if it is not there yet. `mode`: of `ctypes.CDLL`.
+
+    Raises NativeBuildError if it cannot be built or loaded.
+    """
+    problems: list[str] = []
+    for compiler in _compilers():
+        try:
+            return _build_and_load(compiler, sources, mode)
+        except (NativeBuildError, OSError) as error:
+            problems.append(str(error))
+    raise NativeBuildError("; ".join(problems) or "there is no C compiler (set CC, or install gcc)")
+
+
+def holding(function: Any) -> Any:
+    """The same C function, called without releasing the GIL: for calls of microseconds.
+
+    A thread that has released the GIL waits up to 5 ms for a busy one (`sys.getswitchinterval`).
+    """
+    prototype = ctypes.PYFUNCTYPE(function.restype, *function.argtypes)
+    address: Any = ctypes.cast(function, ctypes.c_void_p).value
+    return prototype(address)
+
+
+def _build_and_load(compiler: list[str], sources: Path, mode: int) -> ctypes.CDLL:
+    """Raises NativeBuildError, and OSError if nothing can be written anywhere."""
+    name = f"kernels-{_digest(compiler, sources)}.so"
+    try:
+        return _load_cached(compiler, _private_folder(state_folder() / "native") / name, sources, mode)
+    except OSError as error:
+        _LOG.warning("Compiled for this process alone, as it cannot be kept: %s.", error)
+    folder = Path(tempfile.mkdtemp(prefix="updraft-native-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    build(compiler, folder / name, sources)
+    try:
+        return ctypes.CDLL(str(folder / name), mode)
+    except OSError as error:
+        raise NativeBuildError(
+            f"what was compiled does not load (is {folder.parent} mounted noexec?): {error}"
+        ) from error
+
+
+def _load_cached(compiler: list[str], target: Path, sources: Path, mode: int) -> ctypes.CDLL:
+    """The library in the cache. Raises NativeBuildError, and OSError if a new build can be neither kept nor loaded."""
+    _remove_stale_builds(target.parent)
+    if _is_intact(target):
+        try:
+            return ctypes.CDLL(str(target), mode)
+        except OSError:  # of a machine that only looked like this one
+            target.unlink(missing_ok=True)
+    build(compiler, target, sources)
+    return ctypes.CDLL(str(target), mode)
+
+
+def _private_folder(folder: Path) -> Path:
+    """A folder that nobody else can write to, because its libraries are run. Raises OSError if that is impossible."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = folder.stat()
+    if found.st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to another user")
+    if found.st_mode & 0o022:
+        _discard(folder)
+        folder.mkdir(mode=0o700)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"{folder} cannot be written to")
+    if sys.platform == "linux" and os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        raise PermissionError(f"{folder} is mounted noexec (set UPDRAFT_HOME to a folder that is not)")
+    return folder
+
+
+def _discard(folder: Path) -> None:
+    """Somebody may have planted libraries there. The folder is renamed first, so that none of them is found again."""
+    _LOG.warning("Others could write to %s: its contents are thrown away.", folder)
+    aside = Path(tempfile.mkdtemp(prefix=f"{folder.name}-discarded-", dir=folder.parent))
+    folder.rename(aside / folder.name)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _remove_stale_builds(folder: Path) -> None:
+    """Remove the folders of builds that were killed: a build takes minutes at most."""
+    for left in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a build that ends just now
+            if left.is_dir() and time.time() - left.stat().st_mtime > _STALE_S:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def build(compiler: list[str], target: Path, origin: Path) -> None:
+    """Compile all sources into the shared library `target`. Raises NativeBuildError.
+
+    OpenMP is not linked: torch has loaded its own, and two of them would fight over the processors.
+    """
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        sources = sorted(origin.glob("*.c"))
+        if not sources:
+            raise NativeBuildError(f"there is no C in {origin}: install the package again")
+        objects = [str(Path(folder) / f"{source.stem}.o") for source in sources]
+        commands = [
+            [*compiler, *_flags(), "-c", str(source), "-o", compiled]
+            for source, compiled in zip(sources, objects, strict=True)
+        ]
+        with ThreadPoolExecutor() as at_once:
+            list(at_once.map(_run, commands))
+        library = Path(folder) / target.name
+        _run([*compiler, "-shared", *objects, "-lm", "-o", str(library)])
+        mark = Path(folder) / "mark"
+        mark.write_text(_checksum(library))
+        library.replace(target)  # whole or not at all, for others that start now
+        mark.replace(_checksum_file(target))
+
+
+def _checksum_file(library: Path) -> Path:
+    return library.with_suffix(".sha256")
+
+
+def _checksum(library: Path) -> str:
+    return hashlib.sha256(library.read_bytes()).hexdigest()
+
+
+def _is_intact(library: Path) -> bool:
+    """Whether the file is as it was built. The loader would map a truncated one, and the process would die later."""
+    try:
+        return _checksum_file(library).read_text() == _checksum(library)
+    except OSError:
+        return False
+
+
+def _flags() -> list[str]:
+    flags = ["-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
+    if platform.machine() in ("x86_64", "AMD64"):
+        return [*flags, "-march=native", "-mprefer-vector-width=512"]
+    return [*flags, "-mcpu=native"]
+
+
+def _compilers() -> list[list[str]]:
+    """The compilers on this machine, with arguments: `CC`, the one that Python was built with, and the usual names."""
+    found: list[list[str]] = []
+    for candidate in (os.environ.get("CC"), sysconfig.get_config_var("CC"), "gcc", "cc", "clang"):
+        try:
+            words = shlex.split(candidate or "")
+        except ValueError:
+            _LOG.warning("The compiler %r cannot be read: a quotation mark is missing.", candidate)
+            continue
+        path = shutil.which(words[0]) if words else None
+        if path is not None and [path, *words[1:]] not in found:
+            found.append([path, *words[1:]])
+    return found
+
+
+def _digest(compiler: list[str], origin: Path) -> str:
+    """A digest of sources, compiler, flags and processor: machines may share a home folder."""
+    parts = [*compiler, *_flags(), _processor()]
+    parts += [source.read_text() for source in sorted(origin.iterdir()) if source.suffix in (".c", ".h")]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _processor() -> str:
+    description = Path("/proc/cpuinfo")
+    lines = description.read_text().splitlines() if description.exists() else [platform.processor()]
+    return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_COMPILE_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NativeBuildError(f"{command[0]}: {error}") from error
+    if done.returncode:
+        raise NativeBuildError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")

@@ -1,0 +1,63 @@
+"""Sampling in C, for CPUs: no row is sorted, and only tokens that can win get noise."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from ...protocol.sampling import LEAST_TEMPERATURE
+from ..runtime.native_library import loaded
+from .noise import noise_keys
+from .types import Sampling
+
+
+class SampleCall(ctypes.Structure):
+    """`SampleCall` of native/calls.h, field for field."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("logits", "mask", "temperatures", "keys", "top_k", "top_p", "min_p", "chosen")
+        ),
+        *((name, ctypes.c_int64) for name in ("rows", "size", "stride", "mask_stride", "num_threads", "is_bf16")),
+        ("least_temperature", ctypes.c_double),
+    )
+
+
+def native_sample(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Computes `sample_reference` without typical-p, (rows,) int64; -1 where the choice depends on rounding.
+
+    The logits must pass `uses_native`.
+    """
+    keys = noise_keys(sampling.seeds, sampling.positions)
+    chosen = torch.empty(len(logits), dtype=torch.int64)
+    loaded().sample_rows(ctypes.byref(sample_call(logits, sampling, keys, chosen)))
+    return chosen
+
+
+def sample_call(logits: Tensor, sampling: Sampling, keys: Tensor, chosen: Tensor) -> SampleCall:
+    """The call points into all of these, which must outlive it."""
+    cut, mask = sampling.truncation, sampling.mask
+    return SampleCall(
+        logits=logits.data_ptr(),
+        mask=_pointer(mask),
+        temperatures=sampling.temperatures.data_ptr(),
+        keys=keys.data_ptr(),
+        top_k=_pointer(cut and cut.top_k),
+        top_p=_pointer(cut and cut.top_p),
+        min_p=_pointer(cut and cut.min_p),
+        chosen=chosen.data_ptr(),
+        rows=len(logits),
+        size=logits.shape[1],
+        stride=logits.stride(0),
+        mask_stride=0 if mask is None else mask.stride(0),
+        num_threads=torch.get_num_threads(),
+        is_bf16=logits.dtype == torch.bfloat16,
+        least_temperature=LEAST_TEMPERATURE,
+    )
+
+
+def _pointer(column: Tensor | None) -> int | None:
+    return None if column is None else column.data_ptr()

@@ -1,0 +1,33 @@
+"""How kernels over rows of a vocabulary are launched: a row is split over as many programs as keep the GPU busy.
+
+Results are the same to the last bit for any number of programs: programs add up integers or the sums of whole tiles,
+and maxima have one winner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..runtime.numeric import cdiv
+
+#: Tokens that a program handles at a time.
+TILE = 1024
+_PROGRAMS_PER_MULTIPROCESSOR = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RowSplit:
+    """One row split over programs."""
+
+    programs: int
+    # Tiles of each program; the last one may have fewer.
+    tiles: int
+    # Tiles of the whole row.
+    row_tiles: int
+
+
+def split_row(rows: int, vocabulary: int, multiprocessors: int) -> RowSplit:
+    row_tiles = cdiv(vocabulary, TILE)
+    wanted = max(1, _PROGRAMS_PER_MULTIPROCESSOR * multiprocessors // max(1, rows))
+    tiles = cdiv(row_tiles, min(wanted, row_tiles))
+    return RowSplit(cdiv(row_tiles, tiles), tiles, row_tiles)

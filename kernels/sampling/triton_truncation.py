@@ -1,0 +1,266 @@
+"""Top-k, top-p and min-p thresholds in Triton, without sorting: see `reference` for ranks and thresholds.
+
+The threshold of top-k is the largest rank with at least k tokens from it on; that of top-p is the largest with at least
+the probability p from it on. Both are found by radix select, four bits at a time: the tokens of a range are counted (or
+their weights added) in 16 buckets, and the bucket that the threshold falls in is the next range.
+
+1. `tile_stats_kernel`, `row_stats_kernel`: the highest rank and the mass of each tile and row, lower bounds for both
+   thresholds.
+2. `radix_histogram_kernel`, four times: every program counts its own tiles and adds to sums in memory. Tiles whose
+   highest rank is below the range are not read; unless the logits are flat, these are nearly all of a row.
+3. `gather_candidates_kernel`, `radix_select_kernel`: the few tokens left are collected, and one program finds the last
+   36 bits.
+
+Weights are integers, so that the order of additions does not matter: a row has the same thresholds in every batch.
+"""
+
+# Kernels are typed by Triton, not by Python.
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..runtime.backend import num_multiprocessors
+from ..runtime.numeric import next_power_of_2
+from .launch import TILE, RowSplit, split_row
+from .triton_radix import LOWEST, ROUNDS, TOP, bucket_of, bucket_sums, radix_range, select_bucket
+from .triton_ranks import (
+    WEIGHT_UNIT,
+    divisor,
+    finite,
+    is_random,
+    least_rank,
+    load_ranks,
+    logit_of,
+    tile_stats_kernel,
+    weights_of,
+)
+from .types import TOKEN_BITS, LogitRows, Truncation
+
+_TOKEN_BITS: tl.constexpr = tl.constexpr(TOKEN_BITS)
+_RANK_OF_MINUS_INFINITY: tl.constexpr = tl.constexpr(-0x7F800001 << TOKEN_BITS)
+#: Rounds done by all programs of a row: the upper half of the float.
+_SHARED_ROUNDS: tl.constexpr = tl.constexpr(4)
+#: Tokens collected of a row. If more are left, the row itself is read.
+_CAPACITY: tl.constexpr = tl.constexpr(4096)
+
+# The state of a row, int64 each: the highest rank, the mass that top-p is a share of, lower bounds of the thresholds of
+# top-k and top-p, and the thresholds found.
+_STATE: tl.constexpr = tl.constexpr(7)
+_MASS: tl.constexpr = tl.constexpr(1)
+_FLOOR: tl.constexpr = tl.constexpr(2)  # of top-k; top-p's is next
+_BY_MIN_P: tl.constexpr = tl.constexpr(4)
+_FOUND: tl.constexpr = tl.constexpr(5)  # by top-k; by top-p is next
+
+
+def launch_thresholds(rows: LogitRows, truncation: Truncation) -> Tensor:
+    logits, temperatures, mask = rows
+    num_rows, vocabulary = logits.shape
+    split = split_row(num_rows, vocabulary, num_multiprocessors(logits.device))
+    tops = torch.empty((num_rows, split.row_tiles), dtype=torch.int64, device=logits.device)
+    masses = torch.empty((num_rows, split.row_tiles), dtype=torch.float32, device=logits.device)
+    state = torch.empty((num_rows, _STATE.value), dtype=torch.int64, device=logits.device)
+    if num_rows == 0:
+        return state[:, 0]
+    tiles = split.tiles, split.row_tiles
+    tile_stats_kernel[(num_rows, split.programs)](
+        logits, mask, temperatures, tops, masses, vocabulary, logits.stride(0), *tiles,
+        HAS_MASK=mask is not None, TILE=TILE, num_warps=4,
+    )  # fmt: skip
+    row_stats_kernel[(num_rows,)](
+        temperatures, tops, masses, truncation.top_k, truncation.top_p, truncation.min_p, state,
+        vocabulary, split.row_tiles,
+        HAS_TOP_K=truncation.top_k is not None, HAS_TOP_P=truncation.top_p is not None,
+        HAS_MIN_P=truncation.min_p is not None, BLOCK=next_power_of_2(split.row_tiles), num_warps=1,
+    )  # fmt: skip
+    if truncation.top_k is not None:
+        _search(rows, truncation.top_k, state, tops, split)
+    if truncation.top_p is not None:
+        if truncation.top_k is not None:
+            kept_mass_kernel[(num_rows, split.programs)](
+                logits, mask, temperatures, truncation.top_k, state, tops, vocabulary, logits.stride(0), *tiles,
+                HAS_MASK=mask is not None, TILE=TILE, num_warps=4,
+            )  # fmt: skip
+        _search(rows, truncation.top_p, state, tops, split)
+    return torch.minimum(state[:, TOP.value], state[:, _BY_MIN_P.value :].amax(dim=1))
+
+
+def _search(rows: LogitRows, amounts: Tensor, state: Tensor, tops: Tensor, split: RowSplit) -> None:
+    """Find the thresholds of top-k (`amounts` integers) or of top-p."""
+    logits, temperatures, mask = rows
+    num_rows, vocabulary = logits.shape
+    sums = torch.zeros((num_rows, _SHARED_ROUNDS.value, 16), dtype=torch.int64, device=logits.device)
+    counts = torch.zeros((num_rows,), dtype=torch.int32, device=logits.device)
+    left = torch.empty((num_rows, _CAPACITY.value), dtype=torch.int64, device=logits.device)
+    inputs = logits, mask, temperatures, amounts, state, tops, sums
+    shape = vocabulary, logits.stride(0), split.tiles, split.row_tiles
+    options = {"BY_MASS": amounts.is_floating_point(), "HAS_MASK": mask is not None, "TILE": TILE, "num_warps": 8}
+    for done in range(_SHARED_ROUNDS.value):
+        radix_histogram_kernel[(num_rows, split.programs)](*inputs, done, *shape, **options)
+    gather_candidates_kernel[(num_rows, split.programs)](*inputs, counts, left, *shape, **options)
+    radix_select_kernel[(num_rows,)](*inputs, counts, left, vocabulary, logits.stride(0), split.row_tiles, **options)
+
+
+@triton.jit
+def row_stats_kernel(
+    temperatures, tops, masses, top_k, top_p, min_p, state, vocabulary, row_tiles,
+    HAS_TOP_K: tl.constexpr, HAS_TOP_P: tl.constexpr, HAS_MIN_P: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The state of a row from its tiles."""
+    row = tl.program_id(0).to(tl.int64)
+    temperature = divisor(tl.load(temperatures + row))
+    tiles = tl.arange(0, BLOCK)
+    inside = tiles < row_tiles
+    tile_tops = tl.load(tops + row * row_tiles + tiles, inside, LOWEST)
+    top = tl.max(tile_tops, axis=0)
+    greatest = finite(logit_of(top))
+    below = (logit_of(tile_tops) - greatest).to(tl.float64) / temperature
+    mass = tl.sum(tl.where(inside, tl.load(masses + row * row_tiles + tiles, inside, 0.0) * tl.exp(below), 0.0), axis=0)
+    row_state = state + row * _STATE
+    tl.store(row_state + TOP, top)
+    tl.store(row_state + _MASS, (mass * WEIGHT_UNIT).to(tl.int64))
+    floor = tl.full((), LOWEST, tl.int64)
+    if HAS_TOP_K:
+        floor = _top_k_floor(tile_tops, tl.load(top_k + row))
+    tl.store(row_state + _FLOOR, floor)
+    floor = tl.full((), LOWEST, tl.int64)
+    if HAS_TOP_P:
+        # All that is less likely than this has together half of what top-p may leave out.
+        least = tl.maximum(1 - tl.load(top_p + row), 1e-9) * 0.5 * mass / vocabulary
+        floor = least_rank(greatest + temperature * tl.log(tl.maximum(least, 1e-300)))
+    tl.store(row_state + _FLOOR + 1, floor)
+    threshold = tl.full((), LOWEST, tl.int64)
+    if HAS_MIN_P:
+        least = tl.load(min_p + row)
+        threshold = least_rank(greatest + temperature * tl.log(tl.maximum(least, 1e-300)))
+        threshold = tl.where((least > 0) & is_random(temperatures, row), threshold, LOWEST)
+    tl.store(row_state + _BY_MIN_P, threshold)
+    tl.store(row_state + _FOUND, LOWEST)
+    tl.store(row_state + _FOUND + 1, LOWEST)
+
+
+@triton.jit(do_not_specialize=["num_tiles"])
+def kept_mass_kernel(
+    logits, mask, temperatures, top_k, state, tops, vocabulary, row_stride, num_tiles, row_tiles,
+    HAS_MASK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Replace the row's mass by that of the tokens that top-k keeps (`radix_select_kernel` has set it to zero)."""
+    row = tl.program_id(0).to(tl.int64)
+    if (tl.load(top_k + row) == 0) | (not is_random(temperatures, row)):
+        return
+    row_state = state + row * _STATE
+    top, threshold = tl.load(row_state + TOP), tl.load(row_state + _FOUND)
+    mass = tl.full((), 0, tl.int64)
+    first = tl.program_id(1) * num_tiles
+    for tile in range(first, tl.minimum(first + num_tiles, row_tiles)):
+        if tl.load(tops + row * row_tiles + tile) >= threshold:
+            found = load_ranks(logits + row * row_stride, mask, row, tile, vocabulary, HAS_MASK, TILE)
+            weights = weights_of(found, top, tl.load(temperatures + row))
+            mass += tl.sum(tl.where(found >= threshold, weights, 0), axis=0)
+    if mass > 0:
+        tl.atomic_add(row_state + _MASS, mass, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["done", "num_tiles"])
+def radix_histogram_kernel(
+    logits, mask, temperatures, amounts, state, tops, sums, done, vocabulary, row_stride, num_tiles, row_tiles,
+    BY_MASS: tl.constexpr, HAS_MASK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """One round: add up this program's tiles in the buckets of the current range."""
+    row = tl.program_id(0).to(tl.int64)
+    row_state = state + row * _STATE
+    target = _target(temperatures, amounts, row_state, row, BY_MASS)
+    if target == 0:
+        return
+    row_sums = sums + row * (_SHARED_ROUNDS * 16)
+    low, _ = radix_range(row_sums, target, done)
+    floor = tl.maximum(low, tl.load(row_state + _FLOOR + BY_MASS))
+    if BY_MASS:
+        floor = tl.maximum(floor, tl.load(row_state + _FOUND))  # what top-k has cut off
+    total = tl.zeros((16,), tl.int64)
+    first = tl.program_id(1) * num_tiles
+    for tile in range(first, tl.minimum(first + num_tiles, row_tiles)):
+        if tl.load(tops + row * row_tiles + tile) >= floor:
+            found = load_ranks(logits + row * row_stride, mask, row, tile, vocabulary, HAS_MASK, TILE)
+            total += bucket_sums(found, low, done, row_state, tl.load(temperatures + row), BY_MASS)
+    tl.atomic_add(row_sums + done * 16 + tl.arange(0, 16), total, mask=total > 0, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["num_tiles"])
+def gather_candidates_kernel(
+    logits, mask, temperatures, amounts, state, tops, sums, counts, left, vocabulary, row_stride, num_tiles, row_tiles,
+    BY_MASS: tl.constexpr, HAS_MASK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Collect the ranks of the current range, in any order."""
+    row = tl.program_id(0).to(tl.int64)
+    target = _target(temperatures, amounts, state + row * _STATE, row, BY_MASS)
+    if target == 0:
+        return
+    low, _ = radix_range(sums + row * (_SHARED_ROUNDS * 16), target, _SHARED_ROUNDS)
+    first = tl.program_id(1) * num_tiles
+    for tile in range(first, tl.minimum(first + num_tiles, row_tiles)):
+        if tl.load(tops + row * row_tiles + tile) >= low:
+            found = load_ranks(logits + row * row_stride, mask, row, tile, vocabulary, HAS_MASK, TILE)
+            wanted = bucket_of(found, low, _SHARED_ROUNDS - 1) == 0
+            number = tl.sum(wanted.to(tl.int32), axis=0)
+            if number > 0:
+                place = tl.atomic_add(counts + row, number, sem="relaxed") + tl.cumsum(wanted.to(tl.int32), axis=0) - 1
+                tl.store(left + row * _CAPACITY + place, found, wanted & (place < _CAPACITY))
+
+
+@triton.jit
+def radix_select_kernel(
+    logits, mask, temperatures, amounts, state, tops, sums, counts, left, vocabulary, row_stride, row_tiles,
+    BY_MASS: tl.constexpr, HAS_MASK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The remaining rounds, over the collected ranks, or over the row if there were too many to collect."""
+    row = tl.program_id(0).to(tl.int64)
+    row_state = state + row * _STATE
+    target = _target(temperatures, amounts, row_state, row, BY_MASS)
+    if target == 0:
+        return
+    low, above = radix_range(sums + row * (_SHARED_ROUNDS * 16), target, _SHARED_ROUNDS)
+    count = tl.load(counts + row)
+    is_collected = count <= _CAPACITY
+    sources = tl.where(is_collected, tl.cdiv(count, TILE), row_tiles)
+    for done in range(_SHARED_ROUNDS, ROUNDS):
+        total = tl.zeros((16,), tl.int64)
+        for tile in range(sources):
+            if is_collected:
+                places = tile * TILE + tl.arange(0, TILE)
+                found = tl.load(left + row * _CAPACITY + places, places < count, _RANK_OF_MINUS_INFINITY)
+                total += bucket_sums(found, low, done, row_state, tl.load(temperatures + row), BY_MASS)
+            elif tl.load(tops + row * row_tiles + tile) >= low:
+                found = load_ranks(logits + row * row_stride, mask, row, tile, vocabulary, HAS_MASK, TILE)
+                total += bucket_sums(found, low, done, row_state, tl.load(temperatures + row), BY_MASS)
+        low, above = select_bucket(total, low, above, target, done)
+    tl.store(row_state + _FOUND + BY_MASS, low)
+    if not BY_MASS:
+        tl.store(row_state + _MASS, tl.full((), 0, tl.int64))
+
+
+@triton.jit
+def _target(temperatures, amounts, row_state, row, BY_MASS: tl.constexpr):
+    """The tokens, or the weight, that must be from the threshold on; 0 if the row has no such threshold."""
+    amount = tl.load(amounts + row)
+    if BY_MASS:
+        mass = tl.maximum((amount * tl.load(row_state + _MASS).to(tl.float64)).to(tl.int64), 1)
+        target = tl.where(amount < 1, mass, 0)
+    else:
+        target = amount.to(tl.int64)
+    return tl.where(is_random(temperatures, row), target, 0)
+
+
+@triton.jit
+def _top_k_floor(tile_tops, k):
+    """The k-th highest of the tiles' highest ranks, rounded down to 24 bits of its logit: k tokens reach it."""
+    floor = tl.full((), LOWEST, tl.int64)
+    for done in range(24):
+        higher = floor + (tl.full((), 1, tl.int64) << (_TOKEN_BITS + 31 - done))
+        floor = tl.where(tl.sum((tile_tops >= higher).to(tl.int32), axis=0) >= k, higher, floor)
+    return floor

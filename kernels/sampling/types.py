@@ -1,0 +1,136 @@
+"""How rows of logits are sampled and edited, in columns on their device, and the checks of what kernels can read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...protocol.errors import ConfigurationError
+from ..runtime.numeric import cdiv
+
+TOKEN_BITS = 20
+#: A rank has room for as many token ids.
+MAX_TOKENS = 2**TOKEN_BITS
+#: No rank is below this: as a threshold it keeps everything.
+LOWEST_RANK = -(2 ** (31 + TOKEN_BITS))
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """Columns (rows,), None if off for all rows. Applied in this order, after the temperature; one token stays."""
+
+    # int32, 0 is off.
+    top_k: Tensor | None = None
+    # float64, 1 is off.
+    top_p: Tensor | None = None
+    # float64, 0 is off.
+    min_p: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample each row of logits. All tensors are on the device of the logits."""
+
+    # (rows,) float64, 0 is greedy.
+    temperatures: Tensor
+    # (rows,) int64.
+    seeds: Tensor
+    # (rows,) int64: the index in its sequence of the token to be sampled.
+    positions: Tensor
+    # None if no row has any.
+    truncation: Truncation | None = None
+    # (rows, ceil(vocab / 32)) int32: a bit for each allowed token id, lowest bit first; -1 in rows without a grammar.
+    # None if no row has a grammar.
+    mask: Tensor | None = None
+    # (rows,) float64, 1 is off; None if off for all rows. Applied after the truncation.
+    typical_p: Tensor | None = None
+
+    def of(self, rows: Tensor | slice) -> Sampling:
+        """The sampling of some of the rows, given by their indices."""
+        cut = self.truncation
+        return Sampling(
+            self.temperatures[rows],
+            self.seeds[rows],
+            self.positions[rows],
+            None if cut is None else Truncation(_at(cut.top_k, rows), _at(cut.top_p, rows), _at(cut.min_p, rows)),
+            _at(self.mask, rows),
+            _at(self.typical_p, rows),
+        )
+
+    def ahead(self, tokens: int) -> Sampling:
+        """The sampling of the same rows, as many tokens later."""
+        return replace(self, positions=self.positions + tokens)
+
+
+class LogitRows(NamedTuple):
+    """Logits (rows, vocab), with the temperatures and the mask of `Sampling`."""
+
+    logits: Tensor
+    temperatures: Tensor
+    mask: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class FlatEdits:
+    """Penalties, biases and bans of a batch as one flat list (`text/logit_edits.py`). No token comes twice in a row."""
+
+    # (edits,) int32. Edits of row -1 do nothing, so that a captured graph has room for later ones.
+    rows: Tensor
+    # (edits,) int32.
+    token_ids: Tensor
+    # (edits,) float32: positive logits are divided by it, others multiplied.
+    divisors: Tensor
+    # (edits,) float32, added afterwards.
+    offsets: Tensor
+
+
+class TopLogprobs(NamedTuple):
+    """Log-probabilities of the chosen token and of the most likely ones."""
+
+    # (rows,) float32.
+    chosen: Tensor
+    # (rows, n) float32, the largest first.
+    values: Tensor
+    # (rows, n) int64.
+    ids: Tensor
+
+
+def check_sampling(logits: Tensor, sampling: Sampling) -> None:
+    """Raises ConfigurationError for what the kernels cannot read."""
+    rows, vocabulary = logits.shape
+    if logits.stride(1) != 1 or not logits.is_floating_point() or not 1 <= vocabulary <= MAX_TOKENS:
+        raise ConfigurationError(f"Logits must be dense rows of 1 to {MAX_TOKENS} floats, got {tuple(logits.shape)}.")
+    check_column("temperatures", sampling.temperatures, rows, torch.float64)
+    check_column("seeds", sampling.seeds, rows, torch.int64)
+    check_column("positions", sampling.positions, rows, torch.int64)
+    if sampling.typical_p is not None:
+        check_column("typical_p", sampling.typical_p, rows, torch.float64)
+    if sampling.truncation is not None:
+        check_truncation(sampling.truncation, rows)
+    mask, words = sampling.mask, cdiv(vocabulary, 32)
+    if mask is not None and (mask.shape != (rows, words) or mask.dtype != torch.int32 or not mask.is_contiguous()):
+        raise ConfigurationError(f"mask must be ({rows}, {words}) int32, a bit for each of {vocabulary} tokens.")
+
+
+def check_truncation(truncation: Truncation, rows: int) -> None:
+    """Raises ConfigurationError unless each column has a dense value of its type for each row."""
+    wanted = {"top_k": torch.int32, "top_p": torch.float64, "min_p": torch.float64}
+    for name, dtype in wanted.items():
+        values: Tensor | None = getattr(truncation, name)
+        if values is not None:
+            check_column(name, values, rows, dtype)
+
+
+def check_column(name: str, values: Tensor, rows: int, dtype: torch.dtype) -> None:
+    """Raises ConfigurationError unless these are dense values of this type, one for each row."""
+    if values.shape != (rows,) or values.dtype != dtype or not values.is_contiguous():
+        raise ConfigurationError(
+            f"{name} must be dense values ({rows},) {dtype}, got {tuple(values.shape)} {values.dtype}."
+        )
+
+
+def _at(column: Tensor | None, rows: Tensor | slice) -> Tensor | None:
+    return None if column is None else column[rows]

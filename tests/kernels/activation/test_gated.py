@@ -1,0 +1,59 @@
+"""The gated activation kernel against the reference, and the reference against the layer that models are built from."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+from updraft.kernels.activation.launch import gated_activation_launch
+from updraft.kernels.activation.ops import gated_activation
+from updraft.kernels.activation.reference import gated_activation_reference
+from updraft.protocol.errors import ConfigurationError
+
+pytest.importorskip("triton")
+from updraft.kernels.activation.triton import launch_gated_activation
+
+# The interpreter's numpy reports what a sigmoid is meant to do: exp(-x) is infinite and its inverse 0.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(0, 64), (1, 8), (3, 1024), (5, 1030), (2, 2050), (1, 9)], ids=str)
+def test_kernel_is_the_reference(shape, dtype, activation, monkeypatch) -> None:
+    rows, size = shape
+    monkeypatch.setattr(torch, "empty", lambda shape, **options: torch.full(shape, torch.nan, **options))
+    wide = (torch.randn(rows, 2 * size + 8, generator=torch.Generator().manual_seed(0)) * 6).to(dtype)
+    gate_up = wide[:, : 2 * size]
+    got, expected = launch_gated_activation(gate_up, activation), gated_activation_reference(gate_up, activation)
+    assert got.shape == (rows, size)
+    # A cubic inside an exponential: near zero crossings of float32 only the absolute error is small.
+    tolerance = {torch.float32: 2e-6, torch.float16: 2e-3}[dtype]
+    assert torch.allclose(got.float(), expected.float(), rtol=tolerance, atol=tolerance)
+
+
+def test_large_gates_neither_overflow_nor_vanish() -> None:
+    gates = torch.tensor([[-60.0, -30.0, 0.0, 30.0, 60.0]])
+    gate_up = torch.cat((gates, torch.ones(1, 5)), dim=1)
+    for activation in ("silu", "gelu_tanh"):
+        assert torch.allclose(launch_gated_activation(gate_up, activation), gates.clamp(min=0), atol=1e-6)
+
+
+def test_reference_activates_the_gate_alone() -> None:
+    gate, up = torch.randn(2, 3, 7)
+    joint = torch.cat((gate, up), dim=1)
+    assert torch.equal(gated_activation_reference(joint, "silu"), functional.silu(gate) * up)
+    assert torch.equal(gated_activation_reference(joint, "gelu_tanh"), functional.gelu(gate, approximate="tanh") * up)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="side by side"):
+        gated_activation(torch.ones(2, 7), "silu")
+    with pytest.raises(ConfigurationError, match="not one of"):
+        gated_activation(torch.ones(2, 8), "relu")  # type: ignore[arg-type]
+
+
+def test_a_launch_gives_every_thread_a_16_byte_access() -> None:
+    for size in (256, 4864, 14336):
+        launch = gated_activation_launch(size, "cpu")
+        assert launch.tiles["BLOCK"] >= launch.num_warps * 32 * 8
