@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..classifier.graded_row import GradedRow, TokenSignals
+from ..classifier.graded_row import AnswerSignals, GradedRow
 from ..classifier.grading.agreement import GRADING, ComparableAnswer, grades
 from ..protocol.errors import UpdraftError, UpstreamError
 from ..protocol.http.wire import WireRequest
@@ -120,7 +120,7 @@ def _graded(question: Prompt, local: RunView, completion: dict[str, Any]) -> Gra
         strong=strong,
         domain=question.kind,
         answer=local.answer,
-        signals=TokenSignals(local.logprobs, local.entropies, local.margins),
+        signals=AnswerSignals(local.logprobs, local.entropies, local.margins),
         cloud_read=None if usage is None else usage.prompt_tokens,
         cloud_written=None if usage is None else usage.completion_tokens,
     )

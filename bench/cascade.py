@@ -44,7 +44,7 @@ class Leg:
 
 
 @dataclass(slots=True)
-class Outcome:
+class TaskOutcome:
     """What came of a leg; `replies` are in the order of its questions."""
 
     leg: Leg
@@ -56,7 +56,7 @@ class Outcome:
         return [reply for reply in self.replies if reply.error is not None]
 
 
-async def run_leg(client: AsyncOpenAI, leg: Leg, on_reply: Callable[[Reply], None]) -> Outcome:
+async def run_leg(client: AsyncOpenAI, leg: Leg, on_reply: Callable[[Reply], None]) -> TaskOutcome:
     """Ask everything; `on_reply` sees each reply as it comes. A failed question never stops the others."""
     slots = asyncio.Semaphore(leg.concurrency)
 
@@ -69,7 +69,7 @@ async def run_leg(client: AsyncOpenAI, leg: Leg, on_reply: Callable[[Reply], Non
     started = time.perf_counter()
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(question)) for question in leg.questions]
-    return Outcome(leg, [task.result() for task in tasks], time.perf_counter() - started)
+    return TaskOutcome(leg, [task.result() for task in tasks], time.perf_counter() - started)
 
 
 async def ask(client: AsyncOpenAI, question: Question, model: Model) -> Reply:
@@ -89,7 +89,7 @@ async def ask(client: AsyncOpenAI, question: Question, model: Model) -> Reply:
     return Reply(question, text, question.grade(text), latency_ms, info)
 
 
-def figures(outcome: Outcome) -> dict[str, Any]:
+def figures(outcome: TaskOutcome) -> dict[str, Any]:
     """Accuracy with its interval, cost, tokens and routes of one leg."""
     replies = outcome.replies
     infos = infos_of(replies)
@@ -116,7 +116,7 @@ def latency(replies: Iterable[Reply]) -> dict[str, float | None]:
     return {"p50": percentile(values, 50), "p95": percentile(values, 95)}
 
 
-def draft_figures(outcome: Outcome) -> dict[str, Any]:
+def draft_figures(outcome: TaskOutcome) -> dict[str, Any]:
     """How much of the local drafts the cloud verified and kept, over the escalated requests."""
     infos = [info for info in infos_of(outcome.replies) if info.draft_proposed]
     proposed, accepted = sum(info.draft_proposed for info in infos), sum(info.draft_accepted for info in infos)
@@ -124,7 +124,7 @@ def draft_figures(outcome: Outcome) -> dict[str, Any]:
     return {"requests": len(infos), "proposed": proposed, "accepted": accepted, "acceptance_rate": share}
 
 
-def by_kind(outcomes: dict[str, Outcome]) -> dict[str, dict[str, float]]:
+def by_kind(outcomes: dict[str, TaskOutcome]) -> dict[str, dict[str, float]]:
     """Accuracy of each outcome per kind of question: `{"addition": {"n": 25, "local": 0.8, ...}}`."""
     table: dict[str, dict[str, float]] = {}
     for name, outcome in outcomes.items():

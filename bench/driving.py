@@ -17,7 +17,7 @@ from ..cloud_engine.engine.execution.threads import giving_way
 from ..cloud_engine.engine.types.request import GenerationRequest
 from ..cloud_engine.models.decoder import Decoder
 from ..protocol.sampling import SamplingParams
-from .workload import Asked
+from .workload import WorkloadRequest
 
 BUDGET = 512
 GREEDY = SamplingParams(temperature=0.0)
@@ -42,7 +42,7 @@ def make_engine(model: Decoder, config: EngineConfig, **others: Any) -> Engine:
     return Engine(ServedModel(model), config, **others)
 
 
-def serve(engine: Engine, requests: Sequence[Asked], params: SamplingParams = GREEDY) -> float:
+def serve(engine: Engine, requests: Sequence[WorkloadRequest], params: SamplingParams = GREEDY) -> float:
     """Seconds from the first request to the end of the last."""
     threads = torch.get_num_threads()
     give_way = giving_way(engine.config)  # as the engine's process does
@@ -57,7 +57,7 @@ def serve(engine: Engine, requests: Sequence[Asked], params: SamplingParams = GR
     return time.perf_counter() - started
 
 
-def add(engine: Engine, requests: Sequence[Asked], params: SamplingParams = GREEDY) -> None:
+def add(engine: Engine, requests: Sequence[WorkloadRequest], params: SamplingParams = GREEDY) -> None:
     for number, asked in enumerate(requests):
         wanted = replace(params, max_tokens=asked.output, ignore_eos=True)
         engine.add_request(GenerationRequest(str(number), asked.prompt, wanted))

@@ -32,7 +32,7 @@ from .invariance import invariance_figures
 from .scheduling import kv_waste, scheduler_microseconds, step_rows, turnover_microseconds
 from .shapes import SHAPES, model_folder, random_model, shape_config
 from .step_gaps import step_gaps
-from .workload import Asked, Workload, draw
+from .workload import Workload, WorkloadRequest, draw
 
 #: (blocks of 256 tokens, tokens per step) that transformers' continuous batching is tried with; the best one counts.
 CB_SETTINGS = ((64, 512), (128, 1024), (128, 2048))
@@ -121,7 +121,7 @@ class _Measured:
         return model
 
     @cached_property
-    def _requests(self) -> list[Asked]:
+    def _requests(self) -> list[WorkloadRequest]:
         requests = draw(self._setting.workload, self._model.config.vocab_size)
         tokens = sum(asked.output for asked in requests)
         self._say(f"{len(requests)} requests, {sum(len(a.prompt) for a in requests):,} tokens in, {tokens:,} out")

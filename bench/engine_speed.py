@@ -16,7 +16,7 @@ from ..cloud_engine.models.decoder import Decoder
 from ..protocol.sampling import SamplingParams
 from .ceilings import MatrixProducts, matmul_flops, memory_bandwidth
 from .driving import BUDGET, GREEDY, add, engine_config, make_engine, serve
-from .workload import Asked
+from .workload import WorkloadRequest
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DRAWN = SamplingParams(temperature=0.7, top_p=0.9, seed=0)
@@ -25,12 +25,14 @@ _PREFIX_S = 20  # at least, for what a cache costs that finds nothing
 _SMALL = EngineConfig(max_batch_size=8, token_budget=BUDGET, prefix_caching=False)
 
 
-def throughput(model: Decoder, requests: Sequence[Asked], running: int, params: SamplingParams = GREEDY) -> float:
+def throughput(
+    model: Decoder, requests: Sequence[WorkloadRequest], running: int, params: SamplingParams = GREEDY
+) -> float:
     """Seconds for all requests, at most `running` of them at a time."""
     return serve(make_engine(model, engine_config(len(requests), running)), requests, params)
 
 
-def drawn_over_greedy(model: Decoder, requests: Sequence[Asked], running: int, rounds: int = 5) -> float:
+def drawn_over_greedy(model: Decoder, requests: Sequence[WorkloadRequest], running: int, rounds: int = 5) -> float:
     """Tokens per second where they are drawn (`DRAWN`) over those where they are greedy: a median of pairs of runs."""
     return statistics.median(
         throughput(model, requests, running, GREEDY) / throughput(model, requests, running, DRAWN)
@@ -62,7 +64,9 @@ def decode_figures(model: Decoder, weight_bytes: int, tokens: int = 24, rounds: 
 
 def prefill_figures(model: Decoder, products: MatrixProducts, length: int = 448) -> dict[str, float]:
     """Prompts of `length` tokens one after the other, and the share of the measured matmul peak that they reach."""
-    speeds = [length / serve(make_engine(model, _SMALL), [Asked([number + 1] * length, 1)]) for number in range(3)]
+    speeds = [
+        length / serve(make_engine(model, _SMALL), [WorkloadRequest([number + 1] * length, 1)]) for number in range(3)
+    ]
     speed = statistics.median(speeds)
     return {
         "prefill_tokens_per_s": speed,
@@ -86,7 +90,8 @@ def prefix_figures(model: Decoder, pairs: int = 7) -> dict[str, float]:
     while len(ratios) < pairs or time.perf_counter() - started < _PREFIX_S:
         base = len(ratios) * 1000
         asked = [
-            Asked([(base + number * 7 + i) % model.config.vocab_size for i in range(256)], 4) for number in range(4)
+            WorkloadRequest([(base + number * 7 + i) % model.config.vocab_size for i in range(256)], 4)
+            for number in range(4)
         ]
         order = (False, True) if len(ratios) % 2 else (True, False)
         took = {caching: _with_prefix_cache(model, caching, asked) for caching in order}
@@ -107,7 +112,7 @@ def seconds_to_first_token(folder: Path, dtype: str, device: str) -> float:
     return seconds
 
 
-def _with_prefix_cache(model: Decoder, caching: bool, asked: Sequence[Asked]) -> float:
+def _with_prefix_cache(model: Decoder, caching: bool, asked: Sequence[WorkloadRequest]) -> float:
     config = EngineConfig(max_batch_size=8, token_budget=BUDGET, prefix_caching=caching)
     return serve(make_engine(model, config), asked)
 
@@ -116,13 +121,13 @@ def _warm_over_cold(model: Decoder, length: int) -> float:
     shared = [token % model.config.vocab_size for token in range(length)]
     config = EngineConfig(max_batch_size=8, token_budget=BUDGET, num_blocks=2 * length // 16 + 8)
     engine = make_engine(model, config)
-    cold_s, *warm_s = [serve(engine, [Asked([*shared, 7], 1)]) for _ in range(4)]
+    cold_s, *warm_s = [serve(engine, [WorkloadRequest([*shared, 7], 1)]) for _ in range(4)]
     return statistics.median(warm_s) / cold_s
 
 
 def _decode_speed(model: Decoder, batch: int, tokens: int) -> float:
     engine = make_engine(model, _SMALL)
-    add(engine, [Asked([number + 1] * 16, tokens) for number in range(batch)])
+    add(engine, [WorkloadRequest([number + 1] * 16, tokens) for number in range(batch)])
     engine.step()  # the prompts
     started = time.perf_counter()
     while engine.has_work:

@@ -27,7 +27,7 @@ _WARM_UP = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DraftedQuestion:
     """One request to the cloud: seconds until its answer was whole, the answer, and the server's account."""
 
     seconds: float
@@ -36,10 +36,10 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Escalation:
+class EscalationFigures:
     """One escalated question, asked in every arm once a round."""
 
-    asked: dict[str, list[Asked]] = field(default_factory=lambda: {arm: [] for arm in _ARMS})
+    asked: dict[str, list[DraftedQuestion]] = field(default_factory=lambda: {arm: [] for arm in _ARMS})
 
     def seconds(self, arm: str) -> float:
         return statistics.median(one.seconds for one in self.asked[arm])
@@ -59,7 +59,7 @@ class Comparing:
     continues = False  # nothing is streamed here
 
     def __init__(self, cloud: CloudTier, rounds: int) -> None:
-        self.escalations: list[Escalation] = []
+        self.escalations: list[EscalationFigures] = []
         self._cloud = cloud
         self._rounds = rounds
         self._sent = 0
@@ -67,7 +67,7 @@ class Comparing:
     async def complete(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         if "prediction" not in body:
             return await self._cloud.complete(path, body, timeout_s=timeout_s)
-        escalation, answer = Escalation(), {}
+        escalation, answer = EscalationFigures(), {}
         for turn in range(self._rounds):
             for place in range(len(_ARMS)):
                 arm = _ARMS[(turn + place + len(self.escalations)) % len(_ARMS)]
@@ -77,7 +77,7 @@ class Comparing:
                 answer = await self._cloud.complete(path, sent, timeout_s=timeout_s)
                 took = time.perf_counter() - began
                 text = answer["choices"][0]["message"]["content"] or ""
-                escalation.asked[arm].append(Asked(took, text, CloudUsage.of(answer) or CloudUsage()))
+                escalation.asked[arm].append(DraftedQuestion(took, text, CloudUsage.of(answer) or CloudUsage()))
         self.escalations.append(escalation)
         return answer
 
@@ -111,7 +111,7 @@ async def measure(config: RouterConfig, questions: Sequence[Question], rounds: i
     return figures(comparing.escalations[_WARM_UP:])
 
 
-def figures(escalations: Sequence[Escalation]) -> dict[str, float]:
+def figures(escalations: Sequence[EscalationFigures]) -> dict[str, float]:
     """`_over_none`: median seconds of the arm over those without a draft. Raises EngineError without escalations."""
     if not escalations:
         raise EngineError("Too few questions were escalated with a draft: ask more.")

@@ -15,13 +15,13 @@ from ..cloud_engine.engine.execution.served_model import ServedModel
 from ..cloud_engine.engine.types.request import GenerationRequest
 from ..cloud_engine.models.loading.loader import load_model
 from ..protocol.sampling import SamplingParams
-from .workload import Asked
+from .workload import WorkloadRequest
 
 _RUNNING = 32
 _ROUNDS = 3
 
 
-def invariance_figures(folder: Path, dtype: torch.dtype, requests: Sequence[Asked]) -> dict[str, float]:
+def invariance_figures(folder: Path, dtype: torch.dtype, requests: Sequence[WorkloadRequest]) -> dict[str, float]:
     """`batch_invariant_cost`: seconds for all requests with the mode over seconds without, less one; median of three
     pairs. `divergence_rate`: share of greedy answers that differ between alone and together, without the mode;
     `divergence_rate_invariant` with it, which has to be 0.
@@ -41,7 +41,9 @@ def invariance_figures(folder: Path, dtype: torch.dtype, requests: Sequence[Aske
     }
 
 
-def _served(served: ServedModel, requests: Sequence[Asked], *, invariant: bool) -> tuple[float, list[list[int]]]:
+def _served(
+    served: ServedModel, requests: Sequence[WorkloadRequest], *, invariant: bool
+) -> tuple[float, list[list[int]]]:
     """Seconds for all of them, and their answers."""
     config = EngineConfig(max_batch_size=_RUNNING, max_waiting=len(requests), batch_invariant=invariant)
     engine = Engine(served, config)

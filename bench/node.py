@@ -124,12 +124,12 @@ def _serve_thread(folder: Path, threads: int, streams: int) -> None:
     from ..cloud_engine.engine.config import EngineConfig
     from ..cloud_engine.engine.engine import Engine
     from ..cloud_engine.engine.process.async_engine import AsyncEngine
-    from ..cloud_engine.node.api.app import Served, create_node_app
+    from ..cloud_engine.node.api.app import ServedEngine, create_node_app
     from ..protocol.http.server import exit_with_parent, serve
 
     exit_with_parent()
     engine = Engine.from_folder(folder, config=EngineConfig(num_threads=threads, max_batch_size=streams))
-    serve(create_node_app(Served(AsyncEngine(engine), engine.tokenizer, engine.model_id, engine.context_length)))
+    serve(create_node_app(ServedEngine(AsyncEngine(engine), engine.tokenizer, engine.model_id, engine.context_length)))
 
 
 if __name__ == "__main__":

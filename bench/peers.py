@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .workload import Asked
+from .workload import WorkloadRequest
 
 
 def load(folder: Path, dtype: torch.dtype, device: str) -> Any:
@@ -24,7 +24,7 @@ def load(folder: Path, dtype: torch.dtype, device: str) -> Any:
     return model.eval().to(device)
 
 
-def static_batches(model: Any, requests: Sequence[Asked], batch_size: int) -> float:
+def static_batches(model: Any, requests: Sequence[WorkloadRequest], batch_size: int) -> float:
     """Seconds for all requests, in batches in order of arrival; a batch ends with its longest answer."""
     import transformers
 
@@ -43,7 +43,9 @@ def static_batches(model: Any, requests: Sequence[Asked], batch_size: int) -> fl
     return time.perf_counter() - started
 
 
-def continuous_batching(model: Any, requests: Sequence[Asked], num_blocks: int, max_batch_tokens: int) -> float:
+def continuous_batching(
+    model: Any, requests: Sequence[WorkloadRequest], num_blocks: int, max_batch_tokens: int
+) -> float:
     """Seconds for all requests with transformers' own continuous batching, its manager warm."""
     import transformers
     from transformers import ContinuousBatchingConfig
@@ -59,7 +61,7 @@ def continuous_batching(model: Any, requests: Sequence[Asked], num_blocks: int, 
         return time.perf_counter() - started
 
 
-def _run(manager: Any, requests: Sequence[Asked]) -> None:
+def _run(manager: Any, requests: Sequence[WorkloadRequest]) -> None:
     for asked in requests:
         manager.add_request(asked.prompt, max_new_tokens=asked.output, eos_token_id=-1)
     finished = 0

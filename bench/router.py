@@ -68,8 +68,8 @@ class Measured:
     """`metrics`, flat names to numbers; the first seed's fine `curve` and the oracle's, for a plot."""
 
     metrics: dict[str, Any]
-    curve: curve.Curve
-    oracle: curve.Curve
+    curve: curve.CostQualityCurve
+    oracle: curve.CostQualityCurve
 
 
 def measure(setting: Setting, say: Callable[[str], None]) -> Measured:

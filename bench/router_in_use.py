@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..classifier.arrays import Floats
-from ..classifier.features.parsed_question import Asked
+from ..classifier.features.parsed_question import ParsedQuestion
 from ..classifier.features.text_vectors import Answered, Mode, featurise, vector
 from ..classifier.graded_row import GradedRow
 from ..classifier.optional import load_onnxruntime
@@ -103,13 +103,13 @@ def _decide(gate: TextGate, row: GradedRow, mode: Mode, ahead: _Ahead | None = N
 class _Ahead:
     """What gate 3 finds done when the answer ends, as in a request: the question, and the answer's complete lines."""
 
-    asked: Asked
+    asked: ParsedQuestion
     read: Read
     answers: AnswerReader[Answered]
 
     @classmethod
     def of(cls, gate: TextGate, row: GradedRow) -> _Ahead:
-        asked, answers, text = Asked.of(row.prompt), AnswerReader(Answered.of, 1), row.answer or ""
+        asked, answers, text = ParsedQuestion.of(row.prompt), AnswerReader(Answered.of, 1), row.answer or ""
         _ = asked.mentioned, asked.given
         for end in range(_TOKEN, len(text), _TOKEN):
             answers.read_ahead(text[:end])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..classifier.evaluation.cost_quality import Curve
+from ..classifier.evaluation.cost_quality import CostQualityCurve
 from ..protocol.errors import MissingDependencyError
 from .report import Report
 from .router import Measured
@@ -17,9 +17,9 @@ __all__ = ["markdown_table", "save_png", "terminal_plot"]
 _WIDTH, _HEIGHT = 60, 16
 
 
-def terminal_plot(curve: Curve, oracle: Curve) -> str:
+def terminal_plot(curve: CostQualityCurve, oracle: CostQualityCurve) -> str:
     """Accuracy against the share of strong calls: `*` the router, `o` the oracle, `.` a router that tosses coins."""
-    chance = Curve(np.array([0.0, 1.0]), np.array([curve.weak, curve.strong]), curve.weak, curve.strong)
+    chance = CostQualityCurve(np.array([0.0, 1.0]), np.array([curve.weak, curve.strong]), curve.weak, curve.strong)
     low = min(curve.accuracy.min(), curve.weak)
     high = max(oracle.accuracy.max(), low + 1e-9)
     canvas = [[" "] * (_WIDTH + 1) for _ in range(_HEIGHT + 1)]

@@ -25,7 +25,7 @@ from ..cloud_engine.models.config import ModelConfig
 from ..cloud_engine.models.decoder import Decoder
 from ..cloud_engine.models.rope import RotaryConfig
 from ..protocol.sampling import SamplingParams
-from .workload import Asked, Workload, draw
+from .workload import Workload, WorkloadRequest, draw
 
 _VOCABULARY = 32
 
@@ -98,7 +98,7 @@ class _Unmodelled(Engine):
         return launched
 
 
-def step_rows(requests: Sequence[Asked], config: EngineConfig) -> list[tuple[int, int]]:
+def step_rows(requests: Sequence[WorkloadRequest], config: EngineConfig) -> list[tuple[int, int]]:
     """For every step that the requests take: tokens computed and tokens sampled."""
     steps: list[tuple[int, int]] = []
 
@@ -125,7 +125,9 @@ def kv_waste(workload: Workload, running: int = 64) -> float:
 
 
 def _play(
-    requests: Sequence[Asked], config: EngineConfig, note: Callable[[Scheduler, KVCacheManager, tuple[int, int]], None]
+    requests: Sequence[WorkloadRequest],
+    config: EngineConfig,
+    note: Callable[[Scheduler, KVCacheManager, tuple[int, int]], None],
 ) -> None:
     """Schedule the requests to their end; `note(scheduler, cache, rows)` sees every step when it is done: how many
     tokens it computed, and how many it sampled."""

@@ -13,7 +13,7 @@ from torch.autograd.profiler_util import FunctionEvent
 
 from ..cloud_engine.models.decoder import Decoder
 from .driving import add, engine_config, make_engine
-from .workload import Asked
+from .workload import WorkloadRequest
 
 _STEPS, _WARM_STEPS, _PROMPT = 50, 20, 64
 _TO_HOST, _COPIES = "Memcpy DtoH", ("Memcpy", "Memset")  # as the profiler calls them
@@ -36,7 +36,10 @@ def step_gaps(model: Decoder, sequences: int) -> dict[str, float]:
     engine = make_engine(model, engine_config(sequences, sequences))
     length = _WARM_STEPS + _STEPS + 40
     vocabulary = model.config.vocab_size
-    add(engine, [Asked([(number + at) % vocabulary for at in range(_PROMPT)], length) for number in range(sequences)])
+    add(
+        engine,
+        [WorkloadRequest([(number + at) % vocabulary for at in range(_PROMPT)], length) for number in range(sequences)],
+    )
     while engine.reads_prompts:
         engine.step()
     for _ in range(_WARM_STEPS):

@@ -14,7 +14,7 @@ _BUILT_IN = ((374, 44), (396, 109), (91, 16), (1036, 241), (23, 309), (928, 172)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class WorkloadRequest:
     """One request: prompt token ids, and exactly how many tokens are to be generated."""
 
     prompt: list[int]
@@ -32,12 +32,12 @@ class Workload:
     trace: Path | None = None
 
 
-def draw(workload: Workload, vocab_size: int) -> list[Asked]:
+def draw(workload: Workload, vocab_size: int) -> list[WorkloadRequest]:
     """The requests of a workload. Raises ConfigurationError for a trace that is none."""
     rng = random.Random(workload.seed)
     lengths = _lengths(workload.trace) if workload.trace else list(_BUILT_IN)
     return [
-        Asked(
+        WorkloadRequest(
             [rng.randrange(vocab_size) for _ in range(max(1, min(prompt, workload.most_prompt)))],
             max(1, min(output, workload.most_output)),
         )

@@ -9,11 +9,11 @@ import numpy as np
 
 from .arrays import Array, Bools, Floats
 
-__all__ = ["GradedRow", "TokenSignals", "gains", "scores"]
+__all__ = ["AnswerSignals", "GradedRow", "gains", "scores"]
 
 
 @dataclass(frozen=True, slots=True)
-class TokenSignals:
+class AnswerSignals:
     """What the weak model reported for each of the n tokens of its answer, in nats."""
 
     logprobs: Array
@@ -37,7 +37,7 @@ class GradedRow:
     """Groups rows in reports; not a feature."""
     answer: str | None = None
     """The weak tier's answer."""
-    signals: TokenSignals | None = None
+    signals: AnswerSignals | None = None
     """The weak tier's token signals."""
     cloud_read: float | None = None
     """Prompt tokens as the strong tier counts them."""

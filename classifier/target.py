@@ -9,16 +9,16 @@ from typing import Literal
 
 from ..protocol.errors import ConfigurationError
 
-__all__ = ["DEFAULT_QUALITY", "PROMISES", "Aim", "AimName", "Promise"]
+__all__ = ["DEFAULT_QUALITY", "PROMISES", "Promise", "Target", "TargetName"]
 
-AimName = Literal["quality", "cloud_share", "cost"]
+TargetName = Literal["quality", "cloud_share", "cost"]
 Promise = Literal["confidence", "mean"]
 PROMISES: tuple[Promise, ...] = ("confidence", "mean")
 DEFAULT_QUALITY = 0.98
 
 
 @dataclass(frozen=True, slots=True)
-class Aim:
+class Target:
     """`quality`: keep at least this share of the cloud's score, in (0, 1]. `cloud_share`: send up at most this share of
     the requests, in [0, 1]. `cost`: spend at most this many US dollars on the cloud per 1,000 requests, 0 or more.
 
@@ -28,7 +28,7 @@ class Aim:
     Raises ConfigurationError for any other value, and for a cost where nothing has a price.
     """
 
-    name: AimName = "quality"
+    name: TargetName = "quality"
     value: float = DEFAULT_QUALITY
     prices: tuple[float, float] = (0.5, 1.5)
     promise: Promise = "confidence"
@@ -53,10 +53,10 @@ class Aim:
             )
 
     @classmethod
-    def of(cls, quality: float | None, cloud_share: float | None, cost: float | None) -> Aim:
+    def of(cls, quality: float | None, cloud_share: float | None, cost: float | None) -> Target:
         """The one that is given, quality 0.98 if none is. Raises ConfigurationError if there are several."""
-        stated: dict[AimName, float | None] = {"quality": quality, "cloud_share": cloud_share, "cost": cost}
-        given: list[tuple[AimName, float]] = [(name, value) for name, value in stated.items() if value is not None]
+        stated: dict[TargetName, float | None] = {"quality": quality, "cloud_share": cloud_share, "cost": cost}
+        given: list[tuple[TargetName, float]] = [(name, value) for name, value in stated.items() if value is not None]
         if len(given) > 1:
             raise ConfigurationError(
                 f"{' and '.join(name for name, _ in given)} exclude each other: state one target, the rest follows.",

@@ -44,7 +44,7 @@ def cascade(
 
     config = options.Pair(local="pocket", quality=quality).config()
     measured = measure(config, pocket_questions(tasks, seed), None, concurrency)
-    settings = {"tasks": tasks, "concurrency": concurrency, "seed": seed, "quality": config.aim.value}
+    settings = {"tasks": tasks, "concurrency": concurrency, "seed": seed, "quality": config.target.value}
     show(Report.of({"bench": "cascade", **settings}, measured), json_path)
 
 

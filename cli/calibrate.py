@@ -15,7 +15,7 @@ from .shared import options
 if TYPE_CHECKING:
     from ..classifier.graded_row import GradedRow
     from ..classifier.policy.text_policy import TextPolicy
-    from ..classifier.training.train_text import Recipe
+    from ..classifier.training.train_text import FitRecipe
     from ..router.config import RouterConfig
 
 
@@ -182,9 +182,9 @@ def _fit(task: _Task, config: RouterConfig, delta: float, out: Path | None, json
     from ..classifier.policy.folders import policy_folder_of
     from ..classifier.policy.graph_files import sha256
     from ..classifier.policy.text_policy import Source
-    from ..classifier.training.train_text import Recipe, fit_text_policy
+    from ..classifier.training.train_text import FitRecipe, fit_text_policy
 
-    recipe = Recipe(
+    recipe = FitRecipe(
         models=task.models,
         data=[Source(task.source.name, sha256(task.source.read_bytes()), len(task.rows))],
         grading=task.grading,
@@ -204,7 +204,7 @@ def _fit(task: _Task, config: RouterConfig, delta: float, out: Path | None, json
 def _figures(policy: TextPolicy, config: RouterConfig) -> dict[str, Any]:
     from ..classifier.policy.summary import figures
 
-    return figures(policy, config.aim)
+    return figures(policy, config.target)
 
 
 def _show(policy: TextPolicy, config: RouterConfig) -> None:
@@ -216,11 +216,11 @@ def _show(policy: TextPolicy, config: RouterConfig) -> None:
     routed = curve.fine_curve(rows.judged, rows.local, rows.cloud)
     oracle = curve.fine_curve(curve.oracle_scores(rows.local, rows.cloud), rows.local, rows.cloud)
     typer.echo(terminal_plot(routed, oracle))
-    for line in sentences(policy, config.aim):
+    for line in sentences(policy, config.target):
         typer.echo(line)
 
 
-def _say_where(folder: Path, recipe: Recipe, *, given: bool) -> None:
+def _say_where(folder: Path, recipe: FitRecipe, *, given: bool) -> None:
     pair = f"{recipe.models['local']} with {recipe.models['cloud']}"
     how = f"set policy = {str(folder)!r}" if given else "the router takes it by itself"
     typer.echo(f"Policy for {pair} in {folder}: {how}.")

@@ -15,7 +15,7 @@ from .shared import options
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..bench.cascade import Leg, Outcome
+    from ..bench.cascade import Leg, TaskOutcome
     from ..bench.questions import Question
     from ..router.config import RouterConfig
     from .shared.stack import PocketCloud
@@ -82,11 +82,11 @@ def _config(quality: float | None) -> RouterConfig:
 
 
 @dataclass(slots=True)
-class Measured:
+class DemoFigures:
     """What the demo found: the figures of `--json`, example replies, and what went wrong."""
 
     figures: dict[str, Any]
-    routed: Outcome
+    routed: TaskOutcome
     failures: list[str]
 
 
@@ -97,7 +97,7 @@ class _Demo:
     kill_a_node: bool
     watch: Watch
 
-    def run(self, config: RouterConfig) -> Measured:
+    def run(self, config: RouterConfig) -> DemoFigures:
         from ..bench.questions import pocket_questions
         from .shared.measuring import run_legs
         from .shared.stack import pocket_cloud
@@ -120,7 +120,7 @@ class _Demo:
             "processes_lost": lost,
         }
         failures = [str(reply.error) for outcome in outcomes.values() for reply in outcome.failures]
-        return Measured(figures, outcomes["routed"], failures)
+        return DemoFigures(figures, outcomes["routed"], failures)
 
     def _attack(self, cloud: PocketCloud, leg: Leg, done: int) -> None:
         """With --kill-a-node: one node dies once a third of the routed answers are in."""
@@ -143,7 +143,7 @@ def _legs(questions: list[Question], sample: list[Question]) -> list[Leg]:
 
 
 def _figures(
-    outcomes: dict[str, Outcome], questions: list[Question], config: RouterConfig, watch: Watch
+    outcomes: dict[str, TaskOutcome], questions: list[Question], config: RouterConfig, watch: Watch
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
@@ -159,7 +159,7 @@ def _figures(
     rows["routed"]["quality_kept"] = quality_kept(rows)
     return {
         "n": len(questions),
-        "quality": config.aim.value,
+        "quality": config.target.value,
         **rows,
         "routes": _routes(measured["routed"]),
         "draft": draft_figures(measured["routed"]),
@@ -170,7 +170,7 @@ def _figures(
     }
 
 
-def _routes(routed: Outcome) -> dict[str, int]:
+def _routes(routed: TaskOutcome) -> dict[str, int]:
     from collections import Counter
 
     from ..bench.cascade import infos_of
@@ -190,7 +190,7 @@ def _gate3(questions: list[Question], cloud_right: list[bool], watch: Watch) -> 
     return gate3_figures(judged, cloud_right)
 
 
-def _show(console: Console, measured: Measured) -> None:
+def _show(console: Console, measured: DemoFigures) -> None:
     from .shared.tables import accuracy_table, examples_of, examples_table, facts_table, kinds_table
     from .shared.tables import number as show
 

@@ -43,7 +43,7 @@ def learn(
     from ..classifier.online.refit import learn as fit
     from ..classifier.policy.folders import policy_folder_of
     from ..classifier.policy.summary import figures, sentences
-    from ..classifier.training.train_text import Recipe
+    from ..classifier.training.train_text import FitRecipe
     from ..router.factory import model_file
     from ..router.feedback.collector import pair_name
 
@@ -62,14 +62,14 @@ def learn(
         typer.echo(f"{len(rows) - len(sound)} of {len(rows)} judged answers are damaged, and are left out.", err=True)
     folder = out or policy_folder_of(models)
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    policy = fit(sound, Recipe(models, [], GRADING, date, 1 - confidence), folder)
-    for line in sentences(policy, config.aim):
+    policy = fit(sound, FitRecipe(models, [], GRADING, date, 1 - confidence), folder)
+    for line in sentences(policy, config.target):
         typer.echo(line)
     typer.echo(f"Policy for {pair_name(models)} in {folder}.")
     if json_path is not None:
         from ..bench.report import Report
 
-        Report.of({"learn": pair_name(models)}, figures(policy, config.aim)).write(json_path)
+        Report.of({"learn": pair_name(models)}, figures(policy, config.target)).write(json_path)
 
 
 def feedback(

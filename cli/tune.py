@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ..local_engine.tuning.search import Measured, Tuning
+    from ..local_engine.tuning.search import TrialResult, Tuning
 
 
 def tune(
@@ -53,7 +53,7 @@ def tune(
         _conclude(measure(path, room, report=_line))
 
 
-def _line(run: Measured) -> None:
+def _line(run: TrialResult) -> None:
     choice = run.choice
     settings = f"{run.note:<26}{choice.threads:>8}{'yes' if choice.repack else 'no':>8}{choice.ubatch:>8}"
     speeds = f"{run.prompt_tokens_per_s:>14,.1f}{run.answer_tokens_per_s:>14,.1f}{run.noise:>8.0%}"

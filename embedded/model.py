@@ -14,7 +14,7 @@ from torch.nn import functional
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """Sizes of a model; `hidden` must be a multiple of 2 * `heads`, `heads` of `kv_heads`."""
 
     vocab: int
@@ -35,7 +35,7 @@ class _Norm(nn.Module):
 
 
 class _Attention(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.size, self.heads, self.kv_heads = shape.hidden // shape.heads, shape.heads, shape.kv_heads
         self.q_proj = nn.Linear(shape.hidden, shape.hidden, bias=False)
@@ -57,7 +57,7 @@ class _Attention(nn.Module):
 
 
 class _FeedForward(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(shape.hidden, shape.feed_forward, bias=False)
         self.up_proj = nn.Linear(shape.hidden, shape.feed_forward, bias=False)
@@ -68,7 +68,7 @@ class _FeedForward(nn.Module):
 
 
 class _Block(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.input_layernorm = _Norm(shape.hidden)
         self.self_attn = _Attention(shape)
@@ -81,7 +81,7 @@ class _Block(nn.Module):
 
 
 class _Trunk(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden)
         self.layers = nn.ModuleList(_Block(shape) for _ in range(shape.layers))
@@ -91,7 +91,7 @@ class _Trunk(nn.Module):
 class PocketLlama(nn.Module):
     """Tied embeddings, rotary base 10,000, RMSNorm 1e-5, weights drawn with standard deviation 0.02."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.model = _Trunk(shape)
         self._head_size = shape.hidden // shape.heads

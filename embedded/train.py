@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from .collect import cloud_answers
 from .export import write_hf_folder
-from .model import PocketLlama, Shape
+from .model import ModelShape, PocketLlama
 from .tasks import Task, check, make_tasks, stream
 from .tokenizer import IM_END, PAD, VOCAB_SIZE, chat_text, load_tokenizer
 
@@ -44,7 +44,7 @@ _QUESTION_WEIGHT = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class TrainingRecipe:
     """Size and schedule of one model. `tokens` counts those of one batch; `learning_rate` is that of the matrices."""
 
     hidden: int
@@ -63,13 +63,17 @@ class Recipe:
 
 _STEPS = 6_500  # the same for both: what one model can do more than the other is its size's doing
 RECIPES = {
-    "small": Recipe(hidden=64, layers=2, heads=2, kv_heads=1, feed_forward=128, learning_rate=5e-3, steps=_STEPS),
-    "large": Recipe(hidden=192, layers=4, heads=6, kv_heads=2, feed_forward=512, learning_rate=3e-3, steps=_STEPS),
+    "small": TrainingRecipe(
+        hidden=64, layers=2, heads=2, kv_heads=1, feed_forward=128, learning_rate=5e-3, steps=_STEPS
+    ),
+    "large": TrainingRecipe(
+        hidden=192, layers=4, heads=6, kv_heads=2, feed_forward=512, learning_rate=3e-3, steps=_STEPS
+    ),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class TrainingMachine:
     """Where a run trains: the torch device, processes that prepare batches, whether to compile the model."""
 
     device: str
@@ -83,7 +87,7 @@ class Batches(torch.utils.data.Dataset[tuple[np.ndarray, np.ndarray]]):
     Whole tasks are packed, none is cut.
     """
 
-    def __init__(self, tokenizer: Tokenizer, recipe: Recipe) -> None:
+    def __init__(self, tokenizer: Tokenizer, recipe: TrainingRecipe) -> None:
         self._tokenizer, self._recipe = tokenizer, recipe
         self._pad = _id(tokenizer, PAD)
 
@@ -129,14 +133,14 @@ class Batches(torch.utils.data.Dataset[tuple[np.ndarray, np.ndarray]]):
         ]
 
 
-def build_model(recipe: Recipe) -> PocketLlama:
+def build_model(recipe: TrainingRecipe) -> PocketLlama:
     """A randomly initialised model of the recipe's size."""
     torch.manual_seed(recipe.seed)
     sizes = (recipe.hidden, recipe.layers, recipe.heads, recipe.kv_heads, recipe.feed_forward)
-    return PocketLlama(Shape(VOCAB_SIZE, *sizes))
+    return PocketLlama(ModelShape(VOCAB_SIZE, *sizes))
 
 
-def model_config(recipe: Recipe) -> dict[str, Any]:
+def model_config(recipe: TrainingRecipe) -> dict[str, Any]:
     """The plain config.json of the exported model."""
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -172,12 +176,12 @@ def batch_loss(model: torch.nn.Module, rows: torch.Tensor, segments: torch.Tenso
     return (losses * weights.flatten()).sum() / weights.sum()
 
 
-def schedule(recipe: Recipe, step: int) -> float:
+def schedule(recipe: TrainingRecipe, step: int) -> float:
     """Factor on the learning rate: warm-up, plateau, then linear decay to zero over the last `decay` of the steps."""
     return min(1.0, (step + 1) / recipe.warmup, (recipe.steps - step) / (recipe.decay * recipe.steps))
 
 
-def build_optimizers(recipe: Recipe, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+def build_optimizers(recipe: TrainingRecipe, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the blocks, AdamW for embeddings and norms."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
@@ -189,7 +193,7 @@ def build_optimizers(recipe: Recipe, model: torch.nn.Module) -> list[torch.optim
     ]
 
 
-def train(recipe: Recipe, out: Path, machine: Machine) -> PocketLlama:
+def train(recipe: TrainingRecipe, out: Path, machine: TrainingMachine) -> PocketLlama:
     """Train to the end of the recipe, on from `out/checkpoint.pt` where one lies."""
     tokenizer = load_tokenizer()
     model = build_model(recipe).to(machine.device)
@@ -226,7 +230,7 @@ def train(recipe: Recipe, out: Path, machine: Machine) -> PocketLlama:
     return model
 
 
-def _save(path: Path, recipe: Recipe, model: torch.nn.Module, optimizers: Optimizers, step: int) -> None:
+def _save(path: Path, recipe: TrainingRecipe, model: torch.nn.Module, optimizers: Optimizers, step: int) -> None:
     state = {
         "recipe": asdict(recipe),
         "model": model.state_dict(),
@@ -238,12 +242,12 @@ def _save(path: Path, recipe: Recipe, model: torch.nn.Module, optimizers: Optimi
     partial.replace(path)
 
 
-def _resume(path: Path, recipe: Recipe, model: torch.nn.Module, optimizers: Optimizers) -> int:
+def _resume(path: Path, recipe: TrainingRecipe, model: torch.nn.Module, optimizers: Optimizers) -> int:
     """The step to go on from. The plateau does not depend on `steps`: its end may move until the decay begins."""
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=True)
-    saved = Recipe(**state["recipe"])
+    saved = TrainingRecipe(**state["recipe"])
     same_so_far = replace(saved, steps=recipe.steps) == recipe and schedule(saved, state["step"]) == 1.0
     if saved != recipe and not same_so_far:
         raise SystemExit(f"{path} belongs to another recipe: choose another --out or delete it")
@@ -263,7 +267,7 @@ def _id(tokenizer: Tokenizer, token: str) -> int:
 class Progress:
     """One updating line on a terminal, a line every 30 seconds elsewhere."""
 
-    def __init__(self, recipe: Recipe, step: int) -> None:
+    def __init__(self, recipe: TrainingRecipe, step: int) -> None:
         self._recipe, self._first, self._start = recipe, step, time.monotonic()
         self._last = 0.0
 
@@ -315,7 +319,7 @@ def main() -> None:
     recipe = replace(RECIPES[args.model], **changes)
     out: Path = args.out or Path("out", args.model)
     torch.set_float32_matmul_precision("high")
-    model = train(recipe, out, Machine(args.device, args.workers, args.compile))
+    model = train(recipe, out, TrainingMachine(args.device, args.workers, args.compile))
     tokenizer = load_tokenizer()
     write_hf_folder(out / "model", model_config(recipe), model.state_dict(), tokenizer)
     parameters = sum(p.numel() for p in model.parameters())

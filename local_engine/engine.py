@@ -27,12 +27,12 @@ from .llama.context import ContextOptions, LlamaContext, LoraAdapter
 from .llama.library import Floats, LlamaModel
 from .machine.machine import default_threads
 from .options import LocalOptions
-from .runtime.context_layout import Layout, ModelTraits
+from .runtime.context_layout import ContextLayout, ModelTraits
 from .runtime.default_options import settled
-from .runtime.generation import Generation, GenerationRequest, LocalToken, Scoring
-from .runtime.loop import EngineLoop, LoopOptions
+from .runtime.generation import Generation, LocalGenerationRequest, LocalToken, Scoring
+from .runtime.loop import LocalEngineLoop, LoopOptions
 from .runtime.run import LocalRun, Resources
-from .runtime.scheduler import Limits
+from .runtime.scheduler import SchedulerLimits
 from .sampling.row_sampler import RowSampler
 from .sampling.signals import TokenSignals
 
@@ -48,12 +48,12 @@ _USUAL_TOKEN = 16  # characters; texts that could be of longer ones only are wor
 
 
 class LocalEngine:
-    """A loaded model, and the thread that runs it (`EngineLoop`). Thread-safe, and at home in event loops."""
+    """A loaded model, and the thread that runs it (`LocalEngineLoop`). Thread-safe, and at home in event loops."""
 
     def __init__(self, model: LlamaModel, header: GgufHeader, model_id: str, options: LocalOptions) -> None:
         """Use `LocalEngine.load`."""
         self.model_id = model_id
-        layout = Layout.of(_traits(model), options)
+        layout = ContextLayout.of(_traits(model), options)
         self.context_length = layout.context_length
         self.hidden_size = model.hidden_size
         temperature = header.metadata.get("general.sampling.temp")
@@ -245,7 +245,7 @@ class LocalEngine:
         default = 1.0 if self.default_temperature is None else self.default_temperature
         ends = params.end_ids(self._model.end_ids)
         grammar = constraint and self._grammars.begin(constraint, ignore_eos=params.ignore_eos)
-        request = GenerationRequest(
+        request = LocalGenerationRequest(
             prompt,
             params,
             limit=params.max_tokens or room,
@@ -264,7 +264,7 @@ def _traits(model: LlamaModel) -> ModelTraits:
     return ModelTraits(model.parameters, model.vocab_size, model.train_context, model.is_recurrent)
 
 
-def _start_loop(model: LlamaModel, layout: Layout, options: LocalOptions) -> EngineLoop:
+def _start_loop(model: LlamaModel, layout: ContextLayout, options: LocalOptions) -> LocalEngineLoop:
     """The context that the options ask for, and its thread."""
     context = LlamaContext(
         model,
@@ -281,8 +281,10 @@ def _start_loop(model: LlamaModel, layout: Layout, options: LocalOptions) -> Eng
         ),
     )
     mixes = layout.sharing == "parts"
-    limits = Limits(layout.parallel, rows=layout.rows, outputs=layout.outputs, mixes=mixes, sharing=layout.sharing)
-    return EngineLoop(model, context, LoopOptions(layout.cells, layout.sequences, options.queue_limit, limits))
+    limits = SchedulerLimits(
+        layout.parallel, rows=layout.rows, outputs=layout.outputs, mixes=mixes, sharing=layout.sharing
+    )
+    return LocalEngineLoop(model, context, LoopOptions(layout.cells, layout.sequences, options.queue_limit, limits))
 
 
 def _template(model: LlamaModel, header: GgufHeader) -> ChatTemplate | None:

@@ -17,9 +17,9 @@ from .build_check import ensure_usable_build
 from .engine import LocalEngine, LocalOptions
 from .llama.adapter_file import read_adapter
 from .machine.machine import this_machine
-from .machine.memory_fit import DEFAULT_CELLS, Plan, ensure_fits, estimate, reserve, vocabulary_size
+from .machine.memory_fit import DEFAULT_CELLS, MemoryPlan, ensure_fits, estimate, reserve, vocabulary_size
 from .pool import ModelPool
-from .runtime.context_layout import Layout, ModelTraits
+from .runtime.context_layout import ContextLayout, ModelTraits
 from .runtime.tuned_options import tuned_options
 from .trial_load import ensure_loadable
 
@@ -32,7 +32,7 @@ class EngineCandidate:
     path: Path
     options: LocalOptions
     header: GgufHeader
-    plan: Plan
+    plan: MemoryPlan
     sound: Path
 
     @classmethod
@@ -98,12 +98,12 @@ def engine_pool(
     )
 
 
-def plan_of(header: GgufHeader, options: LocalOptions) -> Plan:
+def plan_of(header: GgufHeader, options: LocalOptions) -> MemoryPlan:
     """What `LocalEngine` will do with these options, as far as memory depends on it. Raises InvalidRequestError, and
     ModelLoadError for an adapter that cannot be used."""
     options.check()
     layout = layout_of(header, options)
-    return Plan(
+    return MemoryPlan(
         context_length=layout.cells,
         kv_cache_type=layout.kv_cache_type,
         ubatch=layout.rows,
@@ -114,10 +114,10 @@ def plan_of(header: GgufHeader, options: LocalOptions) -> Plan:
     )
 
 
-def layout_of(header: GgufHeader, options: LocalOptions) -> Layout:
+def layout_of(header: GgufHeader, options: LocalOptions) -> ContextLayout:
     """The layout that an engine of this file will have. `options` have been checked."""
     trained, state = header.hyperparameter("context_length"), header.hyperparameter("ssm.state_size")
     traits = ModelTraits(
         header.parameters, vocabulary_size(header), trained if isinstance(trained, int) else DEFAULT_CELLS, bool(state)
     )
-    return Layout.of(traits, options)
+    return ContextLayout.of(traits, options)

@@ -26,7 +26,7 @@ M = TypeVar("M", bound=Closable)
 M_co = TypeVar("M_co", bound=Closable, covariant=True)
 
 
-class Candidate(Protocol[M_co]):
+class PoolCandidate(Protocol[M_co]):
     """A model that could be loaded. `need`: bytes of memory it will take, mapped files included."""
 
     @property
@@ -78,7 +78,7 @@ class ModelPool(Generic[M]):
 
     def __init__(
         self,
-        find: Callable[[str], Candidate[M]],
+        find: Callable[[str], PoolCandidate[M]],
         memory: Memory,
         *,
         keep_alive_s: float | None = 300.0,
@@ -210,7 +210,7 @@ class ModelPool(Generic[M]):
         self._close(leaving)
         return model
 
-    def _make_room(self, name: str, entry: _Entry[M], candidate: Candidate[M]) -> None:
+    def _make_room(self, name: str, entry: _Entry[M], candidate: PoolCandidate[M]) -> None:
         """Unload the least recently used until the candidate fits; if it cannot, nothing is unloaded."""
         fits = False
         while not fits:
@@ -235,7 +235,7 @@ class ModelPool(Generic[M]):
             lacking -= self._entries[name].need
         return names if lacking <= 0 else []
 
-    def _refuse(self, name: str, candidate: Candidate[M]) -> None:
+    def _refuse(self, name: str, candidate: PoolCandidate[M]) -> None:
         """Raises OverloadedError if models in use are in the way, else what the candidate says."""
         freed = sum(entry.need for entry in self._entries.values() if entry.idle)
         busy = sorted(other for other, entry in self._entries.items() if other != name and not entry.idle)

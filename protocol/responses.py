@@ -65,7 +65,7 @@ class TopLogprob(msgspec.Struct):
     bytes: list[int] | None = None
 
 
-class TokenLogprob(msgspec.Struct):
+class ChatTokenLogprob(msgspec.Struct):
     token: str
     logprob: float
     bytes: list[int] | None = None
@@ -73,7 +73,7 @@ class TokenLogprob(msgspec.Struct):
 
 
 class ChoiceLogprobs(msgspec.Struct):
-    content: list[TokenLogprob]
+    content: list[ChatTokenLogprob]
     refusal: None = None
 
 

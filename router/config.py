@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..classifier.target import Aim, Promise
+from ..classifier.target import Promise, Target
 from ..protocol.errors import ConfigurationError
-from .accounting.budget import Limits
+from .accounting.budget import BudgetLimits
 from .accounting.prices import Price, Prices
 from .privacy.rules import Privacy
 
@@ -107,11 +107,11 @@ class RouterConfig:
     # The SQLite file with one row per request. `none`: no ledger.
     ledger: Path | None = None
     # What all requests of a day together may spend on the cloud. Budgets are kept in the ledger.
-    budget: Limits = field(default_factory=Limits)
+    budget: BudgetLimits = field(default_factory=BudgetLimits)
     # What requests of one API key may spend in a day.
-    budget_per_key: Limits = field(default_factory=Limits)
+    budget_per_key: BudgetLimits = field(default_factory=BudgetLimits)
     # What requests of one `user` of a key may spend in a day.
-    budget_per_user: Limits = field(default_factory=Limits)
+    budget_per_user: BudgetLimits = field(default_factory=BudgetLimits)
     # Rules that keep a request on the device.
     privacy: Privacy = field(default_factory=Privacy)
     # Answers to keep for requests that ask exactly the same again.
@@ -126,7 +126,7 @@ class RouterConfig:
     shadow: bool = False
 
     def __post_init__(self) -> None:
-        _ = self.aim  # raises if it is none
+        _ = self.target  # raises if it is none
         _check(0 <= self.exploration <= 1, "exploration", "a share from 0 to 1")
         _check(0 < self.confidence < 1, "confidence", "between 0 and 1")
         _check(self.hold_tokens is None or self.hold_tokens >= 1, "hold_tokens", "at least 1")
@@ -147,11 +147,11 @@ class RouterConfig:
         _check(self.ledger is not None or not limited, "ledger", "a file, since a budget is kept in it")
 
     @property
-    def aim(self) -> Aim:
+    def target(self) -> Target:
         """The target. Raises ConfigurationError if there are several, or if it is out of range."""
-        aim = Aim.of(self.quality, self.cloud_share, self.cost)
+        target = Target.of(self.quality, self.cloud_share, self.cost)
         price = self.prices.of_cloud(self.cloud_model)
-        return replace(aim, prices=(price.input, price.output), promise=self.promise)
+        return replace(target, prices=(price.input, price.output), promise=self.promise)
 
 
 def _base_url(url: str, name: str, key: str) -> str:

@@ -152,7 +152,7 @@ def _load_gates(config: RouterConfig, model_id: str) -> Gates:
             own=_own_policies(config, models),
             allow_foreign=config.allow_foreign_policy,
             confidence=config.confidence,
-            target=config.aim,
+            target=config.target,
         )
     )
     gates.check(None)

@@ -12,7 +12,7 @@ import msgspec
 from ..classifier.policy.folders import experience_file
 from ..protocol import settings
 from ..protocol.errors import ConfigurationError
-from .accounting.budget import Limits
+from .accounting.budget import BudgetLimits
 from .accounting.prices import Price, Prices
 from .config import TARGETS, CacheSettings, Middle, RouterConfig
 from .privacy.rules import Privacy
@@ -22,11 +22,11 @@ _KNOWN = tuple(item.name for item in fields(RouterConfig))
 # The settings that are tables. In the environment `UPDRAFT_PRICES_CLOUD_INPUT` is `cloud_input` of `prices`.
 _TABLES: dict[str, type[Any]] = {
     "prices": Prices,
-    "budget_per_key": Limits,
-    "budget_per_user": Limits,
+    "budget_per_key": BudgetLimits,
+    "budget_per_user": BudgetLimits,
     "privacy": Privacy,
     "cache": CacheSettings,
-    "budget": Limits,  # after those whose names begin with it
+    "budget": BudgetLimits,  # after those whose names begin with it
 }
 _OPTIONAL = frozenset(
     {"local", "cloud_url", "cloud_api_key", "hold_tokens", "race_above", "ledger", "experience", *TARGETS}

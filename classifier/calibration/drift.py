@@ -17,7 +17,7 @@ import numpy as np
 
 from ..arrays import Floats
 
-__all__ = ["DriftMonitor", "Usual", "distance", "stricter"]
+__all__ = ["DriftMonitor", "UsualGains", "distance", "stricter"]
 
 _WINDOW, _LEAST, _EVERY = 500, 100, 25
 _CRITICAL = sqrt(-log(1e-4 / 2) / 2)
@@ -30,7 +30,7 @@ def stricter(quality: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Usual:
+class UsualGains:
     """Gate 1's P(gain) of requests like the calibration's, (n,). `gap`: how far the gate's own may lie from these, in
     [0, 1], where others than it judged them.
     """
@@ -49,7 +49,7 @@ def distance(one: Floats, other: Floats) -> float:
 class DriftMonitor:
     """`usual`: what requests are compared with; without it there is no alarm to raise. Thread-safe."""
 
-    def __init__(self, usual: Usual) -> None:
+    def __init__(self, usual: UsualGains) -> None:
         self._usual = usual
         self._asked: deque[float] = deque(maxlen=_WINDOW)
         self._labelled: deque[tuple[float, float, float]] = deque(maxlen=_WINDOW)
@@ -62,7 +62,7 @@ class DriftMonitor:
         """What is wrong, in a few words; None while all is as it was, or too little was seen to say."""
         return self._alarm
 
-    def asked(self, p_gain: float) -> None:
+    def observe(self, p_gain: float) -> None:
         """Gate 1 has judged a question."""
         with self._lock:
             self._asked.append(p_gain)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..arrays import Bools
-from ..target import Aim
+from ..target import Target
 from .bounds import least_mean, most_of, most_on_average, stays_positive
 from .rows import CalibrationRows
 from .threshold_path import Path, Thresholds, escalated
@@ -29,14 +29,14 @@ _DELTA_OF_SCORE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
-    """Thresholds for `aim`, which holds with confidence 1 - `delta` or on average, as `aim.promise` says (a cost is
-    expected only), and what the calibration rows did under them.
+    """Thresholds for `target`, which holds with confidence 1 - `delta` or on average, as `target.promise` says (a cost
+    is expected only), and what the calibration rows did under them.
 
     `alpha`: the risk that is promised; None where the target is no quality. `risk`, `quality`, `cloud_share`,
     `before_share` (what gate 1 sends up) and `cost` (US dollars per 1,000 requests) are observed.
     """
 
-    aim: Aim
+    target: Target
     delta: float
     thresholds: Thresholds
     alpha: float | None
@@ -47,17 +47,17 @@ class OperatingPoint:
     cost: float
 
 
-def operating_point(rows: CalibrationRows, aim: Aim, delta: float = DELTA) -> OperatingPoint:
-    """The best thresholds shown to keep `aim`, with confidence 1 - `delta` or on average; for a cost, those that keep
-    it on rows like these, with a margin for what varies among them.
+def operating_point(rows: CalibrationRows, target: Target, delta: float = DELTA) -> OperatingPoint:
+    """The best thresholds shown to keep `target`, with confidence 1 - `delta` or on average; for a cost, those that
+    keep it on rows like these, with a margin for what varies among them.
 
     Best is the least cloud share for a quality, and the most cloud share for a limit on share or cost. Where nothing
     can be shown, everything goes up for a quality and nothing for a limit: that keeps any of them.
     """
-    alpha = _alpha(rows, aim, delta) if aim.name == "quality" else None
+    alpha = _alpha(rows, target, delta) if target.name == "quality" else None
     path = Path.of(rows)
-    best = path.walk(_holds(path, rows, aim, alpha, delta), back=alpha is None)
-    return _observed(rows, best, aim, alpha, delta)
+    best = path.walk(_holds(path, rows, target, alpha, delta), back=alpha is None)
+    return _observed(rows, best, target, alpha, delta)
 
 
 def floor_of_risk(mu: float, alpha: float) -> float:
@@ -72,42 +72,42 @@ def floor_of_share(mu: float, alpha: float) -> float:
     return max(0.0, (mu - alpha) / (1.0 - alpha)) if alpha < 1 else 0.0
 
 
-def _alpha(rows: CalibrationRows, aim: Aim, delta: float) -> float:
+def _alpha(rows: CalibrationRows, target: Target, delta: float) -> float:
     """The risk that a quality allows: its share of the cloud's score, which is itself only known to a bound.
 
     On average no bound is due: what is lost and what may be lost are added up over the same rows.
     """
-    if aim.promise == "mean":
-        return (1.0 - aim.value) * float(rows.cloud.mean())
-    return (1.0 - aim.value) * least_mean(float(rows.cloud.mean()), rows.evidence, _DELTA_OF_SCORE * delta)
+    if target.promise == "mean":
+        return (1.0 - target.value) * float(rows.cloud.mean())
+    return (1.0 - target.value) * least_mean(float(rows.cloud.mean()), rows.evidence, _DELTA_OF_SCORE * delta)
 
 
-def _holds(path: Path, rows: CalibrationRows, aim: Aim, alpha: float | None, delta: float) -> Bools:
+def _holds(path: Path, rows: CalibrationRows, target: Target, alpha: float | None, delta: float) -> Bools:
     """(m,) at which steps of the path the aim can be shown to hold."""
-    n, evidence, mean = len(rows.gain), rows.evidence, aim.promise == "mean"
+    n, evidence, mean = len(rows.gain), rows.evidence, target.promise == "mean"
     if alpha is not None:
         # What a row loses less what it may lose is at most 1, and only grows along the path.
         most = alpha * evidence - 1.0 + 1e-9 if mean else most_of(evidence, alpha, (1.0 - _DELTA_OF_SCORE) * delta)
         return path.sums(rows.gain) * evidence <= most * n
-    if aim.name == "cloud_share":
-        most = most_on_average(evidence, aim.value) if mean else most_of(evidence, aim.value, delta)
+    if target.name == "cloud_share":
+        most = most_on_average(evidence, target.value) if mean else most_of(evidence, target.value, delta)
         # The bounds are for one threshold that is a row's own P(gain); each further one lets in about a row more.
         most -= sum(gate is not None for gate in (rows.after, rows.during))
         return path.sums(np.zeros(n), 1.0) * evidence <= most * n
-    dollars = rows.dollars(aim)
-    limit, dearest = aim.value / 1000, max(float(dollars.max()), aim.value / 1000, 1e-12)
+    dollars = rows.dollars(target)
+    limit, dearest = target.value / 1000, max(float(dollars.max()), target.value / 1000, 1e-12)
     local, up = np.full(n, limit / dearest), (limit - dollars) / dearest
     slack, square = path.sums(local, up) / n, path.sums(local**2, up**2) / n
     return stays_positive(slack, square, n, 1.0 - delta, _ENDLESS)
 
 
 def _observed(
-    rows: CalibrationRows, thresholds: Thresholds, aim: Aim, alpha: float | None, delta: float
+    rows: CalibrationRows, thresholds: Thresholds, target: Target, alpha: float | None, delta: float
 ) -> OperatingPoint:
     up = escalated(rows, thresholds)
     cloud = float(rows.cloud.mean())
     return OperatingPoint(
-        aim=aim,
+        target=target,
         delta=delta,
         thresholds=thresholds,
         alpha=alpha,
@@ -115,5 +115,5 @@ def _observed(
         quality=float(np.where(up, rows.cloud, rows.local).mean()) / cloud if cloud else 1.0,
         cloud_share=float(up.mean()),
         before_share=float((rows.before > thresholds.before).mean()),
-        cost=1000 * float(np.where(up, rows.dollars(aim), 0.0).mean()),
+        cost=1000 * float(np.where(up, rows.dollars(target), 0.0).mean()),
     )

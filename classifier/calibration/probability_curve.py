@@ -20,7 +20,7 @@ _MIN_STEP = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class ProbabilityCurve:
     """`p = low + clip((score - starts) / widths, 0, 1) @ rises`: linear between knots, constant outside them."""
 
     low: float
@@ -32,7 +32,7 @@ class Curve:
         return self.low + np.clip((scores[:, None] - self.starts) / self.widths, 0.0, 1.0) @ self.rises
 
 
-def fit_curve(scores: Floats, positive: Bools) -> Curve:
+def fit_curve(scores: Floats, positive: Bools) -> ProbabilityCurve:
     """The curve that maps `scores` of rows the model was not fitted on to the rate of `positive` among them."""
     slope, offset = fit_platt(scores, positive)
     bins = int(np.clip(len(scores) // _MIN_ROWS_PER_BIN, 1, _BINS))
@@ -47,7 +47,7 @@ def fit_curve(scores: Floats, positive: Bools) -> Curve:
     x = np.concatenate(([scores.min() - _MIN_STEP], middles, [scores.max() + _MIN_STEP]))
     trust = counts.mean() / (counts.mean() + _PSEUDO_ROWS)
     y = trust * np.concatenate((rates[:1], rates, rates[-1:])) + (1 - trust) * _sigmoid(slope * x + offset)
-    return Curve(float(y[0]), x[:-1], np.diff(x), np.diff(y))
+    return ProbabilityCurve(float(y[0]), x[:-1], np.diff(x), np.diff(y))
 
 
 def cross_calibrated(scores: Floats, positive: Bools, folds: NDArray[np.int64]) -> Floats:

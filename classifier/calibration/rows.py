@@ -11,8 +11,8 @@ import numpy as np
 
 from ...protocol.errors import ConfigurationError
 from ..arrays import Bools, Floats
-from ..target import Aim
-from .drift import Usual
+from ..target import Target
+from .drift import UsualGains
 
 __all__ = ["CALIBRATION_NAME", "CalibrationRows", "pack_calibration", "unpack_calibration"]
 
@@ -45,9 +45,9 @@ class CalibrationRows:
         return len(self.local) if self.prompts is None else self.prompts
 
     @property
-    def usual(self) -> Usual:
+    def usual(self) -> UsualGains:
         """What drift is told by."""
-        return Usual(self.before if self.asked is None else self.asked, self.gap)
+        return UsualGains(self.before if self.asked is None else self.asked, self.gap)
 
     @property
     def gain(self) -> Bools:
@@ -58,9 +58,9 @@ class CalibrationRows:
         """P(gain) of the last gate that there is."""
         return self.before if self.after is None else self.after
 
-    def dollars(self, aim: Aim) -> Floats:
+    def dollars(self, target: Target) -> Floats:
         """What the cloud costs for each row."""
-        return (self.read * aim.prices[0] + self.written * aim.prices[1]) / 1e6
+        return (self.read * target.prices[0] + self.written * target.prices[1]) / 1e6
 
 
 def pack_calibration(rows: CalibrationRows) -> bytes:

@@ -34,7 +34,7 @@ class CascadeRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CalibratedTarget:
     """A calibrated quality target: its thresholds and what the calibration rows predict under them.
 
     With probability `confidence` the next `horizon` requests keep `quality`. `predicted_quality` is the routed over the
@@ -89,21 +89,21 @@ def choose_thresholds(
     *,
     confidence: float = CONFIDENCE,
     horizon: int = HORIZON,
-) -> list[Target]:
+) -> list[CalibratedTarget]:
     """For every target the thresholds with the least cloud share that are safe at `confidence`, strictest target last.
 
     Where nothing less can be shown safe, everything escalates, which meets any target exactly. Scores must be in [0, 1]
     and P(gain) cross-fitted: rows the gates were fitted on would look better than they are.
     """
     path, n = Path.of(rows), len(rows.after)
-    found: list[Target] = []
+    found: list[CalibratedTarget] = []
     for quality in sorted(targets):
         local, up = rows.local_score - quality * rows.cloud_score, (1.0 - quality) * rows.cloud_score
         slack, square = path.sums(local, up) / n, path.sums(local**2, up**2) / n
         best = path.walk(stays_positive(slack, square, n, confidence, horizon))
         simulation = simulate(rows, best)
         found.append(
-            Target(
+            CalibratedTarget(
                 quality,
                 confidence,
                 horizon,

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from ..arrays import Floats
 
-__all__ = ["BINS", "Curve", "cost_quality", "fine_curve", "oracle_scores", "random_apgr", "within_folds"]
+__all__ = ["BINS", "CostQualityCurve", "cost_quality", "fine_curve", "oracle_scores", "random_apgr", "within_folds"]
 
 BINS = 10
 _RANDOM_RUNS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class CostQualityCurve:
     """Points by rising share of strong calls: `share` and `accuracy`, (k,) in [0, 1]; `weak` and `strong` accuracy."""
 
     share: Floats
@@ -46,24 +46,24 @@ class Curve:
         return float(np.interp(level, self.accuracy, self.share))
 
 
-def cost_quality(scores: Floats, weak: Floats, strong: Floats, bins: int = BINS) -> Curve:
+def cost_quality(scores: Floats, weak: Floats, strong: Floats, bins: int = BINS) -> CostQualityCurve:
     """The protocol's curve of `scores` (higher: rather strong); all three (n,)."""
     thresholds = np.quantile(scores, np.linspace(0.0, 1.0, bins + 1))
     # The last threshold sends nothing up, the others what is at or above them.
     chosen = [scores >= threshold for threshold in thresholds[:-1]] + [scores > thresholds[-1]]
     points = [(up.mean(), np.where(up, strong, weak).mean()) for up in reversed(chosen)]
     share, accuracy = np.array(points, np.float64).T
-    return Curve(share, accuracy, float(weak.mean()), float(strong.mean()))
+    return CostQualityCurve(share, accuracy, float(weak.mean()), float(strong.mean()))
 
 
-def fine_curve(scores: Floats, weak: Floats, strong: Floats) -> Curve:
+def fine_curve(scores: Floats, weak: Floats, strong: Floats) -> CostQualityCurve:
     """A point after every row, in falling order of score; of equal scores one point after the last."""
     order = np.argsort(-scores, kind="stable")
     ordered = scores[order]
     ends = np.append(np.flatnonzero(ordered[:-1] != ordered[1:]) + 1, len(scores))
     accuracy = weak.mean() + np.concatenate(([0.0], np.cumsum((strong - weak)[order]))) / len(scores)
     kept = np.concatenate(([0], ends))
-    return Curve(kept / len(scores), accuracy[kept], float(weak.mean()), float(strong.mean()))
+    return CostQualityCurve(kept / len(scores), accuracy[kept], float(weak.mean()), float(strong.mean()))
 
 
 def oracle_scores(weak: Floats, strong: Floats) -> Floats:

@@ -18,7 +18,7 @@ from ..arrays import Bools, Floats
 from ..calibration.operating_point import DELTA, operating_point
 from ..calibration.rows import CalibrationRows
 from ..calibration.threshold_path import Path, Thresholds, escalated
-from ..target import Aim, Promise
+from ..target import Promise, Target
 
 __all__ = [
     "ALPHAS",
@@ -43,8 +43,8 @@ _GRID = 20_001
 
 def promised(alpha: float, promise: Promise = "confidence") -> Rule:
     """The thresholds that a router takes to lose at most `alpha`."""
-    aim = Aim("quality", 1.0 - alpha, promise=promise)
-    return lambda rows: operating_point(rows, aim, DELTA).thresholds
+    target = Target("quality", 1.0 - alpha, promise=promise)
+    return lambda rows: operating_point(rows, target, DELTA).thresholds
 
 
 def hindsight(alpha: float) -> Rule:

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..arrays import Array
 
-__all__ = ["STEP_NAMES", "FoundSteps", "Given", "Step", "final_number", "find_steps", "step_checks", "steps"]
+__all__ = ["STEP_NAMES", "ArithmeticStep", "FoundSteps", "Given", "final_number", "find_steps", "step_checks", "steps"]
 
 # A search for a set of characters skips to the next of them, one for alternatives tries every character.
 _NUMBER = re.compile(r"[\d.](?:(?<=\d)[\d,]*(?:\.\d+)?|(?<=\.)\d+)")
@@ -57,7 +57,7 @@ _MOST_STEPS = 200
 _DEEPEST = 40
 
 
-class Step(NamedTuple):
+class ArithmeticStep(NamedTuple):
     """`left = right` as stated: both sides' values, the numbers on the left, and how many operators join them."""
 
     operands: tuple[float, ...]
@@ -70,18 +70,18 @@ class Step(NamedTuple):
 class FoundSteps:
     """The equations of a text as it states them, and those in calculator marks."""
 
-    stated: list[Step]
-    marked: list[Step]
+    stated: list[ArithmeticStep]
+    marked: list[ArithmeticStep]
 
     def __add__(self, other: FoundSteps) -> FoundSteps:
         return FoundSteps(self.stated + other.stated, self.marked + other.marked)
 
     @property
-    def all(self) -> list[Step]:
+    def all(self) -> list[ArithmeticStep]:
         return (self.stated + self.marked)[:_MOST_STEPS]
 
 
-def steps(text: str) -> list[Step]:
+def steps(text: str) -> list[ArithmeticStep]:
     """The equations of `text` between plain numbers, calculator marks last; what is no arithmetic is passed over."""
     return find_steps(text).all
 
@@ -144,7 +144,7 @@ def step_checks(given: Given, answer: str, read: FoundSteps | None = None) -> Ar
     return np.array(values, np.float32)
 
 
-def _truth(found: Sequence[Step]) -> tuple[float, ...]:
+def _truth(found: Sequence[ArithmeticStep]) -> tuple[float, ...]:
     """Whether the steps hold: to within rounding, and exactly."""
     wrong = [not _same(step.left, step.right, _ROUNDED) for step in found]
     inexact = sum(not _same(step.left, step.right, _EXACT) for step in found)
@@ -159,7 +159,7 @@ def _truth(found: Sequence[Step]) -> tuple[float, ...]:
     )
 
 
-def _flow(found: Sequence[Step], given: Sequence[float], worded: Sequence[float]) -> tuple[float, ...]:
+def _flow(found: Sequence[ArithmeticStep], given: Sequence[float], worded: Sequence[float]) -> tuple[float, ...]:
     """Where numbers come from and go to: strangers, givens that no step uses, results that no later step uses."""
     strangers = _strangers(found, {*given, *worded})
     operands = {operand for step in found for operand in step.operands}
@@ -185,7 +185,7 @@ def _flow(found: Sequence[Step], given: Sequence[float], worded: Sequence[float]
     )
 
 
-def _strangers(found: Sequence[Step], known: set[float]) -> int:
+def _strangers(found: Sequence[ArithmeticStep], known: set[float]) -> int:
     """How many operands are neither `known` nor in an earlier step. Most are, exactly: a set tells so at once."""
     strangers, rising = 0, sorted(known)
     for step in found:
@@ -198,7 +198,7 @@ def _strangers(found: Sequence[Step], known: set[float]) -> int:
     return strangers
 
 
-def _dead_ends(found: Sequence[Step]) -> int:
+def _dead_ends(found: Sequence[ArithmeticStep]) -> int:
     """How many results, the last apart, no later step uses."""
     dead = 0
     later: set[float] = set()
@@ -212,7 +212,7 @@ def _dead_ends(found: Sequence[Step]) -> int:
     return dead
 
 
-def _ending(found: Sequence[Step], given: Sequence[float], final: float | None) -> tuple[float, ...]:
+def _ending(found: Sequence[ArithmeticStep], given: Sequence[float], final: float | None) -> tuple[float, ...]:
     """How the answer relates to the steps and the question."""
     if final is None:
         return (1.0, *(0.0 for _ in range(6)))
@@ -229,11 +229,11 @@ def _ending(found: Sequence[Step], given: Sequence[float], final: float | None) 
     )
 
 
-def _steps(equations: Iterable[tuple[str, str]]) -> list[Step]:
+def _steps(equations: Iterable[tuple[str, str]]) -> list[ArithmeticStep]:
     return [step for left, right in equations if (step := _step(left, right)) is not None]
 
 
-def _step(left: str, right: str) -> Step | None:
+def _step(left: str, right: str) -> ArithmeticStep | None:
     tokens = _TOKEN.findall(left)
     try:
         # `3 + 4 = 7 - so` : an operator that nothing follows is punctuation.
@@ -243,7 +243,7 @@ def _step(left: str, right: str) -> Step | None:
     operands = tuple([float(token) for token in tokens if token[-1].isdigit()])  # a list takes half the time
     if not (isfinite(value) and isfinite(stated) and all(map(isfinite, operands))):
         return None
-    return Step(operands, value, stated, sum(map("+-*/".count, tokens)))
+    return ArithmeticStep(operands, value, stated, sum(map("+-*/".count, tokens)))
 
 
 class _NotArithmeticError(ValueError):

@@ -12,16 +12,16 @@ from .question import question_of
 from .question_vector import ngrams, structure
 from .wording import folded, wording
 
-__all__ = ["Asked", "asked_again"]
+__all__ = ["ParsedQuestion", "repeated_question"]
 
 
-def asked_again(prompt: str) -> str:
+def repeated_question(prompt: str) -> str:
     """What the prompts of one question share: no gate tells them apart."""
     return folded(question_of(prompt))
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParsedQuestion:
     """The question inside a prompt, `text` as it is when folded, and its wording: measures and counts.
 
     What else a gate wants is found when it is first asked for, which may be while the answer is being written.
@@ -33,7 +33,7 @@ class Asked:
     counts: Array
 
     @classmethod
-    def of(cls, prompt: str) -> Asked:
+    def of(cls, prompt: str) -> ParsedQuestion:
         question = question_of(prompt)
         text = folded(question)
         return cls(question, text, *wording(text))

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from ...protocol.errors import InvalidRequestError
 from ..arrays import Array, Bools
-from ..graded_row import GradedRow, TokenSignals
+from ..graded_row import AnswerSignals, GradedRow
 from ..optional import load_module
 from .answer_checks import ANSWER_NAMES, answer_checks
 from .answer_parts import AnswerParts, parts_of
 from .arithmetic_checks import STEP_NAMES, FoundSteps, find_steps, step_checks
 from .gate_inputs import PromptView, RunView
-from .parsed_question import Asked
+from .parsed_question import ParsedQuestion
 from .token_signals import SIGNAL_NAMES, signals
 from .wording import MEASURE_NAMES
 
@@ -85,13 +85,15 @@ class Answered:
         return Answered(self.parts + other.parts, self.steps + other.steps)
 
 
-def vector(row: GradedRow, mode: Mode, asked: Asked | None = None, answered: Answered | None = None) -> Features:
+def vector(
+    row: GradedRow, mode: Mode, asked: ParsedQuestion | None = None, answered: Answered | None = None
+) -> Features:
     """The measures and the counts of one row; `asked`: what is known of its prompt from an earlier gate;
     `answered`: what is known of its answer.
 
     Raises InvalidRequestError if a cascade's row has no answer, or one to judge by its opening has no token signals.
     """
-    asked = asked or Asked.of(row.prompt)
+    asked = asked or ParsedQuestion.of(row.prompt)
     if mode == "prompt":
         return asked.measures, asked.counts
     if mode == "opening":
@@ -149,6 +151,6 @@ def _opening(row: GradedRow) -> Array:
 
 
 def _view(question: str, row: GradedRow) -> RunView:
-    told = row.signals or TokenSignals(_EMPTY, _EMPTY, _EMPTY)
+    told = row.signals or AnswerSignals(_EMPTY, _EMPTY, _EMPTY)
     series = told.logprobs, told.entropies, told.margins
     return RunView(PromptView(question), row.answer or "", *series, _EMPTY, _EMPTY, None, finish_reason="")

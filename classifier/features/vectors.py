@@ -14,11 +14,11 @@ from ..arrays import Array
 from .answer_checks import ANSWER_NAMES, answer_checks
 from .answer_parts import AnswerParts
 from .gate_inputs import PromptView, RunView
-from .parsed_question import Asked
+from .parsed_question import ParsedQuestion
 from .question_vector import NGRAM_WIDTH, STRUCTURE_NAMES
 from .token_signals import PROMPT_SIGNAL_NAMES, SIGNAL_NAMES, prompt_signals, signals
 
-__all__ = ["FEATURE_VERSION", "GATES", "Gate", "Layout", "PromptView", "RunView", "after", "before", "during"]
+__all__ = ["FEATURE_VERSION", "GATES", "FeatureLayout", "Gate", "PromptView", "RunView", "after", "before", "during"]
 
 # Raise it with every change that alters any feature of any input: a policy refuses features it was not trained on.
 FEATURE_VERSION = 3
@@ -41,7 +41,7 @@ _HIDDEN_LIMIT = np.float32(1e4)
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FeatureLayout:
     """Where each block lies in a gate's vector, for a local model of `hidden_size`."""
 
     gate: Gate
@@ -79,25 +79,25 @@ class Layout:
         ]
 
 
-def before(prompt: PromptView, asked: Asked | None = None) -> Array:
+def before(prompt: PromptView, asked: ParsedQuestion | None = None) -> Array:
     """Gate 1's vector: the question alone. `asked`: of this prompt, if an earlier gate has read it."""
-    asked = asked or Asked.of(prompt.text)
+    asked = asked or ParsedQuestion.of(prompt.text)
     return np.concatenate((asked.structure, asked.ngrams))
 
 
-def during(view: RunView, tokens: int, asked: Asked | None = None, surprise: Array | None = None) -> Array:
+def during(view: RunView, tokens: int, asked: ParsedQuestion | None = None, surprise: Array | None = None) -> Array:
     """Gate 2's vector from the first `tokens` generated tokens; later tokens and the answer's text are not read.
 
     `surprise`: `prompt_signals` of the run's prompt, if they are known.
     """
-    asked = asked or Asked.of(view.prompt.text)
+    asked = asked or ParsedQuestion.of(view.prompt.text)
     surprise = prompt_signals(view.prompt_logprobs) if surprise is None else surprise
     return np.concatenate((asked.structure, surprise, signals(view, tokens), _hidden(view.prompt_hidden)))
 
 
 def after(
     view: RunView,
-    asked: Asked | None = None,
+    asked: ParsedQuestion | None = None,
     parts: AnswerParts | None = None,
     surprise: Array | None = None,
 ) -> Array:
@@ -105,7 +105,7 @@ def after(
 
     `asked`, `parts`, `surprise`: of the run's prompt and answer, if they have been read; the last as for `during`.
     """
-    asked = asked or Asked.of(view.prompt.text)
+    asked = asked or ParsedQuestion.of(view.prompt.text)
     surprise = prompt_signals(view.prompt_logprobs) if surprise is None else surprise
     answer_hidden = np.zeros_like(view.prompt_hidden) if view.answer_hidden is None else view.answer_hidden
     return np.concatenate(

@@ -24,7 +24,7 @@ import numpy as np
 from ...protocol.errors import InvalidRequestError
 from ...protocol.responses import MOST_TOKENS
 from ..arrays import Array
-from ..graded_row import GradedRow, TokenSignals
+from ..graded_row import AnswerSignals, GradedRow
 
 __all__ = ["Columns", "read_graded", "write_graded"]
 
@@ -207,7 +207,7 @@ def _tokens(where: str, record: Mapping[str, Any], column: str) -> float | None:
     return count
 
 
-def _signals(where: str, record: Mapping[str, Any]) -> TokenSignals | None:
+def _signals(where: str, record: Mapping[str, Any]) -> AnswerSignals | None:
     """None where the row has none of the three; an empty field of CSV is none."""
     missing = [name for name in _SIGNALS if record.get(name) in (None, "")]
     if len(missing) == len(_SIGNALS):
@@ -217,7 +217,7 @@ def _signals(where: str, record: Mapping[str, Any]) -> TokenSignals | None:
     series = [_series(where, record, name) for name in _SIGNALS]
     if len({len(values) for values in series}) != 1:
         raise InvalidRequestError(f"{where}: {', '.join(_SIGNALS)} must have one entry per token each.")
-    return TokenSignals(*series)
+    return AnswerSignals(*series)
 
 
 def _series(where: str, record: Mapping[str, Any], name: str) -> Array:

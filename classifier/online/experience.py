@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ...protocol.errors import ConfigurationError
 from ...protocol.wal import columns, tables, transaction, use_wal
 from ..arrays import Array
-from ..features.parsed_question import asked_again
+from ..features.parsed_question import repeated_question
 from ..features.text_vectors import TEXT_FEATURE_VERSION, Features
 
 __all__ = ["MOST_ROWS", "Experience", "Observation", "pack", "readable", "unpack"]
@@ -161,7 +161,7 @@ class Experience:
         """What the question in `prompt` is known by in this file: equal for those that no gate tells apart by anything
         but their numbers, and that have the same numbers.
         """
-        question = asked_again(prompt).encode("utf-8", "surrogatepass")
+        question = repeated_question(prompt).encode("utf-8", "surrogatepass")
         return hashlib.blake2b(question, key=self._key, digest_size=_DIGEST_BYTES).digest()
 
     def add(self, *observations: Observation, busy_s: float = 5.0) -> None:

@@ -24,7 +24,7 @@ from ..optional import load_module
 from ..policy.graph_files import sha256
 from ..policy.text_policy import Source, TextPolicy
 from ..training.text_router import MIN_LABELS, Labels
-from ..training.train_text import Material, Recipe, fit_material
+from ..training.train_text import FitRecipe, Material, fit_material
 from .experience import Observation, unpack
 
 __all__ = ["GRADING", "even_draw", "learn"]
@@ -32,7 +32,7 @@ __all__ = ["GRADING", "even_draw", "learn"]
 GRADING = "agreement in use (cloud answers, accepted drafts) and thumbs"
 
 
-def learn(rows: Sequence[Observation], recipe: Recipe, out: Path) -> TextPolicy:
+def learn(rows: Sequence[Observation], recipe: FitRecipe, out: Path) -> TextPolicy:
     """Fit on the graded of `rows`, write the folder `out` and load it; `recipe.data` gains the experience as a source.
 
     Raises InvalidRequestError if fewer than 100 rows are an even draw, or if they are all alike.

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from ..calibration.operating_point import OperatingPoint, floor_of_risk, floor_of_share
-from ..target import Aim
+from ..target import Target
 from .text_policy import TextPolicy
 
 __all__ = ["figures", "sentences"]
 
 
-def figures(policy: TextPolicy, aim: Aim) -> dict[str, Any]:
-    """The operating point of `aim` and the floors, as flat numbers; `floor_*` where a quality promises a risk."""
-    point = policy.operating_point(aim)
+def figures(policy: TextPolicy, target: Target) -> dict[str, Any]:
+    """The operating point of `target` and the floors, as flat numbers; `floor_*` where a quality promises a risk."""
+    point = policy.operating_point(target)
     found: dict[str, Any] = {
         "rows": policy.card.rows,
         "local_score": policy.card.local_score,
         "cloud_score": policy.card.cloud_score,
         "gain_rate": policy.card.gain_rate,
-        "target": str(aim),
+        "target": str(target),
         "threshold_before": point.thresholds.before,
         "threshold_during": point.thresholds.during,
         "threshold_after": point.thresholds.after,
@@ -30,7 +30,7 @@ def figures(policy: TextPolicy, aim: Aim) -> dict[str, Any]:
         "cost_per_1000": point.cost,
         **policy.card.metrics,
     }
-    if aim.name != "cost" and aim.promise == "confidence":
+    if target.name != "cost" and target.promise == "confidence":
         found["delta"] = point.delta
     if point.alpha is not None:
         mu = policy.card.gain_rate
@@ -42,16 +42,16 @@ def figures(policy: TextPolicy, aim: Aim) -> dict[str, Any]:
     return found
 
 
-def sentences(policy: TextPolicy, aim: Aim) -> list[str]:
+def sentences(policy: TextPolicy, target: Target) -> list[str]:
     """The same in words."""
-    card, point = policy.card, policy.operating_point(aim)
+    card, point = policy.card, policy.operating_point(target)
     lines = [
         f"{card.rows} prompts, graded by {card.grading}.",
         f"Local {card.local_score:.1%}, cloud {card.cloud_score:.1%}; only the cloud is right on {card.gain_rate:.1%}.",
-        f"Target {aim}: {point.cloud_share:.1%} go to the cloud ({point.before_share:.1%} before generation), "
+        f"Target {target}: {point.cloud_share:.1%} go to the cloud ({point.before_share:.1%} before generation), "
         f"{point.quality:.1%} of the cloud's score, {point.cost:.4f} US dollars per 1,000 requests"
         + (", by estimated token counts." if card.estimated_tokens else "."),
-        _promise(aim, point),
+        _promise(target, point),
     ]
     rows = policy.calibration
     if rows.evidence < len(rows.local):
@@ -68,19 +68,19 @@ def sentences(policy: TextPolicy, aim: Aim) -> list[str]:
     return lines
 
 
-def _promise(aim: Aim, point: OperatingPoint) -> str:
-    if aim.name == "cost":
+def _promise(target: Target, point: OperatingPoint) -> str:
+    if target.name == "cost":
         return (
-            f"Expected, on requests like these: at most {aim.value:g} US dollars per 1,000 requests go to the cloud. "
+            f"Expected, on requests like these: at most {target.value:g} US dollars per 1,000 requests. "
             "That is no promise, as rare long answers may be missing in the rows: for a limit that holds set a budget."
         )
-    if aim.promise == "mean":
+    if target.promise == "mean":
         sure = "On average over calibrations, of which this is one, on requests like these"
     else:
         sure = f"With {1 - point.delta:.0%} confidence, on requests like these"
     if point.alpha is not None:
         return (
             f"{sure}: at most {point.alpha:.2%} stay local although only the cloud is right (observed "
-            f"{point.risk:.2%}), so at least {aim.value:.1%} of the cloud's score is kept."
+            f"{point.risk:.2%}), so at least {target.value:.1%} of the cloud's score is kept."
         )
-    return f"{sure}: at most {aim.value:.1%} go to the cloud."
+    return f"{sure}: at most {target.value:.1%} go to the cloud."

@@ -18,15 +18,15 @@ import msgspec
 import numpy as np
 
 from ...protocol.errors import ConfigurationError
-from ..calibration.drift import Usual
+from ..calibration.drift import UsualGains
 from ..calibration.operating_point import OperatingPoint, operating_point
 from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, unpack_calibration
 from ..calibration.threshold_path import NEVER, Thresholds
 from ..features.gate_inputs import QUESTIONS_AT_ONCE, PromptView, RunView
-from ..features.parsed_question import Asked
+from ..features.parsed_question import ParsedQuestion
 from ..features.text_vectors import OPENING_TOKENS, TEXT_FEATURE_VERSION, Answered, Mode, vector
-from ..graded_row import GradedRow, TokenSignals
-from ..target import Aim
+from ..graded_row import AnswerSignals, GradedRow
+from ..target import Target
 from .answer_reader import AnswerReader
 from .graph_files import CARD_NAME, ML_OPSET, OPSET, check_versions, file_named, open_graph, read_card, read_checked
 from .text_gate import Read, TextGate
@@ -118,7 +118,7 @@ class TextPolicy:
         self.calibration = calibration
         self._gates = gates
         # Gate 3 asks about a question that gate 1 has read a moment ago.
-        self._asked = lru_cache(maxsize=QUESTIONS_AT_ONCE)(Asked.of)
+        self._asked = lru_cache(maxsize=QUESTIONS_AT_ONCE)(ParsedQuestion.of)
         self._answers = AnswerReader(Answered.of, QUESTIONS_AT_ONCE)
         self._read = lru_cache(maxsize=QUESTIONS_AT_ONCE)(self._read_for_gate_3)
 
@@ -146,7 +146,7 @@ class TextPolicy:
         return policy
 
     @property
-    def usual(self) -> Usual:
+    def usual(self) -> UsualGains:
         """Gate 1's P(gain) of requests like the calibration's."""
         return self.calibration.usual
 
@@ -189,12 +189,12 @@ class TextPolicy:
         measures, _ = vector(row, "cascade", self._asked(row.prompt), self._answers.read(view.answer))
         return self._gates["cascade"].decide(self._read(row.prompt), measures)
 
-    def operating_point(self, aim: Aim) -> OperatingPoint:
-        """What `aim` comes to, with the card's confidence or on average."""
-        return operating_point(self.calibration, aim, self.card.delta)
+    def operating_point(self, target: Target) -> OperatingPoint:
+        """What `target` comes to, with the card's confidence or on average."""
+        return operating_point(self.calibration, target, self.card.delta)
 
-    def thresholds_for(self, aim: Aim) -> Thresholds:
-        return self.operating_point(aim).thresholds
+    def thresholds_for(self, target: Target) -> Thresholds:
+        return self.operating_point(target).thresholds
 
     def _early(self, mode: Mode, row: GradedRow) -> float:
         gate = self._gates[mode]
@@ -207,7 +207,7 @@ class TextPolicy:
     def _warm_up(self, folder: Path) -> None:
         """The first run allocates, and shows whether the graphs take the features that this version makes."""
         nothing = np.zeros(3, np.float32)
-        row = GradedRow("What is 2 + 2?", 0.0, 0.0, "", "4", TokenSignals(nothing, nothing, nothing))
+        row = GradedRow("What is 2 + 2?", 0.0, 0.0, "", "4", AnswerSignals(nothing, nothing, nothing))
         row = row if self.card.signals else GradedRow(row.prompt, 0.0, 0.0, "", row.answer)
         for mode, gate in self._gates.items():
             measures, counts = vector(row, mode)
@@ -219,5 +219,5 @@ class TextPolicy:
 
 def graded_run(view: RunView, *, signals: bool) -> GradedRow:
     """A local run as the row of a graded file, without grades."""
-    told = TokenSignals(view.logprobs, view.entropies, view.margins) if signals else None
+    told = AnswerSignals(view.logprobs, view.entropies, view.margins) if signals else None
     return GradedRow(view.prompt.text, 0.0, 0.0, "", view.answer, told)

@@ -12,18 +12,18 @@ import numpy as np
 
 from ...protocol.errors import ConfigurationError
 from ..arrays import Array
-from ..calibration.drift import Usual
+from ..calibration.drift import UsualGains
 from ..calibration.operating_point import operating_point
 from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, unpack_calibration
 from ..calibration.threshold_path import Thresholds
-from ..calibration.trace_targets import CONFIDENCE, Target
+from ..calibration.trace_targets import CONFIDENCE, CalibratedTarget
 from ..features import vectors as features
 from ..features.answer_parts import parts_of
 from ..features.gate_inputs import QUESTIONS_AT_ONCE, PromptView, RunView
-from ..features.parsed_question import Asked
+from ..features.parsed_question import ParsedQuestion
 from ..features.token_signals import prompt_signals
-from ..features.vectors import FEATURE_VERSION, GATES, Gate, Layout
-from ..target import Aim
+from ..features.vectors import FEATURE_VERSION, GATES, FeatureLayout, Gate
+from ..target import Target
 from .answer_reader import AnswerReader
 from .graph_files import CARD_NAME, check_versions, open_graph, read_card, read_checked, sha256
 
@@ -57,7 +57,7 @@ class PolicyCard:
     hidden_size: int
     gate2_tokens: int
     trained_on: TrainedOn
-    thresholds: list[Target]
+    thresholds: list[CalibratedTarget]
     files: dict[str, str]
     metrics: dict[str, float] = field(default_factory=dict[str, float])
 
@@ -75,7 +75,7 @@ class Policy:
         self.gate2_tokens = card.gate2_tokens
         self._sessions = sessions
         # Gate 3 asks about a question that gate 1 has read a moment ago.
-        self._asked = lru_cache(maxsize=QUESTIONS_AT_ONCE)(Asked.of)
+        self._asked = lru_cache(maxsize=QUESTIONS_AT_ONCE)(ParsedQuestion.of)
         self._answers = AnswerReader(parts_of, QUESTIONS_AT_ONCE)
         # Gate 3 asks about a prompt that gate 2 has seen; its log-probabilities are known by their bytes.
         self._surprise = lru_cache(maxsize=QUESTIONS_AT_ONCE)(_surprise)
@@ -114,7 +114,7 @@ class Policy:
         return self._surprise(np.asarray(view.prompt_logprobs, np.float32).tobytes())
 
     @property
-    def usual(self) -> Usual | None:
+    def usual(self) -> UsualGains | None:
         """Gate 1's P(gain) of requests like the calibration's, if it was kept."""
         return None if self.calibration is None else self.calibration.usual
 
@@ -135,25 +135,25 @@ class Policy:
             )
         return min(enough, key=lambda target: target.quality).thresholds
 
-    def thresholds_for(self, aim: Aim) -> Thresholds:
+    def thresholds_for(self, target: Target) -> Thresholds:
         """The thresholds for any target. A limit on share or cost is kept by the calibration rows, as confidently as a
         quality; a promise on average is theirs too.
 
         Raises ConfigurationError for a quality that was not calibrated, and for the others if the rows were not kept.
         """
-        if aim.name == "quality" and aim.promise == "confidence":
-            return self.thresholds(aim.value)
+        if target.name == "quality" and target.promise == "confidence":
+            return self.thresholds(target.value)
         if self.calibration is None:
             raise ConfigurationError(
-                f"This policy keeps no calibration rows, which {aim} needs: state a quality with promise = "
+                f"This policy keeps no calibration rows, which {target} needs: state a quality with promise = "
                 "'confidence', or train it again.",
-                param=aim.name,
+                param=target.name,
             )
-        return operating_point(self.calibration, aim, 1.0 - CONFIDENCE).thresholds
+        return operating_point(self.calibration, target, 1.0 - CONFIDENCE).thresholds
 
     def _probability(self, gate: Gate, vector: Array) -> float:
         session = self._sessions[gate]
-        width = Layout(gate, self.card.hidden_size).width
+        width = FeatureLayout(gate, self.card.hidden_size).width
         if len(vector) != width:
             raise ConfigurationError(
                 f"The policy expects hidden states of {self.card.hidden_size} values, the local model gives others: "
@@ -187,7 +187,7 @@ def _read_calibration(path: Path, card: PolicyCard) -> CalibrationRows | None:
 
 def _open_graph(path: Path, gate: Gate, card: PolicyCard) -> Any:
     session = open_graph(path, card.files.get(gate))
-    width = Layout(gate, card.hidden_size).width
+    width = FeatureLayout(gate, card.hidden_size).width
     if session.get_inputs()[0].shape[-1] != width:
         raise ConfigurationError(
             f"{path} takes {session.get_inputs()[0].shape[-1]} features, this version makes {width}: train it again."

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays import Array, Bools, Floats
-from ..calibration.probability_curve import Curve, cross_calibrated, fit_curve
+from ..calibration.probability_curve import ProbabilityCurve, cross_calibrated, fit_curve
 from ..evaluation.metrics import auroc
-from ..features.vectors import Block, Gate, Layout
+from ..features.vectors import Block, FeatureLayout, Gate
 from ..optional import load_module
 
 _FOLDS = 5
@@ -71,7 +71,7 @@ class FitOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TrainingRows:
     """Training rows of one gate: `x` (n, width) float32, `gain` (n,) bool; `kinds` and `families` only group them."""
 
     x: Array
@@ -79,8 +79,8 @@ class Rows:
     kinds: NDArray[np.str_]
     families: NDArray[np.str_]
 
-    def take(self, rows: NDArray[Any]) -> Rows:
-        return Rows(self.x[rows], self.gain[rows], self.kinds[rows], self.families[rows])
+    def take(self, rows: NDArray[Any]) -> TrainingRows:
+        return TrainingRows(self.x[rows], self.gain[rows], self.kinds[rows], self.families[rows])
 
 
 class Expert(Protocol):
@@ -122,11 +122,11 @@ class LinearExpert:
 class GateModel:
     """One gate's P(gain): `curve(sum(weight * expert.score(x)))`. Experts of weight zero are not kept."""
 
-    layout: Layout
+    layout: FeatureLayout
     specs: tuple[ExpertSpec, ...]
     experts: tuple[Expert, ...]
     weights: tuple[float, ...]
-    curve: Curve
+    curve: ProbabilityCurve
 
     def score(self, x: Array) -> Floats:
         return _blend(np.stack([expert.score(x) for expert in self.experts], axis=1), np.array(self.weights))
@@ -151,7 +151,7 @@ class FittedGate:
     seen: Floats
     unseen: Floats
 
-    def refit_score(self, rows: Rows, kept: Bools, x: Array, options: FitOptions) -> Floats:
+    def refit_score(self, rows: TrainingRows, kept: Bools, x: Array, options: FitOptions) -> Floats:
         """Scores of `x` by experts fitted on the `kept` training rows only, blended as suits these rows best.
 
         That choice rests on cross-fitted scores of the kept rows, some of whose experts saw the others.
@@ -162,7 +162,7 @@ class FittedGate:
         return _blend(np.stack(scores, axis=1), weights)
 
 
-def fit_gate(layout: Layout, rows: Rows, options: FitOptions) -> FittedGate:
+def fit_gate(layout: FeatureLayout, rows: TrainingRows, options: FitOptions) -> FittedGate:
     """Fit one gate. Raises ValueError if the rows hold fewer than ten of either class."""
     positive = int(rows.gain.sum())
     if min(positive, len(rows.gain) - positive) < _MIN_CLASS_ROWS:
@@ -192,19 +192,19 @@ def fit_gate(layout: Layout, rows: Rows, options: FitOptions) -> FittedGate:
     )
 
 
-def _blend_weights(seen: Floats, unseen: Floats, rows: Rows) -> Floats:
+def _blend_weights(seen: Floats, unseen: Floats, rows: TrainingRows) -> Floats:
     """Weights of the experts' raw scores. Experts differ in how loud they are; unit spread makes them comparable."""
     spread = np.maximum(seen.std(axis=0), 1e-6)
     return _choose_blend(seen / spread, unseen / spread, rows) / spread
 
 
-def fit_expert(spec: ExpertSpec, layout: Layout, rows: Rows, options: FitOptions) -> Expert:
+def fit_expert(spec: ExpertSpec, layout: FeatureLayout, rows: TrainingRows, options: FitOptions) -> Expert:
     if spec.form == "trees":
         return _fit_trees(layout.columns(*spec.blocks), rows, options)
     return _fit_linear(spec, layout, rows)
 
 
-def _fit_trees(columns: list[int], rows: Rows, options: FitOptions) -> TreeExpert:
+def _fit_trees(columns: list[int], rows: TrainingRows, options: FitOptions) -> TreeExpert:
     model = load_module("sklearn.ensemble", "train").GradientBoostingClassifier(
         n_estimators=options.trees,
         learning_rate=0.07,
@@ -217,7 +217,7 @@ def _fit_trees(columns: list[int], rows: Rows, options: FitOptions) -> TreeExper
     return TreeExpert(columns, model.fit(rows.x[:, columns], rows.gain))
 
 
-def _fit_linear(spec: ExpertSpec, layout: Layout, rows: Rows) -> LinearExpert:
+def _fit_linear(spec: ExpertSpec, layout: FeatureLayout, rows: TrainingRows) -> LinearExpert:
     columns = layout.columns(*spec.blocks)
     x = rows.x[:, columns].astype(np.float64)
     mean, scale = x.mean(axis=0), _scales(x, spec, layout)
@@ -237,7 +237,7 @@ def _kind_effects(kinds: NDArray[np.str_]) -> Floats:
     return _EFFECT * np.eye(len(names))[inverse]
 
 
-def _scales(x: Floats, spec: ExpertSpec, layout: Layout) -> Floats:
+def _scales(x: Floats, spec: ExpertSpec, layout: FeatureLayout) -> Floats:
     """The spread of each column; hashed and hidden blocks share one, as dividing by their own blows rare columns up."""
     scale = np.maximum(x.std(axis=0), 1e-3)
     start = 0
@@ -250,7 +250,11 @@ def _scales(x: Floats, spec: ExpertSpec, layout: Layout) -> Floats:
 
 
 def cross_fit(
-    specs: Sequence[ExpertSpec], layout: Layout, rows: Rows, folds: NDArray[np.int64], options: FitOptions
+    specs: Sequence[ExpertSpec],
+    layout: FeatureLayout,
+    rows: TrainingRows,
+    folds: NDArray[np.int64],
+    options: FitOptions,
 ) -> Floats:
     """(n, len(specs)) scores of each row by experts fitted without the row's fold."""
     scores = np.zeros((len(rows.gain), len(specs)))
@@ -262,7 +266,7 @@ def cross_fit(
     return scores
 
 
-def _choose_blend(seen: Floats, unseen: Floats, rows: Rows) -> Floats:
+def _choose_blend(seen: Floats, unseen: Floats, rows: TrainingRows) -> Floats:
     """The convex weights (in quarters) best on seen and unseen kinds; the fewest experts within a small tolerance."""
     grid = [
         np.array(parts) / _BLEND_STEPS
@@ -277,7 +281,7 @@ def _choose_blend(seen: Floats, unseen: Floats, rows: Rows) -> Floats:
     return grid[min(candidates)[2]]
 
 
-def _median_auroc(scores: Floats, rows: Rows) -> float:
+def _median_auroc(scores: Floats, rows: TrainingRows) -> float:
     """The median over kinds of the AUROC inside the kind; the plain AUROC if no kind has enough rows of each class."""
     values: list[float] = []
     for kind in np.unique(rows.kinds):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from ..calibration.probability_curve import Curve
+from ..calibration.probability_curve import ProbabilityCurve
 from ..optional import load_module
 from ..policy.graph_files import ML_OPSET, OPSET
 from .experts import GateModel, LinearExpert, TreeExpert
@@ -81,7 +81,7 @@ class Graph:
         product = self.node("MatMul", clipped, self.constant(f"{name}_weights", expert.weights[:, None]))
         return self.node("Add", product, self.constant(f"{name}_bias", np.array([[expert.bias]])))
 
-    def curve(self, score: str, curve: Curve) -> str:
+    def curve(self, score: str, curve: ProbabilityCurve) -> str:
         """The calibrated probability of a (n, 1) score."""
         offset = self.node("Sub", score, self.constant("curve_starts", curve.starts[None]))
         part = self.node("Div", offset, self.constant("curve_widths", curve.widths[None]))

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays import Array, Bools, Floats
-from ..calibration.trace_targets import CascadeRows, Simulation, Target, simulate
+from ..calibration.trace_targets import CalibratedTarget, CascadeRows, Simulation, simulate
 from ..evaluation.metrics import ECE_BINS, ReliabilityBin, auroc, bootstrap, ece, reliability
 from ..features import vectors as features
 from ..features.gate_inputs import RunView
 from ..features.vectors import GATES, Gate
 from ..grading.outcomes import Outcome
-from .experts import FitOptions, FittedGate, Rows
+from .experts import FitOptions, FittedGate, TrainingRows
 
 Grouping = Literal["kind", "family"]
 
@@ -90,7 +90,7 @@ class RoutedReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LeaveOneOutReport:
     """All of it, for one pair of models on one set of test rows."""
 
     rows: int
@@ -139,16 +139,16 @@ def is_wrong(outcomes: Sequence[Outcome]) -> Bools:
 def evaluate(
     probabilities: dict[Gate, Floats],
     outcomes: Sequence[Outcome],
-    targets: Sequence[Target],
+    targets: Sequence[CalibratedTarget],
     leave_out: Sequence[LeaveOutReport] = (),
-) -> Report:
+) -> LeaveOneOutReport:
     """Report on `outcomes` with each gate's P(gain) of them, (n,) each, at the calibrated `targets`."""
     wrong = is_wrong(outcomes)
     gain = np.array([o.gain for o in outcomes], np.bool_)
     cascade = cascade_rows(probabilities, outcomes)
     signals = {name: single_signal(name, outcomes) for name in SINGLE_SIGNALS}
     single = {name: auroc(values, wrong) for name, values in signals.items()}
-    return Report(
+    return LeaveOneOutReport(
         rows=len(outcomes),
         local_score=float(cascade.local_score.mean()),
         cloud_score=float(cascade.cloud_score.mean()),
@@ -164,7 +164,7 @@ def evaluate(
 
 
 def leave_one_out(
-    gate3: FittedGate, train: Rows, test: Sequence[Outcome], by: Grouping, options: FitOptions
+    gate3: FittedGate, train: TrainingRows, test: Sequence[Outcome], by: Grouping, options: FitOptions
 ) -> LeaveOutReport:
     """Fit gate 3 without each group in turn, experts and blend, and score the group's test rows.
 
@@ -248,7 +248,7 @@ def _gate_report(p: Floats, wrong: Bools, gain: Bools) -> GateReport:
     )
 
 
-def _routed(rows: CascadeRows, target: Target) -> RoutedReport:
+def _routed(rows: CascadeRows, target: CalibratedTarget) -> RoutedReport:
     def quality(chosen: NDArray[np.int64]) -> float:
         part = CascadeRows(
             rows.before[chosen],

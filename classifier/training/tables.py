@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..policy.trace_policy import PolicyCard
-from .leave_one_out import Report
+from .leave_one_out import LeaveOneOutReport
 
 
 def show_card(card: PolicyCard) -> None:
@@ -27,7 +27,7 @@ def show_card(card: PolicyCard) -> None:
     Console().print(table)
 
 
-def show_report(report: Report) -> None:
+def show_report(report: LeaveOneOutReport) -> None:
     """Print the evaluation on held-out rows."""
     console = Console()
     title = f"{report.rows} test rows: local {report.local_score:.1%}, cloud {report.cloud_score:.1%}"
@@ -72,7 +72,7 @@ def show_report(report: Report) -> None:
     console.print(routed)
 
 
-def _bins(report: Report) -> int:
+def _bins(report: LeaveOneOutReport) -> int:
     return report.gates["gate3"].ece_bins
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ...protocol.errors import InvalidRequestError
 from ..arrays import Array, Bools, Floats
-from ..calibration.probability_curve import Curve, cross_calibrated, fit_curve
+from ..calibration.probability_curve import ProbabilityCurve, cross_calibrated, fit_curve
 from ..features.text_vectors import N_WORDING, TextRows
 from ..features.wording import COUNTS
 from ..optional import load_module
@@ -184,7 +184,7 @@ class TextRouter:
     members: Mapping[str, Member]
     weights: Mapping[str, float]
     bias: float
-    curve: Curve
+    curve: ProbabilityCurve
     crossed: Floats
     fair: Floats
     chosen: str

@@ -20,7 +20,7 @@ from ..calibration.operating_point import DELTA, operating_point
 from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, pack_calibration
 from ..evaluation import cost_quality as curve
 from ..evaluation.metrics import auroc, ece
-from ..features.parsed_question import asked_again
+from ..features.parsed_question import repeated_question
 from ..features.text_vectors import Mode, TextRows, featurise, has_opening
 from ..graded_row import GradedRow, scores
 from ..optional import load_module, load_onnxruntime
@@ -28,11 +28,11 @@ from ..policy.files import policy_folder, put_policy, settled, stored_name
 from ..policy.graph_files import sha256
 from ..policy.text_gate import TextGate
 from ..policy.text_policy import GATE_FILES, KIND, VERSIONS, Point, Source, TextPolicy, TextPolicyCard
-from ..target import PROMISES, Aim
+from ..target import PROMISES, Target
 from .export_text import router_to_onnx
 from .text_router import MIN_LABELS, SHIPPED, Labels, TextRouter, fit_router, unseen
 
-__all__ = ["Material", "Recipe", "check_installed", "estimated_tokens", "fit_material", "fit_text_policy"]
+__all__ = ["FitRecipe", "Material", "check_installed", "estimated_tokens", "fit_material", "fit_text_policy"]
 
 _TARGETS = (0.9, 0.95, 0.97, 0.98, 0.99)
 _CHARS_PER_TOKEN = 4.0
@@ -42,7 +42,7 @@ _OFTEN_OPENED = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class FitRecipe:
     """What the card will say that the rows do not; `seed`: the same seed and rows give the same files.
 
     `candidates`: what cross-validation chooses among.
@@ -79,7 +79,7 @@ def check_installed() -> None:
     load_onnxruntime()
 
 
-def fit_text_policy(rows: Sequence[GradedRow], recipe: Recipe, out: Path) -> TextPolicy:
+def fit_text_policy(rows: Sequence[GradedRow], recipe: FitRecipe, out: Path) -> TextPolicy:
     """Fit on `rows`, write the folder `out`, and return the policy as loaded from there.
 
     There is a gate 3 if every row has an answer; if every row has token signals too, it reads them, and there is a gate
@@ -96,7 +96,7 @@ def fit_text_policy(rows: Sequence[GradedRow], recipe: Recipe, out: Path) -> Tex
     return fit_material(
         Material(
             features={mode: featurise(rows, mode) for mode in modes},
-            labels=Labels(*scores(rows), same=np.array([asked_again(row.prompt) for row in rows])),
+            labels=Labels(*scores(rows), same=np.array([repeated_question(row.prompt) for row in rows])),
             signals=signals,
             tokens=estimated_tokens(rows),
             opened=np.array([has_opening(row) for row in rows]) if signals else None,
@@ -106,7 +106,7 @@ def fit_text_policy(rows: Sequence[GradedRow], recipe: Recipe, out: Path) -> Tex
     )
 
 
-def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
+def fit_material(material: Material, recipe: FitRecipe, out: Path) -> TextPolicy:
     """The same from features, wherever they come from. Raises InvalidRequestError as `fit_router` does."""
     folder = policy_folder(out)
     features, labels, (read, written, guessed) = material.features, material.labels, material.tokens
@@ -150,7 +150,7 @@ def fit_material(material: Material, recipe: Recipe, out: Path) -> TextPolicy:
         estimated_tokens=guessed,
         delta=recipe.delta,
         points=[
-            _point(calibration, Aim("quality", target, promise=promise), recipe.delta)
+            _point(calibration, Target("quality", target, promise=promise), recipe.delta)
             for promise in PROMISES
             for target in _TARGETS
         ],
@@ -200,11 +200,11 @@ def _exported(router: TextRouter, features: TextRows, mode: Mode) -> bytes:
     return graph
 
 
-def _point(rows: CalibrationRows, aim: Aim, delta: float) -> Point:
-    found = operating_point(rows, aim, delta)
+def _point(rows: CalibrationRows, target: Target, delta: float) -> Point:
+    found = operating_point(rows, target, delta)
     told = found.thresholds
     outcome = found.alpha, found.risk, found.quality, found.cloud_share
-    return Point(str(aim), told.before, told.after, *outcome, told.during)
+    return Point(str(target), told.before, told.after, *outcome, told.during)
 
 
 def _metrics(rows: CalibrationRows, fair: Mapping[Mode, Floats]) -> dict[str, float]:

@@ -18,12 +18,12 @@ from ..arrays import Array, Floats
 from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, pack_calibration
 from ..calibration.trace_targets import CONFIDENCE, TARGETS, choose_thresholds
 from ..features import vectors as features
-from ..features.vectors import FEATURE_VERSION, GATES, Gate, Layout
+from ..features.vectors import FEATURE_VERSION, GATES, FeatureLayout, Gate
 from ..grading.outcomes import Outcome, load
 from ..optional import load_module, load_onnxruntime
 from ..policy.trace_policy import CARD_NAME, FORMAT_VERSION, PolicyCard, TrainedOn, sha256
-from .experts import FitOptions, FittedGate, Rows, fit_gate
-from .leave_one_out import Grouping, Report, cascade_rows, evaluate, leave_one_out
+from .experts import FitOptions, FittedGate, TrainingRows, fit_gate
+from .leave_one_out import Grouping, LeaveOneOutReport, cascade_rows, evaluate, leave_one_out
 
 __all__ = ["Outcome", "TrainOptions", "Trained", "fit", "measure", "rows_of"]
 
@@ -50,7 +50,7 @@ class Trained:
 
     card: PolicyCard
     gates: dict[Gate, FittedGate]
-    rows: dict[Gate, Rows]
+    rows: dict[Gate, TrainingRows]
     fit_options: FitOptions
 
     def probabilities(self, outcomes: Sequence[Outcome]) -> dict[Gate, Floats]:
@@ -67,13 +67,15 @@ def fit(records: Sequence[Outcome], out: Path, options: TrainOptions | None = No
     options = options or TrainOptions()
     hidden_size = _hidden_size(records)
     gates: dict[Gate, FittedGate] = {}
-    rows: dict[Gate, Rows] = {}
+    rows: dict[Gate, TrainingRows] = {}
     files: dict[str, str] = {}
     out.mkdir(parents=True, exist_ok=True)
     for gate in GATES:
         rows[gate] = rows_of(gate, records, options.gate2_tokens)
         try:
-            gates[gate] = fit_gate(Layout(gate, hidden_size), rows[gate], FitOptions(options.seed, options.trees))
+            gates[gate] = fit_gate(
+                FeatureLayout(gate, hidden_size), rows[gate], FitOptions(options.seed, options.trees)
+            )
         except ValueError as error:
             raise ConfigurationError(f"These outcomes cannot train a policy: {error}.") from error
         graph = _exported(gates[gate], rows[gate].x)
@@ -124,14 +126,16 @@ def calibration_of(p_gain: dict[Gate, Floats], records: Sequence[Outcome]) -> Ca
     )
 
 
-def measure(trained: Trained, test: Sequence[Outcome], leave_out: Sequence[Grouping] = ("kind", "family")) -> Report:
+def measure(
+    trained: Trained, test: Sequence[Outcome], leave_out: Sequence[Grouping] = ("kind", "family")
+) -> LeaveOneOutReport:
     """Evaluate on `test`; for each entry of `leave_out` also with every such group left out of training."""
     gate3 = trained.gates["gate3"]
     lefts = [leave_one_out(gate3, trained.rows["gate3"], test, by, trained.fit_options) for by in leave_out]
     return evaluate(trained.probabilities(test), test, trained.card.thresholds, lefts)
 
 
-def rows_of(gate: Gate, outcomes: Sequence[Outcome], gate2_tokens: int) -> Rows:
+def rows_of(gate: Gate, outcomes: Sequence[Outcome], gate2_tokens: int) -> TrainingRows:
     """The training rows of one gate."""
     featurise: dict[Gate, Callable[[Outcome], Array]] = {
         "gate1": lambda o: features.before(o.view.prompt),
@@ -140,7 +144,7 @@ def rows_of(gate: Gate, outcomes: Sequence[Outcome], gate2_tokens: int) -> Rows:
     }
     x = np.stack([featurise[gate](outcome) for outcome in outcomes])
     gain = np.array([o.gain for o in outcomes], np.bool_)
-    return Rows(x, gain, np.array([o.kind for o in outcomes]), np.array([o.family for o in outcomes]))
+    return TrainingRows(x, gain, np.array([o.kind for o in outcomes]), np.array([o.family for o in outcomes]))
 
 
 def _hidden_size(records: Sequence[Outcome]) -> int:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ...local_engine.store.library import Entry, Library, Manifest
+    from ...local_engine.store.library import Library, LibraryEntry, Manifest
     from ...local_engine.store.offer import Offer
-    from ...local_engine.store.work import Report
+    from ...local_engine.store.work import ProgressReport
 
 STATES = {
     "ready": "[green]ready[/green]",
@@ -136,12 +136,12 @@ def verify(
 
 
 @contextmanager
-def _reporting(title: str) -> Iterator[Report]:
+def _reporting(title: str) -> Iterator[ProgressReport]:
     """A progress bar on standard error while the block runs; on anything but a terminal only what is said."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    from ...local_engine.store.work import Report
+    from ...local_engine.store.work import ProgressReport
 
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
@@ -151,7 +151,7 @@ def _reporting(title: str) -> Iterator[Report]:
         def progress(done: int, total: int | None) -> None:
             bar.update(task, completed=done, total=total, visible=True)
 
-        yield Report(progress, lambda line: console.print(line, markup=False, soft_wrap=True))
+        yield ProgressReport(progress, lambda line: console.print(line, markup=False, soft_wrap=True))
 
 
 def _introduce(offer: Offer, free: int, library: Library) -> None:
@@ -171,7 +171,7 @@ def _introduce(offer: Offer, free: int, library: Library) -> None:
     Console(stderr=True, highlight=False).print(facts_table({label: escape(text) for label, text in facts.items()}))
 
 
-def _show(entries: list[Entry]) -> None:
+def _show(entries: list[LibraryEntry]) -> None:
     from rich import box
     from rich.console import Console
     from rich.markup import escape
@@ -189,7 +189,7 @@ def _show(entries: list[Entry]) -> None:
     Console(highlight=False).print(table)
 
 
-def _facts(library: Library, entry: Entry) -> dict[str, object]:
+def _facts(library: Library, entry: LibraryEntry) -> dict[str, object]:
     import msgspec
 
     manifest = {} if entry.manifest is None else msgspec.to_builtins(entry.manifest)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FieldEntry:
     """One field."""
 
     name: str
@@ -22,11 +22,11 @@ class Entry:
     text: str
 
 
-def entries(kind: type[Any]) -> list[Entry]:
+def entries(kind: type[Any]) -> list[FieldEntry]:
     """Every field of the dataclass `kind`, in order. Raises ValueError for a field without a comment."""
     comments = _comments(kind)
     return [
-        Entry(item.name, str(item.type), _default(item.default, item.default_factory), comments[item.name])
+        FieldEntry(item.name, str(item.type), _default(item.default, item.default_factory), comments[item.name])
         for item in fields(kind)
     ]
 

@@ -18,7 +18,7 @@ from ...cloud_engine.gateway.metering import Meter
 from ...cloud_engine.gateway.nodes import NodeRegistry
 from ...cloud_engine.gateway.relay import Counters, Relay
 from ...cloud_engine.gateway.upstream import Upstream
-from ...cloud_engine.node.api.app import Served, create_node_app
+from ...cloud_engine.node.api.app import ServedEngine, create_node_app
 from ...embedded.pocket import pocket_large_folder
 from ...protocol import errors
 from ...text.tokenizer import Tokenizer
@@ -94,7 +94,7 @@ def routes_page() -> str:
 
 def node_app() -> FastAPI:
     engine = cast(Any, SimpleNamespace(close=None))
-    return create_node_app(Served(engine, Tokenizer.from_folder(pocket_large_folder()), "model", 1, "hermes"))
+    return create_node_app(ServedEngine(engine, Tokenizer.from_folder(pocket_large_folder()), "model", 1, "hermes"))
 
 
 def _gateway_app() -> FastAPI:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...local_engine.options import LocalOptions
 from ...protocol.settings import PROCESS_VARIABLES
-from ...router.accounting.budget import Limits
+from ...router.accounting.budget import BudgetLimits
 from ...router.accounting.prices import Price, Prices
 from ...router.config import CacheSettings, Middle, RouterConfig
 from ...router.privacy.rules import Privacy
@@ -24,7 +24,7 @@ _TABLES: dict[str, tuple[str, type[Any]]] = {
     "[[middle]]": ("Clouds between the device and the best one, from the smallest up.", Middle),
     "[prices]": ("US dollars per million tokens.", Prices),
     '[prices.models."NAME"]': ("US dollars per million tokens of one cloud model.", Price),
-    "[budget], [budget_per_key], [budget_per_user]": ("Limits of one day (UTC).", Limits),
+    "[budget], [budget_per_key], [budget_per_user]": ("Limits of one day (UTC).", BudgetLimits),
     "[privacy]": ("Rules that keep a request on the device.", Privacy),
     "[cache]": ("Answers to requests that ask exactly the same again.", CacheSettings),
 }

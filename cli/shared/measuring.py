@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ...bench.cascade import Leg, Outcome, Reply, run_leg
+from ...bench.cascade import Leg, Reply, TaskOutcome, run_leg
 from .watch import Watch
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def run_legs(
     config: RouterConfig, legs: Sequence[Leg], watch: Watch, *, on_reply: Callable[[Leg, int], None] | None = None
-) -> dict[str, Outcome]:
+) -> dict[str, TaskOutcome]:
     """Each leg's outcome by name, one leg after the other through one client.
 
     `on_reply` is told the leg and how many of its replies are in.
@@ -25,10 +25,10 @@ def run_legs(
 
 async def _run_legs(
     config: RouterConfig, legs: Sequence[Leg], watch: Watch, on_reply: Callable[[Leg, int], None]
-) -> dict[str, Outcome]:
+) -> dict[str, TaskOutcome]:
     from ... import AsyncOpenAI
 
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, TaskOutcome] = {}
     async with AsyncOpenAI(config=config) as client:
         for leg in legs:
             with watch.stage(leg.name, len(leg.questions)) as advance:

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from ...bench.cascade import Outcome, Reply
+    from ...bench.cascade import Reply, TaskOutcome
     from ...bench.kernels import Row
 
 TITLES = {"local": "local only", "cloud": "cloud only", "routed": "routed"}
@@ -101,7 +101,7 @@ def facts_table(facts: Mapping[str, str]) -> Table:
     return table
 
 
-def examples_of(outcome: Outcome, n: int = 5) -> list[Reply]:
+def examples_of(outcome: TaskOutcome, n: int = 5) -> list[Reply]:
     """`n` short replies, every route that occurred among them, no kind of question twice while there are others."""
     answered = sorted((r for r in outcome.replies if r.info is not None), key=lambda r: len(r.question.prompt + r.text))
     # Neither the shortest question of all nor a long one: the typical one says more.

@@ -32,7 +32,7 @@ from .kv.kv_cache_manager import KVCacheManager
 from .kv.sizing import Sizes
 from .output.beam_search import BeamSearch
 from .output.output_processor import OutputProcessor, cut_drafts
-from .scheduling.limits import Limits
+from .scheduling.limits import RequestLimits
 from .scheduling.scheduler import Scheduler
 from .speculation.draft_model import DraftModel
 from .speculation.drafter import Drafter
@@ -75,7 +75,7 @@ class Engine:
         self.default_temperature = served.default_temperature
         self._tokenizer = served.tokenizer
         self._vocab_size = model.config.vocab_size
-        self._limits = Limits(self._vocab_size, sizes.context_length, served.eos_ids, sizes.num_blocks, config)
+        self._limits = RequestLimits(self._vocab_size, sizes.context_length, served.eos_ids, sizes.num_blocks, config)
         self._eos_ids = served.eos_ids
         self._grammars = _grammars(served)
         self._runner = Runner(

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ...protocol.errors import ConfigurationError, ModelNotFoundError, OverloadedError
-from .upstream import Target, Upstream, UpstreamFailure
+from .upstream import Upstream, UpstreamAddress, UpstreamFailure
 
 _PROBE_S = 0.5
 _PROBE_TIMEOUT_S = 2.0
@@ -186,7 +186,7 @@ class NodeRegistry:
             node.was_late()
 
 
-def _target(url: str) -> Target:
+def _target(url: str) -> UpstreamAddress:
     """Raises ConfigurationError."""
     try:
         parts = urlsplit(url)
@@ -196,4 +196,4 @@ def _target(url: str) -> Target:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigurationError(f"--node {url!r} is not an http(s) URL such as http://127.0.0.1:8000.", param="node")
     default = 443 if parts.scheme == "https" else 80
-    return Target(parts.scheme.encode(), parts.hostname.encode(), port or default, parts.path.encode())
+    return UpstreamAddress(parts.scheme.encode(), parts.hostname.encode(), port or default, parts.path.encode())

@@ -34,7 +34,7 @@ from .keys import KeyStore
 from .metering import Meter, UsageRow
 from .nodes import Node, NodeRegistry
 from .upstream import Upstream, UpstreamFailure, body_of
-from .usage import StreamMeter, StreamOptions, asking_for_usage, read_usage
+from .usage import StreamMeter, UsageOptions, asking_for_usage, read_usage
 
 _TRY_ELSEWHERE = frozenset({500, 502, 503, 504})
 _ASK_S = 2.0
@@ -49,7 +49,7 @@ class _Peek(msgspec.Struct):
 
     model: str
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: UsageOptions | None = None
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class _Call:
     body: bytes
     model: str
     stream: bool
-    asked: StreamOptions
+    asked: UsageOptions
     row: UsageRow
     started: float
     send: Send
@@ -239,7 +239,7 @@ def _call(scope: Scope, body: bytes, row: UsageRow, started: float, send: Send) 
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
     row.model = peek.model
-    asked, path = peek.stream_options or StreamOptions(), scope["path"].encode()
+    asked, path = peek.stream_options or UsageOptions(), scope["path"].encode()
     return _Call(row.request_id, path, body, peek.model, peek.stream, asked, row, started, send)
 
 

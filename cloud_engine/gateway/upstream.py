@@ -20,7 +20,7 @@ class UpstreamFailure(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class UpstreamAddress:
     scheme: bytes
     host: bytes
     port: int
@@ -48,14 +48,14 @@ class Upstream:
     async def close(self) -> None:
         await self._pool.aclose()
 
-    async def get(self, target: Target, path: bytes) -> tuple[int, bytes]:
+    async def get(self, target: UpstreamAddress, path: bytes) -> tuple[int, bytes]:
         """Status and body. Raises UpstreamFailure."""
         async with self.open("GET", target, path) as response:
             return response.status, b"".join([chunk async for chunk in body_of(response)])
 
     @asynccontextmanager
     async def open(
-        self, method: str, target: Target, path: bytes, body: bytes = b"", extra: Headers = ()
+        self, method: str, target: UpstreamAddress, path: bytes, body: bytes = b"", extra: Headers = ()
     ) -> AsyncGenerator[httpcore.Response]:
         """The response once its headers are here; read it with `body_of`. `extra` headers. Raises UpstreamFailure."""
         headers = [(b"host", target.authority), *self._authorization, *extra]

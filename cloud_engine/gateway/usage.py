@@ -20,7 +20,7 @@ _NO_CHOICES = re.compile(rb'"choices":\s?\[\]')
 _SOME_TEXT = re.compile(rb'"(?:content|text|arguments|reasoning|reasoning_content)":\s*"[^"]')
 
 
-class StreamOptions(msgspec.Struct):
+class UsageOptions(msgspec.Struct):
     """What the client wants to see of the usage: nothing, that of the whole answer, or also that of every moment."""
 
     include_usage: bool = False
@@ -53,7 +53,7 @@ class StreamMeter:
     what it cost; without it, as many tokens as chunks had text: a chunk may hold several, so it is the least.
     """
 
-    def __init__(self, row: UsageRow, asked: StreamOptions, *, running: bool) -> None:
+    def __init__(self, row: UsageRow, asked: UsageOptions, *, running: bool) -> None:
         self._row = row
         self._asked = asked
         self._hides_running = running and not asked.wants_running

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ...kernels.attention.types import Attention
 from ...kernels.kv_cache.types import Rotation
 from .config import ModelConfig
-from .layers import Embedding, GatedMLP, GroupedQueryAttention, Linear, norm, soft_capped
+from .layers import GatedMLP, GroupedQueryAttention, Linear, TokenEmbedding, norm, soft_capped
 from .rope import Rotary
 
 
@@ -38,7 +38,7 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = TokenEmbedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, index) for index in range(config.num_layers))
         self.norm = norm(config, config.hidden_size)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)

@@ -21,7 +21,7 @@ class Linear(nn.Linear):
         pass
 
 
-class Embedding(nn.Embedding):
+class TokenEmbedding(nn.Embedding):
     """Without random weights at first, as `Linear`."""
 
     def reset_parameters(self) -> None:

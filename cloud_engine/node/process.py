@@ -67,7 +67,7 @@ def run_node(options: NodeOptions) -> None:
     from ..engine.process.engine_process import EngineProcess
     from ..models.loading.hub import find_model
     from ..models.loading.progress import loading_bar
-    from .api.app import Served, create_node_app
+    from .api.app import ServedEngine, create_node_app
 
     if options.exit_with_parent:
         exit_with_parent(options.drain_seconds)
@@ -77,7 +77,7 @@ def run_node(options: NodeOptions) -> None:
             with loading_bar() as progress:
                 ready = engine.wait_ready(progress)
             tokenizer = Tokenizer.from_folder(folder)
-            served = Served(engine, tokenizer, ready.model_id, ready.context_length, options.tool_parser)
+            served = ServedEngine(engine, tokenizer, ready.model_id, ready.context_length, options.tool_parser)
             app = create_node_app(served)
             serve(app, sock=sock, ready_file=options.ready_file, drain_s=options.drain_seconds)
 

@@ -23,7 +23,7 @@ _COMPUTING = 0.4
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ProcessorUsage:
     """Seconds since some fixed time."""
 
     # Of the clock.
@@ -34,7 +34,7 @@ class Usage:
     own: float
 
 
-def usage() -> Usage:
+def usage() -> ProcessorUsage:
     """The usage now. Time that a hypervisor took away counts as busy."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     busy = 0.0
@@ -44,18 +44,20 @@ def usage() -> Usage:
             # Linux counts the time of guests twice.
             unused = ("idle", "iowait", "guest", "guest_nice")
             busy += sum(seconds for name, seconds in found.items() if name not in unused)
-    return Usage(time.monotonic(), busy, time.process_time())
+    return ProcessorUsage(time.monotonic(), busy, time.process_time())
 
 
 class ThreadGovernor:
     """Leaves busy processors to other processes. Not thread-safe."""
 
-    def __init__(self, most: int, *, processors: int | None = None, measure: Callable[[], Usage] = usage) -> None:
+    def __init__(
+        self, most: int, *, processors: int | None = None, measure: Callable[[], ProcessorUsage] = usage
+    ) -> None:
         """`most`: threads on an idle machine. `processors`: those this process may use, None to ask."""
         self._most = self._threads = most
         self._processors = processors or _processors()
         self._measure = measure
-        self._last: Usage | None = None
+        self._last: ProcessorUsage | None = None
         self._due = 0.0
 
     def threads(self) -> int:

@@ -30,7 +30,7 @@ _RESERVE_SHARE, _LEAST_RESERVE = 0.02, 128 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MemoryPlan:
     """How a model is to run, as far as its memory depends on it. `ubatch`: tokens computed at once at most; `outputs`:
     how many of them with logits, None for all. `whole_windows`: layers with a sliding window keep all tokens.
     `adapters`: bytes of the files that are loaded beside the model's."""
@@ -61,7 +61,7 @@ class Need:
         return self.weights + self.kv_cache + self.compute + self.outputs + self.rest
 
 
-def estimate(header: GgufHeader, plan: Plan) -> Need:
+def estimate(header: GgufHeader, plan: MemoryPlan) -> Need:
     """What `plan` takes for the model of a header; a little more than llama.cpp will allocate, not less."""
     tokens, merges = (header.arrays.get(f"tokenizer.ggml.{name}") for name in ("tokens", "merges"))
     return Need(
@@ -78,7 +78,7 @@ def reserve(machine: Machine) -> int:
     return max(_LEAST_RESERVE, int(machine.memory * _RESERVE_SHARE))
 
 
-def ensure_fits(name: str, header: GgufHeader, plan: Plan, room: int) -> Need:
+def ensure_fits(name: str, header: GgufHeader, plan: MemoryPlan, room: int) -> Need:
     """The need of a model, if it is within `room` bytes. Raises ModelTooLargeError: needs X, has Y, what to do."""
     need = estimate(header, plan)
     if need.total <= room:
@@ -98,7 +98,7 @@ def ensure_fits(name: str, header: GgufHeader, plan: Plan, room: int) -> Need:
     )
 
 
-def largest_context(header: GgufHeader, plan: Plan, room: int) -> int:
+def largest_context(header: GgufHeader, plan: MemoryPlan, room: int) -> int:
     """The most tokens of context, up to those of `plan`, that fit into `room` bytes; 0 if not even 256 do."""
     if estimate(header, plan).total <= room:
         return plan.context_length
@@ -123,7 +123,7 @@ def head_lengths(header: GgufHeader) -> tuple[int, int]:
     return key, value
 
 
-def _ways_out(header: GgufHeader, plan: Plan, room: int) -> Iterator[str]:
+def _ways_out(header: GgufHeader, plan: MemoryPlan, room: int) -> Iterator[str]:
     """Smaller contexts that fit: in the type asked for, and in eight bits where that gives more tokens."""
     tokens = _askable(header, largest_context(header, plan, room))
     if tokens:
@@ -146,7 +146,7 @@ def _smaller(tokens: int) -> str:
     return f"use context_length={tokens}{' and parallel=1' if tokens < DEFAULT_CELLS else ''}"
 
 
-def _layer_cache(header: GgufHeader, plan: Plan, layer: int) -> float:
+def _layer_cache(header: GgufHeader, plan: MemoryPlan, layer: int) -> float:
     """Bytes of one layer's keys and values, or of its recurrent state."""
     heads = _number(header, "attention.head_count", layer)
     groups = _number(header, "attention.head_count_kv", layer, default=heads)
@@ -158,7 +158,7 @@ def _layer_cache(header: GgufHeader, plan: Plan, layer: int) -> float:
     return _cells(header, plan, layer) * groups * values * _BYTES[plan.kv_cache_type]
 
 
-def _cells(header: GgufHeader, plan: Plan, layer: int) -> int:
+def _cells(header: GgufHeader, plan: MemoryPlan, layer: int) -> int:
     """Tokens that a layer keeps."""
     window = _number(header, "attention.sliding_window")
     if window and not plan.whole_windows and _is_windowed(header, layer):
@@ -182,7 +182,7 @@ def _recurrent_state(header: GgufHeader) -> int:
     return _FLOAT * (max(0, kernel - 1) * (inner + 2 * groups * state) + state * inner)
 
 
-def _compute(header: GgufHeader, plan: Plan) -> int:
+def _compute(header: GgufHeader, plan: MemoryPlan) -> int:
     """Bytes of the graph's largest stage, beside the attention mask, which all layers share."""
     layers = range(_number(header, "block_count"))
     width = _number(header, "embedding_length")
@@ -200,7 +200,7 @@ def _compute(header: GgufHeader, plan: Plan) -> int:
     return _FLOAT * max(stages) + masks * mask_bytes * ubatch * cells
 
 
-def _outputs(plan: Plan) -> int:
+def _outputs(plan: MemoryPlan) -> int:
     """Rows with logits in one step at most."""
     ubatch = min(plan.ubatch, plan.context_length)
     return min(plan.outputs or ubatch, ubatch)

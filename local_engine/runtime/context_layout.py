@@ -29,7 +29,7 @@ class ModelTraits:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ContextLayout:
     """`context_length`: tokens of one prompt and answer; `parallel`: answers written at once; `cells`: of the whole KV
     cache; `sequences`: its ids; `rows` and `outputs`: of a step at most. `exact`: a float32 cache without flash
     attention. `scores_prompts`: every prompt's tokens get their log-probabilities. `sharing`: what sequences can share
@@ -47,7 +47,7 @@ class Layout:
     sharing: Sharing
 
     @classmethod
-    def of(cls, model: ModelTraits, options: LocalOptions) -> Layout:
+    def of(cls, model: ModelTraits, options: LocalOptions) -> ContextLayout:
         """`options` have been checked."""
         parallel, small = options.parallel or _PARALLEL, model.parameters < SMALL
         context_length = options.context_length or min(model.train_context, DEFAULT_CELLS)

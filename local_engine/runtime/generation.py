@@ -15,7 +15,7 @@ from ...protocol.sampling import SamplingParams
 from ...text.detokenize import IncrementalDetokenizer, StopMatcher
 from ...text.tools.stream import FirstCall
 from ..sampling.row_sampler import RowSampler
-from ..sampling.signals import Floats, Measured, TokenSignals, log_softmax, token_logprobs
+from ..sampling.signals import Floats, RowMeasure, TokenSignals, log_softmax, token_logprobs
 from .mailbox import Mailbox
 from .scheduler import Sequence
 
@@ -53,7 +53,7 @@ class Event:
         return self.hidden is not None or not (self.is_first or self.finish_reason)
 
 
-class Job(Protocol):
+class EngineJob(Protocol):
     """What the engine's loop computes. All methods are called on its thread."""
 
     sequence: Sequence
@@ -62,7 +62,7 @@ class Job(Protocol):
         """Logits (n, vocab) after the tokens from `start` on. Comes again after a preemption."""
         ...
 
-    def choose(self, row: Measured, hidden: Floats | None, /) -> None:
+    def choose(self, row: RowMeasure, hidden: Floats | None, /) -> None:
         """The logits after all known tokens, and the hidden state (hidden,) behind them, where there is one."""
         ...
 
@@ -74,7 +74,7 @@ class Job(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationRequest:
+class LocalGenerationRequest:
     """`limit`: tokens to generate at most; `end_ids`: tokens that end the answer; `sampler`: this answer's own;
     `score_prompt`: whether the log-probabilities of the prompt's tokens are wanted; `marks`: control tokens that are to
     be part of the text, as what; `first_call`: what ends the answer behind its call, if it may make one only."""
@@ -90,9 +90,9 @@ class GenerationRequest:
 
 
 class Generation:
-    """The `Job` that writes one answer."""
+    """The `EngineJob` that writes one answer."""
 
-    def __init__(self, request: GenerationRequest, token_bytes: Callable[[int], bytes]) -> None:
+    def __init__(self, request: LocalGenerationRequest, token_bytes: Callable[[int], bytes]) -> None:
         prompt, params = request.prompt, request.params
         scored = len(prompt) - 1 if request.score_prompt else 0
         self.sequence = Sequence(list(prompt), limit=len(prompt) + request.limit, scored=scored)
@@ -111,7 +111,7 @@ class Generation:
             following = np.asarray(self._request.prompt[start + 1 : start + 1 + len(logits)], np.intp)
             self._scores[start : start + len(following)] = token_logprobs(logits[: len(following)], following)
 
-    def choose(self, row: Measured, hidden: Floats | None) -> None:
+    def choose(self, row: RowMeasure, hidden: Floats | None) -> None:
         if self.sequence.finished:
             return  # computed again after a preemption, for a hidden state
         token = self._request.sampler.choose(row.logits, self._answer, row.token)
@@ -137,7 +137,7 @@ class Generation:
     def fail(self, error: UpdraftError) -> None:
         self.mailbox.put(error)
 
-    def _advance(self, token: int, row: Measured) -> Event:
+    def _advance(self, token: int, row: RowMeasure) -> Event:
         """What the answer makes of a token."""
         is_first, signals = not self._begun, row.signals(token)
         if token in self._request.end_ids:
@@ -169,7 +169,7 @@ class Generation:
 
 @dataclass(slots=True)
 class Scoring:
-    """The `Job` behind `LocalEngine.score`: the distribution after every token of a text."""
+    """The `EngineJob` behind `LocalEngine.score`: the distribution after every token of a text."""
 
     sequence: Sequence
     rows: Floats
@@ -183,7 +183,7 @@ class Scoring:
     def prompt_rows(self, start: int, logits: Floats) -> None:
         self.rows[start : start + len(logits)] = log_softmax(logits)
 
-    def choose(self, _row: Measured, _hidden: Floats | None) -> None:
+    def choose(self, _row: RowMeasure, _hidden: Floats | None) -> None:
         self.sequence.finished = True
         self.result.set_result(self.rows)
 

@@ -17,9 +17,9 @@ from ..llama.library import LlamaModel
 from ..sampling.signal_meter import SignalMeter
 from ..sampling.signals import Floats
 from .chunk_budget import ChunkBudget
-from .generation import Job
-from .prefix_cache import PrefixCache
-from .scheduler import Limits, Scheduler, Sequence, Share, Step
+from .generation import EngineJob
+from .prefix_cache import LocalPrefixCache
+from .scheduler import LocalScheduler, ScheduledStep, SchedulerLimits, Sequence, SequenceShare
 
 # Computing fewer tokens again costs next to nothing, and the answer keeps the last bits it has on a fresh engine.
 _SHORTEST_SHARED = 16
@@ -42,10 +42,10 @@ class LoopOptions:
     cells: int
     sequences: int
     queue_limit: int
-    limits: Limits
+    limits: SchedulerLimits
 
 
-class EngineLoop:
+class LocalEngineLoop:
     """Takes jobs from any thread and runs them together. Idle, it waits without using the processor.
 
     The thread owns context and model, and frees them when it ends.
@@ -56,7 +56,7 @@ class EngineLoop:
         self._context = context
         self._options = options
         self._meter = SignalMeter(model.vocab_size)
-        self._jobs: dict[Sequence, Job] = {}
+        self._jobs: dict[Sequence, EngineJob] = {}
         self._begin_afresh()
         # Commands of other threads. Unlike a lock, this may be used even where a garbage collection interrupts it.
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -73,7 +73,7 @@ class EngineLoop:
         """How many the last step had."""
         return self._context.threads
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: EngineJob) -> None:
         """Queue a job that fits the cache. Raises OverloadedError if the queue is full, EngineError after `close`, and
         in a process that was forked from the engine's."""
         limits = self._options.limits
@@ -93,7 +93,7 @@ class EngineLoop:
         if os.getpid() != self._process:
             raise EngineError(_FORKED)
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: EngineJob) -> None:
         """Let a job end before the next step, wherever it is; harmless if it has ended."""
         self._inbox.put(partial(self._end, job))
 
@@ -111,7 +111,7 @@ class EngineLoop:
     def _begin_afresh(self) -> None:
         limits = self._options.limits
         self._context.clear()
-        cache = PrefixCache(
+        cache = LocalPrefixCache(
             self._context,
             cells=self._options.cells,
             sequences=self._options.sequences,
@@ -119,7 +119,7 @@ class EngineLoop:
             shortest=_SHORTEST_SHARED,
         )
         self._budget = ChunkBudget(limits.rows, apart=not limits.mixes)
-        self._scheduler = Scheduler(cache, self._budget, limits)
+        self._scheduler = LocalScheduler(cache, self._budget, limits)
 
     def _work(self) -> None:
         try:
@@ -160,11 +160,11 @@ class EngineLoop:
     def _stop(self) -> None:
         self._stopped = True
 
-    def _accept(self, job: Job) -> None:
+    def _accept(self, job: EngineJob) -> None:
         self._jobs[job.sequence] = job
         self._scheduler.add(job.sequence)
 
-    def _end(self, job: Job, *, keep: bool = True) -> None:
+    def _end(self, job: EngineJob, *, keep: bool = True) -> None:
         if self._jobs.pop(job.sequence, None) is not None:
             self._scheduler.remove(job.sequence, keep=keep)
             with self._lock:
@@ -203,12 +203,12 @@ class EngineLoop:
             seconds = time.perf_counter() - began
             self._budget.measured(step.decoding, step.chunk_tokens, seconds, self._context.threads)
 
-    def _deliver(self, step: Step, logits: Floats, hidden: Floats | None) -> None:
+    def _deliver(self, step: ScheduledStep, logits: Floats, hidden: Floats | None) -> None:
         """Give every job its rows: first what was looked at again, then what new tokens are chosen from."""
         for place, glimpse in enumerate(step.glimpses, len(step.decodes)):
             assert hidden is not None  # as in all steps with glimpses
             self._jobs[glimpse.sequence].seen(hidden[place].copy())
-        chosen: list[tuple[Job, int]] = []
+        chosen: list[tuple[EngineJob, int]] = []
         for share, first, last in _places(step):
             job = self._jobs[share.sequence]
             if share.start < share.sequence.scored and last - first == share.count:
@@ -221,7 +221,7 @@ class EngineLoop:
             if glimpse.sequence in self._jobs:
                 self._end_if_done(self._jobs[glimpse.sequence])
 
-    def _choose(self, chosen: list[tuple[Job, int]], logits: Floats, hidden: Floats | None) -> None:
+    def _choose(self, chosen: list[tuple[EngineJob, int]], logits: Floats, hidden: Floats | None) -> None:
         """A new token for each of these jobs, from these rows; what fails ends one job only."""
         places = [place for _, place in chosen]
         rows = logits[: len(places)] if places[-1] < len(places) else logits[places]  # a view, if they are the first
@@ -236,12 +236,12 @@ class EngineLoop:
             else:
                 self._end_if_done(job)
 
-    def _end_if_done(self, job: Job) -> None:
+    def _end_if_done(self, job: EngineJob) -> None:
         if job.sequence.finished and not job.sequence.unseen:
             self._end(job)
 
 
-def _rows(step: Step) -> list[Rows]:
+def _rows(step: ScheduledStep) -> list[Rows]:
     """What the context is to compute, in the order of the step."""
     glimpses = [
         Rows(glimpse.scratch.id, glimpse.position, [glimpse.sequence.tokens[glimpse.position]], 1)
@@ -250,14 +250,14 @@ def _rows(step: Step) -> list[Rows]:
     return [*map(_share_rows, step.decodes), *glimpses, *map(_share_rows, step.chunks)]
 
 
-def _share_rows(share: Share) -> Rows:
+def _share_rows(share: SequenceShare) -> Rows:
     sequence = share.sequence
     assert sequence.branch is not None
     tokens = sequence.tokens[share.start : share.start + share.count]
     return Rows(sequence.branch.id, share.start, tokens, share.outputs)
 
 
-def _places(step: Step) -> Iterator[tuple[Share, int, int]]:
+def _places(step: ScheduledStep) -> Iterator[tuple[SequenceShare, int, int]]:
     """Every share with the slice of the outputs that is its own."""
     at = 0
     for share in step.decodes:

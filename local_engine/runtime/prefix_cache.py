@@ -68,7 +68,7 @@ class _Segment:
         return upper
 
 
-class PrefixCache:
+class LocalPrefixCache:
     """Hands out the `sequences` ids of a cache of `cells` cells, two more than are ever in use. One thread at a time.
 
     With `sharing` "whole" only parked sequences that are wholly a prefix of a prompt are of use to it. With "parts" a

@@ -11,13 +11,13 @@ import numpy as np
 from ...protocol.errors import EngineError, UpdraftError
 from ..sampling.signals import Floats, SignalQuantiles, TokenSignals
 from .generation import Event, FinishReason, Generation, LocalToken
-from .loop import EngineLoop
+from .loop import LocalEngineLoop
 
 
 class Resources:
     """Keeps the engine's thread going: that ends with `close`, or when engine and runs are garbage, or at exit."""
 
-    def __init__(self, loop: EngineLoop) -> None:
+    def __init__(self, loop: LocalEngineLoop) -> None:
         self.loop = loop
         self.close = weakref.finalize(self, loop.close)
 

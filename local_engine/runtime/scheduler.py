@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from .chunk_budget import ChunkBudget
-from .prefix_cache import Branch, PrefixCache, Sharing
+from .prefix_cache import Branch, LocalPrefixCache, Sharing
 
 _HEADROOM = 32
 
@@ -38,7 +38,7 @@ class Sequence:
 
 
 @dataclass(slots=True)
-class Share:
+class SequenceShare:
     """What one sequence computes in a step: `count` tokens from `start` on, with an output of the last or of all."""
 
     sequence: Sequence
@@ -66,13 +66,13 @@ class Glimpse:
 
 
 @dataclass(slots=True)
-class Step:
+class ScheduledStep:
     """Decoding sequences first, then glimpses, then chunks of prompts. `decoding`: how many decode, or wait to."""
 
     decoding: int
-    decodes: list[Share]
+    decodes: list[SequenceShare]
     glimpses: list[Glimpse] = field(default_factory=list[Glimpse])
-    chunks: list[Share] = field(default_factory=list[Share])
+    chunks: list[SequenceShare] = field(default_factory=list[SequenceShare])
 
     @property
     def is_empty(self) -> bool:
@@ -94,7 +94,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SchedulerLimits:
     """`running`: sequences at once; `rows`: tokens in a step; `outputs`: outputs in a step, more than `running` twice.
 
     `mixes`: whether prompts share steps with decoding sequences, and with each other. `sharing`: hidden states come
@@ -109,14 +109,14 @@ class Limits:
     sharing: Sharing = "parts"
 
 
-class Scheduler:
+class LocalScheduler:
     """First come, first served, with preemption by recompute.
 
     Cannot deadlock: what is let in fits the cache alone, and a sequence that lacks cells takes them from parked ones
     and then from the last that came; so the first always moves.
     """
 
-    def __init__(self, cache: PrefixCache, budget: ChunkBudget, limits: Limits) -> None:
+    def __init__(self, cache: LocalPrefixCache, budget: ChunkBudget, limits: SchedulerLimits) -> None:
         self._cache = cache
         self._budget = budget
         self._limits = limits
@@ -134,7 +134,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
 
-    def plan(self) -> Step:
+    def plan(self) -> ScheduledStep:
         """The next step, with room for it in the cache; the caller computes it and says how it went."""
         self._admit()
         step, chunks_wait = self._plan()
@@ -145,7 +145,7 @@ class Scheduler:
         self._chunks_waited = chunks_wait
         return step
 
-    def complete(self, step: Step) -> None:
+    def complete(self, step: ScheduledStep) -> None:
         """The step is computed: remember what the cache holds now."""
         self._drop_scratch(step)
         self._lacks_room = False
@@ -157,7 +157,7 @@ class Scheduler:
             self._cache.extend(sequence.branch, sequence.tokens[share.start : share.start + share.count])
             sequence.computed = share.start + share.count
 
-    def fail(self, step: Step) -> list[Sequence]:
+    def fail(self, step: ScheduledStep) -> list[Sequence]:
         """The step failed: nobody knows what its sequences hold now. They are over, and returned."""
         self._drop_scratch(step)
         affected = [share.sequence for share in (*step.decodes, *step.chunks)]
@@ -166,7 +166,7 @@ class Scheduler:
             self.remove(sequence, keep=False)
         return affected
 
-    def retry(self, step: Step) -> bool:
+    def retry(self, step: ScheduledStep) -> bool:
         """There was no room for the step after all: let the last sequence wait, if it is not alone. Nobody is let in
         again before a step succeeds, so that this ends."""
         if len(self.running) < 2:
@@ -204,11 +204,13 @@ class Scheduler:
         wanted = min(len(sequence.tokens) + _HEADROOM, sequence.limit) - branch.length
         return self._cache.available_cells() >= pledged + wanted
 
-    def _plan(self) -> tuple[Step, bool]:
+    def _plan(self) -> tuple[ScheduledStep, bool]:
         """The next step as things are, and whether prompts wait for it."""
         decoding = [sequence for sequence in self.running if sequence.behind == 1]
         catching_up = [sequence for sequence in self.running if sequence.behind > 1]
-        step = Step(len(decoding), [Share(sequence, sequence.computed, 1, False) for sequence in decoding])
+        step = ScheduledStep(
+            len(decoding), [SequenceShare(sequence, sequence.computed, 1, False) for sequence in decoding]
+        )
         ready = [sequence for sequence in self.running if sequence.unseen and sequence.computed > sequence.unseen[0]]
         if ready and not (catching_up and self._chunks_waited):
             # Hidden states come only where every row is an output. Prompts wait for one such step, never for two.
@@ -221,14 +223,14 @@ class Scheduler:
             return step, False
         return step, True
 
-    def _chunks(self, catching_up: list[Sequence], decoding: int) -> list[Share]:
+    def _chunks(self, catching_up: list[Sequence], decoding: int) -> list[SequenceShare]:
         """An equal part of the step's budget for each prompt. What does not divide is for those that are furthest
         behind, so that prompts end together, but for the first if there is not a token for each."""
         rows = min(self._budget.grant(decoding, len(catching_up)), self._limits.rows - decoding)
         if rows >= len(catching_up):
             catching_up = sorted(catching_up, key=lambda sequence: -sequence.behind)
         outputs = self._limits.outputs - decoding - len(catching_up)
-        chunks: list[Share] = []
+        chunks: list[SequenceShare] = []
         for place, sequence in enumerate(catching_up):
             wanted = sequence.behind - (self._limits.sharing == "whole")
             all_outputs = sequence.computed < sequence.scored or self._limits.sharing == "nothing"
@@ -239,7 +241,7 @@ class Scheduler:
             if count > 0:
                 rows -= count
                 outputs -= count if all_outputs else 0
-                chunks.append(Share(sequence, sequence.computed, count, all_outputs))
+                chunks.append(SequenceShare(sequence, sequence.computed, count, all_outputs))
         return chunks
 
     def _glimpse(self, sequence: Sequence) -> Glimpse:
@@ -247,7 +249,7 @@ class Scheduler:
         position = sequence.unseen[0]
         return Glimpse(sequence, position, self._cache.fork(sequence.branch, position))
 
-    def _drop_scratch(self, step: Step) -> None:
+    def _drop_scratch(self, step: ScheduledStep) -> None:
         for glimpse in step.glimpses:
             self._cache.drop(glimpse.scratch)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from .signals import Floats, Measured
+from .signals import Floats, RowMeasure
 
 _BLOCK_LOGITS = 2**17  # logits computed at once: half a megabyte, which a processor's cache holds
 _LEAST = np.float32(-1e4)  # stands for -inf, of which 0 * log 0 would make NaN
@@ -21,12 +21,12 @@ class SignalMeter:
         self._shifted = np.empty((self._rows, vocab_size), np.float32)
         self._weights = np.empty((self._rows, vocab_size), np.float32)
 
-    def measure(self, logits: Floats) -> list[Measured]:
+    def measure(self, logits: Floats) -> list[RowMeasure]:
         """`logits`: (n, vocab), any n."""
-        with np.errstate(invalid="ignore"):  # NaN and infinity: `Measured.is_finite` tells
+        with np.errstate(invalid="ignore"):  # NaN and infinity: `RowMeasure.is_finite` tells
             parts = [self._table(logits[start : start + self._rows]) for start in range(0, len(logits), self._rows)]
         numbers = [row for part in parts for row in part.tolist()]
-        return [Measured(row, int(token), *rest) for row, (token, *rest) in zip(logits, numbers, strict=True)]
+        return [RowMeasure(row, int(token), *rest) for row, (token, *rest) in zip(logits, numbers, strict=True)]
 
     def _table(self, logits: Floats) -> Table:
         """Columns: token, log_total, entropy, margin.

@@ -47,7 +47,7 @@ class SignalQuantiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class RowMeasure:
     """One row of logits: `token` is the most likely one (of equals the first), `log_total` the log of the sum of all
     exponentials."""
 

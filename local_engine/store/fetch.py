@@ -10,15 +10,15 @@ import httpx
 
 from ...protocol.errors import DownloadError
 from .offer import Offer
-from .part import Part
+from .part import PartialFile
 from .web import PassingError, Patience, body_of, new_client, open_stream, validator_of
-from .work import Report, give_up_or_wait
+from .work import ProgressReport, give_up_or_wait
 
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _BLOCK = 1024 * 1024
 
 
-def fetch(offer: Offer, part: Part, patience: Patience, report: Report) -> None:
+def fetch(offer: Offer, part: PartialFile, patience: Patience, report: ProgressReport) -> None:
     """Complete `part`. What is there when this is interrupted can be continued.
 
     Raises DownloadError, ModelNotFoundError or DiskSpaceError; OSError if a file on this machine cannot be read.
@@ -34,7 +34,7 @@ def fetch(offer: Offer, part: Part, patience: Patience, report: Report) -> None:
             report.progress(part.size, offer.size)
 
 
-def _fetch_web(offer: Offer, part: Part, patience: Patience, report: Report) -> None:
+def _fetch_web(offer: Offer, part: PartialFile, patience: Patience, report: ProgressReport) -> None:
     failures, best = 0, part.size
     with new_client(patience) as client:
         while offer.size is None or part.size < offer.size:
@@ -50,7 +50,9 @@ def _fetch_web(offer: Offer, part: Part, patience: Patience, report: Report) -> 
                 give_up_or_wait(error, failures, patience, report, kept)
 
 
-def _one_connection(client: httpx.Client, offer: Offer, part: Part, patience: Patience, report: Report) -> None:
+def _one_connection(
+    client: httpx.Client, offer: Offer, part: PartialFile, patience: Patience, report: ProgressReport
+) -> None:
     """Raises PassingError if the body ends before the file does."""
     # A new request to the first address each time: where that redirects to may be valid for minutes only.
     headers = _continuing(offer, part)
@@ -71,7 +73,7 @@ def _one_connection(client: httpx.Client, offer: Offer, part: Part, patience: Pa
         raise PassingError(f"{response.url.host} ended at byte {part.size:,} of {offer.size:,}")
 
 
-def _continuing(offer: Offer, part: Part) -> dict[str, str]:
+def _continuing(offer: Offer, part: PartialFile) -> dict[str, str]:
     if not part.size:
         return {}
     if not offer.can_continue:
@@ -84,7 +86,7 @@ def _continuing(offer: Offer, part: Part) -> dict[str, str]:
     return headers
 
 
-def _check(response: httpx.Response, offer: Offer, part: Part) -> None:
+def _check(response: httpx.Response, offer: Offer, part: PartialFile) -> None:
     """Whether this is the rest of the same file; a server that sends all of it again is taken at its word.
 
     Raises DownloadError if it is another file by now, PassingError if it is another range.
@@ -106,6 +108,6 @@ def _check(response: httpx.Response, offer: Offer, part: Part) -> None:
         raise _discarded(part, f"{offer.source} has changed while it was downloaded")
 
 
-def _discarded(part: Part, why: str) -> DownloadError:
+def _discarded(part: PartialFile, why: str) -> DownloadError:
     part.restart()
     return DownloadError(f"{why}. What had arrived is deleted: pull again.")

@@ -16,7 +16,7 @@ from .hub import endpoint, hub_offer
 from .naming import OnDisk, OnHub, OnWeb, check_name, licence_in, name_for, parse, printable
 from .offer import Offer
 from .web import Patience, check_url, new_client, open_stream, origin, validator_of
-from .work import Report, patiently
+from .work import ProgressReport, patiently
 
 _HUB_SWITCH = {"": False, **dict.fromkeys(("0", "false", "no", "off"), False)}  # as the hub's own library reads it
 _HUB_SWITCH |= dict.fromkeys(("1", "true", "yes", "on"), True)
@@ -28,14 +28,14 @@ def find(
     name: str | None = None,
     sha256: str | None = None,
     patience: Patience | None = None,
-    report: Report | None = None,
+    report: ProgressReport | None = None,
 ) -> Offer:
     """The model that `wanted` means: `hf:owner/repo[:file or tag]`, an address, or a path.
 
     `sha256`: what the caller knows; where the hub says otherwise that is an error. Raises InvalidRequestError,
     ModelNotFoundError, OfflineError, DownloadError, MissingDependencyError; ModelLoadError for a path to no model.
     """
-    patience, report = patience or Patience(), report or Report()
+    patience, report = patience or Patience(), report or ProgressReport()
     given = None if name is None else check_name(name)
     known = None if sha256 is None else _digest(sha256)
     place = parse(wanted, endpoint())
@@ -90,7 +90,7 @@ def _disk_offer(place: OnDisk, name: str | None, sha256: str | None) -> Offer:
     )
 
 
-def _web_offer(place: OnWeb, name: str | None, sha256: str | None, patience: Patience, report: Report) -> Offer:
+def _web_offer(place: OnWeb, name: str | None, sha256: str | None, patience: Patience, report: ProgressReport) -> Offer:
     """One byte is asked for: unlike HEAD, every server and every signed address that serves files answers that."""
     url = check_url(place.url)
     name = name or name_for(url.path)

@@ -24,7 +24,7 @@ from .choice import HubFile, choose
 from .naming import OnHub, name_for, printable
 from .offer import Offer
 from .web import PassingError, Patience, check_url
-from .work import Report, patiently
+from .work import ProgressReport, patiently
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -38,7 +38,7 @@ def endpoint() -> str:
     return (os.environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/")
 
 
-def hub_offer(wanted: OnHub, name: str | None, patience: Patience, report: Report) -> Offer:
+def hub_offer(wanted: OnHub, name: str | None, patience: Patience, report: ProgressReport) -> Offer:
     """The file that is meant, pinned to the repository's present revision.
 
     Raises InvalidRequestError, ModelNotFoundError, DownloadError or MissingDependencyError.

@@ -19,8 +19,8 @@ import msgspec
 from ...protocol.errors import ConfigurationError, ModelNotFoundError, OverloadedError
 from ...protocol.settings import models_folder
 from .naming import check_name, is_name
-from .part import Part, read_note
-from .work import Report
+from .part import PartialFile, read_note
+from .work import ProgressReport
 
 _BLOCK = 1024 * 1024
 State = Literal["ready", "partial", "damaged", "missing"]
@@ -41,7 +41,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LibraryEntry:
     """A line of the list. `size`: bytes on the disk; `manifest`: None where the model is not complete or its manifest
     cannot be read."""
 
@@ -73,16 +73,16 @@ class Library:
         except (OSError, msgspec.DecodeError):
             return None
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[LibraryEntry]:
         """All there is, by name, with what is under way. Files that no model could be called after are not ours."""
         models = {path.stem: path for path in self._glob(self.folder, "*.gguf")}
         manifests = {path.stem for path in self._glob(self.folder, "*.json")}
         under_way = {path.stem: path for path in self._glob(self.partial, "*.part")}
         found = [self._entry(name, path) for name, path in models.items()]
-        found += [Entry(name, "missing", 0, "") for name in manifests - models.keys() - under_way.keys()]
+        found += [LibraryEntry(name, "missing", 0, "") for name in manifests - models.keys() - under_way.keys()]
         for name, path in under_way.items():
             note = read_note(self.partial, name)
-            found.append(Entry(name, "partial", path.stat().st_size, "" if note is None else note.source))
+            found.append(LibraryEntry(name, "partial", path.stat().st_size, "" if note is None else note.source))
         return sorted(found, key=lambda entry: (entry.name, entry.state))
 
     def remove(self, name: str) -> int:
@@ -99,7 +99,7 @@ class Library:
                 path.unlink(missing_ok=True)
         return freed
 
-    def verify(self, name: str, report: Report) -> State:
+    def verify(self, name: str, report: ProgressReport) -> State:
         """Read a model again and compare it with its manifest. Raises ModelNotFoundError, OSError."""
         path, manifest = self.path(name), self.find(name)
         if manifest is None:
@@ -116,7 +116,7 @@ class Library:
                 report.progress(done, manifest.size)
         return "ready" if digest.hexdigest() == manifest.sha256 else "damaged"
 
-    def keep(self, part: Part, manifest: Manifest) -> Path:
+    def keep(self, part: PartialFile, manifest: Manifest) -> Path:
         """Give a complete part its name, all at once. Raises OSError."""
         path = self.path(manifest.name)
         part.sync()
@@ -181,13 +181,13 @@ class Library:
                 f"Models cannot be kept in {self.folder}: {error.strerror}. UPDRAFT_MODELS names another folder."
             ) from error
 
-    def _entry(self, name: str, path: Path) -> Entry:
+    def _entry(self, name: str, path: Path) -> LibraryEntry:
         size = path.stat().st_size
         try:
             manifest = msgspec.json.decode(self._manifest(name).read_bytes(), type=Manifest)
         except (OSError, msgspec.DecodeError):
-            return Entry(name, "damaged", size, "")
-        return Entry(name, "ready" if manifest.size == size else "damaged", size, manifest.source, manifest)
+            return LibraryEntry(name, "damaged", size, "")
+        return LibraryEntry(name, "ready" if manifest.size == size else "damaged", size, manifest.source, manifest)
 
     def _manifest(self, name: str) -> Path:
         return self.folder / f"{check_name(name)}.json"

@@ -28,7 +28,7 @@ class Note(msgspec.Struct, frozen=True):
     size: int | None
 
 
-class Part:
+class PartialFile:
     """The open file, and the SHA-256 of all that is in it. Every byte is with the system once `append` returns."""
 
     def __init__(self, folder: Path, name: str, note: Note) -> None:
@@ -90,7 +90,7 @@ class Part:
         self.path.unlink(missing_ok=True)
         self._note_path.unlink(missing_ok=True)
 
-    def __enter__(self) -> Part:
+    def __enter__(self) -> PartialFile:
         return self
 
     def __exit__(

@@ -14,9 +14,9 @@ from .hub import endpoint
 from .library import Library, Manifest
 from .naming import OnHub, licence_in, parse
 from .offer import Offer
-from .part import SPARE, Note, Part, read_note
+from .part import SPARE, Note, PartialFile, read_note
 from .web import Patience
-from .work import Report
+from .work import ProgressReport
 
 
 def stored(library: Library, offer: Offer) -> Manifest | None:
@@ -81,19 +81,21 @@ def check_space(library: Library, offer: Offer) -> int:
     return free
 
 
-def pull(library: Library, offer: Offer, *, patience: Patience | None = None, report: Report | None = None) -> Manifest:
+def pull(
+    library: Library, offer: Offer, *, patience: Patience | None = None, report: ProgressReport | None = None
+) -> Manifest:
     """Fetch, check and keep what `find` offered; one that is there already is not fetched again.
 
     Whatever interrupts it, the next call continues. Raises InvalidRequestError, DownloadError (ChecksumError for wrong
     bytes, which are deleted), ModelNotFoundError, ModelLoadError for what is no model, DiskSpaceError,
     ConfigurationError if the library cannot be written.
     """
-    patience, report = patience or Patience(), report or Report()
+    patience, report = patience or Patience(), report or ProgressReport()
     with library.lock(offer.name, lambda: report.say(f"Another process is pulling {offer.name}: waiting for it.")):
         if (there := stored(library, offer)) is not None:
             return there
         check_space(library, offer)
-        with Part(library.partial, offer.name, _note(offer)) as part:
+        with PartialFile(library.partial, offer.name, _note(offer)) as part:
             if part.size:
                 report.say(f"Going on after {part.size:,} bytes.")
             fetch(offer, part, patience, report)
@@ -118,7 +120,7 @@ def _note(offer: Offer) -> Note:
     return Note(offer.identity if offer.can_continue else None, offer.source, offer.size)
 
 
-def _check_bytes(offer: Offer, part: Part) -> None:
+def _check_bytes(offer: Offer, part: PartialFile) -> None:
     wrong = offer.sha256 is not None and part.sha256 != offer.sha256
     if wrong or (offer.size is not None and part.size != offer.size):
         digest, size = part.sha256, part.size
@@ -129,7 +131,7 @@ def _check_bytes(offer: Offer, part: Part) -> None:
         )
 
 
-def _licence_of_model(offer: Offer, part: Part) -> str | None:
+def _licence_of_model(offer: Offer, part: PartialFile) -> str | None:
     """What the file says itself, which also shows that it is a model. Raises ModelLoadError, the file deleted."""
     try:
         return licence_in(read_header(part.path).metadata)

@@ -18,14 +18,14 @@ def _nothing(*_: object) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ProgressReport:
     """`progress(done, total)` in bytes, total None where unknown; `say(line)` for what a person should know."""
 
     progress: Callable[[int, int | None], None] = _nothing
     say: Callable[[str], None] = _nothing
 
 
-def patiently(attempt: Callable[[], Result], patience: Patience, report: Report) -> Result:
+def patiently(attempt: Callable[[], Result], patience: Patience, report: ProgressReport) -> Result:
     """What `attempt` returns, after at most `patience.tries` failures that may pass. Raises DownloadError."""
     failures = 0
     while True:
@@ -36,7 +36,9 @@ def patiently(attempt: Callable[[], Result], patience: Patience, report: Report)
             give_up_or_wait(error, failures, patience, report)
 
 
-def give_up_or_wait(error: PassingError, failures: int, patience: Patience, report: Report, after: str = "") -> None:
+def give_up_or_wait(
+    error: PassingError, failures: int, patience: Patience, report: ProgressReport, after: str = ""
+) -> None:
     """Sleep before the next try. Raises DownloadError, with `after` in its text, once there were too many failures."""
     if failures >= patience.tries:
         raise DownloadError(f"{error}; gave up after {failures} tries{after}. Try again later.") from error

@@ -17,7 +17,7 @@ from ..machine.child_process import expect_crashes
 _SLICES = 4
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class MeasurementJob(msgspec.Struct, frozen=True, kw_only=True):
     """`prompt`: tokens to compute at once, `seconds`: for the tokens one by one after them."""
 
     path: str
@@ -37,7 +37,7 @@ class Speeds(msgspec.Struct, frozen=True):
     answer: list[float]
 
 
-def measure(job: Job) -> Speeds:
+def measure(job: MeasurementJob) -> Speeds:
     """Raises ModelLoadError if llama.cpp refuses the model or the settings."""
     run = _Run(job)
     run.decode(min(8, job.ubatch))  # the first touches the weights
@@ -47,7 +47,7 @@ def measure(job: Job) -> Speeds:
 
 
 class _Run:
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: MeasurementJob) -> None:
         library = llama()
         self._api = api = library.api
         params = api.llama_model_default_params()
@@ -106,7 +106,7 @@ class _Run:
 if __name__ == "__main__":
     expect_crashes()
     try:
-        found = msgspec.to_builtins(measure(msgspec.convert(json.loads(sys.argv[1]), Job)))
+        found = msgspec.to_builtins(measure(msgspec.convert(json.loads(sys.argv[1]), MeasurementJob)))
     except ModelLoadError as error:
         found = {"error": error.message}
     sys.stdout.write(json.dumps(found) + "\n")

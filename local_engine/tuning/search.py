@@ -26,7 +26,7 @@ from ..options import LocalOptions
 from ..runtime.default_options import settled
 from ..runtime.tuned_options import Settings, remember
 from ..trial_load import ensure_loadable
-from .measurement import Job, Speeds
+from .measurement import MeasurementJob, Speeds
 
 BUDGET_S = 26.0
 _PROMPT, _ANSWER = 256, 128  # tokens of the request whose time is compared
@@ -48,7 +48,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class TrialResult:
     """`prompt_tokens_per_s`, `answer_tokens_per_s`: medians; `noise`: the larger relative spread of the two. `note`:
     what it was measured for, or why it failed."""
 
@@ -65,7 +65,7 @@ class Measured:
             return float("inf")
         return _PROMPT / self.prompt_tokens_per_s + _ANSWER / self.answer_tokens_per_s
 
-    def beats(self, other: Measured) -> bool:
+    def beats(self, other: TrialResult) -> bool:
         """By more than the noise of both, and by 5 % at least."""
         return self.seconds < other.seconds * (1 - max(_LEAST_GAIN, self.noise, other.noise))
 
@@ -77,13 +77,13 @@ class Tuning:
 
     settings: Settings
     default: Choice
-    runs: tuple[Measured, ...]
+    runs: tuple[TrialResult, ...]
     gain: float
     skipped: tuple[str, ...]
     seconds: float
 
 
-def tune(path: Path, room: int, *, report: Callable[[Measured], None] = lambda _: None) -> Tuning:
+def tune(path: Path, room: int, *, report: Callable[[TrialResult], None] = lambda _: None) -> Tuning:
     """Measure, decide and remember; at most half a minute after a first load on trial. `room`: bytes of memory that the
     model may take.
 
@@ -166,8 +166,8 @@ def _candidates(
 class _Search:
     """The runs so far, and the time that is left."""
 
-    def __init__(self, path: Path, deadline: float, report: Callable[[Measured], None]) -> None:
-        self.runs: list[Measured] = []
+    def __init__(self, path: Path, deadline: float, report: Callable[[TrialResult], None]) -> None:
+        self.runs: list[TrialResult] = []
         self.skipped: list[str] = []
         self._path = path
         self._deadline = deadline
@@ -175,7 +175,7 @@ class _Search:
         self._longest = _RUN_S
         self._prompt = 0
 
-    def run(self, choice: Choice, note: str) -> Measured | None:
+    def run(self, choice: Choice, note: str) -> TrialResult | None:
         """None where there is no time left for it."""
         if self.runs and self._deadline - time.monotonic() < self._longest:
             self.skipped.append(note)
@@ -195,8 +195,8 @@ class _Search:
         speed = self._measure(choice, "first", prompt=32, seconds=0.1).prompt_tokens_per_s
         return next((length for length in (_PROMPT, 128, 64) if length <= speed * 1.5), 32)
 
-    def _measure(self, choice: Choice, note: str, *, prompt: int, seconds: float) -> Measured:
-        job = Job(
+    def _measure(self, choice: Choice, note: str, *, prompt: int, seconds: float) -> TrialResult:
+        job = MeasurementJob(
             path=str(self._path),
             threads=choice.threads,
             ubatch=choice.ubatch,
@@ -211,11 +211,11 @@ class _Search:
             "updraft.local_engine.tuning.measurement", [json.dumps(msgspec.to_builtins(job))], timeout_s=left
         )
         if end.status != "ok" or "error" in end.found:
-            return Measured(choice, f"{note}: {end.found.get('error') or end.detail or end.status}")
+            return TrialResult(choice, f"{note}: {end.found.get('error') or end.detail or end.status}")
         return _measured(choice, note, msgspec.convert(end.found, Speeds))
 
 
-def _measured(choice: Choice, note: str, speeds: Speeds) -> Measured:
+def _measured(choice: Choice, note: str, speeds: Speeds) -> TrialResult:
     answer = sorted(speeds.answer)[1:]  # the slowest slice met somebody else
     noise = max((max(each) - min(each)) / statistics.median(each) for each in (answer, speeds.prompt))
-    return Measured(choice, note, max(speeds.prompt), statistics.median(answer), noise)
+    return TrialResult(choice, note, max(speeds.prompt), statistics.median(answer), noise)

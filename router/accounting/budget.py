@@ -32,7 +32,7 @@ _ATTACHED = (("image_url", "url"), ("input_audio", "data"), ("file", "file_data"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BudgetLimits:
     """Limits of one day (UTC). None is no limit. True if there is one."""
 
     # US dollars, as `prices` counts them.
@@ -48,7 +48,7 @@ class Limits:
         _check(self.cloud_share is None or 0 <= self.cloud_share <= 1, "cloud_share", "from 0 to 1")
 
     def __bool__(self) -> bool:
-        return self != Limits()
+        return self != BudgetLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Reservation:
 class Budget:
     """The limits of one router, by scope: "all", "key" and "user"."""
 
-    def __init__(self, limits: Mapping[str, Limits], ledger: Ledger) -> None:
+    def __init__(self, limits: Mapping[str, BudgetLimits], ledger: Ledger) -> None:
         self._limits = {scope: each for scope, each in limits.items() if each}
         self._ledger = ledger
 
@@ -210,7 +210,7 @@ def _counts(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _excess(limits: Limits, spent: Charge, more: Charge) -> str | None:
+def _excess(limits: BudgetLimits, spent: Charge, more: Charge) -> str | None:
     usd, tokens, share = limits.usd, limits.cloud_tokens, limits.cloud_share
     if usd is not None and spent.usd + more.usd > usd + 1e-12:
         return f"${spent.usd:.4f} of ${usd:g} are used or reserved, and this request may cost ${more.usd:.4f}"

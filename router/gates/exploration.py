@@ -14,7 +14,7 @@ from ..tiers.interfaces import LocalAnswer
 from .gates import GateDecision, Gates
 
 if TYPE_CHECKING:
-    from ...classifier.calibration.drift import DriftMonitor, Usual
+    from ...classifier.calibration.drift import DriftMonitor, UsualGains
 
 __all__ = ["ExplorationGates"]
 
@@ -62,13 +62,13 @@ class ExplorationGates:
         return self._gates.quality
 
     @property
-    def usual(self) -> Usual | None:
+    def usual(self) -> UsualGains | None:
         return self._gates.usual
 
     def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:
         decision = self._cautiously(self._gates.before(messages, self._quality(quality)))
         if self.monitor is not None and decision.p_gain is not None:
-            self.monitor.asked(decision.p_gain)
+            self.monitor.observe(decision.p_gain)
         return decision
 
     def read_ahead(self, messages: Sequence[Message]) -> None:

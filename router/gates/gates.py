@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from ...classifier.target import Aim
+from ...classifier.target import Target
 from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...protocol.requests import Message
 from ..tiers.interfaces import LocalAnswer
 
 if TYPE_CHECKING:
-    from ...classifier.calibration.drift import Usual
+    from ...classifier.calibration.drift import UsualGains
     from ...classifier.calibration.threshold_path import Thresholds
     from ...classifier.features.gate_inputs import PromptView, RunView, Signals
 
@@ -51,7 +51,7 @@ class Gates(Protocol):
         ...
 
     @property
-    def usual(self) -> Usual | None:
+    def usual(self) -> UsualGains | None:
         """Gate 1's P(gain) of requests like those of the calibration, if known: what requests usually look like."""
         ...
 
@@ -94,8 +94,8 @@ class CalibratedPolicy(Protocol):
     def during(self, view: RunView) -> float: ...
     def after(self, view: RunView) -> float: ...
     @property
-    def usual(self) -> Usual | None: ...
-    def thresholds_for(self, aim: Aim) -> Thresholds:
+    def usual(self) -> UsualGains | None: ...
+    def thresholds_for(self, target: Target) -> Thresholds:
         """Raises ConfigurationError for what was not calibrated."""
         ...
 
@@ -106,19 +106,19 @@ class PolicyGates:
     `caveat`: what every reason begins with, where the policy was made for another pair.
     """
 
-    def __init__(self, policy: CalibratedPolicy, aim: Aim, caveat: str = "") -> None:
+    def __init__(self, policy: CalibratedPolicy, target: Target, caveat: str = "") -> None:
         self._policy = policy
-        self._aim = aim
+        self._target = target
         self._caveat = caveat
         self._thresholds: dict[float | None, Thresholds] = {}
         self.tokens = policy.gate2_tokens
 
     @property
     def quality(self) -> float | None:
-        return self._aim.value if self._aim.name == "quality" else None
+        return self._target.value if self._target.name == "quality" else None
 
     @property
-    def usual(self) -> Usual | None:
+    def usual(self) -> UsualGains | None:
         return None if self._caveat else self._policy.usual
 
     def check(self, quality: float | None) -> None:
@@ -159,19 +159,19 @@ class PolicyGates:
         if quality not in self._thresholds:
             if len(self._thresholds) >= 64:  # per-request targets are the caller's to choose: keep the memory bounded
                 self._thresholds.clear()
-            self._thresholds[quality] = self._thresholds_for(self._aim_of(quality))
+            self._thresholds[quality] = self._thresholds_for(self._target_of(quality))
         return self._thresholds[quality]
 
-    def _thresholds_for(self, aim: Aim) -> Thresholds:
-        return self._policy.thresholds_for(aim)
+    def _thresholds_for(self, target: Target) -> Thresholds:
+        return self._policy.thresholds_for(target)
 
-    def _aim_of(self, quality: float | None) -> Aim:
-        return self._aim if quality is None else Aim("quality", quality, promise=self._aim.promise)
+    def _target_of(self, quality: float | None) -> Target:
+        return self._target if quality is None else Target("quality", quality, promise=self._target.promise)
 
     def _promised(self, quality: float | None) -> str:
         """What a reason adds where the promise is not the usual one. For another pair, or of a cost, none is given."""
-        aim = self._aim_of(quality)
-        kept = aim.promise == "mean" and aim.name != "cost" and not self._caveat
+        target = self._target_of(quality)
+        kept = target.promise == "mean" and target.name != "cost" and not self._caveat
         return ", a threshold that keeps the target on average" if kept else ""
 
     def _against(self, gate: int, moment: str, p_gain: float, threshold: float) -> GateDecision:
@@ -190,7 +190,7 @@ class ConfidenceGates:
 
     tokens = 16
     quality: float | None = None
-    usual: Usual | None = None
+    usual: UsualGains | None = None
 
     def __init__(self, confidence: float) -> None:
         self._confidence = confidence
@@ -238,7 +238,7 @@ class NoPolicyGates:
 
     tokens = 2**31
     quality: float | None = None
-    usual: Usual | None = None
+    usual: UsualGains | None = None
 
     def check(self, quality: float | None) -> None:
         """Any target will do: the cloud keeps all of its own quality."""

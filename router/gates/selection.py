@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...classifier.target import Aim
+from ...classifier.target import Target
 from ...protocol.errors import ConfigurationError
 from .gates import CalibratedPolicy, ConfidenceGates, Gates, NoPolicyGates, PolicyGates
 
@@ -26,7 +26,7 @@ class GateSelection:
     allow_foreign: bool = False
     # The threshold of token confidence, where `policy` is "none".
     confidence: float = 0.8
-    target: Aim = Aim()  # noqa: RUF009  # frozen
+    target: Target = Target()  # noqa: RUF009  # frozen
 
 
 def load_gates(selection: GateSelection) -> Gates:

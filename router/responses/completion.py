@@ -17,11 +17,11 @@ from ...protocol.responses import (
     ChatChoice,
     ChatCompletion,
     ChatCompletionChunk,
+    ChatTokenLogprob,
     ChoiceLogprobs,
     ChunkChoice,
     Delta,
     FinishReason,
-    TokenLogprob,
     TopLogprob,
     Usage,
 )
@@ -112,13 +112,13 @@ def token_logprobs(tokens: Sequence[Token], token_bytes: TokenBytes) -> ChoiceLo
     return ChoiceLogprobs(content=[_token_logprob(token, token_bytes) for token in tokens])
 
 
-def _token_logprob(token: Token, token_bytes: TokenBytes) -> TokenLogprob:
+def _token_logprob(token: Token, token_bytes: TokenBytes) -> ChatTokenLogprob:
     raw = token_bytes(token.id)
     top = [
         TopLogprob(_text(other), logprob, list(other))
         for other, logprob in ((token_bytes(token_id), logprob) for token_id, logprob in token.top)
     ]
-    return TokenLogprob(_text(raw), token.signals.logprob, list(raw), top)
+    return ChatTokenLogprob(_text(raw), token.signals.logprob, list(raw), top)
 
 
 def _text(raw: bytes) -> str:

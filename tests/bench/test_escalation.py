@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
-from updraft.bench.escalation import Asked, Escalation, figures
+from updraft.bench.escalation import Asked, EscalationFigures, figures
 from updraft.cli.main import app
 from updraft.protocol.errors import EngineError
 from updraft.router.tiers.interfaces import CloudUsage
@@ -22,10 +22,10 @@ def test_of_the_packaged_pair(tmp_path: Path) -> None:
     assert metrics["draft_over_none"] < 1.1  # a busy machine included
 
 
-def escalation(draft: float, none: float, useless: float, text: str = "same") -> Escalation:
+def escalation(draft: float, none: float, useless: float, text: str = "same") -> EscalationFigures:
     usage = CloudUsage(completion_tokens=10, accepted=3, rejected=1)
     asked = {"draft": draft, "none": none, "useless": useless}
-    return Escalation(
+    return EscalationFigures(
         {arm: [Asked(seconds, text if arm == "draft" else "same", usage)] for arm, seconds in asked.items()}
     )
 

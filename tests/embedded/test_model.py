@@ -13,12 +13,12 @@ from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.embedded.export import write_hf_folder
-from updraft.embedded.model import PocketLlama, Shape
+from updraft.embedded.model import ModelShape, PocketLlama
 from updraft.embedded.tokenizer import VOCAB_SIZE, load_tokenizer
-from updraft.embedded.train import Recipe, build_model, model_config
+from updraft.embedded.train import TrainingRecipe, build_model, model_config
 from updraft.protocol.sampling import SamplingParams
 
-TINY = Recipe(hidden=64, layers=2, heads=4, kv_heads=2, feed_forward=96, learning_rate=1e-3, steps=1)
+TINY = TrainingRecipe(hidden=64, layers=2, heads=4, kv_heads=2, feed_forward=96, learning_rate=1e-3, steps=1)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_no_position_sees_a_later_token(model: PocketLlama, compiled: bool) -> N
 
 
 def test_parameter_names_are_hugging_faces() -> None:
-    names = set(PocketLlama(Shape(16, 8, 1, 2, 1, 16)).state_dict())
+    names = set(PocketLlama(ModelShape(16, 8, 1, 2, 1, 16)).state_dict())
     assert "model.layers.0.self_attn.q_proj.weight" in names
     assert "model.embed_tokens.weight" in names
     assert all(name.startswith("model.") for name in names)

@@ -16,7 +16,7 @@ from updraft.classifier.calibration.drift import DriftMonitor
 from updraft.classifier.calibration.trace_targets import simulate
 from updraft.classifier.features.vectors import Gate, PromptView
 from updraft.classifier.grading.outcomes import Outcome
-from updraft.classifier.target import Aim
+from updraft.classifier.target import Target
 from updraft.classifier.training.leave_one_out import Report, cascade_rows, evaluate
 from updraft.embedded import pocket
 from updraft.embedded.kinds import KINDS
@@ -96,7 +96,7 @@ def test_the_default_target_is_kept_at_a_modest_cloud_share(measured: Report) ->
 def test_a_limit_on_the_cloud_share_is_kept_and_used(
     policy: Policy, outcomes: list[Outcome], p_gain: dict[Gate, Floats], share: float
 ) -> None:
-    told = policy.thresholds_for(Aim("cloud_share", share))
+    told = policy.thresholds_for(Target("cloud_share", share))
     rows = cascade_rows(p_gain, outcomes)
     # The calibration rows are harder than these (decision 035), which leaves some of the limit unused.
     assert 0.75 * share <= simulate(rows, told).cloud_share <= share
@@ -127,10 +127,12 @@ def test_its_own_tasks_are_usual_and_other_questions_are_not(policy: Policy) -> 
     assert policy.usual is not None
     monitor = DriftMonitor(policy.usual)
     for task in make_tasks("test", 600, seed=5):
-        monitor.asked(policy.before(PromptView(task.prompt)))
+        monitor.observe(policy.before(PromptView(task.prompt)))
         assert monitor.alarm is None
     for i in range(200):
-        monitor.asked(policy.before(PromptView(f"Explain chapter {i} of the book on tides, and why sailors read it.")))
+        monitor.observe(
+            policy.before(PromptView(f"Explain chapter {i} of the book on tides, and why sailors read it."))
+        )
     assert "requests are unlike those of the calibration" in (monitor.alarm or "")
 
 

@@ -37,7 +37,7 @@ class Interrupted(Exception):
 
 def test_a_run_that_was_cut_off_ends_in_the_very_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = replace(RECIPES["small"], hidden=32, heads=2, kv_heads=1, feed_forward=64, steps=8, tokens=1024, warmup=2)
-    machine = train_module.Machine("cpu", workers=0, compile=False)
+    machine = train_module.TrainingMachine("cpu", workers=0, compile=False)
     whole = train(recipe, tmp_path / "whole", machine).state_dict()
     show = train_module.Progress.show
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -202,3 +203,15 @@ def test_no_folder_has_more_than_a_dozen_files() -> None:
 
 def test_the_package_does_not_grow() -> None:
     assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in sources()) <= MOST_LINES
+
+
+def test_a_public_class_has_a_name_of_its_own() -> None:
+    """Two classes of one name in different rooms are one too many for whoever searches."""
+    rooms: dict[str, set[str]] = {}
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                parts = path.relative_to(ROOT).parts
+                room = "/".join(parts[: 2 if parts[0] == "cloud_engine" else 1])
+                rooms.setdefault(node.name, set()).add(room)
+    assert {name: found for name, found in rooms.items() if len(found) > 1} == {}

@@ -17,7 +17,7 @@ from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine import opening
 from updraft.local_engine import trial_load as trial
 from updraft.local_engine.engine import LocalEngine, LocalOptions, LoraAdapter
-from updraft.local_engine.machine.memory_fit import Plan
+from updraft.local_engine.machine.memory_fit import MemoryPlan
 from updraft.local_engine.opening import EngineCandidate, ProcessMemory, engine_pool, open_engine, plan_of
 from updraft.local_engine.runtime.tuned_options import Settings, remember
 from updraft.local_engine.tuning.search import Choice, _Search
@@ -58,12 +58,12 @@ def test_a_missing_file(tmp_path) -> None:
 def test_plans_follow_the_options(tiny) -> None:
     header = read_header(tiny.gguf)
     plan = plan_of(header, LocalOptions())  # eight answers with 256 tokens each, exact as small models are
-    assert plan == Plan(
+    assert plan == MemoryPlan(
         8 * 256, kv_cache_type="f32", ubatch=512, outputs=plan.outputs, sequences=8, flash_attention=False
     )
     options = LocalOptions(context_length=64, kv_cache_type="q8_0", ubatch=32, parallel=1)
     shared = plan_of(header, options)  # with ids and cells for looking back
-    assert shared == Plan(64 + 2, kv_cache_type="q8_0", ubatch=32, outputs=shared.outputs, sequences=18)
+    assert shared == MemoryPlan(64 + 2, kv_cache_type="q8_0", ubatch=32, outputs=shared.outputs, sequences=18)
     with pytest.raises(InvalidRequestError):
         plan_of(header, LocalOptions(context_length=-1))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from updraft.protocol.errors import ConfigurationError
 from updraft.protocol.settings import PROCESS_VARIABLES
-from updraft.router.accounting.budget import Limits
+from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.accounting.prices import Prices
 from updraft.router.config import RouterConfig
 from updraft.router.settings_sources import load_config
@@ -46,10 +46,10 @@ def test_tables(tmp_path: Path) -> None:
         cloud_tokens = 1000
     """
     env = {"UPDRAFT_BUDGET_USD": "6", "UPDRAFT_BUDGET_PER_KEY_USD": "1.5"}
-    config = load(tmp_path, toml, env, budget_per_user=Limits(cloud_share=0.5))
-    assert config.budget == Limits(usd=6.0, cloud_share=0.3)
-    assert config.budget_per_key == Limits(usd=1.5, cloud_tokens=1000)
-    assert config.budget_per_user == Limits(cloud_share=0.5)
+    config = load(tmp_path, toml, env, budget_per_user=BudgetLimits(cloud_share=0.5))
+    assert config.budget == BudgetLimits(usd=6.0, cloud_share=0.3)
+    assert config.budget_per_key == BudgetLimits(usd=1.5, cloud_tokens=1000)
+    assert config.budget_per_user == BudgetLimits(cloud_share=0.5)
     assert config.prices.cloud("big-1", 1_000_000, 1_000_000) == 10.0
     assert config.prices.cloud("other", 1_000_000, 1_000_000) == 2.0
 
@@ -148,9 +148,9 @@ def test_what_is_refused(
         ({"cost": "1"}, "cost must be a number, 0 or more US dollars per 1,000 requests, not '1'."),
     ],
 )
-def test_a_target_that_is_no_number(aim: dict[str, Any], message: str) -> None:
+def test_a_target_that_is_no_number(target: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^{re.escape(message)}$"):
-        RouterConfig(**aim)
+        RouterConfig(**target)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import httpx
 import pytest
 from cascade_bench import Bench, run, text_of
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, ScriptedGates
-from updraft.router.accounting.budget import Limits
+from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.config import CacheSettings
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -86,7 +86,9 @@ def error_of(body: dict[str, Any]) -> str:
     return "error"
 
 
-@pytest.mark.parametrize("settings", [{}, {"cache": CacheSettings(max_mb=1.0), "budget": Limits(cloud_tokens=9_000)}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"cache": CacheSettings(max_mb=1.0), "budget": BudgetLimits(cloud_tokens=9_000)}]
+)
 def test_every_request_ends_and_has_one_row(bench: Any, settings: dict[str, Any]) -> None:
     async def test(listener: socket.socket) -> None:
         cloud = serving(listener)

@@ -11,7 +11,7 @@ from cascade_bench import run, text_of, updraft_of
 from router_fakes import LOCAL_TEXT, FakeCloud, ScriptedGates
 from updraft.classifier.online.experience import Experience
 from updraft.protocol.http.sse import MAX_EVENT_BYTES
-from updraft.router.accounting.budget import Limits
+from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.accounting.ledger import Ledger
 from updraft.router.feedback.collector import ExperienceCollector
 from updraft.router.gates.exploration import ExplorationGates
@@ -127,7 +127,7 @@ def test_counts_that_cannot_be_are_no_counts(
         usage = {"prompt_tokens": read, "completion_tokens": written}
         chunks = events(piece({"content": "x"}, usage=usage), piece({}, "stop"), b"[DONE]")
         cloud.says = (200, chunks if stream else whole(SAID, usage=usage))
-        async with bench(budget=Limits(cloud_tokens=10_000)) as b:
+        async with bench(budget=BudgetLimits(cloud_tokens=10_000)) as b:
             for _ in range(2):
                 if stream:
                     _, _, done = await b.stream("cloud", max_tokens=50)

@@ -339,10 +339,10 @@ def test_settings_of_the_constructor(config: RouterConfig, monkeypatch: pytest.M
     assert settings().cloud_api_key is None, "OPENAI_API_KEY is for OpenAI, not for any cloud_url"
     assert settings(api_key="sk-1").cloud_api_key == "sk-1"
     assert settings(config=config, quality=0.9).quality == 0.9
-    assert str(settings(config=config, cloud_share=0.3).aim) == "cloud_share 0.3"
-    assert str(settings(config=replace(config, quality=0.9), cost=2.0).aim) == "cost 2 US dollars per 1,000 requests"
-    assert str(settings(quality=0.9, promise="mean").aim) == "quality 0.9 on average"
-    assert str(settings(cost=0.5).aim) == "cost 0.5 US dollars per 1,000 requests"
+    assert str(settings(config=config, cloud_share=0.3).target) == "cloud_share 0.3"
+    assert str(settings(config=replace(config, quality=0.9), cost=2.0).target) == "cost 2 US dollars per 1,000 requests"
+    assert str(settings(quality=0.9, promise="mean").target) == "quality 0.9 on average"
+    assert str(settings(cost=0.5).target) == "cost 0.5 US dollars per 1,000 requests"
     assert settings(local=Path("m.gguf"), cloud_url="http://h:1").local == "m.gguf"
     assert settings(cloud_url="http://h:1").cloud_url == "http://h:1/v1"
     with pytest.raises(ConfigurationError, match="exclude each other"):

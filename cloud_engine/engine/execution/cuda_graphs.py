@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Rung:
+class GraphSize:
     """A graph for up to `rows` rows of up to `sequences` sequences."""
 
     rows: int
@@ -41,17 +41,17 @@ class GraphLimits:
     blocks: int
 
 
-def ladder(limits: GraphLimits) -> list[Rung]:
+def ladder(limits: GraphLimits) -> list[GraphSize]:
     """Smallest first. One row each for decoding; half and all of the drafts for verification."""
     most = limits.sequences
     sizes = {size for size in (1, 2, 4, *range(8, 65, 8), *range(96, most, 32)) if size < most} | {most}
     verified = {-(-limits.queries // 2), limits.queries} - {1} if limits.queries > 1 else set[int]()
     powers = {size for size in sizes if size & (size - 1) == 0} | {most}
-    drafts = {Rung(size * queries, size) for size in powers for queries in verified}
-    return sorted({Rung(size, size) for size in sizes} | drafts)
+    drafts = {GraphSize(size * queries, size) for size in powers for queries in verified}
+    return sorted({GraphSize(size, size) for size in sizes} | drafts)
 
 
-def rung_for(rungs: Sequence[Rung], rows: int, sequences: int) -> Rung | None:
+def rung_for(rungs: Sequence[GraphSize], rows: int, sequences: int) -> GraphSize | None:
     """The smallest that holds them; None if none does. `rungs` are sorted."""
     return next((rung for rung in rungs if rung.rows >= rows and rung.sequences >= sequences), None)
 
@@ -127,7 +127,7 @@ class StepGraphs:
         return self._logits[:rows]
 
     @torch.inference_mode()
-    def _capture(self, rung: Rung, record: Recorder) -> _Captured:
+    def _capture(self, rung: GraphSize, record: Recorder) -> _Captured:
         backend = self._backend
         metadata = backend.planner.graph_metadata(rung.rows, rung.sequences, self._limits.blocks)
         token_ids = torch.zeros(rung.rows, dtype=torch.int64, device=self._device)

@@ -12,7 +12,7 @@ from .scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """Those of a model (`vocab_size`, `eos_ids`) and of the server (`context_length`, `num_blocks`, `config`)."""
 
     vocab_size: int

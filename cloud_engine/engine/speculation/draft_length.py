@@ -27,7 +27,7 @@ _LEAST_GAIN = 1.02  # drafts must promise this much: below, the estimates themse
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class DraftCandidate:
     """A request that could be drafted for, at most `limit` tokens, each accepted with `acceptance` if those before are.
 
     `takes_passes`: each token takes a pass of a draft model, which has to catch up on `lag` tokens first. `remaining`:
@@ -77,7 +77,7 @@ class DraftLengthPolicy:
         del sequences, ahead
         return False
 
-    def plan(self, candidates: Sequence[Candidate], sequences: int) -> list[int]:
+    def plan(self, candidates: Sequence[DraftCandidate], sequences: int) -> list[int]:
         """Draft lengths, one for each candidate, in a step over as many `sequences`."""
         del sequences
         return [min(self._most, candidate.limit) for candidate in candidates]
@@ -148,7 +148,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
     def learns_nothing(self, sequences: int) -> bool:
         return self._rest > _LEARNED_OF_REST and self._rest_size == sequences.bit_length() and not self._drafted
 
-    def plan(self, candidates: Sequence[Candidate], sequences: int) -> list[int]:
+    def plan(self, candidates: Sequence[DraftCandidate], sequences: int) -> list[int]:
         if not candidates:  # nor need anybody look for some for a while, if looking has cost too much
             if self._credit.is_overdrawn(sequences):
                 self._rest_for(max(_REST_STEPS, sequences), sequences)
@@ -200,14 +200,14 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         self._trial_size, self._trial_length = sequences.bit_length(), max(plan.lengths)
         self._trial_left = _TRIAL_STEPS - 1
 
-    def _trial_length_of(self, candidate: Candidate) -> int:
+    def _trial_length_of(self, candidate: DraftCandidate) -> int:
         """Nobody catches up for the rest of a trial: whoever came meanwhile takes no part."""
         return min(self._trial_length, candidate.limit) if candidate.lag <= SHORT_LAG else 0
 
     def _rest_for(self, steps: int, sequences: int) -> None:
         self._rest, self._rest_size = steps, sequences.bit_length()
 
-    def _best_drafts(self, candidates: Sequence[Candidate], sequences: int, plain: _Plan) -> _Plan | None:
+    def _best_drafts(self, candidates: Sequence[DraftCandidate], sequences: int, plain: _Plan) -> _Plan | None:
         """Column by column: who is worth a first token, a second one, and so on; and where it is best to stop.
 
         A token is worth it if the chance that it is accepted outweighs what it takes of everybody's time.
@@ -245,7 +245,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
             return None
         return replace(best, lengths=[min(length, best_length) for length in lengths])
 
-    def _longest_drafts(self, candidates: Sequence[Candidate], sequences: int, plain: _Plan) -> _Plan:
+    def _longest_drafts(self, candidates: Sequence[DraftCandidate], sequences: int, plain: _Plan) -> _Plan:
         """As long as is dared and there is credit for, for everybody, whatever is expected of it."""
         length, credit_s = self._dared(sequences), self._credit.of(sequences) * plain.seconds
         while length > 0:
@@ -255,7 +255,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
             length //= 2
         return plain
 
-    def _drafts_of(self, length: int, candidates: Sequence[Candidate], sequences: int, plain: _Plan) -> _Plan:
+    def _drafts_of(self, length: int, candidates: Sequence[DraftCandidate], sequences: int, plain: _Plan) -> _Plan:
         """What that may take at most."""
         costs = self._costs
         lengths = [min(length, candidate.limit) for candidate in candidates]

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from ..types.acceptance import Acceptance
-from .draft_length import AdaptiveDraftLength, Candidate, DraftLengthPolicy
+from .draft_length import AdaptiveDraftLength, DraftCandidate, DraftLengthPolicy
 from .drafter import Drafter, DraftWork
 from .prediction_trust import PredictionTrust
 from .step_costs import StepReport
@@ -182,10 +182,10 @@ class Speculator:
                 granted_to.append(item)
         return granted_to
 
-    def _best_offer(self, state: RequestState, budget: int) -> tuple[Drafter, Candidate] | None:
+    def _best_offer(self, state: RequestState, budget: int) -> tuple[Drafter, DraftCandidate] | None:
         """The drafter that is likeliest to be right; of equals the one that is asked for nothing."""
         remaining = state.num_remaining_tokens
-        best: tuple[Drafter, Candidate] | None = None
+        best: tuple[Drafter, DraftCandidate] | None = None
         for drafter in self._drafters:
             limit = drafter.offer(state, min(self._most, budget, remaining - 1))
             if limit == 0:
@@ -194,5 +194,5 @@ class Speculator:
             known = state.drafts.acceptance.get(drafter.name)
             chance = prior if known is None else known.estimate(prior)
             if best is None or chance > best[1].acceptance:
-                best = drafter, Candidate(chance, limit, drafter.takes_passes, drafter.lag(state), remaining)
+                best = drafter, DraftCandidate(chance, limit, drafter.takes_passes, drafter.lag(state), remaining)
         return best

@@ -15,13 +15,13 @@ from ....protocol.responses import (
     ChatChoice,
     ChatCompletion,
     ChatCompletionChunk,
+    ChatTokenLogprob,
     ChoiceLogprobs,
     ChunkChoice,
     Delta,
     TextChoice,
     TextCompletion,
     TextLogprobs,
-    TokenLogprob,
     TopLogprob,
     Usage,
 )
@@ -143,14 +143,14 @@ class TextFormat:
         )
 
 
-def _alternatives(score: TokenLogprob) -> dict[str, float]:
+def _alternatives(score: ChatTokenLogprob) -> dict[str, float]:
     """The most likely tokens, and in any case the one that was chosen."""
     return {**{top.token: top.logprob for top in score.top_logprobs}, score.token: score.logprob}
 
 
-def _token_logprob(tokenizer: Tokenizer, scored: ScoredToken) -> TokenLogprob:
+def _token_logprob(tokenizer: Tokenizer, scored: ScoredToken) -> ChatTokenLogprob:
     alternatives = [TopLogprob(*_shown(tokenizer, token_id, logprob)) for token_id, logprob in scored.score.top]
-    return TokenLogprob(*_shown(tokenizer, scored.token_id, scored.score.logprob), alternatives)
+    return ChatTokenLogprob(*_shown(tokenizer, scored.token_id, scored.score.logprob), alternatives)
 
 
 def _shown(tokenizer: Tokenizer, token_id: int, logprob: float) -> tuple[str, float, list[int]]:

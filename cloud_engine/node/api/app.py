@@ -41,7 +41,7 @@ from ..answers.latency import Latencies
 from ..answers.running_usage import Spent, TokenTally
 from .embeddings import embed
 from .metrics import node_metrics
-from .preprocessing import Job, JobMaker
+from .preprocessing import JobMaker, PreparedRequest
 from .tokenization import DetokenizeResponse, TokenizeResponse, parse_detokenize, parse_tokenize, tokenized
 
 _LONG_BODY = 2**16
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedEngine:
     """`context_length`: tokens of prompt and answer together. `tool_parser`: how the model writes tool calls, a
     `ToolFormat`'s name; "auto" asks the chat template."""
 
@@ -60,7 +60,7 @@ class Served:
     tool_parser: str = "auto"
 
 
-def create_node_app(served: Served) -> FastAPI:
+def create_node_app(served: ServedEngine) -> FastAPI:
     """The engine is started and closed with the app."""
 
     @asynccontextmanager
@@ -89,7 +89,7 @@ def create_node_app(served: Served) -> FastAPI:
 
 
 class _Node:
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: ServedEngine) -> None:
         self._engine = served.engine
         self._tokenizer = served.tokenizer
         self._context_length = served.context_length
@@ -156,7 +156,7 @@ class _Node:
         metrics = node_metrics(self._engine.stats(), self._latencies, healthy=self._engine.failure is None)
         return PlainTextResponse(prometheus.render(metrics), media_type=prometheus.CONTENT_TYPE)
 
-    async def _answer(self, request: Request, make_job: Callable[[bytes, str], Job]) -> Response:
+    async def _answer(self, request: Request, make_job: Callable[[bytes, str], PreparedRequest]) -> Response:
         """Whatever fails before the first token is an HTTP error; a client that leaves aborts the work."""
         body, tenant = await read_body(request), request.headers.get(TENANT_HEADER.decode(), "")
         async with while_connected(request.receive):
@@ -174,7 +174,7 @@ class _Node:
                 return send_json(job.format.whole(joined([first, *rest])))
         return send(WireResponse(200, sse.HEADERS, _events(job, first, answer)), request)
 
-    def _pieces(self, job: Job) -> AsyncGenerator[Piece]:
+    def _pieces(self, job: PreparedRequest) -> AsyncGenerator[Piece]:
         """The answers to all prompts of a job."""
 
         started = time.perf_counter()  # whatever it takes until each has a place
@@ -197,7 +197,7 @@ async def _numbered_through(of_each: list[Callable[[], AsyncGenerator[Piece]]], 
             yield piece
 
 
-async def _events(job: Job, first: Piece, rest: AsyncGenerator[Piece]) -> AsyncGenerator[bytes]:
+async def _events(job: PreparedRequest, first: Piece, rest: AsyncGenerator[Piece]) -> AsyncGenerator[bytes]:
     """The answer as server-sent events. A failure on the way is an `error` event, and the stream ends there."""
     try:
         for chunk in job.format.opening():

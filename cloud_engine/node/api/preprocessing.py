@@ -22,7 +22,7 @@ from ..answers.running_usage import RunningUsage, TokenTally
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PreparedRequest:
     """A checked request: what to generate, for each of its prompts, and how to show it.
 
     `prompt_field`: what clients call the prompt. `tools`: those that the answers may call.
@@ -48,7 +48,7 @@ class JobMaker:
         longest = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
         self._max_prompt_bytes = longest * context_length
 
-    def chat(self, body: bytes, tenant: str) -> Job:
+    def chat(self, body: bytes, tenant: str) -> PreparedRequest:
         request = parse_chat(body)
         offered = self._offered(request)
         tools = [] if offered is None else offered.use.tools
@@ -70,7 +70,7 @@ class JobMaker:
         job = self._job(request, [generation], ChatFormat(*self._shape(request), offered))
         return replace(job, tools=offered)
 
-    def completion(self, body: bytes, tenant: str) -> Job:
+    def completion(self, body: bytes, tenant: str) -> PreparedRequest:
         request = parse_completion(body)
         self._check(request)
         prompts = self._token_ids(request.prompts, "prompt")
@@ -113,7 +113,7 @@ class JobMaker:
 
     def _job(
         self, request: ChatRequest | CompletionRequest, generations: list[GenerationRequest], shape: AnswerFormat
-    ) -> Job:
+    ) -> PreparedRequest:
         n, num_generated = request.num_answers, generations[0].n
         echoes = self._echoes(request)
         if request.sampling().prompt_logprobs is not None or echoes:
@@ -125,7 +125,7 @@ class JobMaker:
         if request.running_usage:
             shape = RunningUsage(shape, TokenTally(generations))
         prompt_field = "messages" if isinstance(request, ChatRequest) else "prompt"
-        return Job(generations, shape, request.stream, _includes_usage(request), prompt_field)
+        return PreparedRequest(generations, shape, request.stream, _includes_usage(request), prompt_field)
 
     def _echoes(self, request: ChatRequest | CompletionRequest) -> list[str]:
         """The prompts as they came, or what their tokens say; none if no echo is asked for."""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from updraft.classifier.calibration.operating_point import floor_of_risk, floor_of_share, operating_point
 from updraft.classifier.calibration.rows import CalibrationRows
-from updraft.classifier.target import Aim
+from updraft.classifier.target import Target
 from updraft.protocol.errors import ConfigurationError
 
 
@@ -32,18 +32,18 @@ def repeated(once: CalibrationRows, copies: int) -> CalibrationRows:
 
 
 @pytest.mark.parametrize("answers", [True, False])
-@pytest.mark.parametrize("aim", [Aim("quality", 0.95), Aim("cloud_share", 0.3), Aim("cost", 0.2)])
-def test_a_target_is_missed_at_most_as_often_as_stated(aim: Aim, answers: bool) -> None:
+@pytest.mark.parametrize("aim", [Target("quality", 0.95), Target("cloud_share", 0.3), Target("cost", 0.2)])
+def test_a_target_is_missed_at_most_as_often_as_stated(target: Target, answers: bool) -> None:
     rng = np.random.default_rng(0)
     many = drawn(rng, 100_000, answers=answers)
     judged = many.before if many.after is None else many.after
     broken, used = 0, []
     for _ in range(100):
-        found = operating_point(drawn(rng, 500, answers=answers), aim, 0.1).thresholds
+        found = operating_point(drawn(rng, 500, answers=answers), target, 0.1).thresholds
         up = (many.before > found.before) | (judged > found.after)
         kept = np.where(up, many.cloud, many.local).mean() / many.cloud.mean()
-        spent = 1000 * np.where(up, many.dollars(aim), 0.0).mean()
-        broken += {"quality": kept < 0.95, "cloud_share": up.mean() > 0.3, "cost": spent > 0.2}[aim.name]
+        spent = 1000 * np.where(up, many.dollars(target), 0.0).mean()
+        broken += {"quality": kept < 0.95, "cloud_share": up.mean() > 0.3, "cost": spent > 0.2}[target.name]
         used.append(up.mean())
     # What a cost here has to do with its limit holds for answers whose length is bounded, as these are.
     assert broken <= 15, "0.1 of 100, and what chance allows"
@@ -52,18 +52,18 @@ def test_a_target_is_missed_at_most_as_often_as_stated(aim: Aim, answers: bool) 
 
 
 @pytest.mark.parametrize("copies", [1, 4])
-@pytest.mark.parametrize("aim", [Aim("quality", 0.95, promise="mean"), Aim("cloud_share", 0.3, promise="mean")])
-def test_a_target_is_kept_on_average(aim: Aim, copies: int) -> None:
+@pytest.mark.parametrize("aim", [Target("quality", 0.95, promise="mean"), Target("cloud_share", 0.3, promise="mean")])
+def test_a_target_is_kept_on_average(target: Target, copies: int) -> None:
     """Over 1,000 calibrations of 200 prompts, some of them asked again and again."""
     rng = np.random.default_rng(0)
     many = drawn(rng, 50_000)
     over: list[float] = []
     for _ in range(1_000 // copies):
         rows = repeated(drawn(rng, 200), copies)
-        found = operating_point(rows, aim).thresholds
+        found = operating_point(rows, target).thresholds
         up = (many.before > found.before) | (many.judged > found.after)
         lost = float((many.gain & ~up).mean()) - 0.05 * float(many.cloud.mean())
-        over.append(lost if aim.name == "quality" else float(up.mean()) - 0.3)
+        over.append(lost if target.name == "quality" else float(up.mean()) - 0.3)
     assert np.mean(over) <= 3 * np.std(over) / np.sqrt(len(over)), "at most what was asked, and what chance allows"
     assert np.mean(over) > -0.03, "and not far below it"
     assert np.mean(np.array(over) > 0) > 0.2, "a single calibration may miss it: nothing else is promised"
@@ -79,30 +79,30 @@ def by_three(rng: np.random.Generator, n: int) -> CalibrationRows:
     return CalibrationRows(before, after, np.where(gain, 0.0, 1.0), np.ones(n), np.ones(n), np.ones(n), during)
 
 
-@pytest.mark.parametrize("aim", [Aim("cloud_share", 0.05, promise="mean"), Aim("cloud_share", 0.1)])
-def test_a_limit_is_kept_by_three_gates(aim: Aim) -> None:
+@pytest.mark.parametrize("aim", [Target("cloud_share", 0.05, promise="mean"), Target("cloud_share", 0.1)])
+def test_a_limit_is_kept_by_three_gates(target: Target) -> None:
     """Their thresholds are all chosen on the same 100 rows: each lets in about one row in a hundred unseen."""
     rng = np.random.default_rng(0)
     many = by_three(rng, 20_000)
     shares: list[float] = []
     for _ in range(600):
-        found = operating_point(by_three(rng, 100), aim, 0.1).thresholds
+        found = operating_point(by_three(rng, 100), target, 0.1).thresholds
         up = (many.before > found.before) | (many.judged > found.after) | (np.asarray(many.during) > found.during)
         shares.append(float(up.mean()))
-    if aim.promise == "mean":
-        assert np.mean(shares) <= aim.value + 3 * np.std(shares) / np.sqrt(len(shares))
-    assert np.mean(np.array(shares) > aim.value) <= (0.5 if aim.promise == "mean" else 0.1)
-    assert np.mean(shares) > 0.4 * aim.value, "and it is used"
+    if target.promise == "mean":
+        assert np.mean(shares) <= target.value + 3 * np.std(shares) / np.sqrt(len(shares))
+    assert np.mean(np.array(shares) > target.value) <= (0.5 if target.promise == "mean" else 0.1)
+    assert np.mean(shares) > 0.4 * target.value, "and it is used"
 
 
 def test_an_average_sends_up_less() -> None:
     rows = drawn(np.random.default_rng(3), 400)
-    for sure in (Aim("quality", 0.95), Aim("quality", 0.9)):
+    for sure in (Target("quality", 0.95), Target("quality", 0.9)):
         mean = replace(sure, promise="mean")
         assert operating_point(rows, mean).cloud_share < operating_point(rows, sure).cloud_share
         assert operating_point(rows, mean).alpha == pytest.approx((1 - sure.value) * rows.cloud.mean())
     with pytest.raises(ConfigurationError, match="promise must be confidence or mean"):
-        Aim("quality", 0.9, promise="surely")  # type: ignore[arg-type]
+        Target("quality", 0.9, promise="surely")  # type: ignore[arg-type]
 
 
 def test_what_a_quality_may_lose_is_what_the_bounds_say() -> None:
@@ -114,31 +114,31 @@ def test_what_a_quality_may_lose_is_what_the_bounds_say() -> None:
     """
     score = np.linspace(0.1, 0.9, 440)
     rows = CalibrationRows(score, None, np.zeros(440), np.ones(440), np.ones(440), np.ones(440))
-    found = operating_point(rows, Aim("quality", 0.9), 0.1)
+    found = operating_point(rows, Target("quality", 0.9), 0.1)
     assert found.alpha == pytest.approx(0.0989588, abs=1e-7)
     assert found.risk == 34 / 440
     half = replace(rows, cloud=np.repeat([1.0, 0.0], 220))
-    assert operating_point(half, Aim("quality", 0.9), 0.1).alpha == pytest.approx(0.0428036, abs=1e-7)
-    assert operating_point(replace(rows, prompts=100), Aim("quality", 0.9), 0.1).alpha == pytest.approx(
+    assert operating_point(half, Target("quality", 0.9), 0.1).alpha == pytest.approx(0.0428036, abs=1e-7)
+    assert operating_point(replace(rows, prompts=100), Target("quality", 0.9), 0.1).alpha == pytest.approx(
         0.0954993, abs=1e-7
     )
 
 
 def test_what_nothing_can_show_is_kept_all_the_same() -> None:
     few = drawn(np.random.default_rng(1), 20)
-    assert operating_point(few, Aim("quality", 0.99)).cloud_share == 1
-    assert operating_point(few, Aim("cloud_share", 0.01)).cloud_share == 0
-    assert operating_point(few, Aim("cost", 0.0)).cloud_share == 0
-    assert operating_point(few, Aim("quality", 1.0)).quality == 1
+    assert operating_point(few, Target("quality", 0.99)).cloud_share == 1
+    assert operating_point(few, Target("cloud_share", 0.01)).cloud_share == 0
+    assert operating_point(few, Target("cost", 0.0)).cloud_share == 0
+    assert operating_point(few, Target("quality", 1.0)).quality == 1
 
 
 def test_more_is_asked_more_is_sent() -> None:
     rows = drawn(np.random.default_rng(2), 2_000)
-    shares = [operating_point(rows, Aim("quality", target)).cloud_share for target in (0.8, 0.9, 0.95, 0.98, 1.0)]
+    shares = [operating_point(rows, Target("quality", target)).cloud_share for target in (0.8, 0.9, 0.95, 0.98, 1.0)]
     assert shares == sorted(shares)
     assert shares[0] < shares[-1]
-    dear = operating_point(rows, Aim("cost", 0.2, prices=(5.0, 15.0)))
-    assert dear.cloud_share < operating_point(rows, Aim("cost", 0.2)).cloud_share
+    dear = operating_point(rows, Target("cost", 0.2, prices=(5.0, 15.0)))
+    assert dear.cloud_share < operating_point(rows, Target("cost", 0.2)).cloud_share
     assert dear.cost <= 0.2
 
 
@@ -155,27 +155,27 @@ def test_no_oracle_is_below_the_floors(mu: float, alpha: float) -> None:
 @pytest.mark.parametrize(("name", "value"), [("quality", 0.0), ("quality", 1.1), ("cloud_share", -0.1), ("cost", -1.0)])
 def test_targets_out_of_range(name: str, value: float) -> None:
     with pytest.raises(ConfigurationError, match=f"{name} must be"):
-        Aim(name, value)  # type: ignore[arg-type]
+        Target(name, value)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError):
-        Aim(name, float("nan"))  # type: ignore[arg-type]
+        Target(name, float("nan"))  # type: ignore[arg-type]
 
 
 def test_one_target_at_most() -> None:
-    assert Aim.of(None, None, None) == Aim("quality", 0.98)
-    assert Aim.of(None, 0.2, None) == Aim("cloud_share", 0.2)
+    assert Target.of(None, None, None) == Target("quality", 0.98)
+    assert Target.of(None, 0.2, None) == Target("cloud_share", 0.2)
     with pytest.raises(ConfigurationError, match="quality and cost exclude each other"):
-        Aim.of(0.9, None, 1.0)
+        Target.of(0.9, None, 1.0)
 
 
 @pytest.mark.parametrize("copies", [1, 3, 10])
-@pytest.mark.parametrize("aim", [Aim("quality", 0.9), Aim("cloud_share", 0.4)])
-def test_copies_of_a_prompt_are_no_further_evidence(aim: Aim, copies: int) -> None:
+@pytest.mark.parametrize("aim", [Target("quality", 0.9), Target("cloud_share", 0.4)])
+def test_copies_of_a_prompt_are_no_further_evidence(target: Target, copies: int) -> None:
     rng = np.random.default_rng(0)
     many = drawn(rng, 100_000)
     broken = 0
     for _ in range(100):
-        found = operating_point(repeated(drawn(rng, 150), copies), aim, 0.1).thresholds
+        found = operating_point(repeated(drawn(rng, 150), copies), target, 0.1).thresholds
         up = (many.before > found.before) | (many.judged > found.after)
         lost, most = float((many.gain & ~up).mean()), 0.1 * many.cloud.mean()
-        broken += lost > most if aim.name == "quality" else up.mean() > 0.4
+        broken += lost > most if target.name == "quality" else up.mean() > 0.4
     assert broken <= 16, "0.1 of 100, and what chance allows"

@@ -19,7 +19,7 @@ from updraft.classifier.evaluation.coverage import (
     promised,
     true_risks,
 )
-from updraft.classifier.target import Aim
+from updraft.classifier.target import Target
 
 ALL_UP = Thresholds(ALWAYS, NEVER, ALWAYS)
 SHAPES = pytest.mark.parametrize("shape", populations(), ids=lambda shape: shape.name)
@@ -86,7 +86,7 @@ def test_the_luck_of_two_halves() -> None:
     p = np.linspace(0, 1, 400)
     gain = np.ones(400, np.bool_)
     found = half_splits(p, gain, 0.1, promised(0.1), splits=5)
-    alpha = operating_point(graded(gain[:200], p[:200]), Aim("quality", 0.9)).alpha or 0.0
+    alpha = operating_point(graded(gain[:200], p[:200]), Target("quality", 0.9)).alpha or 0.0
     allowed = most_of(200, alpha, 0.9 * DELTA)
     assert allowed > 5
     assert found.exceedance_by_noise == pytest.approx(betabinom.sf(20, 200, allowed + 0.5, 200 - allowed + 0.5))

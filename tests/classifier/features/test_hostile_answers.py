@@ -6,7 +6,7 @@ import string
 import time
 
 import pytest
-from updraft.classifier.features.text_vectors import Asked, vector
+from updraft.classifier.features.text_vectors import ParsedQuestion, vector
 from updraft.classifier.graded_row import GradedRow
 
 _QUESTION = "Tom has 12 apples and eats 3. How many are left?"
@@ -19,7 +19,7 @@ _PHRASES = ("1 +  ", "1+\n", "-1  ", "1 x ", "1 a b ", "1 (a) ", "a, ", "1 < ", 
 def _seconds(run: str, length: int) -> float:
     """CPU time to read an answer of a number, `length` characters of `run` and a full stop."""
     answer = f"7{run * (length // len(run))}."
-    asked = Asked.of(_QUESTION)
+    asked = ParsedQuestion.of(_QUESTION)
     started = time.thread_time()
     vector(GradedRow(_QUESTION, 0.0, 0.0, "", answer, None), "cascade", asked)
     return time.thread_time() - started

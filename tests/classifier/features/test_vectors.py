@@ -16,12 +16,12 @@ from updraft.classifier.arrays import Array
 from updraft.classifier.features import vectors as features
 from updraft.classifier.features.answer_checks import ANSWER_NAMES, answer_checks
 from updraft.classifier.features.gate_inputs import PromptView, RunView
-from updraft.classifier.features.parsed_question import Asked
+from updraft.classifier.features.parsed_question import ParsedQuestion
 from updraft.classifier.features.question_vector import STRUCTURE_NAMES
 from updraft.classifier.features.question_vector import ngrams as ngrams_of
 from updraft.classifier.features.question_vector import structure as structure_of
 from updraft.classifier.features.token_signals import PROMPT_SIGNAL_NAMES, SIGNAL_NAMES, prompt_signals, signals
-from updraft.classifier.features.vectors import FEATURE_VERSION, GATES, Layout
+from updraft.classifier.features.vectors import FEATURE_VERSION, GATES, FeatureLayout
 from updraft.protocol.requests import Message
 
 HIDDEN = 3
@@ -42,11 +42,11 @@ def run_view(answer: str = "12 + 7 = 19. Answer: 19", prompt: str = "What is 12 
 
 
 def ngrams(question: str) -> Array:
-    return ngrams_of(Asked.of(question).counts)
+    return ngrams_of(ParsedQuestion.of(question).counts)
 
 
 def structure(question: str) -> dict[str, float]:
-    asked = Asked.of(question)
+    asked = ParsedQuestion.of(question)
     return named(STRUCTURE_NAMES, structure_of(asked.text, asked.measures))
 
 
@@ -75,7 +75,7 @@ GOLDEN = {"gate1": 4275863284, "gate2": 3192817042, "gate3": 2806868555}
 
 @pytest.mark.parametrize("gate", GATES)
 def test_layout_names_every_column_once(gate: features.Gate) -> None:
-    layout = Layout(gate, HIDDEN)
+    layout = FeatureLayout(gate, HIDDEN)
     view = run_view()
     vector = {
         "gate1": features.before(view.prompt),

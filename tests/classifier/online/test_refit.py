@@ -19,17 +19,17 @@ from updraft.classifier.evaluation.metrics import auroc
 from updraft.classifier.features.gate_inputs import PromptView
 from updraft.classifier.features.text_vectors import N_CASCADE, OPENING_TOKENS, remembered, vector
 from updraft.classifier.features.wording import COUNTS
-from updraft.classifier.graded_row import GradedRow, TokenSignals
+from updraft.classifier.graded_row import AnswerSignals, GradedRow
 from updraft.classifier.online.experience import Experience, Observation, pack, unpack
 from updraft.classifier.online.refit import even_draw, learn
 from updraft.classifier.policy.text_policy import TextPolicy
-from updraft.classifier.target import Aim
-from updraft.classifier.training.train_text import Material, Recipe
+from updraft.classifier.target import Target
+from updraft.classifier.training.train_text import FitRecipe, Material
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
 from updraft.router.gates.exploration import ExplorationGates
 from updraft.router.tiers.interfaces import LocalAnswer
 
-RECIPE = Recipe({"local": "small", "cloud": "large"}, [], "", "2026-11-22")
+RECIPE = FitRecipe({"local": "small", "cloud": "large"}, [], "", "2026-11-22")
 WORDS = ["apple", "river", "stone", "circle", "market", "window", "garden", "silver", "paper", "bridge", "candle"]
 
 LENGTH = OPENING_TOKENS + 4
@@ -50,7 +50,7 @@ def observed(n: int, seed: int, exploration: float, *, features: bool = True) ->
         prompt = f"{'Prove rigorously that' if hard else 'Please add up'} {i} {' '.join(rng.choice(WORDS, 5))}"
         logprobs = -rng.exponential(0.6 if gain else 0.1, LENGTH).astype(np.float32)
         answer = f"It is {rng.integers(90)}."
-        row = GradedRow(prompt, 0, 0, "", answer, TokenSignals(logprobs, -logprobs, np.ones(LENGTH, np.float32)))
+        row = GradedRow(prompt, 0, 0, "", answer, AnswerSignals(logprobs, -logprobs, np.ones(LENGTH, np.float32)))
         propensity = 1.0 if hard else exploration
         drawn = rng.random() < exploration
         graded = hard or drawn
@@ -270,7 +270,7 @@ def asking(prompts: list[str], experience: Experience | None) -> list[Observatio
     template, _ = observed(1, 10, 1.0)
     rows: list[Observation] = []
     for i, prompt in enumerate(prompts):
-        told = pack(remembered(GradedRow(prompt, 0, 0, "", "It is.", TokenSignals(*[np.zeros(6, np.float32)] * 3))))
+        told = pack(remembered(GradedRow(prompt, 0, 0, "", "It is.", AnswerSignals(*[np.zeros(6, np.float32)] * 3))))
         asked = None if experience is None else experience.digest(prompt)
         rows.append(replace(template[0], id=str(i), features=told, asked=asked, local=float(i % 2), cloud=1.0))
     return rows
@@ -346,7 +346,7 @@ def test_what_gate_1_sends_up_stays_in_the_promise(tmp_path: Path) -> None:
         gain = hard or bool(rng.random() < 0.1)
         prompt = f"{'Prove rigorously that' if hard else 'Please add up'} {i} {' '.join(rng.choice(WORDS, 5))}"
         logprobs = -rng.exponential(0.1 if hard or not gain else 0.8, 6).astype(np.float32)
-        row = GradedRow(prompt, 0, 0, "", "It is 4.", TokenSignals(logprobs, -logprobs, np.ones(6, np.float32)))
+        row = GradedRow(prompt, 0, 0, "", "It is 4.", AnswerSignals(logprobs, -logprobs, np.ones(6, np.float32)))
         grades = (float(not gain), 1.0) if verdict.escalate else (None, None)
         chance, told = verdict.propensity or 0.0, pack(remembered(row))
         rows.append(
@@ -370,7 +370,7 @@ def test_what_gate_1_sends_up_stays_in_the_promise(tmp_path: Path) -> None:
     assert policy.card.gain_rate == pytest.approx(0.37, abs=0.07)
     asked = [policy.before(PromptView(f"Prove rigorously that {i} {WORDS[i % 11]} stone")) for i in range(50)]
     assert np.mean(asked) > 0.8
-    assert policy.operating_point(Aim("quality", 0.95)).cloud_share > 0.3
+    assert policy.operating_point(Target("quality", 0.95)).cloud_share > 0.3
 
 
 def test_many_rows_are_no_dense_matrix(monkeypatch: pytest.MonkeyPatch) -> None:

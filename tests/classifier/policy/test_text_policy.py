@@ -17,19 +17,19 @@ from updraft.classifier.evaluation.metrics import auroc, ece
 from updraft.classifier.features import text_vectors as text_rows
 from updraft.classifier.features.gate_inputs import PromptView, RunView
 from updraft.classifier.features.text_vectors import OPENING_TOKENS, TEXT_FEATURE_VERSION, vector
-from updraft.classifier.graded_row import GradedRow, TokenSignals, gains
+from updraft.classifier.graded_row import AnswerSignals, GradedRow, gains
 from updraft.classifier.policy.load import load_policy
 from updraft.classifier.policy.summary import figures, sentences
 from updraft.classifier.policy.text_policy import Source, TextPolicy
-from updraft.classifier.target import Aim
+from updraft.classifier.target import Target
 from updraft.classifier.training.text_router import Labels
-from updraft.classifier.training.train_text import Recipe, fit_text_policy
+from updraft.classifier.training.train_text import FitRecipe, fit_text_policy
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
 from updraft.protocol.requests import Message
 
 WORDS = ["apple", "river", "stone", "circle", "market", "window", "garden", "silver", "paper", "bridge", "candle"]
 PAIR = {"local": "small", "cloud": "large"}
-RECIPE = Recipe(PAIR, [Source("rows.csv", "0" * 64, 400)], "graded file", "2026-11-22")
+RECIPE = FitRecipe(PAIR, [Source("rows.csv", "0" * 64, 400)], "graded file", "2026-11-22")
 LENGTH = OPENING_TOKENS + 4  # tokens
 NOTHING = np.empty(0, np.float32)
 
@@ -44,7 +44,7 @@ def population(n: int, seed: int, *, answers: bool = True, signals: bool = False
         a, b = (int(x) for x in rng.integers(2, 90, 2))
         task = "Prove rigorously that" if hard else "Please add up"
         logprobs = -rng.exponential(0.1 if weak else 0.6, LENGTH).astype(np.float32)
-        told = TokenSignals(logprobs, -logprobs, np.ones(LENGTH, np.float32)) if signals else None
+        told = AnswerSignals(logprobs, -logprobs, np.ones(LENGTH, np.float32)) if signals else None
         answer = f"{a} + {b} = {a + b + (0 if weak or rng.random() < 0.3 else 3)}"
         prompt = f"{task} {a} and {b} {' '.join(rng.choice(WORDS, 6))}?"
         rows.append(GradedRow(prompt, weak, float(rng.random() < 0.95), "", answer if answers else None, told))
@@ -52,7 +52,7 @@ def population(n: int, seed: int, *, answers: bool = True, signals: bool = False
 
 
 def view(row: GradedRow) -> RunView:
-    told = row.signals or TokenSignals(NOTHING, NOTHING, NOTHING)
+    told = row.signals or AnswerSignals(NOTHING, NOTHING, NOTHING)
     series = told.logprobs, told.entropies, told.margins
     return RunView(PromptView(row.prompt), row.answer or "", *series, NOTHING, NOTHING, None, "stop")
 
@@ -126,9 +126,9 @@ def test_a_policy_of_the_former_format_is_read_and_has_no_gate_two(folder: Path,
     assert policy.during(view(row)) == policy.before(PromptView(row.prompt))
 
 
-def cut(told: TokenSignals | None, n: int) -> TokenSignals:
+def cut(told: AnswerSignals | None, n: int) -> AnswerSignals:
     assert told is not None
-    return TokenSignals(told.logprobs[:n], told.entropies[:n], told.margins[:n])
+    return AnswerSignals(told.logprobs[:n], told.entropies[:n], told.margins[:n])
 
 
 def test_what_was_read_ahead_changes_no_decision(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,11 +177,11 @@ def test_the_card_names_everything(policy: TextPolicy, folder: Path) -> None:
 
 
 def test_targets_become_thresholds_at_run_time(policy: TextPolicy) -> None:
-    strict, lax = (policy.thresholds_for(Aim("quality", q)) for q in (0.97, 0.85))
+    strict, lax = (policy.thresholds_for(Target("quality", q)) for q in (0.97, 0.85))
     assert strict.after < lax.after
-    point = policy.operating_point(Aim("cloud_share", 0.4))
+    point = policy.operating_point(Target("cloud_share", 0.4))
     assert 0.2 < point.cloud_share <= 0.4
-    assert policy.thresholds_for(Aim("cost", 0.0)).after == 1
+    assert policy.thresholds_for(Target("cost", 0.0)).after == 1
 
 
 def test_without_answers_the_question_decides(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_without_answers_the_question_decides(tmp_path: Path) -> None:
     row = population(1, 3)[0]
     assert not policy.reads_answers
     assert policy.after(view(row)) == policy.before(PromptView(row.prompt)) == policy.during(view(row))
-    found = policy.thresholds_for(Aim("quality", 0.9))
+    found = policy.thresholds_for(Target("quality", 0.9))
     assert found.before == found.after
 
 
@@ -199,10 +199,12 @@ def test_requests_like_the_calibrations_raise_no_alarm_and_others_do(tmp_path: P
     policy = fit_text_policy(population(120, seed, answers=False), RECIPE, tmp_path)
     monitor = DriftMonitor(policy.usual)
     for row in population(1_000, 50 + seed, answers=False):
-        monitor.asked(policy.before(PromptView(row.prompt)))
+        monitor.observe(policy.before(PromptView(row.prompt)))
         assert monitor.alarm is None
     for i in range(500):
-        monitor.asked(policy.before(PromptView(f"Explain chapter {i} of the book on tides, and why sailors read it.")))
+        monitor.observe(
+            policy.before(PromptView(f"Explain chapter {i} of the book on tides, and why sailors read it."))
+        )
     assert "requests are unlike those of the calibration" in (monitor.alarm or "")
 
 
@@ -270,7 +272,9 @@ def test_too_little_to_learn_from_writes_nothing(tmp_path: Path) -> None:
 def test_features_change_only_with_their_version() -> None:
     """Sums over one fixed row: if they change, raise TEXT_FEATURE_VERSION, and then these numbers."""
     answer = "She buys 3 x $4 = $12 of apples, so 12 + 5 = 18 in total.\n#### 18"
-    signals = TokenSignals(np.array([-0.1, -0.5], np.float32), np.array([0.2, 0.9], np.float32), np.ones(2, np.float32))
+    signals = AnswerSignals(
+        np.array([-0.1, -0.5], np.float32), np.array([0.2, 0.9], np.float32), np.ones(2, np.float32)
+    )
     row = GradedRow("Ann buys 3 apples for $4 each.\nHow much is that?\nA. 12\nB. 13", 0.0, 0.0, "", answer, signals)
     measures, counts = vector(row, "cascade")
     weights = np.arange(1, len(measures) + 1)
@@ -282,13 +286,13 @@ def test_features_change_only_with_their_version() -> None:
 def test_a_cost_is_expected_and_no_promise(tmp_path: Path) -> None:
     """A rare answer of enormous length is in few samples: a limit would be exceeded far more often than stated."""
     policy = fit_text_policy(population(150, 0), RECIPE, tmp_path)
-    for aim in (Aim("quality", 0.9), Aim("cloud_share", 0.3)):
-        assert any(line.startswith("With 90% confidence") for line in sentences(policy, aim))
-        assert figures(policy, aim)["delta"] == pytest.approx(0.1)
-    told = "\n".join(sentences(policy, Aim("cost", 0.2)))
+    for target in (Target("quality", 0.9), Target("cloud_share", 0.3)):
+        assert any(line.startswith("With 90% confidence") for line in sentences(policy, target))
+        assert figures(policy, target)["delta"] == pytest.approx(0.1)
+    told = "\n".join(sentences(policy, Target("cost", 0.2)))
     assert "Expected, on requests like these: at most 0.2 US dollars" in told
     assert "no promise" in told and "confidence" not in told
-    assert "delta" not in figures(policy, Aim("cost", 0.2))
+    assert "delta" not in figures(policy, Target("cost", 0.2))
 
 
 def test_rows_that_ask_the_same_count_once(tmp_path: Path) -> None:
@@ -296,7 +300,7 @@ def test_rows_that_ask_the_same_count_once(tmp_path: Path) -> None:
     plain = fit_text_policy(rows, RECIPE, tmp_path / "plain")
     copied = fit_text_policy(rows * 3, RECIPE, tmp_path / "copied")
     assert (plain.calibration.evidence, copied.calibration.evidence) == (150, 150)
-    assert "450 rows count as 150 in what is promised." in sentences(copied, Aim())[1]
+    assert "450 rows count as 150 in what is promised." in sentences(copied, Target())[1]
     uneven = Labels(np.zeros(40), np.zeros(40), same=np.array([0] * 30 + [*range(1, 11)]))
     assert uneven.evidence == int(40**2 / (30**2 + 10))
 

@@ -18,7 +18,7 @@ from updraft.classifier.evaluation.metrics import ece
 from updraft.classifier.features.vectors import GATES
 from updraft.classifier.grading.outcomes import Outcome, load, save
 from updraft.classifier.policy.trace_policy import Policy, sha256
-from updraft.classifier.target import Aim
+from updraft.classifier.target import Target
 from updraft.classifier.training.leave_one_out import SINGLE_SIGNALS, is_wrong
 from updraft.classifier.training.train_trace import Trained, TrainOptions, fit, main, measure, rows_of
 from updraft.protocol.errors import ConfigurationError
@@ -114,7 +114,7 @@ def test_thresholds_are_those_of_the_next_stricter_target(trained: Trained, poli
 @pytest.mark.parametrize("share", [0.15, 0.2, 0.25, 0.3, 0.4])
 def test_a_limit_on_the_share_is_kept_and_used(policy_folder: Path, held_out: list[Outcome], share: float) -> None:
     policy = Policy.load(policy_folder)
-    assert share - 0.06 <= went_up(policy, held_out, Aim("cloud_share", share)).mean() <= share + 0.03
+    assert share - 0.06 <= went_up(policy, held_out, Target("cloud_share", share)).mean() <= share + 0.03
 
 
 def test_a_limit_on_cost_is_kept_and_used(policy_folder: Path, held_out: list[Outcome]) -> None:
@@ -122,22 +122,22 @@ def test_a_limit_on_cost_is_kept_and_used(policy_folder: Path, held_out: list[Ou
     dollars = np.array([len(o.view.prompt_logprobs) * 2.0 + len(o.view.logprobs) * 8.0 for o in held_out]) / 1e6
     everything = 1000 * dollars.mean()
     for part in (0.2, 0.4):
-        up = went_up(policy, held_out, Aim("cost", part * everything, (2.0, 8.0)))
+        up = went_up(policy, held_out, Target("cost", part * everything, (2.0, 8.0)))
         assert part - 0.08 <= 1000 * (dollars * up).mean() / everything <= part + 0.03
-    assert not went_up(policy, held_out, Aim("cost", 0.0)).any()
+    assert not went_up(policy, held_out, Target("cost", 0.0)).any()
 
 
 def test_without_calibration_rows_only_a_quality_can_be_asked_for(trained: Trained) -> None:
     card = replace(trained.card, files={gate: trained.card.files[gate] for gate in GATES})
     bare = Policy(card, {})
-    assert bare.thresholds_for(Aim("quality", 0.98)) == bare.thresholds(0.98)
-    for aim in (Aim("cloud_share", 0.3), Aim("cost", 1.0), Aim("quality", 0.98, promise="mean")):
-        with pytest.raises(ConfigurationError, match=f"keeps no calibration rows, which {aim} needs"):
-            bare.thresholds_for(aim)
+    assert bare.thresholds_for(Target("quality", 0.98)) == bare.thresholds(0.98)
+    for target in (Target("cloud_share", 0.3), Target("cost", 1.0), Target("quality", 0.98, promise="mean")):
+        with pytest.raises(ConfigurationError, match=f"keeps no calibration rows, which {target} needs"):
+            bare.thresholds_for(target)
 
 
-def went_up(policy: Policy, rows: list[Outcome], aim: Aim) -> np.ndarray:
-    found = policy.thresholds_for(aim)
+def went_up(policy: Policy, rows: list[Outcome], target: Target) -> np.ndarray:
+    found = policy.thresholds_for(target)
     return np.array(
         [
             policy.before(o.view.prompt) > found.before

@@ -8,23 +8,23 @@ import pytest
 pytest.importorskip("sklearn", reason="needs the [train] extra")
 
 from updraft.classifier.evaluation.metrics import auroc
-from updraft.classifier.features.vectors import Layout
-from updraft.classifier.training.experts import ExpertSpec, FitOptions, Rows, fit_expert
+from updraft.classifier.features.vectors import FeatureLayout
+from updraft.classifier.training.experts import ExpertSpec, FitOptions, TrainingRows, fit_expert
 
-LAYOUT = Layout("gate3", 4)
+LAYOUT = FeatureLayout("gate3", 4)
 
 
-def rows(rng: np.random.Generator, slopes: tuple[float, ...], rates: tuple[float, ...]) -> Rows:
+def rows(rng: np.random.Generator, slopes: tuple[float, ...], rates: tuple[float, ...]) -> TrainingRows:
     """Kinds of 400 rows: the first signal rises with gain by `slopes`, from a level that falls with the kind's rate."""
-    parts: list[Rows] = []
+    parts: list[TrainingRows] = []
     signal = LAYOUT.columns("signals")[0]
     for kind, (slope, rate) in enumerate(zip(slopes, rates, strict=True)):
         x = rng.normal(size=(400, LAYOUT.width)).astype(np.float32)
         gain = rng.uniform(size=400) < rate
         x[:, signal] += slope * gain - 3 * rate
         names = np.full(400, f"kind{kind}")
-        parts.append(Rows(x, gain, names, names))
-    return Rows(
+        parts.append(TrainingRows(x, gain, names, names))
+    return TrainingRows(
         *(np.concatenate([getattr(part, name) for part in parts]) for name in ("x", "gain", "kinds", "families"))
     )
 

@@ -10,7 +10,7 @@ import pytest
 from updraft.classifier.evaluation.cost_quality import cost_quality
 from updraft.classifier.evaluation.metrics import auroc
 from updraft.classifier.features.text_vectors import Mode, featurise, vector
-from updraft.classifier.graded_row import GradedRow, TokenSignals, gains, scores
+from updraft.classifier.graded_row import AnswerSignals, GradedRow, gains, scores
 from updraft.classifier.grading.graded_data import read_graded
 from updraft.classifier.policy.text_gate import TextGate
 from updraft.classifier.training.export_text import router_to_onnx
@@ -35,7 +35,7 @@ def population(n: int, seed: int, *, signals: bool = False) -> list[GradedRow]:
         told = None
         if signals:
             logprobs = -rng.exponential(0.1 if weak else 0.6, 8).astype(np.float32)
-            told = TokenSignals(logprobs, -logprobs, np.ones(8, np.float32))
+            told = AnswerSignals(logprobs, -logprobs, np.ones(8, np.float32))
         rows.append(GradedRow(prompt, weak, float(rng.random() < 0.92), "", answer, told))
     return rows
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from updraft.bench.cascade import Leg, Outcome, Reply
+from updraft.bench.cascade import Leg, Reply, TaskOutcome
 from updraft.bench.questions import Question
 from updraft.cli.shared.tables import examples_of
 from updraft.protocol.responses import UpdraftInfo
@@ -15,8 +15,8 @@ def reply(number: int, kind: str, route: Literal["local", "cloud", "escalated", 
     return Reply(Question(str(number), kind, "?" * number, "", lambda _: True), info=info)
 
 
-def outcome(replies: list[Reply]) -> Outcome:
-    return Outcome(Leg("routed", "auto", []), replies)
+def outcome(replies: list[Reply]) -> TaskOutcome:
+    return TaskOutcome(Leg("routed", "auto", []), replies)
 
 
 def test_every_route_is_shown_and_no_kind_twice_while_there_are_others() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from updraft.cloud_engine.gateway.metering import UsageRow
-from updraft.cloud_engine.gateway.usage import StreamMeter, StreamOptions, asking_for_usage
+from updraft.cloud_engine.gateway.usage import StreamMeter, UsageOptions, asking_for_usage
 
 TEXT = '{"usage": {"completion_tokens": 9}},"usage":null'  # somebody's words
 
@@ -29,7 +29,7 @@ def so_far(tokens: int) -> dict[str, Any]:
     return {"prompt_tokens": 7, "total_tokens": 7 + tokens, "completion_tokens": tokens}
 
 
-def metered(events: list[bytes], asked: StreamOptions, *, running: bool) -> tuple[UsageRow, list[bytes]]:
+def metered(events: list[bytes], asked: UsageOptions, *, running: bool) -> tuple[UsageRow, list[bytes]]:
     row = UsageRow("r")
     meter = StreamMeter(row, asked, running=running)
     shown = [meter.shown(each) for each in events]
@@ -40,13 +40,13 @@ def metered(events: list[bytes], asked: StreamOptions, *, running: bool) -> tupl
 @pytest.mark.parametrize("details", [{}, {"prompt_tokens_details": {"cached_tokens": 3}}])
 def test_a_broken_stream_costs_what_its_last_chunk_said(details: dict[str, Any]) -> None:
     events = [event(None, None), *(event({**so_far(tokens), **details}) for tokens in (1, 4))]
-    row, shown = metered(events, StreamOptions(), running=True)
+    row, shown = metered(events, UsageOptions(), running=True)
     assert (row.prompt_tokens, row.completion_tokens) == (7, 4)
     assert shown == [event(content=None), event(), event()]
-    row, shown = metered(events, StreamOptions(include_usage=True), running=True)
+    row, shown = metered(events, UsageOptions(include_usage=True), running=True)
     assert row.completion_tokens == 4
     assert shown == [event(None, None), event(None), event(None)]
-    row, shown = metered(events, StreamOptions(include_usage=True, continuous_usage_stats=True), running=True)
+    row, shown = metered(events, UsageOptions(include_usage=True, continuous_usage_stats=True), running=True)
     assert row.completion_tokens == 4
     assert shown == events
 
@@ -54,27 +54,27 @@ def test_a_broken_stream_costs_what_its_last_chunk_said(details: dict[str, Any])
 def test_a_whole_stream_costs_what_its_end_says() -> None:
     whole = {**so_far(5), "completion_tokens_details": {"accepted_prediction_tokens": 2}}
     for usage in (whole, so_far(5)):
-        row, shown = metered([event(so_far(5)), last(usage)], StreamOptions(), running=True)
+        row, shown = metered([event(so_far(5)), last(usage)], UsageOptions(), running=True)
         assert (row.completion_tokens, row.accepted_prediction_tokens) == (5, 2 if usage is whole else 0)
         assert shown == [event()]
-        assert metered([last(usage)], StreamOptions(include_usage=True), running=True)[1] == [last(usage)]
+        assert metered([last(usage)], UsageOptions(include_usage=True), running=True)[1] == [last(usage)]
 
 
 @pytest.mark.parametrize("compact", [True, False])
 def test_where_nothing_is_said_a_chunk_with_text_is_a_token(compact: bool) -> None:
     events = [event(content=None, compact=compact), *[event(compact=compact)] * 3]
-    row, shown = metered([*events, b"data: [DONE]\n\n"], StreamOptions(), running=False)
+    row, shown = metered([*events, b"data: [DONE]\n\n"], UsageOptions(), running=False)
     assert (row.prompt_tokens, row.completion_tokens) == (0, 3)
     assert shown == [*events, b"data: [DONE]\n\n"]
     call = b'data: {"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"arguments":"{\\""}}]}}]}\n\n'
     text = b'data: {"choices":[{"text":"\\"","index":0}],"usage":null}\n\n'
-    assert metered([call, text], StreamOptions(), running=False)[0].completion_tokens == 2
+    assert metered([call, text], UsageOptions(), running=False)[0].completion_tokens == 2
 
 
 def test_what_others_say_unasked_is_shown_as_it_is() -> None:
     """Some put the usage on the last chunk that has text."""
     events = [event(), event(so_far(2))]
-    row, shown = metered(events, StreamOptions(include_usage=True), running=False)
+    row, shown = metered(events, UsageOptions(include_usage=True), running=False)
     assert row.completion_tokens == 2
     assert shown == events
 
@@ -94,5 +94,5 @@ def test_only_who_knows_it_is_asked_for_running_usage() -> None:
 def test_counts_that_cannot_be_are_not_metered(count: Any) -> None:
     """The table could not even hold them, and with them every row that waits would be lost."""
     usage = {"prompt_tokens": 7, "completion_tokens": count}
-    assert metered([event(), event(), last(usage)], StreamOptions(), running=False)[0].completion_tokens == 2
-    assert metered([event(usage), event(usage)], StreamOptions(), running=True)[0].prompt_tokens == 0
+    assert metered([event(), event(), last(usage)], UsageOptions(), running=False)[0].completion_tokens == 2
+    assert metered([event(usage), event(usage)], UsageOptions(), running=True)[0].prompt_tokens == 0

@@ -15,7 +15,7 @@ from updraft.cloud_engine.engine.execution.sampler import sample
 from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
 from updraft.cloud_engine.models.compile import compile_decoder
 from updraft.cloud_engine.models.decoder import Decoder
-from updraft.cloud_engine.models.layers import Embedding
+from updraft.cloud_engine.models.layers import TokenEmbedding
 from updraft.cloud_engine.models.loading.loader import load_model
 from updraft.kernels.attention.ragged_batch import RaggedBatch
 from updraft.kernels.attention.types import QuerySpan
@@ -188,6 +188,6 @@ def test_what_does_not_fit_is_refused_before_c_reads_it(tmp_path: Path) -> None:
     ]:
         with pytest.raises(ConfigurationError, match=problem):
             compiled(tokens, positions, begin(batch))
-    model.embed_tokens = Embedding(*model.lm_head.shape).to(torch.bfloat16)
+    model.embed_tokens = TokenEmbedding(*model.lm_head.shape).to(torch.bfloat16)
     with pytest.raises(ConfigurationError, match="bfloat16"):
         compiled(torch.zeros(3, dtype=torch.int64), torch.arange(3), begin(batch))

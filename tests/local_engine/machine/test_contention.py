@@ -14,7 +14,7 @@ from gguf_shapes import Shape, write
 from hypothesis import given
 from hypothesis import strategies as st
 from updraft.kernels.runtime import contention
-from updraft.kernels.runtime.contention import ThreadGovernor, Usage, usage
+from updraft.kernels.runtime.contention import ProcessorUsage, ThreadGovernor, usage
 from updraft.local_engine.engine import LocalEngine, LocalOptions
 from updraft.protocol.sampling import SamplingParams
 
@@ -34,10 +34,12 @@ def governed(
     clock, most: int, processors: int, others: list[float], own: float = 1.0, step_s: float = 0.3
 ) -> list[int]:
     """The threads chosen when others use that many processors, look by look."""
-    states = [Usage(0.0, 0.0, 0.0)]
+    states = [ProcessorUsage(0.0, 0.0, 0.0)]
     for share in others:
         before = states[-1]
-        states.append(Usage(before.wall + step_s, before.busy + (share + own) * step_s, before.own + own * step_s))
+        states.append(
+            ProcessorUsage(before.wall + step_s, before.busy + (share + own) * step_s, before.own + own * step_s)
+        )
     looks = iter(states)
     governor = ThreadGovernor(most, processors=processors, measure=lambda: next(looks))
     chosen = []
@@ -76,7 +78,7 @@ def test_always_between_one_and_most_and_fewer_when_more_is_used(others, most) -
 
 
 def test_it_looks_five_times_a_second_and_forgets_after_a_pause(clock) -> None:
-    looks = [Usage(0.0, 0.0, 0.0), Usage(0.25, 0.5, 0.25), Usage(60.0, 100.0, 0.25)]
+    looks = [ProcessorUsage(0.0, 0.0, 0.0), ProcessorUsage(0.25, 0.5, 0.25), ProcessorUsage(60.0, 100.0, 0.25)]
     left = list(looks)
     governor = ThreadGovernor(2, processors=2, measure=lambda: left.pop(0))
     for now, threads, unseen in ((0.0, 2, 2), (0.1, 2, 2), (0.25, 1, 1), (0.3, 1, 1), (60.0, 1, 0)):

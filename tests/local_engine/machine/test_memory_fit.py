@@ -13,7 +13,7 @@ from gguf_shapes import Shape, write
 from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine.engine import LocalOptions
 from updraft.local_engine.llama.library import llama
-from updraft.local_engine.machine.memory_fit import KvCacheType, Plan, ensure_fits, estimate, largest_context
+from updraft.local_engine.machine.memory_fit import KvCacheType, MemoryPlan, ensure_fits, estimate, largest_context
 from updraft.local_engine.opening import plan_of
 from updraft.model_files.gguf_reader import read_header
 from updraft.protocol.errors import ModelTooLargeError
@@ -31,11 +31,20 @@ SHAPES = {
     ),
 }
 PLANS = {
-    "wide": [Plan(1000), Plan(4096, kv_cache_type="q8_0"), Plan(4096, kv_cache_type="f32", flash_attention=False)],
-    "large vocabulary": [Plan(4096), Plan(4096, ubatch=512, outputs=16), Plan(8192, ubatch=64), Plan(512, ubatch=512)],
-    "one kv head": [Plan(4096, kv_cache_type="q4_0"), Plan(2048, flash_attention=False, ubatch=512)],
-    "long context": [Plan(32_768), Plan(32_768, flash_attention=False, ubatch=128)],
-    "windows": [Plan(8192), Plan(8192, whole_windows=False), Plan(300, whole_windows=False)],
+    "wide": [
+        MemoryPlan(1000),
+        MemoryPlan(4096, kv_cache_type="q8_0"),
+        MemoryPlan(4096, kv_cache_type="f32", flash_attention=False),
+    ],
+    "large vocabulary": [
+        MemoryPlan(4096),
+        MemoryPlan(4096, ubatch=512, outputs=16),
+        MemoryPlan(8192, ubatch=64),
+        MemoryPlan(512, ubatch=512),
+    ],
+    "one kv head": [MemoryPlan(4096, kv_cache_type="q4_0"), MemoryPlan(2048, flash_attention=False, ubatch=512)],
+    "long context": [MemoryPlan(32_768), MemoryPlan(32_768, flash_attention=False, ubatch=128)],
+    "windows": [MemoryPlan(8192), MemoryPlan(8192, whole_windows=False), MemoryPlan(300, whole_windows=False)],
 }
 
 
@@ -51,7 +60,7 @@ def shape_file(tmp_path_factory):
     return get
 
 
-def allocated(path: Path, plan: Plan) -> dict[str, float]:
+def allocated(path: Path, plan: MemoryPlan) -> dict[str, float]:
     """What llama.cpp says it allocates, in MiB by kind of buffer: KV, output, compute, mapped."""
     library = llama()
     api, lines = library.api, []
@@ -94,7 +103,7 @@ def test_the_estimate_is_what_llama_cpp_allocates(shape_file, name, plan) -> Non
 
 
 def test_the_pocket_model(tmp_path) -> None:
-    plan = Plan(512, kv_cache_type="f32", flash_attention=False)
+    plan = MemoryPlan(512, kv_cache_type="f32", flash_attention=False)
     need, real = estimate(read_header(pocket_small_gguf()), plan), allocated(pocket_small_gguf(), plan)
     assert need.kv_cache / MIB == pytest.approx(real["KV"], rel=0.01)
     assert need.total < 20 * MIB
@@ -108,7 +117,7 @@ def test_windows_by_layer(shape_file, tmp_path) -> None:
         extra={"attention.sliding_window": 512, "attention.sliding_window_pattern": pattern},
     )  # fmt: skip
     path = write(tmp_path / "pattern.gguf", shape)
-    plan = Plan(8192, whole_windows=False)
+    plan = MemoryPlan(8192, whole_windows=False)
     need = estimate(read_header(path), plan)
     assert need.kv_cache == (2 * 8192 + 10 * (512 + 256)) * 2 * 64 * 2
     assert need.kv_cache / MIB == pytest.approx(allocated(path, plan)["KV"], rel=0.01)
@@ -122,7 +131,7 @@ def test_layers_that_differ(tmp_path) -> None:
     metadata |= {"jamba.attention.head_count": 4, "jamba.ssm.inner_size": 512, "jamba.ssm.state_size": 16}
     metadata |= {"jamba.ssm.conv_kernel": 4}
     arrays = {"jamba.attention.head_count_kv": GgufArray(4, 3, (0, 2, 0))}
-    need = estimate(GgufHeader(metadata, arrays, (), 0, 0), Plan(1024, sequences=2))
+    need = estimate(GgufHeader(metadata, arrays, (), 0, 0), MemoryPlan(1024, sequences=2))
     recurrent = 4 * (3 * 512 + 16 * 512) * 2
     assert need.kv_cache == 1024 * 2 * 128 * 2 + 2 * recurrent
 
@@ -171,6 +180,6 @@ def test_the_advice_is_good(share) -> None:
 
 def test_weights_that_do_not_fit_leave_only_another_model(shape_file) -> None:
     header = read_header(shape_file("wide"))
-    assert largest_context(header, Plan(4096), 2**20) == 0
+    assert largest_context(header, MemoryPlan(4096), 2**20) == 0
     with pytest.raises(ModelTooLargeError, match="smaller or more strongly quantized model, or unload another"):
-        ensure_fits("wide", header, Plan(4096), 2**20)
+        ensure_fits("wide", header, MemoryPlan(4096), 2**20)

@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.local_engine.runtime.prefix_cache import PrefixCache
+from updraft.local_engine.runtime.prefix_cache import LocalPrefixCache
 
 
 class Log:
@@ -17,17 +17,17 @@ class Log:
         self.removed.append(sequence)
 
 
-def make(cells: int = 100, sequences: int = 8, sharing: str = "parts") -> tuple[PrefixCache, Log]:
+def make(cells: int = 100, sequences: int = 8, sharing: str = "parts") -> tuple[LocalPrefixCache, Log]:
     log = Log()
-    return PrefixCache(log, cells=cells, sequences=sequences, sharing=sharing), log
+    return LocalPrefixCache(log, cells=cells, sequences=sequences, sharing=sharing), log
 
 
-def known(cache: PrefixCache, tokens: list[int]) -> int:
+def known(cache: LocalPrefixCache, tokens: list[int]) -> int:
     """How much of it would be shared, without using it."""
     return cache._find(tokens)[2]
 
 
-def hold(cache: PrefixCache, tokens: list[int]) -> int:
+def hold(cache: LocalPrefixCache, tokens: list[int]) -> int:
     branch = cache.open(tokens)
     cache.extend(branch, tokens[branch.length :])
     cache.park(branch)
@@ -56,7 +56,7 @@ def common(one: list[int], other: list[int]) -> int:
 
 
 def test_a_short_common_beginning_is_not_worth_it():
-    cache = PrefixCache(Log(), cells=100, sequences=8, shortest=4)
+    cache = LocalPrefixCache(Log(), cells=100, sequences=8, shortest=4)
     hold(cache, [1, 2, 3, 4, 5])
     assert cache.open([1, 2, 3, 9]).length == 0
     assert cache.open([1, 2, 3, 4, 9]).length == 4

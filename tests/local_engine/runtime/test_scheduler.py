@@ -8,8 +8,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from updraft.local_engine.runtime.chunk_budget import ChunkBudget, aimed_slowdown
-from updraft.local_engine.runtime.prefix_cache import PrefixCache
-from updraft.local_engine.runtime.scheduler import Limits, Scheduler, Sequence, Share, Step
+from updraft.local_engine.runtime.prefix_cache import LocalPrefixCache
+from updraft.local_engine.runtime.scheduler import (
+    LocalScheduler,
+    ScheduledStep,
+    SchedulerLimits,
+    Sequence,
+    SequenceShare,
+)
 
 CELLS, IDS = 48, 14
 
@@ -59,10 +65,10 @@ class Machine(RuleBasedStateMachine):
     def begin(self, mixes, sharing, running, rows):
         mixes = mixes and sharing == "parts"
         self.cells = Cells(CELLS, sharing)
-        self.cache = PrefixCache(self.cells, cells=CELLS, sequences=IDS, sharing=sharing)
+        self.cache = LocalPrefixCache(self.cells, cells=CELLS, sequences=IDS, sharing=sharing)
         self.budget = ChunkBudget(rows, apart=not mixes)
-        self.limits = Limits(running, rows, outputs=2 * running + 4, mixes=mixes, sharing=sharing)
-        self.scheduler = Scheduler(self.cache, self.budget, self.limits)
+        self.limits = SchedulerLimits(running, rows, outputs=2 * running + 4, mixes=mixes, sharing=sharing)
+        self.scheduler = LocalScheduler(self.cache, self.budget, self.limits)
         self.alive: list[Sequence] = []
         self.seen: dict[Sequence, int] = {}
         self.order: list[Sequence] = []
@@ -122,7 +128,7 @@ class Machine(RuleBasedStateMachine):
             failed = self.scheduler.fail(step)
             self.alive = [sequence for sequence in self.alive if sequence not in failed]
 
-    def choose(self, sequence: Sequence, token: int, step: Step, *, ends: bool) -> None:
+    def choose(self, sequence: Sequence, token: int, step: ScheduledStep, *, ends: bool) -> None:
         if sequence.finished:
             return
         first = sequence not in self.seen
@@ -134,7 +140,7 @@ class Machine(RuleBasedStateMachine):
         if not sequence.finished:
             sequence.tokens.append(token)
 
-    def compute(self, step: Step) -> None:
+    def compute(self, step: ScheduledStep) -> None:
         for share in (*step.decodes, *step.chunks):
             tokens = share.sequence.tokens[share.start : share.start + share.count]
             self.cells.compute(share.sequence.branch.id, share.start, tokens)
@@ -143,8 +149,8 @@ class Machine(RuleBasedStateMachine):
             assert self.cells.held(glimpse.scratch.id) == before
             self.cells.compute(glimpse.scratch.id, glimpse.position, [glimpse.sequence.tokens[glimpse.position]])
 
-    def check(self, step: Step) -> None:
-        shares: list[Share] = [*step.decodes, *step.chunks]
+    def check(self, step: ScheduledStep) -> None:
+        shares: list[SequenceShare] = [*step.decodes, *step.chunks]
         assert len({share.sequence for share in shares}) == len(shares)
         assert all(share.start == share.sequence.computed and share.count > 0 for share in shares)
         assert sum(share.count for share in shares) + len(step.glimpses) <= max(
@@ -199,7 +205,7 @@ TestMachine = pytest.mark.timeout(120)(Machine.TestCase)
 TestMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
-def served(scheduler: Scheduler, cells: Cells) -> Step:
+def served(scheduler: LocalScheduler, cells: Cells) -> ScheduledStep:
     step = scheduler.plan()
     for share in (*step.decodes, *step.chunks):
         cells.compute(
@@ -212,10 +218,10 @@ def served(scheduler: Scheduler, cells: Cells) -> Step:
     return step
 
 
-def make(rows: int = 64, running: int = 4, cells: int = 1000) -> tuple[Scheduler, Cells, ChunkBudget]:
+def make(rows: int = 64, running: int = 4, cells: int = 1000) -> tuple[LocalScheduler, Cells, ChunkBudget]:
     memory, budget = Cells(cells), ChunkBudget(rows)
-    cache = PrefixCache(memory, cells=cells, sequences=2 * running + 4)
-    return Scheduler(cache, budget, Limits(running, rows, outputs=rows)), memory, budget
+    cache = LocalPrefixCache(memory, cells=cells, sequences=2 * running + 4)
+    return LocalScheduler(cache, budget, SchedulerLimits(running, rows, outputs=rows)), memory, budget
 
 
 def test_first_come_first_served():

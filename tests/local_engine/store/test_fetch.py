@@ -17,7 +17,7 @@ from updraft.local_engine.store.find import find
 from updraft.local_engine.store.library import Library, Manifest
 from updraft.local_engine.store.pull import pull
 from updraft.local_engine.store.web import Patience, _redirected
-from updraft.local_engine.store.work import Report
+from updraft.local_engine.store.work import ProgressReport
 from updraft.protocol.errors import (
     ChecksumError,
     DownloadError,
@@ -37,7 +37,9 @@ def wanted(kind: str, hub: Hub) -> str:
     return NAME if kind == "hub" else f"{hub.url}/files/tiny.gguf"
 
 
-def get(what: str, library: Library, patience: Patience, report: Report | None = None, **given: str) -> Manifest:
+def get(
+    what: str, library: Library, patience: Patience, report: ProgressReport | None = None, **given: str
+) -> Manifest:
     return pull(library, find(what, patience=patience, **given), patience=patience, report=report)
 
 
@@ -48,7 +50,7 @@ def leftovers(library: Library) -> list[str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_arrives(kind: str, hub: Hub, library: Library, patience: Patience) -> None:
     steps: list[tuple[int, int | None]] = []
-    report = Report(lambda done, total: steps.append((done, total)))
+    report = ProgressReport(lambda done, total: steps.append((done, total)))
     manifest = get(wanted(kind, hub), library, patience, report)
     assert library.path(manifest.name).read_bytes() == MODEL
     assert (manifest.sha256, manifest.size) == (SHA256, len(MODEL))
@@ -71,7 +73,7 @@ def test_a_second_pull_fetches_nothing(kind: str, hub: Hub, library: Library, pa
 def test_cut_connections_are_continued(kind: str, hub: Hub, library: Library, patience: Patience) -> None:
     hub.cuts = 3
     said: list[str] = []
-    manifest = get(wanted(kind, hub), library, patience, Report(say=said.append))
+    manifest = get(wanted(kind, hub), library, patience, ProgressReport(say=said.append))
     assert library.path(manifest.name).read_bytes() == MODEL
     assert [seen.start for seen in hub.bodies] == [0, 50_000, 100_000, 150_000]
     assert len(said) == 3
@@ -187,7 +189,7 @@ class TestSecrets:
         with running(Hub(files=hub.files, etag='"storage"'), "127.0.0.2") as storage:
             hub.other, storage.cuts = storage.url, 1
             said: list[str] = []
-            manifest = get(NAME, library, patience, Report(say=said.append))
+            manifest = get(NAME, library, patience, ProgressReport(say=said.append))
         assert manifest.sha256 == SHA256
         assert {with_token(seen) for seen in hub.seen} == {True}
         assert len(hub.bodies) == len(storage.seen) == 2
@@ -309,7 +311,7 @@ class TestVersions:
         hub.files["owner/repo"]["tiny-Q8_0.gguf"] = tiny_gguf(seed=2)
         manifest = get(NAME, library, patience)
         assert library.path(manifest.name).read_bytes() == tiny_gguf(seed=2)
-        assert library.verify(manifest.name, Report()) == "ready"
+        assert library.verify(manifest.name, ProgressReport()) == "ready"
 
 
 def test_no_length_is_no_obstacle(hub: Hub, library: Library, patience: Patience) -> None:
@@ -400,6 +402,10 @@ def test_headers_drop_by_drop_are_a_failure(patience: Patience) -> None:
         threading.Thread(target=serve, daemon=True).start()
         began = time.monotonic()
         with pytest.raises(DownloadError, match="no whole answer in time; gave up after 2 tries"):
-            find(f"http://127.0.0.1:{server.getsockname()[1]}/x.gguf", patience=hurry, report=Report(say=said.append))
+            find(
+                f"http://127.0.0.1:{server.getsockname()[1]}/x.gguf",
+                patience=hurry,
+                report=ProgressReport(say=said.append),
+            )
         done.set()
     assert time.monotonic() - began < 5

@@ -19,10 +19,10 @@ from model_hub import Hub, tiny_gguf
 from updraft.local_engine.store import pull as pulling
 from updraft.local_engine.store.find import find, is_offline
 from updraft.local_engine.store.library import Library, model_path
-from updraft.local_engine.store.part import Note, Part
+from updraft.local_engine.store.part import Note, PartialFile
 from updraft.local_engine.store.pull import pull
 from updraft.local_engine.store.web import Patience
-from updraft.local_engine.store.work import Report
+from updraft.local_engine.store.work import ProgressReport
 from updraft.protocol.errors import (
     ConfigurationError,
     DiskSpaceError,
@@ -80,19 +80,19 @@ def test_remove(file: Path, library: Library) -> None:
 
 def test_verify_finds_a_single_bit(file: Path, library: Library) -> None:
     pull(library, find(str(file)))
-    assert library.verify("mine", Report()) == "ready"
+    assert library.verify("mine", ProgressReport()) == "ready"
     data = bytearray(MODEL)
     data[100_000] ^= 1
     library.path("mine").write_bytes(data)
-    assert library.verify("mine", Report()) == "damaged"
+    assert library.verify("mine", ProgressReport()) == "damaged"
     library.path("mine").write_bytes(MODEL[:-1])
     assert pull(library, find(str(file))).size == len(MODEL)
-    assert library.verify("mine", Report()) == "ready"
+    assert library.verify("mine", ProgressReport()) == "ready"
     library.path("mine").unlink()
-    assert library.verify("mine", Report()) == "missing"
+    assert library.verify("mine", ProgressReport()) == "missing"
     assert [entry.state for entry in library.entries()] == ["missing"]
     with pytest.raises(ModelNotFoundError):
-        library.verify("other", Report())
+        library.verify("other", ProgressReport())
 
 
 @pytest.mark.parametrize("manifest", ["", "{", "[]", '{"name": 1}'])
@@ -102,9 +102,9 @@ def test_a_broken_manifest_stops_nothing_else(file: Path, library: Library, mani
     (library.folder / "mine.json").write_text(manifest)
     assert [(entry.name, entry.state) for entry in library.entries()] == [("mine", "damaged"), ("whole", "ready")]
     assert library.find("mine") is None
-    assert library.verify("mine", Report()) == "damaged"
+    assert library.verify("mine", ProgressReport()) == "damaged"
     pull(library, find(str(file)))
-    assert library.verify("mine", Report()) == "ready"
+    assert library.verify("mine", ProgressReport()) == "ready"
 
 
 def test_files_that_are_no_models_of_ours(file: Path, library: Library) -> None:
@@ -135,10 +135,10 @@ def test_a_kill_while_a_model_is_replaced(file: Path, library: Library, monkeypa
         patched.setattr(Path, "unlink", lambda path, missing_ok=False: counted(unlink, path, missing_ok=missing_ok))
         pull(library, find(str(file)))
     for entry in library.entries():
-        assert entry.state != "ready" or library.verify("mine", Report()) == "ready"
+        assert entry.state != "ready" or library.verify("mine", ProgressReport()) == "ready"
     pull(library, find(str(file)))
     assert library.path("mine").read_bytes() == newer
-    assert library.verify("mine", Report()) == "ready"
+    assert library.verify("mine", ProgressReport()) == "ready"
 
 
 def test_a_model_by_name_or_path(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +210,7 @@ class TestSpace:
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full device")
     def test_a_full_disk_in_the_middle(self, tmp_path: Path) -> None:
         """A device that is always full: the write fails as on a disk."""
-        part = Part(tmp_path, "x", Note("same", "there", 10_000_000))
+        part = PartialFile(tmp_path, "x", Note("same", "there", 10_000_000))
         part.append(b"x" * 1000)
         part._file.close()
         part._file = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115 - the part closes it
@@ -224,7 +224,7 @@ class TestSpace:
         """Of whatever size the file turns out to be; what cannot be continued does not stay."""
         usage, block = namedtuple("usage", "total used free"), b"x" * 2**20
         start = 80 * 2**20
-        with Part(tmp_path, "x", Note(identity, "there", None)) as part:
+        with PartialFile(tmp_path, "x", Note(identity, "there", None)) as part:
             monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, start - part.path.stat().st_size))
             with pytest.raises(DiskSpaceError) as caught:
                 for _ in range(80):
@@ -245,7 +245,7 @@ class TestSpace:
         assert "is full: 100,000 bytes are there" in done.stdout
         manifest = pull(library, find(hub.url + ADDRESS, patience=patience), patience=patience)
         assert hub.bodies[-1].start == 100_000
-        assert library.verify(manifest.name, Report()) == "ready"
+        assert library.verify(manifest.name, ProgressReport()) == "ready"
 
 
 PULL = """
@@ -297,11 +297,11 @@ def test_a_stopped_pull_goes_on_where_it_was(
     kept, hub.pause_s = part_size(library), 0.0
     assert library.find("tiny") is None
     said: list[str] = []
-    report = Report(say=said.append)
+    report = ProgressReport(say=said.append)
     manifest = pull(library, find(hub.url + ADDRESS, patience=patience), patience=patience, report=report)
     assert hub.bodies[-1].start == kept >= 40_000
     assert said == [f"Going on after {kept:,} bytes."]
-    assert library.verify(manifest.name, Report()) == "ready"
+    assert library.verify(manifest.name, ProgressReport()) == "ready"
 
 
 def test_two_pulls_at_once_are_one_download(hub: Hub, library: Library) -> None:
@@ -311,7 +311,7 @@ def test_two_pulls_at_once_are_one_download(hub: Hub, library: Library) -> None:
     assert [process.returncode for process in both] == [0, 0], told
     assert [seen.start for seen in hub.bodies] == [0]
     assert sum("waiting for it" in out for out, _ in told) == 1
-    assert library.verify("tiny", Report()) == "ready"
+    assert library.verify("tiny", ProgressReport()) == "ready"
 
 
 def test_nobody_removes_what_is_being_pulled(hub: Hub, library: Library, patience: Patience) -> None:
@@ -339,7 +339,7 @@ def test_a_crash_between_the_last_two_steps(hub: Hub, library: Library, patience
     assert library.find("tiny") is None
     pull(library, offer, patience=patience)
     assert len(hub.bodies) == 1
-    assert library.verify("tiny", Report()) == "ready"
+    assert library.verify("tiny", ProgressReport()) == "ready"
 
 
 @pytest.mark.skipif(shutil.which("true") is None, reason="POSIX only")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from router_fakes import FakeCloud, ScriptedGates, unused_url
 from updraft.protocol.errors import BudgetExceededError, ConfigurationError
 from updraft.protocol.http.wire import WireRequest
-from updraft.router.accounting.budget import Budget, Charge, Limits, expected_tokens
+from updraft.router.accounting.budget import Budget, BudgetLimits, Charge, expected_tokens
 from updraft.router.accounting.ledger import Ledger
 from updraft.router.accounting.prices import Price, Prices
 from updraft.router.config import RouterConfig
@@ -34,7 +34,7 @@ def test_64_at_once_stay_below_the_limit(bench: Any, cloud: FakeCloud, stream: b
     """An answer takes 15 tokens (11 read, 4 written), and at most 100 are expected: 10 fit, 64 want."""
 
     async def test() -> None:
-        async with bench(ESCALATE, budget=Limits(cloud_tokens=1000)) as b:
+        async with bench(ESCALATE, budget=BudgetLimits(cloud_tokens=1000)) as b:
             asks = [b.stream(max_tokens=4) if stream else b.ask(max_tokens=4) for _ in range(64)]
             await asyncio.gather(*asks)
         rows = b.rows()
@@ -51,7 +51,7 @@ def test_64_at_once_stay_below_the_limit(bench: Any, cloud: FakeCloud, stream: b
 
 def test_a_spent_budget_keeps_auto_local_and_refuses_cloud(bench: Any, cloud: FakeCloud) -> None:
     async def test() -> None:
-        async with bench(ESCALATE, budget=Limits(usd=0.0)) as b:
+        async with bench(ESCALATE, budget=BudgetLimits(usd=0.0)) as b:
             info = (await b.answer())["updraft"]
             assert (info["route"], info["gate"]) == ("local", 0)
             assert info["reason"].startswith("budget spent: $0.0000 of $0")
@@ -65,7 +65,7 @@ def test_a_spent_budget_keeps_auto_local_and_refuses_cloud(bench: Any, cloud: Fa
             body = json.dumps({"model": "auto", "input": ["hi"]}).encode()
             embeddings = await b.router.handle(WireRequest("POST", "/v1/embeddings", body=body))
             assert embeddings.status == 429, "embeddings are the cloud's, so they cost too"
-        async with bench(has_local=False, budget=Limits(usd=0.0)) as b:
+        async with bench(has_local=False, budget=BudgetLimits(usd=0.0)) as b:
             assert (await b.ask()).status == 429
         assert not cloud.requests
 
@@ -74,13 +74,13 @@ def test_a_spent_budget_keeps_auto_local_and_refuses_cloud(bench: Any, cloud: Fa
 
 def test_each_key_and_user_has_its_own(bench: Any) -> None:
     async def test() -> None:
-        async with bench(ESCALATE, budget_per_key=Limits(cloud_tokens=230), cloud_timeout_s=5.0) as b:
+        async with bench(ESCALATE, budget_per_key=BudgetLimits(cloud_tokens=230), cloud_timeout_s=5.0) as b:
             tiers = [(await b.answer(key=key, max_tokens=1))["updraft"]["tier"] for key in ("a", "b", "a")]
             assert tiers == ["cloud", "cloud", "cloud"]
             tiers = [(await b.answer(key="a", max_tokens=1))["updraft"]["tier"] for _ in range(30)]
             assert tiers[-1] == "local"
             assert (await b.answer(key="b", max_tokens=1))["updraft"]["tier"] == "cloud"
-        async with bench(ESCALATE, budget_per_user=Limits(cloud_share=0.0)) as b:
+        async with bench(ESCALATE, budget_per_user=BudgetLimits(cloud_share=0.0)) as b:
             assert "of this user" in (await b.answer(user="u"))["updraft"]["reason"]
 
     run(test())
@@ -88,7 +88,7 @@ def test_each_key_and_user_has_its_own(bench: Any) -> None:
 
 def test_a_share_is_never_exceeded_by_more_than_rounding(bench: Any) -> None:
     async def test() -> None:
-        async with bench(ESCALATE, budget=Limits(cloud_share=0.25)) as b:
+        async with bench(ESCALATE, budget=BudgetLimits(cloud_share=0.25)) as b:
             tiers = [(await b.answer())["updraft"]["tier"] for _ in range(8)]
         assert tiers == ["cloud", "local", "local", "local", "cloud", "local", "local", "local"]
 
@@ -97,7 +97,7 @@ def test_a_share_is_never_exceeded_by_more_than_rounding(bench: Any) -> None:
 
 def test_a_restart_changes_nothing(bench: Any) -> None:
     async def test() -> None:
-        limits = Limits(cloud_share=0.5)
+        limits = BudgetLimits(cloud_share=0.5)
         async with bench(ESCALATE) as b:
             assert [(await b.answer())["updraft"]["tier"] for _ in range(3)] == ["cloud"] * 3, "no budget yet"
         async with bench(ESCALATE, budget=limits) as b:
@@ -115,7 +115,7 @@ def test_what_a_failed_cloud_may_have_charged_stays_reserved(
     async def test() -> None:
         cloud.mode = mode
         settings = {"down": {"cloud_url": unused_url()}, "slow": {"cloud_timeout_s": 0.2}}.get(mode, {})
-        async with bench(ESCALATE, budget=Limits(usd=1.0), **settings) as b:
+        async with bench(ESCALATE, budget=BudgetLimits(usd=1.0), **settings) as b:
             assert (await b.answer())["updraft"]["route"] == "fallback"
         cloud_requests, tokens, usd = spent(b.ledger)
         assert (cloud_requests == 1, tokens > 1000, usd > 0.001) == (kept, kept, kept)
@@ -125,7 +125,7 @@ def test_what_a_failed_cloud_may_have_charged_stays_reserved(
 
 def test_no_answer_outlives_a_ledger_that_cannot_be_read(bench: Any, cloud: FakeCloud) -> None:
     async def test() -> None:
-        async with bench(ESCALATE, budget=Limits(usd=1.0)) as b:
+        async with bench(ESCALATE, budget=BudgetLimits(usd=1.0)) as b:
             with sqlite3.connect(b.ledger) as connection:
                 connection.execute("DROP TABLE spending")
             connection.close()
@@ -138,7 +138,7 @@ def test_no_answer_outlives_a_ledger_that_cannot_be_read(bench: Any, cloud: Fake
 def test_prices_of_models_decide_what_is_spent(bench: Any) -> None:
     async def test() -> None:
         prices = Prices(models={"pocket-large": Price(input=1000.0, output=10_000.0)})
-        async with bench(ESCALATE, prices=prices, budget=Limits(usd=50.0)) as b:
+        async with bench(ESCALATE, prices=prices, budget=BudgetLimits(usd=50.0)) as b:
             info = (await b.answer("cloud"))["updraft"]
             assert info["cost_usd"] == pytest.approx(11 * 1e-3 + 4 * 1e-2)
             local = (await b.answer("local"))["updraft"]
@@ -154,7 +154,7 @@ def test_processes_on_one_ledger_share_the_limit(tmp_path: Path) -> None:
 
     def spend() -> None:
         ledger = Ledger(path)
-        budget = Budget({"all": Limits(usd=0.205)}, ledger)
+        budget = Budget({"all": BudgetLimits(usd=0.205)}, ledger)
         for _ in range(20):
             with contextlib.suppress(BudgetExceededError):
                 taken.append(asyncio.run(budget.reserve(Caller(), ONE)))
@@ -167,7 +167,7 @@ def test_processes_on_one_ledger_share_the_limit(tmp_path: Path) -> None:
         thread.join()
     assert len(taken) == 20
     ledger = Ledger(path)
-    budget = Budget({"all": Limits(usd=0.205)}, ledger)
+    budget = Budget({"all": BudgetLimits(usd=0.205)}, ledger)
     with ledger.transaction() as connection:
         budget.settle(connection, Caller(), taken[0], replace(ONE, usd=0.001))
     assert asyncio.run(budget.exceeded(Caller(), ONE)) is None, "what was not used is free again"
@@ -178,7 +178,7 @@ def test_a_new_day_is_a_new_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     now = 1000 * 86_400 + 80_000
     monkeypatch.setattr("updraft.router.accounting.budget.time.time", lambda: now)
     ledger = Ledger(tmp_path / "ledger.sqlite3")
-    budget = Budget({"key": Limits(cloud_tokens=100)}, ledger)
+    budget = Budget({"key": BudgetLimits(cloud_tokens=100)}, ledger)
     reserved = asyncio.run(budget.reserve(Caller("k"), ONE))
     error = asyncio.run(budget.exceeded(Caller("k"), ONE))
     assert error is not None
@@ -237,12 +237,12 @@ def test_what_only_looks_attached_is_counted_by_its_bytes(fields: dict[str, Any]
 @pytest.mark.parametrize("limits", [{"usd": -1}, {"cloud_tokens": -1}, {"cloud_share": 1.5}, {"usd": float("nan")}])
 def test_limits_that_mean_nothing_are_refused(limits: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="budget"):
-        Limits(**limits)
+        BudgetLimits(**limits)
 
 
 def test_a_budget_needs_a_ledger() -> None:
     with pytest.raises(ConfigurationError, match="ledger must be a file"):
-        RouterConfig(budget=Limits(usd=1.0))
+        RouterConfig(budget=BudgetLimits(usd=1.0))
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_a_budget_needs_a_ledger() -> None:
 @pytest.mark.parametrize("model", ["cloud", "auto"])
 def test_no_request_is_too_large_to_be_counted(bench: Any, model: str, fields: dict[str, int]) -> None:
     async def test() -> None:
-        async with bench(ESCALATE, budget=Limits(cloud_share=1.0)) as b:
+        async with bench(ESCALATE, budget=BudgetLimits(cloud_share=1.0)) as b:
             for _ in range(2):
                 response = await b.ask(model, **fields)
                 assert response.status in (200, 400), response.body

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from cascade_bench import run
 from router_fakes import FakeCloud
-from updraft.router.accounting.budget import Limits
+from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.accounting.ledger import Ledger
 from updraft.router.accounting.ledger_writer import CLOSING_S, LedgerWriter
 from updraft.router.accounting.prices import Prices
@@ -78,7 +78,7 @@ def test_a_held_ledger_stops_nobody_and_loses_nothing(bench: Any, cloud: FakeClo
 
 def test_budgets_wait_for_the_ledger_and_are_settled(bench: Any, cloud: FakeCloud) -> None:
     async def test() -> None:
-        async with bench(budget=Limits(cloud_tokens=1000)) as b:
+        async with bench(budget=BudgetLimits(cloud_tokens=1000)) as b:
             await b.answer("cloud", max_tokens=50)
             cloud.delay_s = 0.3
             begun = asyncio.create_task(b.answer("cloud", max_tokens=50))
@@ -101,7 +101,7 @@ def test_budgets_wait_for_the_ledger_and_are_settled(bench: Any, cloud: FakeClou
 
 def test_who_can_spend_nothing_does_not_ask_for_the_budget(bench: Any, cloud: FakeCloud) -> None:
     async def test() -> None:
-        limited = {"budget": Limits(usd=0.0), "privacy": Privacy(patterns={"mine": "secret"})}
+        limited = {"budget": BudgetLimits(usd=0.0), "privacy": Privacy(patterns={"mine": "secret"})}
         async with bench(cache=CacheSettings(max_mb=1.0), **limited) as b:
             private = {"updraft": {"private": True}}
             secret = {"messages": [{"role": "user", "content": "secret"}]}

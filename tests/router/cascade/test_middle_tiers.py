@@ -10,7 +10,7 @@ import pytest
 from budget_probe import spent
 from cascade_bench import run, text_of, updraft_of
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, running_cloud
-from updraft.router.accounting.budget import Limits
+from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.accounting.prices import Price
 from updraft.router.config import Middle
 
@@ -112,7 +112,7 @@ def test_every_cloud_that_may_have_charged_is_counted(
 ) -> None:
     async def test() -> None:
         medium.mode, cloud.mode = "slow", mode
-        limited = {"budget": Limits(cloud_tokens=10_000), "cloud_timeout_s": 0.5}
+        limited = {"budget": BudgetLimits(cloud_tokens=10_000), "cloud_timeout_s": 0.5}
         async with bench(ScriptedGates(after=True), **limited, **settings(medium)) as b:
             assert (await b.answer(max_tokens=1000))["updraft"]["route"] == route
         cloud_requests, tokens, _ = spent(b.ledger)
@@ -125,7 +125,7 @@ def test_every_cloud_that_may_have_charged_is_counted(
 def test_the_next_cloud_is_asked_only_if_it_can_be_paid_too(bench: Any, cloud: FakeCloud, medium: FakeCloud) -> None:
     async def test() -> None:
         medium.mode = "slow"
-        limited = {"budget": Limits(cloud_tokens=2000), "cloud_timeout_s": 0.5}
+        limited = {"budget": BudgetLimits(cloud_tokens=2000), "cloud_timeout_s": 0.5}
         async with bench(ScriptedGates(after=True), **limited, **settings(medium)) as b:
             info = (await b.answer(max_tokens=1000))["updraft"]
             assert info["route"] == "fallback"
@@ -139,7 +139,7 @@ def test_the_next_cloud_is_asked_only_if_it_can_be_paid_too(bench: Any, cloud: F
 def test_what_a_refusal_left_pays_for_the_next_cloud(bench: Any, cloud: FakeCloud, medium: FakeCloud) -> None:
     async def test() -> None:
         medium.mode = "500"
-        async with bench(ScriptedGates(after=True), budget=Limits(cloud_tokens=2000), **settings(medium)) as b:
+        async with bench(ScriptedGates(after=True), budget=BudgetLimits(cloud_tokens=2000), **settings(medium)) as b:
             assert (await b.answer(max_tokens=1000))["updraft"]["route"] == "escalated"
         assert spent(b.ledger)[:2] == (1, 15)
 

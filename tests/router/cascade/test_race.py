@@ -10,7 +10,7 @@ import pytest
 from budget_probe import spent
 from cascade_bench import Bench, run, text_of, updraft_of
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, ScriptedLocal
-from updraft.router.accounting.budget import Limits
+from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.config import RouterConfig
 from updraft.router.router import Router
 from updraft.router.state import Tiers
@@ -29,7 +29,7 @@ async def ask(bench: Any, stream: bool, **fields: Any) -> tuple[str, dict[str, A
 def test_the_device_wins_and_the_cloud_is_stopped_and_counted(bench: Any, cloud: FakeCloud, stream: bool) -> None:
     async def test() -> None:
         cloud.delay_s = 5.0
-        async with bench(race_above=0.0, budget=Limits(cloud_tokens=10_000)) as b:
+        async with bench(race_above=0.0, budget=BudgetLimits(cloud_tokens=10_000)) as b:
             b.local.delay_s = 0.02
             text, info = await asyncio.wait_for(ask(b, stream), 3.0)
             assert (text, info["route"]) == (LOCAL_TEXT, "local")
@@ -57,7 +57,7 @@ def test_a_lost_race_is_counted_also_where_the_cloud_goes_on_later(bench: Any, c
 
     async def test() -> None:
         cloud.delay_s = 0.6
-        limited = {"budget": Limits(cloud_tokens=10_000)}
+        limited = {"budget": BudgetLimits(cloud_tokens=10_000)}
         async with bench(ScriptedGates(during_at=4), race_above=0.0, hold_tokens=2, **limited) as b:
             b.local.delay_s = 0.05
             text, info = await ask(b, stream=True)

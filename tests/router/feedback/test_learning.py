@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from exposition import parse
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, ScriptedLocal, tiers
-from updraft.classifier.calibration.drift import DriftMonitor, Usual
+from updraft.classifier.calibration.drift import DriftMonitor, UsualGains
 from updraft.classifier.online.experience import Experience, Observation
 from updraft.classifier.policy.folders import policy_folder_of
 from updraft.embedded.pocket import policy_folder as pocket_policy_folder
@@ -442,26 +442,26 @@ class Watching(ScriptedGates):
 
 def test_an_alarm_makes_the_gates_more_cautious_and_ends(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    monitor = DriftMonitor(Usual(rng.beta(1, 3, 500)))
+    monitor = DriftMonitor(UsualGains(rng.beta(1, 3, 500)))
     inner = Watching()
     gates = ExplorationGates(inner, monitor=monitor)
     assert gates.before(ASKED, None).reason == "gate 1"
     for p_gain in rng.beta(6, 2, 300):
-        monitor.asked(float(p_gain))
+        monitor.observe(float(p_gain))
     told = gates.before(ASKED, None)
     assert told.reason.startswith("cautious, requests are unlike those of the calibration (distance 0.")
     gates.before(ASKED, 0.8)
     assert inner.asked_for == [None, pytest.approx(0.95), pytest.approx(0.9)]
     assert gates.after(ASKED, LocalAnswer(), None).reason.startswith("cautious")
     for p_gain in rng.beta(1, 3, 600):
-        monitor.asked(float(p_gain))
+        monitor.observe(float(p_gain))
     assert monitor.alarm is None
 
 
 @pytest.mark.parametrize(("truth", "alarmed"), [(lambda p: p, False), (lambda p: min(1.0, p + 0.25), True)])
 def test_grades_that_contradict_the_gates_raise_the_alarm(truth: Callable[[float], float], alarmed: bool) -> None:
     rng = np.random.default_rng(1)
-    monitor = DriftMonitor(Usual(np.full(500, 0.5)))
+    monitor = DriftMonitor(UsualGains(np.full(500, 0.5)))
     alarms = 0
     for p in rng.beta(1, 3, 3_000):
         propensity = 1.0 if p > 0.3 else 0.1
@@ -473,9 +473,9 @@ def test_grades_that_contradict_the_gates_raise_the_alarm(truth: Callable[[float
 
 def test_usual_requests_raise_no_alarm() -> None:
     rng = np.random.default_rng(2)
-    monitor = DriftMonitor(Usual(rng.beta(1, 3, 1_000)))
+    monitor = DriftMonitor(UsualGains(rng.beta(1, 3, 1_000)))
     for p in rng.beta(1, 3, 5_000):
-        monitor.asked(float(p))
+        monitor.observe(float(p))
         assert monitor.alarm is None
 
 

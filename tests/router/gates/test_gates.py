@@ -12,7 +12,7 @@ import pytest
 from router_fakes import FakeSignals, FakeToken
 from updraft.classifier.features.gate_inputs import RunView
 from updraft.classifier.policy import load as policies
-from updraft.classifier.target import Aim
+from updraft.classifier.target import Target
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
 from updraft.protocol.requests import Message
 from updraft.router.gates.gates import ConfidenceGates, NoPolicyGates, PolicyGates, check_quality
@@ -33,7 +33,7 @@ class ScriptedPolicy:
     def __init__(self, before: float = 0.2, during: float = 0.3, after: float = 0.4) -> None:
         self._answers = before, during, after
         self.views: list[Any] = []
-        self.aims: list[Aim] = []
+        self.aims: list[Target] = []
 
     def before(self, prompt: Any) -> float:
         self.views.append(prompt)
@@ -53,9 +53,9 @@ class ScriptedPolicy:
         self.views.append(view)
         return self._answers[2]
 
-    def thresholds_for(self, aim: Aim) -> Any:
-        self.aims.append(aim)
-        if aim.name == "quality" and aim.value > 0.99:
+    def thresholds_for(self, target: Target) -> Any:
+        self.aims.append(target)
+        if target.name == "quality" and target.value > 0.99:
             raise ConfigurationError("calibrated up to 0.99")
         return SimpleNamespace(before=0.5, during=0.25, after=0.4)
 
@@ -67,19 +67,19 @@ def written(*logprobs: float) -> LocalAnswer:
 
 
 def test_a_policy_escalates_above_its_threshold() -> None:
-    gates = PolicyGates(ScriptedPolicy(), Aim())
+    gates = PolicyGates(ScriptedPolicy(), Target())
     before = gates.before(MESSAGES, 0.98)
     assert (before.escalate, before.gate, before.p_gain, before.threshold) == (False, 1, 0.2, 0.5)
     assert gates.during(MESSAGES, written(-1.0), 0.98).escalate
     after = gates.after(MESSAGES, written(-1.0), 0.98)
     assert not after.escalate, "at the threshold is not above it"
     assert after.reason == "P(gain) 0.400 at most 0.400 after generation"
-    assert PolicyGates(ScriptedPolicy(after=math.nan), Aim()).after(MESSAGES, written(-1.0), 0.98).escalate
+    assert PolicyGates(ScriptedPolicy(after=math.nan), Target()).after(MESSAGES, written(-1.0), 0.98).escalate
 
 
 def test_gate_2_looks_at_the_last_tokens_and_gate_3_at_all() -> None:
     policy = ScriptedPolicy()
-    gates = PolicyGates(policy, Aim())
+    gates = PolicyGates(policy, Target())
     answer = written(-1.0, -2.0, -3.0, -4.0, -5.0)
     answer.prompt_hidden = np.ones(3, dtype=np.float32)
     gates.during(MESSAGES, answer, 0.98)
@@ -94,7 +94,7 @@ def test_gate_2_looks_at_the_last_tokens_and_gate_3_at_all() -> None:
 
 def test_a_quality_beyond_calibration_is_the_requests_fault() -> None:
     with pytest.raises(InvalidRequestError, match=r"up to 0\.99"):
-        check_quality(PolicyGates(ScriptedPolicy(), Aim()), 1.0)
+        check_quality(PolicyGates(ScriptedPolicy(), Target()), 1.0)
 
 
 def test_confidence_without_a_policy() -> None:
@@ -114,11 +114,11 @@ def test_confidence_without_a_policy() -> None:
 
 def test_the_target_of_the_router_and_that_of_a_request() -> None:
     policy = ScriptedPolicy()
-    gates = PolicyGates(policy, Aim("cloud_share", 0.2))
+    gates = PolicyGates(policy, Target("cloud_share", 0.2))
     gates.before(MESSAGES, None)
     gates.before(MESSAGES, 0.9)
     gates.before(MESSAGES, None)
-    assert policy.aims == [Aim("cloud_share", 0.2), Aim("quality", 0.9)]
+    assert policy.aims == [Target("cloud_share", 0.2), Target("quality", 0.9)]
 
 
 def test_whose_policy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,9 +142,9 @@ def test_whose_policy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ):
         gates(str(tmp_path), other)
     with pytest.raises(ConfigurationError, match="cloud_share needs a calibrated policy"):
-        gates("none", PAIR, target=Aim("cloud_share", 0.1))
+        gates("none", PAIR, target=Target("cloud_share", 0.1))
     with pytest.raises(ConfigurationError, match="cloud_share needs a calibrated policy"):
-        gates("auto", other, target=Aim("cloud_share", 0.1))
+        gates("auto", other, target=Target("cloud_share", 0.1))
     without = gates("auto", other)
     assert isinstance(without, NoPolicyGates)
     told = without.before(MESSAGES, None)
@@ -160,20 +160,20 @@ def test_a_policy_folder_that_is_none(tmp_path: Path) -> None:
 
 def test_a_promise_on_average_is_named_in_every_reason_and_kept_for_targets_of_requests() -> None:
     policy = ScriptedPolicy()
-    gates = PolicyGates(policy, Aim("cloud_share", 0.3, promise="mean"))
+    gates = PolicyGates(policy, Target("cloud_share", 0.3, promise="mean"))
     decision = gates.before(MESSAGES, None)
     assert (
         decision.reason == "P(gain) 0.200 at most 0.500 before generation, a threshold that keeps the target on average"
     )
     gates.before(MESSAGES, 0.9)
-    assert policy.aims == [Aim("cloud_share", 0.3, promise="mean"), Aim("quality", 0.9, promise="mean")]
-    assert "on average" not in PolicyGates(policy, Aim("quality", 0.9)).before(MESSAGES, None).reason
+    assert policy.aims == [Target("cloud_share", 0.3, promise="mean"), Target("quality", 0.9, promise="mean")]
+    assert "on average" not in PolicyGates(policy, Target("quality", 0.9)).before(MESSAGES, None).reason
 
 
 def test_no_reason_names_a_promise_that_nobody_gives() -> None:
-    mean = Aim("cloud_share", 0.3, promise="mean")
+    mean = Target("cloud_share", 0.3, promise="mean")
     foreign = PolicyGates(ScriptedPolicy(), mean, "uncalibrated for this pair (policy of a with b): ")
-    cost = PolicyGates(ScriptedPolicy(), Aim("cost", 0.5, promise="mean"))
+    cost = PolicyGates(ScriptedPolicy(), Target("cost", 0.5, promise="mean"))
     own, answer = PolicyGates(ScriptedPolicy(), mean), written(-0.1)
     for gates, promised in ((own, True), (foreign, False), (cost, False)):
         told = gates.before(MESSAGES, None), gates.during(MESSAGES, answer, None), gates.after(MESSAGES, answer, None)

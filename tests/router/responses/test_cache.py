@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates
 from updraft.protocol.errors import ConfigurationError
-from updraft.router.accounting.budget import Limits
+from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.config import CacheSettings
 from updraft.router.responses.cache import AnswerCache, Cached
 
@@ -81,7 +81,7 @@ def test_what_is_not_kept(bench: Any, cloud: FakeCloud) -> None:
         async with bench() as b:
             for _ in range(2):
                 assert (await b.answer(**SAME))["updraft"]["route"] == "local", "off unless asked for"
-        async with bench(ScriptedGates(before=True), cache=ON, budget=Limits(cloud_tokens=0)) as b:
+        async with bench(ScriptedGates(before=True), cache=ON, budget=BudgetLimits(cloud_tokens=0)) as b:
             for _ in range(2):
                 assert "budget" in (await b.answer(**SAME))["updraft"]["reason"]
         async with bench(ScriptedGates(before=True), cache=ON) as b:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.cloud_engine.engine.execution.cuda_graphs import GraphLimits, Rung, StepGraphs, ladder, rung_for
+from updraft.cloud_engine.engine.execution.cuda_graphs import GraphLimits, GraphSize, StepGraphs, ladder, rung_for
 from updraft.cloud_engine.engine.execution.model_runner import Chunk, Runner
 from updraft.cloud_engine.engine.kv.cache_spec import cache_spec
 from updraft.kernels.attention.ops import TritonBackend
@@ -22,9 +22,16 @@ LIMITS = st.builds(GraphLimits, st.integers(1, 300), st.integers(1, 9), st.just(
 
 
 def test_a_ladder() -> None:
-    assert ladder(GraphLimits(6, 1, 4)) == [Rung(1, 1), Rung(2, 2), Rung(4, 4), Rung(6, 6)]
+    assert ladder(GraphLimits(6, 1, 4)) == [GraphSize(1, 1), GraphSize(2, 2), GraphSize(4, 4), GraphSize(6, 6)]
     verified = [rung for rung in ladder(GraphLimits(4, 5, 4)) if rung.rows > rung.sequences]
-    assert verified == [Rung(3, 1), Rung(5, 1), Rung(6, 2), Rung(10, 2), Rung(12, 4), Rung(20, 4)]
+    assert verified == [
+        GraphSize(3, 1),
+        GraphSize(5, 1),
+        GraphSize(6, 2),
+        GraphSize(10, 2),
+        GraphSize(12, 4),
+        GraphSize(20, 4),
+    ]
 
 
 @given(LIMITS, st.data())

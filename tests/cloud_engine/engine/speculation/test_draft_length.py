@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.cloud_engine.engine.speculation.draft_length import AdaptiveDraftLength, Candidate, DraftLengthPolicy
+from updraft.cloud_engine.engine.speculation.draft_length import AdaptiveDraftLength, DraftCandidate, DraftLengthPolicy
 from updraft.cloud_engine.engine.speculation.step_costs import StepCosts, StepReport
 from updraft.cloud_engine.engine.types.acceptance import Acceptance
 from updraft.cloud_engine.engine.types.recent import Recent
@@ -93,9 +93,9 @@ class Run:
     def _asker(self) -> Asker:
         return Asker(self._acceptance, self._random.randint(1, 80))
 
-    def _candidate(self, asker: Asker) -> Candidate:
+    def _candidate(self, asker: Asker) -> DraftCandidate:
         chance = asker.seen.estimate(self._all.estimate())
-        return Candidate(chance, min(MOST, asker.left - 1), True, asker.lag, asker.left)
+        return DraftCandidate(chance, min(MOST, asker.left - 1), True, asker.lag, asker.left)
 
     def _step(self, machine: Machine, askers: list[Asker], lengths: list[int]) -> StepReport:
         lag = sum(asker.lag for asker, length in zip(askers, lengths, strict=True) if length)
@@ -162,7 +162,7 @@ def test_it_recovers_when_drafts_become_good() -> None:
 
 def test_requests_get_lengths_of_their_own() -> None:
     policy = AdaptiveDraftLength(MOST)
-    mixed = [Candidate(0.95, MOST), Candidate(0.3, MOST), Candidate(0.95, 2), Candidate(0.0, MOST)]
+    mixed = [DraftCandidate(0.95, MOST), DraftCandidate(0.3, MOST), DraftCandidate(0.95, 2), DraftCandidate(0.0, MOST)]
     for lengths in ([0] * 4, [0] * 4, [1] * 4, [1] * 4, [1] * 4, [8] * 4, [8] * 4):
         policy.observe(StepReport(4, 0.01 + 0.0005 * sum(lengths), 0, sum(lengths)))
     policy.plan(mixed, 4)  # a trial may be due
@@ -179,10 +179,10 @@ def test_who_has_little_left_need_not_catch_up() -> None:
         policy.observe(StepReport(1, 0.0125, 0, 2, 1, 2, 1, 0.002, 0.001))
         policy.observe(StepReport(1, 0.3, 0, 2, 1, 2, 400, 0.29, 0.289))
     for _ in range(20):  # well behind the trials that are due
-        policy.plan([Candidate(0.9, 8, True, 1, 8)], 1)
+        policy.plan([DraftCandidate(0.9, 8, True, 1, 8)], 1)
         policy.observe(StepReport(1, 0.01))
-    assert policy.plan([Candidate(0.9, 8, True, 400, 8)], 1) == [0]
-    assert policy.plan([Candidate(0.9, 8, True, 1, 8)], 1) > [0]
+    assert policy.plan([DraftCandidate(0.9, 8, True, 400, 8)], 1) == [0]
+    assert policy.plan([DraftCandidate(0.9, 8, True, 1, 8)], 1) > [0]
 
 
 def test_the_first_step_of_its_kind_does_not_count() -> None:
@@ -224,7 +224,7 @@ def test_drafts_without_passes_that_come_and_go_are_not_tried_for_ever() -> None
     policy = AdaptiveDraftLength(MOST)
     seconds = tokens = 0.0
     for step in range(4000):
-        candidates = [Candidate(0.2, MOST)] if step % 2 else []
+        candidates = [DraftCandidate(0.2, MOST)] if step % 2 else []
         lengths = [0] * len(candidates) if policy.rests(1) else policy.plan(candidates, 1)
         step_s = 0.01 * (1 + sum(lengths))
         policy.observe(StepReport(1, step_s, 0, sum(lengths)))
@@ -241,7 +241,7 @@ def test_what_changing_from_drafts_to_none_costs_is_theirs(cold_s: float, share:
     seconds = tokens = 0.0
     drafted = False
     for _ in range(3000):
-        found = [Candidate(acceptance, rng.randint(1, MOST))] if rng.random() < share else []
+        found = [DraftCandidate(acceptance, rng.randint(1, MOST))] if rng.random() < share else []
         length = sum(policy.plan(found, 1)) if found and not policy.rests(1) else 0
         accepted = next((n for n in range(length) if rng.random() >= acceptance), length)
         step_s = 0.01 + 0.0005 * length + cold_s * (drafted != (length > 0))
@@ -256,7 +256,7 @@ def test_drafts_that_take_no_pass_are_not_free() -> None:
     policy = AdaptiveDraftLength(MOST)
     seconds = tokens = 0.0
     for _ in range(4000):
-        (length,) = [0] if policy.rests(1) else policy.plan([Candidate(0.9, 2)], 1)
+        (length,) = [0] if policy.rests(1) else policy.plan([DraftCandidate(0.9, 2)], 1)
         draft_s = 0.03 if length else 0.0
         policy.observe(StepReport(1, 0.01 + draft_s, 0, length, draft_s=draft_s, accepted_tokens=length))
         seconds += 0.01 + draft_s
@@ -286,9 +286,9 @@ def test_a_trial_ends_where_the_batch_changes_and_nobody_catches_up_for_it() -> 
     policy = AdaptiveDraftLength(MOST)
     for sequences in (1, 1, 1, 32, 32, 32):
         policy.observe(StepReport(sequences, 0.01))
-    assert policy.plan([Candidate(0.9, MOST, True, 1)], 1) == [4]
-    assert policy.plan([Candidate(0.9, MOST, True, 4000, 5)], 1) == [0]
-    assert policy.plan([Candidate(0.9, MOST, True, 1)] * 32, 32) == [2] * 32  # a trial of its own
+    assert policy.plan([DraftCandidate(0.9, MOST, True, 1)], 1) == [4]
+    assert policy.plan([DraftCandidate(0.9, MOST, True, 4000, 5)], 1) == [0]
+    assert policy.plan([DraftCandidate(0.9, MOST, True, 1)] * 32, 32) == [2] * 32  # a trial of its own
 
 
 def test_what_further_passes_cost_is_known_by_their_number() -> None:
@@ -305,7 +305,7 @@ def test_what_further_passes_cost_is_known_by_their_number() -> None:
 
 def test_a_trial_is_several_steps_long_and_of_long_drafts() -> None:
     policy = AdaptiveDraftLength(MOST)
-    hopeless = [Candidate(0.01, MOST, True, 1, 64)]
+    hopeless = [DraftCandidate(0.01, MOST, True, 1, 64)]
     for _ in range(3):
         policy.observe(StepReport(1, 0.01))
     lengths: list[int] = []
@@ -319,7 +319,7 @@ def test_a_trial_is_several_steps_long_and_of_long_drafts() -> None:
 def test_drafts_of_a_new_length_are_made_until_it_is_known_what_they_cost() -> None:
     """Their first step is cold and dear, and no reason to go back to none."""
     policy = AdaptiveDraftLength(MOST)
-    good = [Candidate(0.95, MOST, True, 1, 64)] * 64
+    good = [DraftCandidate(0.95, MOST, True, 1, 64)] * 64
     for length in (0, 0, 0, 1, 1, 1):
         policy.observe(step_of_64(length, 0.0005 * length))
     lengths: list[int] = []
@@ -336,7 +336,7 @@ def step_of_64(length: int, draft_s: float) -> StepReport:
 
 def test_a_decision_against_drafts_stands_while_the_batch_is_of_its_size() -> None:
     policy = AdaptiveDraftLength(MOST)
-    useless = [Candidate(0.0, MOST)] * 64
+    useless = [DraftCandidate(0.0, MOST)] * 64
     for length in (0, 0, 0, 8, 8, 8):
         policy.observe(step_of_64(length, 0.0))
     assert not any(policy.plan(useless, 64))
@@ -393,7 +393,7 @@ def test_a_rest_is_known_to_end_before_the_step_behind_the_next() -> None:
 def test_that_long_drafts_looked_slow_says_nothing_against_short_ones() -> None:
     """They were tried in a bad moment; a first token each was verified as fast as none."""
     policy = AdaptiveDraftLength(MOST)
-    good = [Candidate(0.9, MOST, True, 1)] * 64
+    good = [DraftCandidate(0.9, MOST, True, 1)] * 64
     for _ in range(3):
         policy.observe(StepReport(64, 0.01))
     for length, step_s in ((1, 0.012), (1, 0.012), (1, 0.012), (4, 0.07), (4, 0.07)):
