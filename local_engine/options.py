@@ -41,7 +41,7 @@ class LocalOptions:
     that is more (but not of more than each can use). `queue_limit`: requests that may wait for these. `threads`: None
     for one per 20 million parameters, up to the physical cores: on less work the threads mostly wait for each other.
     `gpu_layers`: None for llama.cpp's choice, 0 for none. `repack`: weights are copied into a form that suits the
-    processor, None: where our own products do not serve. `ubatch`: tokens of a step, None for 512, or 128 where our own
+    processor, None: where our own kernels do not serve. `ubatch`: tokens of a step, None for 512, or 128 where our own
     attention computes a model of 100 million parameters or more on the CPU. `kv_cache_type`: what keys and values are
     stored as; None: "f16", but "f32" for models under 100 million parameters, where it costs nothing. `flash_attention`
     None: not with "f32", which it would round; else llama.cpp's choice. `prompt_logprobs`: the log-probabilities of

@@ -13,7 +13,15 @@ from .errors import ConfigurationError
 ENV_PREFIX = "UPDRAFT_"
 # Variables of other rooms: read there, so that a settings reader can tell them from a typo.
 PROCESS_VARIABLES = frozenset(
-    {"UPDRAFT_HOME", "UPDRAFT_CONFIG", "UPDRAFT_MODELS", "UPDRAFT_DEVICE", "UPDRAFT_DEBUG", "UPDRAFT_NODE_API_KEY"}
+    {
+        "UPDRAFT_HOME",
+        "UPDRAFT_CONFIG",
+        "UPDRAFT_MODELS",
+        "UPDRAFT_DEVICE",
+        "UPDRAFT_DEBUG",
+        "UPDRAFT_NODE_API_KEY",
+        "UPDRAFT_LLAMA_KERNELS",
+    }
 )
 
 

@@ -16,7 +16,6 @@ from ...kernels.native_library import holding
 from ...protocol.errors import EngineError, ModelLoadError
 from ..machine.memory_fit import KvCacheType
 from .library import Floats, LlamaModel, llama
-from .zero_pages import give_back_logits
 
 _NO_ROOM = 1
 
@@ -89,7 +88,6 @@ class LlamaContext:
             self.close()
             raise
         self._memory = api.llama_get_memory(self._context)
-        give_back_logits(api, self._context, model.vocab_size * options.n_sequences)
         self._logits = _Outputs(api.llama_get_logits, model.vocab_size)
         self._hidden = _Outputs(api.llama_get_embeddings, model.hidden_size)
         self._batch = _Batch(api, options.n_batch)
