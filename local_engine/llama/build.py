@@ -38,7 +38,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 PACKAGE = "llama-cpp-python"
-CMAKE_ARGS = ("-DGGML_OPENMP=OFF",)
+CMAKE_ARGS: tuple[str, ...] = ("-DGGML_OPENMP=OFF",)
 KERNELS = Path(__file__).resolve().parent / "native" / "ggml" / "kernels.cmake"
 X86_COMPILER_FLAGS = ("-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16")
 REBUILD_COMMAND = "python -m updraft.local_engine.llama.build --install"

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from ...kernels.contention import ThreadGovernor
-from ...kernels.native_library import holding
 from ...protocol.errors import EngineError, ModelLoadError
 from ..machine.memory_fit import KvCacheType
 from .library import Floats, LlamaModel, llama
@@ -160,7 +159,7 @@ class _Outputs:
 
     def __init__(self, function: Any, width: int) -> None:
         """`function` of the context: a pointer to the first of rows of `width`."""
-        self._function = holding(function)
+        self._function = _held(function)
         self._width = width
         self._known: tuple[int, int] | None = None
         self._view = np.empty((0, width), np.float32)
@@ -174,6 +173,16 @@ class _Outputs:
         if place != self._known:
             self._known, self._view = place, np.ctypeslib.as_array(pointer, (count, self._width))
         return self._view
+
+
+def _held(function: Any) -> Any:
+    """The same C function, called without letting other Python threads run: for what takes microseconds.
+
+    A thread that waits for the interpreter gets it from a busy one after 5 ms (`sys.getswitchinterval`).
+    """
+    prototype = ctypes.PYFUNCTYPE(function.restype, *function.argtypes)
+    address: Any = ctypes.cast(function, ctypes.c_void_p).value
+    return prototype(address)
 
 
 class _Batch:
