@@ -24,6 +24,7 @@ from updraft.local_engine.machine.machine import this_machine
 from updraft.model_files.gguf_header import GgufTensor
 from updraft.model_files.gguf_reader import read_header
 from updraft.protocol.errors import ConfigurationError
+from updraft.protocol.settings import environment
 
 needs_kernels = pytest.mark.skipif(not llama().kernels.types, reason=llama().kernels.reason)
 CONSTRAINTS = Path(__file__).resolve().parents[3] / "constraints.txt"
@@ -198,6 +199,7 @@ def test_the_switch_has_two_positions() -> None:
         check_switch(environ)
     with pytest.raises(ConfigurationError, match="'ours': set it to on or off"):
         check_switch({SWITCH: "ours"})
+    assert environment({SWITCH: "off"}) == {}  # no misspelt setting of the router
 
 
 @needs_kernels
