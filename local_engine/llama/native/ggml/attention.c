@@ -106,7 +106,8 @@ INLINE __m512 whole(__m512 v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEA
 
 /* What was gathered so far, in the weights' new unit. */
 static void change_unit(int q, float largest) {
-    const __m512d change = _mm512_scalef_pd(_mm512_set1_pd(1), _mm512_set1_pd((double)piece.largest[q] - (double)largest));
+    const double exponent = (double)piece.largest[q] - (double)largest;
+    const __m512d change = _mm512_scalef_pd(_mm512_set1_pd(1), _mm512_set1_pd(exponent));
     for (int i = 0; i < piece.length; i += 8)
         _mm512_store_pd(mixed_of(q) + i, _mm512_mul_pd(_mm512_load_pd(mixed_of(q) + i), change));
     piece.total[q] *= _mm512_cvtsd_f64(change);

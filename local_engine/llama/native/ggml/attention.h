@@ -2,9 +2,9 @@
 
 #pragma once
 
-#include "types.h"
-
 #include <immintrin.h>
+
+#include "types.h"
 
 #define CELLS 64    /* of the cache at a time */
 #define ROWS 16     /* of a piece at most */

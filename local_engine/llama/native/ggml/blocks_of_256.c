@@ -93,7 +93,7 @@ INLINE void strip(
 
 #define FROM_BLOCK(type, columns)                                                               \
     static void type##_from_block_##columns(Tile tile, const Block256 *block, bool begins) {    \
-        from_block(GGML_TYPE_##type, columns, tile, block, begins);                                  \
+        from_block(GGML_TYPE_##type, columns, tile, block, begins);                             \
     }
 #define FROM_BLOCKS(type)                                                                                   \
     FROM_BLOCK(type, 1) FROM_BLOCK(type, 2) FROM_BLOCK(type, 3) FROM_BLOCK(type, 4) FROM_BLOCK(type, 5)     \
@@ -104,9 +104,9 @@ INLINE void strip(
 #define STRIP(type, alike)                                                                      \
     static void type##_strip(const Product *p, const char *at, float *c, __mmask16 rows) {      \
         if (p->n == 1)                                                                          \
-            single(GGML_TYPE_##type, p, at, c, rows);                                                \
+            single(GGML_TYPE_##type, p, at, c, rows);                                           \
         else                                                                                    \
-            strip(GGML_TYPE_##type, alike##_from_block, p, at, c, rows);                             \
+            strip(GGML_TYPE_##type, alike##_from_block, p, at, c, rows);                        \
     }
 FROM_BLOCKS(Q4_K)
 FROM_BLOCKS(Q6_K)

@@ -57,7 +57,7 @@ typedef void FromPanel(Tile tile, const Block32 *panel, int blocks, bool begins)
 
 #define FROM_MATRIX(type, columns)                                                                        \
     static void type##_from_matrix_##columns(Tile tile, const char *at, int64_t stride, int64_t blocks) { \
-        from_matrix(GGML_TYPE_##type, columns, tile, at, stride, blocks);                                      \
+        from_matrix(GGML_TYPE_##type, columns, tile, at, stride, blocks);                                 \
     }
 #define FROM_PANEL(_, columns)                                                                        \
     static void from_panel_##columns(Tile tile, const Block32 *panel, int blocks, bool begins) { \
@@ -103,7 +103,7 @@ INLINE void strip(
     static FromMatrix *const type##_from_matrix[] = {                                               \
         [1] = NARROW_NAMES(type##_from_matrix), WIDE_NAMES(type##_from_matrix)};                    \
     static void type##_strip(const Product *p, const char *at, float *c, __mmask16 rows) {          \
-        strip(GGML_TYPE_##type, type##_from_matrix, p, at, c, rows);                                     \
+        strip(GGML_TYPE_##type, type##_from_matrix, p, at, c, rows);                                \
     }
 STRIP(Q4_0)
 STRIP(Q5_0)

@@ -58,8 +58,8 @@ function(updraft_link_kernels)
     file(GLOB sources ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/*.c)
     updraft_try(fits log ${sources})
     if(NOT fits OR NOT UPDRAFT_LINKER_WRAPS)
-        message(WARNING "Updraft: llama.cpp is built without our AVX-512 kernels. They do not fit this compiler, linker "
-            "or version of llama.cpp. It works, with its own code, which is slower.\n${log}")
+        message(WARNING "Updraft: llama.cpp is built without our AVX-512 kernels. They do not fit this compiler, "
+            "linker or version of llama.cpp. It works, with its own code, which is slower.\n${log}")
         return()
     endif()
     message(STATUS "Updraft: AVX-512 kernels are linked into ggml-cpu")
