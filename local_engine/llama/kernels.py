@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from ...model_files.gguf_header import GgufHeader
 from ...protocol.errors import ConfigurationError
 from ..machine.machine import Machine, this_machine
-from .build import REBUILD_COMMAND
 from .product_check import KINDS
 
 #: "on", the default, or "off": llama.cpp's own code computes everything. Read once, when the library is loaded.
@@ -24,6 +23,8 @@ SWITCH = "UPDRAFT_LLAMA_KERNELS"
 LONGEST_HEAD = 256  # numbers of a key or a value, of which our attention takes no more
 _ATTENTION = "attention"
 _FLOATS = {0, 1, 30}  # F32, F16 and BF16 of enum ggml_type
+# As `build.REBUILD_COMMAND`; that module imports much that an app does not need.
+_REBUILD = "python -m updraft.local_engine.llama.build --install"
 _log = logging.getLogger("updraft.local")
 
 
@@ -79,7 +80,7 @@ def _not_linked(machine: Machine) -> Served:
         return Served(reason="our kernels are for Linux")
     if "avx512_vnni" not in machine.instruction_sets:
         return Served(reason="this processor has no AVX-512 VNNI")
-    return Served(reason="llama-cpp-python was built without our kernels", fix=f"rebuild it: {REBUILD_COMMAND}")
+    return Served(reason="llama-cpp-python was built without our kernels", fix=f"rebuild it: {_REBUILD}")
 
 
 def worth_repacking(header: GgufHeader, served: Served) -> bool:
