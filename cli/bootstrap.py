@@ -2,7 +2,8 @@
 
 Standard library only, and runnable by any python3 (it has to be able to say that this one is too old):
 `python3 cli/bootstrap.py --extras edge,cloud`. What is installed comes from `pyproject.toml`, in which versions from
-`constraints.txt`, and how llama.cpp is built from `local_engine/llama/build.py`; the stamp is a digest of these.
+`constraints.txt`, and how llama.cpp is built from `local_engine/llama/build.py`; the stamp is a digest of these and of
+the kernels that are built into llama.cpp.
 """
 
 from __future__ import annotations
@@ -188,7 +189,8 @@ def _forget_stamps(venv: Path) -> None:
 
 
 def _digest() -> str:
-    sources = [ROOT / "pyproject.toml", CONSTRAINTS, LLAMA_BUILD]
+    kernels = LLAMA_BUILD.parent / "native" / "ggml"
+    sources = [ROOT / "pyproject.toml", CONSTRAINTS, LLAMA_BUILD, *sorted(kernels.glob("*"))]
     parts = [path.read_bytes() for path in sources if path.exists()]
     return hashlib.sha256(b"\0".join([str(ROOT).encode(), *parts])).hexdigest()
 

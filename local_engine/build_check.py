@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import importlib.util
 import json
@@ -22,7 +23,7 @@ from ..protocol.errors import ConfigurationError, MissingDependencyError, Updraf
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
 from .llama.build import PACKAGE, REBUILD_COMMAND, build_key
-from .llama.kernels import Served
+from .llama.kernels import SWITCH, Served
 from .machine.child_process import ChildEnd, expect_crashes, run_child
 
 _log = logging.getLogger("updraft.local")
@@ -34,7 +35,7 @@ class ProbeReport:
     """What was found. `detail` describes it; `advice` says what to do, empty if nothing.
 
     `status`: "crashed": killed by a signal (named in `detail`); "failed": an error of ours, such as a damaged model
-    file. `tokens_per_s`, `system_info` (llama.cpp's list of build features) and `products` (which of ours it
+    file. `tokens_per_s`, `system_info` (llama.cpp's list of build features) and `kernels` (which of ours it
     computed with) only if it ran.
     """
 
@@ -43,7 +44,7 @@ class ProbeReport:
     advice: str = ""
     tokens_per_s: float | None = None
     system_info: str = ""
-    products: Served = field(default_factory=Served)
+    kernels: Served = field(default_factory=Served)
 
 
 def probe(model_path: Path, *, timeout_s: float = 60.0) -> ProbeReport:
@@ -99,18 +100,22 @@ def _report(child: ChildEnd) -> ProbeReport:
         return ProbeReport("import_failed", found["import_error"], rebuild)
     if "error" in found:
         return ProbeReport("failed", found["error"])
+    if wrong := found["wrong_kernels"]:
+        advice = f"Set {SWITCH}=off, so that llama.cpp computes with its own code. {rebuild}"
+        return ProbeReport("failed", f"Kernels in {PACKAGE} give wrong results here: {', '.join(wrong)}.", advice)
     features = found["system_info"]
     risky = [name for name in ("OPENMP", "AMX_INT8") if f"{name} = 1" in features]
     advice = f"It was built with {' and '.join(risky)}, which is known to hang or crash. {rebuild}" if risky else ""
-    speed, products = found["tokens_per_s"], msgspec.convert(found["products"], Served)
+    speed, kernels = found["tokens_per_s"], msgspec.convert(found["kernels"], Served)
     detail = f"{PACKAGE} {found['version']} works, {speed:.0f} tokens/s."
-    return ProbeReport("ok", detail, advice, speed, features, products)
+    return ProbeReport("ok", detail, advice, speed, features, kernels)
 
 
 def _run_child(model_path: Path) -> dict[str, Any]:
     """What the subprocess does; its result is one line of JSON."""
     from .engine import LocalEngine
     from .llama.library import llama
+    from .llama.self_check import wrong_kernels
 
     expect_crashes()
     try:
@@ -130,7 +135,8 @@ def _run_child(model_path: Path) -> dict[str, Any]:
         "tokens_per_s": max(steps, 1) / seconds,
         "system_info": library.api.llama_print_system_info().decode().strip(),
         "version": importlib.metadata.version(PACKAGE),
-        "products": asdict(library.products),
+        "kernels": asdict(library.kernels),
+        "wrong_kernels": wrong_kernels(ctypes.CDLL(library.api._lib._name), library.kernels),
     }
 
 

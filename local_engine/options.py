@@ -46,7 +46,7 @@ class LocalOptions:
     threads: int | None = None
     # Layers on a GPU. None: llama.cpp's choice. 0: none.
     gpu_layers: int | None = None
-    # Copy weights into a form that suits the processor. None: where our own products do not serve.
+    # Copy weights into a form that suits the processor. None: where our own kernels do not serve.
     repack: bool | None = None
     # Tokens of a step. None: 512, or 128 where our own attention computes a model of 100 million parameters or more.
     ubatch: int | None = None

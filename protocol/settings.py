@@ -20,7 +20,7 @@ PROCESS_VARIABLES = {
     "UPDRAFT_DEBUG": "`1` shows tracebacks instead of one line.",
     "UPDRAFT_NODE_API_KEY": "The key that the gateway sends to its nodes.",
     "UPDRAFT_COMMIT": "The commit that `updraft bench` reports, in a copy without its history.",
-    "UPDRAFT_PRODUCTS": "`llama.cpp` turns our kernels under llama.cpp off.",
+    "UPDRAFT_LLAMA_KERNELS": "`off` leaves llama.cpp's own kernels in place of ours.",
 }
 
 

@@ -19,10 +19,10 @@ from ...local_engine.machine.machine import this_machine
 from ...protocol.errors import MissingDependencyError, UpdraftError
 from ..shared.options import SERVE_PORT
 from .device_checks import (
+    check_kernels,
     check_memory,
     check_neighbours,
     check_processor,
-    check_products,
     check_tuning,
     unused_instruction_sets,
 )
@@ -96,7 +96,7 @@ def check_llama() -> Iterator[Check]:
         yield Check("llama.cpp", "warn", f"{report.detail} It does not use {', '.join(unused)}.", advice)
     else:
         yield Check("llama.cpp", "ok", report.detail)
-    yield check_products(report.products)
+    yield check_kernels(report.kernels)
 
 
 def check_device() -> Iterator[Check]:

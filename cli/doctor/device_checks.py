@@ -49,12 +49,11 @@ def unused_instruction_sets(machine: Machine, system_info: str) -> list[str]:
     ]
 
 
-def check_products(served: Served) -> Check:
-    """What of a step code of ours computes: products of which types of weights, attention; and why not the rest."""
-    ours = [*served.types, *(["attention"] if served.attention else [])]
-    found = f"ours for {', '.join(ours)}" if ours else "llama.cpp's own"
+def check_kernels(served: Served) -> Check:
+    """Which code computes llama.cpp's matrix products and attention: ours for which types, or its own, and why."""
+    found = f"ours for {', '.join(served.names)}" if served.names else "llama.cpp's own"
     found += f": {served.reason}" if served.reason else ""
-    return Check("products", "warn" if served.fix else "ok", found, served.fix)
+    return Check("kernels", "warn" if served.fix else "ok", found, served.fix)
 
 
 def check_neighbours(machine: Machine) -> Check:

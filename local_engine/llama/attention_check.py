@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,8 +44,8 @@ class Case:
     def scale(self) -> float:
         return self.query.shape[3] ** -0.5
 
-    def computed(self, function: Any, ggml: ctypes.CDLL, threads: int = 2) -> Floats | None:
-        """By `function`, one thread after the other; None if it computes no such attention."""
+    def computed(self, ggml: ctypes.CDLL, threads: int = 2) -> Floats | None:
+        """By our kernel, one thread after the other; None if it computes no such attention."""
         for name in ("ggml_init", "ggml_new_tensor_4d", "ggml_flash_attn_ext", "ggml_get_data"):
             getattr(ggml, name).restype = ctypes.c_void_p
         arrays = self.query, self.key, self.value, None if self.mask is None else self.mask[:, None]
@@ -55,6 +54,7 @@ class Case:
         made = (_tensor(ggml, context, array) for array in arrays)
         numbers = ctypes.c_float(self.scale), ctypes.c_float(0), ctypes.c_float(0)
         result = ctypes.c_void_p(ggml.ggml_flash_attn_ext(context, *made, *numbers))
+        function = ggml.updraft_attention
         function.restype = ctypes.c_bool
         params = [(ctypes.c_int * 16)(thread, threads) for thread in range(threads)]  # which ggml_compute_params begins
         found = all(function(each, result) for each in params) or None
@@ -66,11 +66,10 @@ class Case:
         return found
 
 
-def agrees(ours: ctypes.CDLL, ggml: ctypes.CDLL) -> bool:
-    """Whether ours is attention by its definition: of rows of one sequence, of others, and of one that sees nothing.
-    Raises AttributeError."""
+def agrees(ggml: ctypes.CDLL) -> bool:
+    """Whether ours is attention by its definition: of rows of one sequence, of others, and of one that sees nothing."""
     case = _sample()
-    found = case.computed(ours.updraft_attention, ggml)
+    found = case.computed(ggml)
     return found is not None and bool(np.abs(found - case.expected()).max() <= _TOLERANCE)
 
 

@@ -10,6 +10,8 @@ and keeps it in ${XDG_CACHE_HOME:-~/.cache}/updraft/wheels, so that the next env
 own wheel cache is left out of it: it may hold a wheel made with other options. By hand, the same options are
 
     eval "$(python local_engine/llama/build.py --env)" && pip install --no-cache-dir '.[edge]'
+
+One of the options links our AVX-512 kernels into llama.cpp (`native/ggml/kernels.cmake`, decision 056).
 """
 
 # ruff: noqa: T201 - a script that talks to a person
@@ -36,7 +38,8 @@ from pathlib import Path
 from urllib.parse import unquote
 
 PACKAGE = "llama-cpp-python"
-CMAKE_ARGS = ("-DGGML_OPENMP=OFF",)
+CMAKE_ARGS: tuple[str, ...] = ("-DGGML_OPENMP=OFF",)
+KERNELS = Path(__file__).resolve().parent / "native" / "ggml" / "kernels.cmake"
 X86_COMPILER_FLAGS = ("-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16")
 REBUILD_COMMAND = "python -m updraft.local_engine.llama.build --install"
 _NINJA_STEP = re.compile(r"^\s*\[(\d+)/(\d+)\]")
@@ -52,13 +55,16 @@ def build_environment(environ: Mapping[str, str], machine: str | None = None) ->
     if (machine or platform.machine()).lower() in ("x86_64", "amd64"):
         flags = [flag for flag in X86_COMPILER_FLAGS if _compiler_knows(flag, environ)]
         ours |= {"CFLAGS": flags, "CXXFLAGS": flags}
+        if platform.system() == "Linux":
+            ours["CMAKE_ARGS"].append(f"-DCMAKE_PROJECT_ggml_INCLUDE={KERNELS}")
     return {name: _joined(values, environ.get(name, "")) for name, values in ours.items() if values}
 
 
 def wheel_folder(version: str | None, environ: Mapping[str, str]) -> Path:
-    """Where the wheel for these options, this version, Python and processor is kept."""
+    """Where the wheel for these options, kernels, this version, Python and processor is kept."""
+    options = {name: shlex.split(value) for name, value in build_environment(environ).items()}
     parts = [
-        *sorted(f"{name}={value}" for name, value in build_environment(environ).items()),
+        *(f"{name}={options[name]}".replace(str(KERNELS), _kernels_digest()) for name in sorted(options)),
         version or "newest",
         f"python{sys.version_info.major}.{sys.version_info.minor}",
         platform.system(),
@@ -216,10 +222,17 @@ def _compiler_knows(flag: str, environ: Mapping[str, str]) -> bool:
     return subprocess.run(command, capture_output=True, env=dict(environ), check=False).returncode == 0
 
 
+def _kernels_digest() -> str:
+    """Of all that is linked in, wherever it lies."""
+    files = sorted(KERNELS.parent.iterdir())
+    contents = b"\0".join(part for file in files for part in (file.name.encode(), file.read_bytes()))
+    return hashlib.sha256(contents).hexdigest()
+
+
 def _joined(ours: Sequence[str], theirs: str) -> str:
     """Both, without doubling options that an earlier `--env` already put there."""
     own = shlex.split(theirs)
-    return " ".join([*(value for value in ours if value not in own), *([theirs] if theirs else [])])
+    return " ".join([*(shlex.quote(value) for value in ours if value not in own), *([theirs] if theirs else [])])
 
 
 def processor() -> str:

@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 
 from ...kernels.runtime.contention import ThreadGovernor
-from ...kernels.runtime.native_library import holding
 from ...protocol.errors import EngineError, ModelLoadError
 from ..machine.memory_fit import KvCacheType
 from .library import Floats, LlamaModel, llama
-from .zero_pages import give_back_logits
 
 _NO_ROOM = 1
 
@@ -89,7 +87,6 @@ class LlamaContext:
             self.close()
             raise
         self._memory = api.llama_get_memory(self._context)
-        give_back_logits(api, self._context, model.vocab_size * options.n_sequences)
         self._logits = _Outputs(api.llama_get_logits, model.vocab_size)
         self._hidden = _Outputs(api.llama_get_embeddings, model.hidden_size)
         self._batch = _Batch(api, options.n_batch)
@@ -162,7 +159,7 @@ class _Outputs:
 
     def __init__(self, function: Any, width: int) -> None:
         """`function` of the context: a pointer to the first of rows of `width`."""
-        self._function = holding(function)
+        self._function = _held(function)
         self._width = width
         self._known: tuple[int, int] | None = None
         self._view = np.empty((0, width), np.float32)
@@ -176,6 +173,16 @@ class _Outputs:
         if place != self._known:
             self._known, self._view = place, np.ctypeslib.as_array(pointer, (count, self._width))
         return self._view
+
+
+def _held(function: Any) -> Any:
+    """The same C function, called without letting other Python threads run: for what takes microseconds.
+
+    A thread that waits for the interpreter gets it from a busy one after 5 ms (`sys.getswitchinterval`).
+    """
+    prototype = ctypes.PYFUNCTYPE(function.restype, *function.argtypes)
+    address: Any = ctypes.cast(function, ctypes.c_void_p).value
+    return prototype(address)
 
 
 class _Batch:

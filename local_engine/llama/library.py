@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...protocol.errors import EngineError, InvalidRequestError, MissingDependencyError, ModelLoadError
-from .kernels import install
+from .kernels import check_switch, served_by
 
 Floats = npt.NDArray[np.float32]
 _LOG_ERROR, _LOG_CONTINUED = 4, 5
@@ -25,11 +25,11 @@ _loading = threading.Lock()
 
 
 class Llama:
-    """The loaded shared library: its functions as `api`, the products in it that are ours, and the last error lines
-    it logged."""
+    """The loaded shared library: its functions as `api`, which kernels in it are ours, and the last error lines it
+    logged."""
 
     def __init__(self) -> None:
-        self.products = install()  # before the library is loaded
+        check_switch()  # the library reads it, too, when it is loaded
         try:
             from llama_cpp import llama_cpp as api
         except (ImportError, OSError, RuntimeError) as error:  # the last two: a shared library that does not load
@@ -38,6 +38,7 @@ class Llama:
                 "python -m updraft.local_engine.llama.build --install"
             ) from error
         self.api: Any = api
+        self.kernels = served_by(api._lib)
         self.errors: deque[str] = deque(maxlen=8)
         self._last_level = 0
         self.log_callback = callback = api.llama_log_callback(self._log)

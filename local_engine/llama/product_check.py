@@ -94,13 +94,11 @@ class Factors:
         return result
 
 
-def agrees(ours: ctypes.CDLL, ggml: ctypes.CDLL, kind: Kind) -> bool:
-    """Whether our products of this type are ggml's but for the order of their sums. Raises AttributeError."""
-    if _weights_type(ours, ggml, kind) != kind.number:
-        return False
+def agrees(ggml: ctypes.CDLL, kind: Kind) -> bool:
+    """Whether our products of this type are ggml's but for the order of their sums."""
     for size in _SIZES:
         factors = Factors.scrambled(ggml, kind, size)
-        found, expected = factors.product(ours.updraft_product), factors.dots(ggml)
+        found, expected = factors.product(ggml.updraft_product), factors.dots(ggml)
         if found is None or not np.abs(found - expected).max() <= _TOLERANCE * np.abs(expected).max():
             return False
     return True
@@ -137,15 +135,3 @@ class InitParams(ctypes.Structure):
     """ggml_init_params."""
 
     _fields_ = (("size", ctypes.c_size_t), ("memory", ctypes.c_void_p), ("without_data", ctypes.c_bool))
-
-
-def _weights_type(ours: ctypes.CDLL, ggml: ctypes.CDLL, kind: Kind) -> int:
-    """What our library reads as the type of weights in a product that ggml made, whose fields it has to know."""
-    for name in ("ggml_init", "ggml_new_tensor_2d", "ggml_mul_mat"):
-        getattr(ggml, name).restype = ctypes.c_void_p
-    context = ctypes.c_void_p(ggml.ggml_init(InitParams(1 << 14, None, True)))
-    size = ctypes.c_int64(kind.values), ctypes.c_int64(1)
-    factors = [ctypes.c_void_p(ggml.ggml_new_tensor_2d(context, number, *size)) for number in (kind.number, _F32)]
-    found: int = ours.updraft_weights_type(ctypes.c_void_p(ggml.ggml_mul_mat(context, *factors)))
-    ggml.ggml_free(context)
-    return found

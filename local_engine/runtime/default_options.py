@@ -20,8 +20,8 @@ def settled(header: GgufHeader, options: LocalOptions) -> LocalOptions:
     library = llama()
     repack, ubatch = options.repack, options.ubatch
     if repack is None:
-        repack = worth_repacking(header, library.products)
-    computes = library.products.attention and not library.api.llama_supports_gpu_offload()
+        repack = worth_repacking(header, library.kernels)
+    computes = library.kernels.attention and not library.api.llama_supports_gpu_offload()
     if ubatch is None and computes and header.parameters >= SMALL and _attention_is_ours(header, options):
         ubatch = _ROWS
     return replace(options, repack=repack, ubatch=ubatch)

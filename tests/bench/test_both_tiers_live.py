@@ -10,7 +10,7 @@ from cloud_fixture import cloud, cloud_server
 from router_fakes import FakeCloud
 from updraft.bench.both_tiers import ask_both
 from updraft.bench.questions import Prompt
-from updraft.router.accounting.budget import Limits, expected_tokens
+from updraft.router.accounting.budget import BudgetLimits, expected_tokens
 from updraft.router.accounting.ledger import Ledger
 from updraft.router.config import RouterConfig
 from updraft.router.factory import open_local
@@ -28,7 +28,7 @@ def test_the_cloud_is_asked_within_the_limits_and_on_the_books(cloud: FakeCloud,
     config = RouterConfig(
         cloud_url=cloud.url,
         ledger=tmp_path / "ledger.sqlite3",
-        budget=Limits(cloud_tokens=most + 20),
+        budget=BudgetLimits(cloud_tokens=most + 20),
         privacy=Privacy(builtin=("email",)),
     )
     prompts = [Prompt(f"p{number}", "file", text) for number, text in enumerate(SAID)]

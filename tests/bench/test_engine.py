@@ -18,7 +18,7 @@ from updraft.bench.engine_speed import DTYPES
 from updraft.bench.scheduling import step_rows
 from updraft.bench.shapes import SHAPES, random_model, shape_config
 from updraft.bench.speculation import draft_of
-from updraft.bench.workload import Asked, Workload
+from updraft.bench.workload import WorkloadRequest, Workload
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.speculation.draft_model import DraftModel
@@ -190,12 +190,12 @@ def test_the_peers_answer_every_request() -> None:
         return out
 
     model.generate = counted
-    asked = [Asked([1, 2, 3], 4), Asked([4], 2), Asked([5, 6], 3)]
+    asked = [WorkloadRequest([1, 2, 3], 4), WorkloadRequest([4], 2), WorkloadRequest([5, 6], 3)]
     assert peers.static_batches(model, asked, 2) > 0
     assert written == [(2, 4), (1, 3)]
     assert peers.continuous_batching(model, asked, 16, 64) > 0
 
 
 def test_the_ceiling_counts_the_rows_of_each_step() -> None:
-    asked = [Asked([1] * 5, 3), Asked([2] * 4, 2)]
+    asked = [WorkloadRequest([1] * 5, 3), WorkloadRequest([2] * 4, 2)]
     assert step_rows(asked, engine_config(2, 32)) == [(9, 2), (2, 2), (1, 1)]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
-from updraft.bench.escalation import Asked, EscalationFigures, figures
+from updraft.bench.escalation import DraftedQuestion, EscalationFigures, figures
 from updraft.cli.main import app
 from updraft.protocol.errors import EngineError
 from updraft.router.tiers.interfaces import CloudUsage
@@ -26,7 +26,7 @@ def escalation(draft: float, none: float, useless: float, text: str = "same") ->
     usage = CloudUsage(completion_tokens=10, accepted=3, rejected=1)
     asked = {"draft": draft, "none": none, "useless": useless}
     return EscalationFigures(
-        {arm: [Asked(seconds, text if arm == "draft" else "same", usage)] for arm, seconds in asked.items()}
+        {arm: [DraftedQuestion(seconds, text if arm == "draft" else "same", usage)] for arm, seconds in asked.items()}
     )
 
 

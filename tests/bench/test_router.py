@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 from updraft.bench.router import Measured, Setting, measure
 from updraft.bench.router_report import save_png, terminal_plot
-from updraft.classifier.evaluation.cost_quality import Curve
+from updraft.classifier.evaluation.cost_quality import CostQualityCurve
 from updraft.cli.main import app
 from updraft.protocol.errors import InvalidRequestError, MissingDependencyError
 
@@ -70,8 +70,8 @@ def test_more_labels_than_rows(tmp_path: Path) -> None:
 
 def drawn() -> Measured:
     ends = np.array([0.0, 1.0])
-    oracle = Curve(np.array([0.0, 0.4, 1.0]), np.array([0.5, 0.9, 0.8]), 0.5, 0.8)
-    return Measured({}, Curve(ends, np.array([0.5, 0.8]), 0.5, 0.8), oracle)
+    oracle = CostQualityCurve(np.array([0.0, 0.4, 1.0]), np.array([0.5, 0.9, 0.8]), 0.5, 0.8)
+    return Measured({}, CostQualityCurve(ends, np.array([0.5, 0.8]), 0.5, 0.8), oracle)
 
 
 def test_the_curve_in_the_terminal() -> None:

@@ -17,7 +17,7 @@ from updraft.classifier.calibration.trace_targets import simulate
 from updraft.classifier.features.vectors import Gate, PromptView
 from updraft.classifier.grading.outcomes import Outcome
 from updraft.classifier.target import Target
-from updraft.classifier.training.leave_one_out import Report, cascade_rows, evaluate
+from updraft.classifier.training.leave_one_out import LeaveOneOutReport, cascade_rows, evaluate
 from updraft.embedded import pocket
 from updraft.embedded.kinds import KINDS
 from updraft.embedded.tasks import make_tasks
@@ -51,7 +51,7 @@ def p_gain(policy: Policy, outcomes: list[Outcome]) -> dict[Gate, Floats]:
 
 
 @pytest.fixture(scope="module")
-def measured(policy: Policy, outcomes: list[Outcome], p_gain: dict[Gate, Floats]) -> Report:
+def measured(policy: Policy, outcomes: list[Outcome], p_gain: dict[Gate, Floats]) -> LeaveOneOutReport:
     return evaluate(p_gain, outcomes, policy.card.thresholds)
 
 
@@ -70,23 +70,23 @@ def test_it_answers_with_probabilities(policy: Policy) -> None:
         assert 0 <= policy.before(PromptView(text)) <= 1
 
 
-def test_the_small_model_is_useful_and_the_large_one_better_by_a_wide_margin(measured: Report) -> None:
+def test_the_small_model_is_useful_and_the_large_one_better_by_a_wide_margin(measured: LeaveOneOutReport) -> None:
     assert measured.cloud_score >= 0.90
     assert 0.45 <= measured.local_score <= 0.75
     assert measured.cloud_score - measured.local_score >= 0.20
 
 
-def test_gate_3_finds_wrong_answers_better_than_any_single_token_signal(measured: Report) -> None:
+def test_gate_3_finds_wrong_answers_better_than_any_single_token_signal(measured: LeaveOneOutReport) -> None:
     found = measured.gates["gate3"].auroc_wrong
     assert found >= 0.88
     assert found > max(value for value in measured.single_signals.values() if np.isfinite(value))
 
 
-def test_p_gain_is_calibrated(measured: Report) -> None:
+def test_p_gain_is_calibrated(measured: LeaveOneOutReport) -> None:
     assert measured.gates["gate3"].ece <= 0.05
 
 
-def test_the_default_target_is_kept_at_a_modest_cloud_share(measured: Report) -> None:
+def test_the_default_target_is_kept_at_a_modest_cloud_share(measured: LeaveOneOutReport) -> None:
     routed = next(row for row in measured.routed if row.target == TARGET)
     assert routed.quality >= TARGET
     assert routed.simulation.cloud_share <= measured.wrong_rate + 0.15
@@ -136,7 +136,7 @@ def test_its_own_tasks_are_usual_and_other_questions_are_not(policy: Policy) -> 
     assert "requests are unlike those of the calibration" in (monitor.alarm or "")
 
 
-def test_the_report_is_about_the_shipped_files(report: dict[str, Any], measured: Report) -> None:
+def test_the_report_is_about_the_shipped_files(report: dict[str, Any], measured: LeaveOneOutReport) -> None:
     card = (pocket.policy_folder() / "policy.json").read_bytes()
     assert report["policy_sha256"] == hashlib.sha256(card).hexdigest()
     assert report["export_gap"] <= 1e-5

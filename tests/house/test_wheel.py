@@ -59,6 +59,13 @@ def test_the_weights_come_with_it(wheel: list[str]) -> None:
     assert files <= set(wheel)
 
 
+def test_what_is_linked_into_llama_cpp_comes_with_it(wheel: list[str]) -> None:
+    kernels = ROOT / "local_engine" / "llama" / "native" / "ggml"
+    files = {f"updraft/{path.relative_to(ROOT).as_posix()}" for path in kernels.iterdir()}
+    assert "updraft/local_engine/llama/native/ggml/kernels.cmake" in files
+    assert files <= set(wheel)
+
+
 def test_it_is_typed_and_holds_nothing_stray(wheel: list[str]) -> None:
     assert "updraft/py.typed" in wheel
     # Any module beside __init__.py would ship as part of the package: there are no others.

@@ -6,6 +6,8 @@ import pytest
 from homes import home_in
 from updraft.local_engine import build_check as probe_module
 from updraft.local_engine.build_check import ProbeReport, ensure_usable_build, probe
+from updraft.local_engine.llama.build import REBUILD_COMMAND
+from updraft.local_engine.llama.library import llama
 from updraft.protocol.errors import ConfigurationError, MissingDependencyError
 
 
@@ -69,13 +71,31 @@ def test_broken_builds(tiny, fake_llama_cpp, code, status, detail):
     report = probe(tiny.gguf, timeout_s=3 if status == "timeout" else 60)
     assert report.status == status, report
     assert detail in report.detail
-    assert "llama.build --install" in report.advice
+    assert REBUILD_COMMAND in report.advice
 
 
 def test_missing_build(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert probe(tiny.gguf).status == "not_installed"
-    with pytest.raises(MissingDependencyError, match=r"llama\.build --install"):
+    with pytest.raises(MissingDependencyError, match=REBUILD_COMMAND):
         ensure_usable_build(tiny.gguf)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_kernels_that_serve_are_reported(tiny, monkeypatch):
+    assert probe(tiny.gguf).kernels == llama().kernels
+    monkeypatch.setenv("UPDRAFT_LLAMA_KERNELS", "off")
+    assert probe(tiny.gguf).kernels.names == ()
+
+
+def test_kernels_with_wrong_results_are_no_usable_build(tiny, tmp_path, monkeypatch):
+    """The self-check runs in the subprocess; here it finds that attention is wrong."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "from updraft.local_engine.llama import self_check\nself_check.wrong_kernels = lambda *_: ('attention',)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    report = probe(tiny.gguf)
+    assert report.status == "failed"
+    assert "attention" in report.detail
+    assert "UPDRAFT_LLAMA_KERNELS=off" in report.advice

@@ -141,7 +141,7 @@ def test_what_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("aim", "message"),
+    ("target", "message"),
     [
         ({"quality": "0.9"}, "quality must be a number, above 0 and at most 1, not '0.9'."),
         ({"cloud_share": [0.1]}, "cloud_share must be a number, from 0 to 1, not [0.1]."),

@@ -32,7 +32,7 @@ def repeated(once: CalibrationRows, copies: int) -> CalibrationRows:
 
 
 @pytest.mark.parametrize("answers", [True, False])
-@pytest.mark.parametrize("aim", [Target("quality", 0.95), Target("cloud_share", 0.3), Target("cost", 0.2)])
+@pytest.mark.parametrize("target", [Target("quality", 0.95), Target("cloud_share", 0.3), Target("cost", 0.2)])
 def test_a_target_is_missed_at_most_as_often_as_stated(target: Target, answers: bool) -> None:
     rng = np.random.default_rng(0)
     many = drawn(rng, 100_000, answers=answers)
@@ -52,7 +52,7 @@ def test_a_target_is_missed_at_most_as_often_as_stated(target: Target, answers: 
 
 
 @pytest.mark.parametrize("copies", [1, 4])
-@pytest.mark.parametrize("aim", [Target("quality", 0.95, promise="mean"), Target("cloud_share", 0.3, promise="mean")])
+@pytest.mark.parametrize("target", [Target("quality", 0.95, promise="mean"), Target("cloud_share", 0.3, promise="mean")])
 def test_a_target_is_kept_on_average(target: Target, copies: int) -> None:
     """Over 1,000 calibrations of 200 prompts, some of them asked again and again."""
     rng = np.random.default_rng(0)
@@ -79,7 +79,7 @@ def by_three(rng: np.random.Generator, n: int) -> CalibrationRows:
     return CalibrationRows(before, after, np.where(gain, 0.0, 1.0), np.ones(n), np.ones(n), np.ones(n), during)
 
 
-@pytest.mark.parametrize("aim", [Target("cloud_share", 0.05, promise="mean"), Target("cloud_share", 0.1)])
+@pytest.mark.parametrize("target", [Target("cloud_share", 0.05, promise="mean"), Target("cloud_share", 0.1)])
 def test_a_limit_is_kept_by_three_gates(target: Target) -> None:
     """Their thresholds are all chosen on the same 100 rows: each lets in about one row in a hundred unseen."""
     rng = np.random.default_rng(0)
@@ -168,7 +168,7 @@ def test_one_target_at_most() -> None:
 
 
 @pytest.mark.parametrize("copies", [1, 3, 10])
-@pytest.mark.parametrize("aim", [Target("quality", 0.9), Target("cloud_share", 0.4)])
+@pytest.mark.parametrize("target", [Target("quality", 0.9), Target("cloud_share", 0.4)])
 def test_copies_of_a_prompt_are_no_further_evidence(target: Target, copies: int) -> None:
     rng = np.random.default_rng(0)
     many = drawn(rng, 100_000)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from updraft.classifier.evaluation.cost_quality import (
-    Curve,
+    CostQualityCurve,
     cost_quality,
     fine_curve,
     oracle_scores,
@@ -66,5 +66,5 @@ def test_folds_are_ranked_apart() -> None:
 
 
 def test_cpt_interpolates() -> None:
-    curve = Curve(np.array([0.0, 0.4, 1.0]), np.array([0.5, 0.7, 0.9]), 0.5, 0.9)
+    curve = CostQualityCurve(np.array([0.0, 0.4, 1.0]), np.array([0.5, 0.7, 0.9]), 0.5, 0.9)
     assert curve.cpt(0.75) == pytest.approx(0.7)

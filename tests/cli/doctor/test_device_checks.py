@@ -11,10 +11,10 @@ import gguf
 import numpy as np
 import pytest
 from updraft.cli.doctor.device_checks import (
+    check_kernels,
     check_memory,
     check_neighbours,
     check_processor,
-    check_products,
     check_tuning,
     unused_instruction_sets,
 )
@@ -56,13 +56,13 @@ def test_a_build_for_another_processor() -> None:
     assert unused_instruction_sets(MACHINE, "CPU : SSE3 = 1 | AVX = 1 | ") == ["avx2", "avx512f"]
 
 
-def test_products() -> None:
-    assert check_products(Served(("Q8_0", "Q5_0"))).found == "ours for Q8_0, Q5_0"
-    assert check_products(Served(("Q8_0",), True)).found == "ours for Q8_0, attention"
-    none = check_products(Served(reason="this processor has no AVX-512 VNNI"))
+def test_kernels() -> None:
+    assert check_kernels(Served(("Q8_0", "Q5_0"))).found == "ours for Q8_0, Q5_0"
+    assert check_kernels(Served(("Q8_0",), True)).found == "ours for Q8_0, attention"
+    none = check_kernels(Served(reason="this processor has no AVX-512 VNNI"))
     assert (none.status, none.found) == ("ok", "llama.cpp's own: this processor has no AVX-512 VNNI")
-    fixable = check_products(Served(reason="ours could not be built", fix="install gcc"))
-    assert (fixable.status, fixable.fix) == ("warn", "install gcc")
+    fixable = check_kernels(Served(reason="llama-cpp-python was built without our kernels", fix="rebuild it"))
+    assert (fixable.status, fixable.fix) == ("warn", "rebuild it")
 
 
 def test_memory(tmp_path, monkeypatch) -> None:

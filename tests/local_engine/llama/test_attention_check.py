@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from updraft.kernels.runtime.native_library import load_from
-from updraft.local_engine.llama import kernels as ggml
 from updraft.local_engine.llama.attention_check import Case, agrees
-from updraft.local_engine.machine.machine import this_machine
+from updraft.local_engine.llama.library import llama
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or "avx512_vnni" not in this_machine().instruction_sets, reason="no AVX-512"
-)
+pytestmark = pytest.mark.skipif(not llama().kernels.attention, reason=llama().kernels.reason)
 NEVER = np.float16(-np.inf)
-
-
-@pytest.fixture(scope="module")
-def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
-    """Ours and ggml's."""
-    return (
-        load_from(ggml.SOURCES),
-        ctypes.CDLL(str(ggml.known_libraries() / "libggml-cpu.so")),
-    )
 
 
 @st.composite
@@ -61,9 +46,8 @@ def cases(draw, most_streams: int = 2) -> Case:
 
 @settings(max_examples=120)
 @given(case=cases(), threads=st.integers(1, 5))
-def test_every_case_is_right(libraries, case: Case, threads: int) -> None:
-    ours, library = libraries
-    found = case.computed(ours.updraft_attention, library, threads)
+def test_every_case_is_right(ggml, case: Case, threads: int) -> None:
+    found = case.computed(ggml, threads)
     assert found is not None
     # Scores of a few hundred have an error of some 1e-5 each in float32.
     scores = np.abs(case.query).max() * np.abs(case.key).max() * case.query.shape[3] ** 0.5
@@ -72,11 +56,10 @@ def test_every_case_is_right(libraries, case: Case, threads: int) -> None:
 
 @settings(max_examples=120)
 @given(case=cases(most_streams=1), data=st.data())
-def test_a_row_has_the_same_bits_alone_and_in_company(libraries, case: Case, data) -> None:
+def test_a_row_has_the_same_bits_alone_and_in_company(ggml, case: Case, data) -> None:
     """Whichever rows are beside it and whatever cells are in the cache that it does not see. Wherever its own lie, too,
     but for one number in a very great many: double sums in another order may round to the next of float32."""
-    ours, library = libraries
-    whole = case.computed(ours.updraft_attention, library, data.draw(st.integers(1, 4)))
+    whole = case.computed(ggml, data.draw(st.integers(1, 4)))
     row = data.draw(st.integers(0, case.query.shape[2] - 1))
     random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     cells = np.arange(case.key.shape[2]) if case.mask is None else np.flatnonzero(case.mask[0, row] != NEVER)
@@ -91,7 +74,7 @@ def test_a_row_has_the_same_bits_alone_and_in_company(libraries, case: Case, dat
         case.value[:, :, cells].copy(),
         None if case.mask is None else case.mask[:, row : row + 1, cells].copy(),
     )
-    found = alone.computed(ours.updraft_attention, library, data.draw(st.integers(1, 4)))
+    found = alone.computed(ggml, data.draw(st.integers(1, 4)))
     assert whole is not None
     assert found is not None
     bits, expected = found[0, 0].view(np.int32), whole[0, row].view(np.int32)
@@ -99,53 +82,49 @@ def test_a_row_has_the_same_bits_alone_and_in_company(libraries, case: Case, dat
     assert np.abs(bits - expected).max() <= moved
 
 
-def test_what_is_not_for_us_is_declined(libraries) -> None:
+def test_what_is_not_for_us_is_declined(ggml) -> None:
     """Caches of float32, heads of odd or great length: ggml computes these."""
-    ours, library = libraries
     case = Case(np.ones((1, 2, 3, 32), np.float32), *np.ones((2, 1, 2, 9, 32), np.float16), None)
-    assert case.computed(ours.updraft_attention, library) is not None
+    assert case.computed(ggml) is not None
     for other in (
         replace(case, key=case.key.astype(np.float32), value=case.value.astype(np.float32)),
         Case(np.ones((1, 2, 3, 24), np.float32), *np.ones((2, 1, 2, 9, 24), np.float16), None),
         Case(np.ones((1, 2, 3, 272), np.float32), *np.ones((2, 1, 2, 9, 272), np.float16), None),
     ):
-        assert other.computed(ours.updraft_attention, library) is None
+        assert other.computed(ggml) is None
 
 
-def test_infinite_values_of_cells_that_nobody_sees_do_not_matter(libraries) -> None:
-    ours, library = libraries
+def test_infinite_values_of_cells_that_nobody_sees_do_not_matter(ggml) -> None:
     case = Case(
         np.ones((1, 1, 2, 32), np.float32), *np.ones((2, 1, 1, 100, 32), np.float16), np.zeros((1, 2, 100), np.float16)
     )
     assert case.mask is not None
     case.mask[:, :, 50:] = NEVER
     case.key[:, :, 50:], case.value[:, :, 50:] = np.inf, np.nan
-    found = case.computed(ours.updraft_attention, library)
+    found = case.computed(ggml)
     assert found is not None
     assert np.allclose(found, 1)
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize(("heads", "rows"), [(1, 2), (7, 2), (7, 16)])
-def test_infinite_values_of_cells_that_others_see_do_not_matter(libraries, value: float, heads: int, rows: int) -> None:
+def test_infinite_values_of_cells_that_others_see_do_not_matter(ggml, value: float, heads: int, rows: int) -> None:
     """Nor change a bit of rows before them."""
-    ours, library = libraries
     random = np.random.default_rng(5)
     query = random.normal(size=(1, 2 * heads, rows, 64)).astype(np.float32)
     key, values = random.normal(size=(2, 1, 2, 90, 64)).astype(np.float16)
     mask = np.where(np.tri(rows, 90, 90 - rows, dtype=bool), np.float16(0), NEVER)[None]
-    expected = Case(query, key, values.copy(), mask).computed(ours.updraft_attention, library)
+    expected = Case(query, key, values.copy(), mask).computed(ggml)
     values[:, :, -1] = value
-    found = Case(query, key, values, mask).computed(ours.updraft_attention, library)
+    found = Case(query, key, values, mask).computed(ggml)
     assert found is not None
     assert expected is not None
     assert np.array_equal(found[:, :-1].view(np.int32), expected[:, :-1].view(np.int32))
     assert not np.isfinite(found[:, -1]).any()
 
 
-def test_wrong_results_do_not_agree(libraries, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, library = libraries
-    assert agrees(ours, library)
+def test_wrong_results_do_not_agree(ggml, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert agrees(ggml)
     expected = Case.expected
     monkeypatch.setattr(Case, "expected", lambda case: expected(case) * np.float32(1.0001))
-    assert not agrees(ours, library)
+    assert not agrees(ggml)

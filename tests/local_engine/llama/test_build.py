@@ -2,6 +2,8 @@
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,8 @@ import pytest
 from updraft.local_engine.llama import build as llama_build
 
 SCRIPT = Path(llama_build.__file__).resolve()
+KERNELS = f"-DCMAKE_PROJECT_ggml_INCLUDE={shlex.quote(str(llama_build.KERNELS))}" if sys.platform == "linux" else ""
+OPTIONS = f"-DGGML_OPENMP=OFF {KERNELS}".strip()  # on x86-64
 
 FAKE_PIP = """
 import json, os, pathlib, sys
@@ -69,7 +73,7 @@ def constraints(tmp_path):
 def test_options_by_processor():
     none = {"PATH": ""}  # without a compiler nothing is filtered
     x86 = llama_build.build_environment(none, "x86_64")
-    assert x86["CMAKE_ARGS"] == "-DGGML_OPENMP=OFF"
+    assert x86["CMAKE_ARGS"] == OPTIONS
     assert x86["CFLAGS"] == x86["CXXFLAGS"] == "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
     assert llama_build.build_environment(none, "aarch64") == {"CMAKE_ARGS": "-DGGML_OPENMP=OFF"}
 
@@ -77,7 +81,7 @@ def test_options_by_processor():
 def test_own_options_are_kept_and_come_last():
     own = {"PATH": "", "CMAKE_ARGS": "-DGGML_CUDA=ON", "CFLAGS": "-O2"}
     once = llama_build.build_environment(own, "x86_64")
-    assert once["CMAKE_ARGS"] == "-DGGML_OPENMP=OFF -DGGML_CUDA=ON"
+    assert once["CMAKE_ARGS"] == f"{OPTIONS} -DGGML_CUDA=ON"
     assert once["CFLAGS"].endswith(" -O2")
     assert llama_build.build_environment({**own, **once}, "x86_64") == once
 
@@ -94,7 +98,7 @@ def test_env_is_for_eval(world):
     shown = subprocess.run(
         ["sh", "-c", f'{lines}\nprintf %s "$CMAKE_ARGS"'], capture_output=True, text=True, check=True
     )
-    assert shown.stdout == "-DGGML_OPENMP=OFF"
+    assert shown.stdout == llama_build.build_environment(os.environ)["CMAKE_ARGS"]
 
 
 def test_the_cache_depends_on_what_matters(world, constraints, tmp_path):
@@ -105,6 +109,28 @@ def test_the_cache_depends_on_what_matters(world, constraints, tmp_path):
     assert world("--wheel-dir", "-c", constraints)[0].stdout.strip() != folder
 
 
+@pytest.mark.skipif(not KERNELS, reason="kernels are for Linux")
+def test_changed_kernels_are_built_anew_and_moved_ones_are_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(llama_build.platform, "machine", lambda: "x86_64")
+    copy = shutil.copytree(llama_build.KERNELS.parent, tmp_path / "a clone" / "ggml")
+    here = llama_build.wheel_folder("9.9.9", {"PATH": ""})
+    monkeypatch.setattr(llama_build, "KERNELS", copy / "kernels.cmake")
+    there = llama_build.wheel_folder("9.9.9", {"PATH": ""})
+    assert there == here
+    for changed in ("kernels.cmake", "weights.h", "wrapped.c"):
+        with (copy / changed).open("a") as file:
+            file.write("\n")
+        before, there = there, llama_build.wheel_folder("9.9.9", {"PATH": ""})
+        assert there != before
+
+
+def test_a_folder_with_a_space_reaches_cmake_in_one_piece(tmp_path, monkeypatch):
+    monkeypatch.setattr(llama_build, "KERNELS", tmp_path / "my code" / "kernels.cmake")
+    monkeypatch.setattr(llama_build.platform, "system", lambda: "Linux")
+    arguments = shlex.split(llama_build.build_environment({"PATH": ""}, "x86_64")["CMAKE_ARGS"])
+    assert arguments == ["-DGGML_OPENMP=OFF", f"-DCMAKE_PROJECT_ggml_INCLUDE={tmp_path}/my code/kernels.cmake"]
+
+
 def test_builds_once_and_then_installs_from_the_cache(world, constraints):
     done, calls = world("--install", "-c", constraints)
     assert done.returncode == 0, done.stderr
@@ -113,7 +139,7 @@ def test_builds_once_and_then_installs_from_the_cache(world, constraints):
     wheel, *installs = calls
     assert "llama-cpp-python==9.9.9" in wheel[0]
     assert {"--no-cache-dir", "--no-binary"} <= set(wheel[0])
-    assert wheel[1]["CMAKE_ARGS"] == "-DGGML_OPENMP=OFF"
+    assert wheel[1]["CMAKE_ARGS"] == llama_build.build_environment({"PATH": ""})["CMAKE_ARGS"]
     assert "--force-reinstall" in installs[0][0]
     assert installs[1][0][-3:-1] == ["-c", constraints]
     _, again = world("--install", "-c", constraints)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -11,26 +9,12 @@ import pytest
 from gguf import GGMLQuantizationType, quants
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from updraft.kernels.runtime.native_library import load_from
-from updraft.local_engine.llama import kernels as ggml
+from updraft.local_engine.llama.library import llama
 from updraft.local_engine.llama.product_check import KINDS, Factors, Kind, agrees
-from updraft.local_engine.machine.machine import this_machine
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or "avx512_vnni" not in this_machine().instruction_sets, reason="no AVX-512 VNNI"
-)
+pytestmark = pytest.mark.skipif(not llama().kernels.types, reason=llama().kernels.reason)
 BY_NAME = {kind.name: kind for kind in KINDS}
 kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-
-
-@pytest.fixture(scope="module")
-def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
-    """Ours and ggml's."""
-    try:
-        folder = ggml.known_libraries()
-    except ggml.NotServedError as error:
-        pytest.fail(f"add it to KNOWN_VERSIONS, or pin another: {error}")
-    return load_from(ggml.SOURCES), ctypes.CDLL(str(folder / "libggml-cpu.so"))
 
 
 def dequantized(factors: Factors) -> tuple[np.ndarray, np.ndarray]:
@@ -57,26 +41,24 @@ sizes = st.tuples(st.integers(16, 50), st.integers(1, 50), st.integers(8, 40))
 
 @settings(max_examples=100)
 @given(kind=st.sampled_from(KINDS), size=sizes, threads=st.integers(1, 5))
-def test_every_size_is_right(libraries, kind: Kind, size: tuple[int, int, int], threads: int):
-    ours, library = libraries
+def test_every_size_is_right(ggml, kind: Kind, size: tuple[int, int, int], threads: int):
     rows, columns, blocks = size
-    factors = Factors.scrambled(library, kind, (rows, columns, blocks if kind.values == 32 else 1 + blocks // 8))
-    check(factors, factors.product(ours.updraft_product, threads))
+    factors = Factors.scrambled(ggml, kind, (rows, columns, blocks if kind.values == 32 else 1 + blocks // 8))
+    check(factors, factors.product(ggml.updraft_product, threads))
 
 
 @settings(max_examples=60)
 @given(kind=st.sampled_from(KINDS), size=sizes, data=st.data())
-def test_a_row_has_the_same_bits_alone_and_in_company(libraries, kind: Kind, size: tuple[int, int, int], data):
+def test_a_row_has_the_same_bits_alone_and_in_company(ggml, kind: Kind, size: tuple[int, int, int], data):
     """However many rows there are, and wherever among them it stands; and a row of the matrix, too."""
-    ours, library = libraries
-    factors = Factors.scrambled(library, kind, size)
+    factors = Factors.scrambled(ggml, kind, size)
     rows, columns, _ = size
-    whole = factors.product(ours.updraft_product)
+    whole = factors.product(ggml.updraft_product)
     first = data.draw(st.integers(0, columns - 1))
     some = replace(factors, activations=factors.activations[first : data.draw(st.integers(first + 1, columns))])
     of_matrix = data.draw(st.integers(0, rows - 16))
     some = replace(some, weights=factors.weights[of_matrix:].copy())
-    found = some.product(ours.updraft_product, data.draw(st.integers(1, 4)))
+    found = some.product(ggml.updraft_product, data.draw(st.integers(1, 4)))
     assert whole is not None
     assert found is not None
     assert np.array_equal(found.view(np.int32), whole[first : first + len(found), of_matrix:].copy().view(np.int32))
@@ -84,19 +66,17 @@ def test_a_row_has_the_same_bits_alone_and_in_company(libraries, kind: Kind, siz
 
 @kinds
 @pytest.mark.parametrize("size", [(32, 200, 90), (20, 600, 16), (16, 50, 150)])
-def test_what_does_not_fit_the_buffer_is_computed_in_parts(libraries, kind: Kind, size: tuple[int, int, int]) -> None:
-    ours, library = libraries
-    factors = Factors.scrambled(library, kind, size)
-    check(factors, factors.product(ours.updraft_product))
+def test_what_does_not_fit_the_buffer_is_computed_in_parts(ggml, kind: Kind, size: tuple[int, int, int]) -> None:
+    factors = Factors.scrambled(ggml, kind, size)
+    check(factors, factors.product(ggml.updraft_product))
 
 
 @kinds
-def test_extreme_values_are_right(libraries, kind: Kind) -> None:
+def test_extreme_values_are_right(ggml, kind: Kind) -> None:
     """All bits of the weights' values set, or none, beside the largest activations of either sign."""
-    ours, library = libraries
     for byte in (0, 255):
         for sign in (-1, 1):
-            factors = Factors.scrambled(library, kind, (16, 3, 8))
+            factors = Factors.scrambled(ggml, kind, (16, 3, 8))
             scales = [place + half for place in kind.halves_at for half in (0, 1)]
             kept = factors.weights[:, :, scales].copy()
             factors.weights[:] = byte
@@ -106,22 +86,20 @@ def test_extreme_values_are_right(libraries, kind: Kind) -> None:
             if kind.values == 256:
                 sums = np.full(16, 16 * 127 * sign, np.int16)
                 factors.activations[:, :, 260:] = sums.view(np.uint8)
-            check(factors, factors.product(ours.updraft_product), 4e-6)  # sums that only grow round one way
+            check(factors, factors.product(ggml.updraft_product), 4e-6)  # sums that only grow round one way
 
 
-def test_what_is_not_for_us_is_declined(libraries) -> None:
+def test_what_is_not_for_us_is_declined(ggml) -> None:
     """Few rows in the matrix, short ones as of tiny models, and ones longer than any: ggml computes these."""
-    ours, library = libraries
     sizes = {"Q8_0": [(15, 2, 8), (16, 2, 7), (16, 1, 14000)], "Q6_K": [(15, 2, 1), (16, 1, 1700)]}
     for name, declined in sizes.items():
         for size in declined:
-            assert Factors.scrambled(library, BY_NAME[name], size).product(ours.updraft_product) is None
+            assert Factors.scrambled(ggml, BY_NAME[name], size).product(ggml.updraft_product) is None
 
 
 @kinds
-def test_wrong_results_do_not_agree(libraries, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, library = libraries
-    assert agrees(ours, library, kind)
+def test_wrong_results_do_not_agree(ggml, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert agrees(ggml, kind)
     dots = Factors.dots
     monkeypatch.setattr(Factors, "dots", lambda factors, *to: dots(factors, *to) * np.float32(1.0001))
-    assert not agrees(ours, library, kind)
+    assert not agrees(ggml, kind)

@@ -1,18 +1,13 @@
-"""What the engine chooses by the build of llama.cpp, and the memory that it gives back."""
+"""What the engine chooses by the build of llama.cpp."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
-import psutil
 import pytest
-from updraft.bench.local_shapes import Shape, q8_0
 from updraft.embedded.pocket import pocket_small_gguf
-from updraft.local_engine.llama.context import ContextOptions, LlamaContext, Rows
 from updraft.local_engine.llama.kernels import Served
-from updraft.local_engine.llama.library import LlamaModel, llama
-from updraft.local_engine.llama.zero_pages import give_back_logits
+from updraft.local_engine.llama.library import llama
 from updraft.local_engine.options import LocalOptions
 from updraft.local_engine.runtime.default_options import settled
 from updraft.model_files.gguf_header import GgufTensor
@@ -32,7 +27,7 @@ LARGE = (GgufTensor("token_embd.weight", (4096, 32000), 8, 0, 0),)
     ids=["ours", "asked for", "llama.cpp's", "small"],
 )
 def test_steps_are_short_where_attention_is_ours(monkeypatch, attention, tensors, asked, expected) -> None:
-    monkeypatch.setattr(llama(), "products", Served(("Q8_0",), attention))
+    monkeypatch.setattr(llama(), "kernels", Served(("Q8_0",), attention))
     header = replace(read_header(pocket_small_gguf()), tensors=tensors)
     assert settled(header, LocalOptions(ubatch=asked)).ubatch == expected
 
@@ -43,7 +38,7 @@ def test_steps_are_short_where_attention_is_ours(monkeypatch, attention, tensors
     ids=["q8_0", "f32", "no flash attention"],
 )
 def test_steps_are_llama_cpps_where_its_attention_computes(monkeypatch, options: LocalOptions) -> None:
-    monkeypatch.setattr(llama(), "products", Served(("Q8_0",), True))
+    monkeypatch.setattr(llama(), "kernels", Served(("Q8_0",), True))
     header = replace(read_header(pocket_small_gguf()), tensors=LARGE)
     assert settled(header, options).ubatch is None
 
@@ -59,36 +54,16 @@ def test_steps_are_llama_cpps_where_its_attention_computes(monkeypatch, options:
     ids=["odd heads", "long heads", "keys unlike values", "soft caps"],
 )
 def test_steps_are_llama_cpps_where_heads_are_not_for_ours(monkeypatch, hyperparameters: dict[str, object]) -> None:
-    monkeypatch.setattr(llama(), "products", Served(("Q8_0",), True))
+    monkeypatch.setattr(llama(), "kernels", Served(("Q8_0",), True))
     header = replace(read_header(pocket_small_gguf()), tensors=LARGE)
     said = {f"{header.architecture}.{name}": value for name, value in hyperparameters.items()}
     assert settled(replace(header, metadata={**header.metadata, **said}), LocalOptions()).ubatch is None
 
 
 def test_what_was_asked_for_stays(monkeypatch) -> None:
-    monkeypatch.setattr(llama(), "products", Served(("Q8_0",), True))
+    monkeypatch.setattr(llama(), "kernels", Served(("Q8_0",), True))
     header = replace(read_header(pocket_small_gguf()), tensors=LARGE)
     assert settled(header, LocalOptions()).repack is False
     assert settled(header, LocalOptions(repack=True)).repack is True
-    monkeypatch.setattr(llama(), "products", Served())
+    monkeypatch.setattr(llama(), "kernels", Served())
     assert settled(header, LocalOptions()).repack is True
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is given back")
-def test_logits_that_nobody_asked_for_take_no_memory(tmp_path) -> None:
-    """And those that somebody asks for are as they would be."""
-    path = q8_0(tmp_path / "m.gguf", Shape(layers=1, width=64, kv=1, feed_forward=64, vocabulary=100_000, context=256))
-    model, outputs = LlamaModel(path), 40
-    options = ContextOptions(256, 64, outputs, outputs, 1, "f32", None)
-    process = psutil.Process()
-    before = process.memory_info().rss
-    context = LlamaContext(model, options)
-    assert process.memory_info().rss - before < 4 * model.vocab_size * outputs / 2
-    first = context.decode([Rows(0, 0, [5, 6, 7], 3)])[0].copy()
-    assert abs(first).max() > 0
-    context.clear()
-    assert give_back_logits(context._api, context._context, model.vocab_size * outputs)
-    assert abs(context._logits.rows(context._context, 3)[:, 2048:99_000]).max() == 0  # pages in the middle
-    assert (context.decode([Rows(0, 0, [5, 6, 7], 3)])[0] == first).all()
-    context.close()
-    model.close()

@@ -9,20 +9,9 @@
 
 #include "weights.h"
 
-typedef struct {
-    uint16_t scale; /* float16 */
-    int8_t values[32];
-} Q8_0;
-
-typedef struct {
-    float scale;
-    int8_t values[256];
-    int16_t sums[16]; /* of sixteen values each */
-} Q8_K;
-
 /* Bytes of a block of so many columns, and of ggml's of one. */
 INLINE int64_t unit(int type, int64_t columns) { return columns * (block_values(type) + 4 * groups_of(type) + 4); }
-INLINE size_t activation_bytes(int type) { return block_values(type) == 32 ? sizeof(Q8_0) : sizeof(Q8_K); }
+INLINE size_t activation_bytes(int type) { return block_values(type) == 32 ? sizeof(block_q8_0) : sizeof(block_q8_K); }
 
 INLINE int sum_of_32(const int8_t *values) {
     __m256i bytes = _mm256_loadu_si256((const void *)values);
@@ -32,27 +21,27 @@ INLINE int sum_of_32(const int8_t *values) {
     return _mm_cvtsi128_si32(two) + _mm_extract_epi32(two, 1);
 }
 
-INLINE void pack_32(const int type, uint8_t *to, const int columns, const int j, const Q8_0 *from) {
-    __builtin_memcpy(to + 32 * j, from->values, 32);
-    ((int32_t *)(to + 32 * columns))[j] = -too_much(type) * sum_of_32(from->values);
-    ((float *)(to + 36 * columns))[j] = _cvtsh_ss(from->scale);
+INLINE void pack_32(const int type, uint8_t *to, const int columns, const int j, const block_q8_0 *from) {
+    __builtin_memcpy(to + 32 * j, from->qs, 32);
+    ((int32_t *)(to + 32 * columns))[j] = -too_much(type) * sum_of_32(from->qs);
+    ((float *)(to + 36 * columns))[j] = _cvtsh_ss(from->d);
 }
 
 /* The sums of 32 values each, of which there are eight. */
-INLINE __m128i sums_of_32(const Q8_K *from) {
-    __m256i sums = _mm256_madd_epi16(_mm256_loadu_si256((const void *)from->sums), _mm256_set1_epi16(1));
+INLINE __m128i sums_of_32(const block_q8_K *from) {
+    __m256i sums = _mm256_madd_epi16(_mm256_loadu_si256((const void *)from->bsums), _mm256_set1_epi16(1));
     return _mm256_cvtepi32_epi16(sums);
 }
 
-INLINE void pack_256(const int type, uint8_t *to, const int columns, const int j, const Q8_K *from) {
+INLINE void pack_256(const int type, uint8_t *to, const int columns, const int j, const block_q8_K *from) {
     const int count = group_values(type);
     int32_t pairs[4];
     _mm_storeu_si128((void *)pairs, sums_of_32(from));
     for (int g = 0; g < groups_of(type); g++, to += columns * (count + 4)) {
-        __builtin_memcpy(to + count * j, from->values + count * g, count);
-        ((int32_t *)(to + count * columns))[j] = has_minimum(type) ? pairs[g / 2] : -too_much(type) * from->sums[g];
+        __builtin_memcpy(to + count * j, from->qs + count * g, count);
+        ((int32_t *)(to + count * columns))[j] = has_minimum(type) ? pairs[g / 2] : -too_much(type) * from->bsums[g];
     }
-    ((float *)to)[j] = from->scale;
+    ((float *)to)[j] = from->d;
 }
 
 /* `columns` rows of `k` blocks, `ldb` blocks apart. */
@@ -60,7 +49,7 @@ INLINE void pack(const int type, uint8_t *to, const void *b, int64_t ldb, int64_
     for (int64_t block = 0; block < k; block++, to += unit(type, columns))
         for (int j = 0; j < columns; j++)
             if (block_values(type) == 32)
-                pack_32(type, to, columns, j, (const Q8_0 *)b + ldb * j + block);
+                pack_32(type, to, columns, j, (const block_q8_0 *)b + ldb * j + block);
             else
-                pack_256(type, to, columns, j, (const Q8_K *)b + ldb * j + block);
+                pack_256(type, to, columns, j, (const block_q8_K *)b + ldb * j + block);
 }

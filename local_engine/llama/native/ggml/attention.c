@@ -10,7 +10,6 @@
 
 #include "attention.h"
 
-#ifdef __AVX512BW__
 #include <string.h>
 
 #include "attention_scores.h"
@@ -30,14 +29,14 @@ typedef struct {
     int rows, key_head, key_heads, from, to;
 } Work;
 
-INLINE const char *at(const Tensor *tensor, int64_t one, int64_t two, int64_t three) {
-    const int64_t *strides = (const int64_t *)tensor->strides;
-    return (const char *)tensor->data + one * strides[1] + two * strides[2] + three * strides[3];
+INLINE char *at(const Tensor *tensor, int64_t one, int64_t two, int64_t three) {
+    const int64_t *strides = (const int64_t *)tensor->nb;
+    return (char *)tensor->data + one * strides[1] + two * strides[2] + three * strides[3];
 }
 
 /* What is added to the scores of a row, of each cell; NULL: nothing. */
 INLINE const uint16_t *mask_of(const Work *w, int64_t row) {
-    return w->mask ? (const uint16_t *)at(w->mask, row, 0, w->stream % w->mask->sizes[3]) : NULL;
+    return w->mask ? (const uint16_t *)at(w->mask, row, 0, w->stream % w->mask->ne[3]) : NULL;
 }
 
 INLINE uint64_t first_bits(int64_t count) { return count >= 64 ? ~0ull : (1ull << count) - 1; }
@@ -55,14 +54,14 @@ INLINE uint64_t seen_by(const uint16_t *mask, int64_t cell, int64_t cells) {
 
 /* The query head and the row of a query, and where it lies in the piece: by key head, then row, then query head. */
 INLINE int64_t head_of(const Work *w, int q) {
-    int64_t together = w->query->sizes[2] / w->key->sizes[2];
+    int64_t together = w->query->ne[2] / w->key->ne[2];
     return (w->key_head + q / piece.count) * together + w->from + q % piece.count % (w->to - w->from);
 }
 INLINE int64_t row_of(const Work *w, int q) { return w->first + q % piece.count / (w->to - w->from); }
 
 /* The rows' queries, times `scale`. */
 static void begin(const Work *w, float scale) {
-    piece.length = (int)w->query->sizes[0];
+    piece.length = (int)w->query->ne[0];
     piece.count = w->rows * (w->to - w->from);
     for (int q = 0; q < piece.count * w->key_heads; q++) {
         const float *from = (const float *)at(w->query, row_of(w, q), head_of(w, q), w->stream);
@@ -107,7 +106,8 @@ INLINE __m512 whole(__m512 v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEA
 
 /* What was gathered so far, in the weights' new unit. */
 static void change_unit(int q, float largest) {
-    const __m512d change = _mm512_scalef_pd(_mm512_set1_pd(1), _mm512_set1_pd((double)piece.largest[q] - largest));
+    const double exponent = (double)piece.largest[q] - (double)largest;
+    const __m512d change = _mm512_scalef_pd(_mm512_set1_pd(1), _mm512_set1_pd(exponent));
     for (int i = 0; i < piece.length; i += 8)
         _mm512_store_pd(mixed_of(q) + i, _mm512_mul_pd(_mm512_load_pd(mixed_of(q) + i), change));
     piece.total[q] *= _mm512_cvtsd_f64(change);
@@ -152,7 +152,7 @@ static void meet(const Work *w, const Seen *seen) {
     }
     for (int i = 0; i < w->key_heads; i++) {
         Head head = {at(w->key, 0, w->key_head + i, w->stream), at(w->value, 0, w->key_head + i, w->stream),
-                     (int64_t)w->key->strides[1], (int64_t)w->value->strides[1], i * piece.count};
+                     (int64_t)w->key->nb[1], (int64_t)w->value->nb[1], i * piece.count};
         score(&head, seen);
         for (int q = 0; q < piece.count; q++) weigh(head.first + q, q / heads);
         if (alike || are_numbers(&head, seen))
@@ -165,7 +165,7 @@ static void meet(const Work *w, const Seen *seen) {
 /* Rows of which each sees all that the one before it sees. */
 static void attend(const Work *w, float scale) {
     const uint16_t *last = mask_of(w, w->first + w->rows - 1);
-    int64_t cells = w->key->sizes[1];
+    int64_t cells = w->key->ne[1];
     Seen seen = {.count = 0};
     begin(w, scale);
     for (int64_t cell = 0; cell < cells; cell += CELLS)
@@ -187,21 +187,21 @@ static void attend(const Work *w, float scale) {
 /* Whether a row sees all that the one before it sees. */
 static bool follows(const Work *w, int64_t row) {
     const uint16_t *mask = mask_of(w, row), *before = mask_of(w, row - 1);
-    int64_t cells = w->key->sizes[1];
+    int64_t cells = w->key->ne[1];
     for (int64_t cell = 0; mask && cell < cells; cell += CELLS)
         if (seen_by(before, cell, cells) & ~seen_by(mask, cell, cells)) return false;
     return true;
 }
 
 static bool is_ours(const Tensor *r) {
-    const Tensor *query = r->sources[0], *key = r->sources[1], *value = r->sources[2], *mask = r->sources[3];
+    const Tensor *query = r->src[0], *key = r->src[1], *value = r->src[2], *mask = r->src[3];
     float numbers[3]; /* scale, slopes of positions, a soft cap */
-    memcpy(numbers, r->parameters, sizeof(numbers));
-    return query->type == TYPE_F32 && key->type == TYPE_F16 && value->type == TYPE_F16 && !r->sources[4] &&
-           numbers[1] == 0 && numbers[2] == 0 && key->sizes[0] == value->sizes[0] && key->sizes[0] <= LONGEST &&
-           key->sizes[0] % LANES == 0 && key->sizes[2] == value->sizes[2] && key->sizes[3] == query->sizes[3] &&
-           value->sizes[3] == query->sizes[3] && query->sizes[2] / key->sizes[2] <= QUERIES &&
-           (!mask || (mask->type == TYPE_F16 && mask->sizes[2] == 1));
+    memcpy(numbers, r->op_params, sizeof(numbers));
+    return query->type == GGML_TYPE_F32 && key->type == GGML_TYPE_F16 && value->type == GGML_TYPE_F16 && !r->src[4] &&
+           numbers[1] == 0 && numbers[2] == 0 && key->ne[0] == value->ne[0] && key->ne[0] <= LONGEST &&
+           key->ne[0] % LANES == 0 && key->ne[2] == value->ne[2] && key->ne[3] == query->ne[3] &&
+           value->ne[3] == query->ne[3] && query->ne[2] / key->ne[2] <= QUERIES &&
+           (!mask || (mask->type == GGML_TYPE_F16 && mask->ne[2] == 1));
 }
 
 /* How heads and rows are divided: `rows` of a piece at most; of each key head, `heads` of which are in a piece, all
@@ -212,10 +212,10 @@ typedef struct {
 
 /* Pieces as large as there is work for every thread: rows that share keys, then heads that share pages. */
 static Division divided(const Tensor *query, const Tensor *key, int threads) {
-    int64_t together = query->sizes[2] / key->sizes[2], rows = query->sizes[1], key_heads = key->sizes[2];
+    int64_t together = query->ne[2] / key->ne[2], rows = query->ne[1], key_heads = key->ne[2];
     Division d = {QUERIES / together < ROWS ? QUERIES / together : ROWS, 1, 1};
     while (d.rows > 1 && (rows + d.rows - 1) / d.rows * key_heads < 2 * threads) d.rows = (d.rows + 1) / 2;
-    int64_t blocks = (rows + d.rows - 1) / d.rows * query->sizes[3];
+    int64_t blocks = (rows + d.rows - 1) / d.rows * query->ne[3];
     while (d.heads < key_heads && (d.heads + 1) * d.rows * together <= QUERIES &&
            blocks * ((key_heads + d.heads) / (d.heads + 1)) >= threads)
         d.heads++;
@@ -236,29 +236,23 @@ static void attend_rows(Work w, int64_t end, float scale) {
     }
 }
 
-EXPORT bool updraft_attention(const Params *params, Tensor *result) {
+bool updraft_attention(const Params *params, Tensor *result) {
     if (!is_ours(result)) return false;
-    const Tensor *query = result->sources[0], *key = result->sources[1];
-    const int64_t together = query->sizes[2] / key->sizes[2], rows = query->sizes[1], key_heads = key->sizes[2];
-    const Division d = divided(query, key, params->threads);
+    const Tensor *query = result->src[0], *key = result->src[1];
+    const int64_t together = query->ne[2] / key->ne[2], rows = query->ne[1], key_heads = key->ne[2];
+    const Division d = divided(query, key, params->nth);
     float scale;
-    memcpy(&scale, result->parameters, sizeof(scale));
+    memcpy(&scale, result->op_params, sizeof(scale));
     int64_t number = 0;
-    for (int64_t stream = 0; stream < query->sizes[3]; stream++)
+    for (int64_t stream = 0; stream < query->ne[3]; stream++)
         for (int64_t first = 0; first < rows; first += d.rows)
             for (int64_t head = 0; head < key_heads; head += d.heads)
                 for (int64_t part = 0; part < d.parts; part++) {
-                    if (number++ % params->threads != params->thread) continue;
-                    Work w = {query, key, result->sources[2], result->sources[3], result, stream, first, 1, (int)head,
+                    if (number++ % params->nth != params->ith) continue;
+                    Work w = {query, key, result->src[2], result->src[3], result, stream, first, 1, (int)head,
                               (int)(key_heads - head < d.heads ? key_heads - head : d.heads),
                               (int)(together * part / d.parts), (int)(together * (part + 1) / d.parts)};
                     attend_rows(w, first + d.rows < rows ? first + d.rows : rows, scale * LOG2_E);
                 }
     return true;
 }
-#else
-EXPORT bool updraft_attention(const Params *params, Tensor *result) {
-    (void)params, (void)result;
-    return false;
-}
-#endif

@@ -2,10 +2,9 @@
 
 #pragma once
 
-#include "types.h"
-
-#ifdef __AVX512BW__
 #include <immintrin.h>
+
+#include "types.h"
 
 #define CELLS 64    /* of the cache at a time */
 #define ROWS 16     /* of a piece at most */
@@ -71,4 +70,3 @@ INLINE void fetch(const char *cell) {
             CASE(f, 7, most, q, __VA_ARGS__)                                           \
             CASE(f, 8, most, q, __VA_ARGS__)                                           \
         }
-#endif

@@ -4,7 +4,6 @@
 
 #include "attention.h"
 
-#ifdef __AVX512BW__
 #define HALF 32  /* cells whose scores with some queries fill the registers */
 #define SCORED 2 /* these queries: their sums of sums stay in registers, too */
 
@@ -135,12 +134,12 @@ INLINE void score_straight(const int queries, int q, const Head *head, const See
 
 /* Of all queries of a key head. Few are taken four at a time, and some twice where the last would not be four. */
 static void score(const Head *head, const Seen *seen) {
-    int q = head->first, end = q + piece.count;
     if (piece.count > FEW) {
         turn_keys(head, seen);
         for (int cell = 0; cell < seen->count; cell += HALF) FOR_ALL(score_half, SCORED, head, cell)
         return;
     }
+    int q = head->first, end = q + piece.count;
     for (; q + 4 <= end; q += 4) score_straight(4, q, head, seen);
     if (q < end && piece.count > 4) {
         score_straight(4, end - 4, head, seen);
@@ -149,4 +148,3 @@ static void score(const Head *head, const Seen *seen) {
     for (; q + 2 <= end; q += 2) score_straight(2, q, head, seen);
     if (q < end) score_straight(1, q, head, seen);
 }
-#endif

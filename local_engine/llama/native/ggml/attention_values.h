@@ -4,7 +4,6 @@
 
 #include "attention.h"
 
-#ifdef __AVX512BW__
 #define GATHER 8 /* queries that gather at a time */
 #define SPAN 2   /* vectors of a value at a time, where four or fewer gather */
 
@@ -105,4 +104,3 @@ static void gather_seen(const Head *head, const Seen *seen, int q, uint64_t visi
         }
     }
 }
-#endif

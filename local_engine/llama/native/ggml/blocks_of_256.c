@@ -5,8 +5,6 @@
    a single column row by row (`single.h`), more with each lane of a vector a row. */
 
 #include "product.h"
-
-#ifdef PACKED_BYTES
 #include "single.h"
 
 #define COLUMNS 8 /* of a tile at most: two sums of each, and a quad of weights, leave registers free */
@@ -61,7 +59,7 @@ typedef void FromBlock(Tile tile, const Block256 *block, bool begins);
 /* The whole of a single column, whose packed form is not needed. */
 INLINE void single(const int type, const Product *p, const char *at, float *c, __mmask16 rows) {
     const int64_t stride = p->lda * block_bytes(type);
-    const Q8_K *b = p->b;
+    const block_q8_K *b = p->b;
     const char *next = at + ROWS * stride;
     __m512 total = _mm512_setzero_ps();
     for (int64_t i = 0; i < p->k; i++, at += block_bytes(type), next += ROWS * block_bytes(type)) {
@@ -72,7 +70,7 @@ INLINE void single(const int type, const Product *p, const char *at, float *c, _
         _mm_storeu_si128((void *)pairs, sums_of_32(b + i));
         for (int pair = 0; pair < 4 && has_minimum(type); pair++)
             minima = _mm512_dpwssd_epi32(minima, head.minima[pair], _mm512_set1_epi32(pairs[pair]));
-        total = plus(type, total, &head, b[i].scale, sums, minima);
+        total = plus(type, total, &head, b[i].d, sums, minima);
     }
     _mm512_mask_storeu_ps(c, rows, total);
 }
@@ -95,7 +93,7 @@ INLINE void strip(
 
 #define FROM_BLOCK(type, columns)                                                               \
     static void type##_from_block_##columns(Tile tile, const Block256 *block, bool begins) {    \
-        from_block(TYPE_##type, columns, tile, block, begins);                                  \
+        from_block(GGML_TYPE_##type, columns, tile, block, begins);                             \
     }
 #define FROM_BLOCKS(type)                                                                                   \
     FROM_BLOCK(type, 1) FROM_BLOCK(type, 2) FROM_BLOCK(type, 3) FROM_BLOCK(type, 4) FROM_BLOCK(type, 5)     \
@@ -106,17 +104,16 @@ INLINE void strip(
 #define STRIP(type, alike)                                                                      \
     static void type##_strip(const Product *p, const char *at, float *c, __mmask16 rows) {      \
         if (p->n == 1)                                                                          \
-            single(TYPE_##type, p, at, c, rows);                                                \
+            single(GGML_TYPE_##type, p, at, c, rows);                                           \
         else                                                                                    \
-            strip(TYPE_##type, alike##_from_block, p, at, c, rows);                             \
+            strip(GGML_TYPE_##type, alike##_from_block, p, at, c, rows);                        \
     }
 FROM_BLOCKS(Q4_K)
 FROM_BLOCKS(Q6_K)
 STRIP(Q4_K, Q4_K)
 STRIP(Q5_K, Q4_K)
 STRIP(Q6_K, Q6_K)
-#endif
 
-PRODUCT(updraft_q4_k, TYPE_Q4_K, COLUMNS, Q4_K_strip)
-PRODUCT(updraft_q5_k, TYPE_Q5_K, COLUMNS, Q5_K_strip)
-PRODUCT(updraft_q6_k, TYPE_Q6_K, COLUMNS, Q6_K_strip)
+PRODUCT(updraft_q4_k, GGML_TYPE_Q4_K, COLUMNS, Q4_K_strip)
+PRODUCT(updraft_q5_k, GGML_TYPE_Q5_K, COLUMNS, Q5_K_strip)
+PRODUCT(updraft_q6_k, GGML_TYPE_Q6_K, COLUMNS, Q6_K_strip)

@@ -6,7 +6,8 @@
 
 #include "product.h"
 
-#ifdef PACKED_BYTES
+_Thread_local uint8_t updraft_packed[PACKED_BYTES];
+
 #define COLUMNS 16 /* of a tile at most: their sums, a block of weights and what is computed fill the registers */
 #define PANEL 16   /* blocks that are unpacked at once for several tiles: they stay in the first-level cache */
 
@@ -42,7 +43,7 @@ INLINE void from_panel(const int columns, Tile tile, const Block32 *panel, int b
 #pragma GCC unroll 16
     for (int j = 0; j < columns; j++)
         totals[j] = begins ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(tile.rows, tile.c + tile.ldc * j);
-    for (int i = 0; i < blocks; i++, tile.b += unit(TYPE_Q8_0, columns)) {
+    for (int i = 0; i < blocks; i++, tile.b += unit(GGML_TYPE_Q8_0, columns)) {
         Block32 block = panel[i];
 #pragma GCC unroll 16
         for (int j = 0; j < columns; j++) totals[j] = plus(totals[j], &block, tile.b, columns, j);
@@ -56,7 +57,7 @@ typedef void FromPanel(Tile tile, const Block32 *panel, int blocks, bool begins)
 
 #define FROM_MATRIX(type, columns)                                                                        \
     static void type##_from_matrix_##columns(Tile tile, const char *at, int64_t stride, int64_t blocks) { \
-        from_matrix(TYPE_##type, columns, tile, at, stride, blocks);                                      \
+        from_matrix(GGML_TYPE_##type, columns, tile, at, stride, blocks);                                 \
     }
 #define FROM_PANEL(_, columns)                                                                        \
     static void from_panel_##columns(Tile tile, const Block32 *panel, int blocks, bool begins) { \
@@ -102,13 +103,12 @@ INLINE void strip(
     static FromMatrix *const type##_from_matrix[] = {                                               \
         [1] = NARROW_NAMES(type##_from_matrix), WIDE_NAMES(type##_from_matrix)};                    \
     static void type##_strip(const Product *p, const char *at, float *c, __mmask16 rows) {          \
-        strip(TYPE_##type, type##_from_matrix, p, at, c, rows);                                     \
+        strip(GGML_TYPE_##type, type##_from_matrix, p, at, c, rows);                                \
     }
 STRIP(Q4_0)
 STRIP(Q5_0)
 STRIP(Q8_0)
-#endif
 
-PRODUCT(updraft_q4_0, TYPE_Q4_0, COLUMNS, Q4_0_strip)
-PRODUCT(updraft_q5_0, TYPE_Q5_0, COLUMNS, Q5_0_strip)
-PRODUCT(updraft_q8_0, TYPE_Q8_0, COLUMNS, Q8_0_strip)
+PRODUCT(updraft_q4_0, GGML_TYPE_Q4_0, COLUMNS, Q4_0_strip)
+PRODUCT(updraft_q5_0, GGML_TYPE_Q5_0, COLUMNS, Q5_0_strip)
+PRODUCT(updraft_q8_0, GGML_TYPE_Q8_0, COLUMNS, Q8_0_strip)

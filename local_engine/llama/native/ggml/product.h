@@ -6,12 +6,10 @@
 
 #pragma once
 
-#include "types.h"
-
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__) && defined(__AVX512BW__)
 #include <immintrin.h>
 
 #include "activations.h"
+#include "types.h"
 #include "weights.h"
 
 #define SHORT 256 /* values of a row: with shorter ones, of tiny models, little is won, and they keep ggml's own bits */
@@ -62,7 +60,7 @@ INLINE void rows_of_thread(const int type, const int64_t most, Strip *strip, con
         pack(type, updraft_packed + p->k * unit(type, from), b, p->ldb, p->k, (int)(to - from));
     }
     int64_t strips = (p->m + ROWS - 1) / ROWS;
-    int64_t first = strips * params->thread / params->threads, end = strips * (params->thread + 1) / params->threads;
+    int64_t first = strips * params->ith / params->nth, end = strips * (params->ith + 1) / params->nth;
     for (int64_t s = first; s < end; s++) {
         int64_t row = ROWS * s <= p->m - ROWS ? ROWS * s : p->m - ROWS; /* the last strip may begin in the one before */
         strip(p, (const char *)p->a + stride * row, p->c + row, (__mmask16)(0xffff << (ROWS * s - row)));
@@ -86,10 +84,3 @@ INLINE bool compute(const int type, const int64_t most, Strip *strip, const Para
 
 #define PRODUCT(function, type, most, strip) \
     bool function(const Params *params, const Product *product) { return compute(type, most, strip, params, product); }
-#else
-#define PRODUCT(function, type, most, strip)                      \
-    bool function(const Params *params, const Product *product) { \
-        (void)params, (void)product;                              \
-        return false;                                             \
-    }
-#endif

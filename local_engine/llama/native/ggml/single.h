@@ -46,9 +46,9 @@ typedef struct {
     __m256i sums; /* of sixteen values each */
 } Column;
 
-INLINE Column column_of(const int type, const Q8_K *b) {
-    Column column = {.sums = _mm256_loadu_si256((const void *)b->sums)};
-    for (int i = 0; i < 4; i++) column.values[i] = _mm512_loadu_si512(b->values + 64 * i);
+INLINE Column column_of(const int type, const block_q8_K *b) {
+    Column column = {.sums = _mm256_loadu_si256((const void *)b->bsums)};
+    for (int i = 0; i < 4; i++) column.values[i] = _mm512_loadu_si512(b->qs + 64 * i);
     if (has_minimum(type))
         for (int i = 0; i < 4; i += 2) {
             __m512i first = column.values[i], next = column.values[i + 1];
@@ -69,7 +69,7 @@ INLINE __m512i fifth_bits(__m512i bits, __m512i four, int one, int other) {
 
 /* What a row of Q4_K or Q5_K adds to its sum, spread over lanes. `factors`: sixteen bits each, of eight groups. */
 INLINE __m512i row_of_4_or_5(const int type, const char *row, __m128i factors, const Column *column) {
-    const bool five = type == TYPE_Q5_K;
+    const bool five = type == GGML_TYPE_Q5_K;
     const char *bytes = row + (five ? 48 : 16);
     __m512i four[4], wide = _mm512_castsi128_si512(factors), total = _mm512_setzero_si512();
     for (int i = 0; i < 2; i++) {
@@ -118,7 +118,7 @@ INLINE __m512i single_block(
     const int type, Block256 *head, const char *at, int64_t stride, const Column *column, const char *next) {
     Rows rows = rows_at(at, stride);
     __m512i v[ROWS];
-    if (type == TYPE_Q6_K) {
+    if (type == GGML_TYPE_Q6_K) {
         head->scale = halves_at(&rows, 208);
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; r++) {

@@ -1,4 +1,4 @@
-/* What the files here share: ggml's types and tensors, and the arguments of its products. */
+/* What the files here share: ggml's own types, and what the kernels assume of them beyond their names. */
 
 #pragma once
 
@@ -6,38 +6,47 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "ggml-cpu-impl.h"
+#include "ggml.h"
+#include "quants.h"
+
 #define EXPORT __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
 
-enum { /* of enum ggml_type */
-    TYPE_F32 = 0,
-    TYPE_F16 = 1,
-    TYPE_Q4_0 = 2,
-    TYPE_Q5_0 = 6,
-    TYPE_Q8_0 = 8,
-    TYPE_Q4_K = 12,
-    TYPE_Q5_K = 13,
-    TYPE_Q6_K = 14,
-    TYPE_Q8_K = 15
-};
+typedef struct ggml_compute_params Params;
+typedef struct ggml_tensor Tensor;
 
-/* The beginning of ggml_compute_params: thread number and number of threads. */
-typedef struct {
-    int thread, threads;
-} Params;
+_Static_assert(GGML_MAX_DIMS == 4 && GGML_MAX_SRC >= 5, "tensors have other dimensions or fewer sources");
+_Static_assert(sizeof(((Tensor *)0)->op_params) >= 4 * sizeof(float), "attention has other parameters");
+_Static_assert(sizeof(((Tensor *)0)->nb[0]) == sizeof(int64_t), "strides are of another size");
+_Static_assert(
+    GGML_TYPE_Q4_0 < GGML_TYPE_Q5_0 && GGML_TYPE_Q5_0 < GGML_TYPE_Q8_0 && GGML_TYPE_Q8_0 < GGML_TYPE_Q4_K &&
+        GGML_TYPE_Q4_K < GGML_TYPE_Q5_K && GGML_TYPE_Q5_K < GGML_TYPE_Q6_K,
+    "types come in another order");
 
-/* The beginning of ggml_tensor, up to its data. `strides`: bytes. */
-typedef struct Tensor {
-    int32_t type;
-    void *buffer;
-    int64_t sizes[4];
-    size_t strides[4];
-    int32_t operation, parameters[16], flags;
-    const struct Tensor *sources[10];
-    const struct Tensor *viewed;
-    size_t offset;
-    void *data;
-} Tensor;
+#define AT(type, field, place) _Static_assert(offsetof(type, field) == (place), "blocks have another layout")
+AT(block_q4_0, d, 0);
+AT(block_q4_0, qs, 2);
+AT(block_q5_0, d, 0);
+AT(block_q5_0, qh, 2);
+AT(block_q5_0, qs, 6);
+AT(block_q8_0, d, 0);
+AT(block_q8_0, qs, 2);
+AT(block_q4_K, scales, 4);
+AT(block_q4_K, qs, 16);
+AT(block_q5_K, scales, 4);
+AT(block_q5_K, qh, 16);
+AT(block_q5_K, qs, 48);
+AT(block_q6_K, ql, 0);
+AT(block_q6_K, qh, 128);
+AT(block_q6_K, scales, 192);
+AT(block_q6_K, d, 208);
+#undef AT
+_Static_assert(QK4_0 == 32 && QK5_0 == 32 && QK8_0 == 32 && QK_K == 256, "blocks have other numbers of values");
+_Static_assert(sizeof(block_q4_0) == 18 && sizeof(block_q5_0) == 22 && sizeof(block_q8_0) == 34, "blocks are larger");
+_Static_assert(sizeof(block_q4_K) == 144 && sizeof(block_q5_K) == 176, "blocks are larger");
+_Static_assert(sizeof(block_q6_K) == 210, "blocks are larger");
+_Static_assert(sizeof(((block_q8_K *)0)->bsums) == 16 * sizeof(int16_t), "activations have other sums");
 
 /* C (n, m) = B (n, k blocks) times the transpose of A (m, k blocks); `ld*`: distances of rows, in blocks or floats. */
 typedef struct {
@@ -55,5 +64,18 @@ typedef struct {
 typedef bool Compute(const Params *params, const Product *product);
 Compute updraft_q4_0, updraft_q5_0, updraft_q8_0, updraft_q4_k, updraft_q5_k, updraft_q6_k;
 
+/* What the library exports. Python finds these in it, and the checks of `updraft doctor` call the last two. */
+
+/* Which kernels serve in this process, separated by spaces; empty where ggml's own do. */
+EXPORT const char *updraft_ggml_kernels(void);
+
+/* Calls computed here; without a lock, so that some may be missing. */
+EXPORT extern int64_t updraft_products, updraft_attentions;
+
+/* This thread's part of a product, with the arguments of `llamafile_sgemm`. False if it is not for us. */
+EXPORT bool updraft_product(
+    const Params *params, int64_t m, int64_t n, int64_t k, const void *a, int64_t lda, const void *b, int64_t ldb,
+    void *c, int64_t ldc, int a_type, int b_type, int c_type);
+
 /* This thread's part of `result`, a GGML_OP_FLASH_ATTN_EXT. False if it is not for us. */
-bool updraft_attention(const Params *params, Tensor *result);
+EXPORT bool updraft_attention(const Params *params, Tensor *result);

@@ -32,20 +32,24 @@ typedef struct {
 
 /* Of a type of weights: values of a block and of a group, bytes of a block, what is added to a value to be without a
    sign, and whether groups have minima. */
-INLINE int block_values(int type) { return type >= TYPE_Q4_K ? 256 : 32; }
-INLINE int group_values(int type) { return type == TYPE_Q6_K ? 16 : 32; }
+INLINE int block_values(int type) { return type >= GGML_TYPE_Q4_K ? 256 : 32; }
+INLINE int group_values(int type) { return type == GGML_TYPE_Q6_K ? 16 : 32; }
 INLINE int groups_of(int type) { return block_values(type) / group_values(type); }
-INLINE bool has_minimum(int type) { return type == TYPE_Q4_K || type == TYPE_Q5_K; }
+INLINE bool has_minimum(int type) { return type == GGML_TYPE_Q4_K || type == GGML_TYPE_Q5_K; }
 INLINE int block_bytes(int type) {
-    return type == TYPE_Q4_0   ? 18
-           : type == TYPE_Q5_0 ? 22
-           : type == TYPE_Q8_0 ? 34
-           : type == TYPE_Q4_K ? 144
-           : type == TYPE_Q5_K ? 176
-                               : 210;
+    return type == GGML_TYPE_Q4_0   ? sizeof(block_q4_0)
+           : type == GGML_TYPE_Q5_0 ? sizeof(block_q5_0)
+           : type == GGML_TYPE_Q8_0 ? sizeof(block_q8_0)
+           : type == GGML_TYPE_Q4_K ? sizeof(block_q4_K)
+           : type == GGML_TYPE_Q5_K ? sizeof(block_q5_K)
+                                    : sizeof(block_q6_K);
 }
 INLINE int too_much(int type) {
-    return type == TYPE_Q4_0 ? 8 : type == TYPE_Q5_0 ? 16 : type == TYPE_Q8_0 ? 128 : type == TYPE_Q6_K ? 32 : 0;
+    return type == GGML_TYPE_Q4_0   ? 8
+           : type == GGML_TYPE_Q5_0 ? 16
+           : type == GGML_TYPE_Q8_0 ? 128
+           : type == GGML_TYPE_Q6_K ? 32
+                                    : 0;
 }
 
 /* Where a block of each of the sixteen rows begins: of every fourth row, and how far the next ones are. */
@@ -136,9 +140,9 @@ INLINE void unpack_q5_0(Block32 *to, const Rows *r) {
 
 /* All that a block has one of. */
 INLINE void unpack_32(const int type, Block32 *to, Rows rows) {
-    if (type == TYPE_Q4_0) unpack_q4_0(to, &rows);
-    if (type == TYPE_Q5_0) unpack_q5_0(to, &rows);
-    if (type == TYPE_Q8_0) unpack_q8_0(to, &rows);
+    if (type == GGML_TYPE_Q4_0) unpack_q4_0(to, &rows);
+    if (type == GGML_TYPE_Q5_0) unpack_q5_0(to, &rows);
+    if (type == GGML_TYPE_Q8_0) unpack_q8_0(to, &rows);
 }
 
 /* Byte `place` of each lane's four, without a sign or with. */
@@ -189,15 +193,15 @@ INLINE void unpack_q4_or_5_k(const int type, Block256 *block, const Rows *r) {
     __m512i fifth[8], factors[2];
     unpack_head(block, factors, r);
     for (int g = 0; g < 8; g++) to[g].factor = byte_of(factors[g / 4], g % 4);
-    for (int half = 0; half < 2 && type == TYPE_Q5_K; half++) turned(fifth + 4 * half, r, 16 + 16 * half);
+    for (int half = 0; half < 2 && type == GGML_TYPE_Q5_K; half++) turned(fifth + 4 * half, r, 16 + 16 * half);
 #pragma GCC unroll 4
     for (int pair = 0; pair < 4; pair++)
         for (int half = 0; half < 2; half++) {
             __m512i bytes[4];
-            turned(bytes, r, (type == TYPE_Q5_K ? 48 : 16) + 32 * pair + 16 * half);
+            turned(bytes, r, (type == GGML_TYPE_Q5_K ? 48 : 16) + 32 * pair + 16 * half);
             for (int i = 0; i < 4; i++) {
                 __m512i low = low_bits(bytes[i], 4), high = high_half(bytes[i]);
-                if (type == TYPE_Q5_K) {
+                if (type == GGML_TYPE_Q5_K) {
                     low = _mm512_or_si512(low, fifth_bit(fifth[4 * half + i], 2 * pair));
                     high = _mm512_or_si512(high, fifth_bit(fifth[4 * half + i], 2 * pair + 1));
                 }
@@ -234,7 +238,7 @@ INLINE void unpack_q6_k(Block256 *block, const Rows *r) {
 }
 
 INLINE void unpack_256(const int type, Block256 *to, Rows rows) {
-    if (type == TYPE_Q6_K)
+    if (type == GGML_TYPE_Q6_K)
         unpack_q6_k(to, &rows);
     else
         unpack_q4_or_5_k(type, to, &rows);

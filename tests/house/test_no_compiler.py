@@ -1,0 +1,124 @@
+"""No compiler runs in a process that imports the SDK, the router or the local engine: nodes alone may compile."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("sdk", "router", "local_engine")
+BUILDER = "kernels.native_library"
+COMPILERS = ("cc", "gcc", "c++", "g++", "clang", "clang++")
+#: What still builds C of its own at run time, and that C.
+STILL_COMPILES = {"local_engine/sampling/signal_meter.py": "signals.c"}
+#: Builds llama.cpp when somebody installs it: a program of its own, which only lends its names here.
+INSTALLER = "local_engine/llama/build.py"
+APP = """
+import sys
+import updraft.router, updraft.sdk
+from updraft.embedded.pocket import pocket_small_gguf
+from updraft.local_engine.build_check import ensure_usable_build
+from updraft.local_engine.engine import LocalEngine
+from updraft.protocol.requests import Message
+from updraft.protocol.sampling import SamplingParams
+ensure_usable_build(pocket_small_gguf())
+with LocalEngine.load(pocket_small_gguf()) as engine:
+    run = engine.start([Message(role="user", content="Hello")], SamplingParams(max_tokens=8, temperature=1.0, seed=0))
+    print(sum(1 for _ in run))
+"""
+
+
+def test_an_app_that_generates_starts_no_compiler(tmp_path: Path) -> None:
+    calls = fake_compilers(tmp_path / "bin")
+    environ = {
+        **os.environ,
+        "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / ".typing"), os.environ.get("PYTHONPATH")])),
+        "UPDRAFT_HOME": str(tmp_path / "home"),  # nothing was compiled before
+        "CC": str(tmp_path / "bin" / "cc"),
+        "CXX": str(tmp_path / "bin" / "c++"),
+    }
+    done = subprocess.run([sys.executable, "-c", APP], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 0
+    known = tuple(STILL_COMPILES.values())
+    assert [call for call in calls.read_text().splitlines() if not any(name in call for name in known)] == []
+
+
+def test_the_fake_compilers_are_seen(tmp_path: Path) -> None:
+    calls = fake_compilers(tmp_path)
+    subprocess.run(["cc", "-c", "some.c"], env={**os.environ, "PATH": str(tmp_path)}, check=False)
+    assert calls.read_text() == "cc -c some.c\n"
+
+
+def test_no_module_of_an_app_reaches_what_compiles() -> None:
+    """Neither itself nor by what it imports, inside functions too."""
+    wanted = [
+        name for name, path in MODULES.items() if name.split(".")[0] in ROOMS and shown(path) not in STILL_COMPILES
+    ]
+    reached: dict[str, str] = dict.fromkeys(wanted, "")
+    while wanted:
+        name = wanted.pop()
+        for found in imported(name):
+            if found not in reached and shown(MODULES[found]) not in STILL_COMPILES:
+                reached[found] = name
+                wanted.append(found)
+    assert BUILDER in MODULES
+    assert BUILDER not in reached, f"imported by {reached.get(BUILDER)}"
+
+
+def test_no_module_of_an_app_names_a_compiler() -> None:
+    naming = [
+        f"{shown(path)}:{node.lineno}"
+        for name, path in MODULES.items()
+        if name.split(".")[0] in ROOMS and shown(path) != INSTALLER
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in (*COMPILERS, "CC", "CXX")
+    ]
+    assert naming == []
+
+
+def fake_compilers(folder: Path) -> Path:
+    """Puts programs there that note how they are called, and fail; the file with the notes."""
+    calls = folder / "calls"
+    folder.mkdir(exist_ok=True)
+    calls.touch()
+    for name in COMPILERS:
+        program = folder / name
+        program.write_text(f'#!/bin/sh\necho "{name} $*" >> "{calls}"\nexit 1\n')
+        program.chmod(0o755)
+    return calls
+
+
+def shown(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def modules() -> dict[str, Path]:
+    """Our modules, without the leading `updraft`."""
+    found: dict[str, Path] = {}
+    for path in ROOT.rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if not parts[0].startswith(".") and parts[0] not in ("tests", "build", "dist", "out"):
+            found[".".join(part for part in parts if part != "__init__")] = path
+    return found
+
+
+def imported(name: str) -> Iterator[str]:
+    """Our modules that a module imports."""
+    path = MODULES[name]
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = [*package[: len(package) - node.level + 1], *(node.module or "").split(".")]
+            for alias in node.names:
+                for target in (".".join(filter(None, [*base, alias.name])), ".".join(filter(None, base))):
+                    if target in MODULES:
+                        yield target
+
+
+MODULES = modules()
