@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays import Bools, Floats
+from ..optional import load_module
 
 _BINS = 20
 _PSEUDO_ROWS = 30.0
@@ -39,7 +40,8 @@ def fit_curve(scores: Floats, positive: Bools) -> ProbabilityCurve:
     order = np.argsort(scores, kind="stable")
     parts = np.array_split(order, bins)
     counts = np.array([len(part) for part in parts], np.float64)
-    rates = _isotonic(np.array([positive[part].mean() for part in parts]), counts)
+    isotonic = load_module("sklearn.isotonic", "train").isotonic_regression
+    rates = np.asarray(isotonic([float(positive[part].mean()) for part in parts], sample_weight=counts), np.float64)
     middles = np.array([scores[part].mean() for part in parts])
     kept = _spread(middles)
     middles, rates = middles[kept], rates[kept]
@@ -60,7 +62,7 @@ def cross_calibrated(scores: Floats, positive: Bools, folds: NDArray[np.int64]) 
 
 
 def fit_platt(scores: Floats, positive: Bools) -> tuple[float, float]:
-    """Slope and offset of the sigmoid with the least log loss, its targets smoothed as Platt does.
+    """Slope and offset of the sigmoid with the least log loss, its targets smoothed as Platt does (2000).
 
     The slope is kept positive: a useless score gives an almost flat curve, never one that turns the order around.
     """
@@ -83,19 +85,6 @@ def fit_platt(scores: Floats, positive: Bools) -> tuple[float, float]:
 
 def _sigmoid(x: Floats) -> Floats:
     return 0.5 * (1.0 + np.tanh(0.5 * x))
-
-
-def _isotonic(rates: Floats, counts: Floats) -> Floats:
-    """Pool adjacent violators: the non-decreasing rates nearest to `rates` in weighted squares."""
-    pools: list[tuple[float, float, int]] = []
-    for rate, count in zip(rates, counts, strict=True):
-        mean, mass, size = float(rate), float(count), 1
-        while pools and pools[-1][0] >= mean:
-            before, weight, members = pools.pop()
-            mean = (before * weight + mean * mass) / (weight + mass)
-            mass, size = mass + weight, size + members
-        pools.append((mean, mass, size))
-    return np.concatenate([np.full(size, mean) for mean, _, size in pools])
 
 
 def _spread(x: Floats) -> list[int]:

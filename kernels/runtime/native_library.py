@@ -23,7 +23,6 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from ...protocol.settings import state_folder
 
@@ -68,16 +67,6 @@ def load_from(sources: Path, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
         except (NativeBuildError, OSError) as error:
             problems.append(str(error))
     raise NativeBuildError("; ".join(problems) or "there is no C compiler (set CC, or install gcc)")
-
-
-def holding(function: Any) -> Any:
-    """The same C function, called without releasing the GIL: for calls of microseconds.
-
-    A thread that has released the GIL waits up to 5 ms for a busy one (`sys.getswitchinterval`).
-    """
-    prototype = ctypes.PYFUNCTYPE(function.restype, *function.argtypes)
-    address: Any = ctypes.cast(function, ctypes.c_void_p).value
-    return prototype(address)
 
 
 def _build_and_load(compiler: list[str], sources: Path, mode: int) -> ctypes.CDLL:

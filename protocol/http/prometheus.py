@@ -1,4 +1,4 @@
-"""Prometheus' text format, as much of it as counters, gauges and histograms need."""
+"""Counters, gauges and histograms as values, for `prometheus_client` to write."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from math import inf
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric as Family
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -24,14 +26,14 @@ class Metric:
         default_factory=dict[tuple[tuple[str, str], ...], float]
     )
 
-    def lines(self) -> list[str]:
-        lines = [f"# HELP {self.name} {self.help}", f"# TYPE {self.name} {self.kind}"]
-        if self.value is not None:
-            lines.append(f"{self.name} {self.value:.15g}")
-        for labels, value in self.samples.items():
-            inside = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels)
-            lines.append(f"{self.name}{{{inside}}} {value:.15g}")
-        return lines
+    def family(self) -> Family:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        family = (CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily)(self.name, self.help)
+        plain = {} if self.value is None else {(): self.value}
+        for labels, value in (plain | dict(self.samples)).items():
+            family.add_sample(self.name, dict(labels), value)
+        return family
 
 
 @dataclass(slots=True)
@@ -65,17 +67,23 @@ class Histogram:
     help: str
     values: Distribution
 
-    def lines(self) -> list[str]:
-        lines = [f"# HELP {self.name} {self.help}", f"# TYPE {self.name} histogram"]
-        for bound, below in zip((*self.values.bounds, inf), accumulate(self.values.counts), strict=True):
-            label = "+Inf" if bound == inf else f"{bound:.15g}"
-            lines.append(f'{self.name}_bucket{{le="{label}"}} {below}')
-        return [*lines, f"{self.name}_sum {self.values.sum:.15g}", f"{self.name}_count {sum(self.values.counts)}"]
+    def family(self) -> Family:
+        from prometheus_client.core import HistogramMetricFamily
+
+        bounds = [*(f"{bound:.15g}" for bound in self.values.bounds), "+Inf"]
+        buckets = list(zip(bounds, accumulate(self.values.counts), strict=True))
+        return HistogramMetricFamily(self.name, self.help, buckets=buckets, sum_value=self.values.sum)
 
 
 def render(metrics: Iterable[Metric | Histogram]) -> str:
-    return "".join(line + "\n" for metric in metrics for line in metric.lines())
+    """The text format of Prometheus, version 0.0.4."""
+    from prometheus_client import generate_latest  # takes a fifth of the time of `import updraft.router`
+    from prometheus_client.registry import CollectorRegistry
 
+    class Families:
+        def collect(self) -> Iterable[Family]:
+            return [metric.family() for metric in metrics]
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Families())  # type: ignore[arg-type]
+    return generate_latest(registry).decode()

@@ -18,7 +18,7 @@ from updraft.bench.engine_speed import DTYPES
 from updraft.bench.scheduling import step_rows
 from updraft.bench.shapes import SHAPES, random_model, shape_config
 from updraft.bench.speculation import draft_of
-from updraft.bench.workload import WorkloadRequest, Workload
+from updraft.bench.workload import Workload, WorkloadRequest
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.speculation.draft_model import DraftModel

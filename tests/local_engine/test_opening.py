@@ -190,12 +190,12 @@ def test_process_memory_sees_what_is_allocated() -> None:
 
 
 def test_a_known_model_opens_in_a_moment() -> None:
-    """What safety adds to a warm start."""
+    """What safety adds to a warm start, in processor time."""
 
     def opened(load) -> float:
-        started = time.perf_counter()
+        started = time.process_time()
         load().close()
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     path: Path = pocket_small_gguf()
     open_engine(path, sound=path).close()

@@ -308,19 +308,17 @@ def test_from_an_event_loop_also_when_cancelled() -> None:
 
 
 def test_nobody_waits_for_a_model_that_is_closed_but_who_needs_its_memory() -> None:
-    machine = FakeMachine(close_s=0.3)
+    machine = FakeMachine(close_s=2.0)
     pool = machine.pool(keep_alive_s=None)
     with pool.use("a"), pool.use("c"):
         pass
     closing = threading.Thread(target=pool.unload, args=("a",))
     closing.start()
-    began = time.monotonic()
     time.sleep(0.05)
     with pool.use("c"):
         assert [held.name for held in pool.held()] == ["c"]
-        assert time.monotonic() - began < 0.2
+        assert closing.is_alive()
         with pool.use("d"):  # fits once "a" is gone
-            assert time.monotonic() - began > 0.25
             assert [model.name for model in machine.there] == ["c", "d"]
     closing.join()
     pool.close()
@@ -329,14 +327,14 @@ def test_nobody_waits_for_a_model_that_is_closed_but_who_needs_its_memory() -> N
 
 @pytest.mark.parametrize("ending", ["keep_alive_s=0", "closed"])
 def test_an_event_loop_goes_on_while_a_model_is_closed(ending) -> None:
-    machine = FakeMachine(close_s=0.3)
-    pool, gaps = machine.pool(keep_alive_s=0 if ending == "keep_alive_s=0" else None), []
+    machine = FakeMachine(close_s=2.0)
+    pool, turns = machine.pool(keep_alive_s=0 if ending == "keep_alive_s=0" else None), 0
 
     async def watch() -> None:
+        nonlocal turns
         while True:
-            began = time.monotonic()
             await asyncio.sleep(0.01)
-            gaps.append(time.monotonic() - began)
+            turns += 1
 
     async def main() -> None:
         watching = asyncio.create_task(watch())
@@ -347,29 +345,27 @@ def test_an_event_loop_goes_on_while_a_model_is_closed(ending) -> None:
         watching.cancel()
 
     asyncio.run(main())
-    assert max(gaps) < 0.2
-    assert len(gaps) > 10
+    assert turns > 10  # while it was closed for two seconds
     pool.close()
 
 
 def test_many_wait_for_a_load_and_take_no_thread_of_the_event_loops() -> None:
-    machine = FakeMachine(delay_s=0.4)
-    pool, began = machine.pool(keep_alive_s=None), 0.0
+    machine = FakeMachine(delay_s=2.0)
+    pool = machine.pool(keep_alive_s=None)
 
-    async def use(name: str) -> float:
+    async def use(name: str) -> None:
         async with pool.use_async(name):
-            return time.monotonic() - began
+            pass
 
     async def main() -> None:
-        nonlocal began
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
         await use("b")
-        began = time.monotonic()
         waiting = [asyncio.create_task(use("a")) for _ in range(6)]
         await asyncio.sleep(0.01)
         await asyncio.to_thread(time.sleep, 0)
-        assert await use("b") < 0.2
-        assert min(await asyncio.gather(*waiting)) > 0.35
+        await use("b")
+        assert not any(task.done() for task in waiting)
+        await asyncio.gather(*waiting)
 
     asyncio.run(main())
     assert machine.loads == ["b", "a"]

@@ -252,13 +252,14 @@ def test_a_sound_file_is_tried_once_and_again_when_it_changes(tmp_path, file, mo
 
 
 def test_a_known_file_costs_less_than_ten_milliseconds() -> None:
+    """Of processor time, which other processes do not change."""
     path = pocket_small_gguf()
     ensure_loadable(path)
     seconds = []
     for _ in range(5):
-        started = time.perf_counter()
+        started = time.process_time()
         ensure_loadable(path)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(time.process_time() - started)
     assert min(seconds) < 0.01
 
 

@@ -52,7 +52,9 @@ def test_a_target_is_missed_at_most_as_often_as_stated(target: Target, answers: 
 
 
 @pytest.mark.parametrize("copies", [1, 4])
-@pytest.mark.parametrize("target", [Target("quality", 0.95, promise="mean"), Target("cloud_share", 0.3, promise="mean")])
+@pytest.mark.parametrize(
+    "target", [Target("quality", 0.95, promise="mean"), Target("cloud_share", 0.3, promise="mean")]
+)
 def test_a_target_is_kept_on_average(target: Target, copies: int) -> None:
     """Over 1,000 calibrations of 200 prompts, some of them asked again and again."""
     rng = np.random.default_rng(0)

@@ -72,6 +72,6 @@ def test_any_text_gives_finite_numbers(text: str) -> None:
     "text", ["(" * 20_000 + "1=1", "1+" * 20_000 + "=3", "1 a" * 20_000, "=3 " * 20_000, "-" * 20_000 + "1=1"]
 )
 def test_hostile_text_is_quick(text: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     step_checks(Given.of("2 and 3"), text)
-    assert time.perf_counter() - started < 2.0
+    assert time.process_time() - started < 2.0

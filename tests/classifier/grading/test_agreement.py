@@ -171,9 +171,9 @@ def test_a_hostile_answer_takes_no_longer_than_another(piece: str) -> None:
     text = piece * (40_000 // len(piece))
     took: list[float] = []
     for part in (text[:10_000], text):
-        begin = time.perf_counter()
+        begin = time.process_time()
         agree(part, f"{part}.")
-        took.append(time.perf_counter() - begin)
+        took.append(time.process_time() - begin)
     assert took[1] < 10 * took[0] + 0.1
 
 

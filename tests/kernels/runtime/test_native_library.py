@@ -15,7 +15,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from updraft import local_engine
 from updraft.kernels.activation.ops import gated_activation
 from updraft.kernels.activation.reference import gated_activation_reference
 from updraft.kernels.norm.ops import add_rms_norm, rms_norm
@@ -24,8 +23,7 @@ from updraft.kernels.norm.types import Norm
 from updraft.kernels.runtime import native_library
 from updraft.kernels.runtime.native_library import NativeBuildError, build, load
 
-ROOMS = (Path(native_library.__file__).parents[1], Path(local_engine.__file__).parent)
-SOURCES = sorted(source for room in ROOMS for source in (room / "native").rglob("*.c"))
+SOURCES = sorted((Path(native_library.__file__).parents[1] / "native").rglob("*.c"))
 needs_c = pytest.mark.skipif(load() is None, reason="no C compiler")
 PROGRAM = """
 import torch

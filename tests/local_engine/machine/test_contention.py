@@ -114,8 +114,8 @@ def test_real_neighbours_are_seen() -> None:
 
 def test_our_own_work_is_no_neighbour() -> None:
     before = usage()
-    end = time.monotonic() + 0.3
-    while time.monotonic() < end:
+    end = time.process_time() + 0.3  # processor time: others may take as much of the machine as they like
+    while time.process_time() < end:
         pass
     after = usage()
     assert after.own - before.own == pytest.approx(0.3, abs=0.15)

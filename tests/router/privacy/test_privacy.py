@@ -173,9 +173,9 @@ def test_any_text_can_be_searched(text: str) -> None:
 )
 def test_no_pattern_hangs(text: str) -> None:
     rules = PrivacyRules(Privacy(builtin=tuple(BUILTIN), patterns={"bomb": r"(a+)+$", "words": r"(\w+\s?)*!"}))
-    began = time.perf_counter()
+    began = time.process_time()
     rules.search(text + "b?")
-    assert time.perf_counter() - began < 10, "a backtracking engine needs longer than the universe has"
+    assert time.process_time() - began < 10, "a backtracking engine needs longer than the universe has"
 
 
 @pytest.mark.parametrize(
@@ -232,9 +232,9 @@ def test_anchored_patterns_mean_the_ends_of_a_text(pattern: str, text: str) -> N
 
 def test_many_texts_are_searched_quickly() -> None:
     rules = PrivacyRules(Privacy(builtin=tuple(BUILTIN), patterns={"first": "^secret", "last": "secret$"}))
-    began = time.perf_counter()
+    began = time.process_time()
     assert asyncio.run(rules.match({"input": [f"text {number} \u00b5" for number in range(200_000)]})) is None
-    assert time.perf_counter() - began < 20
+    assert time.process_time() - began < 20
 
 
 @pytest.mark.parametrize("ids", [[1, 2], [[1, 2], [3]], ["text", [1]]])
@@ -436,9 +436,9 @@ def test_other_numbers_in_several_messages_are_no_card(said: list[tuple[str, str
 
 
 def test_a_thousand_messages_of_digits_are_quick() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     asyncio.run(PrivacyRules(ALL).match(conversation(*(("user", "1 " * 500) for _ in range(500)))))
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 @pytest.mark.parametrize("marks", ["\u0345\u0301", "\uff9e\u0334", "\u0301\u0327"])

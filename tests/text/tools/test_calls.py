@@ -106,9 +106,9 @@ def test_objects_that_are_no_calls_are_shown_as_they_come() -> None:
 
 def test_blanks_without_end_take_no_time() -> None:
     for begun in ("", "f", "f[CALL_ID]", "f[CALL_ID]x", "f[ARGS]"):
-        started = time.perf_counter()
+        started = time.process_time()
         assert read(MISTRAL, ["[TOOL_CALLS]" + begun + " " * 20_000, "!"])[1] == []
-        assert time.perf_counter() - started < 1
+        assert time.process_time() - started < 1
 
 
 def read(syntax: ToolSyntax, chunks: list[str]) -> Read:
