@@ -64,6 +64,8 @@ class LocalEngine:
         self._tool_parser = options.tool_parser
         self._special = special_pattern(model.control_tokens)
         self.chat_template = _template(model, header)
+        if self.chat_template is not None:
+            self.chat_template.compile()
         if options.tool_parser != "auto":
             _ = self.tool_format  # a name that is none is refused here
         self._scores_prompts = layout.scores_prompts
@@ -74,7 +76,7 @@ class LocalEngine:
         """Map a GGUF file and make its context ready.
 
         Raises ModelLoadError for a file that is missing, truncated, foreign or without a usable context, and for
-        adapters that are for another model;
+        adapters that are for another model, and for a chat template that is not valid;
         MissingDependencyError if llama-cpp-python is not installed; InvalidRequestError or ConfigurationError for
         impossible options.
         """
@@ -201,6 +203,8 @@ class LocalEngine:
 
     def close(self) -> None:
         """Free the model, once no step is running. Runs in progress raise EngineError."""
+        if self.chat_template is not None:
+            self.chat_template.close()
         self._resources.close()
 
     def __enter__(self) -> LocalEngine:

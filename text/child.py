@@ -12,7 +12,7 @@ import signal
 import struct
 import sys
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 LENGTH = struct.Struct("!I")
 # What Python and its native modules need; the time zone is for templates that write a date.
@@ -34,6 +34,16 @@ def frame(message: bytes) -> bytes:
     return LENGTH.pack(len(message)) + message
 
 
+def read(stream: IO[bytes]) -> bytes:
+    """The next frame's message; empty if the stream ends before its end."""
+    header = stream.read(LENGTH.size)
+    if len(header) < LENGTH.size:
+        return b""
+    (length,) = LENGTH.unpack(header)
+    message = stream.read(length)
+    return message if len(message) == length else b""
+
+
 # For the child alone.
 
 
@@ -48,10 +58,8 @@ def prepare() -> None:
 
 
 def receive() -> bytes:
-    """The next frame's message; empty at the end of the input."""
-    stream: BinaryIO = sys.stdin.buffer
-    header = stream.read(LENGTH.size)
-    return stream.read(*LENGTH.unpack(header)) if len(header) == LENGTH.size else b""
+    """The next message; empty at the end of the input."""
+    return read(sys.stdin.buffer)
 
 
 def send(message: bytes) -> None:
