@@ -64,8 +64,6 @@ class LocalEngine:
         self._tool_parser = options.tool_parser
         self._special = special_pattern(model.control_tokens)
         self.chat_template = _template(model, header)
-        if self.chat_template is not None:
-            self.chat_template.compile()
         if options.tool_parser != "auto":
             _ = self.tool_format  # a name that is none is refused here
         self._scores_prompts = layout.scores_prompts
@@ -76,7 +74,7 @@ class LocalEngine:
         """Map a GGUF file and make its context ready.
 
         Raises ModelLoadError for a file that is missing, truncated, foreign or without a usable context, and for
-        adapters that are for another model, and for a chat template that is not valid;
+        adapters that are for another model;
         MissingDependencyError if llama-cpp-python is not installed; InvalidRequestError or ConfigurationError for
         impossible options.
         """
@@ -168,7 +166,8 @@ class LocalEngine:
     ) -> list[int]:
         """Token ids of the rendered chat; control tokens come from the template only.
 
-        Raises ModelLoadError if the file has no chat template, InvalidRequestError if that refuses the messages.
+        Raises ModelLoadError if the file has no chat template or a broken one, InvalidRequestError if that refuses the
+        messages.
         """
         if self.chat_template is None:
             raise ModelLoadError(f"{self.model_id} has no chat template: use text completion instead.")

@@ -109,7 +109,7 @@ def attempt(path: Path, adapters: Sequence[str] = ()) -> str:
 
 
 def _template_complaint(engine: LocalEngine) -> str:
-    """A template may refuse a short chat, but not exceed its limits for it."""
+    """A template may refuse a short chat, but not exceed its limits for it. Raises ModelLoadError for a broken one."""
     if engine.chat_template is None:
         return ""
     try:

@@ -85,11 +85,15 @@ class _Program:
 
 
 def _environment() -> jinja2.Environment:
-    """The whitespace rules, statements and helpers that chat templates are written for, as in transformers."""
+    """The whitespace rules, statements and helpers that chat templates are written for, as in transformers.
+
+    Some are written for llama.cpp, where filters give lists: here `tojson` and `length` take iterators, too.
+    """
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
+    environment.filters["length"] = environment.filters["count"] = _length
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
@@ -107,7 +111,17 @@ class _GenerationTag(jinja2.ext.Extension):
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
     """Plain JSON: Jinja's own filter escapes `<` and `&` for HTML, which models were not trained on."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **{"default": _as_list, **options})
+
+
+def _as_list(value: Any) -> list[Any]:
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+
+
+def _length(value: Any) -> int:
+    return len(value if hasattr(value, "__len__") else list(value))
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -154,6 +154,15 @@ def test_helpers_of_transformers():
     assert template.render([user("x")]) == f'{datetime.date.today().year} {{"a": "<é>"}}!'
 
 
+def test_filters_give_what_has_a_length_and_can_be_written():
+    """As in llama.cpp, where they give lists."""
+    users = "messages | selectattr('role', 'equalto', 'user')"
+    source = f"{{{{ {users} | length }}}}{{{{ {users} | map(attribute='content') | tojson }}}}"
+    assert ChatTemplate(source).render([user("a"), assistant("b"), user("c")]) == '2["a", "c"]'
+    with pytest.raises(InvalidRequestError, match="cannot be written as JSON"):
+        ChatTemplate("{{ undefined_name | tojson }}").render([user("a")])
+
+
 def test_block_whitespace_as_in_transformers():
     source = "{% for m in messages %}\n    {% if true %}\n{{ m.content }}\n    {% endif %}\n{% endfor %}"
     assert ChatTemplate(source).render([user("x")]) == "x\n"
