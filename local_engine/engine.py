@@ -166,7 +166,8 @@ class LocalEngine:
     ) -> list[int]:
         """Token ids of the rendered chat; control tokens come from the template only.
 
-        Raises ModelLoadError if the file has no chat template, InvalidRequestError if that refuses the messages.
+        Raises ModelLoadError if the file has no chat template or a broken one, InvalidRequestError if that refuses the
+        messages.
         """
         if self.chat_template is None:
             raise ModelLoadError(f"{self.model_id} has no chat template: use text completion instead.")
@@ -201,6 +202,8 @@ class LocalEngine:
 
     def close(self) -> None:
         """Free the model, once no step is running. Runs in progress raise EngineError."""
+        if self.chat_template is not None:
+            self.chat_template.close()
         self._resources.close()
 
     def __enter__(self) -> LocalEngine:

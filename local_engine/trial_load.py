@@ -19,6 +19,7 @@ from ..model_files.gguf_reader import read_model_header
 from ..protocol.errors import InvalidRequestError, ModelLoadError, UpdraftError
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
+from ..text.templates.renderer import LIMIT_CODE
 from .llama.build import build_key
 from .llama.context import LoraAdapter
 from .machine.child_process import ChildEnd, expect_crashes, run_child
@@ -27,7 +28,6 @@ from .machine.notes import Notes, file_key
 _CONTEXT = 64
 _SLOWEST_DISK = 20e6  # bytes/s
 _PATIENCE_S = 30.0
-_TEMPLATE_BYTES = 2**29  # that rendering a short chat may take beside the loaded model
 _SAMPLE = "".join(map(chr, range(1, 0x250))) + "日本語 🙂 <s></s><|im_end|>" + " " * 40
 
 
@@ -109,20 +109,14 @@ def attempt(path: Path, adapters: Sequence[str] = ()) -> str:
 
 
 def _template_complaint(engine: LocalEngine) -> str:
-    """A template may refuse the messages, but not want a machine's memory for them; for its time the parent looks."""
+    """A template may refuse a short chat, but not exceed its limits for it. Raises ModelLoadError for a broken one."""
     if engine.chat_template is None:
         return ""
-    if sys.platform == "linux":  # only Linux holds a process to that
-        import resource
-
-        mapped = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (mapped + _TEMPLATE_BYTES, hard))
     try:
         engine.chat_template.segments([Message("user", "A")])
     except InvalidRequestError as error:
-        if isinstance(error.__cause__, MemoryError):
-            return "its chat template takes more memory than any prompt needs."
+        if error.code == LIMIT_CODE:
+            return error.message
     return ""
 
 

@@ -81,7 +81,8 @@ class Tokenizer:
     ) -> list[int]:
         """Token ids of the rendered chat; special tokens come from the template only, never from a message.
 
-        Raises ModelLoadError if the model has no chat template, InvalidRequestError if that refuses the messages.
+        Raises ModelLoadError if the model has no chat template or a broken one, InvalidRequestError if that refuses the
+        messages.
         """
         if self.chat_template is None:
             raise ModelLoadError("This model has no chat template: use text completions, or add chat_template.jinja.")

@@ -65,6 +65,10 @@ GIVEN_CODES: dict[str, tuple[type[errors.UpdraftError], str]] = {
         "A schema, regex or grammar is wrong, unsupported, or matches nothing.",
     ),
     "grammar_too_complex": (errors.InvalidRequestError, "Compiling a constraint takes too long or too much memory."),
+    "template_too_expensive": (
+        errors.InvalidRequestError,
+        "The model's chat template takes too long or too much memory for these messages.",
+    ),
     "grammar_failed": (errors.InvalidRequestError, "No answer can go on under this constraint."),
     "engine_restarting": (errors.EngineDownError, "The engine died, and another one is being started."),
     "draining": (errors.OverloadedError, "The server is shutting down."),

@@ -77,6 +77,8 @@ def run_node(options: NodeOptions) -> None:
             with loading_bar() as progress:
                 ready = engine.wait_ready(progress)
             tokenizer = Tokenizer.from_folder(folder)
+            if tokenizer.chat_template is not None:
+                tokenizer.chat_template.compile()
             served = ServedEngine(engine, tokenizer, ready.model_id, ready.context_length, options.tool_parser)
             app = create_node_app(served)
             serve(app, sock=sock, ready_file=options.ready_file, drain_s=options.drain_seconds)

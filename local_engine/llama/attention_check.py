@@ -18,7 +18,7 @@ Halves = npt.NDArray[np.float16]
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class AttentionCase:
     """What attention is computed of. `query`: (streams, heads, rows, values); `key` and `value`: (streams, key heads,
     cells, values); `mask`: (1 or streams, rows, cells), added to the scores."""
 
@@ -73,7 +73,7 @@ def agrees(ggml: ctypes.CDLL) -> bool:
     return found is not None and bool(np.abs(found - case.expected()).max() <= _TOLERANCE)
 
 
-def _sample() -> Case:
+def _sample() -> AttentionCase:
     heads, key_heads, rows, cells, values = 6, 2, 7, 150, 32
     numbers = (scrambled(2 * heads * cells * values) >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - 1
     query = numbers[: heads * rows * values].reshape(1, heads, rows, values)
@@ -81,7 +81,7 @@ def _sample() -> Case:
     seen = np.tri(rows, cells, cells - rows - 3, dtype=np.bool_)  # each row one more than the one before
     seen[4:6] = np.arange(cells) % 3 == 1, np.arange(cells) > 90
     seen[6] = False
-    return Case(query * 8, key, value, np.where(seen, 0, -np.inf).astype(np.float16)[None])
+    return AttentionCase(query * 8, key, value, np.where(seen, 0, -np.inf).astype(np.float16)[None])
 
 
 def _tensor(ggml: ctypes.CDLL, context: ctypes.c_void_p, array: Floats | Halves | None) -> ctypes.c_void_p | None:

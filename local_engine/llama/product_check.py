@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class WeightKind:
     """A type of quantised weights as ggml has it. `number`: of `enum ggml_type`. A block has `values` values in
     `block_bytes` bytes, with numbers of half precision at `halves_at`. Activations beside it are of the type `beside`,
     with blocks of `beside_bytes`, which `quantizer` makes; `dot` multiplies one row by one."""
@@ -34,12 +34,12 @@ class Kind:
 
 
 KINDS = (
-    Kind("Q4_0", 2, 32, 18, (0,), 8, 34, "quantize_row_q8_0", "ggml_vec_dot_q4_0_q8_0"),
-    Kind("Q5_0", 6, 32, 22, (0,), 8, 34, "quantize_row_q8_0", "ggml_vec_dot_q5_0_q8_0"),
-    Kind("Q8_0", 8, 32, 34, (0,), 8, 34, "quantize_row_q8_0", "ggml_vec_dot_q8_0_q8_0"),
-    Kind("Q4_K", 12, 256, 144, (0, 2), 15, 292, "quantize_row_q8_K", "ggml_vec_dot_q4_K_q8_K"),
-    Kind("Q5_K", 13, 256, 176, (0, 2), 15, 292, "quantize_row_q8_K", "ggml_vec_dot_q5_K_q8_K"),
-    Kind("Q6_K", 14, 256, 210, (208,), 15, 292, "quantize_row_q8_K", "ggml_vec_dot_q6_K_q8_K"),
+    WeightKind("Q4_0", 2, 32, 18, (0,), 8, 34, "quantize_row_q8_0", "ggml_vec_dot_q4_0_q8_0"),
+    WeightKind("Q5_0", 6, 32, 22, (0,), 8, 34, "quantize_row_q8_0", "ggml_vec_dot_q5_0_q8_0"),
+    WeightKind("Q8_0", 8, 32, 34, (0,), 8, 34, "quantize_row_q8_0", "ggml_vec_dot_q8_0_q8_0"),
+    WeightKind("Q4_K", 12, 256, 144, (0, 2), 15, 292, "quantize_row_q8_K", "ggml_vec_dot_q4_K_q8_K"),
+    WeightKind("Q5_K", 13, 256, 176, (0, 2), 15, 292, "quantize_row_q8_K", "ggml_vec_dot_q5_K_q8_K"),
+    WeightKind("Q6_K", 14, 256, 210, (208,), 15, 292, "quantize_row_q8_K", "ggml_vec_dot_q6_K_q8_K"),
 )
 
 
@@ -47,12 +47,12 @@ KINDS = (
 class Factors:
     """Blocks of weights and of activations as they lie in memory: (rows, blocks, bytes) each."""
 
-    kind: Kind
+    kind: WeightKind
     weights: Bytes
     activations: Bytes
 
     @classmethod
-    def scrambled(cls, ggml: ctypes.CDLL, kind: Kind, size: tuple[int, int, int]) -> Factors:
+    def scrambled(cls, ggml: ctypes.CDLL, kind: WeightKind, size: tuple[int, int, int]) -> Factors:
         """Without a pattern. `size`: rows of weights and of activations, blocks in a row."""
         rows, columns, blocks = size
         return cls(kind, _weights(kind, rows, blocks), _activations(ggml, kind, columns, blocks))
@@ -94,7 +94,7 @@ class Factors:
         return result
 
 
-def agrees(ggml: ctypes.CDLL, kind: Kind) -> bool:
+def agrees(ggml: ctypes.CDLL, kind: WeightKind) -> bool:
     """Whether our products of this type are ggml's but for the order of their sums."""
     for size in _SIZES:
         factors = Factors.scrambled(ggml, kind, size)
@@ -104,7 +104,7 @@ def agrees(ggml: ctypes.CDLL, kind: Kind) -> bool:
     return True
 
 
-def _weights(kind: Kind, rows: int, blocks: int) -> Bytes:
+def _weights(kind: WeightKind, rows: int, blocks: int) -> Bytes:
     """Rows as they lie in memory, with scales and minima of about 0.1."""
     found = (scrambled(rows * blocks * kind.block_bytes) >> np.uint64(56)).astype(np.uint8)
     found = found.reshape(rows, blocks, kind.block_bytes)
@@ -113,7 +113,7 @@ def _weights(kind: Kind, rows: int, blocks: int) -> Bytes:
     return found
 
 
-def _activations(ggml: ctypes.CDLL, kind: Kind, rows: int, blocks: int) -> Bytes:
+def _activations(ggml: ctypes.CDLL, kind: WeightKind, rows: int, blocks: int) -> Bytes:
     """Rows as ggml quantises them."""
     count = rows * blocks * kind.values
     values = (scrambled(2 * count)[count:] >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - np.float32(1)

@@ -9,7 +9,7 @@ import ctypes
 
 from . import attention_check
 from .kernels import Served
-from .product_check import KINDS, InitParams, Kind, agrees
+from .product_check import KINDS, InitParams, WeightKind, agrees
 
 _ROOM = 1 << 24  # bytes of tensors, a graph and what ggml computes in
 _ROWS, _COLUMNS = 16, 9  # from eight columns on ggml has another way for K-quants
@@ -35,7 +35,7 @@ class _Graph:
             getattr(ggml, f"ggml_{name}").restype = ctypes.c_void_p
         self._context = ctypes.c_void_p(ggml.ggml_init(InitParams(_ROOM, None, False)))
 
-    def calls_product(self, kind: Kind) -> bool:
+    def calls_product(self, kind: WeightKind) -> bool:
         width = 8 * kind.values  # never short
         weights = self._tensor(kind.number, width, _ROWS)
         operation = self._ggml.ggml_mul_mat(self._context, weights, self._tensor(_F32, width, _COLUMNS))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_ROOMS = {"tests", "docs", "build", "dist", "out"}
+NOT_ROOMS = {"tests", "docs", "examples", "build", "dist", "out"}
 
 
 @pytest.fixture(scope="module")

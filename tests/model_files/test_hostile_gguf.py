@@ -270,11 +270,24 @@ def test_a_hang_is_an_error(tmp_path, file) -> None:
         ensure_loadable(written(tmp_path, file.build()), timeout_s=3)
 
 
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        (b"{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "more than 1 s"),
+        (b"{% for m in messages %}", "not valid Jinja"),
+    ],
+)
+def test_a_chat_template_that_never_ends_or_begins(tmp_path, file, source: bytes, complaint: str) -> None:
+    file.put(b"tokenizer.chat_template", Value(STRING, text(source)))
+    with pytest.raises(ModelLoadError, match=complaint):
+        ensure_loadable(written(tmp_path, file.build()))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system limits a process's memory")
 def test_a_chat_template_that_wants_all_memory(tmp_path, file) -> None:
-    many = b"{% set n = namespace(x=[]) %}{% for i in range(99) %}{% set n.x = n.x + ['a' * 2**24] %}{% endfor %}"
+    many = b"{% set n = namespace(x=[]) %}{% for i in range(99) %}{% set n.x = n.x + ['a' * (2**24 + i)] %}{% endfor %}"
     file.put(b"tokenizer.chat_template", Value(STRING, text(many)))
-    with pytest.raises(ModelLoadError, match="chat template takes more memory"):
+    with pytest.raises(ModelLoadError, match="it takes more memory than 512 MB"):
         ensure_loadable(written(tmp_path, file.build()))
     file.put(b"tokenizer.chat_template", Value(STRING, text(b"{{ raise_exception('not so') }}")))
     ensure_loadable(written(tmp_path, file.build()))

@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import signal
-import struct
-import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
 from ...protocol.errors import EngineError, InvalidRequestError
 from ...protocol.structured import Constraint
+from .. import child as child_process
 from ..fair_queue import Turns
 from .compiler import GrammarCompiler, Vocabulary, too_complex
 
@@ -34,7 +30,6 @@ _REFUSED_SECONDS = 60.0  # a refusal is remembered; for so long only, as a child
 _MAX_WAITING = 64
 _PATIENCE_SECONDS = 10.0  # several bad ones
 _GRACE_SECONDS = 0.2
-_LENGTH = struct.Struct("!I")
 _GONE = (TimeoutError, asyncio.IncompleteReadError, ConnectionError)
 
 
@@ -107,7 +102,10 @@ class GrammarCheck:
 
     async def _start(self) -> asyncio.subprocess.Process:
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", __name__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            *child_process.command(__name__),
+            env=child_process.environment(),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
         )
         assert child.stdin is not None and child.stdout is not None
         try:
@@ -138,12 +136,11 @@ async def _end(child: asyncio.subprocess.Process) -> int:
 
 
 def _frame(message: object) -> bytes:
-    raw = msgspec.msgpack.encode(message)
-    return _LENGTH.pack(len(raw)) + raw
+    return child_process.frame(msgspec.msgpack.encode(message))
 
 
 async def _read(stream: asyncio.StreamReader) -> bytes:
-    (length,) = _LENGTH.unpack(await stream.readexactly(_LENGTH.size))
+    (length,) = child_process.LENGTH.unpack(await stream.readexactly(child_process.LENGTH.size))
     return await stream.readexactly(length)
 
 
@@ -152,23 +149,22 @@ async def _read(stream: asyncio.StreamReader) -> bytes:
 
 def main() -> None:
     """Read the vocabulary, then answer constraint after constraint until the input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle; its end is the end of the input
-    vocabulary = msgspec.msgpack.decode(_next(sys.stdin.buffer), type=Vocabulary)
+    child_process.prepare()
+    vocabulary = msgspec.msgpack.decode(child_process.receive(), type=Vocabulary)
     compiler = GrammarCompiler(lambda: vocabulary)
     compiler.compile(Constraint("regex", "a", "the first"))  # builds the trie
-    _limit_memory()
+    child_process.limit_memory(MEMORY_BYTES)
     _say(_Reply())  # ready
-    while frame := _next(sys.stdin.buffer):
-        constraint = msgspec.msgpack.decode(frame, type=Constraint)
-        _limit_time(CPU_SECONDS)
+    while message := child_process.receive():
+        constraint = msgspec.msgpack.decode(message, type=Constraint)
+        child_process.limit_time(CPU_SECONDS)
         reply = _try(compiler, constraint)
-        _limit_time(0)
+        child_process.limit_time(0)
         _say(reply)
 
 
 def _say(reply: _Reply) -> None:
-    sys.stdout.buffer.write(_frame(reply))
-    sys.stdout.buffer.flush()
+    child_process.send(msgspec.msgpack.encode(reply))
 
 
 def _try(compiler: GrammarCompiler, constraint: Constraint) -> _Reply:
@@ -177,28 +173,6 @@ def _try(compiler: GrammarCompiler, constraint: Constraint) -> _Reply:
     except InvalidRequestError as error:
         return _Reply(error.message, error.code)
     return _Reply()
-
-
-def _next(stream: BinaryIO) -> bytes:
-    """The next frame; empty at the end of the input."""
-    header = stream.read(_LENGTH.size)
-    return stream.read(*_LENGTH.unpack(header)) if header else b""
-
-
-def _limit_memory() -> None:
-    """To what is mapped now and `MEMORY_BYTES` more. Only Linux holds a process to that."""
-    if sys.platform == "linux":
-        import resource
-
-        mapped = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY_BYTES, hard))
-
-
-def _limit_time(cpu_seconds: float) -> None:
-    """After so many SIGPROF ends the process; 0 is no limit. On Windows the parent's patience is the only one."""
-    if sys.platform != "win32":
-        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
 
 
 if __name__ == "__main__":

@@ -16,28 +16,22 @@ they are not, the template looked *into* the content (Qwen's `'</think>' in cont
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any
 
-import jinja2
-
-from ...protocol.errors import InvalidRequestError, ModelLoadError
+from ...protocol.errors import InvalidRequestError
 from ...protocol.requests import Message
 from ...protocol.structured import Tool
 from . import tool_messages as tool_turns
-from .bounds import weigh
-from .sandbox import MOST_ITEMS, Sandbox
+from .renderer import Renderer, RenderLimits
 from .tool_messages import Change
 
 _FIRST_STAND_IN = 0xF0000
 _STAND_INS = re.compile("[\U000f0000-\U0010fffd]+")
 _MAX_ALPHABET = 0x10FFFD - _FIRST_STAND_IN  # the last code point marks the end of a continued message
 _END_MARK = "\U0010fffe"
-_MOST_PATTERN = 1000  # characters of a date, each of which may become a name of a month
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +43,32 @@ class Segment:
 
 
 class ChatTemplate:
-    """A compiled chat template, rendered in Jinja's sandbox with the whitespace rules and helpers of transformers.
+    """A model's chat template, rendered in a child process that starts with the first use.
 
     `special_tokens` are the tokenizer's control tokens; they are only needed to decide rule 1 above.
-    Raises ModelLoadError if `source` is not a valid template.
     """
 
     def __init__(
-        self, source: str, *, bos_token: str = "", eos_token: str = "", special_tokens: Iterable[str] = ()
+        self,
+        source: str,
+        *,
+        bos_token: str = "",
+        eos_token: str = "",
+        special_tokens: Iterable[str] = (),
+        limits: RenderLimits | None = None,
     ) -> None:
         self.source = source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._special = special_pattern({bos_token, eos_token, *special_tokens})
-        self._sandbox = _environment()
-        try:
-            self._template = self._sandbox.from_string(source)
-        except (jinja2.TemplateError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise ModelLoadError(f"The model's chat template is not valid Jinja: {error}.") from error
+        self._renderer = Renderer(source, limits or RenderLimits())
+
+    def compile(self) -> None:
+        """Start the child process now, with the template. Raises ModelLoadError if that is not valid."""
+        self._renderer.compile()
+
+    def close(self) -> None:
+        """End the child process. A later use starts another one."""
+        self._renderer.close()
 
     def render(
         self,
@@ -77,11 +80,12 @@ class ChatTemplate:
     ) -> str:
         """The prompt text. With `continue_final_message` it ends exactly where the last message's content ends.
 
-        Raises InvalidRequestError where the template refuses the messages (wrong roles, wrong order).
+        Raises InvalidRequestError where the template refuses the messages (wrong roles, wrong order) or takes too long
+        or too much memory; ModelLoadError if it is not valid.
         """
-        if not continue_final_message:
-            return self._render(messages, tools, lambda text: text, add_generation_prompt)
-        return self._render_open(messages, tools, lambda text: text)
+        conversation = _Conversation.of(messages, tools, add_generation_prompt, continue_final_message)
+        (text,) = self._rendered(conversation, [_unchanged])
+        return text
 
     def segments(
         self,
@@ -92,26 +96,41 @@ class ChatTemplate:
         continue_final_message: bool = False,
     ) -> list[Segment]:
         """The prompt text cut by origin; neighbours differ in `is_control`. Raises as `render` does."""
-
-        def rendered(change: Change) -> str:
-            if continue_final_message:
-                return self._render_open(messages, tools, change)
-            return self._render(messages, tools, change, add_generation_prompt)
-
-        truth = rendered(lambda text: text)
+        conversation = _Conversation.of(messages, tools, add_generation_prompt, continue_final_message)
         stand_in = _StandIn(messages, tools)
-        opaque = ""
-        for change in (stand_in.whole, stand_in.inside):  # `inside` leaves outer whitespace for templates that trim
-            opaque = rendered(change)
-            if stand_in.undo(opaque) == truth:
-                return _cut(opaque, stand_in)
+        truth, opaque = self._rendered(conversation, [_unchanged, stand_in.whole])
+        if stand_in.undo(opaque) == truth:
+            return _cut(opaque, stand_in)
+        (opaque,) = self._rendered(conversation, [stand_in.inside])  # leaves outer whitespace for templates that trim
+        if stand_in.undo(opaque) == truth:
+            return _cut(opaque, stand_in)
         if self._special is not None:
             own = [token for part in _STAND_INS.split(opaque) for token in self._special.findall(part)]
             if self._special.findall(truth) == own:
                 return [Segment(truth, True)]
         return _cut(opaque, stand_in)
 
-    def _render_open(self, messages: Sequence[Message], tools: Sequence[Tool], change: Change) -> str:
+    def _rendered(self, conversation: _Conversation, changes: Sequence[Change]) -> list[str]:
+        texts = self._renderer.render([conversation.context(change) | self._tokens for change in changes])
+        return [conversation.prompt(text) for text in texts]
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    """What a template is to render. `is_open`: the last message goes on, and carries a mark of its end."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Tool]
+    add_generation_prompt: bool
+    is_open: bool
+
+    @staticmethod
+    def of(
+        messages: Sequence[Message], tools: Sequence[Tool], add_generation_prompt: bool, is_open: bool
+    ) -> _Conversation:
+        """Raises InvalidRequestError for a last message that cannot go on."""
+        if not is_open:
+            return _Conversation(messages, tools, add_generation_prompt, is_open)
         if not messages or messages[-1].role != "assistant":
             raise InvalidRequestError(
                 "continue_final_message needs the last message to be from the assistant.",
@@ -124,49 +143,33 @@ class ChatTemplate:
                 code="invalid_value",
             )
         last = Message(role="assistant", content=messages[-1].text + _END_MARK, name=messages[-1].name)
+        return _Conversation([*messages[:-1], last], tools, False, is_open)
+
+    def context(self, change: Change) -> dict[str, Any]:
+        """The variables of the template, with every string of users changed."""
 
         def change_but_mark(text: str) -> str:
             return change(text[:-1]) + _END_MARK if text.endswith(_END_MARK) else change(text)
 
-        text, found, _ = self._render([*messages[:-1], last], tools, change_but_mark, False).rpartition(_END_MARK)
+        changed = change_but_mark if self.is_open else change
+        return {
+            "messages": [_as_dict(message, changed) for message in self.messages],
+            "tools": [tool_turns.tool_as_dict(tool, changed) for tool in self.tools] or None,
+            "documents": None,
+            "add_generation_prompt": self.add_generation_prompt,
+        }
+
+    def prompt(self, text: str) -> str:
+        """What is rendered, up to the end of the last message if that is open."""
+        if not self.is_open:
+            return text
+        prompt, found, _ = text.rpartition(_END_MARK)
         if not found:
             raise InvalidRequestError(
                 "This model's chat template does not keep the last message, so it cannot be continued.",
                 param="continue_final_message",
             )
-        return text
-
-    def _render(
-        self, messages: Sequence[Message], tools: Sequence[Tool], change: Change, add_generation_prompt: bool
-    ) -> str:
-        pieces: list[str] = []
-        length = 0
-        try:
-            with self._sandbox.bounded():
-                for piece in self._template.generate(
-                    messages=[_as_dict(message, change) for message in messages],
-                    add_generation_prompt=add_generation_prompt,
-                    tools=[tool_turns.tool_as_dict(tool, change) for tool in tools] or None,
-                    documents=None,
-                    **self._tokens,
-                ):
-                    pieces.append(piece)
-                    length += len(piece)
-                    if length > MOST_ITEMS:
-                        raise jinja2.TemplateError(f"it writes more than {MOST_ITEMS:,} characters")
-                return "".join(pieces)
-        except jinja2.TemplateError as error:
-            raise InvalidRequestError(
-                f"The model's chat template refused the messages: {error}", param="messages"
-            ) from error
-        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            raise InvalidRequestError(
-                f"The model's chat template failed on these messages: {error!r}", param="messages"
-            ) from error
-        except (RecursionError, MemoryError) as error:
-            raise InvalidRequestError(
-                f"The model's chat template takes too much memory: {error!r}", param="messages"
-            ) from error
+        return prompt
 
 
 def special_pattern(tokens: Iterable[str]) -> re.Pattern[str] | None:
@@ -250,34 +253,12 @@ def _merge(segments: Sequence[Segment]) -> list[Segment]:
     return merged
 
 
+def _unchanged(text: str) -> str:
+    return text
+
+
 def _as_dict(message: Message, change: Change) -> dict[str, Any]:
     fields: dict[str, Any] = {"role": str(message.role), "content": change(message.text)}
     if message.name is not None:
         fields["name"] = change(message.name)
     return {**fields, **tool_turns.fields(message, change)}
-
-
-def _environment() -> Sandbox:
-    environment = Sandbox()
-    environment.add_filter("tojson", _to_json)
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """Plain JSON: Jinja's own filter escapes `<` and `&` for HTML, which models were not trained on."""
-    beside = [each for each in (indent, *options.values()) if each is not None]
-    weigh(value, per_item=sum(max(0, each) if isinstance(each, int) else weigh(each) for each in beside))
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    weigh(message)  # which is written
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    if len(pattern) > _MOST_PATTERN:
-        raise jinja2.TemplateError(f"it writes the date by a pattern of {len(pattern):,} characters")
-    return datetime.now().strftime(pattern)

@@ -9,10 +9,10 @@ from ..engine import Engine
 from .client import EngineClient
 from .loop import EngineLoop
 from .messages import Close, Command, Report, last_words
-from .transport import Transport
+from .transport import CoreTransport
 
 
-class AsyncEngine(EngineClient, Transport):
+class AsyncEngine(EngineClient, CoreTransport):
     """Owns an Engine."""
 
     def __init__(self, engine: Engine) -> None:

@@ -33,7 +33,7 @@ from .messages import (
     encode_report,
     last_words,
 )
-from .transport import Transport
+from .transport import CoreTransport
 
 if TYPE_CHECKING:
     from ...models.loading.loader import Progress
@@ -43,7 +43,7 @@ _LINGER_MS = 1000
 _log = logging.getLogger("updraft.engine")
 
 
-class _Sockets(Transport):
+class _Sockets(CoreTransport):
     """The core's end of its sockets in `folder`."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> None:

@@ -13,7 +13,7 @@ from ..types.outputs import StepOutputs
 from ..types.request import GenerationRequest
 from .grammar_compilation import Preparations
 from .messages import Abort, Add, Close, Command, Failed, Prepared, Stepped
-from .transport import Transport
+from .transport import CoreTransport
 
 FAILURES_TO_GIVE_UP = 3
 TELL_EVERY_S = 0.002
@@ -32,7 +32,9 @@ class EngineLoop:
     afresh.
     """
 
-    def __init__(self, engine: Engine, transport: Transport, *, before_step: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, engine: Engine, transport: CoreTransport, *, before_step: Callable[[], None] = lambda: None
+    ) -> None:
         self._engine = engine
         self._before_step = before_step
         self._transport = transport

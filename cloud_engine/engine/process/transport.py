@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from .messages import Command, Report
 
 
-class Transport(ABC):
+class CoreTransport(ABC):
     @abstractmethod
     def next_command(self, wait: bool) -> Command | None:
         """Without `wait`, None if there is none yet."""

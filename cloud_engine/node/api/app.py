@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -104,10 +104,14 @@ class _Node:
         await self._grammars.close()
 
     async def chat(self, request: Request) -> Response:
-        return await self._answer(request, self._jobs.chat)
+        """Off the event loop: another process renders the chat template."""
+        return await self._answer(request, lambda body, tenant: asyncio.to_thread(self._jobs.chat, body, tenant))
 
     async def complete(self, request: Request) -> Response:
-        return await self._answer(request, self._jobs.completion)
+        async def make_job(body: bytes, tenant: str) -> PreparedRequest:
+            return await _off_the_loop_if_long(body, lambda: self._jobs.completion(body, tenant))
+
+        return await self._answer(request, make_job)
 
     async def embed(self, request: Request) -> Response:
         body = await read_body(request)
@@ -120,7 +124,7 @@ class _Node:
 
     async def tokenize(self, request: Request) -> Response:
         body = await read_body(request)
-        return send_json(await _off_the_loop_if_long(body, lambda: self._tokenized(body)))
+        return send_json(await asyncio.to_thread(self._tokenized, body))
 
     async def detokenize(self, request: Request) -> Response:
         body = await read_body(request)
@@ -156,11 +160,11 @@ class _Node:
         metrics = node_metrics(self._engine.stats(), self._latencies, healthy=self._engine.failure is None)
         return PlainTextResponse(prometheus.render(metrics), media_type=prometheus.CONTENT_TYPE)
 
-    async def _answer(self, request: Request, make_job: Callable[[bytes, str], PreparedRequest]) -> Response:
+    async def _answer(self, request: Request, make_job: Callable[[bytes, str], Awaitable[PreparedRequest]]) -> Response:
         """Whatever fails before the first token is an HTTP error; a client that leaves aborts the work."""
         body, tenant = await read_body(request), request.headers.get(TENANT_HEADER.decode(), "")
         async with while_connected(request.receive):
-            job = await _off_the_loop_if_long(body, lambda: make_job(body, tenant))
+            job = await make_job(body, tenant)
             constraint = job.generations[0].constraint  # the same for all prompts
             if constraint is not None:
                 await self._grammars.check(constraint, tenant)

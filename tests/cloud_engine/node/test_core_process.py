@@ -31,7 +31,9 @@ class Node:
 
     @property
     def core(self) -> psutil.Process:
-        (core,) = psutil.Process(self.face.pid).children()
+        """The other child renders chat templates."""
+        children = psutil.Process(self.face.pid).children()
+        (core,) = (child for child in children if not child.cmdline()[-1].endswith("render_child"))
         return core
 
     def post(self, **body: Any) -> httpx.Response:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from updraft.local_engine.llama.attention_check import Case, agrees
+from updraft.local_engine.llama.attention_check import AttentionCase, agrees
 from updraft.local_engine.llama.library import llama
 
 pytestmark = pytest.mark.skipif(not llama().kernels.attention, reason=llama().kernels.reason)
@@ -16,7 +16,7 @@ NEVER = np.float16(-np.inf)
 
 
 @st.composite
-def cases(draw, most_streams: int = 2) -> Case:
+def cases(draw, most_streams: int = 2) -> AttentionCase:
     """Rows that see whatever cells: of one sequence, of several, some nothing at all; scores of any spread."""
     count, key_heads, together = (
         draw(st.integers(1, most_streams)),
@@ -31,7 +31,7 @@ def cases(draw, most_streams: int = 2) -> Case:
     key, value = random.normal(size=(2, count, key_heads, cells, length)).astype(np.float16)
     kind = draw(st.sampled_from(["none", "causal", "sequences", "anything"]))
     if kind == "none":
-        return Case(query, key, value, None)
+        return AttentionCase(query, key, value, None)
     if kind == "causal":
         seen = np.tri(rows, cells, cells - rows, dtype=bool)
     elif kind == "sequences":
@@ -41,12 +41,12 @@ def cases(draw, most_streams: int = 2) -> Case:
     mask = np.where(seen, np.float16(0), NEVER)
     if draw(st.booleans()):  # what is not forbidden may still be pushed down
         mask = (mask - random.random(mask.shape).astype(np.float16)).astype(np.float16)
-    return Case(query, key, value, mask[None])
+    return AttentionCase(query, key, value, mask[None])
 
 
 @settings(max_examples=120)
 @given(case=cases(), threads=st.integers(1, 5))
-def test_every_case_is_right(ggml, case: Case, threads: int) -> None:
+def test_every_case_is_right(ggml, case: AttentionCase, threads: int) -> None:
     found = case.computed(ggml, threads)
     assert found is not None
     # Scores of a few hundred have an error of some 1e-5 each in float32.
@@ -56,7 +56,7 @@ def test_every_case_is_right(ggml, case: Case, threads: int) -> None:
 
 @settings(max_examples=120)
 @given(case=cases(most_streams=1), data=st.data())
-def test_a_row_has_the_same_bits_alone_and_in_company(ggml, case: Case, data) -> None:
+def test_a_row_has_the_same_bits_alone_and_in_company(ggml, case: AttentionCase, data) -> None:
     """Whichever rows are beside it and whatever cells are in the cache that it does not see. Wherever its own lie, too,
     but for one number in a very great many: double sums in another order may round to the next of float32."""
     whole = case.computed(ggml, data.draw(st.integers(1, 4)))
@@ -68,7 +68,7 @@ def test_a_row_has_the_same_bits_alone_and_in_company(ggml, case: Case, data) ->
         random.shuffle(cells)
     if not len(cells):  # it sees nothing, but there has to be a cache
         cells = np.arange(1)
-    alone = Case(
+    alone = AttentionCase(
         case.query[:, :, row : row + 1].copy(),
         case.key[:, :, cells].copy(),
         case.value[:, :, cells].copy(),
@@ -84,18 +84,18 @@ def test_a_row_has_the_same_bits_alone_and_in_company(ggml, case: Case, data) ->
 
 def test_what_is_not_for_us_is_declined(ggml) -> None:
     """Caches of float32, heads of odd or great length: ggml computes these."""
-    case = Case(np.ones((1, 2, 3, 32), np.float32), *np.ones((2, 1, 2, 9, 32), np.float16), None)
+    case = AttentionCase(np.ones((1, 2, 3, 32), np.float32), *np.ones((2, 1, 2, 9, 32), np.float16), None)
     assert case.computed(ggml) is not None
     for other in (
         replace(case, key=case.key.astype(np.float32), value=case.value.astype(np.float32)),
-        Case(np.ones((1, 2, 3, 24), np.float32), *np.ones((2, 1, 2, 9, 24), np.float16), None),
-        Case(np.ones((1, 2, 3, 272), np.float32), *np.ones((2, 1, 2, 9, 272), np.float16), None),
+        AttentionCase(np.ones((1, 2, 3, 24), np.float32), *np.ones((2, 1, 2, 9, 24), np.float16), None),
+        AttentionCase(np.ones((1, 2, 3, 272), np.float32), *np.ones((2, 1, 2, 9, 272), np.float16), None),
     ):
         assert other.computed(ggml) is None
 
 
 def test_infinite_values_of_cells_that_nobody_sees_do_not_matter(ggml) -> None:
-    case = Case(
+    case = AttentionCase(
         np.ones((1, 1, 2, 32), np.float32), *np.ones((2, 1, 1, 100, 32), np.float16), np.zeros((1, 2, 100), np.float16)
     )
     assert case.mask is not None
@@ -114,9 +114,9 @@ def test_infinite_values_of_cells_that_others_see_do_not_matter(ggml, value: flo
     query = random.normal(size=(1, 2 * heads, rows, 64)).astype(np.float32)
     key, values = random.normal(size=(2, 1, 2, 90, 64)).astype(np.float16)
     mask = np.where(np.tri(rows, 90, 90 - rows, dtype=bool), np.float16(0), NEVER)[None]
-    expected = Case(query, key, values.copy(), mask).computed(ggml)
+    expected = AttentionCase(query, key, values.copy(), mask).computed(ggml)
     values[:, :, -1] = value
-    found = Case(query, key, values, mask).computed(ggml)
+    found = AttentionCase(query, key, values, mask).computed(ggml)
     assert found is not None
     assert expected is not None
     assert np.array_equal(found[:, :-1].view(np.int32), expected[:, :-1].view(np.int32))
@@ -125,6 +125,6 @@ def test_infinite_values_of_cells_that_others_see_do_not_matter(ggml, value: flo
 
 def test_wrong_results_do_not_agree(ggml, monkeypatch: pytest.MonkeyPatch) -> None:
     assert agrees(ggml)
-    expected = Case.expected
-    monkeypatch.setattr(Case, "expected", lambda case: expected(case) * np.float32(1.0001))
+    expected = AttentionCase.expected
+    monkeypatch.setattr(AttentionCase, "expected", lambda case: expected(case) * np.float32(1.0001))
     assert not agrees(ggml)

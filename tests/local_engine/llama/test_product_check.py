@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType, quants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from updraft.local_engine.llama.library import llama
-from updraft.local_engine.llama.product_check import KINDS, Factors, Kind, agrees
+from updraft.local_engine.llama.product_check import KINDS, Factors, WeightKind, agrees
 
 pytestmark = pytest.mark.skipif(not llama().kernels.types, reason=llama().kernels.reason)
 BY_NAME = {kind.name: kind for kind in KINDS}
@@ -41,7 +41,7 @@ sizes = st.tuples(st.integers(16, 50), st.integers(1, 50), st.integers(8, 40))
 
 @settings(max_examples=100)
 @given(kind=st.sampled_from(KINDS), size=sizes, threads=st.integers(1, 5))
-def test_every_size_is_right(ggml, kind: Kind, size: tuple[int, int, int], threads: int):
+def test_every_size_is_right(ggml, kind: WeightKind, size: tuple[int, int, int], threads: int):
     rows, columns, blocks = size
     factors = Factors.scrambled(ggml, kind, (rows, columns, blocks if kind.values == 32 else 1 + blocks // 8))
     check(factors, factors.product(ggml.updraft_product, threads))
@@ -49,7 +49,7 @@ def test_every_size_is_right(ggml, kind: Kind, size: tuple[int, int, int], threa
 
 @settings(max_examples=60)
 @given(kind=st.sampled_from(KINDS), size=sizes, data=st.data())
-def test_a_row_has_the_same_bits_alone_and_in_company(ggml, kind: Kind, size: tuple[int, int, int], data):
+def test_a_row_has_the_same_bits_alone_and_in_company(ggml, kind: WeightKind, size: tuple[int, int, int], data):
     """However many rows there are, and wherever among them it stands; and a row of the matrix, too."""
     factors = Factors.scrambled(ggml, kind, size)
     rows, columns, _ = size
@@ -66,13 +66,13 @@ def test_a_row_has_the_same_bits_alone_and_in_company(ggml, kind: Kind, size: tu
 
 @kinds
 @pytest.mark.parametrize("size", [(32, 200, 90), (20, 600, 16), (16, 50, 150)])
-def test_what_does_not_fit_the_buffer_is_computed_in_parts(ggml, kind: Kind, size: tuple[int, int, int]) -> None:
+def test_what_does_not_fit_the_buffer_is_computed_in_parts(ggml, kind: WeightKind, size: tuple[int, int, int]) -> None:
     factors = Factors.scrambled(ggml, kind, size)
     check(factors, factors.product(ggml.updraft_product))
 
 
 @kinds
-def test_extreme_values_are_right(ggml, kind: Kind) -> None:
+def test_extreme_values_are_right(ggml, kind: WeightKind) -> None:
     """All bits of the weights' values set, or none, beside the largest activations of either sign."""
     for byte in (0, 255):
         for sign in (-1, 1):
@@ -98,7 +98,7 @@ def test_what_is_not_for_us_is_declined(ggml) -> None:
 
 
 @kinds
-def test_wrong_results_do_not_agree(ggml, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_results_do_not_agree(ggml, kind: WeightKind, monkeypatch: pytest.MonkeyPatch) -> None:
     assert agrees(ggml, kind)
     dots = Factors.dots
     monkeypatch.setattr(Factors, "dots", lambda factors, *to: dots(factors, *to) * np.float32(1.0001))

@@ -1,8 +1,7 @@
 """Chat templates: same text as transformers, and no way for a user to write a control token."""
 
 import datetime
-import resource
-import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from updraft.protocol.errors import InvalidRequestError, ModelLoadError
 from updraft.protocol.requests import Message, TextPart
 from updraft.protocol.structured import CalledFunction, ToolCall
-from updraft.text.templates import sandbox
 from updraft.text.templates.chat import ChatTemplate, Segment, encoding_runs, special_pattern
 
 CHATML = (
@@ -24,6 +22,12 @@ THINKING = CHATML.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1]
 SPECIAL = ("<|im_start|>", "<|im_end|>")
 NEED_TOOLS = ("plus-tool_use", "Hermes-2", "Hermes-3", "firefunction")  # iterate over tools that a plain chat has not
 TEMPLATES = Path(__file__).resolve().parents[4] / "shared" / "data" / "chat-templates"
+
+
+@cache
+def compiled(source: str) -> ChatTemplate:
+    """One child process for all examples of a property."""
+    return ChatTemplate(source, eos_token="<|im_end|>", special_tokens=SPECIAL)
 
 
 def user(text: str) -> Message:
@@ -76,7 +80,7 @@ def test_users_never_write_control_tokens(source, texts, continued):
     roles = ["user", "assistant"]
     messages = [Message(role=roles[i % 2], content=text) for i, text in enumerate(texts)]
     continued = continued and messages[-1].role == "assistant"
-    template = ChatTemplate(source, eos_token="<|im_end|>", special_tokens=SPECIAL)
+    template = compiled(source)
     options = {"add_generation_prompt": not continued, "continue_final_message": continued}
     segments = template.segments(messages, **options)
     runs = encoding_runs(segments, special_pattern(SPECIAL))
@@ -98,7 +102,7 @@ def test_template_that_looks_into_content_is_followed_while_that_is_safe():
 
 @given(text=st.text(min_size=1))
 def test_continuation_ends_where_the_content_ends(text):
-    rendered = ChatTemplate(CHATML).render([user("q"), assistant(text)], continue_final_message=True)
+    rendered = compiled(CHATML).render([user("q"), assistant(text)], continue_final_message=True)
     assert rendered == f"<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n{text}"
 
 
@@ -124,18 +128,39 @@ def test_template_refusal_is_a_request_error():
 
 def test_broken_template_is_a_load_error():
     with pytest.raises(ModelLoadError, match="chat template"):
-        ChatTemplate("{% for m in messages %}")
+        ChatTemplate("{% for m in messages %}").compile()
 
 
-def test_template_is_sandboxed():
-    template = ChatTemplate("{{ ''.__class__.__mro__[1].__subclasses__() }}")
-    with pytest.raises(InvalidRequestError, match="unsafe"):
-        template.render([user("x")])
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "''.__class__.__mro__[1].__subclasses__()",
+        "'{0.__class__.__mro__}'.format('')",
+        "('' | attr('__class__')).__mro__",
+        "raise_exception.__globals__.items()",
+        "([''] | map(attribute='__class__') | first).__mro__",
+        "cycler.__init__.__globals__.os.popen('id').read()",
+        "messages.append(1)",
+        "messages[0].update(role='system')",
+    ],
+)
+def test_template_is_sandboxed(attack):
+    with pytest.raises(InvalidRequestError, match=r"unsafe|not safely callable"):
+        ChatTemplate("{{ " + attack + " }}").render([user("x")])
 
 
 def test_helpers_of_transformers():
     template = ChatTemplate("{{ strftime_now('%Y') }} {{ {'a': '<é>'} | tojson }}{% generation %}!{% endgeneration %}")
     assert template.render([user("x")]) == f'{datetime.date.today().year} {{"a": "<é>"}}!'
+
+
+def test_filters_give_what_has_a_length_and_can_be_written():
+    """As in llama.cpp, where they give lists."""
+    users = "messages | selectattr('role', 'equalto', 'user')"
+    source = f"{{{{ {users} | length }}}}{{{{ {users} | map(attribute='content') | tojson }}}}"
+    assert ChatTemplate(source).render([user("a"), assistant("b"), user("c")]) == '2["a", "c"]'
+    with pytest.raises(InvalidRequestError, match="cannot be written as JSON"):
+        ChatTemplate("{{ undefined_name | tojson }}").render([user("a")])
 
 
 def test_block_whitespace_as_in_transformers():
@@ -166,178 +191,6 @@ def test_real_templates(path):
     assert "Sure?" not in control
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ 'a' * 20000000000 }}",
-        "{{ [1] * 20000000000 }}",
-        "{{ 9 ** (9 ** 9) }}",
-        "{{ (2 ** 4000) * (2 ** 4000) }}",
-        "{% set ns = namespace(s='a' * 16) %}{% for i in range(40) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
-        "{% set ns = namespace(s='a' * 16) %}{% for i in range(40) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
-        "{% set s = 'a' * 100000 %}{% for i in range(99999) %}{{ s }}{% endfor %}",
-    ],
-)
-def test_a_template_gets_bounded_memory(source) -> None:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(InvalidRequestError, match="template"):
-        ChatTemplate(source).render([Message("user", "hi")])
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18  # in KiB
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}",
-        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-        "{{ ([range(9999) | list] * 9999) | map('sort') | map('length') | list }}",
-        "{{ ([range(9999) | list] * 9999) | map('tojson') | map('length') | list }}",
-        "{% for b in [1] * 30000000 if false %}{% endfor %}",
-        "{{ ([1] * 30000000) | reverse | list | length }}",
-        "{% for x in 'ab' recursive %}{% if loop.depth < 60 %}{{ loop('ab') }}{% endif %}{% endfor %}",
-    ],
-)
-def test_a_template_gets_bounded_time(source, monkeypatch) -> None:
-    monkeypatch.setattr(sandbox, "CPU_SECONDS", 0.2)
-    template, began = ChatTemplate(source), time.thread_time()
-    with pytest.raises(InvalidRequestError, match="computes for more than"):
-        template.render([Message("user", "hi")])
-    assert time.thread_time() - began < 2
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ 'a' | center(3 * 10**9) }}",
-        "{{ 'a'.ljust(3 * 10**9) }}",
-        "{{ 'a'.zfill(3 * 10**9) }}",
-        "{{ '%3000000000d' % 1 }}",
-        "{{ '%*d' % (3000000000, 1) }}",
-        "{{ '%3000000000d' | format(1) }}",
-        "{{ '{:>3000000000}'.format(1) }}",
-        "{{ '{:>{}}'.format(1, 3000000000) }}",
-        "{{ ('{0}' * 100000).format('a' * 100000) }}",
-        "{{ 'a\nb' | indent(2 * 10**9) }}",
-        "{{ 'a\nb' | indent(width='a' * 30000000) }}",
-        "{{ ('a' * 30000000).replace('a', 'b' * 100) }}",
-        "{{ ('a' * 30000000) | replace('a', 'b' * 100) }}",
-        "{{ ('a' * 30000000).replace('', 'b' * 100) }}",
-        "{{ ('a' * 30000000) | replace(new='b' * 100, old='a') }}",
-        "{{ ('a' * 30000000) | replace('a', ['b' * 100]) }}",
-        "{{ (['a'] * 99999) | join(['b' * 1000]) }}",
-        "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x] * 2 %}{% endfor %}{{ n.x | upper }}",
-        "{{ (['a' * 30000000] * 1000) | join }}",
-        "{{ ('a' * 30000000).join('bbbbbb') }}",
-        "{{ 'a'.join(['a' * 30000000] * 1000) }}",
-        "{{ 'a'.join((['a' * 30000000] * 1000) | map('upper')) }}",
-        "{{ ['a' * 30000000, 'b' * 30000000] | tojson }}",
-        "{{ [[[1]]] | tojson(indent=10**9) }}",
-        "{{ [1, 2] | tojson(separators=('a' * 30000000, 'b')) }}",
-        "{{ ['a' * 30000000, 'b' * 30000000] }}",
-        "{{ ['a' * 30000000, 'b' * 30000000] | string }}",
-        "{{ 'x' ~ ['a' * 30000000, 'b' * 30000000] }}",
-        "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x] * 2 %}{% endfor %}{{ n.x | tojson }}",
-        "{% set n = namespace() %}{% for i in range(60) %}{% set n.x = namespace(a=n.x, b=n.x) %}{% endfor %}{{ n.x }}",
-        "{{ (range(99999) | list * 300) | unique | list }}",
-        "{{ (range(99999) | list * 300) | sort }}",
-        "{{ (range(99999) | list * 300) | map('string') | list }}",
-        "{{ ('a' * 30000000) | list }}",
-        "{{ ('a' * 30000000) | title }}",
-        "{{ ('ab ' * 10000000).split() }}",
-        "{{ ('a' * 30000000) | trim('b' * 30000000) }}",
-        "{{ ('a' * 30000000).strip('b' * 30000000) }}",
-        "{{ ('a' * 30000000).encode('utf-32') }}",
-        "{{ (5).to_bytes(3 * 10**9, 'big') }}",
-        "{{ (5).from_bytes([255] * 30000000, 'big') % 7 }}",
-        "{{ 'a\nb' | indent(10**9, -10**9) }}",
-        "{{ 'a\nb' | indent(-10**9, blank=10**9) ~ 'a\nb' | indent(10**9, first=-10**9) }}",
-        "{{ ('\\x0b' * 2000000) | indent(1000, blank=true) }}",
-        "{{ [[[1]]] | tojson(indent=10**9, skipkeys=-10**9) }}",
-        "{{ ('1' * 30000000) | int(base=16) }}",
-        "{{ '%3000000000d' is odd }}",
-        "{{ '%3000000000d' is divisibleby(1) }}",
-        "{{ strftime_now('%A' * 10000000) }}",
-        "{% set s = 'a' * 30000000 %}{% set x %}{{ s }}{{ s }}{% endset %}",
-        "{% set s = 'a' * 30000000 %}{% macro f() %}{{ s }}{{ s }}{% endmacro %}{{ f() | length }}",
-    ],
-)
-def test_what_filters_and_methods_take_and_make_is_measured(source) -> None:
-    """Only for a second message, as a trial with one would not find it."""
-    template = ChatTemplate("{% if messages | length > 1 %}" + source + "{% endif %}")
-    assert template.render([user("A")]) == ""
-    memory, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
-    with pytest.raises(InvalidRequestError, match=r"template refused the messages: it"):
-        template.render([user("A"), user("B")])
-    assert time.thread_time() - began < 2
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 2**19  # in KiB
-
-
-# Lists and tuples of 2**60 items, whose parts are the same; and of many, which are not.
-_PILES = """{% set n = namespace(x=[1], y=[1], t=(1,), deep=(1,)) %}{% for i in range(60) %}{%
-    set n.x = [n.x, n.x] %}{% set n.y = [n.y, n.y] %}{% set n.t = (n.t, n.t) %}{% set n.u = (n.u, n.u) %}{%
-    endfor %}{% for i in range(30000) %}{% set n.deep = (n.deep,) %}{% endfor %}{%
-    set long = [range(9999) | list] * 9999 %}"""
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "n.x == n.y",
-        "n.x != n.y",
-        "n.x < n.y",
-        "1 == n.x <= n.y",
-        "n.x in [n.y]",
-        "n.x in ([n.y] | reverse)",
-        "n.x not in [n.y]",
-        "n.t in {1: 2}",
-        "n.x is eq n.y",
-        "n.x is in [n.y]",
-        "n.x is lower",
-        "[n.x] | select('equalto', n.y) | list",
-        "[{'a': n.x}] | selectattr('a', 'equalto', n.y) | list",
-        "[1] | select(n.t) | list",
-        "[1] | map(n.t) | list",
-        "[1] | map(attribute=n.t) | list",
-        "[n.x] | reverse | join",
-        "{n.t: 1}",
-        "{1: 2}[n.t]",
-        "{1: 2}[n.t:n.t]",
-        "{1: 2}[n.deep]",
-        "{1: 2}.get(n.t)",
-        "{1: 2}.fromkeys([n.t])",
-        "dict([(n.t, 1)])",
-        "namespace([(n.t, 1)])",
-        "{1: n.t}.items() - [1]",
-        "{1: n.t}.items().isdisjoint([1])",
-        "{1: n.x}.keys().mapping == {1: n.y}.keys().mapping",
-        "long.count(range(9999) | list)",
-        "(range(9999) | list) in long",
-        "raise_exception(n.x)",
-    ],
-)
-def test_what_is_compared_or_a_key_is_measured(expression) -> None:
-    """Python compares and hashes in one step of C, in which no other thread runs."""
-    statements = f"{_PILES}{{% for i in [1, 2] %}}{{% set _ = {expression} %}}{{% endfor %}}"
-    template = ChatTemplate("{% if messages | length > 1 %}" + statements + "{% endif %}")
-    began = time.thread_time()
-    with pytest.raises(InvalidRequestError, match=r"template refused the messages: it"):
-        template.render([user("A"), user("B")])
-    assert time.thread_time() - began < 2
-
-
-def test_what_changes_in_a_loop_is_measured() -> None:
-    statements = _PILES + "{% for each in [n.x, n.y] %}{{ loop.changed(each) }}{% endfor %}"
-    with pytest.raises(InvalidRequestError, match=r"template refused the messages: it"):
-        ChatTemplate(statements).render([user("A")])
-
-
-@pytest.mark.parametrize("source", ["{{ 'a' | pprint }}", "{{ 'a' | wordwrap(1) }}", "{{ 'a' | urlize }}"])
-def test_filters_that_no_model_uses_are_refused(source) -> None:
-    with pytest.raises(ModelLoadError, match="No filter named"):
-        ChatTemplate(source)
-
-
 def test_filters_and_methods_mean_what_they_meant() -> None:
     source = """{{ ['b', 'a'] | sort | join(', ') }}|{{ 'a-b'.split('-')[1] }}|{{ 'x' | center(3) }}|{{ '%02d' % 7 }}|{{
     '{:>3}'.format('y') }}|{{ 'a\nb' | indent(2) }}|{{ {'b': 1, 'a': [2]} | dictsort }}|{{ [1, 1, 2] | unique | list
@@ -352,7 +205,7 @@ def test_filters_and_methods_mean_what_they_meant() -> None:
 def test_a_template_too_deep_to_compile_is_refused() -> None:
     for source in ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "{% if 1 %}" * 3000 + "x" + "{% endif %}" * 3000):
         with pytest.raises(ModelLoadError, match="chat template"):
-            ChatTemplate(source)
+            ChatTemplate(source).compile()
 
 
 def test_operators_mean_what_they_meant() -> None:

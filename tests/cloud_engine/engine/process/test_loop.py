@@ -11,7 +11,7 @@ from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.process import loop
 from updraft.cloud_engine.engine.process.loop import TELL_EVERY_S, TELL_WHOLE_EVERY_S, EngineLoop
 from updraft.cloud_engine.engine.process.messages import Abort, Add, Close, Command, Report, Stepped
-from updraft.cloud_engine.engine.process.transport import Transport
+from updraft.cloud_engine.engine.process.transport import CoreTransport
 from updraft.cloud_engine.engine.types.outputs import TokenOutput
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.protocol.sampling import SamplingParams
@@ -19,7 +19,7 @@ from updraft.protocol.sampling import SamplingParams
 TOKENS = 60
 
 
-class Script(Transport):
+class Script(CoreTransport):
     """Hands out commands, each at its step, and keeps what is reported, with the step that it came after."""
 
     def __init__(self, engine: Engine, commands: Sequence[tuple[int, Command]]) -> None:

@@ -1,0 +1,26 @@
+"""Asks one question through the SDK and says which tier answered.
+
+python examples/openai_client.py                         # the packaged model on this device
+UPDRAFT_CLOUD_URL=http://127.0.0.1:8000 python examples/openai_client.py    # and a cloud
+"""
+
+from __future__ import annotations
+
+import os
+
+from updraft import OpenAI
+
+
+def main() -> None:
+    has_cloud = "UPDRAFT_CLOUD_URL" in os.environ
+    with OpenAI(local="pocket") as client:
+        reply = client.chat.completions.create(
+            model="auto" if has_cloud else "local",
+            messages=[{"role": "user", "content": "What is 347 + 586?"}],
+        )
+    print(reply.choices[0].message.content)
+    print(f"answered by: {reply.updraft['tier']}, because: {reply.updraft['reason']}")  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    main()

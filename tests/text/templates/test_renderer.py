@@ -1,0 +1,276 @@
+"""Hostile chat templates: their process is bounded and replaced, the next request is served, and none outlives us."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+from updraft.protocol.errors import EngineError, InvalidRequestError, ModelLoadError
+from updraft.protocol.requests import Message
+from updraft.text.templates.chat import ChatTemplate
+from updraft.text.templates.renderer import LIMIT_CODE, RenderLimits
+
+TIGHT = RenderLimits(cpu_seconds=0.3, memory_bytes=128 * 2**20)
+ONE, TWO = [Message("user", "A")], [Message("user", "A"), Message("user", "B")]
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="no other system limits a process's memory")
+
+
+def hostile(source: str, limits: RenderLimits = TIGHT) -> ChatTemplate:
+    """Harmless for one message, as a trial with one would not find it."""
+    return ChatTemplate("{% if messages | length > 1 %}" + source + "{% endif %}fine", limits=limits)
+
+
+def children() -> set[psutil.Process]:
+    return set(psutil.Process().children())
+
+
+def child_of(template: ChatTemplate) -> psutil.Process:
+    """The one that its compiling starts."""
+    others = children()
+    template.compile()
+    (child,) = children() - others
+    return child
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+# Lists and tuples of 2**60 items, whose parts are the same. Python compares and hashes them in one step of C.
+PILES = """{% set n = namespace(x=[1], y=[1], t=(1,)) %}{% for i in range(60) %}{%
+    set n.x = [n.x, n.x] %}{% set n.y = [n.y, n.y] %}{% set n.t = (n.t, n.t) %}{% endfor %}"""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for x in 'ab' recursive %}{% if loop.depth < 60 %}{{ loop('ab') }}{% endif %}{% endfor %}",
+        "{{ ([range(9999) | list] * 9999) | map('sort') | map('length') | list }}",
+        "{{ ([range(9999) | list] * 9999) | map('tojson') | map('length') | list }}",
+        PILES + "{{ n.x == n.y }}",
+        PILES + "{{ n.x in ([n.y] | reverse) }}",
+        PILES + "{{ n.t in {1: 2} }}",
+        PILES + "{{ {n.t: 1} }}",
+        PILES + "{{ [n.x] | select('equalto', n.y) | list }}",
+        PILES + "{% for each in [n.x, n.y] %}{{ loop.changed(each) }}{% endfor %}",
+    ],
+)
+def test_a_template_gets_bounded_time(source: str) -> None:
+    template = hostile(source)
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match=r"stopped: it computes for more than 0.3 s") as caught:
+            template.render(TWO)
+        assert (caught.value.param, caught.value.code) == ("messages", LIMIT_CODE)
+        assert template.render(ONE) == "fine"  # by the child's successor
+
+
+@linux_only
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 20000000000 }}",
+        "{{ [1] * 20000000000 }}",
+        "{% set ns = namespace(s='a' * 16) %}{% for i in range(40) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+        "{% set ns = namespace(s='a' * 16) %}{% for i in range(40) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+        "{{ 'a' | center(3 * 10**9) }}",
+        "{{ '%*d' % (3000000000, 1) }}",
+        "{{ '%3000000000d' is odd }}",
+        "{{ '{:>{}}'.format(1, 3000000000) }}",
+        "{{ 'a\nb' | indent(2 * 10**9) }}",
+        "{{ ('a' * 9000000).replace('a', 'b' * 100) }}",
+        "{{ [[[1]]] | tojson(indent=10**9) }}",
+        "{{ (5).to_bytes(3 * 10**9, 'big') }}",
+        "{{ (range(99999) | list * 300) | sort }}",
+        "{% set s %}{% for i in range(99999) %}{{ 'a' * 99999 }}{% endfor %}{% endset %}",
+    ],
+)
+def test_a_template_gets_bounded_memory(source: str) -> None:
+    template = hostile(source, RenderLimits(cpu_seconds=10, memory_bytes=128 * 2**20))
+    with pytest.raises(InvalidRequestError, match="stopped: it takes more memory than 128 MB") as caught:
+        template.render(TWO)
+    assert caught.value.code == LIMIT_CODE
+    assert template.render(ONE) == "fine"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set s = 'a' * 100000 %}{% for i in range(99999) %}{{ s }}{% endfor %}",
+        "{{ ['a' * 5000000, 'b' * 5000000] | tojson }}",
+    ],
+)
+def test_a_template_writes_a_bounded_text(source: str) -> None:
+    template = hostile(source, RenderLimits())
+    with pytest.raises(InvalidRequestError, match="it writes more than 8,388,608 characters beyond the size of its"):
+        template.render(TWO)
+    assert template.render(ONE) == "fine"
+
+
+def test_what_users_write_is_no_output_of_the_template() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", limits=RenderLimits(output_characters=100))
+    assert len(template.render([Message("user", "é" * 100_000)])) == 100_000
+
+
+def test_an_error_is_short() -> None:
+    with pytest.raises(InvalidRequestError, match="aaa") as caught:
+        ChatTemplate("{{ raise_exception('a' * 100000) }}").render(ONE)
+    assert len(caught.value.message) < 3000
+
+
+@pytest.mark.parametrize("source", ["{{ 9 ** (9 ** 9) }}", "{{ (['a'] * 9999999) | join('bbbbbb') | length }}"])
+def test_compiling_is_bounded(source: str) -> None:
+    """Jinja computes with constants while it compiles."""
+    with pytest.raises(ModelLoadError, match="chat template cannot be compiled: it"):
+        hostile(source).compile()
+
+
+def test_a_template_that_takes_too_long_by_the_clock() -> None:
+    limits = RenderLimits(cpu_seconds=1000, wall_seconds=5)
+    template = hostile("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", limits)
+    with pytest.raises(InvalidRequestError, match="stopped: it was not done within 5 s"):
+        template.render(TWO)
+    assert template.render(ONE) == "fine"
+
+
+@linux_only
+def test_a_crash_of_the_interpreter() -> None:
+    """Tuples in tuples: Python hashes them without a look at its stack."""
+    deeper = "{% for i in range(99999) %}{% set n.t = (n.t,) %}{% endfor %}"
+    source = "{% set n = namespace(t=(1,)) %}" + deeper * 4 + "{{ {n.t: 1} }}"
+    template = hostile(source, RenderLimits(cpu_seconds=60))
+    with pytest.raises(InvalidRequestError, match="stopped: its process ended with SIGSEGV"):
+        template.render(TWO)
+    assert template.render(ONE) == "fine"
+
+
+def test_one_template_does_not_stand_before_another() -> None:
+    forever = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    busy, other = hostile(forever, RenderLimits(cpu_seconds=1000, wall_seconds=1000)), ChatTemplate("other")
+    child = child_of(busy)
+    refused: list[BaseException] = []
+
+    def render() -> None:
+        try:
+            busy.render(TWO)
+        except InvalidRequestError as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=render)
+    thread.start()
+    spent = child.cpu_times().user
+    wait_for(lambda: child.cpu_times().user > spent)  # it computes
+    assert other.render(ONE) == "other"
+    assert thread.is_alive()
+    child.kill()
+    thread.join()
+    assert "ended with SIGKILL" in str(refused[0])
+
+
+def test_threads_take_turns() -> None:
+    template = ChatTemplate("{{ messages[0].content }}")
+    wrong: list[str] = []
+
+    def render(name: str) -> None:
+        for i in range(50):
+            text = template.render([Message("user", f"{name}-{i}")])
+            wrong.extend([text] * (text != f"{name}-{i}"))
+
+    threads = [threading.Thread(target=render, args=(str(number),)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_no_process_before_the_first_use() -> None:
+    before = children()
+    template = ChatTemplate("x")
+    assert children() == before
+    template.render(ONE)
+    assert len(children() - before) == 1
+
+
+def test_what_ended_while_idle_is_replaced() -> None:
+    template = ChatTemplate("x")
+    child = child_of(template)
+    child.kill()
+    wait_for(lambda: gone(child))
+    assert template.render(ONE) == "x"
+
+
+def test_a_process_ends_with_its_template() -> None:
+    template = ChatTemplate("x")
+    child = child_of(template)
+    template.close()
+    assert not child.is_running()
+    child = child_of(template)
+    assert template.render(ONE) == "x"
+    del template
+    gc.collect()
+    assert not child.is_running()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_process_ends_with_its_parent(number: signal.Signals) -> None:
+    code = "import sys; from updraft.text.templates.chat import ChatTemplate; template = ChatTemplate('x')\n"
+    code += "template.compile(); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        (child,) = psutil.Process(parent.pid).children()
+        parent.send_signal(number)
+        wait_for(lambda: gone(child))
+
+
+def test_it_sees_neither_our_environment_nor_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jinja2.py").write_text("raise SystemExit('imported from the working directory')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", "a-secret")
+    monkeypatch.setenv("TZ", "Pacific/Auckland")
+    template = ChatTemplate("x")
+    seen = child_of(template).environ()
+    assert "a-secret" not in seen.values()
+    assert seen["TZ"] == "Pacific/Auckland"
+
+
+def test_a_child_that_cannot_start_is_no_fault_of_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ChatTemplate("x")
+    for program in ("/bin/false", os.devnull):
+        monkeypatch.setattr("sys.executable", program)
+        with pytest.raises(EngineError, match="cannot be rendered"):
+            template.render(ONE)
+    monkeypatch.undo()
+    assert template.render(ONE) == "x"
+
+
+def test_arguments_of_calls_are_as_the_model_wrote_them() -> None:
+    """Numbers that no 64 bits hold, and halves of surrogate pairs."""
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"n": 123456789012345678901234}'}}]
+    template = ChatTemplate("{{ messages[0].content }}{{ messages[0].tool_calls[0].function.arguments | tojson }}")
+    message = msgspec.convert({"role": "assistant", "content": "\ud83d", "tool_calls": calls}, Message)
+    assert template.render([message]) == '\ud83d{"n": 123456789012345678901234}'

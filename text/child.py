@@ -1,0 +1,91 @@
+"""What parent and child share where the work of strangers runs in a child process: its start, its frames, its limits.
+
+The child reads frames from its standard input and answers on its standard output. The end of its input is its own end,
+so it never outlives its parent. It sees the parent's modules, but not its environment, which may hold keys.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import struct
+import sys
+from pathlib import Path
+from typing import IO
+
+LENGTH = struct.Struct("!I")
+# What Python and its native modules need; the time zone is for templates that write a date.
+_ENVIRONMENT = ("DYLD_LIBRARY_PATH", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "SYSTEMROOT", "TZ")
+
+
+def command(module: str) -> list[str]:
+    """What starts `module`; nothing is imported from the working directory."""
+    return [sys.executable, "-P", "-m", module]
+
+
+def environment() -> dict[str, str]:
+    """The variables of a child: those it needs, and where the parent finds its modules."""
+    kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+def frame(message: bytes) -> bytes:
+    return LENGTH.pack(len(message)) + message
+
+
+def read(stream: IO[bytes]) -> bytes:
+    """The next frame's message; empty if the stream ends before its end."""
+    header = stream.read(LENGTH.size)
+    if len(header) < LENGTH.size:
+        return b""
+    (length,) = LENGTH.unpack(header)
+    message = stream.read(length)
+    return message if len(message) == length else b""
+
+
+# For the child alone.
+
+
+def prepare() -> None:
+    """Interrupts are the parent's to handle, and a crash leaves no core file."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform != "win32":
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+
+
+def receive() -> bytes:
+    """The next message; empty at the end of the input."""
+    return read(sys.stdin.buffer)
+
+
+def send(message: bytes) -> None:
+    sys.stdout.buffer.write(frame(message))
+    sys.stdout.buffer.flush()
+
+
+def limit_memory(beyond: int) -> None:
+    """To what is mapped now and `beyond` bytes more. Only Linux holds a process to that."""
+    if sys.platform == "linux":
+        import resource
+
+        mapped = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + beyond, hard))
+
+
+def limit_time(cpu_seconds: float, wall_seconds: float = 0.0) -> None:
+    """SIGPROF ends the process after so much CPU time, SIGALRM after so much time; 0 is no limit.
+
+    Windows has no such signals: there only the second limit holds.
+    """
+    if sys.platform != "win32":
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+        signal.setitimer(signal.ITIMER_REAL, wall_seconds)
+    elif wall_seconds:
+        faulthandler.dump_traceback_later(wall_seconds, exit=True)
+    else:
+        faulthandler.cancel_dump_traceback_later()

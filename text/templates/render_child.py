@@ -1,0 +1,136 @@
+"""The child process in which one chat template is compiled and rendered, for `renderer`.
+
+Jinja's sandbox keeps it from the interpreter, and the operating system bounds its time and memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import datetime
+from functools import cached_property
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from .. import child as child_process
+from .renderer import Rendered, RenderLimits, encoded
+
+_MOST_OF_AN_ERROR = 2000  # characters
+
+
+def main() -> None:
+    """Read the template and its limits, then answer message after message until the input ends."""
+    child_process.prepare()
+    if not (first := child_process.receive()):
+        return
+    setup: dict[str, Any] = json.loads(first)
+    limits = RenderLimits(**setup["limits"])
+    program = _Program(setup["source"], limits.output_characters)
+    why = f"it takes more memory than {limits.memory_bytes // 2**20} MB"
+    no_memory = encoded(asdict(Rendered(failure="stopped", why=why)))
+    child_process.limit_memory(limits.memory_bytes)
+    while message := child_process.receive():
+        child_process.limit_time(limits.cpu_seconds, limits.wall_seconds)
+        reply = no_memory
+        with suppress(MemoryError):
+            reply = encoded(asdict(_tried(program, message)))
+        child_process.limit_time(0)
+        child_process.send(reply)
+
+
+def _tried(program: _Program, message: bytes) -> Rendered:
+    """Raises MemoryError."""
+    try:
+        return Rendered(program.texts(message))
+    except MemoryError:
+        raise
+    except jinja2.TemplateError as error:
+        return Rendered(failure="refused", why=str(error)[:_MOST_OF_AN_ERROR])
+    except Exception as error:  # noqa: BLE001 - a program may raise what it likes
+        return Rendered(failure="failed", why=repr(error)[:_MOST_OF_AN_ERROR])
+
+
+class _Program:
+    """A template, compiled with the first message."""
+
+    def __init__(self, source: str, output_characters: int) -> None:
+        self._source = source
+        self._output_characters = output_characters
+
+    def texts(self, message: bytes) -> list[str]:
+        """One for each context in `message`. Raises whatever the template does."""
+        limit = self._output_characters + len(message)
+        template = self._template
+        return ["".join(self._within(limit, template.generate(context))) for context in json.loads(message)]
+
+    @cached_property
+    def _template(self) -> jinja2.Template:
+        return _environment().from_string(self._source)
+
+    def _within(self, limit: int, pieces: Iterator[str]) -> Iterator[str]:
+        length = 0
+        for piece in pieces:
+            length += len(piece)
+            if length > limit:
+                most = f"{self._output_characters:,}"
+                raise jinja2.TemplateError(f"it writes more than {most} characters beyond the size of its input")
+            yield piece
+
+
+def _environment() -> jinja2.Environment:
+    """The whitespace rules, statements and helpers that chat templates are written for, as in transformers.
+
+    Some are written for llama.cpp, where filters give lists: here `tojson` and `length` take iterators, too.
+    """
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.filters["length"] = environment.filters["count"] = _length
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}` marks assistant text for training; rendering ignores the marks."""
+
+    tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    """Plain JSON: Jinja's own filter escapes `<` and `&` for HTML, which models were not trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **{"default": _as_list, **options})
+
+
+def _as_list(value: Any) -> list[Any]:
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+
+
+def _length(value: Any) -> int:
+    return len(value if hasattr(value, "__len__") else list(value))
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+if __name__ == "__main__":
+    main()
