@@ -93,7 +93,7 @@ class Renderer:
             raise EngineError(f"Chat templates cannot be rendered: {reply.why} at its start.")
         self._end()
         how = "cannot be compiled" if reply.failure == "stopped" else "is not valid Jinja"
-        raise ModelLoadError(f"The model's chat template {how}: {reply.why}.")
+        raise ModelLoadError(f"The model's chat template {how}: {reply.why.removesuffix('.')}.")
 
     def _ask(self, child: subprocess.Popen[bytes], *messages: bytes) -> Rendered:
         """The child's reply. It does not survive its limits, nor a caller who leaves before the reply."""

@@ -8,6 +8,7 @@ import signal
 import socket
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -248,3 +249,12 @@ def test_what_the_drain_s_deadline_finds_gets_a_typed_error(started: Start) -> N
         assert whole.result().status_code == 503
         assert whole.result().json()["error"]["type"] == "overloaded_error"
         assert node.face.wait(5) == 0
+
+
+def test_a_broken_chat_template_is_refused_at_the_start(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "tiny", 0)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}")
+    command = [sys.executable, "-m", "updraft.cloud_engine.node", "--model", str(folder), "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "chat template is not valid Jinja: Unexpected end of template." in done.stderr
