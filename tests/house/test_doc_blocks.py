@@ -34,6 +34,8 @@ def blocks(language: str) -> list[tuple[str, str]]:
     for path in PAGES:
         texts = re.findall(rf"^```{language}\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
         found += [(f"{path.name}-{number}", text) for number, text in enumerate(texts)]
+    if language == "sh":
+        found += [(path.name, path.read_text(encoding="utf-8")) for path in sorted((ROOT / "examples").glob("*.sh"))]
     return found
 
 
