@@ -80,10 +80,10 @@ def attention_case(work: Workload, planner: AttentionPlanner | None = None) -> C
     tables = torch.randperm(work.sequences * work.blocks).view(work.sequences, work.blocks).tolist()
     metadata = planner.metadata([QuerySpan(work.context - work.queries, work.queries, table) for table in tables])
     size = (work.sequences * work.blocks, shape.block_size, 2 * shape.kv_heads, shape.head_dim)
-    caches = [_drawn(work, planner.device, *size) for _ in range(_SETS)]
-    queries = [_drawn(work, planner.device, work.rows, shape.heads, shape.head_dim) for _ in range(_SETS)]
+    caches = [_random(work, planner.device, *size) for _ in range(_SETS)]
+    queries = [_random(work, planner.device, work.rows, shape.heads, shape.head_dim) for _ in range(_SETS)]
     rule = ScoreOptions(shape.head_dim**-0.5)
-    dense = partial(_Dense.drawn, work, planner.device)
+    dense = partial(_Dense.random, work, planner.device)
     return Case(
         f"attention {work.name} {work.sequences}x{work.queries} over {work.context}",
         lambda i: attend(queries[i], caches[i], metadata, shape, rule),
@@ -110,11 +110,11 @@ class _Dense:
     causal: bool
 
     @classmethod
-    def drawn(cls, work: Workload, device: torch.device) -> _Dense:
+    def random(cls, work: Workload, device: torch.device) -> _Dense:
         query = (work.sequences, work.shape.heads, work.queries, work.shape.head_dim)
         kept = (work.sequences, work.shape.kv_heads, work.context, work.shape.head_dim)
         sets = [
-            (_drawn(work, device, *query), _drawn(work, device, *kept), _drawn(work, device, *kept))
+            (_random(work, device, *query), _random(work, device, *kept), _random(work, device, *kept))
             for _ in range(_SETS)
         ]
         return cls(sets, work.queries == work.context)
@@ -147,7 +147,7 @@ def _flashinfer_run(work: Workload, queries: list[Tensor], tables: list[list[int
 
     shape, device = work.shape, queries[0].device
     pages = (work.sequences * work.blocks, 2, shape.block_size, shape.kv_heads, shape.head_dim)
-    caches = [_drawn(work, device, *pages) for _ in queries]
+    caches = [_random(work, device, *pages) for _ in queries]
     starts = torch.arange(work.sequences + 1, dtype=torch.int32, device=device)
     indices = torch.tensor(tables, dtype=torch.int32, device=device).flatten()
     last = torch.full_like(starts[1:], (work.context - 1) % shape.block_size + 1)
@@ -163,5 +163,5 @@ def _flashinfer_run(work: Workload, queries: list[Tensor], tables: list[list[int
     return lambda i: wrapper.run(queries[i], caches[i])
 
 
-def _drawn(work: Workload, device: torch.device, *size: int) -> Tensor:
+def _random(work: Workload, device: torch.device, *size: int) -> Tensor:
     return torch.randn(size, device=device, dtype=work.dtype)

@@ -22,9 +22,9 @@ from .engine_speed import (
     DRAWN,
     DTYPES,
     decode_figures,
-    drawn_over_greedy,
     prefill_figures,
     prefix_figures,
+    sampled_over_greedy,
     seconds_to_first_token,
     throughput,
 )
@@ -145,7 +145,7 @@ class _Measured:
 
     def drawn(self) -> Figures:
         running = self._setting.running
-        ratio = drawn_over_greedy(self._model, self._requests[:running], running)
+        ratio = sampled_over_greedy(self._model, self._requests[:running], running)
         self._say(f"drawn at temperature {DRAWN.temperature}, top_p {DRAWN.top_p}: {ratio:.2f} of greedy")
         return {"drawn_over_greedy": ratio}
 

@@ -32,7 +32,7 @@ def throughput(
     return serve(make_engine(model, engine_config(len(requests), running)), requests, params)
 
 
-def drawn_over_greedy(model: Decoder, requests: Sequence[WorkloadRequest], running: int, rounds: int = 5) -> float:
+def sampled_over_greedy(model: Decoder, requests: Sequence[WorkloadRequest], running: int, rounds: int = 5) -> float:
     """Tokens per second where they are drawn (`DRAWN`) over those where they are greedy: a median of pairs of runs."""
     return statistics.median(
         throughput(model, requests, running, GREEDY) / throughput(model, requests, running, DRAWN)

@@ -104,9 +104,9 @@ class _Bench:
         figures: dict[str, float] = {}
         with self._engine() as engine:
             for part in (self._single, self._streams, self._logprobs, self._prefix):
-                figures |= self._told(part(engine))
+                figures |= self._described(part(engine))
         for part in (self._gaps, self._start):
-            figures |= self._told(part())
+            figures |= self._described(part())
         return figures
 
     def _single(self, engine: LocalEngine) -> dict[str, float]:
@@ -237,7 +237,7 @@ class _Bench:
         """A prompt of `count` tokens that nobody has seen: in the vocabularies here each digit is one."""
         return "".join(self._random.choices("0123456789", k=count))
 
-    def _told(self, figures: dict[str, float]) -> dict[str, float]:
+    def _described(self, figures: dict[str, float]) -> dict[str, float]:
         self._say("  " + ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
         return figures
 

@@ -51,7 +51,7 @@ BUSY_S = 0.02  # how long the event loop may wait for another process that write
 
 
 class Router:
-    """One local and one cloud tier behind an OpenAI-shaped face. `start()` it on the event loop that will use it.
+    """One local and one cloud tier behind OpenAI's interface. `start()` it on the event loop that will use it.
 
     `tiers` replaces what `config` would load; the router closes them in the end, as it does its own.
     """

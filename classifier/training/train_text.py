@@ -122,7 +122,7 @@ def fit_material(material: Material, recipe: FitRecipe, out: Path) -> TextPolicy
     calibration = CalibrationRows(
         before=routers["prompt"].crossed[even],
         after=routers["cascade"].crossed[even] if "cascade" in routers else None,
-        during=_asked_during(routers["opening"].crossed, material.opened)[even] if "opening" in routers else None,
+        during=_gate2_sees(routers["opening"].crossed, material.opened)[even] if "opening" in routers else None,
         local=labels.weak[even],
         cloud=labels.strong[even],
         read=read[even],
@@ -166,7 +166,7 @@ def _is_asked(opened: Bools | None) -> bool:
     return opened is not None and int(opened.sum()) >= max(MIN_LABELS, _OFTEN_OPENED * len(opened))
 
 
-def _asked_during(p_gain: Floats, opened: Bools | None) -> Floats:
+def _gate2_sees(p_gain: Floats, opened: Bools | None) -> Floats:
     """Gate 2's P(gain) as use sees it: none that could send up an answer which ends before gate 2 is asked."""
     return p_gain if opened is None else np.where(opened, p_gain, 0.0)
 

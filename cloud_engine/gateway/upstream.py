@@ -67,7 +67,7 @@ class Upstream:
         try:
             response = await self._pool.handle_async_request(request)
         except _FAILURES as error:
-            raise UpstreamFailure(_said(error)) from error
+            raise UpstreamFailure(_message_of(error)) from error
         try:
             yield response
         finally:
@@ -80,11 +80,11 @@ async def body_of(response: httpcore.Response) -> AsyncGenerator[bytes]:
         async for chunk in response.aiter_stream():
             yield chunk
     except _FAILURES as error:
-        raise UpstreamFailure(_said(error)) from error
+        raise UpstreamFailure(_message_of(error)) from error
 
 
 _FAILURES = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException)
 
 
-def _said(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -14,7 +14,7 @@ _LEAST_NOISE, _USUAL_NOISE, _MOST_NOISE = 1.05, 1.15, 1.4
 _PROMISED, _AIMED = 2.0, 1.8  # for some of the slowest gaps are slow for reasons that nobody foresees
 
 
-def aimed_slowdown(decoding: int, catching_up: int) -> float:
+def target_slowdown(decoding: int, catching_up: int) -> float:
     """How many times its usual length a gap between tokens may have while prompts are computed: the share of the
     machine that `decoding` of all the requests have a right to, or if that is less what is promised in any case: that
     hardly one gap in a hundred is longer than twice the usual."""
@@ -136,7 +136,7 @@ class ChunkBudget:
         if load is None or not load.plain_s or load.since_plain >= _PLAIN_EVERY:
             return 0
         usual = min(1.0, load.before_s / load.plain)
-        slowest = aimed_slowdown(decoding, catching_up) * usual
+        slowest = target_slowdown(decoding, catching_up) * usual
         waited = 1 if self._apart else 0  # for a step of their own
         chunk = load.largest(slowest / self._noise() - waited, slowest - waited)
         if load.since_doubt >= _DOUBT_EVERY:

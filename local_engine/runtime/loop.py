@@ -123,7 +123,7 @@ class LocalEngineLoop:
 
     def _work(self) -> None:
         try:
-            while self._obey():
+            while self._apply():
                 try:
                     self._step()
                 except Exception as error:  # noqa: BLE001 - a fault of ours: all are told, and the engine goes on
@@ -149,7 +149,7 @@ class LocalEngineLoop:
             for job in self._jobs.values():
                 each.callback(job.fail, EngineError(_CLOSED))
 
-    def _obey(self) -> bool:
+    def _apply(self) -> bool:
         """Do what other threads ask for; waits for it if there is nothing to compute. False: the engine is closed."""
         if not self._scheduler.has_work and not self._stopped:
             self._inbox.get()()

@@ -335,7 +335,7 @@ class Cascade:
     def _judged(self, answer: LocalAnswer) -> GateDecision:
         """Gate 3 on the finished answer."""
         decision = self.gates.after(self.chat.messages, answer, self.job.quality)
-        if decision.exploration_chance and not self._is_graded_undrawn(answer, decision):
+        if decision.exploration_chance and not self._is_graded_anyway(answer, decision):
             decision = replace(decision, propensity=decision.exploration_chance)
         return decision
 
@@ -379,9 +379,9 @@ class Cascade:
         hold = self._hold
         return self.job.stream and not self.job.structured and hold is not None and len(answer.tokens) >= hold
 
-    def _is_graded_undrawn(self, answer: LocalAnswer, decision: GateDecision) -> bool:
-        """Whether the best cloud would have graded this answer that goes up, had no coin drawn it: no stream had begun,
-        and it is for no smaller cloud.
+    def _is_graded_anyway(self, answer: LocalAnswer, decision: GateDecision) -> bool:
+        """Whether the best cloud would have graded this answer without exploration: no stream had begun, and it is for
+        no smaller cloud.
         """
         smaller = any(candidate.may_do(decision.p_gain) for candidate in self.tiers.middle)
         return not smaller and not self._is_past_hold(answer)

@@ -22,7 +22,7 @@ __all__ = ["ExplorationGates"]
 class ExplorationGates:
     """The gates of a pair with exploration, shadow and caution around them.
 
-    `exploration`: the share of the requests that is drawn, by a coin that knows nothing of them: gates 1 and 2 only say
+    `exploration`: the share of requests sampled at random, whatever they ask: gates 1 and 2 only say
     what they would do, and the finished local answer goes up after gate 3. `shadow`: all are. `monitor`: None where
     there is nothing to compare requests with.
     """
@@ -132,13 +132,13 @@ class _SampledGates:
     def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
         decision = self._gates.after(messages, answer, quality)
         alone = decision.escalate and not self._early
-        told = self._told(decision, up=decision.escalate or self._early)
+        told = self._relabelled(decision, up=decision.escalate or self._early)
         return replace(told, escalate=True, propensity=1.0 if alone else self._chance)
 
     def _looking_on(self, decision: GateDecision) -> GateDecision:
         self._early = self._early or decision.escalate
-        return replace(self._told(decision, up=decision.escalate), escalate=False)
+        return replace(self._relabelled(decision, up=decision.escalate), escalate=False)
 
-    def _told(self, decision: GateDecision, *, up: bool) -> GateDecision:
+    def _relabelled(self, decision: GateDecision, *, up: bool) -> GateDecision:
         reason = f"{self._why}: would {'go up' if up else 'stay'}, {decision.reason}"
         return replace(decision, reason=reason, exploration_chance=self._chance)

@@ -94,8 +94,9 @@ class CacheSlot:
         return self._cache.get(self._key)
 
     def keep(self, completion: dict[str, Any], record: RequestRecord) -> None:
-        """Keep an answer, unless the moment had a say in it (a failure, a spent budget, a hand-over in its middle, a
-        coin), or it could not be given again as a stream.
+        """Keep an answer, unless time or chance decided it, or it cannot be given again as a stream.
+
+        Time: a failure, a spent budget, a continuation in the cloud. Chance: exploration.
         """
         by_chance = record.time_dependent or any(
             decision.exploration_chance for decision in (record.decision, *record.decisions)

@@ -41,7 +41,7 @@ class EngineLoop:
         self._report = transport.report
         self._failures = 0  # steps in a row
         self._unreported: list[StepOutputs] = []
-        self._told_at = 0.0
+        self._reported_at = 0.0
         self._preparations = Preparations(engine.prepare, lambda request_id: transport.send_back(Prepared(request_id)))
 
     def run(self) -> None:
@@ -60,14 +60,14 @@ class EngineLoop:
             while command := self._transport.next_command(not (self._engine.has_work or obeyed)):
                 if isinstance(command, Close):
                     return False
-                self._obey(command)
+                self._apply(command)
                 obeyed += 1
             if self._engine.has_work:
                 return True
             if obeyed:
                 self._tell()
 
-    def _obey(self, command: Command) -> None:
+    def _apply(self, command: Command) -> None:
         match command:
             case Add(request):
                 with self._reporting_failure(request.request_id):
@@ -136,11 +136,11 @@ class EngineLoop:
 
     def _is_time_to_tell(self) -> bool:
         pause_s = TELL_EVERY_S if self._engine.is_streaming else TELL_WHOLE_EVERY_S
-        return time.monotonic() - self._told_at >= pause_s
+        return time.monotonic() - self._reported_at >= pause_s
 
     def _tell(self) -> None:
         self._report(Stepped(self._unreported, self._engine.stats()))
-        self._unreported, self._told_at = [], time.monotonic()
+        self._unreported, self._reported_at = [], time.monotonic()
 
 
 def _failure_of(cause: BaseException, advice: str, kind: type[EngineError] = EngineError) -> EngineError:

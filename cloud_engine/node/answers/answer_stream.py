@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class TokenSource(Protocol):
-    """What a node needs of an engine: the face of `EngineClient`."""
+    """What a node needs of an engine: the part of `EngineClient` that it calls."""
 
     @property
     def failure(self) -> UpdraftError | None: ...

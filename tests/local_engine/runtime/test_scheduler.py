@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from updraft.local_engine.runtime.chunk_budget import ChunkBudget, aimed_slowdown
+from updraft.local_engine.runtime.chunk_budget import ChunkBudget, target_slowdown
 from updraft.local_engine.runtime.prefix_cache import LocalPrefixCache
 from updraft.local_engine.runtime.scheduler import (
     LocalScheduler,
@@ -458,8 +458,8 @@ def test_what_was_too_large_is_tried_again_once():
 
 
 def test_many_prompts_get_their_share_beside_one_reader():
-    assert aimed_slowdown(1, 1) == aimed_slowdown(7, 1) == 1.8, "a little less than the promise of 2"
-    assert aimed_slowdown(1, 7) == 8
+    assert target_slowdown(1, 1) == target_slowdown(7, 1) == 1.8, "a little less than the promise of 2"
+    assert target_slowdown(1, 7) == 8
     settled = Steps(0.02, 0.3, 0.3, 0.05, seed=0).slowdowns(ChunkBudget(512), 1, 7, steps=60)[20:]
     assert 6 < np.median(settled) <= 8
 
