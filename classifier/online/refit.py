@@ -2,9 +2,9 @@
 
 Answers that escalated anyway say little about those that stay local. Exploration (or a shadow) therefore samples
 requests at random, before any gate has looked at them, and has both tiers answer these. The promise is made on these
-alone, thinned to one chance where exploration was changed. Models are fitted on all graded rows, each weighted by one over
-its chance of being graded. Thumbs teach the models and are no part of the promise, as people give them when they like:
-there a row keeps the grades that it had without its thumb.
+alone, thinned to one chance where exploration was changed. Models are fitted on all graded rows, each weighted by one
+over its chance of being graded. Thumbs teach the models and are no part of the promise, as people give them when they
+like: there a row keeps the grades that it had without its thumb.
 """
 
 from __future__ import annotations

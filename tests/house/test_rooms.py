@@ -86,7 +86,7 @@ ROOMS = {
 UNLIMITED = {"bench", "embedded/kinds", "cloud_engine/models/families"}
 MOST_FILES = 12
 #: The package is to come down to 45,000 lines; this bound only ever moves down.
-MOST_LINES = 51_200
+MOST_LINES = 50_900
 
 
 def modules() -> set[str]:
