@@ -19,9 +19,9 @@ from ..protocol.errors import ContextLengthError, InvalidRequestError, ModelLoad
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
 from ..protocol.structured import Constraint, Tool, ToolUse
+from ..text.chat import ChatTemplate, encoding_runs, special_pattern
 from ..text.templates import tool_messages as tool_turns
-from ..text.templates.chat import ChatTemplate, encoding_runs, special_pattern
-from ..text.tools.stream import OfferedTools
+from ..text.tool_stream import OfferedTools
 from .llama.adapter_file import read_adapter
 from .llama.context import ContextOptions, LlamaContext, LoraAdapter
 from .llama.library import Floats, LlamaModel
@@ -39,7 +39,7 @@ from .sampling.signals import TokenSignals
 if TYPE_CHECKING:
     from ..text.grammars.compiler import Vocabulary
     from ..text.grammars.state import Grammars
-    from ..text.tools.formats import ToolFormat
+    from ..text.tool_formats import ToolFormat
 
 __all__ = ["LocalEngine", "LocalOptions", "LocalRun", "LocalToken", "LoraAdapter", "TokenSignals"]
 
@@ -105,7 +105,7 @@ class LocalEngine:
     @property
     def tool_format(self) -> ToolFormat | None:
         """How the model writes tool calls; None if its chat template shows no format that is known here."""
-        from ..text.tools.formats import ToolFormat
+        from ..text.tool_formats import ToolFormat
 
         return ToolFormat.of(self._tool_parser, self)
 

@@ -16,7 +16,7 @@ import tokenizers
 from ..protocol.errors import ModelLoadError
 from ..protocol.requests import Message
 from ..protocol.structured import Tool
-from .templates.chat import ChatTemplate, encoding_runs, special_pattern
+from .chat import ChatTemplate, encoding_runs, special_pattern
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 

@@ -13,7 +13,7 @@ import numpy as np
 from ...protocol.errors import EngineError, UpdraftError
 from ...protocol.sampling import SamplingParams
 from ...text.detokenize import IncrementalDetokenizer, StopMatcher
-from ...text.tools.stream import FirstCall
+from ...text.tool_stream import FirstCall
 from ..sampling.row_sampler import RowSampler
 from ..sampling.signals import Floats, RowMeasure, TokenSignals, log_softmax, token_logprobs
 from .mailbox import Mailbox

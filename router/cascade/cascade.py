@@ -18,7 +18,7 @@ from typing import TypeVar
 from ...protocol.errors import EngineError, UpdraftError
 from ...protocol.requests import ChatRequest, Message
 from ...protocol.sampling import SamplingParams
-from ...text.tools.stream import OfferedTools
+from ...text.tool_stream import OfferedTools
 from ..accounting.request_record import RequestRecord
 from ..gates.deadline import DeadlinePlan, plan
 from ..gates.gates import GateDecision, Gates, check_quality

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ...classifier.calibration.drift import DriftMonitor
     from ...classifier.grading.agreement import ComparableAnswer
     from ...classifier.online.experience import Experience, Observation
-    from ...text.tools.stream import OfferedTools
+    from ...text.tool_stream import OfferedTools
 
 __all__ = ["MOST_WAITING", "ExperienceCollector", "JudgedRequest", "LearningCounts", "pair_name"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ...classifier.grading.agreement import ComparableAnswer
-from ...text.tools.stream import OfferedTools, ToolCallStream
+from ...text.tool_stream import OfferedTools, ToolCallStream
 from ..tiers.interfaces import LocalAnswer
 
 __all__ = ["cloud_said", "device_said"]

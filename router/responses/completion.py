@@ -26,7 +26,7 @@ from ...protocol.responses import (
     Usage,
 )
 from ...text.detokenize import IncrementalDetokenizer
-from ...text.tools.stream import ToolCallStream
+from ...text.tool_stream import ToolCallStream
 from ..accounting.request_record import RequestRecord
 from ..cascade.cascade import Cascade
 from ..tiers.interfaces import CloudFailure, LocalAnswer, LocalTier, Token

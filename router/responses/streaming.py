@@ -14,7 +14,7 @@ from ...protocol.http import sse
 from ...protocol.requests import ChatRequest
 from ...protocol.responses import ChoiceLogprobs, Delta, FinishReason, Usage
 from ...protocol.sampling import SamplingParams
-from ...text.tools.stream import ToolCallStream
+from ...text.tool_stream import ToolCallStream
 from ..cascade.cascade import Cascade
 from ..gates.gates import GateDecision
 from ..request.chat_request import continued

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...classifier.features.gate_inputs import Signals
-    from ...text.tools.formats import ToolFormat
+    from ...text.tool_formats import ToolFormat
 
 
 class Token(Protocol):

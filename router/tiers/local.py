@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ...text.grammars.check import GrammarCheck
     from ...text.grammars.compiler import Vocabulary
-    from ...text.tools.formats import ToolFormat
+    from ...text.tool_formats import ToolFormat
 
 
 class EngineRun(Protocol):

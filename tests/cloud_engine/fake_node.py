@@ -22,7 +22,7 @@ from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.cloud_engine.node.api.app import Served, create_node_app
 from updraft.protocol.errors import ContextLengthError, EngineDownError, EngineError
 from updraft.protocol.http.server import exit_with_parent, serve
-from updraft.text.templates.chat import ChatTemplate
+from updraft.text.chat import ChatTemplate
 from updraft.text.tokenizer import Tokenizer
 
 CHATML = (

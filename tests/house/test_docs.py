@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from import_graph import FLOORS
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_WORDS = 25_000
@@ -184,3 +185,11 @@ def test_nobody_is_told_to_install_from_an_index() -> None:
     assert [
         str(path) for path in own if path != Path(__file__).resolve() and wrong.search(path.read_text("utf-8"))
     ] == []
+
+
+def test_the_architecture_names_files_that_exist() -> None:
+    """Paths in backticks that begin with a room or with `tests`."""
+    text = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(rf"`((?:tests|{'|'.join(FLOORS)})/[\w/.-]*)`", text)
+    assert len(named) > 30
+    assert [path for path in named if not (ROOT / path).exists()] == []

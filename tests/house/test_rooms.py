@@ -17,7 +17,14 @@ ROOMS = {
         "prompts structured sampling settings",
         "errors flags noise unicode_forms wal",
     ],
-    "text": ["tools", "grammars", "tokenizer", "templates", "detokenize logit_edits fair_queue child"],
+    "text": [
+        "tool_calls tool_formats tool_stream",
+        "grammars",
+        "tokenizer",
+        "chat",
+        "templates",
+        "detokenize logit_edits fair_queue child",
+    ],
     "kernels": ["decoder", "attention", "activation kv_cache linear lora norm sampling", "runtime"],
     "local_engine": [
         "tuning",

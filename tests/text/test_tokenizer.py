@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from updraft.protocol.errors import ModelLoadError
 from updraft.protocol.requests import Message
+from updraft.text.chat import ChatTemplate
 from updraft.text.detokenize import IncrementalDetokenizer
-from updraft.text.templates.chat import ChatTemplate
 from updraft.text.tokenizer import Tokenizer
 
 CHATML = (

@@ -13,7 +13,7 @@ from ....protocol.errors import InvalidRequestError, UpdraftError
 from ....protocol.responses import FinishReason, Usage
 from ....text.detokenize import IncrementalDetokenizer, StopMatcher
 from ....text.tokenizer import Tokenizer
-from ....text.tools.stream import OfferedTools
+from ....text.tool_stream import OfferedTools
 from ...engine.types.prediction import ALIGN_ON, PredictionCursor
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from ....protocol.responses import (
     Usage,
 )
 from ....text.tokenizer import Tokenizer
-from ....text.tools.stream import OfferedTools, ToolCallStream
+from ....text.tool_stream import OfferedTools, ToolCallStream
 from .answer_stream import Piece, ScoredToken, total_usage
 
 

@@ -32,7 +32,7 @@ from ....protocol.responses import ModelCard, ModelList
 from ....text.grammars.check import GrammarCheck
 from ....text.grammars.compiler import Vocabulary
 from ....text.tokenizer import Tokenizer
-from ....text.tools.formats import ToolFormat
+from ....text.tool_formats import ToolFormat
 from ...engine.types.request import GenerationRequest
 from ..answers.answer_stream import Piece, TokenSource, pieces, total_usage
 from ..answers.fan_out import fan_out

@@ -12,8 +12,8 @@ from ....protocol.prompts import Prompt
 from ....protocol.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from ....text.templates import tool_messages as tool_turns
 from ....text.tokenizer import Tokenizer
-from ....text.tools.formats import ToolFormat
-from ....text.tools.stream import OfferedTools
+from ....text.tool_formats import ToolFormat
+from ....text.tool_stream import OfferedTools
 from ...engine.types.request import BeamParams, GenerationRequest
 from ..answers.best_of import BestOf
 from ..answers.formats import AnswerFormat, ChatFormat, TextFormat

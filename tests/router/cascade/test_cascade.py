@@ -12,7 +12,7 @@ from cascade_bench import run, text_of, updraft_of
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, unused_url
 from updraft.protocol.errors import EngineError
 from updraft.protocol.http.wire import WireRequest
-from updraft.text.tools.formats import ToolFormat
+from updraft.text.tool_formats import ToolFormat
 
 # Gate 0: rules
 

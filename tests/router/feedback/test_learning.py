@@ -32,8 +32,8 @@ from updraft.router.gates.exploration import ExplorationGates
 from updraft.router.gates.gates import GateDecision
 from updraft.router.router import Router
 from updraft.router.tiers.interfaces import LocalAnswer
-from updraft.text.tools.calls import ToolSyntax
-from updraft.text.tools.formats import ToolFormat
+from updraft.text.tool_calls import ToolSyntax
+from updraft.text.tool_formats import ToolFormat
 
 ASKED = [Message("user", "What is 2 + 2?")]
 PAIR = "scripted with large"

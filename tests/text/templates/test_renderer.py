@@ -17,7 +17,7 @@ import psutil
 import pytest
 from updraft.protocol.errors import EngineError, InvalidRequestError, ModelLoadError
 from updraft.protocol.requests import Message
-from updraft.text.templates.chat import ChatTemplate
+from updraft.text.chat import ChatTemplate
 from updraft.text.templates.renderer import LIMIT_CODE, RenderLimits
 
 TIGHT = RenderLimits(cpu_seconds=0.3, memory_bytes=128 * 2**20)
@@ -233,7 +233,7 @@ def test_a_process_ends_with_its_template() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_process_ends_with_its_parent(number: signal.Signals) -> None:
-    code = "import sys; from updraft.text.templates.chat import ChatTemplate; template = ChatTemplate('x')\n"
+    code = "import sys; from updraft.text.chat import ChatTemplate; template = ChatTemplate('x')\n"
     code += "template.compile(); print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

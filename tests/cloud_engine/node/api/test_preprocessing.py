@@ -9,7 +9,7 @@ import pytest
 from updraft.cloud_engine.node.api.preprocessing import JobMaker
 from updraft.embedded.pocket import pocket_large_folder
 from updraft.text.tokenizer import Tokenizer
-from updraft.text.tools.formats import ToolFormat
+from updraft.text.tool_formats import ToolFormat
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 

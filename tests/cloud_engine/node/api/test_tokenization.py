@@ -14,7 +14,7 @@ import pytest
 from updraft.cloud_engine.node.api.app import ServedEngine, create_node_app
 from updraft.cloud_engine.node.api.tokenization import parse_tokenize, tokenized
 from updraft.protocol.errors import InvalidRequestError
-from updraft.text.templates.chat import ChatTemplate
+from updraft.text.chat import ChatTemplate
 from updraft.text.tokenizer import Tokenizer
 
 POCKET = Path(__file__).resolve().parents[4] / "embedded" / "weights" / "pocket-large"

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
-from ...protocol.errors import ConfigurationError
-from ...protocol.structured import Constraint, Function, NamedTool, ToolUse
-from ..grammars.compiler import inline_schema
-from ..templates.chat import ChatTemplate
-from .calls import ToolSyntax
+from ..protocol.errors import ConfigurationError
+from ..protocol.structured import Constraint, Function, NamedTool, ToolUse
+from .chat import ChatTemplate
+from .grammars.compiler import inline_schema
+from .tool_calls import ToolSyntax
 
 FormatName = Literal["hermes", "llama3", "mistral", "mistral-args"]
 _ANY_OBJECT = {"type": "object"}

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from updraft.protocol.errors import ConfigurationError
 from updraft.protocol.requests import Message
 from updraft.protocol.structured import CalledFunction, Constraint, Function, Tool, ToolCall, ToolUse
-from updraft.text.templates.chat import ChatTemplate
+from updraft.text.chat import ChatTemplate
 from updraft.text.tokenizer import Tokenizer
-from updraft.text.tools.calls import ToolCallParser, ToolSyntax
-from updraft.text.tools.formats import ToolFormat
-from updraft.text.tools.stream import OfferedTools, ToolCallStream
+from updraft.text.tool_calls import ToolCallParser, ToolSyntax
+from updraft.text.tool_formats import ToolFormat
+from updraft.text.tool_stream import OfferedTools, ToolCallStream
 
-POCKET = Path(__file__).resolve().parents[3] / "embedded" / "weights" / "pocket-large"
-TEMPLATES = Path(__file__).resolve().parents[4] / "shared" / "data" / "chat-templates" / "llama.cpp"
+POCKET = Path(__file__).resolve().parents[2] / "embedded" / "weights" / "pocket-large"
+TEMPLATES = Path(__file__).resolve().parents[3] / "shared" / "data" / "chat-templates" / "llama.cpp"
 HERMES = ToolSyntax("<tool_call>", "</tool_call>")
 LLAMA = ToolSyntax("<|python_tag|>", bare=True)
 MISTRAL = ToolSyntax("[TOOL_CALLS]", lists=True)

@@ -21,12 +21,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...protocol.errors import InvalidRequestError
-from ...protocol.requests import Message
-from ...protocol.structured import Tool
-from . import tool_messages as tool_turns
-from .renderer import Renderer, RenderLimits
-from .tool_messages import Change
+from ..protocol.errors import InvalidRequestError
+from ..protocol.requests import Message
+from ..protocol.structured import Tool
+from .templates import tool_messages as tool_turns
+from .templates.renderer import Renderer, RenderLimits
+from .templates.tool_messages import Change
 
 _FIRST_STAND_IN = 0xF0000
 _STAND_INS = re.compile("[\U000f0000-\U0010fffd]+")

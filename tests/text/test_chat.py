@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from updraft.protocol.errors import InvalidRequestError, ModelLoadError
 from updraft.protocol.requests import Message, TextPart
 from updraft.protocol.structured import CalledFunction, ToolCall
-from updraft.text.templates.chat import ChatTemplate, Segment, encoding_runs, special_pattern
+from updraft.text.chat import ChatTemplate, Segment, encoding_runs, special_pattern
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -21,7 +21,7 @@ TRIMMING = CHATML.replace("m.content", "m.content | trim")
 THINKING = CHATML.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1].lstrip('\\n') }}")
 SPECIAL = ("<|im_start|>", "<|im_end|>")
 NEED_TOOLS = ("plus-tool_use", "Hermes-2", "Hermes-3", "firefunction")  # iterate over tools that a plain chat has not
-TEMPLATES = Path(__file__).resolve().parents[4] / "shared" / "data" / "chat-templates"
+TEMPLATES = Path(__file__).resolve().parents[3] / "shared" / "data" / "chat-templates"
 
 
 @cache

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...protocol.responses import AssistantMessage, Delta, FinishReason, FunctionDelta, ToolCallDelta
-from ...protocol.structured import CalledFunction, Constraint, ToolCall, ToolUse
-from .calls import CallDelta, ToolCallParser
+from ..protocol.responses import AssistantMessage, Delta, FinishReason, FunctionDelta, ToolCallDelta
+from ..protocol.structured import CalledFunction, Constraint, ToolCall, ToolUse
+from .tool_calls import CallDelta, ToolCallParser
 
 if TYPE_CHECKING:
-    from .formats import ToolFormat
+    from .tool_formats import ToolFormat
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,0 @@
-"""Tool calls in an answer's text, in the formats that models were trained on."""
