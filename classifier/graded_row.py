@@ -16,12 +16,12 @@ __all__ = ["AnswerSignals", "GradedRow", "gains", "scores"]
 class AnswerSignals:
     """What the weak model reported for each of the n tokens of its answer, in nats."""
 
+    # (n,) log-probability of the token.
     logprobs: Array
-    """(n,) log-probability of the token."""
+    # (n,) entropy of its distribution.
     entropies: Array
-    """(n,) entropy of its distribution."""
+    # (n,) its log-probability less that of the runner-up.
     margins: Array
-    """(n,) its log-probability less that of the runner-up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +29,20 @@ class GradedRow:
     """One prompt and what both tiers scored on it."""
 
     prompt: str
+    # Score of the weak tier, in [0, 1].
     weak: float
-    """Score of the weak tier, in [0, 1]."""
+    # Score of the strong tier, in [0, 1].
     strong: float
-    """Score of the strong tier, in [0, 1]."""
+    # Groups rows in reports; not a feature.
     domain: str = ""
-    """Groups rows in reports; not a feature."""
+    # The weak tier's answer.
     answer: str | None = None
-    """The weak tier's answer."""
+    # The weak tier's token signals.
     signals: AnswerSignals | None = None
-    """The weak tier's token signals."""
+    # Prompt tokens as the strong tier counts them.
     cloud_read: float | None = None
-    """Prompt tokens as the strong tier counts them."""
+    # Answer tokens as the strong tier counts them.
     cloud_written: float | None = None
-    """Answer tokens as the strong tier counts them."""
 
     @property
     def gain(self) -> bool:

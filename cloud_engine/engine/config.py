@@ -22,41 +22,45 @@ _CHOICES = (
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Sizes and limits of one engine.
+    """Sizes and limits of one engine."""
 
-    `context_length`: tokens of prompt and answer together; None: the model's, or as many as the pool holds.
-    `block_size`: tokens per KV block. `num_blocks`: blocks in the pool; None gives every sequence of a full batch the
-    whole context, within 1 GiB, or most of what a GPU has left. `max_batch_size`: requests per step. `token_budget`:
-    tokens per step, drafts included. `max_step_ms`: prompts and drafts are cut so that a step takes no longer, by what
-    is measured; None: by the budget alone. `policy`: who goes first, see `scheduler.order_of`. `max_waiting`: queued
-    requests, beyond those that batch and pool have room for, before OverloadedError, whatever their priority.
-    `num_draft_tokens`: most tokens drafted per request and step. `draft_length`: how many of these, as pays by what is
-    measured or always all. `ngram`: also draft by looking up what followed the same tokens before. `prefix_caching`:
-    keep what was computed for requests that begin alike. `seed`: where requests without a seed of their own get theirs
-    from. `num_threads`: torch threads, None for torch's default. `batch_invariant`: the same tokens, to the last bit of
-    their log-probabilities, whatever else is in the batch and however a prompt is cut (on a CPU, at some cost).
-    `attention_backend`: plain torch, C for CPUs, Triton for CUDA devices; "auto" takes what is fastest where the model
-    is. `cuda_graphs`: capture decoding and verification at the start, where attention is Triton's.
-    """
-
+    # Tokens of prompt and answer together. None: the model's, or as many as the pool holds.
     context_length: int | None = None
+    # Tokens per KV block.
     block_size: int = 16
+    # Blocks in the pool. None: the whole context for a full batch, within 1 GiB, or most of what a GPU has left.
     num_blocks: int | None = None
+    # Requests per step.
     max_batch_size: int = 16
+    # Tokens per step, drafts included.
     token_budget: int = 512
+    # Milliseconds of a step, by what is measured: prompts and drafts are cut to fit. None: by the budget alone.
     max_step_ms: int | None = None
+    # Who goes first: see `scheduler.order_of`.
     policy: Policy = "fcfs"
+    # Queued requests beyond those that batch and pool have room for. With more, OverloadedError.
     max_waiting: int = 256
+    # Most tokens drafted per request and step.
     num_draft_tokens: int = 8
+    # How many of these: as pays by what is measured, or always all.
     draft_length: DraftLength = "adaptive"
+    # Also draft by looking up what followed the same tokens before.
     ngram: bool = False
+    # Keep what was computed, for requests that begin alike.
     prefix_caching: bool = True
+    # Where requests without a seed get theirs from.
     seed: int = 0
+    # "cpu", "cuda" or "cuda:N".
     device: str = "cpu"
+    # Of the weights.
     dtype: Literal["float32", "bfloat16"] = "float32"
+    # Torch threads. None: torch's default.
     num_threads: int | None = None
+    # The same tokens and log-probabilities, to the last bit, whatever else is in the batch (on a CPU, at some cost).
     batch_invariant: bool = False
+    # Plain torch, C for CPUs, or Triton for CUDA. "auto": what is fastest where the model is.
     attention_backend: AttentionChoice = "auto"
+    # Capture decoding and verification as CUDA graphs, where attention is Triton's.
     cuda_graphs: bool = True
 
     def __post_init__(self) -> None:

@@ -39,12 +39,12 @@ class CloudCall:
     """One call to a cloud."""
 
     model: str
+    # What it was expected to take at most, where there are budgets.
     most: Charge = NOTHING
-    """What it was expected to take at most, where there are budgets."""
+    # What the cloud counted, as far as anybody knows.
     counted: CloudUsage = field(default_factory=CloudUsage)
-    """What the cloud counted, as far as anybody knows."""
+    # The cloud refused, or was never reached.
     unbilled: bool = False
-    """The cloud refused, or was never reached."""
 
     def usd(self, prices: Prices) -> float:
         return prices.cloud(self.model, self.counted.prompt_tokens, self.counted.completion_tokens)
@@ -62,42 +62,42 @@ class RequestRecord:
     """Filled in as the request goes its way."""
 
     prices: Prices
+    # The best cloud's model.
     top_model: str
-    """The best cloud's model."""
     request_id: str = field(default_factory=lambda: new_id("chatcmpl"))
+    # As the caller named it.
     model: str = ""
-    """As the caller named it."""
     caller: Caller = field(default_factory=Caller)
+    # `time.monotonic` seconds.
     started: float = field(default_factory=time.monotonic)
-    """`time.monotonic` seconds."""
+    # `time.time` seconds.
     timestamp: float = field(default_factory=time.time)
-    """`time.time` seconds."""
+    # None: no answer yet.
     route: Route | None = None
-    """None: no answer yet."""
+    # The one that counts.
     decision: GateDecision = field(default_factory=lambda: GateDecision(0, False, "refused before routing"))
-    """The one that counts."""
+    # All of them, in order.
     decisions: list[GateDecision] = field(default_factory=list[GateDecision])
-    """All of them, in order."""
+    # Added to the reason.
     note: str = ""
-    """Added to the reason."""
+    # Why a cloud gave no answer.
     failure: str = ""
-    """Why a cloud gave no answer."""
+    # Over all local runs of the request.
     local_prompt_tokens: int = 0
-    """Over all local runs of the request."""
+    # Over all local runs.
     local_tokens: int = 0
-    """Over all local runs."""
+    # Seconds over all local runs.
     local_s: float = 0.0
-    """Seconds over all local runs."""
+    # In order.
     cloud_calls: list[CloudCall] = field(default_factory=list[CloudCall])
-    """In order."""
+    # Seconds over all cloud calls.
     cloud_s: float = 0.0
-    """Seconds over all cloud calls."""
+    # Taken from the budgets for the cloud calls.
     reserved: Reservation | None = None
-    """Taken from the budgets for the cloud calls."""
+    # The request would have gone another way at another time.
     time_dependent: bool = False
-    """The request would have gone another way at another time."""
+    # The answer was kept from an earlier request.
     repeated: Repeated | None = None
-    """The answer was kept from an earlier request."""
 
     @property
     def tier(self) -> Literal["local", "cloud"]:

@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 class GateDecision:
     """What one gate decided, and why."""
 
+    # 0 to 3.
     gate: int
-    """0 to 3."""
     escalate: bool
+    # For headers, ledger and `updraft why`.
     reason: str
-    """For headers, ledger and `updraft why`."""
+    # Calibrated chance that the cloud's answer is better, if computed.
     p_gain: float | None = None
-    """Calibrated chance that the cloud's answer is better, if computed."""
+    # Of P(gain), above which the gate escalates.
     threshold: float | None = None
-    """Of P(gain), above which the gate escalates."""
+    # Chance with which a judged answer is graded, where exploration has a say in it.
     propensity: float | None = None
-    """Chance with which a judged answer is graded, where exploration has a say in it."""
+    # Chance with which this request was sampled for exploration, to be answered by both tiers; 0: it was not.
     exploration_chance: float = 0.0
-    """Chance with which this request was sampled for exploration, to be answered by both tiers; 0: it was not."""
 
 
 class Gates(Protocol):

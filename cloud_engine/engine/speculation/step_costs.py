@@ -19,28 +19,28 @@ _NEAR = 0.25  # a batch this much larger or smaller tells something about one th
 class StepReport(msgspec.Struct, frozen=True):
     """One step as it was measured."""
 
+    # Sequences in the step, each with one token.
     sequences: int
-    """Sequences in the step, each with one token."""
+    # Seconds of the whole step.
     step_s: float
-    """Seconds of the whole step."""
+    # Known tokens beyond one per sequence.
     prefill_tokens: int = 0
-    """Known tokens beyond one per sequence."""
+    # Draft tokens verified.
     draft_tokens: int = 0
-    """Draft tokens verified."""
+    # Sequences a draft model drafted for.
     drafting: int = 0
-    """Sequences a draft model drafted for."""
+    # Passes of the draft model.
     passes: int = 0
-    """Passes of the draft model."""
+    # Tokens it caught up on in its first pass.
     lag: int = 0
-    """Tokens it caught up on in its first pass."""
+    # Seconds of drafting.
     draft_s: float = 0.0
-    """Seconds of drafting."""
+    # Seconds of the first of its passes.
     first_pass_s: float = 0.0
-    """Seconds of the first of its passes."""
+    # Draft tokens that were right.
     accepted_tokens: int = 0
-    """Draft tokens that were right."""
+    # Seconds of looking for drafts, and of learning what they bring.
     deciding_s: float = 0.0
-    """Seconds of looking for drafts, and of learning what they bring."""
 
 
 class StepCosts:

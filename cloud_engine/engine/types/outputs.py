@@ -15,18 +15,18 @@ FinishReason = Literal["stop", "length", "error"]
 class TokenLogprob:
     """Log-probabilities from raw logits, in nats."""
 
+    # Of the chosen token.
     logprob: float
-    """Of the chosen token."""
+    # `(token_id, logprob)` of the most likely tokens.
     top: tuple[tuple[int, float], ...] = ()
-    """`(token_id, logprob)` of the most likely tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprob(TokenLogprob):
     """The same of a token of the prompt."""
 
+    # 1 for the most likely token of the vocabulary at its place.
     rank: int = 1
-    """1 for the most likely token of the vocabulary at its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,42 +34,42 @@ class RequestStats:
     """What a finished request cost."""
 
     prompt_tokens: int
+    # Of the prompt, found in the prefix cache.
     cached_tokens: int
-    """Of the prompt, found in the prefix cache."""
     completion_tokens: int
+    # Of the request's `draft_ids`.
     accepted_prediction_tokens: int
-    """Of the request's `draft_ids`."""
+    # Of its `draft_ids`: refuted, or never reached.
     rejected_prediction_tokens: int
-    """Of its `draft_ids`: refuted, or never reached."""
+    # By drafters.
     draft_proposed: int
-    """By drafters."""
+    # Of what drafters proposed.
     draft_accepted: int
-    """Of what drafters proposed."""
+    # Seconds from arrival to the first token.
     ttft_s: float
-    """Seconds from arrival to the first token."""
 
 
 class TokenOutput(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """New tokens of one answer after one step."""
 
     request_id: str
+    # Without the end-of-sequence token.
     token_ids: list[int]
-    """Without the end-of-sequence token."""
+    # One entry per token, if the request asked for any.
     logprobs: tuple[TokenLogprob, ...] = ()
-    """One entry per token, if the request asked for any."""
     finish_reason: FinishReason | None = None
+    # Comes with `finish_reason`.
     stats: RequestStats | None = None
-    """Comes with `finish_reason`."""
+    # Which of the request's `n` answers.
     index: int = 0
-    """Which of the request's `n` answers."""
+    # With the first output of the first answer, if asked for: one entry per prompt token but the first.
     prompt_logprobs: tuple[PromptLogprob, ...] = ()
-    """With the first output of the first answer, if asked for: one entry per prompt token but the first."""
     error: str | None = None
     """Why this answer could not go on; comes with the reason "error"."""
+    # Of the prompt, found in the prefix cache; None after an answer's first output.
     cached_tokens: int | None = None
-    """Of the prompt, found in the prefix cache; None after an answer's first output."""
+    # (hidden_size,) with `finish_reason`, if one was asked for.
     embedding: tuple[float, ...] = ()
-    """(hidden_size,) with `finish_reason`, if one was asked for."""
 
 
 class DecodedTokens(msgspec.Struct, frozen=True, gc=False):

@@ -12,10 +12,10 @@ from ....protocol.structured import Constraint
 class BeamParams:
     """Options of a beam search (`beam_search`)."""
 
+    # Beams.
     width: int
-    """Beams."""
+    # Exponent of the length by which a finished beam's score is divided.
     length_penalty: float = 1.0
-    """Exponent of the length by which a finished beam's score is divided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +25,22 @@ class GenerationRequest:
     request_id: str
     prompt_ids: list[int]
     params: SamplingParams = field(default_factory=SamplingParams)
+    # Tokens of the request's `prediction`, to be verified as a draft.
     draft_ids: list[int] = field(default_factory=list[int])
-    """Tokens of the request's `prediction`, to be verified as a draft."""
+    # Answers wanted. They share the prompt's blocks until they write to them; with a `beam`, the `n` best beams.
     n: int = 1
-    """Answers wanted. They share the prompt's blocks until they write to them; with a `beam`, the `n` best beams."""
     priority: int = 0
     """Lower goes first, under policy "priority"."""
+    # Only requests with the same salt share cached prefixes, so that timings tell nobody what others have asked.
     cache_salt: str = ""
-    """Only requests with the same salt share cached prefixes, so that timings tell nobody what others have asked."""
+    # Beam search instead of sampling. It takes no drafts, and its answers come out together at its end.
     beam: BeamParams | None = None
-    """Beam search instead of sampling. It takes no drafts, and its answers come out together at its end."""
+    # What every answer must look like.
     constraint: Constraint | None = None
-    """What every answer must look like."""
+    # Generate nothing: the prompt's embedding is wanted.
     embed: bool = False
-    """Generate nothing: the prompt's embedding is wanted."""
+    # Somebody reads along. Without, a client may bundle tokens, and drop the last ones of an aborted request.
     streamed: bool = True
-    """Somebody reads along. Without, a client may bundle tokens, and drop the last ones of an aborted request."""
 
     @property
     def num_branches(self) -> int:

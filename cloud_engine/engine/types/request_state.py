@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 class DraftRecord:
     """What drafting for one answer has come to."""
 
+    # Tokens.
     proposed: int = 0
-    """Tokens."""
+    # Tokens.
     accepted: int = 0
-    """Tokens."""
+    # By drafter name.
     acceptance: dict[str, Acceptance] = field(default_factory=dict[str, Acceptance])
-    """By drafter name."""
+    # Where the n-grams of the answer's text are, for the n-gram drafter.
     ngrams: NgramIndex = field(default_factory=NgramIndex)
-    """Where the n-grams of the answer's text are, for the n-gram drafter."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,58 +43,58 @@ class RequestState:
     """
 
     request: GenerationRequest
+    # Tokens this answer may have.
     max_tokens: int
-    """Tokens this answer may have."""
     temperature: float
     seed: int
+    # Tokens that end the answer.
     end_ids: frozenset[int]
-    """Tokens that end the answer."""
+    # Known tokens: the prompt, then what was generated.
     token_ids: list[int]
-    """Known tokens: the prompt, then what was generated."""
+    # Where the answer stands in the request's prediction.
     prediction: PredictionCursor
-    """Where the answer stands in the request's prediction."""
+    # Gathers the embedding, where one is wanted.
     pool: MeanPool | None = None
-    """Gathers the embedding, where one is wanted."""
+    # `time.monotonic` seconds.
     arrived: float = field(default_factory=time.monotonic)
-    """`time.monotonic` seconds."""
+    # Place among all requests, lowest first; the scheduler sets it once.
     order: float = 0.0
-    """Place among all requests, lowest first; the scheduler sets it once."""
+    # Which of the request's answers.
     index: int = 0
-    """Which of the request's answers."""
+    # Answers that are still to branch off behind the prompt.
     unforked: int = 0
-    """Answers that are still to branch off behind the prompt."""
     prompt_logprobs: list[PromptLogprob] = field(default_factory=list[PromptLogprob])
+    # Where the answer stands in the request's constraint.
     grammar: GrammarState | None = None
-    """Where the answer stands in the request's constraint."""
+    # KV blocks that hold the computed tokens.
     block_table: list[int] = field(default_factory=list[int])
-    """KV blocks that hold the computed tokens."""
+    # Leading known tokens whose keys and values are in the cache.
     num_computed_tokens: int = 0
-    """Leading known tokens whose keys and values are in the cache."""
+    # Tokens that fit into the blocks before one that is shared would be written to.
     num_own_slots: int = 0
-    """Tokens that fit into the blocks before one that is shared would be written to."""
+    # The same as `num_computed_tokens`, of the draft model.
     num_draft_computed_tokens: int = 0
-    """The same as `num_computed_tokens`, of the draft model."""
+    # Full blocks that the prefix cache knows.
     num_registered_blocks: int = 0
-    """Full blocks that the prefix cache knows."""
     num_drafted_blocks: int = 0
+    # Of the prompt, found in the prefix cache.
     num_cached_tokens: int = 0
-    """Of the prompt, found in the prefix cache."""
     num_preemptions: int = 0
+    # `time.monotonic` seconds.
     first_token_at: float | None = None
-    """`time.monotonic` seconds."""
     drafts: DraftRecord = field(init=False, default_factory=DraftRecord)
+    # Its share of the next step, where that is sure to be a plain decode (`plain_decodes`).
     decode: ScheduledRequest | None = field(init=False, default=None)
-    """Its share of the next step, where that is sure to be a plain decode (`plain_decodes`)."""
     prefix: PrefixHashes = field(init=False)
     request_id: str = field(init=False)
+    # Changes its logits; made with the first row that is sampled. Every fork makes its own.
     editor: LogitEditor | None = field(init=False, default=None)
-    """Changes its logits; made with the first row that is sampled. Every fork makes its own."""
+    # Its logits may be changed.
     edits: bool = field(init=False)
-    """Its logits may be changed."""
+    # The changes depend on the answer so far.
     edits_follow: bool = field(init=False)
-    """The changes depend on the answer so far."""
+    # Of the last token that it may generate.
     last_position: int = field(init=False)
-    """Of the last token that it may generate."""
 
     def __post_init__(self) -> None:
         self.prefix = PrefixHashes(self.request.cache_salt)
@@ -147,16 +147,16 @@ class ScheduledRequest(msgspec.Struct, eq=False):
     """One request's share of a step. What it says of the tokens holds until the request has got the step's result."""
 
     state: RequestState
+    # Known tokens to compute, from `start` on.
     num_tokens: int
-    """Known tokens to compute, from `start` on."""
+    # Tokens to verify behind these.
     draft_ids: list[int] = []
-    """Tokens to verify behind these."""
+    # Name of the drafter that proposes `draft_ids`; None where they are the request's prediction.
     drafter: str | None = None
-    """Name of the drafter that proposes `draft_ids`; None where they are the request's prediction."""
+    # Tokens granted to the drafter.
     num_drafts: int = 0
-    """Tokens granted to the drafter."""
+    # The drafter holds that the answer ends behind `draft_ids`.
     draft_ends: bool = False
-    """The drafter holds that the answer ends behind `draft_ids`."""
 
     @property
     def start(self) -> int:

@@ -17,13 +17,13 @@ class SamplingRow(msgspec.Struct, frozen=True, gc=False):
 
     temperature: float
     seed: int
+    # Index in the sequence of the token to be sampled.
     position: int
-    """Index in the sequence of the token to be sampled."""
     params: SamplingParams
+    # Changes to the logits before sampling.
     edits: LogitEdits | None = None
-    """Changes to the logits before sampling."""
+    # Tokens that a grammar allows; None for all.
     mask: Mask | None = None
-    """Tokens that a grammar allows; None for all."""
 
     @property
     def is_plain(self) -> bool:
