@@ -46,20 +46,21 @@ Figures = dict[str, float]
 class Setting:
     """What to measure: a model of `shape` (`pocket`, or random weights of a real one), written to `workplace` where
     peers are to load it.
-
-    `only`: groups of figures (`GROUPS`); empty for all that the device has. `running`: sequences at most.
-    `draft_shape`: of the oracle's model; None is pocket-sized. `peers`: of transformers.
     """
 
     workplace: Path
     shape: str = "pocket"
     dtype: str = "bfloat16"
     workload: Workload = field(default_factory=Workload)
+    # Sequences at most.
     running: int = 32
     threads: int | None = None
     device: str = "cpu"
+    # Of transformers.
     peers: Literal["all", "static", "continuous", "none"] = "all"
+    # Groups of figures (`GROUPS`); empty for all that the device has.
     only: Sequence[str] = ()
+    # Of the oracle's model; None is pocket-sized.
     draft_shape: str | None = None
 
     def __post_init__(self) -> None:

@@ -28,17 +28,15 @@ _FLUSHED = 2**26
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One kernel on one shape. `run(i)` computes on the `i`-th of `sets` sets of inputs.
-
-    `bytes_moved`: what has to be read and written once at least; `flops`: likewise. `peers` make another
-    implementation's `run`; one that is not installed raises ImportError, one that does not take this shape any other
-    exception.
-    """
+    """One kernel on one shape. `run(i)` computes on the `i`-th of `sets` sets of inputs."""
 
     name: str
     run: Run
+    # What has to be read and written once at least.
     bytes_moved: int
+    # What has to be computed at least.
     flops: int = 0
+    # Make another implementation's `run`. One that is not installed raises ImportError.
     peers: Mapping[str, Callable[[], Run]] = field(default_factory=dict[str, Callable[[], Run]])
     sets: int = 4
 

@@ -48,16 +48,18 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What to measure. `tokens`: of an answer, and of the prompt before it; with log-probabilities a quarter of both
-    and one round, for peers write four tokens a second there. `prefill_seconds`: how long at most a long prompt is
-    watched while others read. `workplace`: where models are built, None for a temporary folder."""
+    """What to measure."""
 
     models: tuple[ModelName, ...] = MODELS
+    # Of an answer, and of the prompt before it; with log-probabilities a quarter of both and one round, for peers
+    # write four tokens a second there.
     tokens: int = 64
     rounds: int = 3
+    # How long at most a long prompt is watched while others read.
     prefill_seconds: float = 30.0
     threads: int | None = None
     llama_server: Path | None = None
+    # Where models are built, None for a temporary folder.
     workplace: Path | None = None
 
 

@@ -58,14 +58,16 @@ class Held:
 
 @dataclass(slots=True, eq=False)
 class _Entry(Generic[M]):
-    """A model that is being loaded (`model` is None) or there. `users`: who asked for it, and the one who loads it.
-    `allocated`: what the load was seen to allocate. `loaded`: the model, or why there is none."""
+    """A model that is being loaded (`model` is None) or there."""
 
+    # Who asked for it, and the one who loads it.
     users: int = 0
     need: int = 0
+    # What the load was seen to allocate.
     allocated: int = 0
     used_at: float = 0.0
     model: M | None = None
+    # The model, or why there is none.
     loaded: Future[M] = field(default_factory=Future[M])
 
     @property

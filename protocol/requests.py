@@ -78,14 +78,13 @@ class StreamOptions(WithFlags, forbid_unknown_fields=True):
 
 
 class UpdraftOptions(WithFlags, forbid_unknown_fields=True):
-    """Per-request router options (`extra_body={"updraft": {...}}`); engines refuse them, the router consumes them.
+    """Per-request router options (`extra_body={"updraft": {...}}`); engines refuse them, the router consumes them."""
 
-    `quality`: share of the cloud's quality to keep, in (0, 1]. `private`: never leave the device.
-    `hold_tokens`: stream after this many local tokens instead of after the whole local answer was judged.
-    """
-
+    # Share of the cloud's quality to keep, in (0, 1].
     quality: float | None = None
+    # Never leave the device.
     private: Flag = False
+    # Stream after this many local tokens instead of after the whole local answer was judged.
     hold_tokens: int | None = None
 
 

@@ -78,18 +78,17 @@ class ChoiceLogprobs(msgspec.Struct):
 
 
 class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
-    """Why this answer came from where it came. The same facts travel as `x-updraft-*` headers and go to the ledger.
-
-    `route`: `local`; `cloud` (never tried locally, or nothing local was used); `escalated` (the local draft went up);
-    `fallback` (the cloud failed, this is the local answer); `cache` (an earlier answer of `tier` to the same request).
-    `gate`: 0 rules, 1 before, 2 during, 3 after generation.
-    `confidence` is 1 - `p_gain`; both are None where no gate computed them. Money in US dollars.
-    """
+    """Why this answer came from where it came. The same facts travel as `x-updraft-*` headers and go to the ledger."""
 
     request_id: str
     tier: Literal["local", "cloud"]
+    # `local`; `cloud` (never tried locally, or nothing local was used); `escalated` (the local draft went up);
+    # `fallback` (the cloud failed, this is the local answer); `cache` (an earlier answer of `tier` to the same
+    # request).
     route: Literal["local", "cloud", "escalated", "fallback", "cache"]
     reason: str
+    # 0 rules, 1 before, 2 during, 3 after generation. `confidence` is 1 - `p_gain`; both are None where no gate
+    # computed them. Money in US dollars.
     gate: int
     p_gain: float | None = None
     confidence: float | None = None

@@ -15,36 +15,44 @@ MOST_LOGPROBS = 20
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling options of one request. `None` means "the model's own default" where a model can have one.
+    """Sampling options of one request, with one meaning in both engines.
 
-    `temperature` 0 is greedy (argmax), and so is one too small to divide by. `top_k` 0, `top_p` 1, `min_p` 0 and
-    `typical_p` 1 are off. Truncation is applied in the order top-k, top-p, min-p, typical-p (Meister et al. 2023) after
-    the temperature. Before all of that logits are changed: `repetition_penalty` (1 is off) divides positive and
-    multiplies negative logits of tokens in prompt or answer (Keskar et al. 2019), `frequency_penalty` and
-    `presence_penalty` are OpenAI's, over the answer alone, `logit_bias` is added. `logprobs` is how many alternatives
-    to report per token (0: only the chosen token; None: nothing), always from the raw distribution, before any of this,
-    and `prompt_logprobs` the same for the tokens of the prompt.
-
-    `max_tokens` None fills the context window. `stop_token_ids` end the answer like the model's own end, which
-    `ignore_eos` takes away. Before `min_tokens` nothing ends it: not these tokens, no stop string.
+    Logits are changed first (penalties, bias), then divided by the temperature, then truncated in the order top-k, top-p,
+    min-p, typical-p.
     """
 
+    # None fills the context window.
     max_tokens: int | None = None
+    # 0 is greedy (argmax). None: the model's own default.
     temperature: float | None = None
+    # 1 is off.
     top_p: float = 1.0
+    # 0 is off.
     top_k: int = 0
+    # 0 is off.
     min_p: float = 0.0
+    # 1 is off (Meister et al. 2023).
     typical_p: float = 1.0
+    # Divides positive and multiplies negative logits of tokens in prompt or answer (Keskar et al. 2019); 1 is off.
     repetition_penalty: float = 1.0
+    # As OpenAI defines it, over the answer alone.
     frequency_penalty: float = 0.0
+    # As OpenAI defines it, over the answer alone.
     presence_penalty: float = 0.0
+    # (token id, what is added to its logit).
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
+    # Texts that end the answer.
     stop: tuple[str, ...] = ()
+    # Tokens that end the answer like the model's own end.
     stop_token_ids: tuple[int, ...] = ()
+    # Before so many tokens nothing ends the answer.
     min_tokens: int = 0
+    # The model's own end does not end the answer.
     ignore_eos: bool = False
+    # Alternatives to report per token, from the raw distribution. 0: only the chosen token. None: nothing.
     logprobs: int | None = None
+    # The same for the tokens of the prompt.
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:

@@ -31,16 +31,14 @@ _MOST_PENDING = 16_384  # characters that may wait for whether a call follows
 
 @dataclass(frozen=True, slots=True)
 class ToolSyntax:
-    """How a family of models writes calls.
-
-    `opener` comes before a call or a list of calls, `closer` after a call. `bare`: an answer may also begin with a call
-    that has no opener, if it has arguments, and further ones follow, also behind semicolons. `lists`: behind the opener
-    comes a JSON list of calls, or the name of a function and then its arguments.
-    """
+    """How a family of models writes calls. `opener` comes before a call or a list of calls, `closer` after a call."""
 
     opener: str
     closer: str = ""
+    # An answer may also begin with a call that has no opener, if it has arguments, and further ones follow, also
+    # behind semicolons.
     bare: bool = False
+    # Behind the opener comes a JSON list of calls, or the name of a function and then its arguments.
     lists: bool = False
 
 

@@ -23,9 +23,6 @@ CALIBRATION_NAME = "calibration.npz"
 class CalibrationRows:
     """(n,) float64 each: P(gain) of gate 1 and, if there are any, gates 3 and 2, by models that did not see the row;
     both tiers' scores; the tokens that the cloud reads and writes for it.
-
-    `prompts`: as how many rows they count where some ask the same; None: as many as there are. `asked`: (m,) gate 1's
-    P(gain) of requests as they come, where that of the rows is not; `gap`: how far what ships may lie from it.
     """
 
     before: Floats
@@ -35,8 +32,11 @@ class CalibrationRows:
     read: Floats
     written: Floats
     during: Floats | None = None
+    # As how many rows they count where some ask the same; None: as many as there are.
     prompts: int | None = None
+    # (m,) gate 1's P(gain) of requests as they come, where that of the rows is not.
     asked: Floats | None = None
+    # How far what ships may lie from it.
     gap: float = 0.0
 
     @property

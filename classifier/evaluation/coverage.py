@@ -117,16 +117,15 @@ def true_risks(population: Population, rule: Rule, *, draws: int, seed: int = 0)
 
 @dataclass(frozen=True, slots=True)
 class HalfSplits:
-    """Thresholds fitted on one half of the rows and judged on the other, averaged over many halvings.
-
-    `exceedance`: how often the test half's own risk was above alpha; `exceedance_by_noise`: how often the luck of
-    both halves would bring that about, given the losses of the first. `share`: of rows that go to the cloud.
-    """
+    """Thresholds fitted on one half of the rows and judged on the other, averaged over many halvings."""
 
     alpha: float
     risk: float
+    # How often the test half's own risk was above alpha.
     exceedance: float
+    # How often the luck of both halves would bring that about, given the losses of the first.
     exceedance_by_noise: float
+    # Of rows that go to the cloud.
     share: float
     hindsight_share: float
 

@@ -37,33 +37,36 @@ _KEY_BYTES, _DIGEST_BYTES = 32, 16
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One local answer that gate 3 has judged. `features`: packed. `local`, `cloud`: grades, None without a label.
-
-    `propensity`: the chance with which the cloud was asked too, given what the gates saw; 1 where they sent it up.
-    `explored`: the chance that any request had at that time of being drawn to be graded; 0: labels were one-sided.
-    `drawn`: 1 if this one was, whatever the gates thought of it.
-    `accepted`: share of the local draft that the cloud took over. `thumb`: 1 up, -1 down, on the answer the user got,
-    which `answered_by` names. `asked`: the digest of the question; None in rows of earlier versions.
-    """
+    """One local answer that gate 3 has judged."""
 
     id: str
     pair: str
     at: float
     p_gain: float | None
+    # Chance with which the cloud was asked too, given what the gates saw; 1 where they escalated it.
     propensity: float
+    # Chance that any request had at that time of being sampled for exploration; 0: labels were one-sided.
     explored: float
+    # Grade of the local answer; None without a label.
     local: float | None
+    # Grade of the cloud's answer; None without a label.
     cloud: float | None
+    # Share of the local draft that the cloud took over.
     accepted: float | None
     cloud_read: float | None
     cloud_written: float | None
+    # The tier whose answer the user got.
     answered_by: str
+    # Packed.
     features: bytes
+    # 1 up, -1 down, on the answer that the user got.
     thumb: int | None = None
     prompt: str | None = None
     answer: str | None = None
     feature_version: int = TEXT_FEATURE_VERSION
+    # 1 if this request was sampled for exploration, whatever the gates thought of it.
     drawn: int = 0
+    # Digest of the question; None in rows of earlier versions.
     asked: bytes | None = None
 
     @property

@@ -78,29 +78,30 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class TextPolicyCard:
-    """`models` names the pair.
-
-    `grading`: what the scores are. `signals`: whether gates 2 and 3 read token signals. `estimated_tokens`: whether
-    the token counts were estimated from characters. `points`: at confidence 1 - `delta`, or "on average" over
-    calibrations where they say so. `files`: SHA-256 of each file.
-    """
+    """What `card.json` of a text policy says."""
 
     kind: Literal["text"]
     format_version: int
     feature_version: int
     opset: dict[str, int]
+    # The pair, by tier.
     models: dict[str, str]
     data: list[Source]
+    # What the scores are.
     grading: str
     date: str
     rows: int
     local_score: float
     cloud_score: float
     gain_rate: float
+    # Whether gates 2 and 3 read token signals.
     signals: bool
+    # Whether the token counts were estimated from characters.
     estimated_tokens: bool
     delta: Annotated[float, msgspec.Meta(gt=0, lt=1)]
+    # At confidence 1 - `delta`, or "on average" over calibrations where they say so.
     points: list[Point]
+    # SHA-256 of each file.
     files: dict[str, str]
     metrics: dict[str, float] = field(default_factory=dict[str, float])
 

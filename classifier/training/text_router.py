@@ -173,21 +173,19 @@ class _Compared:
 
 @dataclass(frozen=True, slots=True)
 class TextRouter:
-    """P(gain) of prompts: `curve(bias + sum(weight * member.score))`.
-
-    `crossed`: P(gain) of each row it was fitted on, by members that did not see it. `fair`: of each that it was
-    calibrated on, by a curve that did not see it either. `inner_apgr`: every candidate's APGR in the inner
-    cross-validation, from which `chosen` was chosen.
-    """
+    """P(gain) of prompts: `curve(bias + sum(weight * member.score))`."""
 
     topics: Topics
     members: Mapping[str, Member]
     weights: Mapping[str, float]
     bias: float
     curve: ProbabilityCurve
+    # P(gain) of each row it was fitted on, by members that did not see it.
     crossed: Floats
+    # Of each that it was calibrated on, by a curve that did not see it either.
     fair: Floats
     chosen: str
+    # Every candidate's APGR in the inner cross-validation, from which `chosen` was chosen.
     inner_apgr: Mapping[str, float]
 
     def score(self, rows: TextRows) -> Floats:

@@ -13,13 +13,7 @@ from .rope import RotaryConfig
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape of a decoder-only transformer, and in what its family differs from Llama. All defaults are Llama's.
-
-    `windows`: per layer, how many tokens back attention reaches (the token itself included), None for all of them;
-    empty for a model without sliding windows. `sliding_rotary`: the rotation of layers with a window where it is
-    another one. `attention_scale`: factor of the scores, None for 1/sqrt(head_dim). `unit_offset_norms`: the weights of
-    norms are stored less one. `sandwich_norms`: norms also behind attention and feed-forward.
-    """
+    """Shape of a decoder-only transformer, and in what its family differs from Llama. All defaults are Llama's."""
 
     architecture: str
     vocab_size: int
@@ -37,12 +31,18 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    # The weights of norms are stored less one.
     unit_offset_norms: bool = False
+    # Norms also behind attention and feed-forward.
     sandwich_norms: bool = False
     activation: Literal["silu", "gelu_tanh"] = "silu"
+    # Per layer, how many tokens back attention reaches (the token itself included), None for all of them; empty
+    # for a model without sliding windows.
     windows: tuple[int | None, ...] = ()
+    # The rotation of layers with a window where it is another one.
     sliding_rotary: RotaryConfig | None = None
     embedding_scale: float = 1.0
+    # Factor of the scores, None for 1/sqrt(head_dim).
     attention_scale: float | None = None
     logit_soft_cap: float | None = None
 

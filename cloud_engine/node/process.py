@@ -18,14 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """`model` and `draft` are names as `models.hub.find_model` takes them.
-
-    `max_step_ms`, `context_length`, `num_blocks`, `max_waiting`, `prefix_caching`, `cuda_graphs`, `dtype`,
-    `block_size` (None: what suits the device), `batch_invariant`, `attention_backend`: see `EngineConfig`. `draft` is a
-    smaller model of the same vocabulary for speculative decoding; `ngram`: draft from the text itself, too. `threads`
-    None: torch's default. `restart`: replace an engine that dies. `drain_seconds`: what requests in flight get to
-    finish on SIGTERM. `tool_parser`: a `ToolFormat`'s name, or "auto". `exit_with_parent`: stop when the starting
-    process is gone.
+    """`model` and `draft` are names as `models.hub.find_model` takes them. `max_step_ms`, `context_length`,
+    `num_blocks`, `max_waiting`, `prefix_caching`, `cuda_graphs`, `dtype`, `block_size` (None: what suits the
+    device), `batch_invariant`, `attention_backend`: see `EngineConfig`. `draft` is a smaller model of the same
+    vocabulary for speculative decoding.
     """
 
     model: str
@@ -42,6 +38,7 @@ class NodeOptions:
     max_waiting: int = 256
     prefix_caching: bool = True
     num_draft_tokens: int = 8
+    # Draft from the text itself, too. `threads` None: torch's default.
     ngram: bool = False
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -49,10 +46,14 @@ class NodeOptions:
     batch_invariant: bool = False
     attention_backend: AttentionChoice = "auto"
     cuda_graphs: bool = True
+    # Replace an engine that dies.
     restart: bool = False
+    # What requests in flight get to finish on SIGTERM.
     drain_seconds: float = DRAIN_S
+    # A `ToolFormat`'s name, or "auto".
     tool_parser: str = "auto"
     ready_file: Path | None = None
+    # Stop when the starting process is gone.
     exit_with_parent: bool = False
 
 

@@ -29,20 +29,24 @@ class LoraAdapter:
 
 @dataclass(frozen=True, slots=True)
 class ContextOptions:
-    """`n_ctx`: cells of KV cache, which all sequences share, or of which each has an equal part if `separate`;
-    `n_batch`: tokens per call at most; `n_outputs`: outputs per call at most; `n_sequences`: ids from 0;
-    `n_threads`: at most, fewer while other processes need the processors; `flash_attention` None: llama.cpp's choice.
+    """How a context is made.
 
-    An "f32" cache without flash attention, which on a CPU rounds to half precision whatever the cache holds, makes
+    An f32 cache without flash attention, which on a CPU rounds to half precision whatever the cache holds, makes
     log-probabilities of a float32 model agree with torch within 1e-4 instead of about 1e-2.
     """
 
+    # Cells of KV cache. All sequences share them, or each has an equal part if `separate`.
     n_ctx: int
+    # Most tokens per call.
     n_batch: int
+    # Most outputs per call.
     n_outputs: int
+    # Sequence ids, from 0.
     n_sequences: int
+    # Most threads; fewer while other processes need the processors.
     n_threads: int
     kv_cache_type: KvCacheType
+    # None: llama.cpp's choice.
     flash_attention: bool | None
     separate: bool = False
     adapters: Sequence[LoraAdapter] = ()

@@ -20,12 +20,14 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class ChildEnd:
-    """How it ended. `found`: what the child had to say, if it is "ok"; `detail`: the name of the signal that "crashed"
-    it, or the code it "failed" with; `complaints`: the end of its standard error."""
+    """How it ended."""
 
     status: Literal["ok", "crashed", "timeout", "failed"]
+    # The name of the signal that "crashed" it, or the code it "failed" with.
     detail: str = ""
+    # The end of its standard error.
     complaints: str = ""
+    # What the child had to say, if it is "ok".
     found: dict[str, Any] = field(default_factory=dict[str, Any])
 
 

@@ -31,29 +31,32 @@ _RESERVE_SHARE, _LEAST_RESERVE = 0.02, 128 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """How a model is to run, as far as its memory depends on it. `ubatch`: tokens computed at once at most; `outputs`:
-    how many of them with logits, None for all. `whole_windows`: layers with a sliding window keep all tokens.
-    `adapters`: bytes of the files that are loaded beside the model's."""
+    """How a model is to run, as far as its memory depends on it."""
 
     context_length: int
     kv_cache_type: KvCacheType = "f16"
+    # Tokens computed at once at most.
     ubatch: int = 256
+    # How many of them with logits, None for all.
     outputs: int | None = None
     sequences: int = 1
     flash_attention: bool = True
+    # Layers with a sliding window keep all tokens.
     whole_windows: bool = True
+    # Bytes of the files that are loaded beside the model's.
     adapters: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Bytes. `weights` are used where they lie in the mapped file, or copied once into another form, not both.
-    `outputs`: the rows of logits and hidden states handed out; `rest`: the vocabulary's tables, graphs, threads."""
+    """Bytes. `weights` are used where they lie in the mapped file, or copied once into another form, not both."""
 
     weights: int
     kv_cache: int
     compute: int
+    # The rows of logits and hidden states handed out.
     outputs: int
+    # The vocabulary's tables, graphs, threads.
     rest: int
 
     @property

@@ -35,17 +35,16 @@ class LocalToken:
 
 @dataclass(slots=True)
 class Event:
-    """What the reader learns with one token. `is_end`: the model's own end of turn, which is no part of the answer.
-
-    `hidden`: the state (hidden,) float32 that `token` was chosen from, for the first and the last token of an answer.
-    `prompt_logprobs`: (prompt_tokens - 1,) float32 with the first token, if they were wanted.
-    """
+    """What the reader learns with one token."""
 
     token: LocalToken
+    # The model's own end of turn, which is no part of the answer.
     is_end: bool
     is_first: bool
     finish_reason: FinishReason | None
+    # The state (hidden,) float32 that `token` was chosen from, for the first and the last token of an answer.
     hidden: Floats | None = None
+    # (prompt_tokens - 1,) float32 with the first token, if they were wanted.
     prompt_logprobs: Floats | None = None
 
     @property

@@ -17,17 +17,17 @@ _HEADROOM = 32
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request as the scheduler sees it.
+    """One request as the scheduler sees it."""
 
-    `tokens`: the prompt, and the answer as it grows. `limit`: how many they may become. `scored`: how many tokens at
-    the front still need an output each; the prefix cache is of no use to them. `unseen`: positions whose hidden state
-    is to be looked at once more. `finished`: no more tokens will come, only what is unseen keeps the sequence.
-    """
-
+    # The prompt, and the answer as it grows.
     tokens: list[int]
+    # How many they may become.
     limit: int
+    # How many tokens at the front still need an output each; the prefix cache is of no use to them.
     scored: int = 0
+    # Positions whose hidden state is to be looked at once more.
     unseen: list[int] = field(default_factory=list[int])
+    # No more tokens will come, only what is unseen keeps the sequence.
     finished: bool = False
     computed: int = 0
     branch: Branch | None = None

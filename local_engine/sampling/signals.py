@@ -18,14 +18,13 @@ LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 @dataclass(frozen=True, slots=True)
 class TokenSignals:
-    """How sure the model was of one token, in nats, from the raw distribution: before temperature and truncation.
+    """How sure the model was of one token, in nats, from the raw distribution: before temperature and truncation."""
 
-    `logprob`: of the chosen token; `entropy`: of the whole distribution; `margin`: log-probability of the most likely
-    token minus that of the second.
-    """
-
+    # Of the chosen token.
     logprob: float
+    # Of the whole distribution.
     entropy: float
+    # Log-probability of the most likely token minus that of the second.
     margin: float
 
 

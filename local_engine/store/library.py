@@ -27,13 +27,15 @@ State = Literal["ready", "partial", "damaged", "missing"]
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """`sha256` is of the bytes that arrived; `published`: whether it was also known beforehand. `pulled_at`: UTC."""
+    """`sha256` is of the bytes that arrived."""
 
     name: str
     source: str
     size: int
     sha256: str
+    # Whether it was also known beforehand.
     published: bool
+    # UTC.
     pulled_at: str
     licence: str | None = None
     identity: str | None = None

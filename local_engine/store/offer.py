@@ -10,18 +10,18 @@ import httpx
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One model to be fetched under `name`.
-
-    `place`: the address or the file. `source`: the same, fit to be shown and kept (no query: it may hold a secret).
-    `sha256`: what the bytes must have, if anybody said so. `validator`: the server's ETag or date of this version.
-    """
+    """One model to be fetched under `name`."""
 
     name: str
+    # The same, fit to be shown and kept (no query: it may hold a secret).
     source: str
+    # The address or the file.
     place: httpx.URL | Path
     size: int | None = None
+    # What the bytes must have, if anybody said so.
     sha256: str | None = None
     licence: str | None = None
+    # The server's ETag or date of this version.
     validator: str | None = None
     revision: str | None = None
     token: str | None = field(default=None, repr=False)

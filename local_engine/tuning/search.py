@@ -72,13 +72,14 @@ class TrialResult:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """`settings` is what is remembered; `gain`: how much sooner a request is done than with the default, in the
-    comparison that decided. `skipped`: what there was no time for."""
+    """`settings` is what is remembered."""
 
     settings: Settings
     default: Choice
     runs: tuple[TrialResult, ...]
+    # How much sooner a request is done than with the default, in the comparison that decided.
     gain: float
+    # What there was no time for.
     skipped: tuple[str, ...]
     seconds: float
 

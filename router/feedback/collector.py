@@ -44,17 +44,16 @@ def pair_name(models: dict[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JudgedRequest:
-    """A request with a finished local answer that gate 3 judged.
-
-    `cloud`: what the cloud said, if that is known and can be compared. `tools`: those that the device had to call,
-    if any. `streamed`: the cloud's answer went by in pieces and was not kept.
-    """
+    """A request with a finished local answer that gate 3 judged."""
 
     record: RequestRecord
     messages: Sequence[Message]
     answer: LocalAnswer
+    # What the cloud said, if that is known and can be compared.
     cloud: ComparableAnswer | None = None
+    # Those that the device had to call, if any.
     tools: OfferedTools | None = None
+    # The cloud's answer went by in pieces and was not kept.
     streamed: bool = True
 
 

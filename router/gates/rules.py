@@ -16,15 +16,14 @@ from ..request.chat_request import RoutingRequest
 
 @dataclass(frozen=True, slots=True)
 class TierAvailability:
-    """What this router has: `local_missing`/`cloud_missing` say why a tier is absent, None where it is there.
-
-    `local_tools`: whether the model on the device calls tools. `over_budget`: why nothing may be spent on the cloud.
-    """
+    """What this router has: `local_missing`/`cloud_missing` say why a tier is absent, None where it is there."""
 
     local_missing: UpdraftError | None
     cloud_missing: UpdraftError | None
     offline: bool
+    # Whether the model on the device calls tools.
     local_tools: bool = False
+    # Why nothing may be spent on the cloud.
     over_budget: BudgetExceededError | None = None
 
 

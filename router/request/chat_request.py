@@ -19,21 +19,22 @@ RequestedTier = Literal["auto", "local", "cloud"]
 
 @dataclass(frozen=True, slots=True)
 class RoutingRequest:
-    """`chat` is the request as the device's engine takes it, or None with `unsupported` saying why it cannot.
-
-    `body` is what the caller sent, decoded, without our own `updraft` options: the cloud may know more fields than we
-    do. `deadline` is on the clock of `time.monotonic()`. `private`: the caller said so; `privacy_rule`: a rule did.
+    """`chat` is the request as the device's engine takes it, or None with `unsupported` saying why it cannot. `body`
+    is what the caller sent, decoded, without our own `updraft` options: the cloud may know more fields than we do.
+    `deadline` is on the clock of `time.monotonic()`.
     """
 
     requested_tier: RequestedTier
     body: dict[str, Any]
     chat: ChatRequest | None
     unsupported: InvalidRequestError | None
+    # The caller said so.
     private: bool
     quality: float | None
     quality_given: bool
     hold_tokens: int | None
     deadline: float | None
+    # A rule did.
     privacy_rule: str | None = None
 
     @property

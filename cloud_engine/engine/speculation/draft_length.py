@@ -28,16 +28,16 @@ _LEAST_GAIN = 1.02  # drafts must promise this much: below, the estimates themse
 
 @dataclass(frozen=True, slots=True)
 class DraftCandidate:
-    """A request that could be drafted for, at most `limit` tokens, each accepted with `acceptance` if those before are.
-
-    `takes_passes`: each token takes a pass of a draft model, which has to catch up on `lag` tokens first. `remaining`:
-    tokens the request may still generate.
+    """A request that could be drafted for, at most `limit` tokens, each accepted with `acceptance` if those before
+    are.
     """
 
     acceptance: float
     limit: int
+    # Each token takes a pass of a draft model, which has to catch up on `lag` tokens first.
     takes_passes: bool = False
     lag: int = 0
+    # Tokens the request may still generate.
     remaining: int = _PAYBACK_TOKENS
 
     @property

@@ -45,20 +45,18 @@ class ScoredToken:
 
 @dataclass(slots=True)
 class Piece:
-    """What one engine step added to one of the answers, the `index`-th, to the `prompt`-th of the request's prompts.
-
-    `scores`: of the tokens whose text is out now. `usage` comes with `finish_reason`, of this answer alone.
-    `prompt_scores`, if asked for, come with the first piece of a prompt's first answer. `num_tokens`: of this answer so
-    far, also those whose text is still held back.
-    """
+    """What one engine step added to one of the answers, the `index`-th, to the `prompt`-th of the request's prompts."""
 
     text: str = ""
+    # Of the tokens whose text is out now. `usage` comes with `finish_reason`, of this answer alone.
+    # `prompt_scores`, if asked for, come with the first piece of a prompt's first answer.
     scores: list[ScoredToken] = field(default_factory=list[ScoredToken])
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     index: int = 0
     prompt_scores: list[PromptLogprob] = field(default_factory=list["PromptLogprob"])
     prompt: int = 0
+    # Of this answer so far, also those whose text is still held back.
     num_tokens: int = 0
 
 
