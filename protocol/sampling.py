@@ -17,8 +17,8 @@ MOST_LOGPROBS = 20
 class SamplingParams:
     """Sampling options of one request, with one meaning in both engines.
 
-    Logits are changed first (penalties, bias), then divided by the temperature, then truncated in the order top-k, top-p,
-    min-p, typical-p.
+    Logits are changed first (penalties, bias), then divided by the temperature, then truncated by top-k, top-p, min-p
+    and typical-p, in this order.
     """
 
     # None fills the context window.
