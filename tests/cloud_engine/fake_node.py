@@ -19,7 +19,7 @@ import tokenizers
 from updraft.cloud_engine.engine.stats import EngineStats
 from updraft.cloud_engine.engine.types.outputs import RequestStats, TokenLogprob, TokenOutput
 from updraft.cloud_engine.engine.types.request import GenerationRequest
-from updraft.cloud_engine.node.api.app import Served, create_node_app
+from updraft.cloud_engine.node.api.app import ServedEngine, create_node_app
 from updraft.protocol.errors import ContextLengthError, EngineDownError, EngineError
 from updraft.protocol.http.server import exit_with_parent, serve
 from updraft.text.chat import ChatTemplate
@@ -118,5 +118,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     exit_with_parent()
     tokenizer = byte_tokenizer()
-    app = create_node_app(Served(FakeEngine(tokenizer, options.delay), tokenizer, "echo", CONTEXT, options.tool_parser))
+    app = create_node_app(
+        ServedEngine(FakeEngine(tokenizer, options.delay), tokenizer, "echo", CONTEXT, options.tool_parser)
+    )
     serve(app, port=options.port, ready_file=options.ready_file)

@@ -301,7 +301,7 @@ def test_leaving_client_frees_the_node_and_is_metered(gateway: Running, fake_nod
     assert whole["prompt_tokens"] == streamed["prompt_tokens"] == counted
     assert 1 <= whole["completion_tokens"] < 1900
     assert 20 <= streamed["completion_tokens"] < 1900
-    assert f"updraft_gateway_prompt_tokens_total {2 * counted}\n" in httpx.get(f"{gateway.url}/metrics").text
+    assert f"updraft_gateway_prompt_tokens_total {float(2 * counted)}\n" in httpx.get(f"{gateway.url}/metrics").text
 
 
 def test_sigterm_finishes_answers_and_writes_rows(gateway: Running) -> None:
@@ -313,7 +313,7 @@ def test_sigterm_finishes_answers_and_writes_rows(gateway: Running) -> None:
 
     thread = threading.Thread(target=ask)
     thread.start()
-    wait_for(lambda: 'node_in_flight{node="' in (text := httpx.get(f"{gateway.url}/metrics").text) and "} 1\n" in text)
+    wait_for(lambda: 'node_in_flight{node="' in (text := httpx.get(f"{gateway.url}/metrics").text) and "} 1.0\n" in text)
     gateway.process.terminate()
     thread.join()
     assert gateway.process.wait(15) == 0

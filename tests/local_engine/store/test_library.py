@@ -254,10 +254,10 @@ from pathlib import Path
 from updraft.local_engine.store.find import find
 from updraft.local_engine.store.library import Library
 from updraft.local_engine.store.pull import pull
-from updraft.local_engine.store.work import Report
+from updraft.local_engine.store.work import ProgressReport
 from updraft.protocol.errors import DiskSpaceError
 try:
-    pull(Library(Path(sys.argv[1])), find(sys.argv[2]), report=Report(say=lambda line: print(line, flush=True)))
+    pull(Library(Path(sys.argv[1])), find(sys.argv[2]), report=ProgressReport(say=lambda line: print(line, flush=True)))
 except DiskSpaceError as error:
     print(error)
     sys.exit(3)

@@ -75,6 +75,7 @@ from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.execution.served_model import ServedModel
 from updraft.cloud_engine.models.loading.loader import load_model
 from updraft.kernels.runtime.host_memory import keep_freed_memory
+from updraft.kernels.linear.onednn import OneDnnLinear
 
 def memory(name):
     return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
