@@ -15,17 +15,23 @@ NOT_ROOMS = {"tests", "docs", "examples", "build", "dist", "out"}
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The names in a wheel built from a copy of the tree, so that no build folder is left in it."""
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A source archive, and a wheel from that, built from a copy of the tree: no build folder is left in it."""
     copy = tmp_path_factory.mktemp("tree") / "updraft"
     shutil.copytree(
         ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "out")
     )
     out = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(copy)]
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(copy)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    with zipfile.ZipFile(next(out.glob("*.whl"))) as archive:
+    return out
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> list[str]:
+    """The names in it."""
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as archive:
         names = archive.namelist()
         top_level = next(name for name in names if name.endswith("top_level.txt"))
         assert archive.read(top_level).decode().split() == ["updraft"]
@@ -72,3 +78,12 @@ def test_it_is_typed_and_holds_nothing_stray(wheel: list[str]) -> None:
     roots = {Path(name).parts[1] for name in wheel if len(Path(name).parts) == 2 and name.startswith("updraft/")}
     assert roots == {"__init__.py", "__main__.py", "py.typed"}
     assert not [name for name in wheel if "/tests/" in name or name.startswith("tests/")]
+
+
+def test_an_index_would_take_both(built: Path) -> None:
+    files = sorted(map(str, built.iterdir()))
+    assert len(files) == 2
+    command = [sys.executable, "-m", "twine", "check", "--strict", *files]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASSED") == 2

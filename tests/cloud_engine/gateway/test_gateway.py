@@ -313,7 +313,9 @@ def test_sigterm_finishes_answers_and_writes_rows(gateway: Running) -> None:
 
     thread = threading.Thread(target=ask)
     thread.start()
-    wait_for(lambda: 'node_in_flight{node="' in (text := httpx.get(f"{gateway.url}/metrics").text) and "} 1.0\n" in text)
+    wait_for(
+        lambda: 'node_in_flight{node="' in (text := httpx.get(f"{gateway.url}/metrics").text) and "} 1.0\n" in text
+    )
     gateway.process.terminate()
     thread.join()
     assert gateway.process.wait(15) == 0
