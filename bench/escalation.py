@@ -1,4 +1,4 @@
-"""`updraft bench escalation`: what the local answer is worth as a draft, from hand-over to the cloud's last token."""
+"""`updraft bench escalation`: what the local answer is worth as a draft, from escalation to the cloud's last token."""
 
 from __future__ import annotations
 

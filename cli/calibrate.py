@@ -62,7 +62,7 @@ def calibrate(
     replies are compared with. Without one the [bold]cloud's reply counts as right[/bold], and the local one if it
     agrees. "Quality" then means agreement with the cloud. Budgets hold, and private prompts are left out.
 
-    At least 100 prompts. With more, less has to go up for the same promise. Takes
+    At least 100 prompts. With more, less has to escalate for the same promise. Takes
     pip install '.\\[train]' in a clone of Updraft.
 
     \b

@@ -28,7 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="""Answers on the device when the small model is good enough, and in the cloud when it is not.
 
-    What the small model wrote is never thrown away: it goes up as the draft that the large model verifies.
+    What the small model wrote is never thrown away: it goes along as the draft that the large model verifies.
     A pair of tiny models comes with the package, so everything below works without a download.
 
     [bold]First steps[/bold]

@@ -1,8 +1,8 @@
 """From a target to the thresholds of a text policy, with a stated confidence or on average, on its calibration rows.
 
-Two quantities can be promised, each by the walk of `thresholds.py`: the risk, which is the share of requests kept local
-although only the cloud was right, and the share of requests that go up. Both are bounded after Clopper and Pearson, or
-on average by conformal risk control (Angelopoulos et al., 2022), which counts one row more as lost. `quality` q comes
+Two quantities can be promised, each by the walk of `threshold_path.py`: the risk, which is the share of requests kept
+local although only the cloud was right, and the share of requests that escalate. Both are bounded after Clopper and
+Pearson, or on average by conformal risk control (Angelopoulos et al., 2022), which counts one row more as lost. `quality` q comes
 down to a risk of (1 - q) times the cloud's own score: what is not lost is kept.
 What requests cost is expected only: no answer is too long to be rare, and rows do not show what they do not hold.
 """
@@ -52,7 +52,7 @@ def operating_point(rows: CalibrationRows, target: Target, delta: float = DELTA)
     keep it on rows like these, with a margin for what varies among them.
 
     Best is the least cloud share for a quality, and the most cloud share for a limit on share or cost. Where nothing
-    can be shown, everything goes up for a quality and nothing for a limit: that keeps any of them.
+    can be shown, everything escalates for a quality and nothing for a limit: that keeps any of them.
     """
     alpha = _alpha(rows, target, delta) if target.name == "quality" else None
     path = Path.of(rows)

@@ -53,7 +53,7 @@ def escalated(rows: Judged, thresholds: Thresholds) -> Bools:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """Steps from where everything goes up to where nothing does: the thresholds of each gate, (m,), rising.
+    """Steps from where everything escalates to where nothing does: the thresholds of each gate, (m,), rising.
 
     `stays`: (n,) the step from which on each row stays local.
     """
@@ -85,8 +85,8 @@ class Path:
         return np.cumsum(gained) + float(up.sum())
 
     def walk(self, holds: Bools, *, back: bool = False) -> Thresholds:
-        """The last step before the first that does not hold, (m,), from where everything goes up on; `back`: from where
-        nothing does. Where the walk begins nothing has to be shown.
+        """The last step before the first that does not hold, (m,), from where everything escalates on; `back`: from
+        where nothing does. Where the walk begins nothing has to be shown.
         """
         steps = np.arange(len(holds))[:: -1 if back else 1]
         failing = np.flatnonzero(~holds[steps])

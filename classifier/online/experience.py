@@ -136,7 +136,7 @@ class Experience:
                 )
             if found and "observations" not in found:
                 raise ConfigurationError(f"{self.path} holds no experience: name another file.", param="experience")
-            # Format 1's draws left out what gates 1 and 2 sent up: they teach and promise nothing. Format 2 knew
+            # Format 1's draws left out what gates 1 and 2 escalated: they teach and promise nothing. Format 2 knew
             # questions by their features. Columns are looked for, as earlier versions set the number apart and may have
             # died in between.
             for column, default in (("drawn", "0"), ("asked", "NULL")):

@@ -44,7 +44,7 @@ def learn(rows: Sequence[Observation], recipe: FitRecipe, out: Path) -> TextPoli
         raise InvalidRequestError(
             f"{len(rows)} judged answers are known, {len(graded)} are graded, and {int(even.sum())} of them make an "
             f"even draw; {MIN_LABELS} are needed. Raise exploration, or run as a shadow for a while: without either "
-            "only answers that go up anyway are graded."
+            "only answers that escalate anyway are graded."
         )
     taught = [lesson.row for lesson in lessons]
     features, same = _features(taught)

@@ -364,7 +364,7 @@ class Cascade:
     def _may_stream(self, answer: LocalAnswer) -> bool:
         """Without gates ahead there is nothing to wait for; with them, `hold_tokens` tokens.
 
-        One that was drawn waits for all gates: what is sent cannot go up any more.
+        One that was sampled for exploration waits for all gates: what is sent cannot escalate any more.
         """
         gated = self.ruling.open
         return self.job.stream and (

@@ -98,9 +98,9 @@ class Escalation:
         self._streaming = 0.0  # since when, on the clock of time.monotonic()
 
     def candidates(self) -> list[CloudCandidate]:
-        """The clouds to ask, one up where one fails. A request that names a cloud asks that one and no other.
+        """The clouds to ask in order, the next where one fails. A request that names a cloud asks that one only.
 
-        One that was drawn is to be graded by the best.
+        One that was sampled for exploration is to be graded by the best.
         """
         tiers, config = self.state.tiers, self.state.config
         if tiers.cloud is None:
@@ -230,7 +230,7 @@ class Escalation:
                 if candidate is candidates[-1] or isinstance(failure, CloudForbidden):
                     raise
                 self.record.judged(
-                    GateDecision(0, escalate=True, reason=f"one up: {candidate.model} failed: {failure.cause}")
+                    GateDecision(0, escalate=True, reason=f"next cloud: {candidate.model} failed: {failure.cause}")
                 )
             else:
                 self.took_prediction = candidate.tier.takes_prediction

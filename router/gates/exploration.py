@@ -1,5 +1,6 @@
-"""Learning in use, around the gates: some of what would stay local is tried in the cloud, a shadow only looks on, and
-gates that no longer fit become more cautious and say so.
+"""Learning in use, around the gates: exploration sends some local answers to the cloud as well, a shadow only watches.
+
+Gates that no longer fit the requests become more cautious and say so.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class ExplorationGates:
     """The gates of a pair with exploration, shadow and caution around them.
 
     `exploration`: the share of requests sampled at random, whatever they ask: gates 1 and 2 only say
-    what they would do, and the finished local answer goes up after gate 3. `shadow`: all are. `monitor`: None where
+    what they would do, and the finished local answer escalates after gate 3. `shadow`: all are. `monitor`: None where
     there is nothing to compare requests with.
     """
 
@@ -140,5 +141,5 @@ class _SampledGates:
         return replace(self._relabelled(decision, up=decision.escalate), escalate=False)
 
     def _relabelled(self, decision: GateDecision, *, up: bool) -> GateDecision:
-        reason = f"{self._why}: would {'go up' if up else 'stay'}, {decision.reason}"
+        reason = f"{self._why}: would {'escalate' if up else 'answer locally'}, {decision.reason}"
         return replace(decision, reason=reason, exploration_chance=self._chance)

@@ -151,7 +151,7 @@ class ChunkWriter:
         return last + counted + sse.DONE
 
     def adopt(self, event: dict[str, Any]) -> dict[str, Any]:
-        """A cloud chunk as a part of this stream, for a hand-over in the middle of it."""
+        """A cloud chunk as a part of this stream, where the cloud continues it."""
         return {**event, "id": self._record.request_id, "model": self._model, "created": self._created}
 
     def _chunk(self, choices: list[ChunkChoice], **more: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""Streamed answers: a judged local answer, a relayed cloud stream, and a live local one that may be handed over.
+"""Streamed answers: a judged local answer, a relayed cloud stream, and a live local one that the cloud may continue.
 
 Each is an async generator of SSE bytes. No cancel scope spans a `yield`, so a carrier may pull from any task.
 """

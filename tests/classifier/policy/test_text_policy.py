@@ -106,7 +106,7 @@ def test_no_promise_counts_on_gate_two_for_answers_that_end_before_it_is_asked(t
 
 @pytest.mark.parametrize("tokens", [3, OPENING_TOKENS])
 def test_without_answers_that_go_on_there_is_no_gate_two(tmp_path: Path, tokens: int) -> None:
-    """Its threshold would be that of rows which it is never asked about: nought, and all that is longer would go up."""
+    """Its threshold would be that of rows it never judges: nought, and all that is longer would escalate."""
     rows = [replace(row, signals=cut(row.signals, tokens)) for row in population(200, 4, signals=True)]
     longer = population(50, 5, signals=True)
     for mixed in (rows, [*rows, *longer]):

@@ -309,7 +309,7 @@ def test_exploration_sends_its_share_up_and_says_so(cloud: FakeCloud, tmp_path: 
     explored = [info for info in found if info["tier"] == "cloud"]
     assert [info in explored for info in found] == [coins.random() < 0.25 for _ in found]
     assert 4 <= len(explored) <= 18
-    assert all(info["reason"] == "exploration: would stay, gate 3" for info in explored)
+    assert all(info["reason"] == "exploration: would answer locally, gate 3" for info in explored)
     rows = kept(tmp_path)
     assert len(rows) == 40
     assert {row.propensity for row in rows} == {0.25}
@@ -329,7 +329,7 @@ def test_exploration_sees_what_gates_1_and_2_send_up(cloud: FakeCloud, tmp_path:
     gates = ExplorationGates(ScriptedGates(**early), exploration=0.25, rng=random.Random(3))
     coins = random.Random(3)
     found = routed(cloud, tmp_path, gates, 40, exploration=0.25)
-    drawn = [info for info in found if info["reason"] == "exploration: would go up, gate 3"]
+    drawn = [info for info in found if info["reason"] == "exploration: would escalate, gate 3"]
     assert [info in drawn for info in found] == [coins.random() < 0.25 for _ in found]
     assert {info["tier"] for info in found} == {"cloud"}, "who asks loses no quality by it"
     rows = kept(tmp_path)
@@ -400,7 +400,8 @@ def test_nothing_is_explored_where_nothing_is_kept(
     assert told[-1].startswith("exploration is off: what it would teach is kept nowhere")
     assert len(told) == 1 + damaged
     (info,) = routed(cloud, tmp_path, ExplorationGates(ScriptedGates(), shadow=True), shadow=True, **settings)
-    assert (info["tier"], info["reason"]) == ("cloud", "shadow: would stay, gate 3"), "a shadow looks on all the same"
+    shadowed = ("cloud", "shadow: would answer locally, gate 3")
+    assert (info["tier"], info["reason"]) == shadowed, "a shadow looks on all the same"
 
 
 def test_what_is_drawn_is_neither_raced_nor_left_to_a_middle_cloud(cloud: FakeCloud, tmp_path: Path) -> None:
@@ -417,9 +418,9 @@ def test_what_is_drawn_is_neither_raced_nor_left_to_a_middle_cloud(cloud: FakeCl
 
 def test_a_shadow_decides_and_does_not_act(cloud: FakeCloud, tmp_path: Path) -> None:
     for gates, reason in (
-        (ScriptedGates(), "shadow: would stay, gate 3"),
-        (ScriptedGates(before=True, after=True), "shadow: would go up, gate 3"),
-        (ScriptedGates(before=True), "shadow: would go up, gate 3"),
+        (ScriptedGates(), "shadow: would answer locally, gate 3"),
+        (ScriptedGates(before=True, after=True), "shadow: would escalate, gate 3"),
+        (ScriptedGates(before=True), "shadow: would escalate, gate 3"),
     ):
         (info,) = routed(cloud, tmp_path, ExplorationGates(gates, shadow=True), shadow=True)
         assert (info["tier"], info["reason"]) == ("cloud", reason)
@@ -519,6 +520,6 @@ def test_a_stream_that_was_drawn_is_held_until_all_gates_have_seen_it(cloud: Fak
     streamed = asyncio.run(run(ExplorationGates(ScriptedGates())))
     assert b'"tier":"local"' in streamed
     drawn = asyncio.run(run(ExplorationGates(ScriptedGates(during_at=1), exploration=1.0)))
-    assert b'"tier":"cloud"' in drawn and b"exploration: would go up, gate 3" in drawn
+    assert b'"tier":"cloud"' in drawn and b"exploration: would escalate, gate 3" in drawn
     assert b'"content":"one"' in streamed and b'"content":"one"' not in drawn
     assert cloud.requests[-1]["prediction"]["content"] == LOCAL_TEXT
