@@ -2,8 +2,8 @@
 
 Two quantities can be promised, each by the walk of `threshold_path.py`: the risk, which is the share of requests kept
 local although only the cloud was right, and the share of requests that escalate. Both are bounded after Clopper and
-Pearson, or on average by conformal risk control (Angelopoulos et al., 2022), which counts one row more as lost. `quality` q comes
-down to a risk of (1 - q) times the cloud's own score: what is not lost is kept.
+Pearson, or on average by conformal risk control (Angelopoulos et al., 2022), which counts one row more as lost.
+`quality` q comes down to a risk of (1 - q) times the cloud's own score: what is not lost is kept.
 What requests cost is expected only: no answer is too long to be rare, and rows do not show what they do not hold.
 """
 
