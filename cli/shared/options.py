@@ -62,7 +62,7 @@ Quality = Annotated[
 ]
 CloudShare = Annotated[
     float | None,
-    typer.Option("--cloud-share", metavar="SHARE", help="Instead of a quality: send up at most this share, 0 to 1."),
+    typer.Option("--cloud-share", metavar="SHARE", help="Instead of a quality: escalate at most this share, 0 to 1."),
 ]
 Cost = Annotated[
     float | None,

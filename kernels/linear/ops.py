@@ -53,8 +53,9 @@ def pack_linears(model: nn.Module, *, batch_invariant: bool = False) -> None:
             setattr(parent, name, packed)
             if tied is not None and alone and isinstance(packed, NativeLinear):
                 setattr(*tied, NativeEmbedding(packed))
-            del child
-            release_freed_memory()
+            if isinstance(packed, OneDnnLinear):  # a copy: ours takes the plain weights' place
+                del child
+                release_freed_memory()
         elif batch_invariant and not child.is_invariant:
             raise ConfigurationError(
                 "batch_invariant: this model has been packed without it for another engine. Load it once more.",

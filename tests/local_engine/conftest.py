@@ -10,7 +10,7 @@ from tiny_gguf import (
     LAYERS,
     TinyModel,
     add_tokenizer,
-    random_weights,
+    tiny_model,
     train_tokenizer,
     write,
     write_gguf,
@@ -19,11 +19,7 @@ from tiny_gguf import (
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> TinyModel:
-    tokenizer = train_tokenizer()
-    weights = random_weights(tokenizer.get_vocab_size())
-    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
-    write_gguf(path, weights, tokenizer)
-    return TinyModel(path, weights, tokenizer)
+    return tiny_model(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
 
 
 @pytest.fixture(scope="session")

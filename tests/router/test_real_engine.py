@@ -25,12 +25,9 @@ USER = [{"role": "user", "content": "hello"}]
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("llama_cpp")
-    from tiny_gguf import random_weights, train_tokenizer, write_gguf
+    from tiny_gguf import tiny_model
 
-    tokenizer = train_tokenizer()
-    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
-    write_gguf(path, random_weights(tokenizer.get_vocab_size()), tokenizer)
-    return path
+    return tiny_model(tmp_path_factory.mktemp("gguf") / "tiny.gguf").gguf
 
 
 def test_a_local_answer_with_logprobs_and_a_stream_of_it(tiny: Path, cloud: FakeCloud) -> None:

@@ -26,6 +26,14 @@ class TinyModel:
     tokenizer: tokenizers.Tokenizer
 
 
+def tiny_model(path: Path) -> TinyModel:
+    """Written to `path`."""
+    tokenizer = train_tokenizer()
+    weights = random_weights(tokenizer.get_vocab_size())
+    write_gguf(path, weights, tokenizer)
+    return TinyModel(path, weights, tokenizer)
+
+
 def train_tokenizer() -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
