@@ -24,7 +24,7 @@ from ..cloud_engine.engine.types.request_state import RequestState, ScheduledReq
 from ..cloud_engine.models.config import ModelConfig
 from ..cloud_engine.models.decoder import Decoder
 from ..cloud_engine.models.rope import RotaryConfig
-from ..protocol.sampling import SamplingParams
+from ..protocol.sampling import ResolvedParams, SamplingParams
 from .workload import Workload, WorkloadRequest, draw
 
 _VOCABULARY = 32
@@ -137,7 +137,15 @@ def _play(
     for number, asked in enumerate(requests):
         request = GenerationRequest(str(number), asked.prompt, SamplingParams(max_tokens=asked.output))
         scheduler.add(
-            RequestState(request, asked.output, 0.0, 0, frozenset(), list(asked.prompt), PredictionCursor([]))
+            RequestState(
+                request,
+                asked.output,
+                ResolvedParams(temperature=0.0),
+                0,
+                frozenset(),
+                list(asked.prompt),
+                PredictionCursor([]),
+            )
         )
     while scheduler.running or scheduler.waiting:
         batch = scheduler.schedule()

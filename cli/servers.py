@@ -87,6 +87,9 @@ def node(
     num_blocks: Annotated[
         int | None, typer.Option(min=1, help="Blocks of the KV cache. [enough for the batch, as far as memory goes]")
     ] = None,
+    default_max_tokens: Annotated[
+        int, typer.Option(min=1, help="Most tokens of an answer whose request sets no max_tokens.")
+    ] = 4096,
     policy: Annotated[
         Literal["fcfs", "priority", "shortest-prefill"],
         typer.Option(help="Who goes first: by arrival, by the requests' priority field, or short prompts."),
@@ -158,6 +161,7 @@ def node(
             max_step_ms=max_step_ms,
             context_length=context_length,
             num_blocks=num_blocks,
+            default_max_tokens=default_max_tokens,
             policy=policy,
             max_waiting=max_waiting,
             prefix_caching=prefix_caching,

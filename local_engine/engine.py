@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..model_files.gguf_header import GgufHeader
 from ..model_files.gguf_reader import read_model_header
+from ..model_files.sampling_defaults import gguf_sampling
 from ..protocol.errors import ContextLengthError, InvalidRequestError, ModelLoadError
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
@@ -56,8 +57,8 @@ class LocalEngine:
         layout = ContextLayout.of(_traits(model), options)
         self.context_length = layout.context_length
         self.hidden_size = model.hidden_size
-        temperature = header.metadata.get("general.sampling.temp")
-        self.default_temperature: float | None = None if temperature is None else float(temperature)
+        self.sampling_defaults = gguf_sampling(header.metadata, model_id)
+        self._default_max_tokens = options.default_max_tokens
         self._model = model
         # llama.cpp is asked once: while it is, other threads run, and a step would wait for them at each token.
         self._piece = lru_cache(_PIECES)(model.token_bytes)
@@ -245,15 +246,16 @@ class LocalEngine:
                 "shorten the messages or lower max_tokens.",
                 param="messages",
             )
-        default = 1.0 if self.default_temperature is None else self.default_temperature
+        params = params.resolved(self.sampling_defaults)
         ends = params.end_ids(self._model.end_ids)
         grammar = constraint and self._grammars.begin(constraint, ignore_eos=params.ignore_eos)
         request = LocalGenerationRequest(
             prompt,
             params,
-            limit=params.max_tokens or room,
+            limit=params.max_tokens or min(room, self._default_max_tokens),
             end_ids=ends,
-            sampler=RowSampler(params, prompt, ends, default, grammar),
+            sampler=RowSampler(params, prompt, ends, grammar),
+            detects_repetition=params.detects_repetition and grammar is None and tools is None,
             score_prompt=self._scores_prompts or params.prompt_logprobs is not None,
             marks={} if tools is None else tools.format.marks,
             first_call=None if tools is None else tools.first_call(constraint),

@@ -21,6 +21,7 @@ _RANGES = {  # least and most; llama.cpp aborts beyond 512 threads
     "threads": (1, 512),
     "gpu_layers": (0, 2**16),
     "ubatch": (2, 2**14),
+    "default_max_tokens": (1, 2**31 - 1),
 }
 _SWITCH = (bool | None, "True, False or None")
 _KINDS = {
@@ -61,6 +62,8 @@ class LocalOptions:
     adapters: tuple[LoraAdapter, ...] = ()
     # The name of the model. None: that of the file.
     model_id: str | None = None
+    # Most tokens of an answer whose request sets no `max_tokens`.
+    default_max_tokens: int = 1024
     # How the model writes tool calls: the name of a format. `auto` asks its chat template.
     tool_parser: str = "auto"
 
@@ -68,7 +71,7 @@ class LocalOptions:
         """Raises InvalidRequestError for what no model can do."""
         for name, (least, most) in _RANGES.items():
             value: object = getattr(self, name)
-            if value is None and name != "queue_limit":
+            if value is None and name not in ("queue_limit", "default_max_tokens"):
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
                 raise _wrong(name, f"a whole number of {least:,} to {most:,}", value)

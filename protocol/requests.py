@@ -108,6 +108,7 @@ class _Shared(WithFlags, forbid_unknown_fields=True, kw_only=True):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: Flag = False
+    repetition_detection: Flag = True
     stop_token_ids: list[int] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
@@ -352,11 +353,11 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int | None, 
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=request.temperature,
-        top_p=1.0 if request.top_p is None else request.top_p,
-        top_k=request.top_k or 0,
-        min_p=request.min_p or 0.0,
-        typical_p=1.0 if request.typical_p is None else request.typical_p,
-        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        min_p=request.min_p,
+        typical_p=request.typical_p,
+        repetition_penalty=request.repetition_penalty,
         frequency_penalty=request.frequency_penalty or 0.0,
         presence_penalty=request.presence_penalty or 0.0,
         logit_bias=_logit_bias(request.logit_bias or {}),
@@ -367,6 +368,7 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int | None, 
         stop=() if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
         logprobs=logprobs,
         prompt_logprobs=request.prompt_logprobs,
+        repetition_detection=request.repetition_detection,
     )
 
 

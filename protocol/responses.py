@@ -11,9 +11,13 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from .sampling import SamplingDefaults
 from .structured import ToolCall
 
 FinishReason = Literal["stop", "length", "tool_calls"]
+#: Why an answer of finish reason "length" ended, where its request did not limit it: it came to the server's own bound
+#: (or the end of the context), or it repeated itself.
+StopReason = Literal["default_max_tokens", "repetition_detected"]
 MOST_TOKENS = 2**32  # of one request: no model reads a thousandth of it, so a server that counts more counts nothing
 
 
@@ -137,9 +141,12 @@ class ChatChoice(msgspec.Struct):
     finish_reason: FinishReason
     index: int = 0
     logprobs: ChoiceLogprobs | None = None
+    stop_reason: StopReason | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
+    """`sampling` (ours): what the tokens were chosen by, the model's own values where the request had none."""
+
     id: str
     model: str
     choices: list[ChatChoice]
@@ -147,6 +154,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     created: int = msgspec.field(default_factory=lambda: int(time.time()))
     object: Literal["chat.completion"] = "chat.completion"
     prompt_logprobs: list[dict[str, PromptToken] | None] | UnsetType = UNSET
+    sampling: SamplingDefaults | UnsetType = UNSET
     updraft: UpdraftInfo | UnsetType = UNSET
 
 
@@ -175,10 +183,14 @@ class ChunkChoice(msgspec.Struct):
     finish_reason: FinishReason | None = None
     index: int = 0
     logprobs: ChoiceLogprobs | None = None
+    stop_reason: StopReason | UnsetType = UNSET
 
 
 class ChatCompletionChunk(msgspec.Struct, kw_only=True):
-    """One streamed event. If `include_usage` was asked for, a last one without choices has the usage."""
+    """One streamed event. If `include_usage` was asked for, a last one without choices has the usage.
+
+    `sampling` comes with the finish reason.
+    """
 
     id: str
     model: str
@@ -186,6 +198,7 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     created: int
     usage: TokenCounts | UnsetType | None = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    sampling: SamplingDefaults | UnsetType = UNSET
     updraft: UpdraftInfo | UnsetType = UNSET
 
 
@@ -201,6 +214,7 @@ class TextChoice(msgspec.Struct):
     finish_reason: FinishReason | None = None
     index: int = 0
     logprobs: TextLogprobs | None = None
+    stop_reason: StopReason | UnsetType = UNSET
     prompt_logprobs: list[dict[str, PromptToken] | None] | UnsetType = UNSET
 
 
@@ -213,6 +227,7 @@ class TextCompletion(msgspec.Struct, kw_only=True):
     usage: TokenCounts | UnsetType | None = UNSET
     created: int = msgspec.field(default_factory=lambda: int(time.time()))
     object: Literal["text_completion"] = "text_completion"
+    sampling: SamplingDefaults | UnsetType = UNSET
 
 
 class ModelCard(msgspec.Struct, kw_only=True):

@@ -66,6 +66,8 @@ class RouterConfig:
     # The model on this device: `pocket` (the one in the package), the path of a GGUF file, or the name of a pulled
     # model. `none`: there is no local tier.
     local: str | None = "pocket"
+    # Most tokens of a local answer whose request sets no `max_tokens`.
+    local_max_tokens: int = 1024
     # The base URL of an OpenAI-compatible cloud. `/v1` is added to a bare host. `none`: there is no cloud tier.
     cloud_url: str | None = None
     # The cloud's API key.
@@ -128,6 +130,7 @@ class RouterConfig:
     def __post_init__(self) -> None:
         _ = self.target  # raises if it is none
         _check(0 <= self.exploration <= 1, "exploration", "a share from 0 to 1")
+        _check(1 <= self.local_max_tokens < 2**31, "local_max_tokens", "at least 1, and below 2**31")
         _check(0 < self.confidence < 1, "confidence", "between 0 and 1")
         _check(self.hold_tokens is None or self.hold_tokens >= 1, "hold_tokens", "at least 1")
         _check(self.race_above is None or 0 <= self.race_above <= 1, "race_above", "from 0 to 1")

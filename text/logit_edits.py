@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..protocol.sampling import SamplingParams
+from ..protocol.sampling import ResolvedParams
 
 Floats = npt.NDArray[np.float32]
 
@@ -38,7 +38,7 @@ class LogitEdits:
 class LogitEditor:
     """The edits of one answer while it grows, also behind draft tokens. `num_seen`: how much of it they know."""
 
-    def __init__(self, params: SamplingParams, prompt_ids: Iterable[int], end_ids: Iterable[int]) -> None:
+    def __init__(self, params: ResolvedParams, prompt_ids: Iterable[int], end_ids: Iterable[int]) -> None:
         """`end_ids`: the tokens that end the answer (`SamplingParams.end_ids`)."""
         repetition = params.repetition_penalty
         self.num_seen = 0

@@ -34,6 +34,8 @@ class EngineConfig:
     max_batch_size: int = 16
     # Tokens per step, drafts included.
     token_budget: int = 512
+    # Most tokens of an answer whose request sets no `max_tokens`.
+    default_max_tokens: int = 4096
     # Milliseconds of a step, by what is measured: prompts and drafts are cut to fit. None: by the budget alone.
     max_step_ms: int | None = None
     # Who goes first: see `scheduler.order_of`.
@@ -64,7 +66,7 @@ class EngineConfig:
     cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_batch_size", "max_waiting", "num_draft_tokens"):
+        for name in ("block_size", "max_batch_size", "max_waiting", "num_draft_tokens", "default_max_tokens"):
             if not 1 <= getattr(self, name) <= _MOST:
                 raise ConfigurationError(f"{name} must be 1 to {_MOST}, got {getattr(self, name)}.", param=name)
         for name, choices in _CHOICES:

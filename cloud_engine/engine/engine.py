@@ -13,6 +13,7 @@ import torch
 
 from ...kernels.attention.types import QuerySpan
 from ...protocol.errors import ConfigurationError, InvalidRequestError
+from ...protocol.sampling import PLAIN_SAMPLING
 from ...protocol.structured import Constraint
 from ...text.grammars.compiler import GrammarCompiler, Vocabulary
 from ...text.grammars.state import Grammars, GrammarState
@@ -72,7 +73,7 @@ class Engine:
         self.config = config
         self.model_id = served.model_id
         self.context_length = sizes.context_length
-        self.default_temperature = served.default_temperature
+        self.sampling = served.sampling
         self._tokenizer = served.tokenizer
         self._vocab_size = model.config.vocab_size
         self._limits = RequestLimits(self._vocab_size, sizes.context_length, served.eos_ids, sizes.num_blocks, config)
@@ -158,7 +159,7 @@ class Engine:
         state = RequestState(
             request=request,
             max_tokens=self._max_tokens(request),
-            temperature=self.default_temperature if params.temperature is None else params.temperature,
+            params=params.resolved(PLAIN_SAMPLING if request.beam else self.sampling),
             seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
             unforked=request.num_branches - 1,
             end_ids=params.end_ids(self._eos_ids),
@@ -274,10 +275,11 @@ class Engine:
         self._scheduler.check_room([expected for expected, _ in self._expected.values()])
 
     def _max_tokens(self, request: GenerationRequest) -> int:
-        """Of one answer: as many as there is room for, where the request does not say."""
+        """Of one answer: where the request does not say, what the server allows, as far as there is room."""
         if request.embed:
             return 0
-        return request.params.max_tokens or self._limits.longest(request, self._scheduler) - len(request.prompt_ids)
+        room = self._limits.longest(request, self._scheduler) - len(request.prompt_ids)
+        return request.params.max_tokens or min(room, self.config.default_max_tokens)
 
     def _grammar(self, request: GenerationRequest, constraint: Constraint) -> GrammarState:
         if self._grammars is None:
@@ -295,13 +297,13 @@ class Engine:
 
     def _sampling_row(self, item: ScheduledRequest, index: int) -> SamplingRow:
         """How to sample the `index`-th new token of a scheduled request, after as many of its drafts."""
-        state, request = item.state, item.state.request
+        state = item.state
         edits = mask = None
         if state.edits:
             edits = _editor(state).edits(item.draft_ids[:index])
         if state.grammar is not None:
             mask = state.grammar.mask(item.draft_ids[:index])
-        return SamplingRow(state.temperature, state.seed, len(state.token_ids) + index, request.params, edits, mask)
+        return SamplingRow(state.seed, len(state.token_ids) + index, state.params, edits, mask)
 
     def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         if copies:
@@ -312,7 +314,7 @@ class Engine:
 def _editor(state: RequestState) -> LogitEditor:
     """What changes the answer's logits, up to its last token."""
     if state.editor is None:
-        state.editor = LogitEditor(state.request.params, state.request.prompt_ids, state.end_ids)
+        state.editor = LogitEditor(state.params, state.request.prompt_ids, state.end_ids)
     new = state.token_ids[state.num_prompt_tokens + state.editor.num_seen :]
     if new:
         state.editor.see(new)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from ...protocol.errors import ModelLoadError
-from .fields import read_json
 from .rope import RotaryConfig
 
 
@@ -65,15 +62,3 @@ class ModelConfig:
         """How many tokens back any layer looks, the token itself included; None if one looks back to the start."""
         windows = [self.window(layer) for layer in range(self.num_layers)]
         return None if None in windows else max(window for window in windows if window is not None)
-
-
-def default_temperature(folder: Path) -> float:
-    """The temperature the model's authors recommend (`generation_config.json`); 0 where they do not sample."""
-    path = folder / "generation_config.json"
-    raw = read_json(path) if path.is_file() else {}
-    if raw.get("do_sample") is False:
-        return 0.0
-    value = raw.get("temperature", 1.0)
-    if not isinstance(value, int | float) or value < 0:
-        raise ModelLoadError(f"{path}: temperature must be a number of at least 0, got {value!r}.")
-    return float(value)

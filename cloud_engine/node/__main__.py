@@ -27,6 +27,7 @@ def _options() -> NodeOptions:
     add("--token-budget", type=int, help="tokens per step")
     add("--max-step-ms", type=int, help="how long the prompts of a step may take")
     add("--num-blocks", type=int, help="blocks of the KV cache")
+    add("--default-max-tokens", type=int, help="most tokens of an answer whose request sets no max_tokens")
     add("--policy", choices=("fcfs", "priority", "shortest-prefill"), help="who goes first")
     add("--max-waiting", type=int, help="requests queued, beyond a full batch, before others are refused")
     add("--no-prefix-caching", dest="prefix_caching", action="store_false", help="compute every prompt anew")

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
     """`model` and `draft` are names as `models.hub.find_model` takes them. `max_step_ms`, `context_length`,
-    `num_blocks`, `max_waiting`, `prefix_caching`, `cuda_graphs`, `dtype`, `block_size` (None: what suits the
-    device), `batch_invariant`, `attention_backend`: see `EngineConfig`. `draft` is a smaller model of the same
-    vocabulary for speculative decoding.
+    `num_blocks`, `default_max_tokens`, `max_waiting`, `prefix_caching`, `cuda_graphs`, `dtype`, `block_size` (None:
+    what suits the device), `batch_invariant`, `attention_backend`: see `EngineConfig`. `draft` is a smaller model of
+    the same vocabulary for speculative decoding.
     """
 
     model: str
@@ -34,6 +34,7 @@ class NodeOptions:
     max_step_ms: int = 200
     context_length: int | None = None
     num_blocks: int | None = None
+    default_max_tokens: int = 4096
     policy: Policy = "fcfs"
     max_waiting: int = 256
     prefix_caching: bool = True
@@ -80,7 +81,9 @@ def run_node(options: NodeOptions) -> None:
             tokenizer = Tokenizer.from_folder(folder)
             if tokenizer.chat_template is not None:
                 tokenizer.chat_template.compile()
-            served = ServedEngine(engine, tokenizer, ready.model_id, ready.context_length, options.tool_parser)
+            served = ServedEngine(
+                engine, tokenizer, ready.model_id, ready.context_length, options.tool_parser, ready.sampling
+            )
             app = create_node_app(served)
             serve(app, sock=sock, ready_file=options.ready_file, drain_s=options.drain_seconds)
 
@@ -96,6 +99,7 @@ def _load(folder: Path, options: NodeOptions) -> Load:
         max_step_ms=options.max_step_ms,
         context_length=options.context_length,
         num_blocks=options.num_blocks,
+        default_max_tokens=options.default_max_tokens,
         policy=options.policy,
         max_waiting=options.max_waiting,
         prefix_caching=options.prefix_caching,

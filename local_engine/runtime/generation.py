@@ -11,8 +11,10 @@ from typing import Literal, Protocol
 import numpy as np
 
 from ...protocol.errors import EngineError, UpdraftError
-from ...protocol.sampling import SamplingParams
+from ...protocol.responses import StopReason
+from ...protocol.sampling import ResolvedParams
 from ...text.detokenize import IncrementalDetokenizer, StopMatcher
+from ...text.repetition import repeats
 from ...text.tool_stream import FirstCall
 from ..sampling.row_sampler import RowSampler
 from ..sampling.signals import Floats, RowMeasure, TokenSignals, log_softmax, token_logprobs
@@ -42,6 +44,8 @@ class Event:
     is_end: bool
     is_first: bool
     finish_reason: FinishReason | None
+    # Why an answer of reason "length" ended, where not by the request's own limit.
+    stop_reason: StopReason | None = None
     # The state (hidden,) float32 that `token` was chosen from, for the first and the last token of an answer.
     hidden: Floats | None = None
     # (prompt_tokens - 1,) float32 with the first token, if they were wanted.
@@ -75,14 +79,16 @@ class EngineJob(Protocol):
 @dataclass(frozen=True, slots=True)
 class LocalGenerationRequest:
     """`limit`: tokens to generate at most; `end_ids`: tokens that end the answer; `sampler`: this answer's own;
-    `score_prompt`: whether the log-probabilities of the prompt's tokens are wanted; `marks`: control tokens that are to
-    be part of the text, as what; `first_call`: what ends the answer behind its call, if it may make one only."""
+    `detects_repetition`: whether an answer that repeats itself ends; `score_prompt`: whether the log-probabilities of
+    the prompt's tokens are wanted; `marks`: control tokens that are to be part of the text, as what; `first_call`: what
+    ends the answer behind its call, if it may make one only."""
 
     prompt: list[int]
-    params: SamplingParams
+    params: ResolvedParams
     limit: int
     end_ids: frozenset[int]
     sampler: RowSampler
+    detects_repetition: bool = False
     score_prompt: bool = False
     marks: Mapping[int, str] = field(default_factory=dict[int, str])
     first_call: FirstCall | None = None
@@ -96,6 +102,7 @@ class Generation:
         scored = len(prompt) - 1 if request.score_prompt else 0
         self.sequence = Sequence(list(prompt), limit=len(prompt) + request.limit, scored=scored)
         self.mailbox: Mailbox[Event | UpdraftError | None] = Mailbox()
+        self.sampling = params.stated
         self._request = request
         self._answer: list[int] = []
         marks = {token: text.encode() for token, text in request.marks.items()}
@@ -143,13 +150,22 @@ class Generation:
             text, _ = self._emit(self._detokenizer.flush(), last=True)
             return Event(LocalToken(token, text, signals), True, is_first, "stop")
         self._answer.append(token)
-        complete, at_limit = self._request.sampler.complete, len(self._answer) == self._request.limit
-        last = complete or at_limit
+        complete, cut = self._request.sampler.complete, self._cut()
+        last = complete or cut is not None
         text = self._detokenizer.push(token) + (self._detokenizer.flush() if last else "")
         text, stopped = self._emit(text, last=last)
         top = row.top(self._request.params.logprobs or 0)
-        reason: FinishReason | None = "stop" if stopped or complete else "length" if at_limit else None
-        return Event(LocalToken(token, text, signals, top), False, is_first, reason)
+        if stopped or complete:
+            return Event(LocalToken(token, text, signals, top), False, is_first, "stop")
+        reason = None if cut is None else "length"
+        return Event(LocalToken(token, text, signals, top), False, is_first, reason, cut or None)
+
+    def _cut(self) -> StopReason | Literal[""] | None:
+        """Why the answer ends at its length; empty for the request's own limit, None where it goes on."""
+        request, written = self._request, len(self._answer)
+        if written == request.limit:
+            return "default_max_tokens" if request.params.max_tokens is None else ""
+        return "repetition_detected" if request.detects_repetition and repeats(self._answer, written) else None
 
     def _emit(self, text: str, *, last: bool) -> tuple[str, bool]:
         """The text to send now, and whether a stop string ended the answer, or its only call."""

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Iterator
 import numpy as np
 
 from ...protocol.errors import EngineError, UpdraftError
+from ...protocol.responses import StopReason
+from ...protocol.sampling import SamplingDefaults
 from ..sampling.signals import Floats, SignalQuantiles, TokenSignals
 from .generation import Event, FinishReason, Generation, LocalToken
 from .loop import LocalEngineLoop
@@ -29,6 +31,7 @@ class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
     entry per token of `token_ids`, and one more for the end-of-turn token if the model chose to end. That token is not
     in `token_ids`, and it is yielded only where held-back text has to go out with it.
     `finish_reason`: "stop" (end of turn or a stop string), "length", or None while running and after a cancel.
+    `stop_reason`: why it is "length", where not by the request's own limit. `sampling`: what chooses the tokens.
     `answer_hidden`: hidden state (hidden,) float32 after the final norm that the last token (or the end of turn) was
     chosen from; None before the end. One reader at a time.
     """
@@ -39,6 +42,8 @@ class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
         self.token_ids: list[int] = []
         self.signals: list[TokenSignals] = []
         self.finish_reason: FinishReason | None = None
+        self.stop_reason: StopReason | None = None
+        self.sampling: SamplingDefaults = generation.sampling
         self.answer_hidden: Floats | None = None
         self._resources = resources
         self._generation = generation
@@ -133,7 +138,8 @@ class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
             self.token_ids.append(token.id)
         if event.finish_reason is not None:
             self._done = True
-            self.finish_reason, self.answer_hidden = event.finish_reason, event.hidden
+            self.finish_reason, self.stop_reason = event.finish_reason, event.stop_reason
+            self.answer_hidden = event.hidden
         return token if token.text or not event.is_end else None
 
     def _require_a_token(self) -> None:

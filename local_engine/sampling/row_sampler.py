@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...protocol.noise import noise_key
-from ...protocol.sampling import LEAST_TEMPERATURE, SamplingParams
+from ...protocol.sampling import LEAST_TEMPERATURE, ResolvedParams
 from ...text.logit_edits import LogitEditor
 from .noise import Floats, Indices, draw
 from .truncation import survivors
@@ -25,22 +25,21 @@ if TYPE_CHECKING:
 class RowSampler:
     """Chooses the tokens of one answer, one after the other. For one thread at a time.
 
-    `end_ids`: the tokens that end the answer (`SamplingParams.end_ids`). `default_temperature` is for requests that
-    name none. Without a seed each answer gets one by chance. `constraint`: a grammar at its beginning; it is led along.
+    `end_ids`: the tokens that end the answer (`SamplingParams.end_ids`). Without a seed each answer gets one by chance.
+    `constraint`: a grammar at its beginning; it is led along.
     """
 
     def __init__(
         self,
-        params: SamplingParams,
+        params: ResolvedParams,
         prompt_ids: Sequence[int],
         end_ids: Iterable[int],
-        default_temperature: float,
         constraint: GrammarState | None = None,
     ) -> None:
         self._params = params
         self._prompt_length = len(prompt_ids)
         self._end_ids = frozenset(end_ids)
-        self._temperature = default_temperature if params.temperature is None else params.temperature
+        self._temperature = params.temperature
         self._seed = secrets.randbits(64) if params.seed is None else params.seed
         self._editor = LogitEditor(params, prompt_ids, self._end_ids) if params.edits else None
         self._grammar = constraint

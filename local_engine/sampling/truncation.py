@@ -9,14 +9,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ...protocol.sampling import SamplingParams
+from ...protocol.sampling import ResolvedParams
 from .noise import Doubles, Floats, Indices, blocks
 
 _HEADS = (256, 4096)  # likeliest tokens to look at before all of them
 _GROUPS = 64
 
 
-def survivors(logits: Floats, params: SamplingParams, temperature: float) -> Indices:
+def survivors(logits: Floats, params: ResolvedParams, temperature: float) -> Indices:
     """Indices of the tokens that stay, ascending. `logits` (n,), at least one of them finite."""
     head, probabilities = _head(logits, params, temperature)
     inside = _inside(probabilities, params)
@@ -41,7 +41,7 @@ def largest(logits: Floats, count: int) -> Indices:
     return candidates[order]
 
 
-def _head(logits: Floats, params: SamplingParams, temperature: float) -> tuple[Indices, Doubles]:
+def _head(logits: Floats, params: ResolvedParams, temperature: float) -> tuple[Indices, Doubles]:
     """The likeliest tokens, as many as top-k leaves or top-p and min-p need to see, and their probabilities."""
     size = len(logits)
     if 0 < params.top_k < size:
@@ -67,7 +67,7 @@ def _weights(logits: Floats, highest: float, temperature: float) -> Doubles:
     return np.exp(scaled, out=scaled)
 
 
-def _inside(probabilities: Doubles, params: SamplingParams) -> npt.NDArray[np.bool_]:
+def _inside(probabilities: Doubles, params: ResolvedParams) -> npt.NDArray[np.bool_]:
     """Of tokens in descending order, which top-p and min-p leave: the first of them, then none."""
     inside = probabilities >= params.min_p * probabilities[0]
     if params.top_p < 1:

@@ -47,8 +47,16 @@ def local_completion(answer: LocalAnswer, cascade: Cascade) -> ChatCompletion:
     return ChatCompletion(
         id=record.request_id,
         model=local.model_id,
-        choices=[ChatChoice(message=message, finish_reason=reason or "stop", logprobs=logprobs)],
+        choices=[
+            ChatChoice(
+                message=message,
+                finish_reason=reason or "stop",
+                logprobs=logprobs,
+                stop_reason=answer.stop_reason or UNSET,
+            )
+        ],
         usage=Usage.of(answer.prompt_tokens, len(answer.tokens)),
+        sampling=answer.sampling or UNSET,
         updraft=record.info(),
     )
 
@@ -144,9 +152,10 @@ class ChunkWriter:
     def delta(self, delta: Delta, logprobs: ChoiceLogprobs | None = None) -> bytes:
         return self._chunk([ChunkChoice(delta, logprobs=logprobs)])
 
-    def finish(self, reason: FinishReason, usage: Usage | None) -> bytes:
-        """The last events: the finish with our `updraft` object, the usage if it was asked for, and the end mark."""
-        last = self._chunk([ChunkChoice(Delta(), finish_reason=reason)], updraft=self._record.info())
+    def finish(self, reason: FinishReason, usage: Usage | None, answer: LocalAnswer) -> bytes:
+        """The last events: the finish with what is said of the answer, the usage if it was asked for, the end mark."""
+        choice = ChunkChoice(Delta(), finish_reason=reason, stop_reason=answer.stop_reason or UNSET)
+        last = self._chunk([choice], updraft=self._record.info(), sampling=answer.sampling or UNSET)
         counted = b"" if usage is None else self._chunk([], usage=usage)
         return last + counted + sse.DONE
 
@@ -156,7 +165,7 @@ class ChunkWriter:
 
     def _chunk(self, choices: list[ChunkChoice], **more: Any) -> bytes:
         usage = more.get("usage", self._no_usage)
-        updraft = more.get("updraft", UNSET)
+        updraft, sampling = more.get("updraft", UNSET), more.get("sampling", UNSET)
         return sse.event(
             ChatCompletionChunk(
                 id=self._record.request_id,
@@ -165,5 +174,6 @@ class ChunkWriter:
                 choices=choices,
                 usage=usage,
                 updraft=updraft,
+                sampling=sampling,
             )
         )

@@ -43,7 +43,7 @@ async def replay(cascade: Cascade, answer: LocalAnswer) -> AsyncGenerator[bytes]
     if chunk := writer.rest(answer):
         yield chunk
     usage = Usage.of(answer.prompt_tokens, len(answer.tokens)) if cascade.job.include_usage else None
-    yield chunks.finish(writer.finish_reason, usage)
+    yield chunks.finish(writer.finish_reason, usage, answer)
 
 
 async def relay(cascade: Cascade, stream: CloudStream) -> AsyncGenerator[bytes]:
@@ -83,7 +83,7 @@ async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
     await cascade.stop_local()
     _judge_afterwards(cascade, run.answer)
     usage = Usage.of(run.answer.prompt_tokens, len(run.answer.tokens)) if cascade.job.include_usage else None
-    yield chunks.finish(writer.finish_reason, usage)
+    yield chunks.finish(writer.finish_reason, usage, run.answer)
 
 
 class _LocalText:
@@ -218,7 +218,7 @@ async def _carry_on(
     await cascade.stop_local()
     written = len(begun.tokens) + len(run.answer.tokens)
     usage = Usage.of(begun.prompt_tokens, written) if cascade.job.include_usage else None
-    yield writer.chunks.finish(tail.finish_reason, usage)
+    yield writer.chunks.finish(tail.finish_reason, usage, run.answer)
 
 
 async def _relayed(cascade: Cascade, stream: CloudStream, adopt: ChunkWriter | None) -> AsyncGenerator[bytes]:
@@ -280,4 +280,4 @@ def _cut_off(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) -> bytes
     cascade.record.route = "local"
     cascade.record.note = "nothing was left of max_tokens"
     usage = Usage.of(answer.prompt_tokens, len(answer.tokens)) if cascade.job.include_usage else None
-    return writer.chunks.finish("length", usage)
+    return writer.chunks.finish("length", usage, answer)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...protocol.errors import UpdraftError
 from ...protocol.requests import Message
-from ...protocol.responses import MOST_TOKENS, FinishReason
-from ...protocol.sampling import SamplingParams
+from ...protocol.responses import MOST_TOKENS, FinishReason, StopReason
+from ...protocol.sampling import SamplingDefaults, SamplingParams
 from ...protocol.structured import Constraint, ToolUse
 from ..request.json_narrowing import table
 
@@ -40,7 +40,8 @@ class LocalAnswer:
 
     `signals` has one entry per token, plus one for the end-of-turn token once the answer is complete.
     `prompt_hidden` and `answer_hidden`: (hidden_size,), `prompt_logprobs`: (prompt_tokens - 1,), all float32;
-    None until the engine has them.
+    None until the engine has them. `sampling`: what chose the tokens; `stop_reason`: why a "length" is no limit of the
+    request's.
     """
 
     prompt_tokens: int = 0
@@ -48,6 +49,8 @@ class LocalAnswer:
     signals: list[Signals] = field(default_factory=list["Signals"])
     text: str = ""
     finish_reason: FinishReason | None = None
+    stop_reason: StopReason | None = None
+    sampling: SamplingDefaults | None = None
     prompt_hidden: NDArray[np.float32] | None = None
     prompt_logprobs: NDArray[np.float32] | None = None
     answer_hidden: NDArray[np.float32] | None = None

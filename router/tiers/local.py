@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...protocol.requests import Message
-from ...protocol.responses import FinishReason
-from ...protocol.sampling import SamplingParams
+from ...protocol.responses import FinishReason, StopReason
+from ...protocol.sampling import SamplingDefaults, SamplingParams
 from ...protocol.structured import Constraint, ToolUse
 from .interfaces import LocalAnswer, Token
 
@@ -28,6 +28,8 @@ class EngineRun(Protocol):
     signals: Any
     text: str
     finish_reason: FinishReason | None
+    stop_reason: StopReason | None
+    sampling: SamplingDefaults
     prompt_hidden: NDArray[np.float32]
     prompt_logprobs: NDArray[np.float32] | None
     answer_hidden: NDArray[np.float32] | None
@@ -116,7 +118,7 @@ class EngineGeneration:
     """`LocalGeneration`: the engine writes ahead, the event loop takes what there is."""
 
     def __init__(self, run: EngineRun) -> None:
-        self.answer = LocalAnswer(prompt_tokens=run.prompt_tokens)
+        self.answer = LocalAnswer(prompt_tokens=run.prompt_tokens, sampling=run.sampling)
         self._run = run
         self._closed = False
 
@@ -132,7 +134,8 @@ class EngineGeneration:
         except StopAsyncIteration:
             if run.finish_reason is not None:  # the engine's own record is the last word
                 answer.signals, answer.text = list(run.signals), run.text
-                answer.finish_reason, answer.answer_hidden = run.finish_reason, run.answer_hidden
+                answer.finish_reason, answer.stop_reason = run.finish_reason, run.stop_reason
+                answer.answer_hidden = run.answer_hidden
             raise
         if not answer.tokens:
             answer.prompt_hidden, answer.prompt_logprobs = run.prompt_hidden, run.prompt_logprobs

@@ -59,7 +59,7 @@ def reference(tiny):
 
 def test_facts_of_the_file(engine):
     assert (engine.model_id, engine.context_length, engine.hidden_size) == ("tiny", 256, 64)
-    assert engine.default_temperature == 0.0
+    assert engine.sampling_defaults.temperature == 0.0
 
 
 @settings(max_examples=20)

@@ -142,6 +142,7 @@ def test_the_cloud_would_have_chosen_the_same_tokens(
     constant that matters to nothing here.
     """
     params = SamplingParams(**{"temperature": 1.0, "seed": 5, "max_tokens": 40, **options})
+    resolved = params.resolved(engine.sampling_defaults)
     prompt = engine.encode_chat(ASK)
     assert prompt == tokenizer.encode_chat(ASK)
     device = engine.start(ASK, params, constraint=constraint)
@@ -153,9 +154,9 @@ def test_the_cloud_would_have_chosen_the_same_tokens(
     logits = torch.from_numpy(engine.score(prompt + device.token_ids))
     for index, token in enumerate(device.token_ids):
         answer = device.token_ids[:index]
-        edits = plain_edits(params, prompt, answer, ends)
+        edits = plain_edits(resolved, prompt, answer, ends)
         mask = None if state is None else state.mask(())
-        row = SamplingRow(params.temperature or 0.0, 5, len(prompt) + index, params, edits, mask)
+        row = SamplingRow(5, len(prompt) + index, resolved, edits, mask)
         assert sample(logits[len(prompt) + index - 1][None], [row]) == [token]
         assert state is None or state.advance([token]) == 1
     assert state is None or state.complete == (device.finish_reason == "stop")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
 from updraft.protocol.noise import WORD, noise_key
-from updraft.protocol.sampling import LEAST_TEMPERATURE, SamplingParams
+from updraft.protocol.sampling import LEAST_TEMPERATURE, ResolvedParams
 from updraft.text.logit_edits import LogitEdits
 
 
@@ -23,7 +23,7 @@ def edits_of(token_ids: Sequence[int], divisors: Sequence[float], offsets: Seque
 
 
 def plain_edits(
-    params: SamplingParams, prompt: Sequence[int], answer: Sequence[int], end_ids: Iterable[int]
+    params: ResolvedParams, prompt: Sequence[int], answer: Sequence[int], end_ids: Iterable[int]
 ) -> LogitEdits | None:
     """The edits before the token after `answer` is chosen; None if there are none."""
     if not params.edits:
@@ -55,7 +55,7 @@ def plain_sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     if any(row.edits for row in rows):
         logits = _edited(logits, rows)
     chosen = logits.argmax(dim=-1)
-    random = [index for index, row in enumerate(rows) if row.temperature >= LEAST_TEMPERATURE]
+    random = [index for index, row in enumerate(rows) if row.params.temperature >= LEAST_TEMPERATURE]
     if random:
         drawn = _draw(logits[random], [rows[index] for index in random])
         chosen[torch.tensor(random, device=logits.device)] = drawn
@@ -88,7 +88,7 @@ def _edited(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 
 
 def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    temperatures = torch.tensor([row.temperature for row in rows], dtype=torch.float64, device=logits.device)
+    temperatures = torch.tensor([row.params.temperature for row in rows], dtype=torch.float64, device=logits.device)
     scaled = logits.double() / temperatures[:, None]
     truncated = [index for index, row in enumerate(rows) if row.params.truncates]
     if truncated:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from updraft.local_engine.sampling.row_sampler import RowSampler
-from updraft.protocol.sampling import SamplingParams
+from updraft.protocol.sampling import ResolvedParams
 from updraft.text.logit_edits import LogitEditor
 
 VOCABULARY = 12
@@ -24,7 +24,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-def expected(logits: np.ndarray, params: SamplingParams, prompt: list[int], answer: list[int], ends: set[int]):
+def expected(logits: np.ndarray, params: ResolvedParams, prompt: list[int], answer: list[int], ends: set[int]):
     out = logits.astype(np.float64).copy()
     for token in range(VOCABULARY):
         if token in prompt or token in answer:
@@ -45,13 +45,13 @@ def test_both_engines_edit_logits_as_defined(logits, prompt, answer, options) ->
     from updraft.cloud_engine.engine.execution.sampler import sample
     from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
 
-    params = SamplingParams(temperature=0.0, **options)
+    params = ResolvedParams(temperature=0.0, **options)
     row = np.array(logits, dtype=np.float32)
     wanted = expected(row, params, prompt, answer, ENDS)
     editor = LogitEditor(params, prompt, ENDS)
     editor.see(answer)
-    local = RowSampler(params, prompt, ENDS, 0.0).choose(row, answer)
-    cloud = sample(torch.from_numpy(row)[None], [SamplingRow(0.0, 0, 0, params, editor.edits())])[0]
+    local = RowSampler(params, prompt, ENDS).choose(row, answer)
+    cloud = sample(torch.from_numpy(row)[None], [SamplingRow(0, 0, params, editor.edits())])[0]
     assert wanted[local] == pytest.approx(wanted.max(), abs=1e-5)
     assert wanted[cloud] == pytest.approx(wanted.max(), abs=1e-5)
     assert row.tolist() == logits  # untouched: log-probabilities are of the raw ones
@@ -63,7 +63,7 @@ def test_kept_up_to_date_they_are_those_counted_anew(options, prompt, growth, se
     pytest.importorskip("torch", reason="needs the [cloud] extra")
     from plain_sampling import plain_edits
 
-    params = SamplingParams(**options)
+    params = ResolvedParams(**options)
     editor, answer = LogitEditor(params, prompt, ENDS), []
     random = np.random.default_rng(seed)
     for new, guesses in growth:
@@ -83,7 +83,7 @@ def test_kept_up_to_date_they_are_those_counted_anew(options, prompt, growth, se
 
 def test_many_new_tokens() -> None:
     """More than there was room for at the beginning."""
-    editor = LogitEditor(SamplingParams(repetition_penalty=2.0), [5], ())
+    editor = LogitEditor(ResolvedParams(repetition_penalty=2.0), [5], ())
     editor.see(range(1000))
     edits = editor.edits([2000])
     assert edits is not None
@@ -92,8 +92,8 @@ def test_many_new_tokens() -> None:
 
 
 def test_nothing_to_edit_costs_nothing() -> None:
-    assert LogitEditor(SamplingParams(presence_penalty=1.0), [1], {0}).edits() is None
-    editor = LogitEditor(SamplingParams(min_tokens=2), [1], {0})
+    assert LogitEditor(ResolvedParams(presence_penalty=1.0), [1], {0}).edits() is None
+    editor = LogitEditor(ResolvedParams(min_tokens=2), [1], {0})
     assert editor.edits() is not None
     editor.see([2, 3])
     assert editor.edits() is None

@@ -46,7 +46,7 @@ def sample_on_device(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     if edits:  # of tokens that a mask forbids they change nothing: it may come after them
         logits = logits.clone()
         apply_edits_(logits, _flat(edits, logits.device))
-    if not logits.is_cuda and all(row.temperature < LEAST_TEMPERATURE and row.mask is None for row in rows):
+    if not logits.is_cuda and all(row.params.temperature < LEAST_TEMPERATURE and row.mask is None for row in rows):
         return logits.argmax(dim=-1)
     return sample_rows(logits, sampling_of(rows, logits.shape[1], logits.device))
 
@@ -76,7 +76,7 @@ def sampling_of(rows: Sequence[SamplingRow], vocabulary: int, device: torch.devi
     """In columns on `device`, all but the edits."""
     params = [row.params for row in rows]
     staged, columns = _columns(7, len(rows), np.int64)
-    columns[0] = _bits([row.temperature for row in rows])
+    columns[0] = _bits([one.temperature for one in params])
     columns[1] = np.array([row.seed % WORD for row in rows], dtype=np.uint64).view(np.int64)
     columns[2] = [row.position for row in rows]
     columns[3] = [one.top_k for one in params]

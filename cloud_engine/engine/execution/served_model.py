@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 
+from ....model_files.sampling_defaults import folder_sampling
 from ....protocol.errors import ConfigurationError, ModelLoadError
+from ....protocol.sampling import PLAIN_SAMPLING, SamplingDefaults
 from ....text.tokenizer import Tokenizer
-from ...models.config import default_temperature
 from ...models.decoder import Decoder
 from ...models.loading.gguf_file import gguf_vocabulary
 from ...models.loading.hub import name_of
@@ -22,13 +23,13 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """`eos_ids` are the tokens that end an answer; `default_temperature` serves requests that name none."""
+    """`eos_ids` are the tokens that end an answer; `sampling` holds where requests say nothing."""
 
     weights: Decoder
     model_id: str = "model"
     tokenizer: Tokenizer | None = None
     eos_ids: frozenset[int] = frozenset()
-    default_temperature: float = 1.0
+    sampling: SamplingDefaults = PLAIN_SAMPLING
 
     @classmethod
     def from_folder(cls, folder: Path, config: EngineConfig, progress: Progress | None = None) -> ServedModel:
@@ -44,7 +45,7 @@ class ServedModel:
                 f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model only "
                 f"{weights.config.vocab_size}: these files do not belong together."
             )
-        return cls(weights, name_of(folder), tokenizer, tokenizer.eos_ids, default_temperature(folder))
+        return cls(weights, name_of(folder), tokenizer, tokenizer.eos_ids, folder_sampling(folder))
 
 
 @dataclass(frozen=True, slots=True)

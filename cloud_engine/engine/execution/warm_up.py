@@ -17,7 +17,7 @@ from torch import Tensor
 from ....kernels.runtime.backend import kernel_cache, num_multiprocessors
 from ....kernels.runtime.numeric import next_power_of_2
 from ....kernels.sampling.launch import split_row
-from ....protocol.sampling import SamplingParams
+from ....protocol.sampling import ResolvedParams
 from ....text.logit_edits import LogitEditor
 from ..types.sampling_row import SamplingRow
 from .cuda_graphs import GraphLimits
@@ -78,13 +78,13 @@ def _prompt(runner: Runner, length: int) -> Chunk:
 def _rows(vocabulary: int) -> Iterator[SamplingRow]:
     """One for each way to sample: alone, cut in each way and in several, with a grammar, with a bias."""
     mask = np.full(-(-vocabulary // 32), -1, dtype=np.int32)
-    by_rank, by_mass, by_share = SamplingParams(top_k=5), SamplingParams(top_p=0.9), SamplingParams(min_p=0.1)
-    in_all_ways = SamplingParams(top_k=5, top_p=0.9, min_p=0.1)
-    for params in (SamplingParams(), by_rank, by_mass, by_share, in_all_ways):
-        yield SamplingRow(1.0, 1, 1, params)
-        yield SamplingRow(1.0, 1, 1, params, mask=mask)
-    biased = SamplingParams(logit_bias=((0, 1.0),))
-    yield SamplingRow(0.0, 1, 1, biased, edits=LogitEditor(biased, (), ()).edits())
+    by_rank, by_mass, by_share = ResolvedParams(top_k=5), ResolvedParams(top_p=0.9), ResolvedParams(min_p=0.1)
+    in_all_ways = ResolvedParams(top_k=5, top_p=0.9, min_p=0.1)
+    for params in (ResolvedParams(), by_rank, by_mass, by_share, in_all_ways):
+        yield SamplingRow(1, 1, params)
+        yield SamplingRow(1, 1, params, mask=mask)
+    biased = ResolvedParams(temperature=0.0, logit_bias=((0, 1.0),))
+    yield SamplingRow(1, 1, biased, edits=LogitEditor(biased, (), ()).edits())
 
 
 def _entries(cache: Path) -> int:

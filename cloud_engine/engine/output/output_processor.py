@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from ....protocol.responses import StopReason
 from ..kv.kv_cache_manager import KVCacheManager
 from ..scheduling.scheduler import Scheduler
 from ..speculation.speculator import Speculator
@@ -133,6 +134,7 @@ class OutputProcessor:
                     index,
                     scores,
                     cached_tokens=stats.cached_tokens,
+                    stop_reason=_stop_reason(states[0], answer.finish_reason),
                 )
             )
         for state in states:
@@ -186,6 +188,10 @@ class OutputProcessor:
         if state.grammar is not None:
             new = new[: state.grammar.advance(new)]
             finish_reason = "error" if state.grammar.error else "stop" if state.grammar.complete else finish_reason
+        length = state.until_repetition(new)
+        repeats = bool(length) and (length < len(new) or finish_reason != "length")
+        if repeats:
+            new, finish_reason = new[:length], "length"
         num_accepted = min(num_accepted, len(new))
         self._speculator.record(item, num_accepted, ends=ends)
         state.first_token_at = state.first_token_at or time.monotonic()
@@ -201,7 +207,18 @@ class OutputProcessor:
         scores = tuple(state.prompt_logprobs) if begins and state.index == 0 else ()
         error = state.grammar.error if state.grammar is not None else None
         cached = state.num_cached_tokens if begins else None
-        output = TokenOutput(state.request_id, new, logprobs, finish_reason, stats, state.index, scores, error, cached)
+        output = TokenOutput(
+            state.request_id,
+            new,
+            logprobs,
+            finish_reason,
+            stats,
+            state.index,
+            scores,
+            error,
+            cached,
+            stop_reason="repetition_detected" if repeats else _stop_reason(state, finish_reason),
+        )
         if stats is not None:
             self._finish(state)
         else:
@@ -239,6 +256,10 @@ def cut_drafts(batch: Sequence[ScheduledRequest]) -> None:
             num_allowed = item.state.grammar.num_allowed(item.draft_ids)
             item.draft_ends = item.draft_ends and num_allowed == len(item.draft_ids)
             del item.draft_ids[num_allowed:]
+
+
+def _stop_reason(state: RequestState, reason: FinishReason | None) -> StopReason | None:
+    return "default_max_tokens" if reason == "length" and state.request.params.max_tokens is None else None
 
 
 def _agreement(draft_ids: list[int], sampled: list[int]) -> int:

@@ -92,7 +92,7 @@ def main(folder: Path) -> None:
 
             gc.collect()
             gc.freeze()  # what is loaded stays: no step is held up by looking through it for garbage
-            transport.report(Ready(engine.model_id, engine.context_length))
+            transport.report(Ready(engine.model_id, engine.context_length, engine.sampling))
             EngineLoop(engine, transport, before_step=giving_way(load.config)).run()
         except BaseException as error:  # noqa: BLE001 - whatever it was, the server tells everyone who waits
             if not isinstance(error, UpdraftError):

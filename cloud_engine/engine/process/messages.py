@@ -12,6 +12,7 @@ import msgspec
 
 from ....protocol import errors
 from ....protocol.errors import EngineError, InvalidRequestError, UpdraftError
+from ....protocol.sampling import SamplingDefaults
 from ..config import EngineConfig
 from ..stats import EngineStats
 from ..types.outputs import StepOutputs
@@ -58,10 +59,11 @@ class Loading(msgspec.Struct, tag=True, frozen=True):
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
-    """The model is loaded. `context_length`: tokens of prompt and answer together."""
+    """The model is loaded. `context_length`: tokens of prompt and answer together. `sampling`: the model's own."""
 
     model_id: str
     context_length: int
+    sampling: SamplingDefaults = SamplingDefaults()
 
 
 class Stepped(msgspec.Struct, tag=True, frozen=True):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ....protocol.errors import ContextLengthError, InvalidRequestError
+from ....protocol.sampling import PLAIN_SAMPLING
 from ..config import EngineConfig
 from ..types.request import GenerationRequest
 from .scheduler import Scheduler
@@ -79,7 +80,7 @@ class RequestLimits:
 
 def _check_beams(request: GenerationRequest, num_ends: int, vocab_size: int) -> None:
     """Raises InvalidRequestError for options that a beam search has no use for; `num_ends` tokens end an answer."""
-    params = request.params
+    params = request.params.resolved(replace(PLAIN_SAMPLING, temperature=0.0))
     if request.num_branches + num_ends > vocab_size:
         raise InvalidRequestError("More beams than the vocabulary has tokens to begin with.", param="n")
     if params.temperature or params.truncates or params.edits or request.constraint is not None:

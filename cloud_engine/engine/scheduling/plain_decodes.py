@@ -114,7 +114,7 @@ class PlainDecodes:
         if known >= state.num_own_slots:
             self._full.append(item)
         else:
-            steps = min(state.num_own_slots, state.last_position) - known - 1
+            steps = min(state.num_own_slots, state.last_position, state.next_check) - known - 1
             self._due.setdefault(self._steps + max(steps, 0), []).append(item)
 
 
@@ -151,8 +151,14 @@ class _Columns:
             self._end_ids = frozenset[int]().union(*self._kinds)
 
     def ends(self, tokens: Sequence[int], due: Sequence[ScheduledRequest]) -> list[int]:
-        """Whose answer ends with its token: at its length, which only those `due` can have reached, or by the token."""
-        found = {self._place(item) for item in due if item.start + 1 >= item.state.last_position}
+        """Whose answer ends with its token: at its length or by repetition (only those `due` are looked at for it), or
+        by the token itself."""
+        places = {self._place(item): item for item in due}
+        found = {
+            at
+            for at, item in places.items()
+            if item.start + 1 >= item.state.last_position or item.state.until_repetition(tokens[at : at + 1])
+        }
         if not self._end_ids.isdisjoint(tokens):
             found.update(at for at, token in enumerate(tokens) if token in self.states[at].end_ids)
         return sorted(found)

@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from ....protocol.responses import StopReason
+
 FinishReason = Literal["stop", "length", "error"]
 
 
@@ -70,6 +72,8 @@ class TokenOutput(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     cached_tokens: int | None = None
     # (hidden_size,) with `finish_reason`, if one was asked for.
     embedding: tuple[float, ...] = ()
+    # Why the finish reason is "length", where not by the request's own limit.
+    stop_reason: StopReason | None = None
 
 
 class DecodedTokens(msgspec.Struct, frozen=True, gc=False):

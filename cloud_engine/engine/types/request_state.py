@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from ....text.repetition import INTERVAL, WINDOW, next_check, repeats
 from .acceptance import Acceptance
 from .ngram_index import NgramIndex
 from .outputs import PromptLogprob, RequestStats
@@ -16,6 +18,7 @@ from .prefix_hashes import PrefixHashes
 from .request import GenerationRequest
 
 if TYPE_CHECKING:
+    from ....protocol.sampling import ResolvedParams
     from ....text.grammars.state import GrammarState
     from ....text.logit_edits import LogitEditor
     from .pooling import MeanPool
@@ -45,7 +48,8 @@ class RequestState:
     request: GenerationRequest
     # Tokens this answer may have.
     max_tokens: int
-    temperature: float
+    # How its tokens are sampled.
+    params: ResolvedParams
     seed: int
     # Tokens that end the answer.
     end_ids: frozenset[int]
@@ -95,12 +99,15 @@ class RequestState:
     edits_follow: bool = field(init=False)
     # Of the last token that it may generate.
     last_position: int = field(init=False)
+    # It ends where it repeats itself.
+    detects_repetition: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.prefix = PrefixHashes(self.request.cache_salt)
         self.request_id = self.request.request_id
-        self.edits, self.edits_follow = self.request.params.edits, self.request.params.edits_follow
+        self.edits, self.edits_follow = self.params.edits, self.params.edits_follow
         self.last_position = len(self.request.prompt_ids) + self.max_tokens - 1
+        self.detects_repetition = self.params.detects_repetition and self.request.constraint is None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -128,6 +135,22 @@ class RequestState:
         scored, to_score = len(self.prompt_logprobs), self.num_prompt_tokens - 1
         wanted = self.request.params.prompt_logprobs is not None
         return scored if wanted and scored < to_score else len(self.token_ids) - 1
+
+    @property
+    def next_check(self) -> int:
+        """Position of the token behind which the answer is next looked at for repetition."""
+        if not self.detects_repetition:
+            return self.last_position
+        return self.num_prompt_tokens + next_check(self.num_generated_tokens) - 1
+
+    def until_repetition(self, new: Sequence[int]) -> int:
+        """How many of these tokens follow before the answer ends because it repeats itself; 0 if it does not."""
+        known = self.num_generated_tokens
+        if self.detects_repetition:
+            for length in range(next_check(known), known + len(new) + 1, INTERVAL):
+                if repeats([*self.token_ids[-WINDOW:], *new[: length - known]], length):
+                    return length - known
+        return 0
 
     def stats(self) -> RequestStats:
         accepted = self.prediction.num_accepted

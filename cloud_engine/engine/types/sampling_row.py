@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ....protocol.sampling import SamplingParams
+from ....protocol.sampling import ResolvedParams
 from ....text.grammars.state import Mask
 from ....text.logit_edits import LogitEdits
 from .request_state import ScheduledRequest
@@ -15,11 +15,10 @@ from .request_state import ScheduledRequest
 class SamplingRow(msgspec.Struct, frozen=True, gc=False):
     """How to sample one row of logits."""
 
-    temperature: float
     seed: int
     # Index in the sequence of the token to be sampled.
     position: int
-    params: SamplingParams
+    params: ResolvedParams
     # Changes to the logits before sampling.
     edits: LogitEdits | None = None
     # Tokens that a grammar allows; None for all.

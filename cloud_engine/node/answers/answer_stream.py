@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import UNSET
 
 from ....protocol.errors import InvalidRequestError, UpdraftError
-from ....protocol.responses import FinishReason, Usage
+from ....protocol.responses import FinishReason, StopReason, Usage
 from ....text.detokenize import IncrementalDetokenizer, StopMatcher
 from ....text.tokenizer import Tokenizer
 from ....text.tool_stream import OfferedTools
@@ -52,6 +52,7 @@ class Piece:
     # `prompt_scores`, if asked for, come with the first piece of a prompt's first answer.
     scores: list[ScoredToken] = field(default_factory=list[ScoredToken])
     finish_reason: FinishReason | None = None
+    stop_reason: StopReason | None = None
     usage: Usage | None = None
     index: int = 0
     prompt_scores: list[PromptLogprob] = field(default_factory=list["PromptLogprob"])
@@ -142,6 +143,7 @@ class _Answer:
         if self._emit(self._detokenizer.flush(), piece) or self._show(self._stop.flush(), piece):
             return self._finished(piece, "stop", output.stats)
         self._emitted = self._decoded + 1  # all is out, also tokens without any text
+        piece.stop_reason = output.stop_reason
         reason = "length" if output.finish_reason == "length" else "stop"  # an error has been raised before
         return self._finished(piece, reason, output.stats)
 

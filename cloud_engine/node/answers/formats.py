@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from ....protocol.http.ids import new_id
 from ....protocol.responses import (
@@ -25,6 +26,7 @@ from ....protocol.responses import (
     TopLogprob,
     Usage,
 )
+from ....protocol.sampling import SamplingDefaults
 from ....text.tokenizer import Tokenizer
 from ....text.tool_stream import OfferedTools, ToolCallStream
 from .answer_stream import Piece, ScoredToken, total_usage
@@ -60,6 +62,7 @@ class ChatFormat:
     logprobs: bool
     n: int = 1
     include_usage: bool = False
+    sampling: SamplingDefaults | UnsetType = UNSET
     tools: OfferedTools | None = None
     id: str = field(default_factory=lambda: new_id("chatcmpl"))
     created: int = field(default_factory=lambda: int(time.time()))
@@ -73,7 +76,8 @@ class ChatFormat:
         delta, reason = Delta(content=piece.text or None), piece.finish_reason
         if self.tools is not None:
             delta, reason = self._calls.setdefault(piece.index, ToolCallStream(self.tools)).read(piece.text, reason)
-        return self._chunk([ChunkChoice(delta, reason, piece.index, self._scores(piece))])
+        choice = ChunkChoice(delta, reason, piece.index, self._scores(piece), piece.stop_reason or UNSET)
+        return self._chunk([choice], sampling=self.sampling if reason else UNSET)
 
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:
         return self._chunk([], usage)
@@ -85,13 +89,26 @@ class ChatFormat:
             if self.tools is not None:
                 message, reason = ToolCallStream(self.tools).whole(answer.text, reason)
             if reason is not None:
-                choices.append(ChatChoice(message, reason, answer.index, self._scores(answer)))
+                scores, stop_reason = self._scores(answer), answer.stop_reason or UNSET
+                choices.append(ChatChoice(message, reason, answer.index, scores, stop_reason))
         return ChatCompletion(
-            id=self.id, model=self.model, created=self.created, choices=choices, usage=total_usage(answers)
+            id=self.id,
+            model=self.model,
+            created=self.created,
+            choices=choices,
+            usage=total_usage(answers),
+            sampling=self.sampling,
         )
 
-    def _chunk(self, choices: list[ChunkChoice], usage: Usage | None = None) -> ChatCompletionChunk:
-        chunk = ChatCompletionChunk(id=self.id, model=self.model, created=self.created, choices=choices)
+    def _chunk(
+        self,
+        choices: list[ChunkChoice],
+        usage: Usage | None = None,
+        sampling: SamplingDefaults | UnsetType = UNSET,
+    ) -> ChatCompletionChunk:
+        chunk = ChatCompletionChunk(
+            id=self.id, model=self.model, created=self.created, choices=choices, sampling=sampling
+        )
         if self.include_usage:
             chunk.usage = usage
         return chunk
@@ -109,6 +126,7 @@ class TextFormat:
     logprobs: bool
     n: int = 1
     include_usage: bool = False
+    sampling: SamplingDefaults | UnsetType = UNSET
     id: str = field(default_factory=lambda: new_id("cmpl"))
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -116,14 +134,21 @@ class TextFormat:
         return []
 
     def chunk(self, piece: Piece) -> msgspec.Struct:
-        return self._completion([TextChoice(piece.text, piece.finish_reason, piece.index, self._scores(piece))])
+        completion = self._completion([self._choice(piece)])
+        completion.sampling = self.sampling if piece.finish_reason else UNSET
+        return completion
 
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:
         return self._completion([], usage)
 
     def whole(self, answers: Sequence[Piece]) -> msgspec.Struct:
-        choices = [TextChoice(a.text, a.finish_reason, a.index, self._scores(a)) for a in answers]
-        return self._completion(choices, total_usage(answers))
+        completion = self._completion([self._choice(answer) for answer in answers], total_usage(answers))
+        completion.sampling = self.sampling
+        return completion
+
+    def _choice(self, answer: Piece) -> TextChoice:
+        scores, stop_reason = self._scores(answer), answer.stop_reason or UNSET
+        return TextChoice(answer.text, answer.finish_reason, answer.index, scores, stop_reason)
 
     def _completion(self, choices: list[TextChoice], usage: Usage | None = None) -> TextCompletion:
         completion = TextCompletion(id=self.id, model=self.model, created=self.created, choices=choices)

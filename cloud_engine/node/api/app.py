@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -29,6 +29,7 @@ from ....protocol.http.shell import (
 )
 from ....protocol.http.wire import WireResponse
 from ....protocol.responses import ModelCard, ModelList
+from ....protocol.sampling import SamplingDefaults
 from ....text.grammars.check import GrammarCheck
 from ....text.grammars.compiler import Vocabulary
 from ....text.tokenizer import Tokenizer
@@ -51,13 +52,14 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class ServedEngine:
     """`context_length`: tokens of prompt and answer together. `tool_parser`: how the model writes tool calls, a
-    `ToolFormat`'s name; "auto" asks the chat template."""
+    `ToolFormat`'s name; "auto" asks the chat template. `sampling`: the model's own."""
 
     engine: TokenSource
     tokenizer: Tokenizer
     model_id: str
     context_length: int
     tool_parser: str = "auto"
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
 def create_node_app(served: ServedEngine) -> FastAPI:
@@ -98,7 +100,7 @@ class _Node:
         self._spent = Spent()
         self._grammars = GrammarCheck(lambda: Vocabulary.of(served.tokenizer, served.tokenizer.eos_ids))
         tool_format = ToolFormat.of(served.tool_parser, served.tokenizer)
-        self._jobs = JobMaker(served.tokenizer, served.model_id, served.context_length, tool_format)
+        self._jobs = JobMaker(served.tokenizer, served.model_id, served.context_length, tool_format, served.sampling)
 
     async def close(self) -> None:
         await self._grammars.close()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 
+from msgspec import UNSET, UnsetType
+
 from ....protocol.embeddings import EmbeddingRequest
 from ....protocol.errors import ContextLengthError, ModelNotFoundError, UnsupportedFeatureError
 from ....protocol.http.ids import new_id
 from ....protocol.prompts import Prompt
 from ....protocol.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from ....protocol.sampling import SamplingDefaults
 from ....text.templates import tool_messages as tool_turns
 from ....text.tokenizer import Tokenizer
 from ....text.tool_formats import ToolFormat
@@ -40,11 +43,17 @@ class JobMaker:
     """Checks requests against one model and turns them into jobs. `tool_format` None: the model calls no tools."""
 
     def __init__(
-        self, tokenizer: Tokenizer, model_id: str, context_length: int, tool_format: ToolFormat | None
+        self,
+        tokenizer: Tokenizer,
+        model_id: str,
+        context_length: int,
+        tool_format: ToolFormat | None,
+        sampling: SamplingDefaults,
     ) -> None:
         self._tokenizer = tokenizer
         self._model_id = model_id
         self._tool_format = tool_format
+        self._sampling = sampling
         longest = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
         self._max_prompt_bytes = longest * context_length
 
@@ -66,7 +75,9 @@ class JobMaker:
         generation = _generation(request, prompt, tenant, self._tokenizer.encode(prediction))
         if offered is not None:
             constraint = offered.format.constraint(offered.use)
-            generation = replace(generation, constraint=constraint, streamed=True)  # a call may end an answer
+            params = replace(generation.params, repetition_detection=False)  # arguments may repeat themselves
+            # A call may end an answer.
+            generation = replace(generation, params=params, constraint=constraint, streamed=True)
         job = self._job(request, [generation], ChatFormat(*self._shape(request), offered))
         return replace(job, tools=offered)
 
@@ -106,10 +117,14 @@ class JobMaker:
             self.check_size(param, prompt if isinstance(prompt, str) else "")
         return [self._tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
-    def _shape(self, request: ChatRequest | CompletionRequest) -> tuple[Tokenizer, str, bool, int, bool]:
+    def _shape(
+        self, request: ChatRequest | CompletionRequest
+    ) -> tuple[Tokenizer, str, bool, int, bool, SamplingDefaults | UnsetType]:
         """What every format begins with."""
-        logprobs = request.sampling().logprobs is not None
-        return self._tokenizer, self._model_id, logprobs, request.num_answers, _includes_usage(request)
+        params = request.sampling().resolved(self._sampling)
+        sampling = UNSET if request.use_beam_search else params.stated
+        logprobs = params.logprobs is not None
+        return self._tokenizer, self._model_id, logprobs, request.num_answers, _includes_usage(request), sampling
 
     def _job(
         self, request: ChatRequest | CompletionRequest, generations: list[GenerationRequest], shape: AnswerFormat

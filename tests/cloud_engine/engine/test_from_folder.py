@@ -47,7 +47,7 @@ def test_target_draft_tokenizer_and_defaults_come_from_the_folders(tmp_path: Pat
     texts: list[list[int]] = []
     for draft in (None, small):
         engine = Engine.from_folder(large, draft=draft, config=EngineConfig(draft_length="fixed"))
-        assert (engine.model_id, engine.context_length, engine.default_temperature) == ("large", 64, 0.0)
+        assert (engine.model_id, engine.context_length, engine.sampling.temperature) == ("large", 64, 0.0)
         assert engine.tokenizer.eos_ids == {257}
         prompt = engine.tokenizer.encode("hello")
         engine.add_request(GenerationRequest("a", prompt, SamplingParams(max_tokens=20)))

@@ -24,7 +24,7 @@ def test_edits_are_those_of_the_tokens_before(
     def checked(self: Engine, item: Any, index: int) -> Any:
         row, state = plain(self, item, index), item.state
         answer = state.token_ids[state.num_prompt_tokens :] + item.draft_ids[:index]
-        wanted = plain_edits(state.request.params, state.request.prompt_ids, answer, state.end_ids)
+        wanted = plain_edits(state.params, state.request.prompt_ids, answer, state.end_ids)
         assert row.edits is not None and wanted is not None
         logits = np.random.default_rng(0).standard_normal(97).astype(np.float32)
         np.testing.assert_array_equal(row.edits.applied(logits), wanted.applied(logits))

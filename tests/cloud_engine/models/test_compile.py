@@ -21,7 +21,7 @@ from updraft.kernels.attention.ragged_batch import RaggedBatch
 from updraft.kernels.attention.types import QuerySpan
 from updraft.kernels.runtime.native_library import load
 from updraft.protocol.errors import ConfigurationError
-from updraft.protocol.sampling import SamplingParams
+from updraft.protocol.sampling import ResolvedParams
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.skipif(load() is None, reason="no C compiler")
@@ -91,7 +91,7 @@ def rows_of(starts: Sequence[int]) -> list[SamplingRow]:
     rows: list[SamplingRow] = []
     for index, start in enumerate(starts):
         temperature, options = kinds[index % len(kinds)]
-        rows.append(SamplingRow(temperature, 7 + index, start + 1, SamplingParams(**options)))
+        rows.append(SamplingRow(7 + index, start + 1, ResolvedParams(temperature=temperature, **options)))
     return rows
 
 
@@ -143,7 +143,7 @@ def test_a_continuation_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         pytest.skip("not all of this is C")
     vocabulary = runner.model.config.vocab_size
     row, span = rows_of([0])[0], QuerySpan(0, 2, [0])
-    typical = SamplingRow(1.0, 1, 1, SamplingParams(typical_p=0.5))
+    typical = SamplingRow(1, 1, ResolvedParams(typical_p=0.5))
     asked: list[tuple[list[int], list[QuerySpan], list[SamplingRow], str]] = [
         ([vocabulary], [span], [row], "tokens below"),
         ([-1], [span], [row], "tokens below"),

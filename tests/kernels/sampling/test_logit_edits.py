@@ -11,7 +11,7 @@ from updraft.kernels.sampling.ops import apply_edits_
 from updraft.kernels.sampling.reference import apply_edits_reference_
 from updraft.kernels.sampling.types import FlatEdits
 from updraft.protocol.errors import ConfigurationError
-from updraft.protocol.sampling import SamplingParams
+from updraft.protocol.sampling import ResolvedParams
 
 pytest.importorskip("triton")
 from updraft.kernels.sampling.triton_logit_edits import launch_edits
@@ -48,7 +48,7 @@ def test_the_engine_chooses_what_is_largest_behind_the_edits() -> None:
     token_ids = [int(row.argmax()) for row in logits]
     edits = some_edits(list(range(6)), token_ids)
     rows = [
-        SamplingRow(0.0, 0, 0, SamplingParams(), edits_of([token], [float(divisor)], [float(offset)]))
+        SamplingRow(0, 0, ResolvedParams(temperature=0.0), edits_of([token], [float(divisor)], [float(offset)]))
         for token, divisor, offset in zip(token_ids, edits.divisors, edits.offsets, strict=True)
     ]
     expected = sample(logits, rows)

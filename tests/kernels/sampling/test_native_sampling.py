@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,11 @@ from updraft.kernels.runtime.native_library import load
 from updraft.kernels.sampling import ops as sampling
 from updraft.kernels.sampling.cpu import native_sample
 from updraft.kernels.sampling.noise import gumbel_noise, noise_keys
-from updraft.protocol.sampling import SamplingParams
+from updraft.protocol.sampling import ResolvedParams
 
 needs_c = pytest.mark.skipif(load() is None, reason="no C compiler")
 PARAMS = st.builds(
-    SamplingParams,
+    ResolvedParams,
     top_k=st.sampled_from([0, 0, 0, 1, 3, 40, 2000, 2**31 - 1]),
     top_p=st.sampled_from([1.0, 1.0, 0.95, 0.5, 0.3, 1e-6]),
     min_p=st.sampled_from([0.0, 0.0, 0.05, 0.5, 0.9]),
@@ -72,7 +73,7 @@ def some_rows(rows: Sequence[Any], size: int, random: np.random.Generator) -> li
         edits = None if ids is None else edits_of(ids, [1.3, 1.0, 2.0][: len(ids)], [-1.0, -np.inf, 5.0][: len(ids)])
         bits = random.random(-(-size // 32) * 32) < (share or 0)
         mask = None if share is None else np.packbits(bits, bitorder="little").view(np.int32)
-        found.append(SamplingRow(temperature, seed, position, params, edits, mask))
+        found.append(SamplingRow(seed, position, replace(params, temperature=temperature), edits, mask))
     return found
 
 
@@ -102,7 +103,7 @@ def test_c_decides_nearly_all_rows_by_itself(options: dict[str, Any], dtype: tor
     shapes = [shape for shape in SHAPES if shape != "huge"]
     logits = np.stack([row_of_logits(shapes[row % len(shapes)], size, random) for row in range(count)])
     rounded = torch.from_numpy(logits).to(dtype)
-    rows = [SamplingRow(0.5 + row % 3 / 3, row, 7 * row, SamplingParams(**options)) for row in range(count)]
+    rows = [SamplingRow(row, 7 * row, ResolvedParams(temperature=0.5 + row % 3 / 3, **options)) for row in range(count)]
     found = native_sample(rounded, columns(rows, rounded)).tolist()
     assert found.count(-1) <= 1
     wanted = plain_sample(rounded.float(), rows)
@@ -118,16 +119,16 @@ def test_no_winner_is_ever_missed(temperature: float) -> None:
     draws, size = 1500, 1500
     for shape in ("flat", "normal", "rising"):
         logits = torch.from_numpy(row_of_logits(shape, size, np.random.default_rng(0))).expand(draws, -1)
-        rows = [SamplingRow(temperature, 5, position, SamplingParams()) for position in range(draws)]
+        rows = [SamplingRow(5, position, ResolvedParams(temperature=temperature)) for position in range(draws)]
         assert native_sample(logits, columns(rows, logits)).tolist() == plain_sample(logits, rows)
 
 
 @needs_c
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.5, "min_p": 0.1}, {"top_k": 3}], ids=str)
 def test_what_rounding_decides_is_left_to_the_definition(options: dict[str, Any]) -> None:
-    params = SamplingParams(**options)
+    params = ResolvedParams(**options)
     logits = torch.tensor([[1e30, 1e30, 0.0, 1e30], [-1e30, 2.0, torch.nan, 1.0], [torch.inf, 1.0, torch.inf, 0.0]])
-    rows = [SamplingRow(1.0, 3, position, params) for position in range(3)]
+    rows = [SamplingRow(3, position, params) for position in range(3)]
     assert native_sample(logits, columns(rows, logits)).tolist() == [-1, -1, -1]
     assert sample(logits, rows) == plain_sample(logits, rows)
 
@@ -141,7 +142,7 @@ def test_near_ties_are_left_to_the_definition() -> None:
     large = (-gap).astype(np.float32)
     small = (gap + large).astype(np.float32)  # what rounding took from the other one, and finer steps than it has
     logits = torch.from_numpy(np.stack((large, small), axis=1))
-    rows = [SamplingRow(1.0, 3, position, SamplingParams()) for position in range(40)]
+    rows = [SamplingRow(3, position, ResolvedParams()) for position in range(40)]
     assert native_sample(logits, columns(rows, logits)).tolist() == [-1] * 40
     assert sample(logits, rows) == plain_sample(logits, rows)
 
@@ -151,7 +152,7 @@ def test_shares_at_the_border_are_left_to_the_definition() -> None:
     """Ten equal tokens and top-p at three tenths: whether the fourth is in depends on how tenths are added up."""
     for top_p in (np.nextafter(0.3, 0), 0.3, np.nextafter(0.3, 1)):
         logits = torch.zeros(100, 10)
-        rows = [SamplingRow(1.0, 0, position, SamplingParams(top_p=float(top_p))) for position in range(100)]
+        rows = [SamplingRow(0, position, ResolvedParams(top_p=float(top_p))) for position in range(100)]
         found = native_sample(logits, columns(rows, logits)).tolist()
         assert set(found) == {-1, 0, 1, 2}
         assert sample(logits, rows) == plain_sample(logits, rows)
@@ -161,7 +162,7 @@ def test_shares_at_the_border_are_left_to_the_definition() -> None:
 @pytest.mark.parametrize(("share", "drawn"), [(0.499, {0}), (0.501, {0, 1})])
 def test_min_p_is_a_share_of_the_likeliest(share: float, drawn: set[int]) -> None:
     logits = torch.tensor([0.0, np.log(share)], dtype=torch.float32).expand(60, -1)
-    rows = [SamplingRow(1.0, 0, position, SamplingParams(min_p=0.5)) for position in range(60)]
+    rows = [SamplingRow(0, position, ResolvedParams(min_p=0.5)) for position in range(60)]
     found = native_sample(logits, columns(rows, logits)).tolist()
     assert set(found) == drawn
     assert found == plain_sample(logits, rows)

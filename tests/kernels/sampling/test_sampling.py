@@ -13,7 +13,7 @@ from updraft.kernels.sampling.ops import sample
 from updraft.kernels.sampling.reference import ranks, sample_reference
 from updraft.kernels.sampling.types import Sampling, Truncation
 from updraft.protocol.errors import ConfigurationError
-from updraft.protocol.sampling import SamplingParams
+from updraft.protocol.sampling import ResolvedParams
 
 pytest.importorskip("triton")
 from updraft.kernels.sampling import triton as sampling_triton
@@ -64,7 +64,8 @@ def test_kernel_reference_and_definition_choose_the_same(rows, vocabulary, dtype
     assert got == sample_reference(logits, sampling).tolist()
     temperatures, seeds, positions = sampling.temperatures, sampling.seeds, sampling.positions
     plain_rows = [
-        SamplingRow(float(temperatures[i]), int(seeds[i]), int(positions[i]), SamplingParams()) for i in range(rows)
+        SamplingRow(int(seeds[i]), int(positions[i]), ResolvedParams(temperature=float(temperatures[i])))
+        for i in range(rows)
     ]
     assert got == (plain_sample(logits.float(), plain_rows) if rows else [])
 

@@ -10,7 +10,7 @@ from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
 from updraft.kernels.sampling.launch import TILE
 from updraft.kernels.sampling.reference import ranks, sample_reference, thresholds_reference
 from updraft.kernels.sampling.types import LOWEST_RANK, LogitRows, Sampling, Truncation
-from updraft.protocol.sampling import SamplingParams
+from updraft.protocol.sampling import ResolvedParams
 
 pytest.importorskip("triton")
 import triton.language as tl
@@ -111,7 +111,8 @@ def test_reference_keeps_what_the_definition_keeps() -> None:
         )
         seeds, positions = torch.full((draws,), 5), torch.arange(draws)
         sampling = Sampling(torch.full((draws,), 1.3, dtype=torch.float64), seeds, positions, truncation)
-        expected = plain_sample(logits, [SamplingRow(1.3, 5, i, SamplingParams(**options)) for i in range(draws)])
+        params = ResolvedParams(temperature=1.3, **options)
+        expected = plain_sample(logits, [SamplingRow(5, i, params) for i in range(draws)])
         assert sample_reference(logits, sampling).tolist() == expected
         assert len(set(expected)) > 3
 

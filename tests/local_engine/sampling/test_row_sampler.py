@@ -16,7 +16,7 @@ from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
 from updraft.local_engine.sampling import noise
 from updraft.local_engine.sampling.row_sampler import RowSampler
 from updraft.local_engine.sampling.truncation import largest
-from updraft.protocol.sampling import SamplingParams
+from updraft.protocol.sampling import PLAIN_SAMPLING, ResolvedParams, SamplingDefaults, SamplingParams
 
 ENDS = frozenset({2, 5})
 OPTIONS: dict[str, st.SearchStrategy[Any]] = {
@@ -53,10 +53,10 @@ def row_of_logits(shape: str, size: int, seed: int) -> np.ndarray:
     return row.astype(np.float32)
 
 
-def in_the_cloud(params: SamplingParams, logits: np.ndarray, prompt: list[int], answer: list[int]) -> int:
-    assert params.seed is not None and params.temperature is not None
+def in_the_cloud(params: ResolvedParams, logits: np.ndarray, prompt: list[int], answer: list[int]) -> int:
+    assert params.seed is not None
     edits = plain_edits(params, prompt, answer, params.end_ids(ENDS))
-    row = SamplingRow(params.temperature, params.seed, len(prompt) + len(answer), params, edits)
+    row = SamplingRow(params.seed, len(prompt) + len(answer), params, edits)
     return sample(torch.from_numpy(logits)[None], [row])[0]
 
 
@@ -68,9 +68,9 @@ def in_the_cloud(params: SamplingParams, logits: np.ndarray, prompt: list[int], 
     st.integers(0, 2**32 - 1),
 )
 def test_the_same_tokens_as_the_cloud(options: dict[str, Any], shape: str, size: int, seed: int) -> None:
-    params = SamplingParams(**options)
+    params = ResolvedParams(**options)
     prompt = [1, 4, 4, 9]
-    sampler = RowSampler(params, prompt, params.end_ids(ENDS), default_temperature=0.5)
+    sampler = RowSampler(params, prompt, params.end_ids(ENDS))
     answer: list[int] = []
     for step in range(5):
         logits = row_of_logits(shape, size, seed + step)
@@ -85,9 +85,9 @@ def test_the_same_tokens_as_the_cloud(options: dict[str, Any], shape: str, size:
 def test_the_same_tokens_over_a_large_vocabulary(options: dict[str, Any]) -> None:
     size = 151_936
     for seed, shape in enumerate(SHAPES * 3):
-        params = SamplingParams(**{"temperature": 1.0, "seed": seed, **options})
+        params = ResolvedParams(**{"temperature": 1.0, "seed": seed, **options})
         logits = row_of_logits(shape, size, seed)
-        assert RowSampler(params, [8], ENDS, 0.0).choose(logits, [6]) == in_the_cloud(params, logits, [8], [6])
+        assert RowSampler(params, [8], ENDS).choose(logits, [6]) == in_the_cloud(params, logits, [8], [6])
 
 
 @settings(max_examples=200, deadline=None)
@@ -119,7 +119,7 @@ def test_the_largest_in_order(values: list[int], count: int) -> None:
 
 def test_the_token_that_fills_top_p_is_the_last_one_in() -> None:
     drawn = {
-        RowSampler(SamplingParams(top_p=0.5, seed=seed), [], (), 1.0).choose(np.zeros(8, np.float32), [])
+        RowSampler(ResolvedParams(top_p=0.5, seed=seed), [], ()).choose(np.zeros(8, np.float32), [])
         for seed in range(300)
     }
     assert drawn == {0, 1, 2, 3}
@@ -128,28 +128,31 @@ def test_the_token_that_fills_top_p_is_the_last_one_in() -> None:
 def test_frequencies_are_those_of_the_softmax() -> None:
     probabilities = np.array([0.5, 0.3, 0.15, 0.05])
     logits = np.log(probabilities).astype(np.float32)
-    sampler = RowSampler(SamplingParams(temperature=1, seed=0), [], (), 0.0)
+    sampler = RowSampler(ResolvedParams(temperature=1, seed=0), [], ())
     draws = [sampler.choose(logits, range(position)) for position in range(20_000)]  # a sequence of such a length
     np.testing.assert_allclose(np.bincount(draws, minlength=4) / len(draws), probabilities, atol=0.015)
 
 
-def test_the_models_own_temperature_and_a_seed_by_chance() -> None:
+def test_the_models_own_values_and_a_seed_by_chance() -> None:
     logits = np.array([0.0, 0.1, 0.0], np.float32)
 
-    def drawn(default: float, **options: Any) -> set[int]:
-        return {RowSampler(SamplingParams(**options), [], (), default).choose(logits, []) for _ in range(50)}
+    def drawn(own: SamplingDefaults, **options: Any) -> set[int]:
+        params = SamplingParams(**options).resolved(own)
+        return {RowSampler(params, [], ()).choose(logits, []) for _ in range(50)}
 
-    assert drawn(0.0) == {1}
-    assert len(drawn(1.0)) == 3
-    assert len(drawn(1.0, seed=4)) == 1
-    assert drawn(1.0, temperature=0.0) == {1}
+    assert drawn(replace(PLAIN_SAMPLING, temperature=0.0)) == {1}
+    assert len(drawn(PLAIN_SAMPLING)) == 3
+    assert len(drawn(PLAIN_SAMPLING, seed=4)) == 1
+    assert drawn(PLAIN_SAMPLING, temperature=0.0) == {1}
+    assert drawn(replace(PLAIN_SAMPLING, top_k=1)) == {1}
+    assert len(drawn(replace(PLAIN_SAMPLING, top_k=1), top_k=0)) == 3
 
 
 def test_a_penalty_needs_no_second_look_at_the_prompt() -> None:
     """Edits grow with the answer: in pieces or at once, they are the same."""
-    params = SamplingParams(temperature=0.0, repetition_penalty=1.7, frequency_penalty=0.4, seed=0)
+    params = ResolvedParams(temperature=0.0, repetition_penalty=1.7, frequency_penalty=0.4, seed=0)
     logits, prompt, answer = row_of_logits("normal", 50, 1), [3, 3, 8], [1, 2, 1, 3, 40]
-    grown = RowSampler(params, prompt, ENDS, 0.0)
+    grown = RowSampler(params, prompt, ENDS)
     for length in range(len(answer) + 1):
-        fresh = RowSampler(replace(params), prompt, ENDS, 0.0)
+        fresh = RowSampler(replace(params), prompt, ENDS)
         assert grown.choose(logits, answer[:length]) == fresh.choose(logits, answer[:length])

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from updraft.cloud_engine.engine.execution.sampler import log_probabilities, sample
 from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
-from updraft.protocol.sampling import SamplingParams
+from updraft.protocol.sampling import ResolvedParams
 from updraft.text.logit_edits import LogitEdits
 
 
 def row(
     position: int = 0, *, seed: int = 5, temperature: float = 1.0, edits: LogitEdits | None = None, **options
 ) -> SamplingRow:
-    return SamplingRow(temperature, seed, position, SamplingParams(**options), edits)
+    return SamplingRow(seed, position, ResolvedParams(temperature=temperature, **options), edits)
 
 
 def truncated_distribution(logits: np.ndarray, options: dict) -> np.ndarray:

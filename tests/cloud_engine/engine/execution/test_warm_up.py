@@ -17,7 +17,7 @@ from updraft.kernels.attention.launch import AttentionShape, tile_rows
 from updraft.kernels.runtime.backend import kernel_cache
 from updraft.kernels.runtime.numeric import next_power_of_2
 from updraft.kernels.sampling.launch import split_row
-from updraft.protocol.sampling import SamplingParams
+from updraft.protocol.sampling import ResolvedParams
 from updraft.text.logit_edits import LogitEditor
 
 
@@ -43,8 +43,8 @@ def test_rows_of_all_sizes_of_kernels(vocabulary: int, multiprocessors: int) -> 
 
 def test_columns_begin_where_a_kernel_expects_it() -> None:
     """For another alignment Triton would compile again, in the middle of a step."""
-    sampling = [SamplingParams(top_k=4, top_p=0.5, min_p=0.1, logit_bias=((1, 1.0),))] * 3
-    rows = [SamplingRow(0.5, 7, 3, params, LogitEditor(params, (), ()).edits()) for params in sampling]
+    sampling = [ResolvedParams(temperature=0.5, top_k=4, top_p=0.5, min_p=0.1, logit_bias=((1, 1.0),))] * 3
+    rows = [SamplingRow(7, 3, params, LogitEditor(params, (), ()).edits()) for params in sampling]
     found = sampling_of(rows, 64, torch.device("cpu"))
     assert found.truncation is not None
     cut = found.truncation

@@ -9,6 +9,7 @@ from updraft.cloud_engine.engine.kv.kv_cache_manager import KVCacheManager
 from updraft.cloud_engine.engine.types.prediction import PredictionCursor
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.cloud_engine.engine.types.request_state import RequestState
+from updraft.protocol.sampling import ResolvedParams
 
 BLOCK = 2
 SALTS = ["", "a"]
@@ -16,7 +17,7 @@ SALTS = ["", "a"]
 
 def make_state(prompt: list[int], salt: str = "") -> RequestState:
     request = GenerationRequest("r", prompt, cache_salt=salt)
-    return RequestState(request, 9, 0.0, 0, frozenset(), list(prompt), PredictionCursor([]))
+    return RequestState(request, 9, ResolvedParams(), 0, frozenset(), list(prompt), PredictionCursor([]))
 
 
 def compute(cache: KVCacheManager, state: RequestState, num_tokens: int = 1000) -> None:

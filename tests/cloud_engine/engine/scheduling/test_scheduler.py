@@ -31,6 +31,7 @@ from updraft.cloud_engine.engine.types.prediction import PredictionCursor
 from updraft.cloud_engine.engine.types.request import BeamParams, GenerationRequest
 from updraft.cloud_engine.engine.types.request_state import RequestState, ScheduledRequest
 from updraft.protocol.errors import ConfigurationError, OverloadedError
+from updraft.protocol.sampling import ResolvedParams
 
 BLOCK, BLOCKS, BUDGET, BATCH, WAITING = 4, 10, 12, 4, 5
 BEAM_VOCABULARY = 8
@@ -46,7 +47,15 @@ def make_state(
     name: str, prompt: list[int], max_tokens: int, draft: list[int] | None = None, **options: Any
 ) -> RequestState:
     request = GenerationRequest(name, prompt, draft_ids=draft or [], **options)
-    return RequestState(request, max_tokens, 0.0, 0, frozenset(), list(prompt), PredictionCursor(draft or []))
+    return RequestState(
+        request,
+        max_tokens,
+        ResolvedParams(temperature=0.0),
+        0,
+        frozenset(),
+        list(prompt),
+        PredictionCursor(draft or []),
+    )
 
 
 class Sometimes(Drafter):

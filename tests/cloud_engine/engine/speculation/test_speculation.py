@@ -19,6 +19,7 @@ from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.cloud_engine.engine.types.request_state import RequestState, ScheduledRequest
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.protocol.errors import ConfigurationError
+from updraft.protocol.sampling import ResolvedParams
 
 LENGTH = 24
 
@@ -326,7 +327,7 @@ class Alone(Drafter):
 def test_that_an_answer_ends_is_a_guess_like_any_other(draft, accepted, says_end, ends, counted) -> None:
     speculator = Speculator([drafter := Alone()], EngineConfig())
     request = GenerationRequest("r", [1])
-    state = RequestState(request, 10, 0.0, 0, frozenset({2}), [1], PredictionCursor([]))
+    state = RequestState(request, 10, ResolvedParams(), 0, frozenset({2}), [1], PredictionCursor([]))
     item = ScheduledRequest(state, 1, draft, drafter.name, 4, says_end)
     speculator.record(item, accepted, ends=ends)
     found = speculator._records["alone"]

@@ -15,7 +15,6 @@ import torch
 from decoder_reference import reference_model
 from gguf_writer import write_gguf
 from safetensors.torch import load_file, save_file
-from updraft.cloud_engine.models.config import default_temperature
 from updraft.cloud_engine.models.loading.loader import load_model
 from updraft.protocol.errors import ModelLoadError
 
@@ -208,10 +207,3 @@ def test_a_damaged_folder_is_refused_with_the_reason(folder: Path, tmp_path: Pat
     harm(broken)
     with pytest.raises(ModelLoadError, match=reason):
         load_model(broken)
-
-
-def test_default_temperature_follows_generation_config(tmp_path: Path) -> None:
-    assert default_temperature(tmp_path) == 1.0
-    for raw, expected in (({"do_sample": False, "temperature": 0.7}, 0.0), ({"temperature": 0.6}, 0.6)):
-        (tmp_path / "generation_config.json").write_text(json.dumps(raw))
-        assert default_temperature(tmp_path) == expected

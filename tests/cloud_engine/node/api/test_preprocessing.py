@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from updraft.cloud_engine.node.api.preprocessing import JobMaker
 from updraft.embedded.pocket import pocket_large_folder
+from updraft.protocol.sampling import SamplingDefaults
 from updraft.text.tokenizer import Tokenizer
 from updraft.text.tool_formats import ToolFormat
 
@@ -17,7 +18,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 @pytest.fixture(scope="module")
 def jobs() -> JobMaker:
     tokenizer = Tokenizer.from_folder(pocket_large_folder())
-    return JobMaker(tokenizer, "m", 384, ToolFormat.of("hermes", tokenizer))
+    return JobMaker(tokenizer, "m", 384, ToolFormat.of("hermes", tokenizer), SamplingDefaults())
 
 
 @pytest.mark.parametrize(

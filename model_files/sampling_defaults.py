@@ -1,0 +1,58 @@
+"""How a model's authors want it to be sampled, as its files say: `general.sampling.*` or `generation_config.json`.
+
+What a file does not say is llama.cpp's habit (`SamplingDefaults`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from ..protocol.errors import InvalidRequestError, ModelLoadError
+from ..protocol.sampling import SamplingDefaults, SamplingParams
+
+_GGUF_KEYS = {
+    "temperature": "general.sampling.temp",
+    "top_k": "general.sampling.top_k",
+    "top_p": "general.sampling.top_p",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
+
+
+def gguf_sampling(metadata: Mapping[str, Any], where: str) -> SamplingDefaults:
+    """What the metadata of a GGUF file say. Raises ModelLoadError for values that cannot be used."""
+    return _checked({ours: metadata.get(theirs) for ours, theirs in _GGUF_KEYS.items()}, where)
+
+
+def folder_sampling(folder: Path) -> SamplingDefaults:
+    """What `generation_config.json` says: `"do_sample": false` is greedy. Raises ModelLoadError."""
+    path = folder / "generation_config.json"
+    try:
+        raw: object = json.loads(path.read_text(encoding="utf-8-sig")) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path} is not readable JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise ModelLoadError(f"{path} must hold a JSON object.")
+    values = cast("dict[str, Any]", raw)
+    if values.get("do_sample") is False:
+        values = values | {"temperature": 0.0}
+    return _checked({name: values.get(name) for name in SamplingDefaults.__dataclass_fields__}, str(path))
+
+
+def _checked(found: Mapping[str, Any], where: str) -> SamplingDefaults:
+    values = {name: value for name, value in found.items() if value is not None}
+    for name, value in values.items():
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not whole and (name == "top_k" or not isinstance(value, float)):
+            kind = "a whole number" if name == "top_k" else "a number"
+            raise ModelLoadError(f"{where}: {name} must be {kind}, got {value!r}.")
+    if values.get("top_k", 0) < 0:  # off, as Hugging Face and llama.cpp read it
+        values["top_k"] = 0
+    try:
+        SamplingParams(**values)
+    except InvalidRequestError as error:
+        raise ModelLoadError(f"{where}: {error.message}") from error
+    return SamplingDefaults(**values)
