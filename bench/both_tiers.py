@@ -87,7 +87,7 @@ def _run(engine: LocalEngine, prompt: str) -> RunView:
     from ..classifier.features.gate_inputs import RunView
 
     messages = [Message("user", prompt)]
-    run = engine.start(messages, SamplingParams())
+    run = engine.start(messages, SamplingParams())  # sampled as it will be where a request says nothing
     try:
         for _token in run:
             pass

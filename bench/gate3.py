@@ -76,7 +76,7 @@ def _judge_one(engine: LocalEngine, policy: Policy, question: Question) -> Judge
     from ..classifier.features.gate_inputs import RunView
 
     messages = [Message("user", question.prompt)]
-    run = engine.start(messages, SamplingParams())
+    run = engine.start(messages, SamplingParams(temperature=0.0))
     try:
         for _token in run:
             pass

@@ -134,8 +134,8 @@ class ResolvedParams(SamplingParams):
 
     @property
     def detects_repetition(self) -> bool:
-        """Whether an answer that repeats itself may end: not one that is wanted at its full length."""
-        return self.repetition_detection and not self.ignore_eos and not self.min_tokens
+        """Whether an answer that repeats itself ends, from `min_tokens` on: not one that is wanted at full length."""
+        return self.repetition_detection and not self.ignore_eos
 
     @property
     def stated(self) -> SamplingDefaults:

@@ -165,7 +165,8 @@ class Generation:
         request, written = self._request, len(self._answer)
         if written == request.limit:
             return "default_max_tokens" if request.params.max_tokens is None else ""
-        return "repetition_detected" if request.detects_repetition and repeats(self._answer, written) else None
+        may_end = request.detects_repetition and written >= request.params.min_tokens
+        return "repetition_detected" if may_end and repeats(self._answer, written) else None
 
     def _emit(self, text: str, *, last: bool) -> tuple[str, bool]:
         """The text to send now, and whether a stop string ended the answer, or its only call."""

@@ -333,7 +333,9 @@ class Cascade:
         return self.job.hold_tokens if self.escalation.can_continue_stream else None
 
     def _judged(self, answer: LocalAnswer) -> GateDecision:
-        """Gate 3 on the finished answer."""
+        """Gate 3 on the finished answer. One that repeats itself has likely tokens, and is worth nothing."""
+        if answer.stop_reason == "repetition_detected":
+            return GateDecision(3, escalate=True, reason="the local answer repeated itself")
         decision = self.gates.after(self.chat.messages, answer, self.job.quality)
         if decision.exploration_chance and not self._is_graded_anyway(answer, decision):
             decision = replace(decision, propensity=decision.exploration_chance)

@@ -127,7 +127,8 @@ def answer_of(entry: Cached, record: RequestRecord) -> dict[str, Any]:
 
 async def stream_of(completion: dict[str, Any], *, include_usage: bool) -> AsyncGenerator[bytes]:
     """A completion as a stream: of each choice what it says in one piece, then the finish with our `updraft` object."""
-    base = {name: value for name, value in completion.items() if name not in ("choices", "usage", "updraft")}
+    last = ("choices", "usage", "updraft", "sampling")
+    base = {name: value for name, value in completion.items() if name not in last}
     base["object"] = "chat.completion.chunk"
     choices = tables(completion.get("choices")) or []
     for choice in choices:
@@ -137,8 +138,10 @@ async def stream_of(completion: dict[str, Any], *, include_usage: bool) -> Async
         piece = {"index": choice["index"], "delta": said, "finish_reason": None, "logprobs": choice.get("logprobs")}
         yield sse.event({**base, "choices": [piece]})
     nothing: dict[str, Any] = {}
-    ends = [{"index": each["index"], "delta": nothing, "finish_reason": each["finish_reason"]} for each in choices]
-    yield sse.event({**base, "choices": ends, "updraft": completion["updraft"]})
+    reasons = ("index", "finish_reason", "stop_reason")
+    ends = [{name: each[name] for name in reasons if name in each} | {"delta": nothing} for each in choices]
+    told = {name: completion[name] for name in ("sampling", "updraft") if name in completion}
+    yield sse.event({**base, "choices": ends, **told})
     if include_usage:
         yield sse.event({**base, "choices": [], "usage": completion.get("usage")})
     yield sse.DONE
@@ -161,6 +164,8 @@ def joined(events: list[bytes]) -> dict[str, Any] | None:
     for chunk in chunks:
         if (usage := table(chunk.get("usage"))) is not None:
             whole["usage"] = usage
+        if "sampling" in chunk:
+            whole["sampling"] = chunk["sampling"]
         for piece in tables(chunk.get("choices")) or []:
             message = {"role": "assistant", "content": ""}
             empty = {"index": piece["index"], "message": message, "finish_reason": None, "logprobs": None}
@@ -179,6 +184,8 @@ def _add(choice: dict[str, Any], piece: dict[str, Any]) -> bool:
         return False
     choice["message"]["content"] += delta.get("content") or ""
     choice["finish_reason"] = piece.get("finish_reason") or choice["finish_reason"]
+    if "stop_reason" in piece:
+        choice["stop_reason"] = piece["stop_reason"]
     if (logprobs := table(piece.get("logprobs"))) is not None:
         kept: dict[str, Any] = choice["logprobs"] or {"content": [], "refusal": None}
         choice["logprobs"] = {**kept, "content": [*kept["content"], *(rows(logprobs.get("content")) or [])]}

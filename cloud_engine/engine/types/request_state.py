@@ -148,7 +148,8 @@ class RequestState:
         known = self.num_generated_tokens
         if self.detects_repetition:
             for length in range(next_check(known), known + len(new) + 1, INTERVAL):
-                if repeats([*self.token_ids[-WINDOW:], *new[: length - known]], length):
+                answer = [*self.token_ids[-WINDOW:], *new[: length - known]]
+                if length >= self.params.min_tokens and repeats(answer, length):
                     return length - known
         return 0
 

@@ -12,7 +12,7 @@ import pytest
 from router_fakes import FakeSignals, FakeToken
 from updraft.protocol.errors import ContextLengthError, EngineError
 from updraft.protocol.requests import Message
-from updraft.protocol.sampling import SamplingParams
+from updraft.protocol.sampling import SamplingDefaults, SamplingParams
 from updraft.router.tiers.local import EngineLocalTier
 
 MESSAGES = [Message(role="user", content="hi")]
@@ -33,6 +33,8 @@ class SlowRun:
         self.signals: list[Any] = []
         self.text = ""
         self.finish_reason: Any = None
+        self.stop_reason: Any = None
+        self.sampling = SamplingDefaults()
         self.answer_hidden: Any = None
 
     def __aiter__(self) -> SlowRun:
