@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from updraft.protocol.errors import ContextLengthError
+from updraft.protocol.sampling import SamplingDefaults
 from updraft.router.config import RouterConfig
 from updraft.router.factory import middle_rungs, open_cloud
 from updraft.router.gates.gates import GateDecision
@@ -48,7 +49,7 @@ class FakeToken:
 
 class FakeGeneration:
     def __init__(self, tier: ScriptedLocal, words: list[str], limit: int | None) -> None:
-        self.answer = LocalAnswer(prompt_tokens=7)
+        self.answer = LocalAnswer(prompt_tokens=7, sampling=tier.sampling)
         self._tier = tier
         self._words = words if limit is None else words[:limit]
         self._cut = len(self._words) < len(words)
@@ -61,7 +62,8 @@ class FakeGeneration:
         index = len(self.answer.tokens)
         if self._closed or index == len(self._words):
             if not self._closed:
-                self.answer.finish_reason = "length" if self._cut else "stop"
+                self.answer.finish_reason = "length" if self._cut or self._tier.stop_reason else "stop"
+                self.answer.stop_reason = self._tier.stop_reason
                 self._tier.finished += 1
             raise StopAsyncIteration
         await asyncio.sleep(self._tier.delay_s)
@@ -88,6 +90,8 @@ class ScriptedLocal:
     def __init__(self, text: str = LOCAL_TEXT, *, delay_s: float = 0.0) -> None:
         self.text = text
         self.delay_s = delay_s
+        self.stop_reason: Any = None
+        self.sampling = SamplingDefaults(temperature=0.25)
         self.too_long = False
         self.fails_at: int | None = None
         self.error: Exception = RuntimeError("never set")

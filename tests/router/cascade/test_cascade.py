@@ -244,6 +244,32 @@ def test_gate_3_sends_the_whole_answer_as_the_draft(bench: Any, cloud: FakeCloud
     run(test())
 
 
+def test_a_local_answer_that_repeats_itself_goes_up_whatever_the_gates_think(bench: Any) -> None:
+    async def test() -> None:
+        async with bench() as b:
+            b.local.stop_reason = "repetition_detected"
+            answer = await b.answer()
+            assert answer["choices"][0]["message"]["content"] == CLOUD_TEXT
+            assert answer["updraft"]["route"] == "escalated"
+            assert "repeated itself" in answer["updraft"]["reason"]
+            kept = await b.answer("local")
+            assert kept["choices"][0]["message"]["content"] == LOCAL_TEXT
+            assert kept["choices"][0]["stop_reason"] == "repetition_detected"
+
+    run(test())
+
+
+def test_the_cloud_is_sent_the_requests_own_sampling_and_none_of_ours(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(ScriptedGates(after=True)) as b:
+            await b.answer()
+            await b.answer(top_p=0.5, max_tokens=9)
+        sampling = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens"}
+        assert [sampling & request.keys() for request in cloud.requests] == [set(), {"top_p", "max_tokens"}]
+
+    run(test())
+
+
 def test_a_server_that_refuses_prediction_is_asked_once_more_and_remembered(bench: Any, cloud: FakeCloud) -> None:
     async def test() -> None:
         cloud.mode = "no-prediction"

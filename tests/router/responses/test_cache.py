@@ -100,6 +100,24 @@ def test_what_is_not_kept(bench: Any, cloud: FakeCloud) -> None:
     run(test())
 
 
+@pytest.mark.parametrize("first_streams", [False, True])
+def test_what_an_answer_says_of_itself_is_kept(bench: Any, first_streams: bool) -> None:
+    async def test() -> None:
+        async with bench(cache=ON) as b:
+            b.local.stop_reason = "default_max_tokens"
+            first = (await b.stream("local", **SAME))[1][-1] if first_streams else await b.answer("local", **SAME)
+            again = await b.answer("local", **SAME)
+            _, events, _ = await b.stream("local", **SAME)
+        assert again["updraft"]["route"] == "cache"
+        assert first["sampling"] == again["sampling"] == events[-1]["sampling"]
+        assert first["sampling"]["temperature"] == 0.25
+        for choice in (first["choices"][0], again["choices"][0], events[-1]["choices"][0]):
+            assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "default_max_tokens")
+        assert not any("sampling" in event for event in events[:-1])
+
+    run(test())
+
+
 def test_answers_age(bench: Any) -> None:
     async def test() -> None:
         async with bench(cache=CacheSettings(max_mb=1.0, ttl_s=0.2)) as b:
