@@ -66,8 +66,6 @@ class RouterConfig:
     # The model on this device: `pocket` (the one in the package), the path of a GGUF file, or the name of a pulled
     # model. `none`: there is no local tier.
     local: str | None = "pocket"
-    # Most tokens of a local answer whose request sets no `max_tokens`.
-    local_max_tokens: int = 1024
     # The base URL of an OpenAI-compatible cloud. `/v1` is added to a bare host. `none`: there is no cloud tier.
     cloud_url: str | None = None
     # The cloud's API key.
@@ -96,6 +94,8 @@ class RouterConfig:
     confidence: float = 0.8
     # Show a stream after this many local tokens, where `cloud_continues`. `none`: when the whole answer was judged.
     hold_tokens: int | None = None
+    # Most tokens of a local answer whose request sets no `max_tokens`.
+    local_max_tokens: int = 1024
     # Start the cloud beside the device where P(gain) before generation is at least this. `none`: never.
     race_above: float | None = None
     # Never ask the cloud.

@@ -22,7 +22,7 @@ import pytest
 from tiny_model import write_model
 
 CONTEXT = 8192
-ENDLESS: dict[str, Any] = {"prompt": "Once", "max_tokens": 8000, "temperature": 0}
+ENDLESS: dict[str, Any] = {"prompt": "Once", "max_tokens": 8000, "temperature": 0, "repetition_detection": False}
 
 
 @dataclass
