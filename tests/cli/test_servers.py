@@ -93,7 +93,7 @@ def test_every_option_of_a_node_reaches_it(monkeypatch: pytest.MonkeyPatch) -> N
         "max_step_ms": 8, "prefix_caching": False, "num_draft_tokens": 4, "ngram": True, "device": "cuda",
         "dtype": "bfloat16", "block_size": 64, "batch_invariant": True, "attention_backend": "torch",
         "cuda_graphs": False, "restart": True, "drain_seconds": 2.5, "tool_parser": "hermes",
-        "ready_file": Path("r"), "exit_with_parent": True,
+        "default_max_tokens": 99, "ready_file": Path("r"), "exit_with_parent": True,
     }  # fmt: skip
     plain = process.NodeOptions(model="")
     assert set(given) == {field.name for field in fields(plain)}
@@ -110,7 +110,7 @@ def test_a_node_configures_its_engine_as_asked(tmp_path: Path) -> None:
     options = {
         "max_batch_size": 5, "token_budget": 77, "context_length": 9, "num_blocks": 6, "policy": "priority",
         "max_waiting": 7, "prefix_caching": False, "num_draft_tokens": 4, "ngram": True, "dtype": "bfloat16",
-        "max_step_ms": 8,
+        "max_step_ms": 8, "default_max_tokens": 99,
         "block_size": 64, "batch_invariant": True, "attention_backend": "torch", "cuda_graphs": False,
     }  # fmt: skip
     config = process._load(tmp_path, process.NodeOptions(model="m", **options)).config  # type: ignore[arg-type]
