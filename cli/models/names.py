@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from ...local_engine.store.known import KNOWN
+import sys
+
+import typer
+
+from ...local_engine.store.known import DEFAULT, KNOWN
 from ...local_engine.store.library import Library, model_path
 from ...local_engine.store.pull import pulled
-from ...protocol.errors import ModelLoadError
+from ...protocol import settings
+from ...protocol.errors import ConfigurationError, ModelLoadError
 from .store import obtain
 
 
@@ -28,3 +33,24 @@ def resolve(name: str) -> str:
             "smollm2, hf:owner/repo:file.gguf, pypi:package, pocket, or none."
         )
     return str(path.resolve())
+
+
+def default_local() -> str | None:
+    """The file of smollm2, for whoever set no model at all; a terminal is asked before it is pulled.
+
+    None: the settings name a model or a cloud. Raises ConfigurationError where there is no model and nobody to ask.
+    """
+    given = {**settings.read_toml(settings.config_file()), **settings.environment()}
+    if "local" in given or "cloud_url" in given:
+        return None
+    library = Library()
+    there = pulled(library, DEFAULT)
+    if there is None:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise ConfigurationError(
+                f"No model is set. `updraft pull {DEFAULT}` fetches a small one, which is then used. --local and "
+                "--cloud name others, and `updraft init` keeps them as settings."
+            )
+        typer.secho(f"No model is set. {DEFAULT} is a small one that runs on any machine.", err=True)
+        there = obtain(library, DEFAULT).name
+    return str(library.path(there))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import signal
 import subprocess
 import sys
@@ -15,6 +13,7 @@ from pathlib import Path
 import pytest
 from background import needs_sigint
 from model_hub import Hub, running, tiny_gguf
+from terminal import at_terminal
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = tiny_gguf()
@@ -116,23 +115,9 @@ def test_ctrl_c_is_no_traceback_and_the_next_pull_continues(hub: Hub, environmen
 
 @pytest.mark.parametrize(("answer", "flags", "comes"), [("n", [], False), ("y", [], True), ("", ["--yes"], True)])
 def test_a_terminal_is_asked(hub: Hub, environment, tmp_path: Path, answer: str, flags: list[str], comes: bool) -> None:
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "updraft", "pull", NAME, *flags]
-    process = subprocess.Popen(command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path)
-    os.close(theirs)
-    said = b""
-    try:
-        while True:
-            said += os.read(ours, 4096)
-            if answer and b"[Y/n]" in said:
-                os.write(ours, answer.encode() + b"\n")
-                answer = ""
-    except OSError:  # the terminal of a process that has ended
-        pass
-    finally:
-        os.close(ours)
-    process.wait(timeout=20)
-    assert (process.returncode == 0) is comes
+    answers = [("[Y/n]", answer)] if answer else []
+    code, shown = at_terminal(["pull", NAME, *flags], answers, environment, tmp_path)
+    assert (code == 0) is comes
     assert bool(hub.bodies) is comes
-    assert b"apache-2.0" in said
-    assert (b"Download it?" in said) is not bool(flags)
+    assert "apache-2.0" in shown
+    assert ("Download it?" in shown) is not bool(flags)
