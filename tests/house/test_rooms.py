@@ -84,7 +84,7 @@ ROOMS = {
         "reference",
         "main",
         "bench demo",
-        "calibrate doctor evaluate learn servers talk tune why",
+        "calibrate doctor evaluate init learn servers talk tune why",
         "models shared",
         "bootstrap",
     ],
