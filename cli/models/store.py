@@ -12,8 +12,8 @@ import typer
 
 if TYPE_CHECKING:
     from ...local_engine.store.library import Library, LibraryEntry, Manifest
-    from ...local_engine.store.offer import Offer
-    from ...local_engine.store.work import ProgressReport
+    from ...model_files.download.offer import Offer
+    from ...model_files.download.work import ProgressReport
 
 STATES = {
     "ready": "[green]ready[/green]",
@@ -143,7 +143,7 @@ def _reporting(title: str) -> Iterator[ProgressReport]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    from ...local_engine.store.work import ProgressReport
+    from ...model_files.download.work import ProgressReport
 
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())

@@ -9,15 +9,15 @@ from typing import Any
 import httpx
 import msgspec
 
+from ...model_files.download.hub import endpoint, hub_offer
+from ...model_files.download.naming import OnDisk, OnIndex, OnWeb, check_name, licence_in, name_for, parse, printable
+from ...model_files.download.offer import Offer
+from ...model_files.download.web import Patience, check_url, new_client, open_stream, origin, validator_of
+from ...model_files.download.work import ProgressReport, patiently
 from ...model_files.gguf_reader import read_header
 from ...protocol import settings
 from ...protocol.errors import ConfigurationError, DownloadError, InvalidRequestError, OfflineError
-from .hub import endpoint, hub_offer
 from .known import KNOWN
-from .naming import OnDisk, OnIndex, OnWeb, check_name, licence_in, name_for, parse, printable
-from .offer import Offer
-from .web import Patience, check_url, new_client, open_stream, origin, validator_of
-from .work import ProgressReport, patiently
 
 _HUB_SWITCH = {"": False, **dict.fromkeys(("0", "false", "no", "off"), False)}  # as the hub's own library reads it
 _HUB_SWITCH |= dict.fromkeys(("1", "true", "yes", "on"), True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .naming import OnIndex
+from ...model_files.download.naming import OnIndex
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ ROOMS = {
         "detokenize logit_edits fair_queue child",
     ],
     "kernels": ["decoder", "attention", "activation kv_cache linear lora norm sampling", "runtime"],
+    "model_files": ["download", "gguf_reader", "gguf_checks", "gguf_header"],
     "local_engine": [
         "tuning",
         "opening",

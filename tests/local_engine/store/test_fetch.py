@@ -16,8 +16,8 @@ from model_hub import Hub, Seen, running, tiny_gguf
 from updraft.local_engine.store.find import find
 from updraft.local_engine.store.library import Library, Manifest
 from updraft.local_engine.store.pull import pull
-from updraft.local_engine.store.web import Patience, _redirected
-from updraft.local_engine.store.work import ProgressReport
+from updraft.model_files.download.web import Patience, _redirected
+from updraft.model_files.download.work import ProgressReport
 from updraft.protocol.errors import (
     ChecksumError,
     DownloadError,

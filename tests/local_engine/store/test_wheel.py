@@ -16,9 +16,9 @@ from package_index import Index, running, wheel
 from updraft.local_engine.store.find import find
 from updraft.local_engine.store.known import DEFAULT, KNOWN, KnownModel
 from updraft.local_engine.store.library import Library, Manifest
-from updraft.local_engine.store.naming import OnIndex
 from updraft.local_engine.store.pull import check_space, pull, pulled
-from updraft.local_engine.store.work import ProgressReport
+from updraft.model_files.download.naming import OnIndex
+from updraft.model_files.download.work import ProgressReport
 from updraft.protocol.errors import (
     ChecksumError,
     DiskSpaceError,

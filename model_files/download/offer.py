@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 
 from .naming import OnIndex
+from .part import Note
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +43,8 @@ class Offer:
         pip begins a wheel anew, so nothing would be saved there.
         """
         return self.identity is not None and self.size is not None and not isinstance(self.place, OnIndex)
+
+    @property
+    def note(self) -> Note:
+        """What is written beside a part of it."""
+        return Note(self.identity if self.can_continue else None, self.source, self.size)

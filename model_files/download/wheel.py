@@ -85,7 +85,8 @@ def _download(place: OnIndex, folder: Path, report: ProgressReport) -> Path:
 def _bytes_in(folder: Path) -> int:
     """pip says nothing that a program could read while it downloads, but its files grow."""
     total = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):  # pip moves its files
-            total += path.stat().st_size if path.is_file() else 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # pip moves its files
+                total += Path(path, name).stat().st_size
     return total
