@@ -20,8 +20,8 @@ demo:  ## watch the pocket pair share real work: quality, cost and latency, in a
 	@$(SETUP) --extras edge,cloud
 	@$(BIN)/updraft demo $(ARGS)
 
-chat:  ## talk to the pocket pair and see which tier answers
-	@$(SETUP) --extras edge,cloud
+chat:  ## talk to your models, or to SmolLM2 (fetched after a question), and see which tier answers
+	@$(SETUP) --extras edge
 	@$(BIN)/updraft chat $(ARGS)
 
 test: check  ## everything CI runs: lint, formatting, types, tests, on two cores (ARGS go to pytest)

@@ -13,7 +13,7 @@ import typer
 
 from .. import __version__
 from ..protocol.errors import ConfigurationError, InvalidRequestError, UpdraftError
-from . import bench, calibrate, demo, evaluate, learn, servers, tune, why
+from . import bench, calibrate, demo, evaluate, init, learn, servers, tune, why
 from .doctor import command as doctor
 from .models import store
 from .shared.failures import message_of
@@ -35,6 +35,7 @@ app = typer.Typer(
 
     \b
       updraft demo                 watch both tiers share real work, measured
+      updraft init                 choose a local model and a cloud, and keep them as settings
       updraft ask "What is 17 + 25?"
       updraft chat                 talk, and see which tier answered and why
       updraft serve                an OpenAI port that any app can use
@@ -52,6 +53,7 @@ def version() -> None:
 
 
 app.command()(demo.demo)
+app.command()(init.init)
 app.command()(chat.chat)
 app.command()(ask.ask)
 app.command()(why.why)

@@ -20,6 +20,7 @@ PROCESS_VARIABLES = {
     "UPDRAFT_DEBUG": "`1` shows tracebacks instead of one line.",
     "UPDRAFT_NODE_API_KEY": "The key that the gateway sends to its nodes.",
     "UPDRAFT_COMMIT": "The commit that `updraft bench` reports, in a copy without its history.",
+    "UPDRAFT_TEST_SMOLLM2": "The file of smollm2, for tests that want a real model.",
     "UPDRAFT_LLAMA_KERNELS": "`off` leaves llama.cpp's own kernels in place of ours.",
 }
 
@@ -49,6 +50,18 @@ def models_folder() -> Path:
     if explicit := os.environ.get("UPDRAFT_MODELS"):
         return Path(explicit).expanduser()
     return state_folder() / "models"
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only the user can read, all at once. Raises ConfigurationError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+        temporary.replace(path)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}.") from error
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -70,6 +70,8 @@ class RouterConfig:
     cloud_url: str | None = None
     # The cloud's API key.
     cloud_api_key: str | None = field(default=None, repr=False)
+    # A file that holds the cloud's API key, read where `cloud_api_key` is not set.
+    cloud_api_key_file: Path | None = None
     # The model that the cloud serves.
     cloud_model: str = "pocket-large"
     # Whether the cloud continues an assistant's last message (`continue_final_message`), as Updraft's nodes, vLLM and
@@ -137,6 +139,8 @@ class RouterConfig:
         _check(self.cloud_timeout_s > 0, "cloud_timeout_s", "above 0 seconds")
         _check(self.cloud_connect_timeout_s > 0, "cloud_connect_timeout_s", "above 0 seconds")
         _check(bool(self.cloud_model), "cloud_model", "the name of the cloud's model")
+        if self.cloud_api_key is None and self.cloud_api_key_file is not None:
+            object.__setattr__(self, "cloud_api_key", read_key(self.cloud_api_key_file))
         if self.cloud_url is not None:
             object.__setattr__(self, "cloud_url", _base_url(self.cloud_url, "cloud_url", "cloud_api_key"))
         _check(self.cloud_url is not None or not self.middle, "cloud_url", "set where there are middle tiers")
@@ -155,6 +159,18 @@ class RouterConfig:
         target = Target.of(self.quality, self.cloud_share, self.cost)
         price = self.prices.of_cloud(self.cloud_model)
         return replace(target, prices=(price.input, price.output), promise=self.promise)
+
+
+def read_key(path: Path) -> str:
+    """The key in a file, without the line break at its end. Raises ConfigurationError."""
+    try:
+        key = path.expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "is no text" if isinstance(error, UnicodeDecodeError) else f"cannot be read: {error.strerror}"
+        raise ConfigurationError(f"The key file {path} {reason}.", param="cloud_api_key_file") from error
+    if not key:
+        raise ConfigurationError(f"The key file {path} is empty.", param="cloud_api_key_file")
+    return key
 
 
 def _base_url(url: str, name: str, key: str) -> str:

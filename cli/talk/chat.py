@@ -34,14 +34,19 @@ def chat(
     """Talk to both models; a dim line under each answer says which tier gave it, why, and at what P(gain).
 
     P(gain) is the calibrated chance that the cloud's answer would have been better than the local one. Inside,
-    /help lists the commands. The packaged pocket pair takes every question on its own; real models get the
-    whole conversation.
+    /help lists the commands. Where no model is set, smollm2 answers; you are asked before it is fetched. The
+    packaged pocket pair takes every question on its own; real models get the whole conversation.
 
     \b
     Examples
       updraft chat
+      updraft chat --local pocket
       updraft chat --local model.gguf --cloud https://host/v1 --cloud-model big --cloud-key-env HOST_KEY
     """
+    from ..models.names import default_local
+
+    if local is None and cloud is None:
+        local = default_local()
     config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise).config()
     from ... import OpenAI
     from .conversation import introduction

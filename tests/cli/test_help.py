@@ -14,7 +14,7 @@ from updraft.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = (
-    "version", "demo", "chat", "ask", "serve", "node", "gateway", "gateway-key", "eval", "pull", "models", "rm",
+    "version", "demo", "init", "chat", "ask", "serve", "node", "gateway", "gateway-key", "eval", "pull", "models", "rm",
     "verify", "calibrate", "learn", "feedback", "tune", "doctor", "bench", "why",
 )  # fmt: skip
 

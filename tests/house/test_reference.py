@@ -71,7 +71,7 @@ def test_every_variable_that_is_read_is_described() -> None:
     ]
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in files]
     texts = {node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-    read = {text for text in texts if isinstance(text, str) and re.fullmatch(r"UPDRAFT_[A-Z_]*[A-Z]", text)}
+    read = {text for text in texts if isinstance(text, str) and re.fullmatch(r"UPDRAFT_[A-Z0-9_]*[A-Z0-9]", text)}
     assert read - settings - own == set(PROCESS_VARIABLES)
 
 

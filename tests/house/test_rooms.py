@@ -26,6 +26,7 @@ ROOMS = {
         "detokenize logit_edits repetition fair_queue child",
     ],
     "kernels": ["decoder", "attention", "activation kv_cache linear lora norm sampling", "runtime"],
+    "model_files": ["download", "gguf_reader", "gguf_checks", "gguf_header"],
     "local_engine": [
         "tuning",
         "opening",
@@ -84,7 +85,7 @@ ROOMS = {
         "reference",
         "main",
         "bench demo",
-        "calibrate doctor evaluate learn servers talk tune why",
+        "calibrate doctor evaluate init learn servers talk tune why",
         "models shared",
         "bootstrap",
     ],

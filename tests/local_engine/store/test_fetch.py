@@ -16,8 +16,8 @@ from model_hub import Hub, Seen, running, tiny_gguf
 from updraft.local_engine.store.find import find
 from updraft.local_engine.store.library import Library, Manifest
 from updraft.local_engine.store.pull import pull
-from updraft.local_engine.store.web import Patience, _redirected
-from updraft.local_engine.store.work import ProgressReport
+from updraft.model_files.download.web import Patience, _redirected
+from updraft.model_files.download.work import ProgressReport
 from updraft.protocol.errors import (
     ChecksumError,
     DownloadError,
@@ -363,7 +363,7 @@ def test_files_outside_large_storage_have_no_checksum_beforehand(
 
 
 def test_a_checksum_that_the_hub_contradicts(hub: Hub, patience: Patience) -> None:
-    with pytest.raises(DownloadError, match="The hub has"):
+    with pytest.raises(DownloadError, match="is published with"):
         find(NAME, patience=patience, sha256="0" * 64)
     with pytest.raises(InvalidRequestError, match="64 hexadecimal"):
         find(NAME, patience=patience, sha256="1234")

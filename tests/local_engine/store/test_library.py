@@ -16,13 +16,12 @@ from pathlib import Path
 import pytest
 from background import SIGINT
 from model_hub import Hub, tiny_gguf
-from updraft.local_engine.store import pull as pulling
 from updraft.local_engine.store.find import find, is_offline
 from updraft.local_engine.store.library import Library, model_path
-from updraft.local_engine.store.part import Note, PartialFile
 from updraft.local_engine.store.pull import pull
-from updraft.local_engine.store.web import Patience
-from updraft.local_engine.store.work import ProgressReport
+from updraft.model_files.download.part import Note, PartialFile
+from updraft.model_files.download.web import Patience
+from updraft.model_files.download.work import ProgressReport
 from updraft.protocol.errors import (
     ConfigurationError,
     DiskSpaceError,
@@ -200,7 +199,7 @@ class TestSpace:
         self, hub: Hub, library: Library, patience: Patience, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         usage = namedtuple("usage", "total used free")
-        monkeypatch.setattr(pulling.shutil, "disk_usage", lambda _: usage(0, 0, 1_000_000))
+        monkeypatch.setattr("shutil.disk_usage", lambda _: usage(0, 0, 1_000_000))
         offer = find("hf:owner/repo", patience=patience)
         with pytest.raises(DiskSpaceError, match=f"needs {len(MODEL):,} more bytes.*1,000,000 free") as caught:
             pull(library, offer, patience=patience)
@@ -254,7 +253,7 @@ from pathlib import Path
 from updraft.local_engine.store.find import find
 from updraft.local_engine.store.library import Library
 from updraft.local_engine.store.pull import pull
-from updraft.local_engine.store.work import ProgressReport
+from updraft.model_files.download.work import ProgressReport
 from updraft.protocol.errors import DiskSpaceError
 try:
     pull(Library(Path(sys.argv[1])), find(sys.argv[2]), report=ProgressReport(say=lambda line: print(line, flush=True)))

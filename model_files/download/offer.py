@@ -7,6 +7,9 @@ from pathlib import Path
 
 import httpx
 
+from .naming import OnIndex
+from .part import Note
+
 
 @dataclass(frozen=True, slots=True)
 class Offer:
@@ -15,8 +18,8 @@ class Offer:
     name: str
     # The same, fit to be shown and kept (no query: it may hold a secret).
     source: str
-    # The address or the file.
-    place: httpx.URL | Path
+    # The address, the package or the file.
+    place: httpx.URL | OnIndex | Path
     size: int | None = None
     # What the bytes must have, if anybody said so.
     sha256: str | None = None
@@ -35,5 +38,13 @@ class Offer:
 
     @property
     def can_continue(self) -> bool:
-        """Whether a part may be continued: it can be told to be of the same bytes, and when it is complete."""
-        return self.identity is not None and self.size is not None
+        """Whether a part may be continued: it can be told to be of the same bytes, and when it is complete.
+
+        pip begins a wheel anew, so nothing would be saved there.
+        """
+        return self.identity is not None and self.size is not None and not isinstance(self.place, OnIndex)
+
+    @property
+    def note(self) -> Note:
+        """What is written beside a part of it."""
+        return Note(self.identity if self.can_continue else None, self.source, self.size)

