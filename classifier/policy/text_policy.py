@@ -22,6 +22,7 @@ from ..calibration.drift import UsualGains
 from ..calibration.operating_point import OperatingPoint, operating_point
 from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, unpack_calibration
 from ..calibration.threshold_path import NEVER, Thresholds
+from ..features.calibrated_on import CalibratedOn
 from ..features.gate_inputs import QUESTIONS_AT_ONCE, PromptView, RunView
 from ..features.parsed_question import ParsedQuestion
 from ..features.text_vectors import OPENING_TOKENS, TEXT_FEATURE_VERSION, Answered, Mode, vector
@@ -104,6 +105,8 @@ class TextPolicyCard:
     # SHA-256 of each file.
     files: dict[str, str]
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+    # What kinds of requests the rows were.
+    calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen
 
 
 class TextPolicy:
@@ -116,6 +119,7 @@ class TextPolicy:
     def __init__(self, card: TextPolicyCard, gates: dict[Mode, TextGate], calibration: CalibrationRows) -> None:
         self.card = card
         self.models = card.models
+        self.calibrated_on = card.calibrated_on
         self.calibration = calibration
         self._gates = gates
         # Gate 3 asks about a question that gate 1 has read a moment ago.

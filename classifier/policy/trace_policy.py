@@ -19,6 +19,7 @@ from ..calibration.threshold_path import Thresholds
 from ..calibration.trace_targets import CONFIDENCE, CalibratedTarget
 from ..features import vectors as features
 from ..features.answer_parts import parts_of
+from ..features.calibrated_on import CalibratedOn
 from ..features.gate_inputs import QUESTIONS_AT_ONCE, PromptView, RunView
 from ..features.parsed_question import ParsedQuestion
 from ..features.token_signals import prompt_signals
@@ -60,6 +61,7 @@ class PolicyCard:
     thresholds: list[CalibratedTarget]
     files: dict[str, str]
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+    calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen
 
 
 class Policy:
@@ -72,6 +74,7 @@ class Policy:
         self.card = card
         self.calibration = calibration
         self.models = card.models
+        self.calibrated_on = card.calibrated_on
         self.gate2_tokens = card.gate2_tokens
         self._sessions = sessions
         # Gate 3 asks about a question that gate 1 has read a moment ago.

@@ -18,6 +18,7 @@ from ..arrays import Array, Floats
 from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, pack_calibration
 from ..calibration.trace_targets import CONFIDENCE, TARGETS, choose_thresholds
 from ..features import vectors as features
+from ..features.calibrated_on import CalibratedOn
 from ..features.vectors import FEATURE_VERSION, GATES, FeatureLayout, Gate
 from ..grading.outcomes import Outcome, load
 from ..optional import load_module, load_onnxruntime
@@ -104,6 +105,7 @@ def fit(records: Sequence[Outcome], out: Path, options: TrainOptions | None = No
                 ("auroc_gain_unseen_kinds", gates[gate].auroc_unseen_kinds),
             )
         },
+        calibrated_on=CalibratedOn.of([record.view.prompt.text for record in records]),
     )
     _write_card(card, out)
     return Trained(card, gates, rows, FitOptions(options.seed, options.trees))

@@ -57,7 +57,8 @@ def provenance(info: UpdraftInfo | None) -> str:
 def introduction(config: RouterConfig) -> list[str]:
     """What the configured pair is good for, and how to use another one."""
     if config.local != "pocket":
-        return [f"local: {config.local or 'none'}; cloud: {config.cloud_url or 'none'} ({config.cloud_model})"]
+        cloud = "none" if config.cloud_url is None else f"{config.cloud_url} ({config.cloud_model})"
+        return [f"local: {config.local or 'none'}; cloud: {cloud}"]
     from ...embedded import pocket
 
     return [pocket.ABOUT, "Try: " + "  |  ".join(pocket.EXAMPLES), SWITCH]
