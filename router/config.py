@@ -135,13 +135,13 @@ class RouterConfig:
         _check(self.race_above is None or 0 <= self.race_above <= 1, "race_above", "from 0 to 1")
         _check(self.cloud_timeout_s > 0, "cloud_timeout_s", "above 0 seconds")
         _check(self.cloud_connect_timeout_s > 0, "cloud_connect_timeout_s", "above 0 seconds")
-        _check(
-            bool(self.cloud_model) or self.cloud_url is None,
-            "cloud_model",
-            "set where cloud_url is, to the name of a model that the cloud serves (GET /v1/models lists them)",
-        )
         if self.cloud_url is not None:
             object.__setattr__(self, "cloud_url", _base_url(self.cloud_url, "cloud_url", "cloud_api_key"))
+            _check(
+                bool(self.cloud_model),
+                "cloud_model",
+                "set where cloud_url is, to the name of a model that the cloud serves (GET /v1/models lists them)",
+            )
         _check(self.cloud_url is not None or not self.middle, "cloud_url", "set where there are middle tiers")
         names = [self.cloud_model, *(each.model for each in self.middle)]
         _check(len(set(names)) == len(names), "middle.model", "another name in each tier")

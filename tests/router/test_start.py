@@ -27,7 +27,9 @@ def cold(cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     def make(load: Load, local: ScriptedLocal) -> Bench:
         monkeypatch.setattr("updraft.router.router.load_tiers", load)
         ledger = tmp_path / "ledger.sqlite3"
-        return Bench(Router(RouterConfig(cloud_url=cloud.url, ledger=ledger)), local, ledger)
+        return Bench(
+            Router(RouterConfig(cloud_url=cloud.url, cloud_model="pocket-large", ledger=ledger)), local, ledger
+        )
 
     return make
 
