@@ -52,7 +52,6 @@ def serve(
           -d '{"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}'
     """
     from ..protocol.http.server import bind_socket
-    from ..router.factory import check_configured
     from ..router.server.app import DaemonOptions, run_daemon
     from .talk.conversation import introduction
 
@@ -61,7 +60,6 @@ def serve(
         local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence
     ).config()
     daemon = DaemonOptions(config, host, port, ready_file, key)
-    check_configured(config)
     bind_socket(host, port).close()  # a busy port is reported before the packaged cloud is started
     for line in introduction(config):
         _note(line)

@@ -55,7 +55,10 @@ def provenance(info: UpdraftInfo | None) -> str:
 
 
 def introduction(config: RouterConfig) -> list[str]:
-    """What the configured pair is good for, and how to use another one."""
+    """What the configured pair is good for, and how to use another one. Raises ConfigurationError if there is none."""
+    from ...router.factory import check_configured
+
+    check_configured(config)
     if config.local != "pocket":
         cloud = "none" if config.cloud_url is None else f"{config.cloud_url} ({config.cloud_model})"
         return [f"local: {config.local or 'none'}; cloud: {cloud}"]

@@ -57,6 +57,7 @@ def test_tables(tmp_path: Path) -> None:
 def test_middle_tiers(tmp_path: Path) -> None:
     toml = """
         cloud_url = "http://top"
+        cloud_model = "large"
         [[middle]]
         url = "http://m"
         model = "medium"
