@@ -22,13 +22,13 @@ from ..calibration.drift import UsualGains
 from ..calibration.operating_point import OperatingPoint, operating_point
 from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, unpack_calibration
 from ..calibration.threshold_path import NEVER, Thresholds
-from ..features.calibrated_on import CalibratedOn
 from ..features.gate_inputs import QUESTIONS_AT_ONCE, PromptView, RunView
 from ..features.parsed_question import ParsedQuestion
 from ..features.text_vectors import OPENING_TOKENS, TEXT_FEATURE_VERSION, Answered, Mode, vector
 from ..graded_row import AnswerSignals, GradedRow
 from ..target import Target
 from .answer_reader import AnswerReader
+from .calibrated_on import CalibratedOn
 from .graph_files import CARD_NAME, ML_OPSET, OPSET, check_versions, file_named, open_graph, read_card, read_checked
 from .text_gate import Read, TextGate
 

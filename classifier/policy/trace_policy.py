@@ -19,13 +19,13 @@ from ..calibration.threshold_path import Thresholds
 from ..calibration.trace_targets import CONFIDENCE, CalibratedTarget
 from ..features import vectors as features
 from ..features.answer_parts import parts_of
-from ..features.calibrated_on import CalibratedOn
 from ..features.gate_inputs import QUESTIONS_AT_ONCE, PromptView, RunView
 from ..features.parsed_question import ParsedQuestion
 from ..features.token_signals import prompt_signals
 from ..features.vectors import FEATURE_VERSION, GATES, FeatureLayout, Gate
 from ..target import Target
 from .answer_reader import AnswerReader
+from .calibrated_on import CalibratedOn
 from .graph_files import CARD_NAME, check_versions, open_graph, read_card, read_checked, sha256
 
 __all__ = ["CARD_NAME", "FORMAT_VERSION", "Policy", "PolicyCard", "TrainedOn", "sha256"]

@@ -20,11 +20,11 @@ from ..calibration.operating_point import DELTA, operating_point
 from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, pack_calibration
 from ..evaluation import cost_quality as curve
 from ..evaluation.metrics import auroc, ece
-from ..features.calibrated_on import CalibratedOn
 from ..features.parsed_question import repeated_question
 from ..features.text_vectors import Mode, TextRows, featurise, has_opening
 from ..graded_row import GradedRow, scores
 from ..optional import load_module, load_onnxruntime
+from ..policy.calibrated_on import CalibratedOn
 from ..policy.files import policy_folder, put_policy, settled, stored_name
 from ..policy.graph_files import sha256
 from ..policy.text_gate import TextGate

@@ -18,10 +18,10 @@ from ..arrays import Array, Floats
 from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, pack_calibration
 from ..calibration.trace_targets import CONFIDENCE, TARGETS, choose_thresholds
 from ..features import vectors as features
-from ..features.calibrated_on import CalibratedOn
 from ..features.vectors import FEATURE_VERSION, GATES, FeatureLayout, Gate
 from ..grading.outcomes import Outcome, load
 from ..optional import load_module, load_onnxruntime
+from ..policy.calibrated_on import CalibratedOn
 from ..policy.trace_policy import CARD_NAME, FORMAT_VERSION, PolicyCard, TrainedOn, sha256
 from .experts import FitOptions, FittedGate, TrainingRows, fit_gate
 from .leave_one_out import Grouping, LeaveOneOutReport, cascade_rows, evaluate, leave_one_out

@@ -15,8 +15,8 @@ from ..tiers.interfaces import LocalAnswer
 if TYPE_CHECKING:
     from ...classifier.calibration.drift import UsualGains
     from ...classifier.calibration.threshold_path import Thresholds
-    from ...classifier.features.calibrated_on import CalibratedOn
     from ...classifier.features.gate_inputs import PromptView, RunView, Signals
+    from ...classifier.policy.calibrated_on import CalibratedOn
 
 
 @dataclass(frozen=True, slots=True)

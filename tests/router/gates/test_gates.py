@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from router_fakes import FakeSignals, FakeToken
-from updraft.classifier.features.calibrated_on import CalibratedOn
 from updraft.classifier.features.gate_inputs import RunView
 from updraft.classifier.policy import load as policies
+from updraft.classifier.policy.calibrated_on import CalibratedOn
 from updraft.classifier.target import Target
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
 from updraft.protocol.requests import Message
