@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import msgspec
 import pytest
@@ -53,8 +54,8 @@ def test_a_script_counts_from_thirty_prompts_on() -> None:
         (["system", "user", "assistant", "user"], "conversations of 3 turns"),
     ],
 )
-def test_turns(roles: list[str], lacks: str | None) -> None:
-    messages = [Message(role=role, content="Go on.") for role in roles]  # type: ignore[arg-type]
+def test_turns(roles: list[Any], lacks: str | None) -> None:
+    messages = [Message(role=role, content="Go on.") for role in roles]
     assert CalibratedOn().lacks(messages) == lacks
     assert CalibratedOn(turns=3).lacks(messages) is None
 

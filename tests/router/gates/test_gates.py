@@ -158,7 +158,7 @@ def test_whose_policy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_what_a_policy_was_not_calibrated_on_escalates_before_anything_is_written() -> None:
     policy = ScriptedPolicy(before=0.0)
     gates = PolicyGates(policy, Target())
-    said = [Message(role=role, content=text) for role, text in (("user", "Prove it."), ("assistant", "Done."))]
+    said = [Message(role="user", content="Prove it."), Message(role="assistant", content="Done.")]
     for messages, unknown in (
         ([*said, Message(role="user", content="and why?")], "conversations of 3 turns"),
         ([Message(role="user", content="Почему небо голубое?")], "Cyrillic script"),
