@@ -54,15 +54,9 @@ class Target:
 
     @classmethod
     def of(cls, quality: float | None, cloud_share: float | None, cost: float | None) -> Target:
-        """The one that is given, quality 0.98 if none is. Raises ConfigurationError if there are several."""
+        """The one that is given, of at most one; quality 0.98 if none is."""
         stated: dict[TargetName, float | None] = {"quality": quality, "cloud_share": cloud_share, "cost": cost}
-        given: list[tuple[TargetName, float]] = [(name, value) for name, value in stated.items() if value is not None]
-        if len(given) > 1:
-            raise ConfigurationError(
-                f"{' and '.join(name for name, _ in given)} exclude each other: state one target, the rest follows.",
-                param=given[1][0],
-            )
-        return cls(*given[0]) if given else cls()
+        return next((cls(name, value) for name, value in stated.items() if value is not None), cls())
 
     def __str__(self) -> str:
         if self.name == "cost":

@@ -108,7 +108,9 @@ def _from_file(data: Path, weak: str | None, strong: str | None, config: RouterC
     from ..classifier.grading.graded_data import Columns, read_graded
 
     rows = read_graded(data, Columns(weak, strong))
-    return _Task(rows, {"local": _model_id(config), "cloud": config.cloud_model}, data, "the scores of the file")
+    return _Task(
+        rows, {"local": _model_id(config), "cloud": options.cloud_model_of(config)}, data, "the scores of the file"
+    )
 
 
 def _from_life(config: RouterConfig, prompts: Path, n: int, save: Path | None) -> _Task:

@@ -39,6 +39,7 @@ def evaluate(
     cloud_share: options.CloudShare = None,
     cost: options.Cost = None,
     promise: options.Promise = None,
+    confidence: options.PlainConfidence = None,
     json_path: options.Json = None,
 ) -> None:
     """Put the same questions to the router and to each tier alone, and compare.
@@ -49,13 +50,15 @@ def evaluate(
 
     \b
     Examples
-      updraft eval --tasks 2000 --json out.json
+      updraft eval --local pocket --tasks 2000 --json out.json
       updraft eval --file mine.jsonl --local model.gguf --cloud https://host/v1 --cloud-model big
       echo '{"prompt": "What is 2 + 2?", "answer": 4, "match": "number"}' > mine.jsonl
     """
     if tasks is not None and file is not None:
         raise ConfigurationError("--tasks and --file exclude each other.")
-    config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise).config()
+    config = options.Pair(
+        local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence
+    ).config()
     from ..bench.questions import pocket_questions, read_questions
 
     questions = read_questions(file) if file is not None else pocket_questions(tasks or 200, seed)

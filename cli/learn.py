@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+from contextlib import suppress
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import typer
@@ -42,12 +44,13 @@ def learn(
     from ..classifier.online.refit import GRADING
     from ..classifier.online.refit import learn as fit
     from ..classifier.policy.folders import policy_folder_of
+    from ..classifier.policy.load import load_policy
     from ..classifier.policy.summary import figures, sentences
     from ..classifier.training.train_text import FitRecipe
     from ..router.factory import model_file
     from ..router.feedback.collector import pair_name
 
-    models = {"local": model_file(config).stem, "cloud": config.cloud_model}
+    models = {"local": model_file(config).stem, "cloud": options.cloud_model_of(config)}
     experience = Experience(config.experience)
     try:
         rows = experience.rows(pair_name(models))
@@ -62,7 +65,10 @@ def learn(
         typer.echo(f"{len(rows) - len(sound)} of {len(rows)} judged answers are damaged, and are left out.", err=True)
     folder = out or policy_folder_of(models)
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    policy = fit(sound, FitRecipe(models, [], GRADING, date, 1 - confidence), folder)
+    recipe = FitRecipe(models, [], GRADING, date, 1 - confidence)
+    with suppress(ConfigurationError):  # where there is a policy, what it knew was asked; the new one knows the same
+        recipe = replace(recipe, calibrated_on=load_policy(policy_folder_of(models)).calibrated_on)
+    policy = fit(sound, recipe, folder)
     for line in sentences(policy, config.target):
         typer.echo(line)
     typer.echo(f"Policy for {pair_name(models)} in {folder}.")

@@ -36,7 +36,7 @@ app = typer.Typer(
     \b
       updraft demo                 watch both tiers share real work, measured
       updraft init                 choose a local model and a cloud, and keep them as settings
-      updraft ask "What is 17 + 25?"
+      updraft ask --local pocket "What is 17 + 25?"
       updraft chat                 talk, and see which tier answered and why
       updraft serve                an OpenAI port that any app can use
       updraft doctor               what is installed, what is broken, what to do

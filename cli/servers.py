@@ -36,6 +36,7 @@ def serve(
     cloud_share: options.CloudShare = None,
     cost: options.Cost = None,
     promise: options.Promise = None,
+    confidence: options.PlainConfidence = None,
 ) -> None:
     """Run the router as a local OpenAI server, so that any app can use it without a change of code.
 
@@ -44,7 +45,7 @@ def serve(
 
     \b
     Examples
-      updraft serve
+      updraft serve --local pocket
       updraft serve --local model.gguf --cloud https://host/v1 \\
           --cloud-model big --cloud-key-env HOST_KEY
       curl http://127.0.0.1:4114/v1/chat/completions -H 'content-type: application/json' \\
@@ -55,7 +56,9 @@ def serve(
     from .talk.conversation import introduction
 
     key = None if key_env is None else options.key_from(key_env, "--key-env")
-    config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise).config()
+    config = options.Pair(
+        local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence
+    ).config()
     daemon = DaemonOptions(config, host, port, ready_file, key)
     bind_socket(host, port).close()  # a busy port is reported before the packaged cloud is started
     for line in introduction(config):

@@ -1,7 +1,7 @@
 """Asks one question through the SDK and says which tier answered.
 
-python examples/openai_client.py                         # the packaged model on this device
-UPDRAFT_CLOUD_URL=http://127.0.0.1:8000 python examples/openai_client.py    # and a cloud
+python examples/openai_client.py                         # the demo model in the package, on this device
+UPDRAFT_CLOUD_URL=http://127.0.0.1:8000 UPDRAFT_CLOUD_MODEL=large python examples/openai_client.py    # and a cloud
 """
 
 from __future__ import annotations

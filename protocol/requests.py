@@ -82,6 +82,8 @@ class UpdraftOptions(WithFlags, forbid_unknown_fields=True):
 
     # Share of the cloud's quality to keep, in (0, 1].
     quality: float | None = None
+    # Instead of a quality: the local answer stays if its geometric mean token probability reaches this, in (0, 1).
+    confidence: float | None = None
     # Never leave the device.
     private: Flag = False
     # Stream after this many local tokens instead of after the whole local answer was judged.

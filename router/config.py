@@ -15,7 +15,7 @@ from .accounting.prices import Price, Prices
 from .privacy.rules import Privacy
 
 #: The settings that state a target. One of them at most.
-TARGETS = ("quality", "cloud_share", "cost")
+TARGETS = ("quality", "cloud_share", "cost", "confidence")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,37 +63,39 @@ class Middle:
 class RouterConfig:
     """Settings of one router, exactly as given. `settings_sources.load_config` adds the user's own."""
 
-    # The model on this device: `pocket` (the one in the package), the path of a GGUF file, or the name of a pulled
-    # model. `none`: there is no local tier.
-    local: str | None = "pocket"
+    # The model on this device: the path of a GGUF file, the name of a pulled model, or `pocket` (the demo model in the
+    # package). `none`: there is no local tier.
+    local: str | None = None
     # The base URL of an OpenAI-compatible cloud. `/v1` is added to a bare host. `none`: there is no cloud tier.
     cloud_url: str | None = None
     # The cloud's API key.
     cloud_api_key: str | None = field(default=None, repr=False)
     # A file that holds the cloud's API key, read where `cloud_api_key` is not set.
     cloud_api_key_file: Path | None = None
-    # The model that the cloud serves.
-    cloud_model: str = "pocket-large"
+    # The model to ask the cloud for. Needed with `cloud_url`.
+    cloud_model: str = ""
     # Whether the cloud continues an assistant's last message (`continue_final_message`), as Updraft's nodes, vLLM and
     # SGLang do. Only then is a stream shown before it is judged.
     cloud_continues: bool = False
     # Smaller clouds to ask before that one, from the smallest up.
     middle: tuple[Middle, ...] = ()
-    # Target: share of the cloud's quality to keep, above 0 and at most 1. 0.98 where no target is set.
+    # Target: share of the cloud's quality to keep, above 0 and at most 1. This and the next two need a calibrated
+    # policy (`updraft calibrate`), which keeps 0.98 where no target is set.
     quality: float | None = None
     # Target: the largest share of requests to escalate.
     cloud_share: float | None = None
     # Target: the most US dollars to spend on the cloud per 1,000 requests, by `prices`.
     cost: float | None = None
+    # Target: escalate when the geometric mean token probability of the local answer is below this, between 0 and 1.
+    # A plain threshold, which needs no policy and promises nothing.
+    confidence: float | None = None
     # How the target holds: with the confidence of the calibration (`confidence`), or on average over calibrations
     # (`mean`), which escalates less.
     promise: Promise = "confidence"
-    # `auto`: the policy that was calibrated for this pair of models. `none`: token confidence. Or a policy folder.
+    # `auto`: the policy that was calibrated for this pair of models. Or a policy folder.
     policy: str = "auto"
     # Whether a policy may be used that was calibrated for other models.
     allow_foreign_policy: bool = False
-    # With `policy = "none"`: escalate when the geometric mean token probability is below this.
-    confidence: float = 0.8
     # Show a stream after this many local tokens, where `cloud_continues`. `none`: when the whole answer was judged.
     hold_tokens: int | None = None
     # Most tokens of a local answer whose request sets no `max_tokens`.
@@ -130,19 +132,23 @@ class RouterConfig:
     shadow: bool = False
 
     def __post_init__(self) -> None:
-        _ = self.target  # raises if it is none
+        _ = self.stated_target, self.target  # both raise
         _check(0 <= self.exploration <= 1, "exploration", "a share from 0 to 1")
         _check(1 <= self.local_max_tokens < 2**31, "local_max_tokens", "at least 1, and below 2**31")
-        _check(0 < self.confidence < 1, "confidence", "between 0 and 1")
+        _check(self.confidence is None or 0 < self.confidence < 1, "confidence", "between 0 and 1")
         _check(self.hold_tokens is None or self.hold_tokens >= 1, "hold_tokens", "at least 1")
         _check(self.race_above is None or 0 <= self.race_above <= 1, "race_above", "from 0 to 1")
         _check(self.cloud_timeout_s > 0, "cloud_timeout_s", "above 0 seconds")
         _check(self.cloud_connect_timeout_s > 0, "cloud_connect_timeout_s", "above 0 seconds")
-        _check(bool(self.cloud_model), "cloud_model", "the name of the cloud's model")
         if self.cloud_api_key is None and self.cloud_api_key_file is not None:
             object.__setattr__(self, "cloud_api_key", read_key(self.cloud_api_key_file))
         if self.cloud_url is not None:
             object.__setattr__(self, "cloud_url", _base_url(self.cloud_url, "cloud_url", "cloud_api_key"))
+            _check(
+                bool(self.cloud_model),
+                "cloud_model",
+                "set where cloud_url is, to the name of a model that the cloud serves (GET /v1/models lists them)",
+            )
         _check(self.cloud_url is not None or not self.middle, "cloud_url", "set where there are middle tiers")
         names = [self.cloud_model, *(each.model for each in self.middle)]
         _check(len(set(names)) == len(names), "middle.model", "another name in each tier")
@@ -154,8 +160,18 @@ class RouterConfig:
         _check(self.ledger is not None or not limited, "ledger", "a file, since a budget is kept in it")
 
     @property
+    def stated_target(self) -> str | None:
+        """The name of the target, if one is set. Raises ConfigurationError if there are several."""
+        stated = [name for name in TARGETS if getattr(self, name) is not None]
+        if len(stated) > 1:
+            raise ConfigurationError(
+                f"{' and '.join(stated)} exclude each other: state one target, the rest follows.", param=stated[1]
+            )
+        return stated[0] if stated else None
+
+    @property
     def target(self) -> Target:
-        """The target. Raises ConfigurationError if there are several, or if it is out of range."""
+        """What a policy is to keep, by default quality 0.98. Raises ConfigurationError if it is out of range."""
         target = Target.of(self.quality, self.cloud_share, self.cost)
         price = self.prices.of_cloud(self.cloud_model)
         return replace(target, prices=(price.input, price.output), promise=self.promise)

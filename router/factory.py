@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..classifier.policy.folders import policy_folder_of
-from ..classifier.policy.graph_files import CARD_NAME
+from ..classifier.policy.graph_files import CARD_NAME, read_card
 from ..embedded.pocket import pocket_small_gguf
 from ..embedded.pocket import policy_folder as pocket_policy_folder
 from ..protocol.errors import ConfigurationError, MissingDependencyError, UpdraftError
+from ..protocol.settings import config_file
 from .config import Middle, RouterConfig
 from .feedback.collector import ExperienceCollector, pair_name
 from .gates.exploration import ExplorationGates
-from .gates.gates import Gates
+from .gates.gates import Gates, uncalibrated
 from .gates.selection import GateSelection, load_gates
 from .state import CloudCandidate, Tiers
 from .tiers.local import EngineLocalTier
@@ -29,11 +30,42 @@ if TYPE_CHECKING:
 log = logging.getLogger("updraft.router")
 
 
+def check_configured(config: RouterConfig) -> None:
+    """Raises ConfigurationError, which says what to set, where there is neither tier."""
+    cloud = config.cloud_url is not None and not config.offline
+    if config.local is None and not cloud:
+        raise ConfigurationError(
+            "No model is configured. Set local (a GGUF file, or a model fetched with `updraft pull`), or cloud_url and "
+            "cloud_model (an OpenAI-compatible server), or both: as arguments, as UPDRAFT_LOCAL, UPDRAFT_CLOUD_URL and "
+            f"UPDRAFT_CLOUD_MODEL, or in {config_file()}."
+            + (" offline=true rules the cloud out." if config.cloud_url is not None else ""),
+            param="local",
+            code="no_tier",
+        )
+
+
+def check_startable(config: RouterConfig) -> None:
+    """What can be told before a model is loaded: also raises ConfigurationError for a target without a policy."""
+    check_configured(config)
+    target = config.stated_target
+    if target and target != "confidence" and config.policy == "auto" and not _has_policy(config):
+        raise uncalibrated(target)
+
+
+def _has_policy(config: RouterConfig) -> bool:
+    if config.local is None:
+        return False
+    models = _pair(config, model_file(config).stem)
+    folders = _own_policies(config, models)
+    return any(config.allow_foreign_policy or read_card(folder).get("models") == models for folder in folders)
+
+
 async def load_tiers(config: RouterConfig) -> Tiers:
     """Load what `config` names. A machine without the `[edge]` extra gets a cloud-only router that says so.
 
     Raises ModelLoadError or ConfigurationError.
     """
+    check_startable(config)
     cloud = open_cloud(config)
     if cloud is not None and config.hold_tokens is not None and not cloud.continues:
         log.warning("hold_tokens waits for cloud_continues: streams are held until they are judged")
@@ -118,7 +150,7 @@ def load_learner(config: RouterConfig, tiers: Tiers) -> ExperienceCollector | No
         if gates is not None and gates.stop_exploring():
             log.warning("exploration is off: what it would teach is kept nowhere (experience)")
         return None
-    pair = pair_name({"local": tiers.local.model_id, "cloud": config.cloud_model})
+    pair = pair_name(_pair(config, tiers.local.model_id))
     monitor = None if gates is None else gates.monitor
     explored = 1.0 if config.shadow else config.exploration
     return ExperienceCollector(experience, pair, explored=explored, keep_text=config.experience_text, monitor=monitor)
@@ -146,7 +178,7 @@ def load_learning_gates(config: RouterConfig, model_id: str) -> ExplorationGates
 
 
 def _load_gates(config: RouterConfig, model_id: str) -> Gates:
-    models = {"local": model_id, "cloud": config.cloud_model}
+    models = _pair(config, model_id)
     gates = load_gates(
         GateSelection(
             config.policy,
@@ -159,6 +191,10 @@ def _load_gates(config: RouterConfig, model_id: str) -> Gates:
     )
     gates.check(None)
     return gates
+
+
+def _pair(config: RouterConfig, local: str) -> dict[str, str]:
+    return {"local": local, "cloud": config.cloud_model}
 
 
 def _own_policies(config: RouterConfig, models: dict[str, str]) -> tuple[Path, ...]:

@@ -140,11 +140,19 @@ class Router:
             return self._models(path.removeprefix("/v1/models").removeprefix("/"))
         if path == "/health":
             _only(request, "GET")
-            return WireResponse.json({"status": "ok"})
+            await self.start()
+            return self._health()
         if path == "/metrics":
             _only(request, "GET")
             return self._metrics()
         raise NotFoundError(f"There is no {request.method} {path or '/'} here: try /v1/chat/completions.")
+
+    def _health(self) -> WireResponse:
+        """200 where some tier may answer."""
+        has = self._state().availability()
+        if has.local_missing is not None and (has.cloud_missing is not None or has.offline):
+            return WireResponse.json({"status": "no tier can answer", **has.local_missing.to_body()}, status=503)
+        return WireResponse.json({"status": "ok"})
 
     async def _chat(self, request: WireRequest) -> WireResponse:
         record = RequestRecord(self.config.prices, self.config.cloud_model, caller=caller_of(request.headers, {}))

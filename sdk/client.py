@@ -12,6 +12,7 @@ import openai
 from ..classifier.target import Promise
 from ..protocol.errors import ConfigurationError
 from ..router.config import TARGETS, RouterConfig
+from ..router.factory import check_startable
 from ..router.settings_sources import load_config
 from .runtime import Runtime
 from .transport import BASE_URL, async_client, httpx_of_openai, sync_client
@@ -30,15 +31,17 @@ _UNSET = _Unset()
 class OpenAI(openai.OpenAI):
     """`openai.OpenAI`, answered by the on-device model, the cloud, or both: `model="auto" | "local" | "cloud"`.
 
-    cloud_url, cloud_api_key, cloud_model: an OpenAI-compatible endpoint. local: "pocket", a GGUF file, or None.
+    cloud_url, cloud_api_key, cloud_model: an OpenAI-compatible endpoint. local: a GGUF file, or a pulled model's name.
     quality, cloud_share, cost: the target, one of them: the share of the cloud's quality to keep, the largest share of
-    the requests to send up, or the most US dollars to spend per 1,000 requests. promise: "confidence" or "mean", how
-    surely it is to hold. They override
+    the requests to send up, or the most US dollars to spend per 1,000 requests. They need a calibrated policy.
+    promise: "confidence" or "mean", how surely it is to hold. confidence: instead of them a plain threshold on the
+    local answer's mean token probability. They override
     `config`, which overrides nothing else: without it the user's settings are read (`load_config`). All other
     arguments are upstream's, but `api_key` is another name of `cloud_api_key`, never taken from OPENAI_API_KEY, and
     `base_url` and `http_client` belong to the router.
 
-    Raises ConfigurationError for unusable settings. Close the client, or use it as a context manager.
+    Raises ConfigurationError for unusable settings, and where no model is configured. Close the client, or use it as a
+    context manager.
     """
 
     def __init__(  # noqa: PLR0913 - keyword-only settings, as upstream's constructor has them
@@ -51,6 +54,7 @@ class OpenAI(openai.OpenAI):
         quality: float | _Unset = _UNSET,
         cloud_share: float | _Unset = _UNSET,
         cost: float | _Unset = _UNSET,
+        confidence: float | _Unset = _UNSET,
         promise: Promise | _Unset = _UNSET,
         config: RouterConfig | None = None,
         **options: Any,
@@ -63,6 +67,7 @@ class OpenAI(openai.OpenAI):
             quality=quality,
             cloud_share=cloud_share,
             cost=cost,
+            confidence=confidence,
             promise=promise,
         )
         super().__init__(**_upstream(options, config, given, sync_client))
@@ -81,6 +86,7 @@ class AsyncOpenAI(openai.AsyncOpenAI):
         quality: float | _Unset = _UNSET,
         cloud_share: float | _Unset = _UNSET,
         cost: float | _Unset = _UNSET,
+        confidence: float | _Unset = _UNSET,
         promise: Promise | _Unset = _UNSET,
         config: RouterConfig | None = None,
         **options: Any,
@@ -93,6 +99,7 @@ class AsyncOpenAI(openai.AsyncOpenAI):
             quality=quality,
             cloud_share=cloud_share,
             cost=cost,
+            confidence=confidence,
             promise=promise,
         )
         super().__init__(**_upstream(options, config, given, async_client))
@@ -119,7 +126,9 @@ def _upstream(
     if base_url is not None and str(base_url).rstrip("/") != BASE_URL:
         raise ConfigurationError("base_url belongs to the router: name the cloud with cloud_url.", param="base_url")
     if http_client is None:
-        http_client = client(httpx_of_openai(), Runtime(_settings(config, given, options.get("api_key"))))
+        settings = _settings(config, given, options.get("api_key"))
+        check_startable(settings)
+        http_client = client(httpx_of_openai(), Runtime(settings))
     return {
         **options,
         "api_key": options.get("api_key") or PLACEHOLDER_KEY,

@@ -28,6 +28,7 @@ from ..features.text_vectors import OPENING_TOKENS, TEXT_FEATURE_VERSION, Answer
 from ..graded_row import AnswerSignals, GradedRow
 from ..target import Target
 from .answer_reader import AnswerReader
+from .calibrated_on import CalibratedOn
 from .graph_files import CARD_NAME, ML_OPSET, OPSET, check_versions, file_named, open_graph, read_card, read_checked
 from .text_gate import Read, TextGate
 
@@ -104,6 +105,8 @@ class TextPolicyCard:
     # SHA-256 of each file.
     files: dict[str, str]
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+    # What kinds of requests the rows were.
+    calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen
 
 
 class TextPolicy:
@@ -116,6 +119,7 @@ class TextPolicy:
     def __init__(self, card: TextPolicyCard, gates: dict[Mode, TextGate], calibration: CalibrationRows) -> None:
         self.card = card
         self.models = card.models
+        self.calibrated_on = card.calibrated_on
         self.calibration = calibration
         self._gates = gates
         # Gate 3 asks about a question that gate 1 has read a moment ago.

@@ -25,6 +25,7 @@ from ..features.token_signals import prompt_signals
 from ..features.vectors import FEATURE_VERSION, GATES, FeatureLayout, Gate
 from ..target import Target
 from .answer_reader import AnswerReader
+from .calibrated_on import CalibratedOn
 from .graph_files import CARD_NAME, check_versions, open_graph, read_card, read_checked, sha256
 
 __all__ = ["CARD_NAME", "FORMAT_VERSION", "Policy", "PolicyCard", "TrainedOn", "sha256"]
@@ -60,6 +61,7 @@ class PolicyCard:
     thresholds: list[CalibratedTarget]
     files: dict[str, str]
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+    calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen
 
 
 class Policy:
@@ -72,6 +74,7 @@ class Policy:
         self.card = card
         self.calibration = calibration
         self.models = card.models
+        self.calibrated_on = card.calibrated_on
         self.gate2_tokens = card.gate2_tokens
         self._sessions = sessions
         # Gate 3 asks about a question that gate 1 has read a moment ago.

@@ -24,6 +24,7 @@ from ..features.parsed_question import repeated_question
 from ..features.text_vectors import Mode, TextRows, featurise, has_opening
 from ..graded_row import GradedRow, scores
 from ..optional import load_module, load_onnxruntime
+from ..policy.calibrated_on import CalibratedOn
 from ..policy.files import policy_folder, put_policy, settled, stored_name
 from ..policy.graph_files import sha256
 from ..policy.text_gate import TextGate
@@ -56,6 +57,7 @@ class FitRecipe:
     seed: int = 0
     candidates: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: SHIPPED)
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+    calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def fit_text_policy(rows: Sequence[GradedRow], recipe: FitRecipe, out: Path) -> 
             tokens=estimated_tokens(rows),
             opened=np.array([has_opening(row) for row in rows]) if signals else None,
         ),
-        recipe,
+        replace(recipe, calibrated_on=CalibratedOn.of([row.prompt for row in rows])),
         out,
     )
 
@@ -156,6 +158,7 @@ def fit_material(material: Material, recipe: FitRecipe, out: Path) -> TextPolicy
         ],
         files={name: sha256(data) for name, data in files.items()},
         metrics=_metrics(calibration, {mode: router.fair for mode, router in routers.items()}) | recipe.metrics,
+        calibrated_on=recipe.calibrated_on,
     )
     put_policy(folder, files, msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
     return settled(folder, TextPolicy.load)

@@ -21,6 +21,7 @@ from ..features import vectors as features
 from ..features.vectors import FEATURE_VERSION, GATES, FeatureLayout, Gate
 from ..grading.outcomes import Outcome, load
 from ..optional import load_module, load_onnxruntime
+from ..policy.calibrated_on import CalibratedOn
 from ..policy.trace_policy import CARD_NAME, FORMAT_VERSION, PolicyCard, TrainedOn, sha256
 from .experts import FitOptions, FittedGate, TrainingRows, fit_gate
 from .leave_one_out import Grouping, LeaveOneOutReport, cascade_rows, evaluate, leave_one_out
@@ -104,6 +105,7 @@ def fit(records: Sequence[Outcome], out: Path, options: TrainOptions | None = No
                 ("auroc_gain_unseen_kinds", gates[gate].auroc_unseen_kinds),
             )
         },
+        calibrated_on=CalibratedOn.of([record.view.prompt.text for record in records]),
     )
     _write_card(card, out)
     return Trained(card, gates, rows, FitOptions(options.seed, options.trees))

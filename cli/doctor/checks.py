@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -57,6 +58,7 @@ def run_checks(cloud: str | None, cloud_key_env: str | None) -> Iterator[Check]:
     yield check_models()
     yield check_policy()
     yield check_settings()
+    yield check_tiers()
     yield check_port(SERVE_PORT)
     if cloud:
         yield check_cloud(cloud, os.environ.get(cloud_key_env) if cloud_key_env else None)
@@ -165,6 +167,21 @@ def check_settings() -> Check:
         return str(path) if path.exists() else f"defaults and UPDRAFT_* (there is no {path})"
 
     return _reported("settings", look, "correct the setting that the message names")
+
+
+def check_tiers() -> Check:
+    """Whether any model is configured, and a policy for a target that needs one. A fresh machine has neither."""
+
+    def look() -> str:
+        from ...router.factory import check_startable
+        from ...router.settings_sources import load_config
+
+        config = load_config()
+        check_startable(config)
+        return f"local: {config.local or 'none'}; cloud: {config.cloud_url or 'none'}"
+
+    found = _reported("tiers", look, "updraft pull fetches a local model; docs/quickstart.md shows both tiers")
+    return replace(found, status="warn") if found.status == "fail" else found
 
 
 def check_port(port: int) -> Check:

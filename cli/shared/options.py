@@ -38,8 +38,8 @@ Local = Annotated[
     typer.Option(
         "--local",
         metavar="MODEL",
-        help="On-device model: [bold]pocket[/bold] (in the package, the default), a file.gguf, a pulled model's name, "
-        "hf:owner/repo:file.gguf (downloaded once), or none.",
+        help="On-device model: a file.gguf, a pulled model's name, hf:owner/repo:file.gguf (downloaded once), "
+        "[bold]pocket[/bold] (the demo model in the package), or none.",
     ),
 ]
 Cloud = Annotated[
@@ -48,7 +48,7 @@ Cloud = Annotated[
         "--cloud",
         metavar="URL",
         help="OpenAI-compatible endpoint to escalate to, e.g. https://host/v1. "
-        "Without one the packaged cloud model is started on this machine.",
+        "With --local pocket and none the packaged cloud model is started on this machine.",
     ),
 ]
 CloudModel = Annotated[str | None, typer.Option("--cloud-model", metavar="NAME", help="Model to ask for at --cloud.")]
@@ -67,6 +67,14 @@ CloudShare = Annotated[
 Cost = Annotated[
     float | None,
     typer.Option("--cost", metavar="USD", help="Instead of a quality: at most this per 1,000 requests."),
+]
+PlainConfidence = Annotated[
+    float | None,
+    typer.Option(
+        "--confidence",
+        metavar="PROBABILITY",
+        help="Instead of a calibrated target: escalate where the local answer's mean token probability is below this.",
+    ),
 ]
 Promise = Annotated[
     PromiseName | None,
@@ -104,6 +112,7 @@ class Pair:
     cloud_share: float | None = None
     cost: float | None = None
     promise: PromiseName | None = None
+    confidence: float | None = None
 
     def config(self) -> RouterConfig:
         """The user's settings with these flags on top. Raises ConfigurationError."""
@@ -119,6 +128,7 @@ class Pair:
             "cloud_share": self.cloud_share,
             "cost": self.cost,
             "promise": self.promise,
+            "confidence": self.confidence,
         }
         return load_config({name: value for name, value in flags.items() if value is not None})
 
@@ -129,6 +139,15 @@ def key_from(variable: str, option: str) -> str:
     if not key:
         raise ConfigurationError(f"{option} {variable}: that environment variable is not set.")
     return key
+
+
+def cloud_model_of(config: RouterConfig) -> str:
+    """The cloud half of the pair that a policy is for. Raises ConfigurationError if it is not named."""
+    if not config.cloud_model:
+        raise ConfigurationError(
+            "A policy is for a pair: name its cloud model with --cloud-model.", param="cloud_model"
+        )
+    return config.cloud_model
 
 
 @contextmanager

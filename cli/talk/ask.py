@@ -24,6 +24,7 @@ def ask(
     cloud_share: options.CloudShare = None,
     cost: options.Cost = None,
     promise: options.Promise = None,
+    confidence: options.PlainConfidence = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print answer and routing facts as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer and nothing else.")] = False,
 ) -> None:
@@ -31,15 +32,17 @@ def ask(
 
     \b
     Examples
-      updraft ask "What is 17 + 25?"
-      updraft ask --tier local --json "What is the capital of Japan?"
+      updraft ask --local pocket "What is 17 + 25?"
+      updraft ask --local model.gguf --tier local --json "What is the capital of Japan?"
       cat question.txt | updraft ask - --local hf:Qwen/Qwen3-0.6B-GGUF/Qwen3-0.6B-Q8_0.gguf \\
           --cloud https://host/v1 --cloud-model big --cloud-key-env HOST_KEY
     """
     prompt = sys.stdin.read().strip() if question == "-" else question.strip()
     if not prompt:
         raise InvalidRequestError("The question is empty.")
-    config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise).config()
+    config = options.Pair(
+        local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence
+    ).config()
     quiet = quiet or as_json
     from ... import OpenAI
     from .conversation import introduction, provenance, stream_answer

@@ -30,6 +30,7 @@ def chat(
     cloud_share: options.CloudShare = None,
     cost: options.Cost = None,
     promise: options.Promise = None,
+    confidence: options.PlainConfidence = None,
 ) -> None:
     """Talk to both models; a dim line under each answer says which tier gave it, why, and at what P(gain).
 
@@ -47,7 +48,9 @@ def chat(
 
     if local is None and cloud is None:
         local = default_local()
-    config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise).config()
+    config = options.Pair(
+        local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence
+    ).config()
     from ... import OpenAI
     from .conversation import introduction
 

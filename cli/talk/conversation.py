@@ -56,7 +56,12 @@ def provenance(info: UpdraftInfo | None) -> str:
 
 
 def introduction(config: RouterConfig) -> list[str]:
-    """Which models speak; of the packaged pair also what it is good for, and how to use another one."""
+    """Which models speak; of the packaged pair also what it is good for, and how to use another one. Raises
+    ConfigurationError if there is none.
+    """
+    from ...router.factory import check_configured
+
+    check_configured(config)
     if config.local != "pocket":
         local = Path(config.local).stem if config.local else "none"
         cloud = f"{config.cloud_model} at {config.cloud_url}" if config.cloud_url else "none"

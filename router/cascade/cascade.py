@@ -21,7 +21,8 @@ from ...protocol.sampling import SamplingParams
 from ...text.tool_stream import OfferedTools
 from ..accounting.request_record import RequestRecord
 from ..gates.deadline import DeadlinePlan, plan
-from ..gates.gates import GateDecision, Gates, check_quality
+from ..gates.exploration import by_confidence
+from ..gates.gates import GateDecision, Gates, NoPolicyGates, check_quality
 from ..gates.rules import Ruling, rule
 from ..request.chat_request import RoutingRequest
 from ..state import RouterState
@@ -113,6 +114,7 @@ class Cascade:
     # The states
 
     async def _rules(self) -> State:
+        self._check_targets()
         self.ruling = await self._ruling()
         self.decide(GateDecision(0, escalate=not self.ruling.local, reason=self.ruling.reason))
         if not self.ruling.local:
@@ -120,8 +122,6 @@ class Cascade:
         return self._hurry() if self.ruling.open else State.LOCAL
 
     async def _before(self) -> State:
-        if self.job.quality_given:
-            check_quality(self.gates, self.job.quality)
         if self._plan.tried == "both":  # what is drawn takes the time of both tiers
             self._gates = self.gates.begin()
         messages, quality = self.chat.messages, self.job.quality
@@ -289,6 +289,16 @@ class Cascade:
 
     # Helpers
 
+    def _check_targets(self) -> None:
+        """Take the targets that the request states; a forced tier has none. Raises InvalidRequestError."""
+        job, missing = self.job, self.tiers.local_missing
+        if job.requested_tier != "auto":
+            return
+        if job.confidence is not None and self._gates is not None:
+            self._gates = by_confidence(self._gates, job.confidence)
+        if job.quality_given and missing is None:
+            check_quality(self._gates or NoPolicyGates(), job.quality)
+
     def _hurry(self) -> State:
         """Where a deadline leaves no time for both tiers, one after the other: choose one."""
         latency, work = self.router_state.latency, work_of(self.job.body)
@@ -333,7 +343,9 @@ class Cascade:
         return self.job.hold_tokens if self.escalation.can_continue_stream else None
 
     def _judged(self, answer: LocalAnswer) -> GateDecision:
-        """Gate 3 on the finished answer. One that repeats itself has likely tokens, and is worth nothing."""
+        """Gate 3 on the finished answer. One that is empty has nothing to judge, one that repeats itself no worth."""
+        if not answer.text.strip():
+            return GateDecision(3, escalate=True, reason="the local model gave an empty answer")
         if answer.stop_reason == "repetition_detected":
             return GateDecision(3, escalate=True, reason="the local answer repeated itself")
         decision = self.gates.after(self.chat.messages, answer, self.job.quality)
@@ -374,12 +386,13 @@ class Cascade:
         )
 
     def _is_past_hold(self, answer: LocalAnswer) -> bool:
-        """Whether enough of it is there to be streamed while gates are ahead.
+        """Whether enough of it is there to be streamed while gates are ahead: more than white space, too.
 
         What is held to a form waits for all of them: no cloud could go on in the middle of it.
         """
         hold = self._hold
-        return self.job.stream and not self.job.structured and hold is not None and len(answer.tokens) >= hold
+        enough = hold is not None and len(answer.tokens) >= hold and bool(answer.text.strip())
+        return self.job.stream and not self.job.structured and enough
 
     def _is_graded_anyway(self, answer: LocalAnswer, decision: GateDecision) -> bool:
         """Whether the best cloud would have graded this answer without exploration: no stream had begun, and it is for

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from ...protocol.requests import Message
 from ..tiers.interfaces import LocalAnswer
-from .gates import GateDecision, Gates
+from .gates import ConfidenceGates, GateDecision, Gates
 
 if TYPE_CHECKING:
     from ...classifier.calibration.drift import DriftMonitor, UsualGains
 
-__all__ = ["ExplorationGates"]
+__all__ = ["ExplorationGates", "by_confidence"]
 
 
 class ExplorationGates:
@@ -50,6 +50,10 @@ class ExplorationGates:
     def begin(self) -> Gates:
         drawn = self._rng.random() < self._exploration
         return _SampledGates(self, self._exploration, "shadow" if self._shadow else "exploration") if drawn else self
+
+    def around(self, gates: Gates) -> ExplorationGates:
+        """The same exploration around other gates."""
+        return ExplorationGates(gates, exploration=self._exploration, shadow=self._shadow, rng=self._rng)
 
     def stop_exploring(self) -> bool:
         """Nobody learns from what is drawn: draw no more. Whether any was; a shadow looks on all the same."""
@@ -98,6 +102,12 @@ class ExplorationGates:
         if self.monitor is None or self.monitor.alarm is None:
             return decision
         return replace(decision, reason=f"cautious, {self.monitor.alarm}: {decision.reason}")
+
+
+def by_confidence(gates: Gates, confidence: float) -> Gates:
+    """The gates of one request that asks for the plain cascade; a shadow still looks on."""
+    plain = ConfidenceGates(confidence)
+    return gates.around(plain) if isinstance(gates, ExplorationGates) else plain
 
 
 class _SampledGates:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ...classifier.calibration.drift import UsualGains
     from ...classifier.calibration.threshold_path import Thresholds
     from ...classifier.features.gate_inputs import PromptView, RunView, Signals
+    from ...classifier.policy.calibrated_on import CalibratedOn
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,8 @@ class CalibratedPolicy(Protocol):
     @property
     def models(self) -> dict[str, str]: ...
     @property
+    def calibrated_on(self) -> CalibratedOn: ...
+    @property
     def gate2_tokens(self) -> int: ...
     def before(self, prompt: PromptView) -> float: ...
     def read_ahead(self, prompt: PromptView) -> None: ...
@@ -130,6 +133,8 @@ class PolicyGates:
     def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:
         from ...classifier.features.gate_inputs import PromptView
 
+        if (unknown := self._policy.calibrated_on.lacks(messages)) is not None:
+            return GateDecision(1, escalate=True, reason=f"{self._caveat}the policy was not calibrated on {unknown}")
         p_gain = float(self._policy.before(PromptView.of(messages)))
         return self._against(1, f"before generation{self._promised(quality)}", p_gain, self._at(quality).before)
 
@@ -182,7 +187,7 @@ class PolicyGates:
 
 
 class ConfidenceGates:
-    """The plain cascade (`policy = "none"`): escalate when the mean token probability is low. Promises nothing.
+    """The plain cascade (`confidence`): escalate when the mean token probability is low. Promises nothing.
 
     Gate 3 compares the geometric mean of the answer's token probabilities with `confidence`; gate 2 stops a run whose
     last 16 tokens fall below half of it; gate 1 has nothing to go by.
@@ -196,13 +201,13 @@ class ConfidenceGates:
         self._confidence = confidence
 
     def check(self, quality: float | None) -> None:
-        """Any target will do, as none is calibrated."""
+        _refuse(quality)
 
     def begin(self) -> Gates:
         return self
 
     def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:  # noqa: ARG002
-        return GateDecision(1, escalate=False, reason="uncalibrated: token confidence decides")
+        return GateDecision(1, escalate=False, reason="uncalibrated: confidence in the local answer decides")
 
     def read_ahead(self, messages: Sequence[Message]) -> None:
         """Only the tokens are looked at."""
@@ -228,7 +233,7 @@ class ConfidenceGates:
         return GateDecision(
             gate,
             escalate,
-            f"uncalibrated: mean token probability {sure:.2f} {sign} {least:.2f} {moment}",
+            f"uncalibrated: confidence {sure:.2f} {sign} {least:.2f} {moment}",
             threshold=least,
         )
 
@@ -241,7 +246,7 @@ class NoPolicyGates:
     usual: UsualGains | None = None
 
     def check(self, quality: float | None) -> None:
-        """Any target will do: the cloud keeps all of its own quality."""
+        _refuse(quality)
 
     def begin(self) -> Gates:
         return self
@@ -264,6 +269,20 @@ class NoPolicyGates:
     def _decision(self, gate: int) -> GateDecision:
         reason = "no policy is calibrated for this pair of models: `updraft calibrate` makes one"
         return GateDecision(gate, escalate=True, reason=reason)
+
+
+def uncalibrated(target: str) -> ConfigurationError:
+    """Of a target that nothing but a calibrated policy can keep."""
+    return ConfigurationError(
+        f"{target} needs a policy that is calibrated for this pair of models, and there is none: make one with "
+        "`updraft calibrate`, or state confidence= (a plain threshold), or no target.",
+        param=target,
+    )
+
+
+def _refuse(quality: float | None) -> None:
+    if quality is not None:
+        raise uncalibrated("quality")
 
 
 def check_quality(gates: Gates, quality: float | None) -> None:

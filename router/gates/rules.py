@@ -43,7 +43,7 @@ class Ruling:
 
 def no_local_configured() -> InvalidRequestError:
     return InvalidRequestError(
-        "No local model is configured: set local to 'pocket' or to a GGUF file.",
+        "No local model is configured: set local to a GGUF file or to a model fetched with `updraft pull`.",
         param="model",
         code="local_not_configured",
     )
@@ -119,7 +119,7 @@ def _why_not_cloud(availability: TierAvailability) -> str:
     if availability.offline:
         return "offline mode"
     if availability.cloud_missing is not None or availability.over_budget is None:
-        return "no cloud is configured"
+        return "the local model is the only tier: no cloud is configured"
     return availability.over_budget.message
 
 

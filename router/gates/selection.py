@@ -1,4 +1,4 @@
-"""Which gates a pair of models gets: those of its calibrated policy, token confidence, or none that keep it local."""
+"""Which gates a pair of models gets: by confidence, those of its calibrated policy, or none that keep it local."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ class GateSelection:
     own: tuple[Path, ...] = ()
     # Whether a policy of another pair may be used.
     allow_foreign: bool = False
-    # The threshold of token confidence, where `policy` is "none".
-    confidence: float = 0.8
+    # The threshold of the plain cascade, where that is the target.
+    confidence: float | None = None
     target: Target = Target()  # noqa: RUF009  # frozen
 
 
 def load_gates(selection: GateSelection) -> Gates:
-    """Raises ConfigurationError if a named policy was made for other models, or if nothing here can keep the target."""
-    if selection.policy == "none":
-        _check_target(selection)
+    """Raises ConfigurationError if a named policy was made for other models."""
+    if selection.confidence is not None:
         return ConfidenceGates(selection.confidence)
     from ...classifier.policy.load import load_policy
 
@@ -41,7 +40,6 @@ def load_gates(selection: GateSelection) -> Gates:
             policy = load_policy(folder)
             if policy.models == selection.models or selection.allow_foreign:
                 return _by_policy(policy, selection)
-        _check_target(selection)
         return NoPolicyGates()
     folder = Path(selection.policy).expanduser()
     policy = load_policy(folder)
@@ -49,7 +47,8 @@ def load_gates(selection: GateSelection) -> Gates:
         raise ConfigurationError(
             f"The policy in {folder} was calibrated for {_pair(policy.models)}, but this router runs "
             f"{_pair(selection.models)}: its thresholds would mean nothing here. Calibrate one for this pair (updraft "
-            "calibrate), set policy='none' (token confidence), or set allow_foreign_policy=true to use it as it is.",
+            "calibrate), state confidence= instead (a plain threshold), or set allow_foreign_policy=true to use it as "
+            "it is.",
             param="policy",
         )
     return _by_policy(policy, selection)
@@ -59,17 +58,6 @@ def _by_policy(policy: CalibratedPolicy, selection: GateSelection) -> PolicyGate
     own = policy.models == selection.models
     caveat = "" if own else f"uncalibrated for this pair (policy of {_pair(policy.models)}): "
     return PolicyGates(policy, selection.target, caveat)
-
-
-def _check_target(selection: GateSelection) -> None:
-    """Raises ConfigurationError for a limit that nothing but a policy can keep."""
-    name = selection.target.name
-    if name != "quality":
-        raise ConfigurationError(
-            f"{name} needs a calibrated policy, and this pair has none: calibrate one (updraft calibrate), or state a "
-            "quality.",
-            param=name,
-        )
 
 
 def _pair(models: dict[str, str]) -> str:

@@ -32,6 +32,8 @@ class RoutingRequest:
     private: bool
     quality: float | None
     quality_given: bool
+    # The threshold of the plain cascade, where the request asks for that.
+    confidence: float | None
     hold_tokens: int | None
     deadline: float | None
     # A rule did.
@@ -106,6 +108,7 @@ def read_routing_request(
         private=options.private,
         quality=options.quality,
         quality_given=options.quality is not None,
+        confidence=options.confidence,
         hold_tokens=hold_tokens if options.hold_tokens is None else options.hold_tokens,
         deadline=None if request.timeout_s is None else started + request.timeout_s,
     )
@@ -133,6 +136,12 @@ def take_options(body: dict[str, Any]) -> UpdraftOptions:
         ) from error
     if options.quality is not None and not 0 < options.quality <= 1:
         raise InvalidRequestError("updraft.quality must be above 0 and at most 1.", param="updraft.quality")
+    if options.confidence is not None and not 0 < options.confidence < 1:
+        raise InvalidRequestError("updraft.confidence must be between 0 and 1.", param="updraft.confidence")
+    if options.quality is not None and options.confidence is not None:
+        raise InvalidRequestError(
+            "updraft.quality and updraft.confidence exclude each other: state one target.", param="updraft.confidence"
+        )
     if options.hold_tokens is not None and options.hold_tokens < 1:
         raise InvalidRequestError("updraft.hold_tokens must be at least 1.", param="updraft.hold_tokens")
     return options

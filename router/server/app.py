@@ -18,6 +18,7 @@ from ...protocol.errors import AuthenticationError, ConfigurationError, InvalidR
 from ...protocol.http.server import bind_socket, is_loopback, serve
 from ...protocol.http.shell import create_app, read_wire_request, send, while_connected
 from ..config import RouterConfig
+from ..factory import check_startable
 from ..router import Router
 
 #: Seconds that the client will wait for its answer to begin, like the read timeout of openai's clients.
@@ -116,7 +117,8 @@ def _is_local_page(origin: str) -> bool:
 
 
 def run_daemon(options: DaemonOptions, *, on_ready: Callable[[str], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. Raises PortInUseError before any model is loaded."""
+    """Serve until SIGTERM or SIGINT. Raises PortInUseError and ConfigurationError before any model is loaded."""
+    check_startable(options.config)
     sock = bind_socket(options.host, options.port)
     app = daemon_app(Router(options.config), options.api_key)
     serve(app, host=options.host, sock=sock, ready_file=options.ready_file, on_ready=on_ready)

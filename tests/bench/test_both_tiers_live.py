@@ -26,7 +26,9 @@ def test_the_cloud_is_asked_within_the_limits_and_on_the_books(cloud: FakeCloud,
     most = sum(expected_tokens({"model": "pocket-large", "messages": [{"role": "user", "content": SAID[0]}]}))
     pytest.importorskip("llama_cpp")
     config = RouterConfig(
+        local="pocket",
         cloud_url=cloud.url,
+        cloud_model="pocket-large",
         ledger=tmp_path / "ledger.sqlite3",
         budget=BudgetLimits(cloud_tokens=most + 20),
         privacy=Privacy(builtin=("email",)),
@@ -50,7 +52,9 @@ def test_counts_that_cannot_be_are_not_in_the_rows(cloud: FakeCloud, tmp_path: P
     message = '{"index": 0, "message": {"role": "assistant", "content": "4"}, "finish_reason": "stop"}'
     usage = '{"prompt_tokens": 1e308, "completion_tokens": 1e308}'
     cloud.says = (200, f'{{"choices": [{message}], "usage": {usage}}}'.encode())
-    config = RouterConfig(cloud_url=cloud.url, ledger=tmp_path / "ledger.sqlite3")
+    config = RouterConfig(
+        local="pocket", cloud_url=cloud.url, cloud_model="pocket-large", ledger=tmp_path / "ledger.sqlite3"
+    )
     with open_local(config) as engine:
         live = asyncio.run(ask_both(config, engine, [Prompt("p", "file", SAID[0])], concurrency=1))
     assert [(row.cloud_read, row.cloud_written) for row in live.rows] == [(None, None)]

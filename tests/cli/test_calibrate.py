@@ -13,6 +13,7 @@ from updraft_oracle import QUESTIONS, oracle
 
 __all__ = ["oracle"]
 
+NOWHERE = ["--cloud", "http://127.0.0.1:9/v1", "--cloud-model", "big"]
 GSM8K = Path(__file__).resolve().parents[3] / "shared" / "data" / "routing" / "routellm_gsm8k.csv.gz"
 
 
@@ -20,7 +21,7 @@ def test_both_tiers_live_and_then_in_use(updraft, oracle: str, tmp_path: Path) -
     pytest.importorskip("llama_cpp")
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": question.prompt}) for question in QUESTIONS))
-    pair = ["--cloud", oracle, "--cloud-model", "oracle"]
+    pair = ["--local", "pocket", "--cloud", oracle, "--cloud-model", "oracle"]
     call = ["calibrate", "--live", str(len(QUESTIONS)), "--prompts", str(prompts), *pair]
     done = updraft(*call, "--cloud-share", "0.5", "--save", "kept.jsonl", "--json", "out.json")
     assert done.returncode == 0, done.stderr
@@ -51,7 +52,19 @@ def test_a_graded_file(updraft, tmp_path: Path) -> None:
     rows = read_graded(GSM8K)[:300]
     data = tmp_path / "graded.jsonl"
     data.write_text("\n".join(json.dumps({"prompt": r.prompt, "mixtral": r.weak, "gpt4": r.strong}) for r in rows))
-    call = ["calibrate", "--data", str(data), "--weak", "mixtral", "--strong", "gpt4", "--cloud-model", "gpt-4"]
+    call = [
+        "calibrate",
+        "--data",
+        str(data),
+        "--weak",
+        "mixtral",
+        "--strong",
+        "gpt4",
+        "--local",
+        "pocket",
+        "--cloud-model",
+        "gpt-4",
+    ]
     done = updraft(*call, "--quality", "0.9", "--out", "policy")
     assert done.returncode == 0, done.stderr
     assert "Floor: to lose at most" in done.stdout
@@ -77,10 +90,11 @@ def test_a_graded_file(updraft, tmp_path: Path) -> None:
         (["--data", "few.csv", "--save", "x"], "--save keeps what --live graded"),
         (["--data", "few.csv", "--quality", "0.9", "--cost", "1"], "exclude each other"),
         (["--data", "few.csv", "--local", "none"], "no local model to calibrate"),
-        (["--data", "few.csv"], "at least 100 graded prompts"),
+        (["--data", "few.csv", "--cloud-model", "big"], "at least 100 graded prompts"),
+        (["--data", "few.csv"], "name its cloud model with --cloud-model"),
         (["--live", "5", "--prompts", "two.txt"], "holds 2 prompts, --live asks for 5"),
         (
-            ["--live", "2", "--prompts", "two.txt", "--cloud", "http://127.0.0.1:9/v1"],
+            ["--live", "2", "--prompts", "two.txt", *NOWHERE],
             "at least 100 graded prompts, not 2",
         ),
     ],
@@ -88,7 +102,7 @@ def test_a_graded_file(updraft, tmp_path: Path) -> None:
 def test_calls_that_make_no_sense(updraft, tmp_path: Path, flags: list[str], message: str) -> None:
     (tmp_path / "few.csv").write_text("prompt,weak,strong\nWhat?,0,1\nHow?,1,1\n")
     (tmp_path / "two.txt").write_text("What?\n\nHow?\n")
-    done = updraft("calibrate", *flags)
+    done = updraft("calibrate", *flags, env={"UPDRAFT_LOCAL": "pocket"})
     assert done.returncode == 2
     assert message in done.stderr
 
@@ -106,8 +120,8 @@ def test_a_live_calibration_keeps_to_the_settings(
 ) -> None:
     lines = [f"Write to {i}@example.org" if i < 2 else f"What is {i}?" for i in range(100)]
     (tmp_path / "prompts.txt").write_text("\n".join(lines))
-    call = ["calibrate", "--live", "100", "--prompts", "prompts.txt", "--cloud", "http://127.0.0.1:9/v1"]
-    done = updraft(*call, env=settings)
+    call = ["calibrate", "--live", "100", "--prompts", "prompts.txt", *NOWHERE]
+    done = updraft(*call, env={"UPDRAFT_LOCAL": "pocket", **settings})
     assert done.returncode == 2
     assert message in done.stderr
     assert ("2 of 100 prompts are kept on this device" in done.stderr) == ("UPDRAFT_PRIVACY_BUILTIN" in settings)
@@ -116,8 +130,8 @@ def test_a_live_calibration_keeps_to_the_settings(
 def test_a_live_calibration_keeps_to_the_budget(updraft, tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     (tmp_path / "prompts.txt").write_text("\n".join(f"What is {i}?" for i in range(100)))
-    call = ["calibrate", "--live", "100", "--prompts", "prompts.txt", "--cloud", "http://127.0.0.1:9/v1"]
-    done = updraft(*call, env={"UPDRAFT_BUDGET_USD": "0"})
+    call = ["calibrate", "--live", "100", "--prompts", "prompts.txt", *NOWHERE]
+    done = updraft(*call, env={"UPDRAFT_LOCAL": "pocket", "UPDRAFT_BUDGET_USD": "0"})
     assert done.returncode == 1
     assert "error: No prompt was answered by both tiers: prompts.txt:1: budget spent" in " ".join(done.stderr.split())
     ledger = Ledger(tmp_path / "home" / "ledger.sqlite3")
@@ -130,8 +144,8 @@ def test_nothing_is_paid_for_what_cannot_be_fitted(updraft, tmp_path: Path) -> N
     (tmp_path / "hidden" / "scipy" / "__init__.py").write_text("raise ImportError('not here')")
     (tmp_path / "prompts.txt").write_text("\n".join(f"What is {i}?" for i in range(100)))
     path = f"{tmp_path / 'hidden'}:{Path(__file__).parents[2] / '.typing'}"
-    call = ["calibrate", "--live", "100", "--prompts", "prompts.txt", "--cloud", "http://127.0.0.1:9/v1"]
-    done = updraft(*call, env={"PYTHONPATH": path})
+    call = ["calibrate", "--live", "100", "--prompts", "prompts.txt", *NOWHERE]
+    done = updraft(*call, env={"UPDRAFT_LOCAL": "pocket", "PYTHONPATH": path})
     assert done.returncode == 1
     assert done.stderr.strip() == "error: scipy is not installed: pip install '.[train]' in a clone of Updraft."
 
@@ -141,7 +155,7 @@ def test_what_was_paid_for_is_kept(updraft, oracle: str, tmp_path: Path) -> None
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": question.prompt}) for question in QUESTIONS))
     call = ["calibrate", "--live", str(len(QUESTIONS)), "--prompts", str(prompts), "--out", "prompts.jsonl/policy"]
-    done = updraft(*call, "--cloud", oracle, "--cloud-model", "oracle")
+    done = updraft(*call, "--local", "pocket", "--cloud", oracle, "--cloud-model", "oracle")
     assert done.returncode == 2
     assert "The policy cannot be written to" in done.stderr
     kept = tmp_path / "home" / "graded.jsonl"

@@ -24,7 +24,7 @@ __all__ = ["oracle"]
 def test_a_shadow_teaches_a_policy(updraft, oracle: str, tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     file = tmp_path / "home" / "experience.sqlite3"
-    config = RouterConfig(cloud_url=oracle, cloud_model="oracle", experience=file, shadow=True)
+    config = RouterConfig(local="pocket", cloud_url=oracle, cloud_model="oracle", experience=file, shadow=True)
     with package.OpenAI(config=config) as client:
         for question in QUESTIONS[1:111]:
             messages = [{"role": "user", "content": question.prompt}]
@@ -32,7 +32,7 @@ def test_a_shadow_teaches_a_policy(updraft, oracle: str, tmp_path: Path) -> None
             assert completion.choices[0].message.content == question.answer
             info = completion.model_extra["updraft"]
             assert info["reason"].startswith("shadow: ")
-    pair = ["--cloud-model", "oracle"]
+    pair = ["--local", "pocket", "--cloud-model", "oracle"]
     learned = updraft("learn", *pair, "--quality", "0.8", "--json", "out.json")
     assert learned.returncode == 0, learned.stderr
     assert "graded by agreement in use" in learned.stdout
@@ -74,7 +74,7 @@ def test_damaged_answers_are_left_out_and_counted(tmp_path: Path, monkeypatch: p
         damaged.execute("UPDATE observations SET features = NULL WHERE id = 'none'")
         flipped = features[:-1] + bytes([features[-1] ^ 1])
         damaged.execute("UPDATE observations SET features = ? WHERE id = 'flipped'", (flipped,))
-    done = CliRunner().invoke(app, ["learn"])
+    done = CliRunner().invoke(app, ["learn", "--local", "pocket", "--cloud-model", "pocket-large"])
     assert isinstance(done.exception, InterruptedError)
     assert done.stderr == "3 of 4 judged answers are damaged, and are left out.\n"
     assert fitted == ["whole"]

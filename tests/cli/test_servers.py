@@ -53,7 +53,7 @@ def test_a_process_that_cannot_run_says_why(updraft, arguments: list[str], said:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("command", [["serve", "--local", "none"], ["node", "--model", "x"]])
+@pytest.mark.parametrize("command", [["serve", "--local", "pocket"], ["node", "--model", "x"]])
 def test_a_busy_port_is_refused(updraft, command: list[str]) -> None:
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
@@ -79,7 +79,7 @@ def test_a_key_file_of_another_form_is_left_as_it_is(updraft, tmp_path: Path) ->
 def test_what_keeps_a_server_from_starting_is_one_line(updraft, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir(exist_ok=True)
     (tmp_path / "home" / "ledger.sqlite3").write_text("garbage, no database " * 100)
-    done = updraft("serve", "--port", "0", "--cloud", "http://127.0.0.1:9/v1", "--local", "none")
+    done = updraft("serve", "--port", "0", "--cloud", "http://127.0.0.1:9/v1", "--cloud-model", "big")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert done.stderr.strip().splitlines()[-1].startswith("error: ")

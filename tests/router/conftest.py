@@ -24,6 +24,7 @@ def bench(cloud: FakeCloud, tmp_path: Path) -> Callable[..., Any]:
         config = RouterConfig(
             **{
                 "cloud_url": cloud.url,
+                "cloud_model": "pocket-large",
                 "ledger": tmp_path / "ledger.sqlite3",
                 "cloud_timeout_s": 5.0,
                 "cloud_continues": True,

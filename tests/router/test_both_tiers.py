@@ -78,7 +78,9 @@ def client(node: str, gates: ScriptedGates) -> Iterator[updraft.OpenAI]:
         engine = LocalEngine.load(WEIGHTS / "pocket-small.gguf", LocalOptions(tool_parser="hermes", model_id="device"))
         return Tiers(EngineLocalTier(engine), open_cloud(config), gates)
 
-    config = RouterConfig(cloud_url=f"{node}/v1", cloud_model="pocket-small", hold_tokens=2, cloud_continues=True)
+    config = RouterConfig(
+        local="pocket", cloud_url=f"{node}/v1", cloud_model="pocket-small", hold_tokens=2, cloud_continues=True
+    )
     with updraft.OpenAI(config=config, max_retries=0) as client:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("updraft.router.router.load_tiers", load)
@@ -219,7 +221,7 @@ def test_a_judged_call_is_held_and_an_unsure_one_comes_from_the_cloud(
 
 
 def test_a_model_without_a_format_leaves_tools_to_the_cloud(node: str) -> None:
-    config = RouterConfig(local="pocket", cloud_url=f"{node}/v1", cloud_model="pocket-small", policy="none")
+    config = RouterConfig(local="pocket", cloud_url=f"{node}/v1", cloud_model="pocket-small", confidence=0.8)
     with updraft.OpenAI(config=config, max_retries=0) as client:
         answer = ask(client, "auto", tools=TOOLS, tool_choice="required")
         assert re.match("beyond the local model: tools: the chat template", answer.updraft["reason"])

@@ -72,6 +72,7 @@ def test_tables(tmp_path: Path) -> None:
 def test_middle_tiers(tmp_path: Path) -> None:
     toml = """
         cloud_url = "http://top"
+        cloud_model = "large"
         [[middle]]
         url = "http://m"
         model = "medium"
@@ -87,7 +88,7 @@ def test_middle_tiers(tmp_path: Path) -> None:
     assert config.prices.cloud("medium", 1_000_000, 0) == pytest.approx(0.1)
     assert "sk-secret" not in repr(config)
     assert load(tmp_path, toml, middle=()).middle == ()
-    assert load(tmp_path, 'cloud_url = "http://top"', middle=(middle,)).middle == (middle,)
+    assert load(tmp_path, 'cloud_url = "http://top"\ncloud_model = "large"', middle=(middle,)).middle == (middle,)
 
 
 def test_variables_are_converted_and_can_unset(tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ def test_variables_are_converted_and_can_unset(tmp_path: Path) -> None:
 
 def test_home_moves_file_and_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
-    (tmp_path / "config.toml").write_text('cloud_url = "http://127.0.0.1:9"')
+    (tmp_path / "config.toml").write_text('cloud_url = "http://127.0.0.1:9"\ncloud_model = "large"')
     config = load_config()
     assert config.cloud_url == "http://127.0.0.1:9/v1"
     assert config.ledger == tmp_path / "ledger.sqlite3"
@@ -141,10 +142,18 @@ def test_home_moves_file_and_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ('[[middle]]\nurl = "http://m"\nmodel = "m"\nkey = "k"', {}, {}, "Unknown setting key in middle"),
         ('[[middle]]\nurl = "http://m"\nmodel = "m"', {}, {}, "cloud_url must be set where there are middle tiers"),
         ('cloud_url = "http://t"\n[[middle]]\nurl = "ftp://m"\nmodel = "m"', {}, {}, "middle.url .* must start with"),
-        ('cloud_url = "http://t"\n[[middle]]\nurl = "http://m"\nmodel = "pocket-large"', {}, {}, "another name"),
+        (
+            'cloud_url = "http://t"\ncloud_model = "m"\n[[middle]]\nurl = "http://m"\nmodel = "m"',
+            {},
+            {},
+            "another name",
+        ),
         ("budget = 5", {}, {}, "budget in .* must be a table of usd"),
         ("", {"UPDRAFT_BUDGET_EUR": "1"}, {}, "Unknown setting eur in budget in the environment"),
         ('cloud_url = "localhost:1"', {}, {}, "must start with http"),
+        ('cloud_url = "https://host"', {}, {}, "cloud_model must be set where cloud_url is"),
+        ("confidence = 1", {}, {}, "confidence must be between 0 and 1"),
+        ("", {"UPDRAFT_CONFIDENCE": "0.8"}, {"confidence": 0.7, "cost": 1.0}, "cost and confidence exclude each other"),
         ('cloud_url = "https://key@host"', {}, {}, "no credentials"),
     ],
 )
@@ -178,7 +187,7 @@ def test_a_target_that_is_no_number(target: dict[str, Any], message: str) -> Non
     ],
 )
 def test_cloud_url_is_a_base_url(given: str, used: str) -> None:
-    assert RouterConfig(cloud_url=given).cloud_url == used
+    assert RouterConfig(cloud_url=given, cloud_model="big").cloud_url == used
 
 
 def test_the_key_is_never_shown() -> None:

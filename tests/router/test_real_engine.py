@@ -31,7 +31,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_local_answer_with_logprobs_and_a_stream_of_it(tiny: Path, cloud: FakeCloud) -> None:
-    config = RouterConfig(local=str(tiny), cloud_url=cloud.url)
+    config = RouterConfig(local=str(tiny), cloud_url=cloud.url, cloud_model="pocket-large")
     with updraft.OpenAI(config=config) as client:
         plain = client.chat.completions.create(
             model="tiny", messages=USER, max_tokens=24, logprobs=True, top_logprobs=2
@@ -54,7 +54,7 @@ def test_a_local_answer_with_logprobs_and_a_stream_of_it(tiny: Path, cloud: Fake
 
 
 def test_an_unsure_or_too_long_answer_comes_from_the_cloud(tiny: Path, cloud: FakeCloud) -> None:
-    config = RouterConfig(local=str(tiny), cloud_url=cloud.url, policy="none", confidence=0.9999)
+    config = RouterConfig(local=str(tiny), cloud_url=cloud.url, cloud_model="pocket-large", confidence=0.9999)
     with updraft.OpenAI(config=config) as client:
         completion = client.chat.completions.create(model="auto", messages=USER, max_tokens=24)
         assert completion.choices[0].message.content == CLOUD_TEXT
@@ -118,7 +118,9 @@ def test_a_race_that_the_cloud_wins_leaves_a_working_engine(tiny: Path, cloud: F
 
     async def test() -> None:
         router = Router(
-            RouterConfig(local=str(tiny), cloud_url=cloud.url, race_above=0.0, policy="none", confidence=1e-30)
+            RouterConfig(
+                local=str(tiny), cloud_url=cloud.url, cloud_model="pocket-large", race_above=0.0, confidence=1e-30
+            )
         )
 
         async def ask(model: str) -> dict[str, Any]:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import updraft
 from cascade_bench import Bench, run
 from router_fakes import FakeCloud, ScriptedGates, ScriptedLocal, tiers
-from updraft.protocol.errors import ModelLoadError, OverloadedError
+from updraft.protocol.errors import ConfigurationError, ModelLoadError, OverloadedError
 from updraft.protocol.http.wire import WireRequest
 from updraft.router.config import RouterConfig
+from updraft.router.factory import check_startable
 from updraft.router.router import Router
 from updraft.router.state import Tiers
 
@@ -27,7 +29,9 @@ def cold(cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     def make(load: Load, local: ScriptedLocal) -> Bench:
         monkeypatch.setattr("updraft.router.router.load_tiers", load)
         ledger = tmp_path / "ledger.sqlite3"
-        return Bench(Router(RouterConfig(cloud_url=cloud.url, ledger=ledger)), local, ledger)
+        return Bench(
+            Router(RouterConfig(cloud_url=cloud.url, cloud_model="pocket-large", ledger=ledger)), local, ledger
+        )
 
     return make
 
@@ -111,3 +115,37 @@ def test_a_close_while_it_loads_leaves_nothing_open(cold: Any) -> None:
             await b.router.start()
 
     run(test())
+
+
+CLOUD: dict[str, Any] = {"cloud_url": "http://127.0.0.1:9", "cloud_model": "big"}
+
+
+@pytest.mark.parametrize("settings", [{}, {"cloud_model": "big"}, {**CLOUD, "offline": True}])
+def test_a_router_without_a_tier_says_what_to_set(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        updraft.OpenAI(config=RouterConfig(**settings))
+    with pytest.raises(ConfigurationError):
+        updraft.AsyncOpenAI(config=RouterConfig(**settings))
+    for name in ("local", "cloud_url", "UPDRAFT_LOCAL", "UPDRAFT_CLOUD_URL", "updraft pull", "config.toml"):
+        assert name in caught.value.message
+    assert ("offline" in caught.value.message) == ("offline" in settings)
+
+
+@pytest.mark.parametrize("target", [{"quality": 0.5}, {"cloud_share": 0.3}, {"cost": 1.0}])
+@pytest.mark.parametrize("local", [None, "pocket"])
+def test_a_target_without_a_policy_is_refused_at_once(
+    target: dict[str, Any], local: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="updraft calibrate"):
+        updraft.OpenAI(config=RouterConfig(local=local, **CLOUD, **target))
+    with pytest.raises(ConfigurationError, match="updraft calibrate"):
+        run(Router(RouterConfig(local=local, **CLOUD, **target)).start())
+    check_startable(RouterConfig(local=local, **CLOUD))
+    check_startable(RouterConfig(local=local, **CLOUD, confidence=0.8))
+
+
+def test_the_pocket_pair_has_a_policy() -> None:
+    pair = {"local": "pocket", "cloud_url": "http://127.0.0.1:9", "cloud_model": "pocket-large"}
+    for target in ({"quality": 0.98}, {"cloud_share": 0.3}, {"cost": 1.0}, {}):
+        check_startable(RouterConfig(**pair, **target))  # type: ignore[arg-type]

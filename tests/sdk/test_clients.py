@@ -36,7 +36,13 @@ def local() -> ScriptedLocal:
 
 @pytest.fixture
 def config(cloud: FakeCloud, tmp_path: Path) -> RouterConfig:
-    return RouterConfig(cloud_url=cloud.url, ledger=tmp_path / "ledger.sqlite3", cloud_timeout_s=10.0)
+    return RouterConfig(
+        local="pocket",
+        cloud_url=cloud.url,
+        cloud_model="pocket-large",
+        ledger=tmp_path / "ledger.sqlite3",
+        cloud_timeout_s=10.0,
+    )
 
 
 @pytest.fixture
@@ -336,15 +342,21 @@ def test_settings_of_the_constructor(config: RouterConfig, monkeypatch: pytest.M
         with updraft.OpenAI(**options) as client:
             return client._client.updraft_runtime.config  # type: ignore[attr-defined]
 
-    assert settings().cloud_api_key is None, "OPENAI_API_KEY is for OpenAI, not for any cloud_url"
-    assert settings(api_key="sk-1").cloud_api_key == "sk-1"
+    assert settings(local="pocket").cloud_api_key is None, "OPENAI_API_KEY is for OpenAI, not for any cloud_url"
+    assert settings(local="pocket", api_key="sk-1").cloud_api_key == "sk-1"
     assert settings(config=config, quality=0.9).quality == 0.9
     assert str(settings(config=config, cloud_share=0.3).target) == "cloud_share 0.3"
     assert str(settings(config=replace(config, quality=0.9), cost=2.0).target) == "cost 2 US dollars per 1,000 requests"
-    assert str(settings(quality=0.9, promise="mean").target) == "quality 0.9 on average"
-    assert str(settings(cost=0.5).target) == "cost 0.5 US dollars per 1,000 requests"
-    assert settings(local=Path("m.gguf"), cloud_url="http://h:1").local == "m.gguf"
-    assert settings(cloud_url="http://h:1").cloud_url == "http://h:1/v1"
+    assert (
+        str(settings(local="pocket", cloud_model="pocket-large", quality=0.9, promise="mean").target)
+        == "quality 0.9 on average"
+    )
+    assert (
+        str(settings(local="pocket", cloud_model="pocket-large", cost=0.5).target)
+        == "cost 0.5 US dollars per 1,000 requests"
+    )
+    assert settings(local=Path("m.gguf"), cloud_url="http://h:1", cloud_model="big").local == "m.gguf"
+    assert settings(cloud_url="http://h:1", cloud_model="big").cloud_url == "http://h:1/v1"
     with pytest.raises(ConfigurationError, match="exclude each other"):
         settings(quality=0.9, cloud_share=0.3)
     with pytest.raises(ConfigurationError, match="quality must be a number"):

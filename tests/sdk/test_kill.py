@@ -59,7 +59,9 @@ def test_kill_dash_nine(slow_cloud: CloudProcess, model: str, monkeypatch: pytes
         return tiers(ScriptedLocal(), config, ScriptedGates(after=True))
 
     monkeypatch.setattr("updraft.router.router.load_tiers", load)
-    with updraft.OpenAI(config=RouterConfig(cloud_url=slow_cloud.url), max_retries=0) as client:
+    with updraft.OpenAI(
+        config=RouterConfig(local="pocket", cloud_url=slow_cloud.url, cloud_model="pocket-large"), max_retries=0
+    ) as client:
         killed_at: list[float] = []
 
         def kill() -> None:

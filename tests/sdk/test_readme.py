@@ -19,7 +19,7 @@ import asyncio
 from updraft import AsyncOpenAI
 
 async def main():
-    client = AsyncOpenAI(cloud_url="http://127.0.0.1:8000")
+    client = AsyncOpenAI(local="model.gguf", cloud_url="http://127.0.0.1:8000", cloud_model="large")
     stream = await client.chat.completions.create(
         model="auto", messages=[{"role": "user", "content": "What is 347 + 586?"}], stream=True
     )
@@ -38,8 +38,11 @@ def snippet() -> str:
 @pytest.mark.parametrize("code", [snippet(), ASYNC], ids=["readme", "async"])
 def test_it_runs_and_leaves_quietly(code: str, cloud: FakeCloud, tmp_path: Path) -> None:
     """Nobody closes the client: the interpreter's exit does, and what was seen is kept all the same."""
-    script = code.replace("http://127.0.0.1:8000", cloud.url)
-    assert cloud.url in script
+    ours = {"http://127.0.0.1:8000": cloud.url, '"model.gguf"': '"pocket"', '"large"': '"pocket-large"'}
+    script = code
+    for shown, used in ours.items():
+        assert shown in script
+        script = script.replace(shown, used)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("UPDRAFT_")}
     done = subprocess.run(
         [sys.executable, "-W", "error::RuntimeWarning", "-c", script],
@@ -63,7 +66,7 @@ FORK = """
 import os, sys
 from updraft import OpenAI
 
-fresh, used = OpenAI(max_retries=0), OpenAI(max_retries=0)
+fresh, used = OpenAI(local="pocket", max_retries=0), OpenAI(local="pocket", max_retries=0)
 
 def ask(client):
     try:

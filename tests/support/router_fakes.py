@@ -112,7 +112,7 @@ class ScriptedLocal:
         text = self.text
         if continue_final_message:
             text = text.removeprefix(messages[-1].text)
-        words = re.findall(r"\s*\S+", text)
+        words = re.findall(r"\s*\S+|\s+\Z", text)
         self.started += 1
         self.running += 1
         return FakeGeneration(self, words, params.max_tokens)

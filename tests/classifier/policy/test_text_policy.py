@@ -165,6 +165,7 @@ def test_the_card_names_everything(policy: TextPolicy, folder: Path) -> None:
     assert (card.models, card.date, card.rows) == (PAIR, "2026-11-22", 400)
     assert card.signals and card.estimated_tokens
     assert card.data == RECIPE.data
+    assert (card.calibrated_on.scripts, card.calibrated_on.turns) == (("Latin",), 1)
     assert card.gain_rate == pytest.approx(gains(population(400, 0)).mean())
     assert {"gate1.apgr", "gate3.auroc", "gate3.ece"} <= card.metrics.keys()
     targets = [f"quality {q}" for q in (0.9, 0.95, 0.97, 0.98, 0.99)]

@@ -34,7 +34,9 @@ def test_a_build_that_segfaults_is_reported(updraft, tmp_path, environment) -> N
     assert REBUILD_COMMAND in check["fix"]
 
 
-@pytest.mark.parametrize("command", [("ask", "--tier", "local", "hi"), ("serve", "--port", "0")])
+@pytest.mark.parametrize(
+    "command", [("ask", "--local", "pocket", "--tier", "local", "hi"), ("serve", "--local", "pocket", "--port", "0")]
+)
 def test_a_build_that_segfaults_takes_no_command_down(updraft, tmp_path, environment, command) -> None:
     env = with_fake_llama(tmp_path, environment, "import ctypes\nctypes.string_at(0)\n")
     done = updraft(*command, env={**env, "UPDRAFT_OFFLINE": "1"})
@@ -61,7 +63,18 @@ def test_the_working_installation_is_sound(updraft) -> None:
     done = updraft("doctor")
     assert done.returncode == 0, done.stdout
     assert "fail" not in done.stdout
-    for name in ("python", "core", "edge", "cloud", "llama.cpp", "torch", "pocket models", "policy", "settings"):
+    for name in (
+        "python",
+        "core",
+        "edge",
+        "cloud",
+        "llama.cpp",
+        "torch",
+        "pocket models",
+        "policy",
+        "settings",
+        "tiers",
+    ):
         assert name in done.stdout
 
 
@@ -113,5 +126,5 @@ def test_a_cloud_that_is_not_there_fails() -> None:
 
 def test_variables_of_other_commands_are_no_typos(updraft) -> None:
     env = {"UPDRAFT_NODE_API_KEY": "secret", "UPDRAFT_DEVICE": "cpu", "UPDRAFT_OFFLINE": "1"}
-    done = updraft("ask", "--tier", "local", "What is 2 + 2?", env=env)
+    done = updraft("ask", "--local", "pocket", "--tier", "local", "What is 2 + 2?", env=env)
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ def test_without_torch_the_local_model_is_alone(monkeypatch: pytest.MonkeyPatch)
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else found(name))
     said: list[str] = []
-    with with_cloud(RouterConfig(), said.append) as running:
+    with with_cloud(RouterConfig(local="pocket"), said.append) as running:
         assert running.cloud_url is None
     assert len(said) == 1
     assert "pip install '.[cloud]'" in said[0]

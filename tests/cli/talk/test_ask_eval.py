@@ -20,7 +20,7 @@ TASKS = [
 def cloud(fake_cloud) -> Iterator[list[str]]:
     """The flags that name the stand-in cloud, and no local model."""
     with fake_cloud() as url:
-        yield ["--local", "none", "--cloud", url, "--cloud-model", "big", "--cloud-key-env", "CLOUD_KEY"]
+        yield ["--cloud", url, "--cloud-model", "big", "--cloud-key-env", "CLOUD_KEY"]
 
 
 @pytest.fixture
@@ -77,7 +77,19 @@ def test_eval_counts(updraft, cloud, task_file, tmp_path) -> None:
 
 def test_eval_fails_when_an_answer_is_missing(updraft, fake_cloud, task_file) -> None:
     with fake_cloud(broken=True) as url:
-        done = updraft("eval", "--file", str(task_file), "--local", "none", "--cloud", url, "--tier", "cloud")
+        done = updraft(
+            "eval",
+            "--file",
+            str(task_file),
+            "--local",
+            "none",
+            "--cloud",
+            url,
+            "--cloud-model",
+            "big",
+            "--tier",
+            "cloud",
+        )
     assert done.returncode == 1
     assert "3 questions got no answer" in done.stderr
 
@@ -100,7 +112,7 @@ def test_chat_answers_obeys_and_leaves_at_the_end(updraft, cloud) -> None:
 
 def test_chat_survives_a_failing_answer(updraft, fake_cloud) -> None:
     with fake_cloud(broken=True) as url:
-        flags = ["--local", "none", "--cloud", url, "--cloud-key-env", "CLOUD_KEY"]
+        flags = ["--cloud", url, "--cloud-model", "big", "--cloud-key-env", "CLOUD_KEY"]
         done = updraft("chat", *flags, env={"CLOUD_KEY": KEY}, input="hi\nhello\n")
     assert done.returncode == 0
     assert done.stderr.count("The cloud is out of order.") == 2

@@ -12,6 +12,7 @@ from cascade_bench import run, text_of, updraft_of
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, unused_url
 from updraft.protocol.errors import EngineError
 from updraft.protocol.http.wire import WireRequest
+from updraft.router.gates.gates import NoPolicyGates
 from updraft.text.tool_formats import ToolFormat
 
 # Gate 0: rules
@@ -126,7 +127,7 @@ def test_offline_and_missing_tiers(bench: Any, cloud: FakeCloud) -> None:
             assert (await b.answer("cloud"))["error"]["code"] == "offline"
         assert not cloud.requests
         async with bench(ScriptedGates(before=True), cloud_url=None) as b:
-            assert (await b.answer())["updraft"]["reason"] == "no cloud is configured"
+            assert (await b.answer())["updraft"]["reason"] == "the local model is the only tier: no cloud is configured"
             assert (await b.answer("cloud"))["error"]["code"] == "cloud_not_configured"
         async with bench(has_local=False) as b:
             assert (await b.answer())["updraft"]["route"] == "cloud"
@@ -137,7 +138,69 @@ def test_offline_and_missing_tiers(bench: Any, cloud: FakeCloud) -> None:
     run(test())
 
 
+def test_health_is_bad_where_no_tier_can_answer(bench: Any) -> None:
+    async def test() -> None:
+        for settings, status in (
+            ({"has_local": False, "cloud_url": None}, 503),
+            ({"has_local": False, "offline": True}, 503),
+            ({"has_local": False}, 200),
+            ({"offline": True}, 200),
+        ):
+            async with bench(**settings) as b:
+                response = await b.router.handle(WireRequest("GET", "/health"))
+                assert response.status == status, settings
+
+    run(test())
+
+
+def test_a_request_may_state_a_confidence_and_no_target_that_nothing_keeps(bench: Any, cloud: FakeCloud) -> None:
+    """The scripted device writes with a probability of 0.95 per token."""
+
+    async def test() -> None:
+        async with bench(ScriptedGates(before=True)) as b:
+            kept = await b.answer(updraft={"confidence": 0.9})
+            assert (kept["updraft"]["tier"], kept["updraft"]["reason"]) == (
+                "local",
+                "uncalibrated: confidence 0.95 at least 0.90 after generation",
+            )
+            assert (await b.answer(updraft={"confidence": 0.99}))["updraft"]["tier"] == "cloud"
+            assert (await b.answer("local", updraft={"confidence": 0.99}))["updraft"]["tier"] == "local"
+            for wrong in ({"confidence": 1.0}, {"confidence": 0.8, "quality": 0.9}):
+                error = (await b.answer(updraft=wrong))["error"]
+                assert error["param"] == "updraft.confidence"
+        for has_local in (True, False):
+            async with bench(NoPolicyGates(), has_local=has_local) as b:
+                response = await b.ask(updraft={"quality": 0.9})
+                assert response.status == 400
+                assert b"updraft calibrate" in response.body
+                assert (await b.answer())["updraft"]["tier"] == "cloud"
+
+    run(test())
+
+
 # Gates 1 to 3
+
+
+@pytest.mark.parametrize("text", ["", " \n\t "])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_empty_answer_escalates(bench: Any, cloud: FakeCloud, text: str, stream: bool) -> None:
+    """Whatever the gates think of it: a policy cannot read an answer without a token."""
+
+    async def test() -> None:
+        async with bench(hold_tokens=1) as b:
+            b.local.text = text
+            if stream:
+                _, events, done = await b.stream()
+                assert done and text_of(events) == CLOUD_TEXT
+                info = updraft_of(events)
+            else:
+                found = await b.answer()
+                assert found["choices"][0]["message"]["content"] == CLOUD_TEXT
+                info = found["updraft"]
+            assert (info["tier"], info["reason"]) == ("cloud", "the local model gave an empty answer")
+            assert (await b.answer("local"))["updraft"]["tier"] == "local"
+
+    run(test())
 
 
 def test_all_gates_pass(bench: Any, cloud: FakeCloud) -> None:

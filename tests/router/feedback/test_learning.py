@@ -244,7 +244,9 @@ def test_a_disk_that_fails_is_counted(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_the_counts_are_metrics(cloud: FakeCloud, tmp_path: Path) -> None:
     async def run() -> dict[str, float]:
-        config = RouterConfig(cloud_url=cloud.url, cloud_model="large", experience=tmp_path / "e.sqlite3")
+        config = RouterConfig(
+            local="pocket", cloud_url=cloud.url, cloud_model="large", experience=tmp_path / "e.sqlite3"
+        )
         router = Router(config, tiers(ScriptedLocal(), config, ExplorationGates(ScriptedGates())))
         await router.start()
         try:
@@ -498,7 +500,7 @@ def test_a_policy_of_another_pair_has_no_alarm(
     gates = load_learning_gates(RouterConfig(local="small.gguf", cloud_model="large", **policy, **target), "small")
     assert gates.before(ASKED, None).reason.startswith("uncalibrated for this pair")
     assert gates.monitor is None
-    own = load_learning_gates(RouterConfig(**target), "pocket-small")
+    own = load_learning_gates(RouterConfig(local="pocket", cloud_model="pocket-large", **target), "pocket-small")
     assert own.monitor is not None and own.monitor.alarm is None
 
 

@@ -12,6 +12,7 @@ import pytest
 from router_fakes import FakeSignals, FakeToken
 from updraft.classifier.features.gate_inputs import RunView
 from updraft.classifier.policy import load as policies
+from updraft.classifier.policy.calibrated_on import CalibratedOn
 from updraft.classifier.target import Target
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
 from updraft.protocol.requests import Message
@@ -28,6 +29,7 @@ class ScriptedPolicy:
 
     gate2_tokens = 4
     models = PAIR
+    calibrated_on = CalibratedOn()
     usual = None
 
     def __init__(self, before: float = 0.2, during: float = 0.3, after: float = 0.4) -> None:
@@ -99,12 +101,14 @@ def test_a_quality_beyond_calibration_is_the_requests_fault() -> None:
 
 def test_confidence_without_a_policy() -> None:
     gates = ConfidenceGates(0.8)
-    assert not gates.before(MESSAGES, 0.98).escalate
+    assert not gates.before(MESSAGES, None).escalate
+    with pytest.raises(InvalidRequestError, match="updraft calibrate"):
+        check_quality(gates, 0.98)
     sure, unsure = written(*[math.log(0.9)] * 20), written(*[math.log(0.7)] * 20)
     assert not gates.after(MESSAGES, sure, 0.98).escalate
     decision = gates.after(MESSAGES, unsure, 0.98)
     assert decision.escalate
-    assert decision.reason == "uncalibrated: mean token probability 0.70 below 0.80 after generation"
+    assert decision.reason == "uncalibrated: confidence 0.70 below 0.80 after generation"
     assert decision.p_gain is None
     assert not gates.during(MESSAGES, unsure, 0.98).escalate
     collapsed = written(*[math.log(0.99)] * 100, *[math.log(0.2)] * 16)
@@ -131,7 +135,7 @@ def test_whose_policy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     other = PAIR | {"cloud": "gpt"}
     assert isinstance(gates("auto", PAIR), PolicyGates)
     assert isinstance(gates("auto", PAIR, own=()), NoPolicyGates)
-    assert isinstance(gates("none", PAIR), ConfidenceGates)
+    assert isinstance(gates("auto", PAIR, confidence=0.8), ConfidenceGates)
     assert isinstance(gates(str(tmp_path), PAIR), PolicyGates)
     for name in (str(tmp_path), "auto"):
         foreign = gates(name, other, allow_foreign=True).before(MESSAGES, None).reason
@@ -141,16 +145,30 @@ def test_whose_policy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ConfigurationError, match="calibrated for small with large, but this router runs small with gpt"
     ):
         gates(str(tmp_path), other)
-    with pytest.raises(ConfigurationError, match="cloud_share needs a calibrated policy"):
-        gates("none", PAIR, target=Target("cloud_share", 0.1))
-    with pytest.raises(ConfigurationError, match="cloud_share needs a calibrated policy"):
-        gates("auto", other, target=Target("cloud_share", 0.1))
     without = gates("auto", other)
     assert isinstance(without, NoPolicyGates)
     told = without.before(MESSAGES, None)
     assert told.escalate
     assert "no policy is calibrated for this pair" in told.reason
     assert "updraft calibrate" in told.reason
+    with pytest.raises(InvalidRequestError, match="updraft calibrate"):
+        check_quality(without, 0.9)
+
+
+def test_what_a_policy_was_not_calibrated_on_escalates_before_anything_is_written() -> None:
+    policy = ScriptedPolicy(before=0.0)
+    gates = PolicyGates(policy, Target())
+    said = [Message(role="user", content="Prove it."), Message(role="assistant", content="Done.")]
+    for messages, unknown in (
+        ([*said, Message(role="user", content="and why?")], "conversations of 3 turns"),
+        ([Message(role="user", content="Почему небо голубое?")], "Cyrillic script"),
+    ):
+        decision = gates.before(messages, None)
+        assert (decision.escalate, decision.gate, decision.p_gain) == (True, 1, None)
+        assert decision.reason == f"the policy was not calibrated on {unknown}"
+    assert not gates.before([Message(role="system", content="Be brief."), *MESSAGES], None).escalate
+    policy.calibrated_on = CalibratedOn(("Cyrillic", "Latin"), turns=3)
+    assert not gates.before([*said, Message(role="user", content="почему?")], None).escalate
 
 
 def test_a_policy_folder_that_is_none(tmp_path: Path) -> None:

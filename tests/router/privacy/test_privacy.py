@@ -366,7 +366,9 @@ def test_private_requests_open_no_socket(no_sockets: list[str], tmp_path: Path) 
     """The whole router with the packaged model, in a process in which nobody may connect to anything."""
 
     async def test() -> None:
-        config = RouterConfig(cloud_url="http://127.0.0.1:9", policy="none", confidence=0.999999, privacy=ALL)
+        config = RouterConfig(
+            local="pocket", cloud_url="http://127.0.0.1:9", cloud_model="big", confidence=0.999999, privacy=ALL
+        )
         router = Router(config)
 
         async def ask(text: str, **options: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ CODE = """
 import sys
 from updraft.router.config import RouterConfig
 from updraft.router.server.app import DaemonOptions, run_daemon
-run_daemon(DaemonOptions(RouterConfig(cloud_url=sys.argv[1], **eval(sys.argv[2])), port=0))
+run_daemon(DaemonOptions(RouterConfig(cloud_url=sys.argv[1], cloud_model="pocket-large", **eval(sys.argv[2])), port=0))
 """
 USER = [{"role": "user", "content": "hello"}]
 
@@ -99,7 +99,7 @@ def test_a_port_in_use_is_refused_before_any_work(tmp_path: Path) -> None:
 
 
 def test_a_key_is_asked_for_where_one_is_set(cloud: FakeCloud) -> None:
-    app = daemon_app(Router(RouterConfig(local=None, cloud_url=cloud.url)), api_key="secret")
+    app = daemon_app(Router(RouterConfig(cloud_url=cloud.url, cloud_model="pocket-large")), api_key="secret")
     with TestClient(app) as client:
         question = {"model": "cloud", "messages": USER}
         for key, status in (("secret", 200), ("wrong", 401), ("", 401)):
@@ -110,7 +110,7 @@ def test_a_key_is_asked_for_where_one_is_set(cloud: FakeCloud) -> None:
 def test_the_clients_timeout_is_the_deadline(cloud: FakeCloud) -> None:
     """A slow cloud: the client that waits for 3 seconds gets the device's answer within them."""
     cloud.mode = "slow"
-    with running_daemon(cloud, {"policy": "none", "confidence": 0.999999}) as (url, _):
+    with running_daemon(cloud, {"local": "pocket", "confidence": 0.999999}) as (url, _):
         with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=3.0) as client:
             completion = client.chat.completions.create(model="auto", messages=USER, max_tokens=8)
             assert completion.model_extra and completion.model_extra["updraft"]["route"] == "fallback"
