@@ -100,8 +100,10 @@ def model_file(config: RouterConfig) -> Path:
 def open_local(config: RouterConfig) -> LocalEngine:
     """The engine of the local model. Raises ModelLoadError, ConfigurationError or MissingDependencyError."""
     from ..local_engine.opening import open_engine
+    from ..local_engine.options import LocalOptions
 
-    return open_engine(model_file(config), sound=pocket_small_gguf())
+    options = LocalOptions(tool_parser=config.tool_parser, chat_template=config.chat_template)
+    return open_engine(model_file(config), options, sound=pocket_small_gguf())
 
 
 def load_learner(config: RouterConfig, tiers: Tiers) -> ExperienceCollector | None:

@@ -29,7 +29,17 @@ _TABLES: dict[str, type[Any]] = {
     "budget": BudgetLimits,  # after those whose names begin with it
 }
 _OPTIONAL = frozenset(
-    {"local", "cloud_url", "cloud_api_key", "hold_tokens", "race_above", "ledger", "experience", *TARGETS}
+    {
+        "local",
+        "chat_template",
+        "cloud_url",
+        "cloud_api_key",
+        "hold_tokens",
+        "race_above",
+        "ledger",
+        "experience",
+        *TARGETS,
+    }
 )
 
 

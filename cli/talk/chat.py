@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import typer
@@ -30,6 +30,7 @@ def chat(
     cloud_share: options.CloudShare = None,
     cost: options.Cost = None,
     promise: options.Promise = None,
+    chat_template: options.ChatTemplate = None,
 ) -> None:
     """Talk to both models; a dim line under each answer says which tier gave it, why, and at what P(gain).
 
@@ -42,7 +43,8 @@ def chat(
       updraft chat
       updraft chat --local model.gguf --cloud https://host/v1 --cloud-model big --cloud-key-env HOST_KEY
     """
-    config = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise).config()
+    pair = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise)
+    config = replace(pair, chat_template=chat_template).config()
     from ... import OpenAI
     from .conversation import introduction
 
