@@ -26,6 +26,7 @@ from .machine.child_process import ChildEnd, expect_crashes, run_child
 from .machine.notes import Notes, file_key
 
 _CONTEXT = 64
+_NO_TEMPLATE = "--no-template"
 _SLOWEST_DISK = 20e6  # bytes/s
 _PATIENCE_S = 30.0
 _SAMPLE = "".join(map(chr, range(1, 0x250))) + "日本語 🙂 <s></s><|im_end|>" + " " * 40
@@ -53,7 +54,7 @@ def ensure_loadable(
     files = [path, *(Path(adapter.path) for adapter in adapters)]
     notes, key = (
         Notes("tried-models"),
-        "".join(map(file_key, files)) + build_key() + ("" if own_template else "no template"),
+        "".join(map(file_key, files)) + build_key() + ("" if own_template else _NO_TEMPLATE),
     )
     verdict = notes.read(key, _Verdict)
     if verdict is None:
@@ -69,8 +70,8 @@ def ensure_loadable(
 
 def _on_trial(files: Sequence[Path], own_template: bool, timeout_s: float) -> tuple[_Verdict, bool]:
     """The verdict, and whether it will be the same next time."""
-    flag = "own" if own_template else "given"
-    end = run_child(__name__, [flag, *map(str, files)], timeout_s=timeout_s)
+    options = [] if own_template else [_NO_TEMPLATE]
+    end = run_child(__name__, [*map(str, files), *options], timeout_s=timeout_s)
     if end.status == "ok":
         complaint = end.found["complaint"]
         return _Verdict(complaint), not complaint
@@ -128,6 +129,6 @@ def _template_complaint(engine: LocalEngine) -> str:
 
 if __name__ == "__main__":
     expect_crashes()
-    flag, model, *loras = sys.argv[1:]
-    complaint = attempt(Path(model), loras, own_template=flag == "own")
+    model, *loras = [argument for argument in sys.argv[1:] if argument != _NO_TEMPLATE]
+    complaint = attempt(Path(model), loras, own_template=_NO_TEMPLATE not in sys.argv)
     sys.stdout.write(json.dumps({"complaint": complaint}) + "\n")
