@@ -37,6 +37,8 @@ def serve(
     cost: options.Cost = None,
     promise: options.Promise = None,
     confidence: options.PlainConfidence = None,
+    tool_parser: options.ToolParser = None,
+    chat_template: options.ChatTemplate = None,
 ) -> None:
     """Run the router as a local OpenAI server, so that any app can use it without a change of code.
 
@@ -56,9 +58,8 @@ def serve(
     from .talk.conversation import introduction
 
     key = None if key_env is None else options.key_from(key_env, "--key-env")
-    config = options.Pair(
-        local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence
-    ).config()
+    pair = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence)
+    config = replace(pair, tool_parser=tool_parser, chat_template=chat_template).config()
     daemon = DaemonOptions(config, host, port, ready_file, key)
     bind_socket(host, port).close()  # a busy port is reported before the packaged cloud is started
     for line in introduction(config):
@@ -136,6 +137,7 @@ def node(
         Literal["auto", "hermes", "llama3", "mistral", "mistral-args"],
         typer.Option(help="How the model writes tool calls; auto asks its chat template."),
     ] = "auto",
+    chat_template: options.ChatTemplate = None,
     ready_file: ReadyFile = None,
     exit_with_parent: WithParent = False,
 ) -> None:
@@ -179,6 +181,7 @@ def node(
             restart=restart,
             drain_seconds=drain_seconds,
             tool_parser=tool_parser,
+            chat_template=chat_template,
             ready_file=ready_file,
             exit_with_parent=exit_with_parent,
         )

@@ -6,8 +6,10 @@ log-probabilities of its tokens. The gates of the router live on these.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -21,11 +23,14 @@ from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
 from ..protocol.structured import Constraint, Tool, ToolUse
 from ..text.chat import ChatTemplate, encoding_runs, special_pattern
+from ..text.marks import typed_marks
 from ..text.templates import tool_messages as tool_turns
+from ..text.templates.sources import TemplateSources
 from ..text.tool_stream import OfferedTools
 from .llama.adapter_file import read_adapter
 from .llama.context import ContextOptions, LlamaContext, LoraAdapter
 from .llama.library import Floats, LlamaModel
+from .llama.plain_text import PlainText, doubts
 from .machine.machine import default_threads
 from .options import LocalOptions
 from .runtime.context_layout import ContextLayout, ModelTraits
@@ -44,6 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalEngine", "LocalOptions", "LocalRun", "LocalToken", "LoraAdapter", "TokenSignals"]
 
+log = logging.getLogger("updraft.local_engine")
 _PIECES = 4096  # tokens whose bytes are remembered
 _USUAL_TOKEN = 16  # characters; texts that could be of longer ones only are worth the fifth of a second of looking
 
@@ -63,8 +69,13 @@ class LocalEngine:
         # llama.cpp is asked once: while it is, other threads run, and a step would wait for them at each token.
         self._piece = lru_cache(_PIECES)(model.token_bytes)
         self._tool_parser = options.tool_parser
-        self._special = special_pattern(model.control_tokens)
-        self.chat_template = _template(model, header)
+        sources = _templates(header, self.model_id, options)
+        marks = typed_marks(model.user_defined, sources.default, sources.tool_use)
+        special = [*model.control_tokens, *marks]
+        self._special = special_pattern(special)
+        self._plain = PlainText(model, marks)
+        bos, eos = model.text_of("bos"), model.text_of("eos")
+        self.chat_template = ChatTemplate(sources, bos_token=bos, eos_token=eos, special_tokens=special)
         if options.tool_parser != "auto":
             _ = self.tool_format  # a name that is none is refused here
         self._scores_prompts = layout.scores_prompts
@@ -82,6 +93,8 @@ class LocalEngine:
         path, options = Path(path), options or LocalOptions()
         options.check()
         header = read_model_header(path)
+        for doubt in doubts(header):
+            log.warning("%s: %s", path.name, doubt)
         for adapter in options.adapters:
             read_adapter(adapter.path, header)
         options = settled(header, options)
@@ -150,12 +163,12 @@ class LocalEngine:
     def start_text(self, prompt: str, params: SamplingParams, *, constraint: Constraint | None = None) -> LocalRun:
         """A continuation of raw text, with a BOS token in front if the model wants one. Raises as `start` does."""
         self._refuse_hopeless(len(prompt))
-        tokens = self._model.tokenize(prompt, allow_special=False, add_special=True)
+        tokens = [*self._model.front, *self._plain.tokenize(prompt), *self._model.back]
         return self._start(tokens, params, constraint, None)
 
     def tokenize(self, text: str, *, allow_special: bool = False) -> list[int]:
         """Token ids of `text` alone; control tokens in it are read as such only if allowed."""
-        return self._model.tokenize(text, allow_special=allow_special)
+        return self._model.tokenize(text, allow_special=True) if allow_special else self._plain.tokenize(text)
 
     def encode_chat(
         self,
@@ -165,13 +178,11 @@ class LocalEngine:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> list[int]:
-        """Token ids of the rendered chat; control tokens come from the template only.
+        """Token ids of the rendered chat; control tokens come from the template only, but for a BOS token that the file
+        wants and the template does not write.
 
-        Raises ModelLoadError if the file has no chat template or a broken one, InvalidRequestError if that refuses the
-        messages.
+        Raises ModelLoadError if the template is broken, InvalidRequestError if it refuses the messages.
         """
-        if self.chat_template is None:
-            raise ModelLoadError(f"{self.model_id} has no chat template: use text completion instead.")
         texts = [*(message.text for message in messages), *tool_turns.texts(messages, tools)]
         self._refuse_hopeless(sum(map(len, texts)))
         segments = self.chat_template.segments(
@@ -181,7 +192,8 @@ class LocalEngine:
             continue_final_message=continue_final_message,
         )
         runs = encoding_runs(segments, self._special)
-        return [token for run in runs for token in self.tokenize(run.text, allow_special=run.is_control)]
+        tokens = [token for run in runs for token in self.tokenize(run.text, allow_special=run.is_control)]
+        return tokens if tokens[:1] == self._model.front else self._model.front + tokens
 
     def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes:
         """The bytes of one token; empty for control tokens unless asked for. For the `bytes` of log-probabilities."""
@@ -203,8 +215,7 @@ class LocalEngine:
 
     def close(self) -> None:
         """Free the model, once no step is running. Runs in progress raise EngineError."""
-        if self.chat_template is not None:
-            self.chat_template.close()
+        self.chat_template.close()
         self._resources.close()
 
     def __enter__(self) -> LocalEngine:
@@ -292,10 +303,12 @@ def _start_loop(model: LlamaModel, layout: ContextLayout, options: LocalOptions)
     return LocalEngineLoop(model, context, LoopOptions(layout.cells, layout.sequences, options.queue_limit, limits))
 
 
-def _template(model: LlamaModel, header: GgufHeader) -> ChatTemplate | None:
-    source = header.metadata.get("tokenizer.chat_template")
-    if not isinstance(source, str):
-        return None
-    return ChatTemplate(
-        source, bos_token=model.text_of("bos"), eos_token=model.text_of("eos"), special_tokens=model.control_tokens
+def _templates(header: GgufHeader, model_id: str, options: LocalOptions) -> TemplateSources:
+    """Those of the file, unless the options give another one."""
+    key = "tokenizer.chat_template"
+    found = {name: text for name, text in header.metadata.items() if name.startswith(key) and isinstance(text, str)}
+    own = TemplateSources.named(
+        {"default": found.pop(key, ""), **{name.removeprefix(f"{key}."): text for name, text in found.items()}}
     )
+    sources = TemplateSources.of(model_id, own, options.chat_template)
+    return sources if options.tool_parser == "auto" else replace(sources, tool_style=options.tool_parser)

@@ -53,7 +53,7 @@ class EngineCandidate:
         """Raises ModelLoadError, MissingDependencyError, ConfigurationError."""
         ensure_usable_build(self.sound)
         if self.path != self.sound or self.options.adapters:
-            ensure_loadable(self.path, self.options.adapters)
+            ensure_loadable(self.path, self.options.adapters, own_template=self.options.chat_template is None)
         return LocalEngine.load(self.path, self.options)
 
 

@@ -30,6 +30,7 @@ _KINDS = {
     "prompt_logprobs": _SWITCH,
     "model_id": (str | None, "a text or None"),
     "tool_parser": (str, "a text"),
+    "chat_template": (str | None, "a text or None"),
 }
 
 
@@ -66,6 +67,8 @@ class LocalOptions:
     default_max_tokens: int = 1024
     # How the model writes tool calls: the name of a format. `auto` asks its chat template.
     tool_parser: str = "auto"
+    # `chatml`, or the path of a Jinja file. None: the template of the model file, or ChatML if it has none.
+    chat_template: str | None = None
 
     def check(self) -> None:
         """Raises InvalidRequestError for what no model can do."""

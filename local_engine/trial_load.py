@@ -26,6 +26,7 @@ from .machine.child_process import ChildEnd, expect_crashes, run_child
 from .machine.notes import Notes, file_key
 
 _CONTEXT = 64
+_NO_TEMPLATE = "--no-template"
 _SLOWEST_DISK = 20e6  # bytes/s
 _PATIENCE_S = 30.0
 _SAMPLE = "".join(map(chr, range(1, 0x250))) + "日本語 🙂 <s></s><|im_end|>" + " " * 40
@@ -41,20 +42,25 @@ class _Verdict(msgspec.Struct, frozen=True):
     complaint: str = ""
 
 
-def ensure_loadable(path: Path, adapters: Sequence[LoraAdapter] = (), *, timeout_s: float | None = None) -> None:
+def ensure_loadable(
+    path: Path, adapters: Sequence[LoraAdapter] = (), *, own_template: bool = True, timeout_s: float | None = None
+) -> None:
     """Load `path` on trial, with its adapters, unless its verdict is known. Takes seconds once, then a look at a small
-    file.
+    file. `own_template`: its chat template is to be used, so that it is tried, too.
 
     `timeout_s` None: half a minute, and what a slow disk needs for the size of the file. Raises ModelLoadError, with
     what happened, for a file that crashes llama.cpp, is refused by it, or is not done in time.
     """
     files = [path, *(Path(adapter.path) for adapter in adapters)]
-    notes, key = Notes("tried-models"), "".join(map(file_key, files)) + build_key()
+    notes, key = (
+        Notes("tried-models"),
+        "".join(map(file_key, files)) + build_key() + ("" if own_template else _NO_TEMPLATE),
+    )
     verdict = notes.read(key, _Verdict)
     if verdict is None:
         read_model_header(path)
         patience_s = _PATIENCE_S + sum(file.stat().st_size for file in files) / _SLOWEST_DISK
-        verdict, lasting = _on_trial(files, timeout_s or patience_s)
+        verdict, lasting = _on_trial(files, own_template, timeout_s or patience_s)
         if lasting:
             notes.write(key, verdict)
     if verdict.complaint:
@@ -62,9 +68,10 @@ def ensure_loadable(path: Path, adapters: Sequence[LoraAdapter] = (), *, timeout
         raise ModelLoadError(f"The model file {path} cannot be used{beside}: {verdict.complaint}")
 
 
-def _on_trial(files: Sequence[Path], timeout_s: float) -> tuple[_Verdict, bool]:
+def _on_trial(files: Sequence[Path], own_template: bool, timeout_s: float) -> tuple[_Verdict, bool]:
     """The verdict, and whether it will be the same next time."""
-    end = run_child(__name__, [str(file) for file in files], timeout_s=timeout_s)
+    options = [] if own_template else [_NO_TEMPLATE]
+    end = run_child(__name__, [*map(str, files), *options], timeout_s=timeout_s)
     if end.status == "ok":
         complaint = end.found["complaint"]
         return _Verdict(complaint), not complaint
@@ -83,7 +90,7 @@ def _cause(end: ChildEnd) -> str:
     return f"{end.detail}, {violated[0]}" if violated else end.detail
 
 
-def attempt(path: Path, adapters: Sequence[str] = ()) -> str:
+def attempt(path: Path, adapters: Sequence[str] = (), *, own_template: bool = True) -> str:
     """Load file and adapters, read the whole vocabulary, generate one token. What is wrong; empty if nothing is.
 
     May crash: see the module.
@@ -95,7 +102,9 @@ def attempt(path: Path, adapters: Sequence[str] = ()) -> str:
         trained = header.hyperparameter("context_length")
         context = min(_CONTEXT, trained) if isinstance(trained, int) else _CONTEXT
         loras = tuple(LoraAdapter(adapter) for adapter in adapters)
-        with LocalEngine.load(path, LocalOptions(context_length=context, threads=1, adapters=loras)) as engine:
+        template = None if own_template else "chatml"  # any that is sound
+        options = LocalOptions(context_length=context, threads=1, adapters=loras, chat_template=template)
+        with LocalEngine.load(path, options) as engine:
             tokens = header.arrays.get("tokenizer.ggml.tokens")
             for token in range(0 if tokens is None else tokens.length):
                 engine.token_bytes(token, skip_special=False)
@@ -110,8 +119,6 @@ def attempt(path: Path, adapters: Sequence[str] = ()) -> str:
 
 def _template_complaint(engine: LocalEngine) -> str:
     """A template may refuse a short chat, but not exceed its limits for it. Raises ModelLoadError for a broken one."""
-    if engine.chat_template is None:
-        return ""
     try:
         engine.chat_template.segments([Message("user", "A")])
     except InvalidRequestError as error:
@@ -122,4 +129,6 @@ def _template_complaint(engine: LocalEngine) -> str:
 
 if __name__ == "__main__":
     expect_crashes()
-    sys.stdout.write(json.dumps({"complaint": attempt(Path(sys.argv[1]), sys.argv[2:])}) + "\n")
+    model, *loras = [argument for argument in sys.argv[1:] if argument != _NO_TEMPLATE]
+    complaint = attempt(Path(model), loras, own_template=_NO_TEMPLATE not in sys.argv)
+    sys.stdout.write(json.dumps({"complaint": complaint}) + "\n")

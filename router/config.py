@@ -66,6 +66,12 @@ class RouterConfig:
     # The model on this device: the path of a GGUF file, the name of a pulled model, or `pocket` (the demo model in the
     # package). `none`: there is no local tier.
     local: str | None = None
+    # How the local model writes tool calls: `hermes`, `llama3`, `mistral` or `mistral-args`. `auto` asks its chat
+    # template. Set it for a model whose template knows no tools: they are then told in text.
+    tool_parser: str = "auto"
+    # The local model's chat template: `chatml`, or the path of a Jinja file. `none`: that of the model file, or ChatML
+    # if it has none.
+    chat_template: str | None = None
     # The base URL of an OpenAI-compatible cloud. `/v1` is added to a bare host. `none`: there is no cloud tier.
     cloud_url: str | None = None
     # The cloud's API key.

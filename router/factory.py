@@ -134,7 +134,9 @@ def open_local(config: RouterConfig) -> LocalEngine:
     from ..local_engine.opening import open_engine
     from ..local_engine.options import LocalOptions
 
-    options = LocalOptions(default_max_tokens=config.local_max_tokens)
+    options = LocalOptions(
+        default_max_tokens=config.local_max_tokens, tool_parser=config.tool_parser, chat_template=config.chat_template
+    )
     return open_engine(model_file(config), options, sound=pocket_small_gguf())
 
 

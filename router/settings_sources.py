@@ -31,6 +31,7 @@ _TABLES: dict[str, type[Any]] = {
 _OPTIONAL = frozenset(
     {
         "local",
+        "chat_template",
         "cloud_url",
         "cloud_api_key",
         "cloud_api_key_file",

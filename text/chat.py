@@ -16,22 +16,27 @@ they are not, the template looked *into* the content (Qwen's `'</think>' in cont
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from ..protocol.errors import InvalidRequestError
 from ..protocol.requests import Message
 from ..protocol.structured import Tool
 from .templates import tool_messages as tool_turns
-from .templates.renderer import Renderer, RenderLimits
+from .templates.conversation import END_MARK, Conversation, Fit, Probe, first_missing
+from .templates.renderer import Renderer, RenderLimits, encoded
+from .templates.sources import TemplateSources
 from .templates.tool_messages import Change
 
 _FIRST_STAND_IN = 0xF0000
 _STAND_INS = re.compile("[\U000f0000-\U0010fffd]+")
 _MAX_ALPHABET = 0x10FFFD - _FIRST_STAND_IN  # the last code point marks the end of a continued message
-_END_MARK = "\U0010fffe"
+_MOST_SHAPES = 256  # of conversations that are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,29 +51,41 @@ class ChatTemplate:
     """A model's chat template, rendered in a child process that starts with the first use.
 
     `special_tokens` are the tokenizer's control tokens; they are only needed to decide rule 1 above.
+
+    No text of a request is lost: the template first renders a conversation of the same shape, in which each text is a
+    mark. Where it drops one, or refuses, the conversation is put to it in other ways, as `Conversation.fits` says.
     """
 
     def __init__(
         self,
-        source: str,
+        source: str | TemplateSources,
         *,
         bos_token: str = "",
         eos_token: str = "",
         special_tokens: Iterable[str] = (),
         limits: RenderLimits | None = None,
     ) -> None:
-        self.source = source
+        """Raises ModelLoadError for a source that is longer than any template is."""
+        sources = source if isinstance(source, TemplateSources) else TemplateSources(source)
+        self.source, self.tool_source = sources.default, sources.tool_use or sources.default
+        self._tool_style = sources.tool_style
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._special = special_pattern({bos_token, eos_token, *special_tokens})
-        self._renderer = Renderer(source, limits or RenderLimits())
+        self._renderers = [
+            Renderer(each, limits or RenderLimits()) for each in dict.fromkeys([self.source, self.tool_source])
+        ]
+        self._fits: OrderedDict[bytes, Fit] = OrderedDict()  # by the shape of the conversation
+        self._lock = threading.Lock()
 
     def compile(self) -> None:
         """Start the child process now, with the template. Raises ModelLoadError if that is not valid."""
-        self._renderer.compile()
+        for renderer in self._renderers:
+            renderer.compile()
 
     def close(self) -> None:
         """End the child process. A later use starts another one."""
-        self._renderer.close()
+        for renderer in self._renderers:
+            renderer.close()
 
     def render(
         self,
@@ -80,12 +97,16 @@ class ChatTemplate:
     ) -> str:
         """The prompt text. With `continue_final_message` it ends exactly where the last message's content ends.
 
-        Raises InvalidRequestError where the template refuses the messages (wrong roles, wrong order) or takes too long
-        or too much memory; ModelLoadError if it is not valid.
+        Raises InvalidRequestError where the template refuses the messages (wrong roles, wrong order), leaves one out,
+        or takes too long or too much memory; ModelLoadError if it is not valid.
         """
-        conversation = _Conversation.of(messages, tools, add_generation_prompt, continue_final_message)
-        (text,) = self._rendered(conversation, [_unchanged])
-        return text
+        segments = self.segments(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+        return _text(segments)
 
     def segments(
         self,
@@ -96,12 +117,26 @@ class ChatTemplate:
         continue_final_message: bool = False,
     ) -> list[Segment]:
         """The prompt text cut by origin; neighbours differ in `is_control`. Raises as `render` does."""
-        conversation = _Conversation.of(messages, tools, add_generation_prompt, continue_final_message)
-        stand_in = _StandIn(messages, tools)
-        truth, opaque = self._rendered(conversation, [_unchanged, stand_in.whole])
+        asked = _conversation(messages, tools, add_generation_prompt, continue_final_message)
+        fit = self._fit(asked)
+        conversation = asked.put(fit, self._tool_style)
+        stand_in = _StandIn(conversation)
+        truth, opaque = self._rendered(conversation, fit, [_unchanged, stand_in.whole])
+        segments = self._origins(conversation, fit, stand_in, truth, opaque)
+        if first_missing(asked.messages, _text(segments)) is not None:
+            segments = _cut(opaque, stand_in)  # the template looked into a text to drop it
+        if place := first_missing(asked.messages, _text(segments)):
+            raise _left_out(place)
+        return segments
+
+    def _origins(
+        self, conversation: Conversation, fit: Fit, stand_in: _StandIn, truth: str, opaque: str
+    ) -> list[Segment]:
         if stand_in.undo(opaque) == truth:
             return _cut(opaque, stand_in)
-        (opaque,) = self._rendered(conversation, [stand_in.inside])  # leaves outer whitespace for templates that trim
+        (opaque,) = self._rendered(
+            conversation, fit, [stand_in.inside]
+        )  # leaves outer whitespace for templates that trim
         if stand_in.undo(opaque) == truth:
             return _cut(opaque, stand_in)
         if self._special is not None:
@@ -110,66 +145,87 @@ class ChatTemplate:
                 return [Segment(truth, True)]
         return _cut(opaque, stand_in)
 
-    def _rendered(self, conversation: _Conversation, changes: Sequence[Change]) -> list[str]:
-        texts = self._renderer.render([conversation.context(change) | self._tokens for change in changes])
-        return [conversation.prompt(text) for text in texts]
+    def _fit(self, asked: Conversation) -> Fit:
+        """The first way in which the template keeps every text of a conversation of this shape."""
+        probe = Probe.of(asked)
+        shape = hashlib.sha256(encoded(probe.conversation.context(_unchanged))).digest()
+        with self._lock:
+            if shape in self._fits:
+                self._fits.move_to_end(shape)
+                return self._fits[shape]
+        fit = self._tried(probe)
+        with self._lock:
+            self._fits[shape] = fit
+            if len(self._fits) > _MOST_SHAPES:
+                self._fits.popitem(last=False)
+        return fit
+
+    def _tried(self, probe: Probe) -> Fit:
+        """Raises the first way's error if there is none."""
+        several = len(self._renderers) > 1
+        fits = list(probe.conversation.fits(tool_template=several, knows_developer="developer" in self.source))
+        error: InvalidRequestError | None = None
+        for _, some in itertools.groupby(fits, lambda fit: (fit == fits[0], replace(fit, level="as_is"))):
+            group = list(some)  # which differ in what is done to the roles
+            conversations = [probe.conversation.put(fit, self._tool_style) for fit in group]
+            contexts = [each.context(_unchanged) | self._tokens for each in conversations]
+            attempts = self._renderers[group[0].tool_template].attempt(contexts)
+            for fit, attempt in zip(group, attempts, strict=True):
+                lost = attempt.failure is None and probe.missing(attempt.text)
+                if attempt.failure is None and not lost:
+                    return fit
+                error = error or (_left_out(lost) if lost else attempt.error)
+        assert error is not None
+        raise error
+
+    def _rendered(self, conversation: Conversation, fit: Fit, changes: Sequence[Change]) -> list[str]:
+        contexts = [conversation.context(change) | self._tokens for change in changes]
+        texts = self._renderers[fit.tool_template].render(contexts)
+        return [_up_to_mark(text) if conversation.is_open else text for text in texts]
 
 
-@dataclass(frozen=True, slots=True)
-class _Conversation:
-    """What a template is to render. `is_open`: the last message goes on, and carries a mark of its end."""
+def _conversation(
+    messages: Sequence[Message], tools: Sequence[Tool], add_generation_prompt: bool, is_open: bool
+) -> Conversation:
+    """Raises InvalidRequestError for a last message that cannot go on."""
+    if not is_open:
+        return Conversation(messages, tools, add_generation_prompt, is_open)
+    if not messages or messages[-1].role != "assistant":
+        raise InvalidRequestError(
+            "continue_final_message needs the last message to be from the assistant.", param="continue_final_message"
+        )
+    if messages[-1].tool_calls:
+        raise InvalidRequestError(
+            "A message with tool_calls is complete: leave out its tool_calls, or continue_final_message.",
+            param=f"messages[{len(messages) - 1}].tool_calls",
+            code="invalid_value",
+        )
+    last = Message(role="assistant", content=messages[-1].text + END_MARK, name=messages[-1].name)
+    return Conversation([*messages[:-1], last], tools, False, is_open)
 
-    messages: Sequence[Message]
-    tools: Sequence[Tool]
-    add_generation_prompt: bool
-    is_open: bool
 
-    @staticmethod
-    def of(
-        messages: Sequence[Message], tools: Sequence[Tool], add_generation_prompt: bool, is_open: bool
-    ) -> _Conversation:
-        """Raises InvalidRequestError for a last message that cannot go on."""
-        if not is_open:
-            return _Conversation(messages, tools, add_generation_prompt, is_open)
-        if not messages or messages[-1].role != "assistant":
-            raise InvalidRequestError(
-                "continue_final_message needs the last message to be from the assistant.",
-                param="continue_final_message",
-            )
-        if messages[-1].tool_calls:
-            raise InvalidRequestError(
-                "A message with tool_calls is complete: leave out its tool_calls, or continue_final_message.",
-                param=f"messages[{len(messages) - 1}].tool_calls",
-                code="invalid_value",
-            )
-        last = Message(role="assistant", content=messages[-1].text + _END_MARK, name=messages[-1].name)
-        return _Conversation([*messages[:-1], last], tools, False, is_open)
+def _up_to_mark(text: str) -> str:
+    """What is rendered, up to the end of the last message."""
+    prompt, found, _ = text.rpartition(END_MARK)
+    if not found:
+        raise InvalidRequestError(
+            "This model's chat template does not keep the last message, so it cannot be continued.",
+            param="continue_final_message",
+        )
+    return prompt
 
-    def context(self, change: Change) -> dict[str, Any]:
-        """The variables of the template, with every string of users changed."""
 
-        def change_but_mark(text: str) -> str:
-            return change(text[:-1]) + _END_MARK if text.endswith(_END_MARK) else change(text)
+def _left_out(place: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"The model's chat template leaves out the text of {place}: send it in another role, or give another template "
+        "with --chat-template.",
+        param=place,
+        code="unsupported_message",
+    )
 
-        changed = change_but_mark if self.is_open else change
-        return {
-            "messages": [_as_dict(message, changed) for message in self.messages],
-            "tools": [tool_turns.tool_as_dict(tool, changed) for tool in self.tools] or None,
-            "documents": None,
-            "add_generation_prompt": self.add_generation_prompt,
-        }
 
-    def prompt(self, text: str) -> str:
-        """What is rendered, up to the end of the last message if that is open."""
-        if not self.is_open:
-            return text
-        prompt, found, _ = text.rpartition(_END_MARK)
-        if not found:
-            raise InvalidRequestError(
-                "This model's chat template does not keep the last message, so it cannot be continued.",
-                param="continue_final_message",
-            )
-        return prompt
+def _text(segments: Sequence[Segment]) -> str:
+    return "".join(segment.text for segment in segments)
 
 
 def special_pattern(tokens: Iterable[str]) -> re.Pattern[str] | None:
@@ -208,9 +264,9 @@ def encoding_runs(segments: Sequence[Segment], special: re.Pattern[str] | None) 
 class _StandIn:
     """A one-to-one map from the characters of the messages' user strings to private code points, and back."""
 
-    def __init__(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
-        texts = [text for message in messages for text in (message.text, message.name or "")]
-        alphabet = sorted(set().union(*texts, *tool_turns.texts(messages, tools)))
+    def __init__(self, conversation: Conversation) -> None:
+        texts = [text for message in conversation.messages for text in (message.text, message.name or "")]
+        alphabet = sorted(set().union(*texts, *tool_turns.texts(conversation.messages, conversation.tools)))
         if len(alphabet) > _MAX_ALPHABET:
             raise InvalidRequestError(
                 f"The messages use {len(alphabet)} different characters; at most {_MAX_ALPHABET} are supported.",
@@ -255,10 +311,3 @@ def _merge(segments: Sequence[Segment]) -> list[Segment]:
 
 def _unchanged(text: str) -> str:
     return text
-
-
-def _as_dict(message: Message, change: Change) -> dict[str, Any]:
-    fields: dict[str, Any] = {"role": str(message.role), "content": change(message.text)}
-    if message.name is not None:
-        fields["name"] = change(message.name)
-    return {**fields, **tool_turns.fields(message, change)}

@@ -6,8 +6,10 @@ Text from users never produces special tokens, and every token has exact bytes, 
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,50 +19,82 @@ from ..protocol.errors import ModelLoadError
 from ..protocol.requests import Message
 from ..protocol.structured import Tool
 from .chat import ChatTemplate, encoding_runs, special_pattern
+from .marks import typed_marks
+from .templates.sources import TemplateSources
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_log = logging.getLogger("updraft.text")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEnds:
+    """What tokenizer_config.json wants around a prompt. None: as tokenizer.json does it."""
+
+    bos_token: str = ""
+    eos_token: str = ""
+    add_bos: bool | None = None
+    add_eos: bool | None = None
 
 
 class Tokenizer:
     """Thread-safe. `eos_ids`: tokens that end an answer; `vocab_size`: highest id plus one; `special_ids`: controls."""
 
-    def __init__(self, definition: str, *, eos_ids: Iterable[int], chat_template: ChatTemplate | None = None) -> None:
+    def __init__(
+        self,
+        definition: str,
+        *,
+        eos_ids: Iterable[int],
+        chat_template: ChatTemplate | None = None,
+        ends: PromptEnds = PromptEnds(),
+    ) -> None:
         """`definition` is the text of a tokenizer.json. Raises ModelLoadError if it cannot be used."""
+        parsed = _parsed(definition)
+        sources = () if chat_template is None else (chat_template.source, chat_template.tool_source)
+        marks = set(typed_marks(_added(parsed, special=False), *sources))
         try:
             self._special_mode = tokenizers.Tokenizer.from_str(definition)
-            self._plain_mode = tokenizers.Tokenizer.from_str(definition)
+            self._plain_mode = tokenizers.Tokenizer.from_str(_with_special(parsed, marks) if marks else definition)
         except Exception as error:  # the library raises nothing more precise
             raise ModelLoadError(f"The tokenizer definition is not usable: {error}") from error
         for mode in (self._special_mode, self._plain_mode):  # settings of a training run, never wanted here
             mode.no_truncation()
             mode.no_padding()
         self._plain_mode.encode_special_tokens = True
-        self._token_bytes = _byte_decoder(json.loads(definition).get("decoder"))
-        added = self._plain_mode.get_added_tokens_decoder()
+        self._token_bytes = _byte_decoder(parsed)
+        added = self._special_mode.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._special = special_pattern(added[token_id].content for token_id in self.special_ids)
+        self._special = special_pattern([*marks, *(added[token_id].content for token_id in self.special_ids)])
         self.vocab_size = max(self._plain_mode.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.eos_ids = frozenset(eos_ids)
         self.chat_template = chat_template
+        self._ends = ends
+        self._bos_id, self._eos_id = map(self._plain_mode.token_to_id, (ends.bos_token, ends.eos_token))
+        self._front: list[int] = []  # of every chat
+        if self._bos_id is not None and self.encode_prompt("")[:1] == [self._bos_id]:
+            self._front = [self._bos_id]
 
     @classmethod
-    def from_folder(cls, folder: Path) -> Tokenizer:
-        """Read `tokenizer.json`, and where present `tokenizer_config.json`, `generation_config.json` and a template.
+    def from_folder(cls, folder: Path, *, chat_template: str | None = None, tool_parser: str = "auto") -> Tokenizer:
+        """Read `tokenizer.json`, and where present `tokenizer_config.json`, `generation_config.json` and templates.
 
-        Raises ModelLoadError naming the file that is missing or damaged.
+        `chat_template`: another one, as `TemplateSources.of` takes it. Raises ModelLoadError naming the file that is
+        missing or damaged, ConfigurationError for a template that cannot be read.
         """
         definition = _read(folder / "tokenizer.json")
         config = _read_json(folder / "tokenizer_config.json")
-        vocabulary = _added_tokens(definition, folder)
-        eos_token = _token_text(config.get("eos_token"))
+        parsed = _parsed(definition, str(folder / "tokenizer.json"))
+        eos_token, bos_token = _token_text(config.get("eos_token")), _token_text(config.get("bos_token"))
         eos_ids = _as_ids(_read_json(folder / "generation_config.json").get("eos_token_id"))
-        if eos_token in vocabulary:
-            eos_ids.add(vocabulary[eos_token])
-        source = _template_source(folder, config)
-        template = source and ChatTemplate(
-            source, bos_token=_token_text(config.get("bos_token")), eos_token=eos_token, special_tokens=vocabulary
-        )
-        return cls(definition, eos_ids=eos_ids, chat_template=template or None)
+        special = _added(parsed, special=True)
+        if eos_token in special:
+            eos_ids.add(special[eos_token])
+        sources = TemplateSources.of(folder.name, _templates(folder, config), chat_template)
+        if tool_parser != "auto":
+            sources = replace(sources, tool_style=tool_parser)
+        marks = typed_marks(_added(parsed, special=False), sources.default, sources.tool_use)
+        template = ChatTemplate(sources, bos_token=bos_token, eos_token=eos_token, special_tokens=[*special, *marks])
+        ends = PromptEnds(bos_token, eos_token, config.get("add_bos_token"), config.get("add_eos_token"))
+        return cls(definition, eos_ids=eos_ids, chat_template=template, ends=ends)
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         """Token ids of `text` alone, nothing added. Special tokens in it are read as such only if allowed."""
@@ -69,7 +103,14 @@ class Tokenizer:
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a raw prompt, with whatever the model wants around it (a BOS token, usually)."""
-        return self._plain_mode.encode(text, add_special_tokens=True).ids
+        ids = self._plain_mode.encode(text, add_special_tokens=True).ids
+        begun, ended = ids[:1] == [self._bos_id], ids[-1:] == [self._eos_id]  # by tokenizer.json: no text makes these
+        wants_bos, wants_eos = self._ends.add_bos, self._ends.add_eos
+        if wants_bos is not None and wants_bos != begun and self._bos_id is not None:
+            ids = [self._bos_id, *ids] if wants_bos else ids[1:]
+        if wants_eos is not None and wants_eos != ended and self._eos_id is not None:
+            ids = [*ids, self._eos_id] if wants_eos else ids[:-1]
+        return ids
 
     def encode_chat(
         self,
@@ -81,11 +122,11 @@ class Tokenizer:
     ) -> list[int]:
         """Token ids of the rendered chat; special tokens come from the template only, never from a message.
 
-        Raises ModelLoadError if the model has no chat template or a broken one, InvalidRequestError if that refuses the
-        messages.
+        A BOS token that the model wants and the template does not write comes first. Raises ModelLoadError if the model
+        has no chat template or a broken one, InvalidRequestError if that refuses the messages.
         """
         if self.chat_template is None:
-            raise ModelLoadError("This model has no chat template: use text completions, or add chat_template.jinja.")
+            raise ModelLoadError("This model has no chat template: give one with --chat-template.")
         segments = self.chat_template.segments(
             messages,
             tools=tools,
@@ -93,7 +134,8 @@ class Tokenizer:
             continue_final_message=continue_final_message,
         )
         runs = encoding_runs(segments, self._special)
-        return [token_id for run in runs for token_id in self.encode(run.text, allow_special=run.is_control)]
+        ids = [token_id for run in runs for token_id in self.encode(run.text, allow_special=run.is_control)]
+        return ids if ids[:1] == self._front else self._front + ids
 
     def vocabulary(self) -> dict[str, int]:
         """Every token, as the tokenizer writes it, and its id."""
@@ -125,10 +167,16 @@ def gpt2_byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
-def _byte_decoder(decoder: dict[str, Any] | None) -> Any:
+def _byte_decoder(definition: dict[str, Any]) -> Any:
     """How a vocabulary entry becomes bytes, from the `decoder` of tokenizer.json: byte-level or byte-fallback."""
+    decoder: dict[str, Any] | None = definition.get("decoder")
     kinds = [step["type"] for step in (decoder or {}).get("decoders", [decoder] if decoder else [])]
     if "ByteLevel" in kinds:
+        if definition.get("pre_tokenizer") is None:
+            _log.warning(
+                "The tokenizer has no pre_tokenizer: text is split as the model never learnt it, and answers may be "
+                "poor. Fetch the model again, with the tokenizer.json it was published with."
+            )
         alphabet = gpt2_byte_alphabet()
 
         def byte_level(token: str) -> bytes:
@@ -148,23 +196,42 @@ def _byte_decoder(decoder: dict[str, Any] | None) -> Any:
     )
 
 
-def _template_source(folder: Path, config: dict[str, Any]) -> str:
-    """The template of `chat_template.jinja`, else of tokenizer_config.json (the one named default, if several)."""
-    own_file = folder / "chat_template.jinja"
-    if own_file.exists():
-        return _read(own_file)
-    template = config.get("chat_template") or ""
-    if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default", "")
-    return template
+def _templates(folder: Path, config: dict[str, Any]) -> TemplateSources | None:
+    """Those of the folder by their names, in the order in which transformers looks for them."""
+    named = _named(config.get("chat_template")) | _named(_read_json(folder / "chat_template.json").get("chat_template"))
+    more = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    if (own_file := folder / "chat_template.jinja").exists():
+        more["default"] = own_file
+    return TemplateSources.named(named | {name: _read(path) for name, path in more.items()})
 
 
-def _added_tokens(definition: str, folder: Path) -> dict[str, int]:
-    """Content and id of the special tokens in a tokenizer.json."""
+def _named(templates: str | list[dict[str, str]] | None) -> dict[str, str]:
+    if isinstance(templates, list):
+        return {entry["name"]: entry["template"] for entry in templates}
+    return {"default": templates} if templates else {}
+
+
+def _parsed(definition: str, name: str = "The tokenizer definition") -> dict[str, Any]:
+    """A tokenizer.json. Raises ModelLoadError."""
     try:
-        return {token["content"]: token["id"] for token in json.loads(definition)["added_tokens"] if token["special"]}
+        parsed = json.loads(definition)
+        _ = [(token["content"], token["id"], token["special"]) for token in parsed["added_tokens"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise ModelLoadError(f"{folder / 'tokenizer.json'} is damaged ({error!r}): fetch it again.") from error
+        raise ModelLoadError(f"{name} is damaged ({error!r}): fetch it again.") from error
+    return parsed
+
+
+def _added(definition: dict[str, Any], *, special: bool) -> dict[str, int]:
+    """Content and id of the added tokens that are special, or of those that are not."""
+    return {token["content"]: token["id"] for token in definition["added_tokens"] if token["special"] == special}
+
+
+def _with_special(definition: dict[str, Any], marks: set[str]) -> str:
+    """The definition with these tokens special, too."""
+    added = [
+        {**token, "special": token["special"] or token["content"] in marks} for token in definition["added_tokens"]
+    ]
+    return json.dumps({**definition, "added_tokens": added})
 
 
 def _token_text(token: str | dict[str, Any] | None) -> str:
@@ -177,7 +244,7 @@ def _as_ids(value: int | list[int] | None) -> set[int]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ModelLoadError(f"Cannot read {path}: {error}. A model folder needs it; fetch the model again.") from error
 

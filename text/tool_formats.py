@@ -65,7 +65,7 @@ class ToolFormat:
     @staticmethod
     def detected(model: ModelText) -> ToolFormat | None:
         """The format that the model's chat template writes; None if that knows no tools, or none of these formats."""
-        template = "" if model.chat_template is None else model.chat_template.source
+        template = "" if model.chat_template is None else model.chat_template.tool_source
         if "[TOOL_CALLS]" in template:
             name = "mistral-args" if "[ARGS]" in template else "mistral"
         elif "<function=" in template:
@@ -121,9 +121,8 @@ class ToolFormat:
         return "call"
 
     def _call(self, function: Function) -> str:
-        arguments = inline_schema(
-            function.parameters or {**_ANY_OBJECT, "properties": {}, "additionalProperties": False}
-        )
+        none = {"properties": {}, "additionalProperties": False}
+        arguments = inline_schema({**_ANY_OBJECT, **(function.parameters or none)})
         if self.name == "mistral-args":
             return f"{json.dumps(function.name)} {self._mark('[ARGS]')} {arguments}"
         field = "parameters" if self.name == "llama3" else "arguments"

@@ -69,6 +69,10 @@ GIVEN_CODES: dict[str, tuple[type[errors.UpdraftError], str]] = {
         errors.InvalidRequestError,
         "The model's chat template takes too long or too much memory for these messages.",
     ),
+    "unsupported_message": (
+        errors.InvalidRequestError,
+        "The model's chat template leaves out a message, however it is put; `param` names it.",
+    ),
     "grammar_failed": (errors.InvalidRequestError, "No answer can go on under this constraint."),
     "engine_restarting": (errors.EngineDownError, "The engine died, and another one is being started."),
     "draining": (errors.OverloadedError, "The server is shutting down."),

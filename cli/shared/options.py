@@ -84,6 +84,22 @@ Promise = Annotated[
         "[bold]mean[/bold] over calibrations, which sends up less.",
     ),
 ]
+ToolParser = Annotated[
+    str | None,
+    typer.Option(
+        "--tool-parser",
+        metavar="FORMAT",
+        help="How the local model writes tool calls: hermes, llama3, mistral or mistral-args. [by its chat template]",
+    ),
+]
+ChatTemplate = Annotated[
+    str | None,
+    typer.Option(
+        "--chat-template",
+        metavar="PATH",
+        help="Jinja file to use instead of the model's own chat template, or chatml.",
+    ),
+]
 Confidence = Annotated[
     float,
     typer.Option("--confidence", min=0.5, max=0.999, help="With which the target is promised."),
@@ -113,6 +129,8 @@ class Pair:
     cost: float | None = None
     promise: PromiseName | None = None
     confidence: float | None = None
+    tool_parser: str | None = None
+    chat_template: str | None = None
 
     def config(self) -> RouterConfig:
         """The user's settings with these flags on top. Raises ConfigurationError."""
@@ -129,6 +147,8 @@ class Pair:
             "cost": self.cost,
             "promise": self.promise,
             "confidence": self.confidence,
+            "tool_parser": self.tool_parser,
+            "chat_template": self.chat_template,
         }
         return load_config({name: value for name, value in flags.items() if value is not None})
 

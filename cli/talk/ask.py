@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -25,6 +26,7 @@ def ask(
     cost: options.Cost = None,
     promise: options.Promise = None,
     confidence: options.PlainConfidence = None,
+    chat_template: options.ChatTemplate = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print answer and routing facts as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer and nothing else.")] = False,
 ) -> None:
@@ -40,9 +42,8 @@ def ask(
     prompt = sys.stdin.read().strip() if question == "-" else question.strip()
     if not prompt:
         raise InvalidRequestError("The question is empty.")
-    config = options.Pair(
-        local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence
-    ).config()
+    pair = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence)
+    config = replace(pair, chat_template=chat_template).config()
     quiet = quiet or as_json
     from ... import OpenAI
     from .conversation import introduction, provenance, stream_answer

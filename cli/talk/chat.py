@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import typer
@@ -31,6 +31,7 @@ def chat(
     cost: options.Cost = None,
     promise: options.Promise = None,
     confidence: options.PlainConfidence = None,
+    chat_template: options.ChatTemplate = None,
 ) -> None:
     """Talk to both models; a dim line under each answer says which tier gave it, why, and at what P(gain).
 
@@ -48,9 +49,8 @@ def chat(
 
     if local is None and cloud is None:
         local = default_local()
-    config = options.Pair(
-        local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence
-    ).config()
+    pair = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence)
+    config = replace(pair, chat_template=chat_template).config()
     from ... import OpenAI
     from .conversation import introduction
 

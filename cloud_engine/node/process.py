@@ -53,6 +53,8 @@ class NodeOptions:
     drain_seconds: float = DRAIN_S
     # A `ToolFormat`'s name, or "auto".
     tool_parser: str = "auto"
+    # `chatml`, or the path of a Jinja file. None: what the model has, or ChatML if it has none.
+    chat_template: str | None = None
     ready_file: Path | None = None
     # Stop when the starting process is gone.
     exit_with_parent: bool = False
@@ -78,7 +80,9 @@ def run_node(options: NodeOptions) -> None:
         with EngineProcess(_load(folder, options), restart=options.restart) as engine:
             with loading_bar() as progress:
                 ready = engine.wait_ready(progress)
-            tokenizer = Tokenizer.from_folder(folder)
+            tokenizer = Tokenizer.from_folder(
+                folder, chat_template=options.chat_template, tool_parser=options.tool_parser
+            )
             if tokenizer.chat_template is not None:
                 tokenizer.chat_template.compile()
             served = ServedEngine(

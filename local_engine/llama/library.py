@@ -107,6 +107,15 @@ class LlamaModel:
             for token in sorted(self._control)
         }
         self.control_tokens = tuple(self._control_texts)
+        #: Tokens of the file's own that are not called control tokens, but which llama.cpp reads in any text.
+        self.user_defined = tuple(
+            api.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace")
+            for token in sorted(_with(attributes, api.LLAMA_TOKEN_ATTR_USER_DEFINED))
+        )
+        bos, eos = api.llama_vocab_bos(self._vocab), api.llama_vocab_eos(self._vocab)
+        #: What the file wants in front of a prompt, and behind a raw one.
+        self.front = [bos] if api.llama_vocab_get_add_bos(self._vocab) and bos >= 0 else []
+        self.back = [eos] if api.llama_vocab_get_add_eos(self._vocab) and eos >= 0 else []
         self.special_ids = self._control | _with(attributes, api.LLAMA_TOKEN_ATTR_UNKNOWN)
 
     def text_of(self, which: Literal["bos", "eos"]) -> str:
@@ -126,13 +135,13 @@ class LlamaModel:
         """The control token written `text`; None if there is none."""
         return self._control_texts.get(text)
 
-    def tokenize(self, text: str, *, allow_special: bool, add_special: bool = False) -> list[int]:
-        """Token ids. `allow_special`: read control tokens in `text`; `add_special`: BOS, if the model wants one."""
+    def tokenize(self, text: str, *, allow_special: bool) -> list[int]:
+        """Token ids, nothing added. `allow_special`: read control tokens in `text`."""
         raw = text.encode("utf-8", "replace")
         room = len(raw) + 2
         with self._open() as api:
             buffer = (api.llama_token * room)()
-            count = api.llama_tokenize(self._vocab, raw, len(raw), buffer, room, add_special, allow_special)
+            count = api.llama_tokenize(self._vocab, raw, len(raw), buffer, room, False, allow_special)
         if count < 0:
             raise EngineError(f"llama.cpp could not tokenize {len(raw)} bytes (code {count}).")
         return buffer[:count]

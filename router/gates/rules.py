@@ -110,7 +110,8 @@ def _why_local(job: RoutingRequest) -> str:
 
 def _no_tools() -> UnsupportedFeatureError:
     return UnsupportedFeatureError(
-        "tools: the chat template of the model on this device shows no format for tool calls that is known here.",
+        "tools: the chat template of the model on this device shows no format for tool calls that is known here. Set "
+        "tool_parser (serve --tool-parser), such as hermes, to tell it of tools in text.",
         param="tools",
     )
 

@@ -93,7 +93,7 @@ def test_every_option_of_a_node_reaches_it(monkeypatch: pytest.MonkeyPatch) -> N
         "max_step_ms": 8, "prefix_caching": False, "num_draft_tokens": 4, "ngram": True, "device": "cuda",
         "dtype": "bfloat16", "block_size": 64, "batch_invariant": True, "attention_backend": "torch",
         "cuda_graphs": False, "restart": True, "drain_seconds": 2.5, "tool_parser": "hermes",
-        "default_max_tokens": 99, "ready_file": Path("r"), "exit_with_parent": True,
+        "default_max_tokens": 99, "chat_template": "chatml", "ready_file": Path("r"), "exit_with_parent": True,
     }  # fmt: skip
     plain = process.NodeOptions(model="")
     assert set(given) == {field.name for field in fields(plain)}

@@ -23,7 +23,7 @@ ROOMS = {
         "tokenizer",
         "chat",
         "templates",
-        "detokenize logit_edits repetition fair_queue child",
+        "detokenize logit_edits repetition fair_queue child marks",
     ],
     "kernels": ["decoder", "attention", "activation kv_cache linear lora norm sampling", "runtime"],
     "model_files": ["download", "gguf_reader", "gguf_checks", "gguf_header"],

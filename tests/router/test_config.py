@@ -112,7 +112,7 @@ def test_home_moves_file_and_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("toml", "env", "overrides", "message"),
     [
-        ("qualty = 1", {}, {}, "Unknown setting qualty in .*config.toml. Known: local, cloud_url"),
+        ("qualty = 1", {}, {}, "Unknown setting qualty in .*config.toml. Known: local, tool_parser"),
         ("", {"UPDRAFT_CLOUD_ULR": "x"}, {}, "Unknown setting cloud_ulr in the environment"),
         ("", {}, {"clod": 1}, "Unknown setting clod in the options"),
         ("[prices]\ncloud = 1", {}, {}, "Known: local_input"),

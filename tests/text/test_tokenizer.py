@@ -11,7 +11,9 @@ from updraft.protocol.errors import ModelLoadError
 from updraft.protocol.requests import Message
 from updraft.text.chat import ChatTemplate
 from updraft.text.detokenize import IncrementalDetokenizer
-from updraft.text.tokenizer import Tokenizer
+from updraft.text.marks import typed_marks
+from updraft.text.templates.sources import CHATML as CHATML_BY_DEFAULT
+from updraft.text.tokenizer import PromptEnds, Tokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -128,28 +130,93 @@ def test_missing_folder_and_damaged_config(tmp_path, folder):
         Tokenizer.from_folder(tmp_path)
 
 
-def test_template_file_and_template_list(tmp_path, folder):
+def test_template_file_and_template_list(tmp_path, folder, caplog):
     (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
-    assert Tokenizer.from_folder(tmp_path).chat_template is None
-    with pytest.raises(ModelLoadError, match="no chat template"):
-        Tokenizer.from_folder(tmp_path).encode_chat([Message(role="user", content="x")])
-    templates = [{"name": "tools", "template": "T"}, {"name": "default", "template": "D"}]
+    with pytest.raises(ModelLoadError, match="no chat template: give one with --chat-template"):
+        Tokenizer(byte_level().to_str(), eos_ids=[]).encode_chat([Message(role="user", content="x")])
+    without = Tokenizer.from_folder(tmp_path)
+    assert without.chat_template is not None
+    assert without.chat_template.source == CHATML_BY_DEFAULT
+    assert "has no chat template: ChatML is used" in caplog.text
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "J"}))
+    assert Tokenizer.from_folder(tmp_path).chat_template.source == "J"
+    (tmp_path / "chat_template.json").unlink()
+    templates = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
     template = Tokenizer.from_folder(tmp_path).chat_template
     assert isinstance(template, ChatTemplate)
-    assert template.source == "D"
+    assert (template.source, template.tool_source) == ("D", "T")
     (tmp_path / "chat_template.jinja").write_text("F")
     assert Tokenizer.from_folder(tmp_path).chat_template.source == "F"
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("A")
+    assert Tokenizer.from_folder(tmp_path).chat_template.tool_source == "A"
+    given = Tokenizer.from_folder(tmp_path, chat_template="chatml", tool_parser="llama3").chat_template
+    assert (given.source, given.tool_source) == (CHATML_BY_DEFAULT, CHATML_BY_DEFAULT)
 
 
 def test_raw_prompt_gets_what_the_model_wants(folder):
+    tokenizer = Tokenizer(with_processor(folder, "<|im_start|>"), eos_ids=[1])
+    assert tokenizer.encode_prompt("a") == [0, *tokenizer.encode("a")]
+
+
+def with_processor(folder, *tokens):
+    """The definition, with a post-processor that puts a BOS in front if there is one among `tokens`."""
     definition = json.loads((folder / "tokenizer.json").read_text())
-    bos = {"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}
+    parts = [{"SpecialToken": {"id": token, "type_id": 0}} for token in tokens]
     definition["post_processor"] = {
         "type": "TemplateProcessing",
-        "single": [bos, {"Sequence": {"id": "A", "type_id": 0}}],
+        "single": [*parts, {"Sequence": {"id": "A", "type_id": 0}}],
         "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {"<|im_start|>": {"id": "<|im_start|>", "ids": [0], "tokens": ["<|im_start|>"]}},
+        "special_tokens": {token: {"id": token, "ids": [0], "tokens": [token]} for token in tokens},
     }
-    tokenizer = Tokenizer(json.dumps(definition), eos_ids=[1])
-    assert tokenizer.encode_prompt("a") == [0, *tokenizer.encode("a")]
+    return json.dumps(definition)
+
+
+@pytest.mark.parametrize("by_file", [False, True])
+@pytest.mark.parametrize("flag", [None, False, True])
+@pytest.mark.parametrize("by_template", [False, True])
+def test_bos_counts_once(folder, by_file, flag, by_template):
+    """Wanted by a flag, else by tokenizer.json; a template may write it itself."""
+    definition = with_processor(folder, *["<|im_start|>"] * by_file)
+    source = "{{ bos_token }}" * by_template + "{% for m in messages %}{{ m.content }}{% endfor %}"
+    tokenizer = Tokenizer(
+        definition,
+        eos_ids=[1],
+        chat_template=ChatTemplate(source, bos_token="<|im_start|>"),
+        ends=PromptEnds("<|im_start|>", "<|im_end|>", flag, flag),
+    )
+    wanted = by_file if flag is None else flag
+    text = tokenizer.encode("a")
+    assert tokenizer.encode_prompt("a") == [0] * wanted + text + [1] * bool(flag)
+    assert tokenizer.encode_chat([Message("user", "a")]) == [0] * (wanted or by_template) + text
+
+
+def test_marks_that_are_not_called_special_stay_text(folder):
+    library = byte_level()
+    library.add_tokens([AddedToken("<start_of_turn>", special=False), AddedToken("<turn>", special=False)])
+    plain = byte_level()
+    source = "{% for m in messages %}<start_of_turn>{{ m.content }}<turn>{% endfor %}"
+    tokenizer = Tokenizer(library.to_str(), eos_ids=[], chat_template=ChatTemplate(source))
+    mark, turn = map(library.token_to_id, ("<start_of_turn>", "<turn>"))
+    assert tokenizer.encode("<turn>a<start_of_turn>") == plain.encode("<turn>a<start_of_turn>").ids
+    assert tokenizer.encode("<start_of_turn>", allow_special=True) == [mark]
+    ids = tokenizer.encode_chat([Message("user", "x<turn><start_of_turn>")])
+    assert [token for token in ids if token in (mark, turn)] == [mark, turn]
+    assert tokenizer.decode([mark]) == "<start_of_turn>"  # an answer that says it shows it
+    assert tokenizer.encode("<think>") == [plain.token_to_id("<think>")]  # no template writes it
+
+
+def test_which_tokens_are_marks():
+    tokens = ["<|turn>", "[INST]", "<unused7>", "<s>", "<h2>", "</table>", "\n\n", "  ", "word", "[]", "a|>", "<a b>"]
+    assert typed_marks(tokens) == ["<|turn>", "[INST]", "<unused7>"]
+    assert typed_marks(tokens, "{{ '<s>' }}\n\n<h1>") == ["<|turn>", "[INST]", "<unused7>", "<s>"]
+
+
+def test_a_missing_pre_tokenizer_is_told(caplog):
+    library = byte_level()
+    Tokenizer(library.to_str(), eos_ids=[])
+    assert caplog.text == ""
+    definition = {**json.loads(library.to_str()), "pre_tokenizer": None}
+    Tokenizer(json.dumps(definition), eos_ids=[])
+    assert "has no pre_tokenizer" in caplog.text

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ...protocol.errors import InvalidRequestError, MissingDependencyError
 from ...protocol.structured import Constraint
 from ..tokenizer import Tokenizer
+from .json_schema import InexactError, essential
 
 try:
     import llguidance
@@ -113,9 +114,12 @@ def grammar_of(constraint: Constraint) -> str:
     """The constraint as llguidance takes it. Raises InvalidRequestError for what is not JSON where it must be."""
     if constraint.kind == "json_schema":
         try:
-            return llguidance.LLMatcher.grammar_from_json_schema(constraint.source, overrides=JSON_OPTIONS)
-        except ValueError as error:
+            schema = json.dumps(essential(json.loads(constraint.source)))
+            return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
+        except (ValueError, RecursionError) as error:
             raise _refused(constraint, f"not a JSON schema ({error}).") from error
+        except InexactError as error:
+            raise _refused(constraint, f"{error}.") from error
     if constraint.kind == "regex":
         return llguidance.LLMatcher.grammar_from_regex(constraint.source)
     if constraint.kind == "choice":
@@ -129,8 +133,11 @@ def end_ids(eos_ids: Iterable[int], vocab_size: int) -> list[int]:
 
 
 def inline_schema(schema: dict[str, Any]) -> str:
-    """A JSON schema as a part of a Lark grammar; `$ref` in it starts from its own root."""
-    return "%json " + json.dumps({**schema, "x-guidance": JSON_OPTIONS})
+    """A JSON schema as a part of a Lark grammar; `$ref` in it starts from its own root. Raises InvalidRequestError."""
+    try:
+        return "%json " + json.dumps({**essential(schema), "x-guidance": JSON_OPTIONS})
+    except InexactError as error:
+        raise InvalidRequestError(f"tools: {error}.", param="tools", code="invalid_grammar") from error
 
 
 def _trie(vocabulary: Vocabulary, encode: Encode | None) -> llguidance.LLTokenizer:

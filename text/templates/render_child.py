@@ -6,7 +6,7 @@ Jinja's sandbox keeps it from the interpreter, and the operating system bounds i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
@@ -40,21 +40,29 @@ def main() -> None:
         child_process.limit_time(limits.cpu_seconds, limits.wall_seconds)
         reply = no_memory
         with suppress(MemoryError):
-            reply = encoded(asdict(_tried(program, message)))
+            reply = encoded(_tried(program, message))
         child_process.limit_time(0)
         child_process.send(reply)
 
 
-def _tried(program: _Program, message: bytes) -> Rendered:
-    """Raises MemoryError."""
+def _tried(program: _Program, message: bytes) -> list[dict[str, Any]] | dict[str, Any]:
+    """What becomes of each context; one failure of a template that is not valid. Raises MemoryError."""
+    if failed := _outcome(lambda: program.compile(len(message))):
+        return failed
+    return [_outcome(lambda context=context: program.text(context)) or {} for context in json.loads(message)]
+
+
+def _outcome(work: Callable[[], str | None]) -> dict[str, Any]:
+    """A `Rendered` as a dictionary; empty for no text and no failure."""
     try:
-        return Rendered(program.texts(message))
+        text = work()
+        return asdict(Rendered(text)) if text else {}
     except MemoryError:
         raise
     except jinja2.TemplateError as error:
-        return Rendered(failure="refused", why=str(error)[:_MOST_OF_AN_ERROR])
+        return asdict(Rendered(failure="refused", why=str(error)[:_MOST_OF_AN_ERROR]))
     except Exception as error:  # noqa: BLE001 - a program may raise what it likes
-        return Rendered(failure="failed", why=repr(error)[:_MOST_OF_AN_ERROR])
+        return asdict(Rendered(failure="failed", why=repr(error)[:_MOST_OF_AN_ERROR]))
 
 
 class _Program:
@@ -63,22 +71,25 @@ class _Program:
     def __init__(self, source: str, output_characters: int) -> None:
         self._source = source
         self._output_characters = output_characters
+        self._left = 0
 
-    def texts(self, message: bytes) -> list[str]:
-        """One for each context in `message`. Raises whatever the template does."""
-        limit = self._output_characters + len(message)
-        template = self._template
-        return ["".join(self._within(limit, template.generate(context))) for context in json.loads(message)]
+    def compile(self, input_size: int) -> None:
+        """Make ready for a message of this size. Raises jinja2.TemplateError for what is not valid."""
+        self._left = self._output_characters + input_size
+        _ = self._template
+
+    def text(self, context: dict[str, Any]) -> str:
+        """Raises whatever the template does."""
+        return "".join(self._bounded(self._template.generate(context)))
 
     @cached_property
     def _template(self) -> jinja2.Template:
         return _environment().from_string(self._source)
 
-    def _within(self, limit: int, pieces: Iterator[str]) -> Iterator[str]:
-        length = 0
+    def _bounded(self, pieces: Iterator[str]) -> Iterator[str]:
         for piece in pieces:
-            length += len(piece)
-            if length > limit:
+            self._left -= len(piece)
+            if self._left < 0:
                 most = f"{self._output_characters:,}"
                 raise jinja2.TemplateError(f"it writes more than {most} characters beyond the size of its input")
             yield piece

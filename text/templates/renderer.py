@@ -14,13 +14,14 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from ...protocol.errors import EngineError, InvalidRequestError, ModelLoadError
 from .. import child as child_process
 
 LIMIT_CODE = "template_too_expensive"
 _CHILD = f"{__package__}.render_child"
+_MOST_SOURCE = 2**18  # characters; the longest real ones have 30,000
 _GRACE_SECONDS = 5.0  # for a child that closed its output to end, too
 
 
@@ -31,22 +32,35 @@ class RenderLimits:
     cpu_seconds: float = 1.0  # for all its renderings, or for compiling; real templates take milliseconds
     wall_seconds: float = 30.0  # a machine may be busy; CPU time is what counts
     memory_bytes: int = 512 * 2**20  # beyond what the process has before it sees the template; held to on Linux only
-    output_characters: int = 8 * 2**20  # of a text, beyond the size of what the template is given
+    output_characters: int = 8 * 2**20  # of all texts, beyond the size of what the template is given
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """The reply of the child. `failure`: why there are no texts."""
+    """What became of one context, or of the whole message. `failure`: why there is no text."""
 
-    texts: list[str] | None = None
+    text: str = ""
     failure: Literal["refused", "failed", "stopped"] | None = None
     why: str = ""
+
+    @property
+    def error(self) -> InvalidRequestError:
+        """What to tell the client of a failure."""
+        how = {"refused": "refused the messages", "failed": "failed on these messages"}.get(self.failure or "")
+        why = f"The model's chat template {how or 'was stopped'}: {self.why}"
+        return InvalidRequestError(why, param="messages", code=None if how else LIMIT_CODE)
 
 
 class Renderer:
     """One template and its child process. Thread-safe: threads take turns."""
 
     def __init__(self, source: str, limits: RenderLimits) -> None:
+        """Raises ModelLoadError for one that is longer than any template is."""
+        if len(source) > _MOST_SOURCE:
+            raise ModelLoadError(
+                f"The model's chat template has {len(source):,} characters; at most {_MOST_SOURCE:,} are read. "
+                "Give another one with --chat-template."
+            )
         self._limits = limits
         self._first = encoded({"source": source, "limits": asdict(self._limits)})
         self._turn = threading.Lock()
@@ -59,20 +73,26 @@ class Renderer:
             self._ready_child()
 
     def render(self, contexts: Sequence[dict[str, Any]]) -> list[str]:
-        """The text for each context, in one round trip.
+        """The text for each context, in one round trip. Raises as `attempt` does, and where the template refuses a
+        context or fails on it."""
+        attempts = self.attempt(contexts)
+        for attempt in attempts:
+            if attempt.failure is not None:
+                raise attempt.error
+        return [attempt.text for attempt in attempts]
 
-        Raises InvalidRequestError where the template refuses a context, fails on it or exceeds its limits. Raises as
-        `compile` does, too.
+    def attempt(self, contexts: Sequence[dict[str, Any]]) -> list[Rendered]:
+        """What becomes of each context, in one round trip.
+
+        Raises InvalidRequestError where the template exceeds its limits for all of them together, and as `compile`
+        does.
         """
         message = encoded(contexts)
         with self._turn:
             reply = self._ask(self._ready_child(), message)
-        if reply.texts is not None:
-            return reply.texts
-        how = {"refused": "refused the messages", "failed": "failed on these messages"}.get(reply.failure or "")
-        code = None if how else LIMIT_CODE
-        why = f"The model's chat template {how or 'was stopped'}: {reply.why}"
-        raise InvalidRequestError(why, param="messages", code=code)
+        if isinstance(reply, Rendered):
+            raise reply.error
+        return reply
 
     def close(self) -> None:
         """End the child. A later use starts another one."""
@@ -87,7 +107,7 @@ class Renderer:
         child = self._child = _start()
         self._finalizer = weakref.finalize(self, _stop, child)
         reply = self._ask(child, self._first, encoded([]))  # nothing to render: it compiles
-        if reply.failure is None:
+        if not isinstance(reply, Rendered):
             return child
         if (child.returncode or 0) > 0:  # by itself: a limit ends it by a signal
             raise EngineError(f"Chat templates cannot be rendered: {reply.why} at its start.")
@@ -95,8 +115,11 @@ class Renderer:
         how = "cannot be compiled" if reply.failure == "stopped" else "is not valid Jinja"
         raise ModelLoadError(f"The model's chat template {how}: {reply.why.removesuffix('.')}.")
 
-    def _ask(self, child: subprocess.Popen[bytes], *messages: bytes) -> Rendered:
-        """The child's reply. It does not survive its limits, nor a caller who leaves before the reply."""
+    def _ask(self, child: subprocess.Popen[bytes], *messages: bytes) -> list[Rendered] | Rendered:
+        """The child's reply: one for each context, or one failure.
+
+        The child does not survive its limits, nor a caller who leaves before the reply.
+        """
         try:
             reply = _exchange(child, messages)
         except BaseException:
@@ -104,7 +127,7 @@ class Renderer:
             raise
         if reply is None:
             reply = Rendered(failure="stopped", why=self._cause(child))
-        if reply.failure == "stopped":
+        if isinstance(reply, Rendered) and reply.failure == "stopped":
             self._end()
         return reply
 
@@ -143,7 +166,7 @@ def _start() -> subprocess.Popen[bytes]:
         raise EngineError(f"Chat templates cannot be rendered: no process for it can be started ({error}).") from error
 
 
-def _exchange(child: subprocess.Popen[bytes], messages: Sequence[bytes]) -> Rendered | None:
+def _exchange(child: subprocess.Popen[bytes], messages: Sequence[bytes]) -> list[Rendered] | Rendered | None:
     """The one reply to `messages`; None if the child ended instead."""
     assert child.stdin is not None and child.stdout is not None
     try:
@@ -152,7 +175,8 @@ def _exchange(child: subprocess.Popen[bytes], messages: Sequence[bytes]) -> Rend
     except OSError:
         return None
     reply = child_process.read(child.stdout)
-    return Rendered(**cast(dict[str, Any], json.loads(reply))) if reply else None
+    found = json.loads(reply) if reply else None
+    return [Rendered(**each) for each in found] if isinstance(found, list) else found and Rendered(**found)
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:

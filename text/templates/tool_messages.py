@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -26,11 +26,14 @@ def tool_as_dict(tool: Tool, change: Change) -> dict[str, Any]:
     return _changed({"type": tool.type, "function": function}, change)
 
 
-def fields(message: Message, change: Change) -> dict[str, Any]:
-    """What a turn has beyond role, content and name: calls of tools, or the id of the call it answers."""
+def fields(message: Message, change: Change, raw_arguments: bool) -> dict[str, Any]:
+    """What a turn has beyond role, content and name: calls of tools, or the id of the call it answers.
+
+    `raw_arguments`: they stay text, for templates that want them so.
+    """
     found: dict[str, Any] = {}
-    if message.tool_calls is not None:
-        found["tool_calls"] = [_changed(_call_as_dict(call), change) for call in message.tool_calls]
+    if message.tool_calls:
+        found["tool_calls"] = [_changed(_call_as_dict(call, raw_arguments), change) for call in message.tool_calls]
     if message.tool_call_id is not None:
         found["tool_call_id"] = _changed(message.tool_call_id, change)
     return found
@@ -43,17 +46,25 @@ def texts(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[str]:
     for message in messages:
         yield message.tool_call_id or ""
         for call in message.tool_calls or ():
-            yield from _strings(_call_as_dict(call))
+            yield from _strings(_call_as_dict(call, False))
+            yield call.function.arguments
 
 
-def _call_as_dict(call: ToolCall) -> dict[str, Any]:
+def arguments_of(call: ToolCall) -> dict[str, Any] | str:
+    """As an object; as the model wrote them where they are none, or too deep."""
     try:
         arguments: Any = json.loads(call.function.arguments)
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict) or depth_of(arguments) > MAX_DEPTH:
-        arguments = call.function.arguments  # as the model wrote it
-    return {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
+        return call.function.arguments
+    return cast("dict[str, Any]", arguments)
+
+
+def _call_as_dict(call: ToolCall, raw_arguments: bool) -> dict[str, Any]:
+    arguments = call.function.arguments if raw_arguments else arguments_of(call)
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": call.type, "function": function}
 
 
 def _changed(value: Any, change: Change) -> Any:

@@ -68,7 +68,6 @@ def test_holds_text_to_it(
         ("json_schema", {"x-guidance": {"lenient": True}, "not": {"type": "string"}}, "not"),
         ("json_schema", {"if": {"type": "string"}, "then": False}, "if"),
         ("json_schema", {"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
-        ("json_schema", {"type": "string", "format": "elephant"}, "elephant"),
         ("json_schema", {"type": "string", "pattern": "(?=a)b"}, "regex"),
         ("json_schema", {"$ref": "http://localhost/schema.json"}, "not present"),
         ("json_schema", {"$ref": "#"}, "json schema"),
@@ -166,3 +165,75 @@ def test_a_matcher_is_the_callers_own(compiler: GrammarCompiler, tokenizer: Toke
     first, second = (compiler.compile(constraint("regex", "ab")) for _ in range(2))
     assert first.consume_tokens(tokenizer.encode("ab"))
     assert first.is_accepting() and not second.is_accepting()
+
+
+OBJECT = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"title": 5, "description": None, "$comment": {}, "examples": "x", "default": {"$ref": "#/nowhere"}},
+        {"deprecated": True, "readOnly": True, "writeOnly": True, "contentEncoding": "base64", "x-order": 3},
+        {"nullable": True, "discriminator": {"propertyName": "a"}, "markdownDescription": "b", "$vocabulary": {}},
+        {"format": "form", "uniqueItems": False, "propertyNames": {"type": "string"}, "unevaluatedProperties": True},
+        {"$schema": "https://example.com/ours", "$id": "our own schema", "$dynamicAnchor": "a"},
+        {"not": False, "if": {"type": "string"}, "dependentRequired": {}, "minContains": 0, "unevaluatedItems": {}},
+        {"propertyNames": True, "not": {"not": {}}, "then": False, "dependentSchemas": {}, "dependencies": {}},
+        {"contains": {"type": "null"}, "minContains": 0},
+        {"x-guidance": {"lenient": True, "whitespace_pattern": " *"}},
+    ],
+)
+def test_words_that_hold_to_nothing_change_nothing(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, words: dict[str, Any]
+) -> None:
+    inner = {"type": "object", "properties": {"b": {**OBJECT, **words}}, "required": ["b"]}
+    for schema, form in (
+        ({**OBJECT, **words}, "%s"),
+        (inner, '{"b":%s}'),
+        ({"type": "array", "items": inner}, '[{"b":%s}]'),
+    ):
+        assert accepts(compiler, tokenizer, "json_schema", schema, form % '{"a":true}')
+        assert not accepts(compiler, tokenizer, "json_schema", schema, form % '{"a":1}')
+        assert not accepts(compiler, tokenizer, "json_schema", schema, form % '{"a":   true}')
+
+
+@pytest.mark.parametrize("unknown", ["path", "password", "byte", "int32", "binary", "regex", "our-own"])
+def test_unknown_formats_are_annotations(compiler: GrammarCompiler, tokenizer: Tokenizer, unknown: str) -> None:
+    schema = {"type": "string", "format": unknown, "maxLength": 2}
+    assert accepts(compiler, tokenizer, "json_schema", schema, '"ab"')
+    assert not accepts(compiler, tokenizer, "json_schema", schema, '"abc"')
+
+
+@pytest.mark.parametrize("known", ["date-time", "time", "date", "duration", "email", "ipv4", "ipv6", "uuid"])
+def test_known_formats_are_enforced(compiler: GrammarCompiler, tokenizer: Tokenizer, known: str) -> None:
+    assert not accepts(compiler, tokenizer, "json_schema", {"type": "string", "format": known}, '"none such!"')
+
+
+def test_properties_may_be_called_as_keywords_are(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    names = ["title", "description", "default", "format", "not", "x-a", "uniqueItems"]
+    schema = {"type": "object", "properties": {name: {"const": name} for name in names}, "required": names}
+    text = json.dumps({name: name for name in names}, separators=(",", ":"))
+    assert accepts(compiler, tokenizer, "json_schema", schema, text)
+    assert not accepts(compiler, tokenizer, "json_schema", schema, "{}")
+    assert accepts(compiler, tokenizer, "json_schema", {"enum": [{"title": "a"}]}, '{"title":"a"}')
+
+
+@pytest.mark.parametrize(
+    ("least", "most"),
+    [(-(2**53) + 1, 2**53 - 1), (-(2**53), 2**53), (0, 2**60), (2**53 + 2, 2**62), (0, 2**63 - 1), (-(10**18), 10**18)],
+)
+def test_ranges_of_integers_are_exact(compiler: GrammarCompiler, tokenizer: Tokenizer, least: int, most: int) -> None:
+    schema = {"type": "integer", "minimum": least, "maximum": most}
+    found = [accepts(compiler, tokenizer, "json_schema", schema, str(at)) for at in (least - 1, least, most, most + 1)]
+    assert found == [False, True, True, False]
+
+
+@pytest.mark.parametrize("word", ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const"])
+@pytest.mark.parametrize("number", [2**53 + 1, -(2**53) - 1, 2**64, -(2**63)])
+def test_integers_that_would_be_rounded_are_refused(compiler: GrammarCompiler, word: str, number: int) -> None:
+    with pytest.raises(InvalidRequestError, match=rf"{word}: {number} cannot be held to exactly") as caught:
+        compiler.compile(
+            constraint("json_schema", {"type": "object", "properties": {"a": {"type": "integer", word: number}}})
+        )
+    assert caught.value.code == "invalid_grammar"

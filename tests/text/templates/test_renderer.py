@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gc
 import os
 import signal
@@ -18,23 +19,36 @@ import pytest
 from updraft.protocol.errors import EngineError, InvalidRequestError, ModelLoadError
 from updraft.protocol.requests import Message
 from updraft.text.chat import ChatTemplate
-from updraft.text.templates.renderer import LIMIT_CODE, RenderLimits
+from updraft.text.templates.renderer import LIMIT_CODE, Renderer, RenderLimits
 
 TIGHT = RenderLimits(cpu_seconds=0.3, memory_bytes=128 * 2**20)
 ONE, TWO = [Message("user", "A")], [Message("user", "A"), Message("user", "B")]
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="no other system limits a process's memory")
 
 
-def hostile(source: str, limits: RenderLimits = TIGHT) -> ChatTemplate:
+class Template:
+    """A renderer that is given messages."""
+
+    def __init__(self, source: str, limits: RenderLimits | None = None) -> None:
+        renderer = self._renderer = Renderer(source, limits or RenderLimits())
+        self.compile, self.close = renderer.compile, renderer.close
+
+    def render(self, messages: list[Message]) -> str:
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        (text,) = self._renderer.render([{"messages": turns}])
+        return text
+
+
+def hostile(source: str, limits: RenderLimits = TIGHT) -> Template:
     """Harmless for one message, as a trial with one would not find it."""
-    return ChatTemplate("{% if messages | length > 1 %}" + source + "{% endif %}fine", limits=limits)
+    return Template("{% if messages | length > 1 %}" + source + "{% endif %}fine", limits)
 
 
 def children() -> set[psutil.Process]:
     return set(psutil.Process().children())
 
 
-def child_of(template: ChatTemplate) -> psutil.Process:
+def child_of(template: Template) -> psutil.Process:
     """The one that its compiling starts."""
     others = children()
     template.compile()
@@ -127,13 +141,13 @@ def test_a_template_writes_a_bounded_text(source: str) -> None:
 
 
 def test_what_users_write_is_no_output_of_the_template() -> None:
-    template = ChatTemplate("{{ messages[0].content }}", limits=RenderLimits(output_characters=100))
+    template = Template("{{ messages[0].content }}", RenderLimits(output_characters=100))
     assert len(template.render([Message("user", "é" * 100_000)])) == 100_000
 
 
 def test_an_error_is_short() -> None:
     with pytest.raises(InvalidRequestError, match="aaa") as caught:
-        ChatTemplate("{{ raise_exception('a' * 100000) }}").render(ONE)
+        Template("{{ raise_exception('a' * 100000) }}").render(ONE)
     assert len(caught.value.message) < 3000
 
 
@@ -165,7 +179,7 @@ def test_a_crash_of_the_interpreter() -> None:
 
 def test_one_template_does_not_stand_before_another() -> None:
     forever = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    busy, other = hostile(forever, RenderLimits(cpu_seconds=1000, wall_seconds=1000)), ChatTemplate("other")
+    busy, other = hostile(forever, RenderLimits(cpu_seconds=1000, wall_seconds=1000)), Template("other")
     child = child_of(busy)
     refused: list[BaseException] = []
 
@@ -187,7 +201,7 @@ def test_one_template_does_not_stand_before_another() -> None:
 
 
 def test_threads_take_turns() -> None:
-    template = ChatTemplate("{{ messages[0].content }}")
+    template = Template("{{ messages[0].content }}")
     wrong: list[str] = []
 
     def render(name: str) -> None:
@@ -205,14 +219,14 @@ def test_threads_take_turns() -> None:
 
 def test_no_process_before_the_first_use() -> None:
     before = children()
-    template = ChatTemplate("x")
+    template = Template("x")
     assert children() == before
     template.render(ONE)
     assert len(children() - before) == 1
 
 
 def test_what_ended_while_idle_is_replaced() -> None:
-    template = ChatTemplate("x")
+    template = Template("x")
     child = child_of(template)
     child.kill()
     wait_for(lambda: gone(child))
@@ -220,7 +234,7 @@ def test_what_ended_while_idle_is_replaced() -> None:
 
 
 def test_a_process_ends_with_its_template() -> None:
-    template = ChatTemplate("x")
+    template = Template("x")
     child = child_of(template)
     template.close()
     assert not child.is_running()
@@ -252,14 +266,14 @@ def test_it_sees_neither_our_environment_nor_the_working_directory(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_API_KEY", "a-secret")
     monkeypatch.setenv("TZ", "Pacific/Auckland")
-    template = ChatTemplate("x")
+    template = Template("x")
     seen = child_of(template).environ()
     assert "a-secret" not in seen.values()
     assert seen["TZ"] == "Pacific/Auckland"
 
 
 def test_a_child_that_cannot_start_is_no_fault_of_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
-    template = ChatTemplate("x")
+    template = Template("x")
     for program in ("/bin/false", os.devnull):
         monkeypatch.setattr("sys.executable", program)
         with pytest.raises(EngineError, match="cannot be rendered"):
@@ -268,9 +282,63 @@ def test_a_child_that_cannot_start_is_no_fault_of_the_template(monkeypatch: pyte
     assert template.render(ONE) == "x"
 
 
+def test_a_template_is_no_longer_than_templates_are() -> None:
+    with pytest.raises(ModelLoadError, match="2,000,000 characters; at most 262,144 are read"):
+        Renderer("x" * 2_000_000, RenderLimits())
+
+
+def test_what_becomes_of_each_context_is_told() -> None:
+    renderer = Renderer("{% if a %}{{ raise_exception('no') }}{% endif %}{{ b + 1 }}", RenderLimits())
+    refused, failed, fine = renderer.attempt([{"a": 1}, {}, {"b": 1}])
+    assert (refused.failure, refused.why) == ("refused", "no")
+    assert (failed.failure, fine.failure, fine.text) == ("refused", None, "2")
+
+
 def test_arguments_of_calls_are_as_the_model_wrote_them() -> None:
     """Numbers that no 64 bits hold, and halves of surrogate pairs."""
     calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"n": 123456789012345678901234}'}}]
-    template = ChatTemplate("{{ messages[0].content }}{{ messages[0].tool_calls[0].function.arguments | tojson }}")
+    template = ChatTemplate(
+        "{{ messages[0].content }}{% set f = messages[0].tool_calls[0].function %}"
+        "{{ f.name }}{{ f.arguments | tojson }}"
+    )
     message = msgspec.convert({"role": "assistant", "content": "\ud83d", "tool_calls": calls}, Message)
-    assert template.render([message]) == '\ud83d{"n": 123456789012345678901234}'
+    assert template.render([message]) == '\ud83df{"n": 123456789012345678901234}'
+
+
+def test_helpers_of_transformers() -> None:
+    template = Template("{{ strftime_now('%Y') }} {{ {'a': '<é>'} | tojson }}{% generation %}!{% endgeneration %}")
+    assert template.render([Message("user", "x")]) == f'{datetime.date.today().year} {{"a": "<é>"}}!'
+
+
+def test_filters_give_what_has_a_length_and_can_be_written() -> None:
+    """As in llama.cpp, where they give lists."""
+    users = "messages | selectattr('role', 'equalto', 'user')"
+    source = f"{{{{ {users} | length }}}}{{{{ {users} | map(attribute='content') | tojson }}}}"
+    assert (
+        Template(source).render([Message("user", "a"), Message("assistant", "b"), Message("user", "c")])
+        == '2["a", "c"]'
+    )
+    with pytest.raises(InvalidRequestError, match="cannot be written as JSON"):
+        Template("{{ undefined_name | tojson }}").render([Message("user", "a")])
+
+
+def test_block_whitespace_as_in_transformers() -> None:
+    source = "{% for m in messages %}\n    {% if true %}\n{{ m.content }}\n    {% endif %}\n{% endfor %}"
+    assert Template(source).render([Message("user", "x")]) == "x\n"
+
+
+def test_filters_and_methods_mean_what_they_meant() -> None:
+    source = """{{ ['b', 'a'] | sort | join(', ') }}|{{ 'a-b'.split('-')[1] }}|{{ 'x' | center(3) }}|{{ '%02d' % 7 }}|{{
+    '{:>3}'.format('y') }}|{{ 'a\nb' | indent(2) }}|{{ {'b': 1, 'a': [2]} | dictsort }}|{{ [1, 1, 2] | unique | list
+    }}|{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | map('upper') | join('+') }}|{{
+    ', '.join(['a', 'b'] | map('trim')) }}|{{ {'a': [1, 2]} | tojson(indent=1) }}|{{ ' a '.strip() | replace('a', 'b')
+    }}|{{ messages[0].get('name', 'none') }}|{{ 'ab'[::-1] | title }}|{{ '5' | int + 1.5 }}|{{ 7 % 4 }}"""
+    expected = "a, b|b| x |07|  y|a\n  b|[('a', [2]), ('b', 1)]|[1, 2]|HI|a, b|"
+    expected += '{\n "a": [\n  1,\n  2\n ]\n}|b|none|Ba|6.5|3'
+    assert Template(source).render([Message("user", "hi")]) == expected
+
+
+def test_operators_mean_what_they_meant() -> None:
+    source = "{{ 1 + 2 }}{{ 3 * 4 }}{{ 2 ** 5 }}{{ 'a' + 'b' }}{{ 'a' * 3 }}{{ 1 ~ none ~ 'x' ~ messages[0].role }}"
+    source += "{% for a in 'xyz' %}{{ a }}{{ loop.length }}{% if loop.last %}!{% endif %}{% else %}none{% endfor %}"
+    assert Template(source).render([Message("user", "hi")]) == "31232abaaa1Nonexuserx3y3z3!"

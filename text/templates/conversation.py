@@ -1,0 +1,313 @@
+"""A conversation as a template sees it, and the ways to put it to one that does not take it as it is.
+
+Templates differ in what they read: some know no `developer` or `system`, some want turns to alternate, some read lists
+of content parts only, some know no tools. `Conversation.fits` lists the remedies in a fixed order, the mildest first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from ...protocol.requests import Message, TextPart
+from ...protocol.structured import CalledFunction, Function, Tool, ToolCall
+from . import tool_messages as tool_turns
+from .tool_messages import Change
+
+END_MARK = "\U0010fffe"
+Level = Literal["as_is", "developer", "apart", "joined", "one_system", "no_system", "user_first"]
+_LEVELS: tuple[Level, ...] = get_args(Level)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How a conversation is put to a template."""
+
+    # Whether the template named `tool_use` renders it, where there is one.
+    tool_template: bool = False
+    # Calls, results and offered tools are written into the turns.
+    tools_as_text: bool = False
+    # Contents are lists of parts instead of strings.
+    lists: bool = False
+    # What is done to the turns: `developer` becomes `system`, calls and words stand apart, neighbours of one role are
+    # joined, the system speaks once at the front, or never, a user's empty turn comes before the assistant's first.
+    # Each level does what those before it do, too.
+    level: Level = "developer"
+    # Arguments of calls are JSON as text instead of objects.
+    raw_arguments: bool = False
+    # Contents that are null stay so, instead of empty.
+    null_content: bool = False
+    # `tools` is an empty list instead of none, for templates that iterate over it.
+    empty_tools: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a template is to render."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Tool]
+    add_generation_prompt: bool
+    # The last message goes on, and carries a mark of its end.
+    is_open: bool
+    # How its parts are written.
+    fit: Fit = Fit()
+
+    @property
+    def has_calls(self) -> bool:
+        return any(message.tool_calls or message.role == "tool" for message in self.messages)
+
+    def fits(self, *, tool_template: bool, knows_developer: bool) -> Iterator[Fit]:
+        """The ways to put it to a template, in the order in which they are tried."""
+        uses_tools = bool(self.tools) or self.has_calls
+        named = [bool(self.tools), not self.tools] if tool_template and uses_tools else [False]
+        levels = _LEVELS if knows_developer else _LEVELS[1:]
+        written = [(False, False), (True, False), (False, True), (True, True)] if self.has_calls else [(False, False)]
+        ways = [(False, *way) for way in written] + [(True, False, False)] * uses_tools
+        for empty, (text, raw, null), lists, template in itertools.product([False, True], ways, [False, True], named):
+            for level in levels:
+                yield Fit(template, text, lists, level, raw, null, empty)
+
+    def put(self, fit: Fit, tool_style: str) -> Conversation:
+        """The same conversation for a template that takes it only so."""
+        asked = _tools_as_text(self, _TOOL_STYLES[tool_style]) if fit.tools_as_text else self
+        messages = asked.messages
+        if fit.level != "as_is":
+            messages = [
+                _with_role(message, "system") if message.role == "developer" else message for message in messages
+            ]
+        if fit.level == "user_first":
+            messages = _user_first(messages)
+        if fit.level in ("one_system", "no_system", "user_first"):
+            messages = _folded(messages, fit.level == "one_system", self.is_open)
+        if fit.level not in ("as_is", "developer"):
+            messages = [_with_short_ids(part) for message in messages for part in _apart(message)]
+        if fit.level not in ("as_is", "developer", "apart"):
+            messages = _joined(messages)
+        return replace(asked, messages=messages, fit=fit)
+
+    def context(self, change: Change) -> dict[str, Any]:
+        """The variables of the template, with every string of users changed."""
+
+        def change_but_mark(text: str) -> str:
+            return change(text[:-1]) + END_MARK if text.endswith(END_MARK) else change(text)
+
+        changed = change_but_mark if self.is_open else change
+        return {
+            "messages": [self._as_dict(message, changed) for message in self.messages],
+            "tools": [tool_turns.tool_as_dict(tool, changed) for tool in self.tools]
+            or ([] if self.fit.empty_tools else None),
+            "documents": None,
+            "add_generation_prompt": self.add_generation_prompt,
+        }
+
+    def _as_dict(self, message: Message, change: Change) -> dict[str, Any]:
+        content: Any = change(message.text)
+        if message.content is None and self.fit.null_content:
+            content = None
+        elif self.fit.lists:
+            content = [{"type": "text", "text": change(part)} for part in parts_of(message)]
+        fields: dict[str, Any] = {"role": str(message.role), "content": content}
+        if message.name is not None:
+            fields["name"] = change(message.name)
+        return {**fields, **tool_turns.fields(message, change, self.fit.raw_arguments)}
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A conversation of the same shape whose every text is a mark of its own: what a template drops is then seen."""
+
+    conversation: Conversation
+    # Each mark, and where in the request its text stands.
+    marks: dict[str, str]
+
+    @staticmethod
+    def of(asked: Conversation) -> Probe:
+        marks: dict[str, str] = {}
+
+        def mark(place: str) -> str:
+            text = f"zq{len(marks)}xk"
+            marks[text] = place
+            return text
+
+        messages = [_marked(message, f"messages[{index}]", mark) for index, message in enumerate(asked.messages)]
+        tools = [
+            Tool(tool.type, msgspec.structs.replace(tool.function, name=mark(f"tools[{index}]")))
+            for index, tool in enumerate(asked.tools)
+        ]
+        return Probe(replace(asked, messages=messages, tools=tools), marks)
+
+    def missing(self, text: str) -> str | None:
+        """Where the first text stands that `text` lacks; None if it has all. Python's way to write a list is none."""
+        for mark, place in self.marks.items():
+            before, found, _ = text.partition(mark)
+            if not found or before.endswith(("'text': '", '"text": "')):
+                return place
+        return None
+
+
+def first_missing(messages: Sequence[Message], prompt: str) -> str | None:
+    """The first message whose text the prompt does not hold. Blanks around it, JSON's escapes and thoughts of the
+    assistant, which many templates take out of earlier turns, do not count."""
+    end = 0
+    for index, message in enumerate(messages):
+        for part in parts_of(message):
+            for form in _forms(part.removesuffix(END_MARK).strip(), message.role):
+                start = prompt.find(form, end)  # mostly in order, so that all take no longer than one
+                start = start if start >= 0 else prompt.find(form)
+                if start >= 0:
+                    end = start + len(form)
+                    break
+            else:
+                return f"messages[{index}]"
+    return None
+
+
+def parts_of(message: Message) -> list[str]:
+    """The texts of its content."""
+    content = message.content or []
+    return [content] if isinstance(content, str) else [part.text for part in content]
+
+
+def _forms(core: str, role: str) -> Iterator[str]:
+    yield core
+    yield json.dumps(core, ensure_ascii=False)[1:-1]
+    yield json.dumps(core)[1:-1]
+    if role == "assistant":
+        yield core.rpartition("</think>")[2].strip()
+
+
+def _marked(message: Message, place: str, mark: Callable[[str], str]) -> Message:
+    texts = [mark(place) if text.strip(f"{END_MARK} \t\r\n") else "" for text in parts_of(message)]
+    if message.text.endswith(END_MARK):
+        texts[-1] += END_MARK
+    calls = [_marked_call(call, place, mark) for call in message.tool_calls or ()]
+    content = None if message.content is None else _content(texts)
+    return msgspec.structs.replace(message, content=content, tool_calls=calls or None)
+
+
+def _marked_call(call: ToolCall, place: str, mark: Callable[[str], str]) -> ToolCall:
+    name, written = mark(place), call.function.arguments
+    arguments = tool_turns.arguments_of(call)
+    if arguments:
+        written = mark(place) if isinstance(arguments, str) else json.dumps({mark(place): mark(place)})
+    return ToolCall(call.id, CalledFunction(name, written))
+
+
+def _content(texts: Iterable[str]) -> list[TextPart]:
+    return [TextPart(text) for text in texts]
+
+
+def _with_role(message: Message, role: Literal["system", "user"]) -> Message:
+    return msgspec.structs.replace(message, role=role)
+
+
+def _after(first: Message, second: Message) -> Message:
+    """One turn that says both."""
+    texts = parts_of(first)
+    between = [texts.pop() + "\n\n"] if texts and parts_of(second) else []
+    return msgspec.structs.replace(second, content=_content([*texts, *between, *parts_of(second)]))
+
+
+def _apart(message: Message) -> list[Message]:
+    """Words and each call in turns of their own: some templates take one call at a time, and no words with it."""
+    calls = message.tool_calls or []
+    if not calls or (len(calls) == 1 and not message.text):
+        return [message]
+    said = [msgspec.structs.replace(message, tool_calls=None)] if message.text else []
+    return said + [msgspec.structs.replace(message, content=None, tool_calls=[call]) for call in calls]
+
+
+def _joined(messages: Sequence[Message]) -> list[Message]:
+    """Neighbours of one role become one turn; calls and their results stay apart."""
+    joined: list[Message] = []
+    for message in messages:
+        last = joined[-1] if joined else None
+        if last and last.role == message.role != "tool" and not last.tool_calls and last.name == message.name:
+            joined[-1] = _after(last, message)
+        else:
+            joined.append(message)
+    return joined
+
+
+def _folded(messages: Sequence[Message], keeps_first: bool, is_open: bool) -> list[Message]:
+    """What the system says goes to the front of the next user's turn; with `keeps_first`, all but its first words."""
+    folded: list[Message] = []
+    waiting: Message | None = None
+    for message in messages:
+        at_front = keeps_first and all(earlier.role == "system" for earlier in folded)
+        if message.role == "system" and not at_front:
+            waiting = _with_role(message if waiting is None else _after(waiting, message), "user")
+        elif message.role == "user" and waiting is not None:
+            folded.append(_after(waiting, message))
+            waiting = None
+        else:
+            folded.append(message)
+    if waiting is not None:
+        folded.insert(len(folded) - is_open, waiting)
+    return folded
+
+
+def _user_first(messages: Sequence[Message]) -> list[Message]:
+    first = next((index for index, message in enumerate(messages) if message.role != "system"), len(messages))
+    begun = messages[first : first + 1]
+    return [*messages[:first], *([Message("user", "")] if begun and begun[0].role != "user" else []), *messages[first:]]
+
+
+def _with_short_ids(message: Message) -> Message:
+    """Mistral's templates take ids of nine letters and digits and nothing else."""
+    calls = [ToolCall(_short(call.id), call.function) for call in message.tool_calls or ()]
+    answered = None if message.tool_call_id is None else _short(message.tool_call_id)
+    return msgspec.structs.replace(message, tool_calls=calls or None, tool_call_id=answered)
+
+
+def _short(call_id: str) -> str:
+    if len(call_id) == 9 and call_id.isalnum():
+        return call_id
+    return hashlib.blake2b(call_id.encode("utf-8", "replace")).hexdigest()[:9]
+
+
+# Before a call, after it, and before its arguments, by the name of a `ToolFormat`.
+_TOOL_STYLES = {
+    "hermes": ('<tool_call>\n{"name": ', "}\n</tool_call>", ', "arguments": '),
+    "llama3": ('{"name": ', "}", ', "parameters": '),
+    "mistral": ('[TOOL_CALLS][{"name": ', "}]", ', "arguments": '),
+    "mistral-args": ("[TOOL_CALLS]", "", "[ARGS]"),
+}
+
+
+def _tools_as_text(asked: Conversation, style: tuple[str, str, str]) -> Conversation:
+    """Tools, calls and results as words of the system, the assistant and the user."""
+    opener, closer, glue = style
+
+    def written(name: str, arguments: str) -> str:
+        return f"{opener}{json.dumps(name) if opener.endswith(' ') else name}{glue}{arguments}{closer}"
+
+    messages: list[Message] = []
+    for message in asked.messages:
+        if message.tool_calls:
+            calls = [written(call.function.name, call.function.arguments) for call in message.tool_calls]
+            messages.append(Message("assistant", "\n".join([*filter(None, [message.text]), *calls])))
+        elif message.role == "tool":
+            messages.append(Message("user", f"<tool_response>\n{message.text}\n</tool_response>"))
+        else:
+            messages.append(message)
+    if asked.tools:
+        told = "\n".join(_described(tool.function) for tool in asked.tools)
+        example = written("NAME", '{"PARAMETER": VALUE}')
+        offer = Message("system", f"You can call these functions:\n{told}\nTo call one, write:\n{example}")
+        if messages[0].role in ("system", "developer"):
+            messages[0] = _with_role(_after(messages[0], offer), "system")
+        else:
+            messages.insert(0, offer)
+    return replace(asked, messages=messages, tools=())
+
+
+def _described(function: Function) -> str:
+    return msgspec.json.encode(msgspec.structs.replace(function, strict=None)).decode()
