@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import get_args
 
 from ..classifier.target import Promise, Target
 from ..protocol.errors import ConfigurationError
 from .accounting.budget import BudgetLimits
 from .accounting.prices import Price, Prices
 from .privacy.rules import Privacy
+from .tiers.interfaces import Fallback
 
 #: The settings that state a target. One of them at most.
 TARGETS = ("quality", "cloud_share", "cost")
@@ -56,6 +58,7 @@ class Middle:
     def __post_init__(self) -> None:
         _check(bool(self.model), "middle.model", "the name of a model")
         _check(self.skip_above is None or 0 <= self.skip_above <= 1, "middle.skip_above", "from 0 to 1")
+        _check_key(self.api_key, "middle.api_key")
         object.__setattr__(self, "url", _base_url(self.url, "middle.url", "middle.api_key"))
 
 
@@ -75,6 +78,12 @@ class RouterConfig:
     # Whether the cloud continues an assistant's last message (`continue_final_message`), as Updraft's nodes, vLLM and
     # SGLang do. Only then is a stream shown before it is judged.
     cloud_continues: bool = False
+    # Send the local answer along as `prediction` to clouds that are no Updraft nodes, too. Some bill the tokens of it
+    # that they reject. An Updraft node is known by `owned_by` in its list of models.
+    send_drafts: bool = False
+    # When the device's answer stands in for the cloud's: where the cloud is `unreachable` (no connection, too slow, 429
+    # or 5xx after retries, no usable answer), after `any` failure (a wrong key or model, too), or `never`.
+    fallback: Fallback = "unreachable"
     # Smaller clouds to ask before that one, from the smallest up.
     middle: tuple[Middle, ...] = ()
     # Target: share of the cloud's quality to keep, above 0 and at most 1. 0.98 where no target is set.
@@ -134,6 +143,8 @@ class RouterConfig:
         _check(self.cloud_timeout_s > 0, "cloud_timeout_s", "above 0 seconds")
         _check(self.cloud_connect_timeout_s > 0, "cloud_connect_timeout_s", "above 0 seconds")
         _check(bool(self.cloud_model), "cloud_model", "the name of the cloud's model")
+        _check(self.fallback in get_args(Fallback), "fallback", "unreachable, any or never")
+        _check_key(self.cloud_api_key, "cloud_api_key")
         if self.cloud_url is not None:
             object.__setattr__(self, "cloud_url", _base_url(self.cloud_url, "cloud_url", "cloud_api_key"))
         _check(self.cloud_url is not None or not self.middle, "cloud_url", "set where there are middle tiers")
@@ -167,6 +178,15 @@ def _base_url(url: str, name: str, key: str) -> str:
         raise ConfigurationError(f"{name} must hold no credentials: set {key} instead.", param=name)
     path = parsed.path.rstrip("/") or "/v1"
     return str(parsed.copy_with(path=path, query=None, fragment=None))
+
+
+def _check_key(key: str | None, name: str) -> None:
+    """An HTTP header holds it. The message does not."""
+    if key and not all("!" <= character <= "~" for character in key):
+        raise ConfigurationError(
+            f"{name} holds a blank, a line end or a letter beyond ASCII, which no HTTP header carries: copy it anew.",
+            param=name,
+        )
 
 
 def _check(holds: bool, name: str, wanted: str) -> None:
