@@ -40,7 +40,7 @@ def open_client(endpoint: CloudEndpoint) -> httpx.AsyncClient:
         raise ConfigurationError(
             f"The certificates for {url} cannot be read ({error}): correct {named or 'the installed certifi'}."
         ) from error
-    proxy = _proxy_for(url)
+    proxy = proxy_for(url)
     try:
         return httpx.AsyncClient(
             headers={"authorization": f"Bearer {key}"} if key else {},
@@ -63,7 +63,7 @@ def open_client(endpoint: CloudEndpoint) -> httpx.AsyncClient:
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
-def _proxy_for(url: httpx.URL) -> str | None:
+def proxy_for(url: httpx.URL) -> str | None:
     """The proxy that `HTTP_PROXY`, `HTTPS_PROXY` or `ALL_PROXY` names, unless `NO_PROXY` has the host."""
     proxies = getproxies()
     proxy = proxies.get(url.scheme) or proxies.get("all")

@@ -122,7 +122,7 @@ def refused(url: str, status: int, headers: Mapping[str, str], raw: bytes) -> Cl
 
 def reported(url: str, error: Any) -> CloudFailure:
     """The server began a stream with 200, and then sent an error in it."""
-    said = _completed(table(error) or {"message": error}, 502, f"The cloud at {url} reported an error in its stream")
+    said = _completed(table(error) or {"message": error}, 502, f"The cloud at {url} reported an error in its stream.")
     code: Any = said["code"]
     status = code if isinstance(code, int) and 400 <= code < 600 else 502
     return _relayed("its stream reported an error", status, RelayedError(status, said), None)
@@ -203,19 +203,16 @@ def _shown_url(base: str, location: str) -> str:
 def _error_in(raw: bytes, status: int, otherwise: str) -> dict[str, Any]:
     """The error that a server sent, in OpenAI's shape. `otherwise`: how a message of our own begins."""
     try:
-        body = parsed(raw)
+        found = table(parsed(raw)) or {}
     except ValueError:
         excerpt = _excerpt(raw)
-        return _completed({}, status, f"{otherwise}: {excerpt}" if excerpt else f"{otherwise}")
-    found = table(body) or {}
-    if (error := table(found.get("error"))) is not None:  # OpenAI's
-        return _completed(error, status, otherwise)
-    if isinstance(found.get("message"), str):  # vLLM's of old, and others: all of it at the top
-        fields = {name: found[name] for name in ("message", "type", "param", "code") if name in found}
-        return _completed(fields, status, otherwise)
-    if isinstance(found.get("error"), str):  # llama-server's of old, Ollama's
-        return _completed({"message": found["error"]}, status, otherwise)
-    return _completed({"message": _detail(found.get("detail"))}, status, otherwise)
+        return _completed({}, status, f"{otherwise}: {excerpt}" if excerpt else f"{otherwise}.")
+    error: Any = found.get("error")
+    if table(error) is None and isinstance(error, str):  # llama-server's of old, Ollama's
+        error = {"message": error}
+    elif table(error) is None and isinstance(found.get("message"), str):  # vLLM's of old: all of it at the top
+        error = {name: found[name] for name in ("message", "type", "param", "code") if name in found}
+    return _completed(table(error) or {"message": _detail(found.get("detail"))}, status, f"{otherwise}.")
 
 
 def _detail(detail: Any) -> str | None:
@@ -232,7 +229,7 @@ def _completed(error: dict[str, Any], status: int, otherwise: str) -> dict[str, 
     usual = _ERRORS.get(status, InvalidRequestError if status < 500 else UpstreamError)
     message: Any = error.get("message")
     if not isinstance(message, str) or not message.strip():
-        message, error = f"{otherwise.rstrip('.')}.", {"code": usual.default_code, **error}
+        message, error = otherwise, {"code": usual.default_code, **error}
     kind: Any = error.get("type")
     return {
         **{name: error[name] for name in error if len(name) <= 100},

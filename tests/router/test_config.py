@@ -11,7 +11,7 @@ from updraft.protocol.errors import ConfigurationError
 from updraft.protocol.settings import PROCESS_VARIABLES
 from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.accounting.prices import Prices
-from updraft.router.config import RouterConfig
+from updraft.router.config import Middle, RouterConfig
 from updraft.router.settings_sources import load_config
 
 
@@ -174,3 +174,23 @@ def test_the_key_is_never_shown() -> None:
 def test_a_list_in_a_variable_has_commas(tmp_path: Path, given: str, found: tuple[str, ...]) -> None:
     environ = {"UPDRAFT_PRIVACY_BUILTIN": given}
     assert load_config(environ=environ, file=tmp_path / "none.toml").privacy.builtin == found
+
+
+@pytest.mark.parametrize(
+    "key", ["sk-secret\n", "sk-secret\r\nx-evil: 1", " sk-secret", "sk-\u0441ecret", "sk-secr\xe9t", "sk-\x00"]
+)
+def test_a_key_that_no_header_carries_is_refused_and_not_shown(key: str) -> None:
+    for make in (lambda: RouterConfig(cloud_api_key=key), lambda: load_config({"cloud_api_key": key}, environ={})):
+        with pytest.raises(ConfigurationError, match="cloud_api_key") as caught:
+            make()
+        assert "secret" not in str(caught.value)
+        assert "sk-" not in str(caught.value)
+    with pytest.raises(ConfigurationError, match=r"middle\.api_key"):
+        Middle("http://h:1", "m", key)
+
+
+def test_fallback_is_one_of_three(tmp_path: Path) -> None:
+    for word in ("unreachable", "any", "never"):
+        assert load_config({"fallback": word}, environ={}, file=tmp_path / "none.toml").fallback == word
+    with pytest.raises(ConfigurationError, match="unreachable, any or never"):
+        load_config({}, environ={"UPDRAFT_FALLBACK": "sometimes"}, file=tmp_path / "none.toml")
