@@ -16,6 +16,7 @@ import tokenizers
 from ..protocol.errors import ModelLoadError
 from ..protocol.requests import Message
 from ..protocol.structured import Tool
+from ..protocol.unicode_forms import read_text
 from .chat import ChatTemplate, encoding_runs, special_pattern
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -177,8 +178,8 @@ def _as_ids(value: int | list[int] | None) -> set[int]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text(path, ModelLoadError)
+    except OSError as error:
         raise ModelLoadError(f"Cannot read {path}: {error}. A model folder needs it; fetch the model again.") from error
 
 
