@@ -26,7 +26,7 @@ log = logging.getLogger("updraft.router")
 MAX_BODY_BYTES = 32 * 2**20  # a completion is kilobytes; more than this is not an answer
 _MAX_ERROR_BYTES = 2**20
 _MODELS_TIMEOUT_S = 2.0
-_MODELS_EVERY_S = 300.0  # how soon a cloud is asked again whether it is a node, where it was none
+_MODELS_EVERY_S = 60.0  # how soon a cloud is asked again whether it is a node, where it was none
 
 T = TypeVar("T")
 
@@ -45,6 +45,7 @@ class HttpCloudTier:
         self._drafts_refused = False
         self._node_models: frozenset[str] = frozenset()
         self._ask_for_models_at = 0.0
+        self._models_lock = asyncio.Lock()  # who comes meanwhile waits for the same list
         self._client: httpx.AsyncClient | None = None
         self._trouble: ConfigurationError | None = None
         try:
@@ -82,13 +83,16 @@ class HttpCloudTier:
         return await self._ask(attempt, timeout_s)
 
     async def takes_drafts(self, model: str, *, timeout_s: float) -> bool:
-        if self._drafts_refused or self._endpoint.send_drafts:
-            return not self._drafts_refused
-        if model not in self._node_models and time.monotonic() >= self._ask_for_models_at and not self._breaker.is_open:
-            self._ask_for_models_at = time.monotonic() + _MODELS_EVERY_S
-            with suppress(CloudFailure, httpx.HTTPError, TimeoutError):  # what does not say so is no node
-                async with asyncio.timeout(min(_MODELS_TIMEOUT_S, timeout_s)):
-                    self._node_models = models_in(await self._whole("GET", "models"), owner="updraft")
+        if self._drafts_refused or self._breaker.is_open:
+            return False
+        if self._endpoint.send_drafts:
+            return True
+        async with self._models_lock:
+            if model not in self._node_models and time.monotonic() >= self._ask_for_models_at:
+                with suppress(CloudFailure, httpx.HTTPError, TimeoutError):  # what does not say so is no node
+                    async with asyncio.timeout(min(_MODELS_TIMEOUT_S, timeout_s)):
+                        self._node_models = models_in(await self._whole("GET", "models"), owner="updraft")
+                self._ask_for_models_at = time.monotonic() + _MODELS_EVERY_S
         return model in self._node_models
 
     def refuse_drafts(self) -> None:
