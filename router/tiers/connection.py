@@ -12,6 +12,8 @@ import httpx
 
 from ...protocol.errors import ConfigurationError
 
+_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+
 
 @dataclass(frozen=True, slots=True)
 class CloudEndpoint:
@@ -32,6 +34,7 @@ class CloudEndpoint:
 def open_client(endpoint: CloudEndpoint) -> httpx.AsyncClient:
     """A pooled client that has not connected yet. Raises ConfigurationError for what the environment names wrongly."""
     key, url = endpoint.api_key, httpx.URL(endpoint.url)
+    proxy = proxy_for(url)
     try:
         # Plain http needs no TLS context, which takes 0.1 s to make.
         verify = httpx.create_ssl_context() if url.scheme == "https" else False
@@ -40,7 +43,6 @@ def open_client(endpoint: CloudEndpoint) -> httpx.AsyncClient:
         raise ConfigurationError(
             f"The certificates for {url} cannot be read ({error}): correct {named or 'the installed certifi'}."
         ) from error
-    proxy = proxy_for(url)
     try:
         return httpx.AsyncClient(
             headers={"authorization": f"Bearer {key}"} if key else {},
@@ -52,15 +54,12 @@ def open_client(endpoint: CloudEndpoint) -> httpx.AsyncClient:
             follow_redirects=False,  # a redirect would carry the prompt to a host that nobody configured
         )
     except (ValueError, ImportError, httpx.InvalidURL) as error:
-        named = re.sub(r"//[^/]*@", "//", proxy or "")
+        named = re.sub(r"//.*@", "//", proxy or "")
         detail = "pip install 'httpx[socks]'" if isinstance(error, ImportError) else "correct it"
         raise ConfigurationError(
             f"The proxy {named!r} that the environment names for {url} cannot be used: {detail}, or add "
             f"{url.host} to NO_PROXY."
         ) from error
-
-
-_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
 def proxy_for(url: httpx.URL) -> str | None:

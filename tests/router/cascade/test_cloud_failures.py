@@ -239,3 +239,34 @@ def test_what_keeps_the_cloud_from_starting_leaves_the_device_alone(
                 assert "secret" not in error["message"]
 
     run(test())
+
+
+def test_a_network_in_no_proxy_keeps_the_cloud_within_reach(
+    bench: Any, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", unused_url())
+    monkeypatch.setenv("NO_PROXY", "::1/128,127.0.0.0/8")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("http_proxy", raising=False)
+
+    async def test() -> None:
+        async with bench() as b:
+            assert (await b.answer("cloud"))["choices"][0]["message"]["content"] == CLOUD_TEXT
+        monkeypatch.setenv("NO_PROXY", "10.0.0.0/8")
+        async with bench(cloud_timeout_s=0.3) as b:
+            assert (await b.answer("cloud"))["error"]["code"] == "cloud_unreachable"
+
+    run(test())
+
+
+def test_a_key_that_the_cloud_quotes_is_not_told_on(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        for body in (b"Wrong key: sk-mine", b'{"error": {"message": "Wrong key: sk-mine", "code": "sk-mine"}}'):
+            cloud.says = (401, body)
+            async with bench(cloud_api_key="sk-mine") as b:
+                response = await b.ask("cloud")
+                assert response.status == 401
+                assert b"Wrong key" in response.body  # type: ignore[operator]
+                assert b"sk-mine" not in response.body  # type: ignore[operator]
+
+    run(test())
