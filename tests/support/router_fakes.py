@@ -235,7 +235,9 @@ class FakeCloud:
 
     async def models(self, request: Request) -> Response:
         self.asked_for_models += 1
-        cards = [{"id": name, "object": "model", "owned_by": self.owner} for name in ("pocket-large", "medium")]
+        cards = [
+            {"id": name, "object": "model", "owned_by": self.owner} for name in ("pocket-large", "medium", "large")
+        ]
         return JSONResponse({"object": "list", "data": cards})
 
     async def _events(self, text: str, usage: Any, mode: str, request: Request) -> AsyncIterator[bytes]:
