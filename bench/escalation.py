@@ -55,7 +55,6 @@ class Comparing:
     `useless` is the draft backwards. Every request has a salt of its own, so that none finds another's prefix cached.
     """
 
-    takes_prediction = True
     continues = False  # nothing is streamed here
 
     def __init__(self, cloud: CloudTier, rounds: int) -> None:
@@ -86,6 +85,12 @@ class Comparing:
 
     async def embed(self, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         return await self._cloud.embed(body, timeout_s=timeout_s)
+
+    async def takes_drafts(self, model: str, *, timeout_s: float) -> bool:  # noqa: ARG002
+        return True
+
+    def refuse_drafts(self) -> None:
+        """Not while it is measured."""
 
     async def aclose(self) -> None:
         await self._cloud.aclose()

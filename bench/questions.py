@@ -11,6 +11,7 @@ import msgspec
 
 from ..classifier.grading.agreement import agree
 from ..protocol.errors import InvalidRequestError
+from ..protocol.unicode_forms import read_text
 
 # "5-10" and "covid-19" hold no sign, and "1,2,3" is no thousand.
 _NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:\d{1,3}(?:,\d{3})++(?!,?\d)|\d++)(?:\.\d+)?")
@@ -87,8 +88,8 @@ def _lines(path: Path) -> list[tuple[int, str]]:
     feed, at which `str.splitlines` would cut it in two.
     """
     try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path, InvalidRequestError)
+    except OSError as error:
         raise InvalidRequestError(f"Cannot read {path}: {error}") from error
     return [(number, line) for number, line in enumerate(_LINE_END.split(text), 1) if line.strip()]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..protocol.errors import ConfigurationError
+from ..protocol.unicode_forms import text_lines
 
 #: (prompt, output) tokens: a mix with the quartiles of public conversation traces, for machines without one.
 _BUILT_IN = ((374, 44), (396, 109), (91, 16), (1036, 241), (23, 309), (928, 172), (257, 94), (1131, 8), (612, 212))
@@ -47,8 +48,9 @@ def draw(workload: Workload, vocab_size: int) -> list[WorkloadRequest]:
 
 def _lengths(trace: Path) -> list[tuple[int, int]]:
     try:
-        with trace.open(newline="", encoding="utf-8-sig") as file:
-            rows = [(int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in csv.DictReader(file)]
+        with trace.open("rb") as file:
+            table = csv.DictReader(text_lines(file, trace, ConfigurationError))
+            rows = [(int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in table]
     except (OSError, KeyError, ValueError) as error:
         raise ConfigurationError(f"{trace} is no trace with ContextTokens and GeneratedTokens: {error}") from error
     if not rows:

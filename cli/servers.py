@@ -251,18 +251,19 @@ def gateway_key(
     """
     from ..cloud_engine.gateway.keys import KeyStore, new_key
     from ..protocol.errors import ConfigurationError
+    from ..protocol.unicode_forms import read_text
 
     key, line = new_key(name, admin=admin)
-    written = keys.read_text(encoding="utf-8") if keys.exists() else ""
+    written = read_text(keys, ConfigurationError) if keys.exists() else ""
     if written.lstrip().startswith("{"):
         raise ConfigurationError(f"{keys} is JSON, which this command does not extend: use a file of lines.")
     if written.strip():
         KeyStore.load(keys)
         if any(known.strip().partition(":")[0] == name for known in written.splitlines()):
             raise ConfigurationError(f"{keys} already has a key for {name!r}: remove that line, or take another name.")
-    old = keys.read_text(encoding="utf-8") if keys.exists() else ""
     keys.touch(mode=0o600)
-    keys.write_text(f"{old}{'' if old.endswith(chr(10)) or not old else chr(10)}{line}\n", encoding="utf-8")
+    begun = "" if written.endswith("\n") or not written else "\n"
+    keys.write_text(f"{written}{begun}{line}\n", encoding="utf-8")
     typer.echo(key)
 
 

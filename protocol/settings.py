@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ConfigurationError
+from .unicode_forms import read_text
 
 ENV_PREFIX = "UPDRAFT_"
 # Variables that are no settings of the router, and what they do. A settings reader tells them from a typo.
@@ -67,11 +68,10 @@ def write_private(path: Path, text: str) -> None:
 def read_toml(path: Path) -> dict[str, Any]:
     """The file's table; empty if there is no file. Raises ConfigurationError on an unreadable or malformed one."""
     try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
+        return tomllib.loads(read_text(path, ConfigurationError))
     except FileNotFoundError:
         return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from error

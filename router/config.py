@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import get_args
 
 from ..classifier.target import Promise, Target
 from ..protocol.errors import ConfigurationError
 from .accounting.budget import BudgetLimits
 from .accounting.prices import Price, Prices
 from .privacy.rules import Privacy
+from .tiers.interfaces import Fallback
 
 #: The settings that state a target. One of them at most.
 TARGETS = ("quality", "cloud_share", "cost", "confidence")
@@ -83,6 +85,12 @@ class RouterConfig:
     # Whether the cloud continues an assistant's last message (`continue_final_message`), as Updraft's nodes, vLLM and
     # SGLang do. Only then is a stream shown before it is judged.
     cloud_continues: bool = False
+    # Send the local answer along as `prediction` to clouds that are no Updraft nodes, too. Some bill the tokens of it
+    # that they reject. An Updraft node is known by `owned_by` in its list of models.
+    send_drafts: bool = False
+    # When the device's answer stands in for the cloud's: where the cloud is `unreachable` (no connection, too slow, 429
+    # or 5xx after retries, no usable answer), after `any` failure (a wrong key or model, too), or `never`.
+    fallback: Fallback = "unreachable"
     # Smaller clouds to ask before that one, from the smallest up.
     middle: tuple[Middle, ...] = ()
     # Target: share of the cloud's quality to keep, above 0 and at most 1. This and the next two need a calibrated
@@ -148,6 +156,7 @@ class RouterConfig:
         _check(self.cloud_connect_timeout_s > 0, "cloud_connect_timeout_s", "above 0 seconds")
         if self.cloud_api_key is None and self.cloud_api_key_file is not None:
             object.__setattr__(self, "cloud_api_key", read_key(self.cloud_api_key_file))
+        _check(self.fallback in get_args(Fallback), "fallback", "unreachable, any or never")
         if self.cloud_url is not None:
             object.__setattr__(self, "cloud_url", _base_url(self.cloud_url, "cloud_url", "cloud_api_key"))
             _check(

@@ -20,8 +20,9 @@ from .gates.exploration import ExplorationGates
 from .gates.gates import Gates, uncalibrated
 from .gates.selection import GateSelection, load_gates
 from .state import CloudCandidate, Tiers
+from .tiers.connection import CloudEndpoint
 from .tiers.local import EngineLocalTier
-from .tiers.openai_compatible import CloudEndpoint, HttpCloudTier
+from .tiers.openai_compatible import HttpCloudTier
 
 if TYPE_CHECKING:
     from ..classifier.online.experience import Experience
@@ -95,7 +96,12 @@ def middle_rungs(config: RouterConfig) -> tuple[CloudCandidate, ...]:
 
 def _endpoint(config: RouterConfig, url: str) -> CloudEndpoint:
     return CloudEndpoint(
-        url, config.cloud_api_key, config.cloud_continues, config.cloud_timeout_s, config.cloud_connect_timeout_s
+        url,
+        config.cloud_api_key,
+        config.cloud_continues,
+        config.cloud_timeout_s,
+        config.cloud_connect_timeout_s,
+        config.send_drafts,
     )
 
 

@@ -43,7 +43,7 @@ from .responses import streaming as streams
 from .responses.cache import AnswerCache, Cached, CacheSlot, answer_of, stream_of
 from .responses.embeddings import embed
 from .state import RouterState, Tiers
-from .tiers.interfaces import CloudFailure
+from .tiers.failures import CloudFailure
 
 log = logging.getLogger("updraft.router")
 
@@ -284,7 +284,7 @@ class Router:
     def _refuse(self, record: RequestRecord, error: UpdraftError | CloudFailure) -> WireResponse:
         response = answer.failure(error, record)
         if isinstance(error, CloudFailure):
-            record.failure, record.note = error.cause, error.phrase
+            record.failed(error)
         self._write(record, response.status)
         return response
 
@@ -303,7 +303,7 @@ class Router:
         return RouterState(self.config, self._running(), self._latency, self._budget)
 
     def _models(self, requested_tier: str) -> WireResponse:
-        cards = [ModelCard(id=name) for name in self._names()]
+        cards = [ModelCard(id=name, owned_by="updraft-router") for name in self._names()]  # no node: it takes no drafts
         if not requested_tier:
             return WireResponse.json(ModelList(cards))
         for card in cards:

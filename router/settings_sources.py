@@ -62,9 +62,9 @@ def load_config(
     _merge(values, settings.read_toml(path), str(path))
     _merge(values, _listed(_nested(settings.environment(environ))), "the environment (UPDRAFT_*)")
     _merge(values, dict(overrides or {}), "the options")
-    promise = values.pop("promise", "confidence")  # set apart: msgspec would not say which promises there are
+    words = {name: values.pop(name) for name in ("promise", "fallback") if name in values}  # msgspec names no choices
     try:
-        return replace(msgspec.convert(values, RouterConfig, strict=False, dec_hook=_decode), promise=promise)
+        return replace(msgspec.convert(values, RouterConfig, strict=False, dec_hook=_decode), **words)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"Invalid setting: {error}") from error
 

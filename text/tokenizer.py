@@ -18,6 +18,7 @@ import tokenizers
 from ..protocol.errors import ModelLoadError
 from ..protocol.requests import Message
 from ..protocol.structured import Tool
+from ..protocol.unicode_forms import read_text
 from .chat import ChatTemplate, encoding_runs, special_pattern
 from .marks import typed_marks
 from .templates.sources import TemplateSources
@@ -244,8 +245,8 @@ def _as_ids(value: int | list[int] | None) -> set[int]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text(path, ModelLoadError)
+    except OSError as error:
         raise ModelLoadError(f"Cannot read {path}: {error}. A model folder needs it; fetch the model again.") from error
 
 

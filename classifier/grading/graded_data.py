@@ -12,17 +12,19 @@ import gzip
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import BufferedReader
 from itertools import compress
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 
 from ...protocol.errors import InvalidRequestError
 from ...protocol.responses import MOST_TOKENS
+from ...protocol.unicode_forms import text_lines
 from ..arrays import Array
 from ..graded_row import AnswerSignals, GradedRow
 
@@ -58,7 +60,7 @@ def read_graded(path: Path, columns: Columns | None = None) -> list[GradedRow]:
     columns = columns or Columns()
     try:
         with _opened(path) as file:
-            records = _records(path, file)
+            records = _records(path, text_lines(file, path, InvalidRequestError))
             rows: list[GradedRow] = []
             lines: list[int] = []
             header: _Header | None = None
@@ -66,7 +68,7 @@ def read_graded(path: Path, columns: Columns | None = None) -> list[GradedRow]:
                 header = header or _header(path, record, columns)
                 rows.append(_row(f"{path}, line {line}", record, header))
                 lines.append(line)
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, EOFError, zlib.error, csv.Error) as error:
         raise InvalidRequestError(f"Cannot read {path} as CSV or JSON Lines: {error}") from error
     if not rows:
         raise InvalidRequestError(f"{path} holds no rows: give prompts with a weak and a strong score each.")
@@ -103,13 +105,11 @@ def _record(row: GradedRow) -> dict[str, Any]:
     return record | {_CLOUD_READ: row.cloud_read, _CLOUD_WRITTEN: row.cloud_written}
 
 
-def _opened(path: Path) -> TextIO:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
+def _opened(path: Path) -> gzip.GzipFile | BufferedReader:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
-def _records(path: Path, file: TextIO) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _records(path: Path, file: Iterable[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Line number and fields of each record."""
     names = [suffix for suffix in path.suffixes if suffix != ".gz"]
     form = names[-1] if names else ""

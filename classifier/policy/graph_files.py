@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from ...protocol.errors import ConfigurationError
+from ...protocol.unicode_forms import read_text
 from ..optional import load_onnxruntime
 
 __all__ = ["CARD_NAME", "ML_OPSET", "OPSET", "file_named", "open_graph", "read_card", "read_checked", "sha256"]
@@ -27,10 +28,10 @@ def read_card(folder: Path) -> dict[str, Any]:
     """The card's JSON. Raises ConfigurationError if there is none or it is no JSON object."""
     path = folder / CARD_NAME
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(read_text(path, ConfigurationError), type=dict[str, Any])
     except FileNotFoundError as error:
         raise ConfigurationError(f"There is no policy at {folder}: {path.name} is missing.") from error
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.DecodeError) as error:
         raise ConfigurationError(f"{path} cannot be read as a policy ({error}): install or train it again.") from error
 
 

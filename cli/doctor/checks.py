@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import importlib.metadata
 import os
@@ -196,12 +197,18 @@ def check_port(port: int) -> Check:
 def check_cloud(url: str, key: str | None) -> Check:
     import httpx
 
+    from ...router.config import RouterConfig
+    from ...router.tiers.connection import CloudEndpoint, open_client
+
+    async def ask() -> httpx.Response:
+        config = RouterConfig(cloud_url=url, cloud_api_key=key)
+        async with open_client(CloudEndpoint(str(config.cloud_url), key, timeout_s=10.0)) as client:
+            return await client.get(f"{config.cloud_url}/models")
+
     started = time.monotonic()
     try:
-        reply = httpx.get(
-            f"{url.rstrip('/')}/models", headers={"authorization": f"Bearer {key}"} if key else {}, timeout=10
-        )
-    except (httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError) as error:
+        reply = asyncio.run(ask())
+    except (httpx.HTTPError, UpdraftError) as error:
         return Check("cloud", "fail", f"{url}: {error}", "check the address (it usually ends in /v1) and the network")
     if reply.status_code in (401, 403):
         return Check("cloud", "fail", f"{url} refuses the key", "name its variable: --cloud-key-env VAR")

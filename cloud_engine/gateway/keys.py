@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...protocol.errors import AuthenticationError, ConfigurationError, PermissionDeniedError
+from ...protocol.unicode_forms import read_text
 
 _LINE = re.compile(r"(?P<name>[A-Za-z0-9._-]{1,64}):(?P<digest>[0-9a-f]{64})(?P<admin>:admin)?")
 
@@ -48,8 +49,8 @@ class KeyStore:
         Raises ConfigurationError.
         """
         try:
-            text = path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_text(path, ConfigurationError).strip()
+        except OSError as error:
             raise ConfigurationError(f"Cannot read the key file {path}: {error}.") from error
         lines = _json_lines(text, path) if text.startswith("{") else text.splitlines()
         keys: dict[str, Key] = {}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ...protocol.errors import ModelLoadError
+from ...protocol.unicode_forms import read_text
 
 _MOST = 1e38  # of a number, and infinity is more
 
@@ -77,7 +78,7 @@ class Fields:
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`. Raises ModelLoadError if there is none."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path, ModelLoadError))
     except FileNotFoundError as error:
         raise ModelLoadError(f"{path} does not exist: give a Hugging Face style model folder.") from error
     except (OSError, ValueError) as error:

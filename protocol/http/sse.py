@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -10,7 +9,7 @@ import msgspec
 DONE = b"data: [DONE]\n\n"
 MAX_EVENT_BYTES = 4 * 2**20  # events are a word each, but some servers send a whole answer or a picture in one
 HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
-_END = re.compile(rb"\r?\n\r?\n")
+_BOM = b"\xef\xbb\xbf"
 
 
 def event(payload: object) -> bytes:
@@ -23,21 +22,31 @@ class EventTooLongError(ValueError):
 
 
 class EventParser:
-    """Splits a byte stream, cut anywhere, into the payloads of its `data:` events (without `[DONE]`)."""
+    """Splits a byte stream, cut anywhere, into the payloads of its `data:` events (without `[DONE]`).
+
+    Lines end in LF, CR LF or CR. A byte order mark at the start is skipped.
+    """
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        self._at_start = True
+        self._after_cr = False  # the last chunk ended in CR, which may be half of a CR LF
         self.done = False
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The payloads completed by `chunk`; `done` turns true once `[DONE]` was seen. Raises EventTooLongError."""
-        seen = max(0, len(self._buffer) - 3)  # the rest was searched before; an end may be cut in its middle
-        self._buffer += chunk
+        seen = max(0, len(self._buffer) - 1)  # the rest was searched before; an end may be cut in its middle
+        self._buffer += self._with_line_feeds(chunk)
+        if self._at_start and not _BOM.startswith(self._buffer):
+            self._at_start = False
+            if self._buffer.startswith(_BOM):
+                del self._buffer[: len(_BOM)]
+                seen = 0
         payloads: list[bytes] = []
         begin = 0
-        for end in _END.finditer(self._buffer, seen):
-            lines = self._buffer[begin : end.start()].splitlines()
-            begin = end.end()
+        while (end := self._buffer.find(b"\n\n", max(seen, begin))) >= 0:
+            lines = self._buffer[begin:end].split(b"\n")
+            begin = end + 2
             data = b"\n".join(bytes(line[5:].removeprefix(b" ")) for line in lines if line.startswith(b"data:"))
             self.done = self.done or data == b"[DONE]"
             if data and not self.done:
@@ -46,6 +55,14 @@ class EventParser:
         if len(self._buffer) > MAX_EVENT_BYTES:
             raise EventTooLongError(f"an event of the stream is longer than {MAX_EVENT_BYTES} bytes")
         return payloads
+
+    def _with_line_feeds(self, chunk: bytes) -> bytes:
+        if self._after_cr and chunk.startswith(b"\n"):
+            chunk = chunk[1:]
+            self._after_cr = False
+        if chunk:
+            self._after_cr = chunk.endswith(b"\r")
+        return chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in chunk else chunk
 
 
 async def parse(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

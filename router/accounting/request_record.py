@@ -14,7 +14,8 @@ from ...protocol.http.ids import new_id
 from ...protocol.responses import UpdraftInfo, Usage
 from ..gates.gates import GateDecision
 from ..request.caller import Caller
-from ..tiers.interfaces import CloudFailure, CloudUsage, LocalAnswer
+from ..tiers.failures import CloudFailure
+from ..tiers.interfaces import CloudUsage, LocalAnswer
 from .budget import NOTHING, Charge, Reservation
 from .ledger import LedgerRow
 from .prices import Prices
@@ -194,8 +195,12 @@ class RequestRecord:
     def fell_back(self, failure: CloudFailure) -> None:
         """The local answer stands in for the one that the cloud did not give."""
         self.route = "fallback"
-        self.failure = failure.cause
+        self.failure = failure.cause[:LONGEST_REASON]
         self.note = f"fallback, because {failure.phrase}"
+
+    def failed(self, failure: CloudFailure) -> None:
+        """No answer stands in for the one that the cloud did not give."""
+        self.failure, self.note = failure.cause[:LONGEST_REASON], failure.phrase
 
     def count_local(self, answer: LocalAnswer, seconds: float) -> None:
         """Add one ended local run."""

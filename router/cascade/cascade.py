@@ -1,7 +1,7 @@
 """The cascade: one request's way through the gates, as a state machine.
 
     RULES -> BEFORE -> LOCAL -> AFTER -> DONE          each gate may send the request to CLOUD
-    CLOUD -> DONE, or FALLBACK -> DONE                 a cloud that fails makes the local answer the answer
+    CLOUD -> DONE, or FALLBACK -> DONE                 where `fallback` allows it, the local answer stands in
 
 RULES may also open only one tier: LOCAL -> DONE without further gates, or CLOUD without a fallback.
 """
@@ -26,7 +26,8 @@ from ..gates.gates import GateDecision, Gates, NoPolicyGates, check_quality
 from ..gates.rules import Ruling, rule
 from ..request.chat_request import RoutingRequest
 from ..state import RouterState
-from ..tiers.interfaces import CloudFailure, LocalAnswer, LocalGeneration, LocalTier
+from ..tiers.failures import CloudFailure
+from ..tiers.interfaces import LocalAnswer, LocalGeneration, LocalTier
 from .escalation import CloudReply, CloudStreamReply, Escalation, expected_charge, most_of, work_of
 
 _LONG_PROMPT = 2**14
@@ -174,15 +175,12 @@ class Cascade:
             return await self._raced()
         # OpenAI refuses predictions beside tools, and a call in our local format is none that others would write.
         draft = "" if self._answer is None or self.tools is not None else self._answer.text
-        body = self.escalation.body()
-        if draft:
-            body["prediction"] = {"type": "content", "content": draft}
         try:
-            reply = await self.escalation.ask(body, self.cloud_patience_s)
+            reply = await self.escalation.ask(self.escalation.body(), self.cloud_patience_s, draft=draft)
         except CloudFailure as failure:
             self._failure = failure
             return State.FALLBACK
-        self.record.route = "escalated" if draft and self.escalation.took_prediction else "cloud"
+        self.record.route = "escalated" if self.escalation.took_draft else "cloud"
         return self._done(reply)
 
     async def _raced(self) -> State:
@@ -197,7 +195,7 @@ class Cascade:
 
     async def _fallback(self) -> State:
         failure = self._failure
-        if failure is None or not self.ruling.local:
+        if failure is None or not self.ruling.local or not self.may_fall_back(failure):
             raise failure or EngineError("Fallback without a failure.")
         self.record.fell_back(failure)
         self.ruling = Ruling(local=True, cloud=False, reason=self.record.note)
@@ -275,6 +273,10 @@ class Cascade:
             self._answer = run.answer
             self.record.count_local(run.answer, time.monotonic() - self._run_began)
             await run.aclose()
+
+    def may_fall_back(self, failure: CloudFailure) -> bool:
+        """Whether the user lets the device's answer stand in after such a failure."""
+        return failure.allows(self.router_state.config.fallback)
 
     def cloud_patience_s(self) -> float:
         """How long to wait for the cloud: a deadline leaves time for the local answer to stand in.

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ...protocol.errors import BudgetExceededError, EngineError, RequestTimeoutError, UpstreamError
 from ..accounting.budget import NOTHING, Budget, Charge, expected_tokens
@@ -15,7 +15,8 @@ from ..accounting.request_record import CloudCall, RequestRecord
 from ..gates.gates import GateDecision
 from ..request.chat_request import RoutingRequest
 from ..state import CloudCandidate, RouterState
-from ..tiers.interfaces import CloudFailure, CloudForbidden, CloudStream, CloudTier, CloudUsage, LocalAnswer
+from ..tiers.failures import CloudFailure, CloudForbidden
+from ..tiers.interfaces import CloudStream, CloudTier, CloudUsage, LocalAnswer
 
 T = TypeVar("T")
 
@@ -60,6 +61,10 @@ async def cloud_call(state: RouterState, record: RequestRecord, body: dict[str, 
         if isinstance(failure.error, RequestTimeoutError):  # it takes longer than this, if it answers at all
             state.latency.observe(work_of(body), time.monotonic() - began)
         raise
+    except asyncio.CancelledError as left:
+        failure = left.__context__  # it was waiting for another try
+        call.unbilled = isinstance(failure, CloudFailure) and failure.unbilled
+        raise
     state.latency.observe(work_of(body), time.monotonic() - began)
 
 
@@ -82,6 +87,29 @@ def work_of(body: dict[str, Any]) -> str:
     return "cloud stream" if body.get("stream") is True else "cloud"
 
 
+@dataclass(frozen=True, slots=True)
+class _Drafted(Generic[T]):
+    """A request as `send` puts it to a cloud, with the device's `draft` where the cloud takes one."""
+
+    draft: str
+    patience_s: Callable[[], float]
+    send: Callable[[CloudTier, dict[str, Any]], Awaitable[T]]
+
+    async def send_to(self, tier: CloudTier, body: dict[str, Any]) -> tuple[T, bool]:
+        """The answer, and whether the draft went along. A cloud that seems to refuse it is asked again without."""
+        given = not self.draft or "prediction" in body  # what the caller predicts is the caller's to pay
+        if given or not await tier.takes_drafts(body["model"], timeout_s=self.patience_s()):
+            return await self.send(tier, body), False
+        try:
+            return await self.send(tier, {**body, "prediction": {"type": "content", "content": self.draft}}), True
+        except CloudFailure as failure:
+            if not failure.names("prediction"):
+                raise
+        answer = await self.send(tier, body)  # else it is not the draft that is refused: a server may quote us
+        tier.refuse_drafts()
+        return answer, False
+
+
 class Escalation:
     """`ask()` for a whole reply, `open()` for a stream; `aclose()` when its answer is delivered or nobody wants it.
 
@@ -94,7 +122,7 @@ class Escalation:
         self.record = record
         self._stream: CloudStream | None = None
         self._race: asyncio.Task[CloudReply | CloudStreamReply] | None = None
-        self.took_prediction = False  # whether the cloud that answered knows drafts
+        self.took_draft = False  # whether the cloud that answered was sent one
         self._streaming = 0.0  # since when, on the clock of time.monotonic()
 
     def candidates(self) -> list[CloudCandidate]:
@@ -173,20 +201,25 @@ class Escalation:
         await self.aclose()
         if isinstance(outcome, CloudFailure):
             return
-        if self.record.cloud_calls and not isinstance(outcome, CloudReply):
+        calls = self.record.cloud_calls
+        if calls and not calls[-1].unbilled and not isinstance(outcome, CloudReply):
             self.record.counted(CloudUsage(local.prompt_tokens, len(local.tokens)))
         self.record.note = note
 
-    async def ask(self, body: dict[str, Any], patience_s: Callable[[], float]) -> CloudReply | CloudStreamReply:
+    async def ask(
+        self, body: dict[str, Any], patience_s: Callable[[], float], *, draft: str = ""
+    ) -> CloudReply | CloudStreamReply:
         """A stream whose first piece of content has arrived if the caller wants a stream, else the whole answer.
 
-        `patience_s` is asked anew for each cloud.
+        `patience_s` is asked anew for each cloud. `draft`: what the device wrote, for clouds that take it.
         """
         if self.job.stream:
-            return CloudStreamReply(await self.open(body, patience_s))
-        completion = await self._climb(
-            body, lambda tier, sent: tier.complete("chat/completions", sent, timeout_s=patience_s())
-        )
+            return CloudStreamReply(await self.open(body, patience_s, draft=draft))
+
+        async def complete(tier: CloudTier, sent: dict[str, Any]) -> dict[str, Any]:
+            return await tier.complete("chat/completions", sent, timeout_s=patience_s())
+
+        completion = await self._climb(body, _Drafted(draft, patience_s, complete))
         self.record.counted(CloudUsage.of(completion))
         return CloudReply(completion)
 
@@ -197,13 +230,17 @@ class Escalation:
         return cloud is not None and cloud.continues
 
     async def open(
-        self, body: dict[str, Any], patience_s: Callable[[], float], *, begun: str | None = None
+        self, body: dict[str, Any], patience_s: Callable[[], float], *, begun: str | None = None, draft: str = ""
     ) -> CloudStream:
         """`begun`: the text of the last message, which the stream is to go on with."""
+
+        async def begin(tier: CloudTier, sent: dict[str, Any]) -> CloudStream:
+            return await tier.open("chat/completions", sent, timeout_s=patience_s(), begun=begun)
+
         options: dict[str, Any] = {**(body.get("stream_options") or {}), "include_usage": True}
         stream = await self._climb(
             {**body, "stream": True, "stream_options": options},
-            lambda tier, sent: tier.open("chat/completions", sent, timeout_s=patience_s(), begun=begun),
+            _Drafted(draft, patience_s, begin),
             continuing=begun is not None,
         )
         self._stream, self._streaming = stream, time.monotonic()
@@ -212,7 +249,7 @@ class Escalation:
     async def _climb(
         self,
         body: dict[str, Any],
-        send: Callable[[CloudTier, dict[str, Any]], Awaitable[T]],
+        request: _Drafted[T],
         *,
         continuing: bool = False,
     ) -> T:
@@ -225,7 +262,7 @@ class Escalation:
             sent = {**body, "model": candidate.model}
             try:
                 async with cloud_call(self.state, self.record, sent):
-                    answer = await send(candidate.tier, sent)
+                    answer, self.took_draft = await request.send_to(candidate.tier, sent)
             except CloudFailure as failure:
                 if candidate is candidates[-1] or isinstance(failure, CloudForbidden):
                     raise
@@ -233,10 +270,9 @@ class Escalation:
                     GateDecision(0, escalate=True, reason=f"next cloud: {candidate.model} failed: {failure.cause}")
                 )
             else:
-                self.took_prediction = candidate.tier.takes_prediction
                 return answer
-        cause = "none goes on with what was streamed"
-        raise CloudFailure(cause, UpstreamError(f"Of the clouds {cause}."), reached=False)
+        cause = "none of the clouds goes on with what was streamed"
+        raise CloudForbidden(UpstreamError(f"{cause.capitalize()}."), cause)
 
     async def aclose(self) -> None:
         """Stop what is still coming. Idempotent."""

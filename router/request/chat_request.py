@@ -12,7 +12,7 @@ import msgspec
 from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError
 from ...protocol.http.wire import WireRequest
 from ...protocol.requests import ChatRequest, Message, UpdraftOptions, parse_chat
-from .json_narrowing import table, tables
+from .json_narrowing import parsed, table, tables
 
 RequestedTier = Literal["auto", "local", "cloud"]
 
@@ -70,9 +70,9 @@ class RoutingRequest:
 def read_model(body: bytes) -> tuple[dict[str, Any], str]:
     """The decoded JSON object and its `model`. Raises InvalidRequestError."""
     try:
-        decoded = table(msgspec.json.decode(body))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
+        decoded = table(parsed(body))
+    except ValueError as error:
+        raise InvalidRequestError(f"The request body is {error}", code="invalid_json") from error
     if decoded is None:
         raise InvalidRequestError("The request body must be a JSON object.", code="invalid_json")
     model: Any = decoded.get("model")

@@ -8,9 +8,11 @@ import msgspec
 
 
 def parsed(raw: bytes) -> Any:
-    """The JSON in `raw`. Raises ValueError if it is none, or nested deeper than anybody means."""
+    """The JSON in `raw`, after a byte order mark or without one. Raises ValueError if it is none, or nested deeper than
+    anybody means.
+    """
     try:
-        return msgspec.json.decode(raw)
+        return msgspec.json.decode(raw.removeprefix(b"\xef\xbb\xbf"))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from error
 

@@ -29,7 +29,8 @@ from ...text.detokenize import IncrementalDetokenizer
 from ...text.tool_stream import ToolCallStream
 from ..accounting.request_record import RequestRecord
 from ..cascade.cascade import Cascade
-from ..tiers.interfaces import CloudFailure, LocalAnswer, LocalTier, Token
+from ..tiers.failures import CloudFailure
+from ..tiers.interfaces import LocalAnswer, LocalTier, Token
 
 TokenBytes = Callable[[int], bytes]
 
@@ -71,20 +72,17 @@ def headers(record: RequestRecord, *, begun: bool = False) -> dict[str, str]:
 
 
 def failure(error: UpdraftError | CloudFailure, record: RequestRecord | None = None) -> WireResponse:
-    """An OpenAI-shaped error; of a cloud that refused in OpenAI's shape, its own words.
+    """An OpenAI-shaped error; of a cloud that refused, its own words.
 
     Where the device has already worked, the client is told not to repeat that by itself.
     """
     typed = error.error if isinstance(error, CloudFailure) else error
-    status, body = typed.status, msgspec.json.encode(typed.to_body())
-    if isinstance(error, CloudFailure) and error.relay is not None and error.status is not None:
-        status, body = error.status, error.relay
     found = {"content-type": "application/json", **typed.headers()}
     if record is not None:
         found["x-request-id"] = record.request_id
         if record.local_tokens:
             found["x-should-retry"] = "false"
-    return WireResponse(status, found, body)
+    return WireResponse(typed.status, found, msgspec.json.encode(typed.to_body()))
 
 
 class ShownTokens:

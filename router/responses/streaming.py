@@ -19,7 +19,8 @@ from ..cascade.cascade import Cascade
 from ..gates.gates import GateDecision
 from ..request.chat_request import continued
 from ..request.json_narrowing import table
-from ..tiers.interfaces import CloudFailure, CloudStream, CloudUsage, LocalAnswer, LocalGeneration, Token
+from ..tiers.failures import CloudFailure
+from ..tiers.interfaces import CloudStream, CloudUsage, LocalAnswer, LocalGeneration, Token
 from .completion import ChunkWriter, ShownTokens, token_logprobs
 
 
@@ -177,6 +178,9 @@ async def _hand_over(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) 
     try:
         stream = await cascade.escalation.open(body, cascade.cloud_patience_s, begun=messages[-1].text)
     except CloudFailure as failure:
+        if not cascade.may_fall_back(failure):
+            cascade.record.failed(failure)
+            raise StreamError(failure.error) from failure
         cascade.record.fell_back(failure)
         try:
             async for event in _carry_on(cascade, writer, answer, left):
@@ -246,7 +250,7 @@ async def _relayed(cascade: Cascade, stream: CloudStream, adopt: ChunkWriter | N
             yield sse.event(event) if adopt is not None else b"data: " + payload + b"\n\n"
     except CloudFailure as failure:
         record.cloud.completion_tokens = record.cloud.completion_tokens or written
-        record.failure, record.note = failure.cause, failure.phrase
+        record.failed(failure)
         raise StreamError(failure.error) from failure
     if not record.cloud.completion_tokens:
         record.cloud.completion_tokens = written  # a server that reports no usage sends about a token a chunk

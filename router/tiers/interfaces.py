@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ...protocol.errors import UpdraftError
 from ...protocol.requests import Message
 from ...protocol.responses import MOST_TOKENS, FinishReason, StopReason
 from ...protocol.sampling import SamplingDefaults, SamplingParams
@@ -19,6 +18,10 @@ if TYPE_CHECKING:
 
     from ...classifier.features.gate_inputs import Signals
     from ...text.tool_formats import ToolFormat
+
+
+#: When the device's answer may stand in for the cloud's.
+Fallback = Literal["unreachable", "any", "never"]
 
 
 class Token(Protocol):
@@ -100,50 +103,6 @@ class LocalTier(Protocol):
     async def aclose(self) -> None: ...
 
 
-class CloudFailure(Exception):
-    """The cloud gave no usable answer. `error` is what the caller gets where no local answer can stand in.
-
-    `cause` is a few words for the reason line; `relay` the server's own OpenAI-shaped error body, if it sent one.
-    `reached`: whether the request may have got there.
-    """
-
-    def __init__(
-        self,
-        cause: str,
-        error: UpdraftError,
-        *,
-        status: int | None = None,
-        relay: bytes | None = None,
-        reached: bool = True,
-    ) -> None:
-        super().__init__(cause)
-        self.cause = cause
-        self.error = error
-        self.status = status
-        self.relay = relay
-        self.reached = reached
-
-    @property
-    def unbilled(self) -> bool:
-        """Whether it certainly cost nothing: the server said no, or was never reached."""
-        return self.status is not None or not self.reached
-
-    @property
-    def phrase(self) -> str:
-        return f"the cloud failed: {self.cause}"
-
-
-class CloudForbidden(CloudFailure):
-    """The cloud was not asked, since nothing may be spent on it."""
-
-    def __init__(self, error: UpdraftError) -> None:
-        super().__init__(error.message, error, reached=False)
-
-    @property
-    def phrase(self) -> str:
-        return self.cause
-
-
 @dataclass(slots=True)
 class CloudUsage:
     """Token counts as the server reported them."""
@@ -193,14 +152,20 @@ class CloudStream(Protocol):
 class CloudTier(Protocol):
     """An OpenAI-compatible endpoint. Bodies are decoded requests; all methods raise CloudFailure, nothing else.
 
-    `takes_prediction` turns false once the server has refused the `prediction` field. `continues`: whether it goes on
-    with an assistant's last message when told to; it turns false once the server has begun such a message anew.
+    `continues`: whether it goes on with an assistant's last message when told to; it turns false once the server has
+    begun such a message anew. `timeout_s` is for all tries together.
     """
 
     @property
-    def takes_prediction(self) -> bool: ...
-    @property
     def continues(self) -> bool: ...
+
+    async def takes_drafts(self, model: str, *, timeout_s: float) -> bool:
+        """Whether `model` verifies a `prediction` that nobody asked for: others may bill it. Raises nothing."""
+        ...
+
+    def refuse_drafts(self) -> None:
+        """From here on it takes none: it has refused the field."""
+        ...
 
     async def complete(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         """The whole answer of a request that does not stream, checked to be one."""

@@ -198,3 +198,10 @@ def test_the_key_is_never_shown() -> None:
 def test_a_list_in_a_variable_has_commas(tmp_path: Path, given: str, found: tuple[str, ...]) -> None:
     environ = {"UPDRAFT_PRIVACY_BUILTIN": given}
     assert load_config(environ=environ, file=tmp_path / "none.toml").privacy.builtin == found
+
+
+def test_fallback_is_one_of_three(tmp_path: Path) -> None:
+    for word in ("unreachable", "any", "never"):
+        assert load_config({"fallback": word}, environ={}, file=tmp_path / "none.toml").fallback == word
+    with pytest.raises(ConfigurationError, match="unreachable, any or never"):
+        load_config({}, environ={"UPDRAFT_FALLBACK": "sometimes"}, file=tmp_path / "none.toml")

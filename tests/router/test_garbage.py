@@ -37,7 +37,7 @@ WHOLE = {
     "deep": (200, DEEP),
     "deep beside an answer": (200, b'{"odd": ' + DEEP + b", " + whole(SAID)[1:]),
     "deep error": (500, DEEP),
-    "deep refusal": (400, b'{"error": ' + DEEP + b"}"),
+    "deep refusal": (500, b'{"error": ' + DEEP + b"}"),
     "text": (200, b'{"choices": [{"text": "x", "finish_reason": "stop"}]}'),
     "empty message": (200, whole({})),
     "only a role": (200, whole({"role": "assistant", "content": None, "tool_calls": []})),

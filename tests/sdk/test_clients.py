@@ -203,6 +203,40 @@ def test_errors_are_the_genuine_ones(client: updraft.OpenAI, cloud: FakeCloud) -
     assert broken.value.status_code == 502
 
 
+@pytest.mark.parametrize(
+    ("answer", "headers", "raised", "said"),
+    [
+        ((404, b'{"object": "error", "message": "No m."}'), {}, openai.NotFoundError, "No m."),
+        (
+            (422, b'{"detail": [{"loc": ["body", "n"], "msg": "odd"}]}'),
+            {},
+            openai.UnprocessableEntityError,
+            "body.n: odd",
+        ),
+        ((429, b"slow down"), {"retry-after": "7200"}, openai.RateLimitError, "slow down"),
+        ((308, b""), {"location": "https://new.example/v1/chat/completions"}, openai.APIStatusError, "new.example"),
+    ],
+)
+@pytest.mark.parametrize("model", ["cloud", "auto"])
+def test_a_clouds_errors_keep_their_meaning(
+    config: RouterConfig,
+    cloud: FakeCloud,
+    gates: ScriptedGates,
+    model: str,
+    answer: Any,
+    headers: dict[str, str],
+    raised: type[openai.APIStatusError],
+    said: str,
+) -> None:
+    gates._after = True
+    cloud.says, cloud.headers = answer, headers
+    with updraft.OpenAI(config=replace(config, fallback="never")) as client, pytest.raises(raised) as caught:
+        client.chat.completions.create(model=model, messages=USER)
+    assert said in caught.value.message
+    assert caught.value.response.headers.get("retry-after") == headers.get("retry-after")
+    assert len(cloud.requests) == 1, "neither the router nor openai's client asks again"
+
+
 def test_retries_are_openais_own(client: updraft.OpenAI, cloud: FakeCloud) -> None:
     cloud.mode = "garbage"
     with pytest.raises(openai.InternalServerError):

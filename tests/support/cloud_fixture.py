@@ -26,4 +26,7 @@ def cloud(cloud_server: FakeCloud) -> FakeCloud:
     cloud_server.fail_after = None
     cloud_server.delay_s = 0.0
     cloud_server.says = None
+    cloud_server.owner = "updraft"
+    cloud_server.asked_for_models = 0
+    cloud_server.headers = {}
     return cloud_server

@@ -170,6 +170,9 @@ class FakeCloud:
     disconnects: int = 0
     delay_s: float = 0.0
     fail_after: int | None = None  # from this request on, break the connection
+    owner: str = "updraft"  # of its models
+    asked_for_models: int = 0
+    headers: dict[str, str] = field(default_factory=dict)  # of every refusal
     says: tuple[int, *tuple[bytes, ...]] | None = None  # every answer, byte for byte: its status, then its pieces
 
     async def chat(self, request: Request) -> Response:
@@ -179,15 +182,16 @@ class FakeCloud:
         if self.says is not None:
             status, *pieces = self.says
             streams = body.get("stream") and status == 200
-            return StreamingResponse(_apart(pieces), status, media_type="text/event-stream" if streams else None)
+            media_type = "text/event-stream" if streams else None
+            return StreamingResponse(_apart(pieces), status, self.headers, media_type)
         mode = self.mode
         if self.fail_after is not None and len(self.requests) > self.fail_after:
             mode = "reset"
         await asyncio.sleep(30 if mode == "slow" else self.delay_s)
         if mode == "no-prediction" and "prediction" in body:
             return JSONResponse(_error("Unrecognized request argument supplied: prediction"), 400)
-        if mode in ("500", "429", "401", "400"):
-            return JSONResponse(_error(f"cloud error {mode}"), int(mode))
+        if mode.isdigit():
+            return JSONResponse(_error(f"cloud error {mode}"), int(mode), self.headers)
         if mode == "garbage":
             return PlainTextResponse("<html>It works!</html>")
         if mode == "reset" and not body.get("stream"):
@@ -232,6 +236,13 @@ class FakeCloud:
         ]
         usage = {"prompt_tokens": 11, "total_tokens": 11}
         return JSONResponse({"object": "list", "model": body["model"], "data": data, "usage": usage})
+
+    async def models(self, request: Request) -> Response:
+        self.asked_for_models += 1
+        cards = [
+            {"id": name, "object": "model", "owned_by": self.owner} for name in ("pocket-large", "medium", "large")
+        ]
+        return JSONResponse({"object": "list", "data": cards})
 
     async def _events(self, text: str, usage: Any, mode: str, request: Request) -> AsyncIterator[bytes]:
         if mode == "cut-before":
@@ -302,6 +313,7 @@ def running_cloud() -> Iterator[FakeCloud]:
     routes = [
         Route("/v1/chat/completions", cloud.chat, methods=["POST"]),
         Route("/v1/embeddings", cloud.embed, methods=["POST"]),
+        Route("/v1/models", cloud.models),
     ]
     app = Starlette(routes=routes)
     config = uvicorn.Config(app, log_level="critical", lifespan="off", timeout_graceful_shutdown=1)

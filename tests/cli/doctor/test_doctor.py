@@ -117,6 +117,12 @@ def test_the_cloud_is_asked_for_its_models() -> None:
     assert "no OpenAI-compatible server" in page.found
 
 
+def test_a_key_that_no_header_carries_is_not_shown() -> None:
+    check = check_cloud("http://127.0.0.1:9/v1", "sk-secret\n")
+    assert (check.status, "cloud_api_key" in check.found) == ("fail", True)
+    assert "secret" not in f"{check}"
+
+
 def test_a_cloud_that_is_not_there_fails() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

@@ -15,13 +15,14 @@ PAYLOADS = st.lists(
 )
 
 
-@given(PAYLOADS, st.lists(st.integers(1, 9), min_size=1), st.booleans(), st.booleans())
+@given(PAYLOADS, st.lists(st.integers(1, 9), min_size=1), st.sampled_from([b"\n", b"\r\n", b"\r"]), st.booleans())
 def test_any_chunking_yields_the_same_events(
-    payloads: list[dict[str, object]], cuts: list[int], crlf: bool, comments: bool
+    payloads: list[dict[str, object]], cuts: list[int], line_end: bytes, comments: bool
 ) -> None:
     stream = b"".join((b": ping\n\n" if comments else b"") + sse.event(payload) for payload in payloads) + sse.DONE
-    if crlf:
-        stream = stream.replace(b"\n", b"\r\n")
+    stream = stream.replace(b"\n", line_end)
+    if comments:
+        stream = b"\xef\xbb\xbf" + stream
     parser = sse.EventParser()
     events: list[bytes] = []
     position, turn = 0, 0
@@ -37,6 +38,12 @@ def test_lines_of_one_event_join_and_other_fields_are_ignored() -> None:
     parser = sse.EventParser()
     assert parser.feed(b"event: x\ndata: one\nid: 3\ndata:two\n\n") == [b"one\ntwo"]
     assert not parser.done
+
+
+def test_line_ends_may_differ_from_line_to_line() -> None:
+    parser = sse.EventParser()
+    assert parser.feed(b"data: one\r\r\ndata: two\n\r") == [b"one", b"two"]
+    assert parser.feed(b"\n\xef\xbb\xbfdata: a mark is one at the start only\n\n") == []
 
 
 def test_nothing_after_done_counts() -> None:

@@ -74,7 +74,6 @@ def test_a_lost_race_is_counted_also_where_the_cloud_goes_on_later(bench: Any, c
 class Clinging:
     """A cloud that never answers, and takes its time to be stopped."""
 
-    takes_prediction = True
     continues = True
 
     async def complete(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:

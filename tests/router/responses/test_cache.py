@@ -85,7 +85,7 @@ def test_what_is_not_kept(bench: Any, cloud: FakeCloud) -> None:
             for _ in range(2):
                 assert "budget" in (await b.answer(**SAME))["updraft"]["reason"]
         async with bench(ScriptedGates(before=True), cache=ON) as b:
-            cloud.mode = "500"
+            cloud.mode, cloud.headers = "500", {"x-should-retry": "false"}
             for _ in range(2):
                 assert (await b.answer(**SAME))["updraft"]["route"] == "fallback"
             cloud.mode = "cut"

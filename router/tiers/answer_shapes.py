@@ -1,0 +1,79 @@
+"""Whether what a cloud sent is an answer: completions, pieces of streams, and embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..request.json_narrowing import parsed, table, tables
+from .failures import invalid_answer
+
+
+def completion_in(raw: bytes) -> dict[str, Any]:
+    """Raises CloudFailure if it is none."""
+    body = _table(raw)
+    choices = tables(body.get("choices"))
+    if not choices or not all(_is_choice(choice) for choice in choices):
+        raise invalid_answer("its answer is not a completion")
+    return body
+
+
+def embeddings_in(raw: bytes) -> dict[str, Any]:
+    """Raises CloudFailure if there are none."""
+    answer = _table(raw)
+    if not tables(answer.get("data")):
+        raise invalid_answer("its answer holds no embeddings")
+    return answer
+
+
+def models_in(raw: bytes, owner: str) -> frozenset[str]:
+    """The models of a list that `owner` serves; none where it is no list."""
+    try:
+        cards = tables((table(parsed(raw)) or {}).get("data")) or []
+    except ValueError:
+        return frozenset()
+    return frozenset(str(card.get("id")) for card in cards if card.get("owned_by") == owner)
+
+
+def has_content(event: dict[str, Any]) -> bool:
+    for choice in event["choices"]:
+        delta = table(choice.get("delta")) or {}
+        if choice.get("finish_reason") or choice.get("text"):
+            return True
+        if any(value for name, value in delta.items() if name != "role"):
+            return True
+    return False
+
+
+def is_piece(choice: dict[str, Any]) -> bool:
+    delta = choice.get("delta")
+    return delta is None or (table(delta) is not None and _is_content(delta))
+
+
+def _table(raw: bytes) -> dict[str, Any]:
+    try:
+        return table(parsed(raw)) or {}
+    except ValueError as error:
+        raise invalid_answer("its answer is not JSON") from error
+
+
+def _is_choice(choice: dict[str, Any]) -> bool:
+    """Whether it has a message that says something, if only the empty text, or that a filter kept it back. What says
+    nothing would take the place of the device's good answer.
+    """
+    message = table(choice.get("message"))
+    if message is None or not _is_content(message) or not isinstance(choice.get("finish_reason"), str | None):
+        return False
+    calls = message.get("tool_calls")
+    if calls is not None and tables(calls) is None:
+        return False
+    return (
+        message.get("content") is not None
+        or choice.get("finish_reason") == "content_filter"
+        or any(value for name, value in message.items() if name not in ("role", "content"))
+    )
+
+
+def _is_content(message: dict[str, Any]) -> bool:
+    """Whether its content is text, parts of one, or left out."""
+    content = message.get("content")
+    return content is None or isinstance(content, str) or bool(tables(content))

@@ -1,0 +1,100 @@
+"""The HTTP client of one cloud, with the proxy and the certificates that the environment names for its address."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from dataclasses import dataclass, field
+from urllib.request import getproxies
+
+import httpx
+
+from ...protocol.errors import ConfigurationError
+
+_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+
+
+@dataclass(frozen=True, slots=True)
+class CloudEndpoint:
+    """Where a cloud is, and how long an answer may take."""
+
+    url: str
+    api_key: str | None = field(default=None, repr=False)
+    # Whether it continues an assistant's last message (`continue_final_message`).
+    continues: bool = False
+    # Seconds without a byte before a request fails.
+    timeout_s: float = 60.0
+    # Seconds until a connection must stand.
+    connect_timeout_s: float = 2.0
+    # Whether it gets drafts without being an Updraft node.
+    send_drafts: bool = False
+
+
+def open_client(endpoint: CloudEndpoint) -> httpx.AsyncClient:
+    """A pooled client that has not connected yet. Raises ConfigurationError for a key that no header carries, and for
+    what the environment names wrongly.
+    """
+    key, url = endpoint.api_key, httpx.URL(endpoint.url)
+    if key and not all("!" <= character <= "~" for character in key):
+        raise ConfigurationError(
+            f"The API key for {url} holds a blank, a line end or a letter beyond ASCII, which no HTTP header carries: "
+            "copy it anew.",
+            param="cloud_api_key",
+        )
+    proxy = proxy_for(url)
+    try:
+        # Plain http needs no TLS context, which takes 0.1 s to make.
+        verify = httpx.create_ssl_context() if url.scheme == "https" else False
+    except OSError as error:
+        named = " and ".join(f"{name}={os.environ[name]}" for name in _CERTIFICATES if os.environ.get(name))
+        raise ConfigurationError(
+            f"The certificates for {url} cannot be read ({error}): correct {named or 'the installed certifi'}."
+        ) from error
+    try:
+        return httpx.AsyncClient(
+            headers={"authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(endpoint.timeout_s, connect=endpoint.connect_timeout_s),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            verify=verify,
+            proxy=proxy,
+            trust_env=False,  # httpx refuses to start for some values of NO_PROXY
+            follow_redirects=False,  # a redirect would carry the prompt to a host that nobody configured
+        )
+    except (ValueError, ImportError, httpx.InvalidURL) as error:
+        named = re.sub(r"//.*@", "//", proxy or "")
+        detail = "pip install 'httpx[socks]'" if isinstance(error, ImportError) else "correct it"
+        raise ConfigurationError(
+            f"The proxy {named!r} that the environment names for {url} cannot be used: {detail}, or add "
+            f"{url.host} to NO_PROXY."
+        ) from error
+
+
+def proxy_for(url: httpx.URL) -> str | None:
+    """The proxy that `HTTP_PROXY`, `HTTPS_PROXY` or `ALL_PROXY` names, unless `NO_PROXY` has the host."""
+    proxies = getproxies()
+    proxy = proxies.get(url.scheme) or proxies.get("all")
+    if not proxy or any(_covers(entry, url) for entry in re.split(r"[,\s]+", proxies.get("no", "")) if entry):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _covers(entry: str, url: httpx.URL) -> bool:
+    """Whether an entry of `NO_PROXY` names the host: itself, a domain above it, or a network around it."""
+    scheme, _, entry = entry.rpartition("://")
+    if entry == "*":
+        return scheme in ("", "all", url.scheme)
+    host = url.host.lower()
+    matched = re.fullmatch(r"\[(.*)\](?::(\d+))?|([^:]*):(\d+)|(.*)", entry.lower())
+    if matched is None or scheme not in ("", "all", url.scheme):
+        return False
+    bracketed, port_6, name, port, plain = matched.groups()
+    wanted = bracketed or name or plain or ""
+    port = port_6 or port
+    if port is not None and int(port) != (url.port or {"http": 80, "https": 443}[url.scheme]):
+        return False
+    try:
+        return ipaddress.ip_address(host) in ipaddress.ip_network(wanted, strict=False)
+    except ValueError:  # one of them is a name
+        domain = wanted.removeprefix("*").lstrip(".")
+        return bool(domain) and (host == domain or host.endswith(f".{domain}"))

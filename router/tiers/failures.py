@@ -1,0 +1,264 @@
+"""How a cloud fails: few kinds, and one way from HTTP to each. What the caller gets follows from it."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any, Literal
+
+import httpx
+
+from ...protocol.errors import (
+    AuthenticationError,
+    CloudUnreachableError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    PermissionDeniedError,
+    RateLimitError,
+    RelayedError,
+    RequestTimeoutError,
+    UpdraftError,
+    UpstreamError,
+)
+from ..request.json_narrowing import parsed, rows, table
+from .interfaces import Fallback
+
+#: Why there is no answer: it said no to this request (or to its settings); it could not be reached, was too slow, too
+#: busy, or broken; it answered something that is no answer; it was not asked, since that was ruled out.
+FailureKind = Literal["refused", "unreachable", "invalid_answer", "not_asked"]
+
+_TRANSIENT = frozenset({408, 409, 425, 429})  # worth another try, as is all from 500 on
+_SPENT = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "budget_exceeded"})
+_MOST_MESSAGE, _MOST_EXCERPT = 2000, 300  # characters
+_ERRORS: dict[int, type[UpdraftError]] = {
+    401: AuthenticationError,
+    403: PermissionDeniedError,
+    404: NotFoundError,
+    408: RequestTimeoutError,
+    429: RateLimitError,
+    503: OverloadedError,
+    504: RequestTimeoutError,
+}
+
+
+class CloudFailure(Exception):
+    """The cloud gave no usable answer. `error` is what the caller gets where no local answer can stand in."""
+
+    def __init__(
+        self,
+        cause: str,
+        error: UpdraftError,
+        kind: FailureKind,
+        *,
+        status: int | None = None,
+        reached: bool = True,
+    ) -> None:
+        super().__init__(cause)
+        # A few words for the reason line.
+        self.cause = cause
+        self.error = error
+        self.kind: FailureKind = kind
+        # What it answered, where it answered.
+        self.status = status
+        # It certainly cost nothing: the server said no, or was never reached.
+        self.unbilled = status is not None or not reached
+        # The same request may succeed a little later.
+        self.transient = kind == "unreachable"
+        # For how long the server wants to be left alone.
+        self.retry_after_s: float | None = None
+        # The base URL of the cloud.
+        self.url = ""
+
+    @property
+    def phrase(self) -> str:
+        return f"the cloud failed: {self.cause}" + (f" ({self.url})" if self.url else "")
+
+    @property
+    def is_unreached(self) -> bool:
+        """Whether it says that the endpoint is down. One that limits rates is not."""
+        return self.kind == "unreachable" and self.status != 429
+
+    def allows(self, fallback: Fallback) -> bool:
+        """Whether the device's answer may stand in. What the user's own limits rule out is no failure to show."""
+        if self.kind == "not_asked" or fallback == "any":
+            return True
+        return fallback == "unreachable" and self.kind != "refused"
+
+    def names(self, field: str) -> bool:
+        """Whether it seems to refuse a field of the request."""
+        return self.status in (400, 422) and field in f"{self.error.message} {self.error.param}"
+
+
+class CloudForbidden(CloudFailure):
+    """The cloud was not asked, since nothing may be spent on it, or none is for such a request."""
+
+    def __init__(self, error: UpdraftError, cause: str | None = None) -> None:
+        super().__init__(error.message if cause is None else cause, error, "not_asked", reached=False)
+
+    @property
+    def phrase(self) -> str:
+        return self.cause
+
+
+def refused(url: str, status: int, headers: Mapping[str, str], raw: bytes) -> CloudFailure:
+    """The server answered with another status than 200."""
+    if 200 <= status < 300:
+        return invalid_answer(f"it answered {status} instead of 200")
+    if 300 <= status < 400:
+        return _redirected(url, status, headers.get("location", ""))
+    said = _error_in(raw, status, f"The cloud at {url} answered {status}")
+    after = headers.get("retry-after") or None
+    known = after is not None and after.isascii() and after.isprintable() and len(after) <= 64
+    error = RelayedError(status, said, after if known else None)
+    failure = _relayed(f"it answered {status}", status, error, headers.get("x-should-retry"))
+    failure.status, failure.unbilled = status, True
+    failure.retry_after_s = _retry_after_s(headers)
+    return failure
+
+
+def reported(url: str, error: Any) -> CloudFailure:
+    """The server began a stream with 200, and then sent an error in it."""
+    said = _completed(table(error) or {"message": error}, 502, f"The cloud at {url} reported an error in its stream.")
+    code: Any = said["code"]
+    status = code if isinstance(code, int) and 400 <= code < 600 else 502
+    return _relayed("its stream reported an error", status, RelayedError(status, said), None)
+
+
+def timed_out(url: str, seconds: float) -> CloudFailure:
+    error = RequestTimeoutError(f"The cloud at {url} did not answer within {seconds:.1f} s.")
+    return CloudFailure("it was too slow", error, "unreachable")
+
+
+def unreachable(url: str, error: httpx.HTTPError) -> CloudFailure:
+    """The connection failed, or broke before the answer began."""
+    if isinstance(error, httpx.ReadTimeout | httpx.WriteTimeout):
+        stopped = RequestTimeoutError(f"The cloud at {url} stopped answering.")
+        return CloudFailure("it was too slow", stopped, "unreachable")
+    detail = str(error) or type(error).__name__
+    if not isinstance(error, httpx.TransportError):
+        return invalid_answer(f"its answer is malformed: {detail}")
+    reached = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout | httpx.ProxyError)
+    failed = CloudUnreachableError(f"The cloud at {url} cannot be reached: {detail}")
+    return CloudFailure(f"it cannot be reached: {detail}", failed, "unreachable", reached=reached)
+
+
+def left_alone(url: str, cause: str, seconds: float) -> CloudFailure:
+    """The circuit breaker is open: the last requests failed for `cause`, and none is sent for some `seconds`."""
+    message = f"The cloud at {url} is not asked for {seconds:.0f} s, since its last requests failed: {cause}."
+    body = _completed({"message": message, "code": CloudUnreachableError.default_code}, 502, "")
+    error = RelayedError(502, body, retry_after=str(math.ceil(seconds)))
+    return CloudFailure(f"it is left alone for a while, since {cause}", error, "unreachable", reached=False)
+
+
+def misconfigured(error: UpdraftError) -> CloudFailure:
+    """No client for this cloud can be made with the settings of this process."""
+    return CloudFailure(error.message, error, "refused", reached=False)
+
+
+def cut(detail: str) -> CloudFailure:
+    error = UpstreamError(f"The cloud's stream was cut before its end: {detail}")
+    return CloudFailure("its stream was cut", error, "unreachable")
+
+
+def invalid_answer(what: str) -> CloudFailure:
+    return CloudFailure(what, UpstreamError(f"The cloud failed: {what}."), "invalid_answer")
+
+
+def _relayed(cause: str, status: int, error: RelayedError, should_retry: str | None) -> CloudFailure:
+    spent = not _SPENT.isdisjoint((str(error.code), error.type))
+    passing = status in _TRANSIENT or status >= 500
+    kind: FailureKind = "unreachable" if passing and status not in (409, 425) and not spent else "refused"
+    transient = should_retry == "true" or (passing and should_retry != "false")
+    failure = CloudFailure(cause, error, kind)
+    failure.transient = transient and not spent
+    return failure
+
+
+def _redirected(url: str, status: int, location: str) -> CloudFailure:
+    target = _shown_url(url, location)
+    cause = f"it answered {status}, a redirect to {target}"
+    message = (
+        f"The cloud at {url} answered {status}, a redirect to {target}. Redirects are never followed, since the target "
+        "would read the prompt: if you trust it, set cloud_url to it."
+    )
+    error = RelayedError(502, _completed({"message": message, "code": "redirected"}, 502, ""))
+    return CloudFailure(cause, error, "refused", status=status)
+
+
+def _shown_url(base: str, location: str) -> str:
+    """Where a redirect leads, without credentials and query."""
+    try:
+        url = httpx.URL(base).join(location) if location else None
+    except httpx.InvalidURL:
+        url = None
+    if url is None:
+        return "an unknown place"
+    return str(url.copy_with(username=None, password=None, query=None, fragment=None))[:_MOST_EXCERPT]
+
+
+def _error_in(raw: bytes, status: int, otherwise: str) -> dict[str, Any]:
+    """The error that a server sent, in OpenAI's shape. `otherwise`: how a message of our own begins."""
+    try:
+        found = table(parsed(raw)) or {}
+    except ValueError:
+        excerpt = _excerpt(raw)
+        return _completed({}, status, f"{otherwise}: {excerpt}" if excerpt else f"{otherwise}.")
+    error: Any = found.get("error")
+    if table(error) is None and isinstance(error, str):  # llama-server's of old, Ollama's
+        error = {"message": error}
+    elif table(error) is None and isinstance(found.get("message"), str):  # vLLM's of old: all of it at the top
+        error = {name: found[name] for name in ("message", "type", "param", "code") if name in found}
+    return _completed(table(error) or {"message": _detail(found.get("detail"))}, status, f"{otherwise}.")
+
+
+def _detail(detail: Any) -> str | None:
+    """FastAPI's: a text, or a list of what is wrong where."""
+    if isinstance(detail, str):
+        return detail
+    wrong = [each for item in rows(detail) or () if (each := table(item)) is not None]
+    said = ([".".join(map(str, rows(each.get("loc")) or ())), str(each.get("msg"))] for each in wrong)
+    return "; ".join(": ".join(filter(None, parts)) for parts in said) or None
+
+
+def _completed(error: dict[str, Any], status: int, otherwise: str) -> dict[str, Any]:
+    """`error` with all that OpenAI's have; what it says itself is kept."""
+    usual = _ERRORS.get(status, InvalidRequestError if status < 500 else UpstreamError)
+    message: Any = error.get("message")
+    if not isinstance(message, str) or not message.strip():
+        message, error = otherwise, {"code": usual.default_code, **error}
+    kind: Any = error.get("type")
+    return {
+        **{name: error[name] for name in error if len(name) <= 100},
+        "message": message if len(message) <= _MOST_MESSAGE else f"{message[:_MOST_MESSAGE]}...",
+        "type": kind if isinstance(kind, str) and kind else usual.type,
+        "param": error.get("param"),
+        "code": error.get("code"),
+    }
+
+
+def _excerpt(raw: bytes) -> str:
+    """The beginning of a body that is not JSON, as one line of text."""
+    text = raw[: 16 * _MOST_EXCERPT].decode("utf-8", "replace").removeprefix("\ufeff")
+    if text.lstrip().startswith("<"):
+        text = re.sub(r"<(style|script)\b.*?</\1>|<[^>]*>", " ", text, flags=re.DOTALL | re.IGNORECASE)
+    line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
+    return line if len(line) <= _MOST_EXCERPT else f"{line[:_MOST_EXCERPT]}..."
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds, from a number of them or from a date."""
+    for name, scale in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        try:
+            seconds = float(headers.get(name, "")) * scale
+        except ValueError:
+            continue
+        if math.isfinite(seconds):
+            return max(0.0, seconds)
+    try:
+        return max(0.0, parsedate_to_datetime(headers.get("retry-after", "")).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return None

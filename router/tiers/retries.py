@@ -1,0 +1,41 @@
+"""Trying a cloud again: only what may pass, within the time there is, and not sooner than the server asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from .circuit_breaker import CircuitBreaker
+from .failures import CloudFailure
+
+_BACKOFF_S = (0.5, 1.0)  # before the second and the third attempt, where the server names no time
+_JITTER = 0.25  # of that, so that many clients do not come back at once
+
+T = TypeVar("T")
+
+
+async def retried(attempt: Callable[[], Awaitable[T]], breaker: CircuitBreaker, until: float) -> T:
+    """What the first of three attempts gives that succeeds. Raises the CloudFailure of the last one.
+
+    `until`: the end of the caller's patience, on the clock of `time.monotonic`. A wait beyond it is not begun.
+    """
+    billed = False
+    for backoff_s in (*_BACKOFF_S, None):
+        try:
+            with breaker.attempt():
+                return await attempt()
+        except CloudFailure as failure:
+            billed = billed or not failure.unbilled
+            failure.unbilled = not billed
+            if backoff_s is None or not failure.transient or breaker.is_open:
+                raise
+            wait_s = failure.retry_after_s
+            if wait_s is None:
+                wait_s = backoff_s * (1 + _JITTER * random.random())
+            if time.monotonic() + wait_s >= until:
+                raise
+            await asyncio.sleep(wait_s)
+    raise AssertionError("the last attempt returns or raises")

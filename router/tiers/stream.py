@@ -1,0 +1,96 @@
+"""A cloud's streamed answer over HTTP: its events as they come, each checked to be a part of an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+
+from ...protocol.http import sse
+from ..request.json_narrowing import parsed, table, tables
+from .answer_shapes import has_content, is_piece
+from .continuation_check import Continuation, ContinuationVerdict
+from .failures import cut, invalid_answer, reported, timed_out
+
+
+class HttpCloudStream:
+    """`CloudStream` over one open response of the cloud at `url`."""
+
+    def __init__(self, response: httpx.Response, url: str, idle_timeout_s: float) -> None:
+        self._response = response
+        self._url = url
+        self._idle_timeout_s = idle_timeout_s
+        self._chunks: AsyncIterator[bytes] = response.aiter_bytes()
+        self._parser = sse.EventParser()
+        self._ready: deque[tuple[bytes, dict[str, Any]]] = deque()
+        self._finished = False  # a finish_reason was seen: what follows may only be usage
+
+    async def wait_for_content(self) -> None:
+        """Read until something of the answer has arrived: up to here, a failure can still become a local answer."""
+        if "text/event-stream" not in self._response.headers.get("content-type", ""):
+            raise invalid_answer("it answered a streamed request with something other than an event stream")
+        held: deque[tuple[bytes, dict[str, Any]]] = deque()
+        async for event in self:
+            held.append(event)
+            if has_content(event[1]):
+                break
+        else:
+            raise invalid_answer("its stream ended before any content")
+        held.extend(self._ready)
+        self._ready = held
+
+    async def go_on(self, begun: str) -> ContinuationVerdict:
+        """Read until it is known whether this goes on with `begun`; what it repeats of that is left out."""
+        continuation = Continuation(begun)
+        verdict: ContinuationVerdict = "unknown"
+        async for event in self:
+            if (verdict := continuation.take(event)) != "unknown":
+                break
+        self._ready = continuation.events + self._ready
+        return verdict
+
+    def __aiter__(self) -> HttpCloudStream:
+        return self
+
+    async def __anext__(self) -> tuple[bytes, dict[str, Any]]:
+        while not self._ready:
+            if self._parser.done:
+                raise StopAsyncIteration
+            try:
+                async with asyncio.timeout(self._idle_timeout_s):
+                    chunk = await anext(self._chunks, None)
+            except TimeoutError as error:
+                raise timed_out(self._url, self._idle_timeout_s) from error
+            except httpx.HTTPError as error:
+                raise cut(str(error) or type(error).__name__) from error
+            if chunk is None:
+                if self._finished:
+                    raise StopAsyncIteration
+                raise cut("no finish reason came")
+            try:
+                payloads = self._parser.feed(chunk)
+            except sse.EventTooLongError as error:
+                raise invalid_answer("its stream holds an event without an end") from error
+            self._ready.extend(self._decode(payload) for payload in payloads)
+        return self._ready.popleft()
+
+    async def aclose(self) -> None:
+        await self._response.aclose()
+
+    def _decode(self, payload: bytes) -> tuple[bytes, dict[str, Any]]:
+        try:
+            event = table(parsed(payload))
+        except ValueError as error:
+            raise invalid_answer("its stream holds an event that is not JSON") from error
+        if event is not None and event.get("error"):
+            raise reported(self._url, event["error"])
+        choices = None if event is None else tables(event.get("choices"))
+        if event is None or choices is None:
+            raise invalid_answer("its stream holds an event without choices")
+        if not all(is_piece(choice) for choice in choices):
+            raise invalid_answer("its stream holds a piece that is no part of a message")
+        self._finished = self._finished or any(choice.get("finish_reason") for choice in choices)
+        return payload.replace(b"\n", b" "), event  # of several lines, one: JSON has none but between its tokens
