@@ -197,6 +197,7 @@ def _fit(task: _Task, config: RouterConfig, delta: float, out: Path | None, json
     policy = fit_text_policy(task.rows, recipe, folder)
     _show(policy, config)
     _say_where(folder, recipe, given=out is not None)
+    _say_next(config)
     if json_path is not None:
         from ..bench.report import Report
 
@@ -226,6 +227,14 @@ def _say_where(folder: Path, recipe: FitRecipe, *, given: bool) -> None:
     pair = f"{recipe.models['local']} with {recipe.models['cloud']}"
     how = f"set policy = {str(folder)!r}" if given else "the router takes it by itself"
     typer.echo(f"Policy for {pair} in {folder}: {how}.")
+
+
+def _say_next(config: RouterConfig) -> None:
+    from ..protocol.settings import config_file
+
+    name, value = config.target.name, f"{config.target.value:g}"
+    option = f"--{name.replace('_', '-')} {value}"
+    typer.echo(f"To use it: {option}, {name}={value} in code, or {name} = {value} in {config_file()}.")
 
 
 def _model_id(config: RouterConfig) -> str:

@@ -81,7 +81,7 @@ def init(
     _say(f"The settings are in {path}. Talk to it with updraft chat, or serve it to apps with updraft serve.")
     if answers.local and answers.cloud_url:
         _say(
-            "A target such as quality = 0.98 needs a calibration of this pair, for which both answer your prompts:\n"
+            "A target such as quality = 0.98 needs a calibration of this pair. Both answer your prompts, one a line:\n"
             "  updraft calibrate --live 500 --prompts prompts.txt"
         )
 

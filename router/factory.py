@@ -49,11 +49,12 @@ def check_startable(config: RouterConfig) -> None:
     """What can be told before a model is loaded: also raises ConfigurationError for a target without a policy."""
     check_configured(config)
     target = config.stated_target
-    if target and target != "confidence" and config.policy == "auto" and not _has_policy(config):
+    if target and target != "confidence" and config.policy == "auto" and not has_policy(config):
         raise uncalibrated(target)
 
 
-def _has_policy(config: RouterConfig) -> bool:
+def has_policy(config: RouterConfig) -> bool:
+    """Whether a policy of the configured pair lies where the router looks by itself."""
     if config.local is None:
         return False
     models = _pair(config, model_file(config).stem)

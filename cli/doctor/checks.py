@@ -139,15 +139,15 @@ def check_models() -> Check:
 
 
 def check_policy() -> Check:
-    """The routing policy: loads, and was made for the models it ships with."""
+    """The packaged routing policy: loads, and was made for the models it ships with."""
 
     def look() -> str:
         from ...classifier.policy.trace_policy import Policy
         from ...embedded import pocket
 
         folder = pocket.policy_folder()
-        made_for = ", ".join(f"{tier} {model}" for tier, model in Policy.load(folder).models.items())
-        return f"made for {made_for}; sha256 {_sha256(folder / 'policy.json')[:12]}"
+        pair = " with ".join(Policy.load(folder).models.values())
+        return f"of the packaged pair, {pair}; sha256 {_sha256(folder / 'policy.json')[:12]}"
 
     return _reported(
         "policy",
@@ -171,18 +171,25 @@ def check_settings() -> Check:
 
 
 def check_tiers() -> Check:
-    """Whether any model is configured, and a policy for a target that needs one. A fresh machine has neither."""
+    """Whether any model is configured, and a policy for the pair. A fresh machine has neither."""
+    from ...router.factory import check_startable, has_policy
+    from ...router.settings_sources import load_config
+
+    uncalibrated = False
 
     def look() -> str:
-        from ...router.factory import check_startable
-        from ...router.settings_sources import load_config
-
+        nonlocal uncalibrated
         config = load_config()
         check_startable(config)
-        return f"local: {config.local or 'none'}; cloud: {config.cloud_url or 'none'}"
+        pair = config.local is not None and config.cloud_url is not None
+        uncalibrated = pair and config.policy == "auto" and config.confidence is None and not has_policy(config)
+        rest = '; no policy for this pair: model="auto" goes to the cloud' if uncalibrated else ""
+        return f"local: {config.local or 'none'}; cloud: {config.cloud_url or 'none'}{rest}"
 
     found = _reported("tiers", look, "updraft pull fetches a local model; docs/quickstart.md shows both tiers")
-    return replace(found, status="warn") if found.status == "fail" else found
+    if uncalibrated:
+        found = replace(found, fix="updraft calibrate makes one from your prompts (docs/guides/calibrate.md)")
+    return replace(found, status="warn") if found.status == "fail" or uncalibrated else found
 
 
 def check_port(port: int) -> Check:
@@ -201,7 +208,7 @@ def check_cloud(url: str, key: str | None) -> Check:
     from ...router.tiers.connection import CloudEndpoint, open_client
 
     async def ask() -> httpx.Response:
-        config = RouterConfig(cloud_url=url, cloud_api_key=key)
+        config = RouterConfig(cloud_url=url, cloud_api_key=key, cloud_model="unasked")
         async with open_client(CloudEndpoint(str(config.cloud_url), key, timeout_s=10.0)) as client:
             return await client.get(f"{config.cloud_url}/models")
 

@@ -55,7 +55,8 @@ class Watch:
             done, last = done + 1, note
             if time.monotonic() - spoke > QUIET_S:
                 spoke = time.monotonic()
-                self.say(f"{name}: {done} of {total}, {note}")
+                self.say(", ".join(filter(None, (f"{name}: {done} of {total}", note))))
 
         yield advance
-        self.say(f"{name}: {done} of {total} in {time.monotonic() - started:.1f} s, {last}")
+        took = f"{name}: {done} of {total} in {time.monotonic() - started:.1f} s"
+        self.say(", ".join(filter(None, (took, last))))

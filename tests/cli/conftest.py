@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -49,7 +49,8 @@ def updraft(environment: dict[str, str], tmp_path: Path) -> Updraft:
 
 @pytest.fixture
 def fake_cloud() -> Callable[..., AbstractContextManager[str]]:
-    """`with fake_cloud() as url`: a running cloud whose key is "secret"; `broken=True` refuses every question."""
+    """`with fake_cloud() as url`: a running cloud whose key is "secret"; `broken=True` refuses every question,
+    and `answers` are what it knows."""
     return running_cloud
 
 
@@ -59,10 +60,11 @@ ANSWERS = {"What is 2 + 2?": "2 + 2 = 4", "Capital of France?": "Paris"}
 
 
 class CloudHandler(BaseHTTPRequestHandler):
-    """A stand-in for somebody's OpenAI endpoint that knows two answers."""
+    """A stand-in for somebody's OpenAI endpoint that knows a few answers."""
 
     protocol_version = "HTTP/1.1"
     broken = False
+    answers: Mapping[str, str] = ANSWERS
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -70,8 +72,10 @@ class CloudHandler(BaseHTTPRequestHandler):
             return self.reply({"error": {"message": "That key is unknown here.", "type": "x", "code": "k"}}, 401)
         if self.broken:
             return self.reply({"error": {"message": "The cloud is out of order.", "type": "x", "code": "k"}}, 400)
-        answer = ANSWERS.get(request["messages"][-1]["content"], "I do not know.")
-        return self.stream(answer) if request.get("stream") else self.reply(completion(answer))
+        answer = self.answers.get(request["messages"][-1]["content"], "I do not know.")
+        if request.get("stream"):
+            return self.stream(answer, request["model"])
+        return self.reply({**completion(answer), "model": request["model"]})
 
     def reply(self, body: dict[str, Any], status: int = 200) -> None:
         data = json.dumps(body).encode()
@@ -81,7 +85,7 @@ class CloudHandler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def stream(self, answer: str) -> None:
+    def stream(self, answer: str, model: str) -> None:
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.send_header("connection", "close")
@@ -89,12 +93,12 @@ class CloudHandler(BaseHTTPRequestHandler):
         pieces = [{"role": "assistant", "content": ""}, *({"content": letter} for letter in answer), {}]
         for number, delta in enumerate(pieces):
             choice = {"index": 0, "delta": delta, "finish_reason": "stop" if number == len(pieces) - 1 else None}
-            self.event({"choices": [choice]})
-        self.event({"choices": [], "usage": USAGE})
+            self.event({"model": model, "choices": [choice]})
+        self.event({"model": model, "choices": [], "usage": USAGE})
         self.wfile.write(b"data: [DONE]\n\n")
 
     def event(self, fields: dict[str, Any]) -> None:
-        head = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "big"}
+        head = {"id": "c1", "object": "chat.completion.chunk", "created": 1}
         self.wfile.write(b"data: " + json.dumps({**head, **fields}).encode() + b"\n\n")
 
     def log_message(self, *_arguments: object) -> None:
@@ -110,9 +114,9 @@ def completion(answer: str) -> dict[str, Any]:
 
 
 @contextmanager
-def running_cloud(*, broken: bool = False) -> Iterator[str]:
+def running_cloud(*, broken: bool = False, answers: Mapping[str, str] = ANSWERS) -> Iterator[str]:
     """The base URL of a running endpoint."""
-    handler = type("Cloud", (CloudHandler,), {"broken": broken})
+    handler = type("Cloud", (CloudHandler,), {"broken": broken, "answers": answers})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()

@@ -28,6 +28,7 @@ def test_both_tiers_live_and_then_in_use(updraft, oracle: str, tmp_path: Path) -
     assert "With 90% confidence, on requests like these: at most 50.0% go to the cloud." in done.stdout
     assert "124 prompts, graded by agreement" in done.stdout
     assert "1 of 125 prompts got no row" in done.stderr
+    assert "To use it: --cloud-share 0.5, cloud_share=0.5 in code, or cloud_share = 0.5 in " in done.stdout
     policy = TextPolicy.load(tmp_path / "home" / "policies" / "pocket-small--oracle")
     assert policy.card.models == {"local": "pocket-small", "cloud": "oracle"}
     assert policy.card.signals and not policy.card.estimated_tokens

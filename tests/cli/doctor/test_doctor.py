@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from updraft.cli.doctor.checks import check_cloud, check_packages, check_port
+from updraft.cli.doctor.checks import check_cloud, check_packages, check_port, check_tiers
 from updraft.local_engine.llama.build import REBUILD_COMMAND
 
 
@@ -134,3 +134,21 @@ def test_variables_of_other_commands_are_no_typos(updraft) -> None:
     env = {"UPDRAFT_NODE_API_KEY": "secret", "UPDRAFT_DEVICE": "cpu", "UPDRAFT_OFFLINE": "1"}
     done = updraft("ask", "--local", "pocket", "--tier", "local", "What is 2 + 2?", env=env)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_pair_without_a_policy_is_told_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Path(__file__).resolve().parents[3] / "embedded" / "weights" / "pocket-small.gguf"
+    for name, value in {
+        "HOME": tmp_path, "LOCAL": model, "CLOUD_URL": "http://127.0.0.1:9/v1", "CLOUD_MODEL": "big",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(f"UPDRAFT_{name}", str(value))
+    found = check_tiers()
+    assert (found.status, "no policy for this pair" in found.found) == ("warn", True)
+    assert "updraft calibrate" in found.fix
+    card = tmp_path / "policies" / "pocket-small--big" / "policy.json"
+    card.parent.mkdir(parents=True)
+    card.write_text(json.dumps({"models": {"local": "pocket-small", "cloud": "big"}}))
+    assert (check_tiers().status, check_tiers().fix) == ("ok", "")
+    card.unlink()
+    monkeypatch.setenv("UPDRAFT_CONFIDENCE", "0.8")
+    assert check_tiers().status == "ok"
