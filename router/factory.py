@@ -38,7 +38,7 @@ def check_configured(config: RouterConfig) -> None:
         raise ConfigurationError(
             "No model is configured. Set local (a GGUF file, or a model fetched with `updraft pull`), or cloud_url and "
             "cloud_model (an OpenAI-compatible server), or both: as arguments, as UPDRAFT_LOCAL, UPDRAFT_CLOUD_URL and "
-            f"UPDRAFT_CLOUD_MODEL, or in {config_file()}."
+            f"UPDRAFT_CLOUD_MODEL, or in {config_file()}, which `updraft init` writes."
             + (" offline=true rules the cloud out." if config.cloud_url is not None else ""),
             param="local",
             code="no_tier",

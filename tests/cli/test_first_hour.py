@@ -29,7 +29,6 @@ COMMANDS = 'updraft() { "$PYTHON" -m updraft "$@"; }\npython() { "$PYTHON" "$@";
 VARIES = (
     (r"chatcmpl-\w+", "(id)"),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\S*", "(time)"),
-    (r"\b[0-9a-f]{12}(?= \(digest\))", "(digest)"),
     (r"(?<![\w/:])[~/][\w~.-]*/[\w./-]*/", "(folder)/"),
     (r"\$?\d[\d,]*\.\d+|\d[\d,]*(?= ms)", "(figure)"),
     (r"\s+", " "),
