@@ -280,9 +280,6 @@ def kernels(
     short: Annotated[
         bool, typer.Option("--short", help="One or two shapes of each kernel, fewer repetitions.")
     ] = False,
-    tune: Annotated[
-        bool, typer.Option("--tune", help="First try other ways to launch, and keep what is faster on this GPU.")
-    ] = False,
     json_path: options.Json = None,
 ) -> None:
     """Each kernel's time on a CUDA device beside what its memory and tensor cores allow, and beside other libraries.
@@ -291,15 +288,12 @@ def kernels(
     Examples
       updraft bench kernels --short
       updraft bench kernels --json out/kernels.json
-      updraft bench kernels --tune
     """
     from rich.console import Console
 
-    from ..bench import tune as tuning
     from ..bench.kernel_cases import cases
     from ..bench.kernels import GpuClock, Measured, measure, report_of, require_cuda
     from ..bench.report import write_json
-    from ..kernels.runtime import launch
     from .shared.tables import kernels_table
 
     device = require_cuda()
@@ -313,10 +307,6 @@ def kernels(
     def say(line: str) -> None:
         typer.secho(line, dim=True, err=True)
 
-    if tune:
-        path = launch.TUNED / f"{launch.file_name(device)}.json"
-        tuning.keep(path, tuning.tune(cases(short=short), clock, say))
-        typer.echo(path)
     measured = measure(cases(short=short), clock, say, keep)
     Console().print(kernels_table(measured.rows, device))
 

@@ -10,8 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..runtime.backend import gpu_name
-from ..runtime.row_launch import row_launch
+from ..runtime.launch import row_launch
 from .types import Norm
 
 
@@ -20,7 +19,7 @@ def launch_rms_norm(hidden: Tensor, norm: Norm, residual: Tensor | None = None) 
     out = torch.empty((rows, size), dtype=hidden.dtype, device=hidden.device)
     if rows == 0:
         return out
-    launch = row_launch("rms_norm", size, gpu_name(hidden.device))
+    launch = row_launch(size)
     rms_norm_kernel[(triton.cdiv(rows, launch.tiles["ROWS"]),)](
         hidden, residual, norm.weight, out, rows, size,
         hidden.stride(0), 0 if residual is None else residual.stride(0), norm.eps,
@@ -34,7 +33,7 @@ def launch_qk_norm(heads: Tensor, num_query_heads: int, query_norm: Norm, key_no
     tokens, num_heads, size = heads.shape
     if tokens == 0:
         return
-    launch = row_launch("qk_norm", size, gpu_name(heads.device))
+    launch = row_launch(size)
     qk_norm_kernel[(triton.cdiv(tokens * num_heads, launch.tiles["ROWS"]),)](
         heads, query_norm.weight, key_norm.weight, tokens, num_heads, num_query_heads, size,
         heads.stride(0), heads.stride(1), query_norm.eps,

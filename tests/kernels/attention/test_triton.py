@@ -33,7 +33,7 @@ class Case:
     cache: Tensor
 
     def planner(self, multiprocessors: int = ONE_PLACE) -> AttentionPlanner:
-        return AttentionPlanner(self.shape, DEVICE, "none", multiprocessors)
+        return AttentionPlanner(self.shape, DEVICE, multiprocessors)
 
     def attend(self, rule: ScoreOptions, metadata: AttentionMetadata | None = None) -> Tensor:
         return paged_attention_triton.attend(

@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SHAPE = AttentionShape(heads=4, kv_heads=2, head_dim=16, block_size=16, cache_bytes=4)
-PLANNER = AttentionPlanner(SHAPE, DEVICE, "none", 8)
+PLANNER = AttentionPlanner(SHAPE, DEVICE, 8)
 LAYERS = [LayerAttention(0, 0.25), LayerAttention(1, 0.3, window=5)]
 TABLES = [[3, 1, 5], [2, 4]]
 STEPS = [
@@ -71,7 +71,7 @@ def test_fp8_cache_with_scales() -> None:
     """Of numbers that FP8 holds exactly: the interpreter (3.9) rounds up to a power of two wrongly."""
     torch.manual_seed(0)
     shape = AttentionShape(4, 2, 16, 16, cache_bytes=1)
-    metadata = AttentionPlanner(shape, DEVICE, "none", 8).metadata(STEPS[0])
+    metadata = AttentionPlanner(shape, DEVICE, 8).metadata(STEPS[0])
     query, small = (
         torch.randn(23, 4, 16, device=DEVICE),
         torch.randn(23, 4, 16, device=DEVICE).to(torch.float8_e4m3fn).float(),

@@ -21,7 +21,7 @@ def attend(
     name: str, shape: AttentionShape, queries: int, *, dtype: str = "bf16", registers: int | None = None, **rules: bool
 ) -> Spec:
     """`registers`: where fewer programs fit than the planner counts on."""
-    launch = attention_launch(shape, queries, "none")
+    launch = attention_launch(shape, queries)
     cache = "fp8e4nv" if shape.cache_bytes == 1 else dtype
     pointers = {"out": dtype, "partial": "fp32", "partial_lse": "fp32", "query": dtype, "cache": cache}
     pointers |= {"work": "i32", "blocks": "i32"}

@@ -2,14 +2,14 @@
 
 from kernel_compiler import Spec
 from updraft.kernels.norm.triton import qk_norm_kernel, rms_norm_kernel
-from updraft.kernels.runtime.row_launch import row_launch
+from updraft.kernels.runtime.launch import row_launch
 
 #: At 64 eight programs of 128 threads share a multiprocessor, at 96 five: more bytes under way than bandwidth asks for.
 _REGISTERS = {"bf16": 64, "fp16": 64, "fp32": 96}
 
 
 def _rows(size: int, dtype: str, *, residual: bool, unit_offset: bool) -> Spec:
-    launch = row_launch("rms_norm", size, "cpu")
+    launch = row_launch(size)
     pointers = dict.fromkeys(("hidden", "weight", "out", *(["residual"] if residual else [])), f"*{dtype}")
     integers = dict.fromkeys(("num_rows", "size", "hidden_stride", "residual_stride"), "i32")
     aligned = (*pointers, "size", "hidden_stride", "residual_stride")
@@ -26,7 +26,7 @@ def _rows(size: int, dtype: str, *, residual: bool, unit_offset: bool) -> Spec:
 
 
 def _heads(size: int, *, unit_offset: bool) -> Spec:
-    launch = row_launch("qk_norm", size, "cpu")
+    launch = row_launch(size)
     pointers = dict.fromkeys(("heads", "query_weight", "key_weight"), "*bf16")
     names = ("num_tokens", "num_heads", "num_query_heads", "size", "token_stride", "head_stride")
     return Spec(
