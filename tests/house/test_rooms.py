@@ -61,7 +61,7 @@ ROOMS = {
         "types",
         "config stats",
     ],
-    "cloud_engine.node": ["__main__ process", "api", "answers"],
+    "cloud_engine.node": ["process", "api", "answers"],
     "cloud_engine.models": ["compile", "loading", "families", "decoder", "layers", "config rope", "fields"],
     "router": [
         "server",
