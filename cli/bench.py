@@ -20,11 +20,6 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _group() -> None:
-    """A group even while it holds one benchmark, so that the name is always given."""
-
-
 @app.command()
 def cascade(
     tasks: Annotated[int, typer.Option(min=1, max=options.MOST_TASKS, help="Held-out pocket tasks.")] = 300,

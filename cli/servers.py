@@ -252,8 +252,6 @@ def gateway_key(
 
     key, line = new_key(name, admin=admin)
     written = keys.read_text(encoding="utf-8") if keys.exists() else ""
-    if written.lstrip().startswith("{"):
-        raise ConfigurationError(f"{keys} is JSON, which this command does not extend: use a file of lines.")
     if written.strip():
         KeyStore.load(keys)
         if any(known.strip().partition(":")[0] == name for known in written.splitlines()):

@@ -93,7 +93,7 @@ ROOMS = {
 UNLIMITED = {"bench", "embedded/kinds", "cloud_engine/models/families"}
 MOST_FILES = 12
 #: The package is to come down to 45,000 lines; this bound only ever moves down.
-MOST_LINES = 50_900
+MOST_LINES = 49_900
 
 
 def modules() -> set[str]:
