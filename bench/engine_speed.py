@@ -20,7 +20,7 @@ from .workload import WorkloadRequest
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DRAWN = SamplingParams(temperature=0.7, top_p=0.9, seed=0)
-_PREFIX_TOKENS = {"": 4096, "_8k": 8192}  # by the end of the figure's name
+_PREFIX_TOKENS = 4096
 _PREFIX_S = 20  # at least, for what a cache costs that finds nothing
 _SMALL = EngineConfig(max_batch_size=8, token_budget=BUDGET, prefix_caching=False)
 
@@ -78,13 +78,9 @@ def prefix_figures(model: Decoder, pairs: int = 7) -> dict[str, float]:
     """Time to the first token of a long prompt when its prefix is cached over the time when it is not; and what
     looking for a prefix costs where there is none: seconds with the cache over seconds without, less one.
 
-    Prompts are as long as the context allows, if that is less; of 8,192 tokens only where it allows them.
+    Prompts are as long as the context allows, if that is less.
     """
-    longest = model.config.context_length - 32
-    figures: dict[str, float] = {"prefix_tokens": min(_PREFIX_TOKENS[""], longest)}
-    for end, length in _PREFIX_TOKENS.items():
-        if not end or length <= longest:
-            figures[f"prefix_warm_over_cold_ttft{end}"] = _warm_over_cold(model, min(length, longest))
+    length = min(_PREFIX_TOKENS, model.config.context_length - 32)
     ratios: list[float] = []
     started = time.perf_counter()
     while len(ratios) < pairs or time.perf_counter() - started < _PREFIX_S:
@@ -96,7 +92,11 @@ def prefix_figures(model: Decoder, pairs: int = 7) -> dict[str, float]:
         order = (False, True) if len(ratios) % 2 else (True, False)
         took = {caching: _with_prefix_cache(model, caching, asked) for caching in order}
         ratios.append(took[True] / took[False])
-    return {**figures, "prefix_cost_zero_hits": statistics.median(ratios) - 1}
+    return {
+        "prefix_tokens": length,
+        "prefix_warm_over_cold_ttft": _warm_over_cold(model, length),
+        "prefix_cost_zero_hits": statistics.median(ratios) - 1,
+    }
 
 
 def seconds_to_first_token(folder: Path, dtype: str, device: str) -> float:

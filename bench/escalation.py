@@ -127,12 +127,6 @@ def figures(escalations: Sequence[EscalationFigures]) -> dict[str, float]:
         "escalations": len(escalations),
         "draft_over_none": median["draft"] / median["none"],
         "useless_over_none": median["useless"] / median["none"],
-        "draft_over_none_median_of_ratios": statistics.median(
-            one.seconds("draft") / one.seconds("none") for one in escalations
-        ),
-        "useless_over_none_median_of_ratios": statistics.median(
-            one.seconds("useless") / one.seconds("none") for one in escalations
-        ),
         "accepted_share": accepted / max(1, accepted + rejected),
         "different_answers": sum(not one.agree for one in escalations),
         "draft_ms": median["draft"] * 1e3,

@@ -10,6 +10,7 @@ import argparse
 import datetime
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -73,11 +74,10 @@ def main(arguments: Sequence[str]) -> int:
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         sys.stderr.write(f"make gpu needs packages that are not installed: pip install {' '.join(missing)}\n")
         return 2
-    from ..kernels.runtime.launch import file_name
     from .gpu_summary import show_summary
 
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    stem = f"{file_name(gpu)}-{date}"
+    stem = f"{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}-{date}"
     codes = run_parts([part for part in PARTS if chosen is None or part.name in chosen], RESULTS, stem)
     holds = show_summary(RESULTS, stem, codes)
     return int(any(codes.values()) or not holds)

@@ -10,7 +10,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,7 @@ class Report:
         return cls(_commit(), _today(), _machine(), _versions(), dict(config), flatten(metrics))
 
     def write(self, path: Path) -> None:
-        fields = {name: getattr(self, name) for name in ("commit", "date", "machine", "versions", "config", "metrics")}
-        write_json(path, fields)
+        write_json(path, asdict(self))
 
 
 def write_json(path: Path, value: object) -> None:

@@ -152,32 +152,36 @@ def node(
       updraft node --model models/big --draft models/small.gguf --port 0 --ready-file /tmp/node.url
       updraft node --model Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B
     """
+    from ..cloud_engine.engine.config import EngineConfig, usual_block_size
     from ..cloud_engine.node.process import NodeOptions, run_node
 
+    engine = EngineConfig(
+        max_batch_size=max_batch_size,
+        token_budget=token_budget,
+        max_step_ms=max_step_ms,
+        context_length=context_length,
+        num_blocks=num_blocks,
+        default_max_tokens=default_max_tokens,
+        policy=policy,
+        max_waiting=max_waiting,
+        prefix_caching=prefix_caching,
+        num_draft_tokens=num_draft_tokens,
+        ngram=ngram,
+        device=device,
+        dtype=dtype,
+        block_size=usual_block_size(device) if block_size is None else block_size,
+        batch_invariant=batch_invariant,
+        attention_backend=attention_backend,
+        cuda_graphs=cuda_graphs,
+        num_threads=threads,
+    )
     run_node(
         NodeOptions(
-            model=model,
+            model,
+            engine,
             draft=draft,
             host=host,
             port=port,
-            threads=threads,
-            max_batch_size=max_batch_size,
-            token_budget=token_budget,
-            max_step_ms=max_step_ms,
-            context_length=context_length,
-            num_blocks=num_blocks,
-            default_max_tokens=default_max_tokens,
-            policy=policy,
-            max_waiting=max_waiting,
-            prefix_caching=prefix_caching,
-            num_draft_tokens=num_draft_tokens,
-            ngram=ngram,
-            device=device,
-            dtype=dtype,
-            block_size=block_size,
-            batch_invariant=batch_invariant,
-            attention_backend=attention_backend,
-            cuda_graphs=cuda_graphs,
             restart=restart,
             drain_seconds=drain_seconds,
             tool_parser=tool_parser,
@@ -255,8 +259,6 @@ def gateway_key(
 
     key, line = new_key(name, admin=admin)
     written = read_text(keys, ConfigurationError) if keys.exists() else ""
-    if written.lstrip().startswith("{"):
-        raise ConfigurationError(f"{keys} is JSON, which this command does not extend: use a file of lines.")
     if written.strip():
         KeyStore.load(keys)
         if any(known.strip().partition(":")[0] == name for known in written.splitlines()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -156,11 +155,3 @@ def _meaning(error: type[errors.UpdraftError]) -> str:
     if not text:
         raise ValueError(f"{error.__name__} has no docstring: the page of errors needs one.")
     return text
-
-
-def codes_in(file: Path) -> set[str]:
-    """The literal codes that `file` gives to errors."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    given = [each.value for call in calls for each in call.keywords if each.arg == "code"]
-    return {value.value for value in given if isinstance(value, ast.Constant) and isinstance(value.value, str)}

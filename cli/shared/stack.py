@@ -57,7 +57,8 @@ def _start(folder: Path, children: list[Child], nodes: int) -> PocketCloud:
     from ...cloud_engine.gateway.keys import new_key
     from ...embedded import pocket
 
-    model = [
+    node = [
+        "node",
         "--model",
         str(pocket.pocket_large_folder()),
         "--draft",
@@ -66,14 +67,14 @@ def _start(folder: Path, children: list[Child], nodes: int) -> PocketCloud:
         "1",
     ]
     for number in range(1, nodes + 1):
-        children.append(Child(f"node-{number}", "updraft.cloud_engine.node", model, folder))
+        children.append(Child(f"node-{number}", "updraft", node, folder))
     started = list(children)
     urls = [child.wait_ready() for child in started]
     key, line = new_key("pocket")
     keys = folder / "keys"
     keys.write_text(f"{line}\n")
-    arguments = [word for url in urls for word in ("--node", url)]
+    arguments = ["gateway", *(word for url in urls for word in ("--node", url))]
     arguments += ["--keys", str(keys), "--db", str(folder / "gateway.sqlite3")]
-    gateway = Child("gateway", "updraft.cloud_engine.gateway", arguments, folder)
+    gateway = Child("gateway", "updraft", arguments, folder)
     children.append(gateway)
     return PocketCloud(f"{gateway.wait_ready()}/v1", key, started, gateway)

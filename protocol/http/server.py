@@ -134,16 +134,6 @@ def exit_with_parent(drain_s: float = DRAIN_S) -> None:
     threading.Thread(target=watch, name="updraft-parent-watch", daemon=True).start()
 
 
-def run_main(run: Callable[[], None]) -> int:
-    """Call `run`, a whole program. Returns its exit code: 2 and one line on stderr for any error raised on purpose."""
-    try:
-        run()
-    except UpdraftError as error:
-        sys.stderr.write(f"error: {error.message}\n")
-        return 2
-    return 0
-
-
 class _Plain:
     """`app`; if it cannot start for a reason that it has a plain word for, that is kept in `failure`, not logged."""
 

@@ -62,7 +62,7 @@ ROOMS = {
         "types",
         "config stats",
     ],
-    "cloud_engine.node": ["__main__ process", "api", "answers"],
+    "cloud_engine.node": ["process", "api", "answers"],
     "cloud_engine.models": ["compile", "loading", "families", "decoder", "layers", "config rope", "fields"],
     "router": [
         "server",
@@ -94,7 +94,7 @@ ROOMS = {
 UNLIMITED = {"bench", "embedded/kinds", "cloud_engine/models/families"}
 MOST_FILES = 12
 #: The package is to come down to 45,000 lines; this bound only ever moves down.
-MOST_LINES = 50_900
+MOST_LINES = 49_900
 
 
 def modules() -> set[str]:

@@ -17,7 +17,7 @@ import openai
 import pytest
 from updraft.cloud_engine.gateway import new_key
 
-GATEWAY = ("-m", "updraft.cloud_engine.gateway")
+GATEWAY = ("-m", "updraft", "gateway", "--port", "0")
 
 
 def say(text: str) -> list[Any]:

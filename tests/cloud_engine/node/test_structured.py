@@ -43,7 +43,7 @@ def url(tmp_path_factory: pytest.TempPathFactory, spawned: Any) -> Iterator[str]
     """A random Llama over one token per byte, whose template knows tools; its vocabulary is padded."""
     folder = write_model(tmp_path_factory.mktemp("models") / "tiny", 0, context=2048, padding=29)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    node = ("-m", "updraft.cloud_engine.node", "--model", str(folder), "--threads", "1", "--exit-with-parent")
+    node = ("-m", "updraft", "node", "--port", "0", "--model", str(folder), "--threads", "1", "--exit-with-parent")
     with spawned(*node) as process:
         yield process.url
 
