@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ..protocol.python_process import child_environment, python_command
+
 Say = Callable[[str], None]
 
 
@@ -84,7 +86,9 @@ def _served(setting: Setting, kind: str) -> list[tuple[float, float]]:
 @contextmanager
 def _server(command: list[str]) -> Iterator[tuple[str, int]]:
     """`python -m command...`, from its `ready` line to the end of the block."""
-    with subprocess.Popen([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        python_command("-m", *command), env=child_environment(), stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None, "Popen made a pipe"
             url = urlsplit(process.stdout.readline().split()[1])

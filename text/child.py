@@ -14,20 +14,17 @@ import sys
 from pathlib import Path
 from typing import IO
 
+from ..protocol.python_process import module_path
+
 LENGTH = struct.Struct("!I")
 # What Python and its native modules need; the time zone is for templates that write a date.
 _ENVIRONMENT = ("DYLD_LIBRARY_PATH", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "SYSTEMROOT", "TZ")
 
 
-def command(module: str) -> list[str]:
-    """What starts `module`; nothing is imported from the working directory."""
-    return [sys.executable, "-P", "-m", module]
-
-
 def environment() -> dict[str, str]:
     """The variables of a child: those it needs, and where the parent finds its modules."""
     kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return {**kept, **module_path()}
 
 
 def frame(message: bytes) -> bytes:

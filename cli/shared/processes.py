@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from ...protocol.errors import UpdraftError
+from ...protocol.python_process import child_environment, python_command
 
 READY_TIMEOUT_S = 120.0
 GRACE_S = 5.0
@@ -36,9 +35,9 @@ class Child:
         self.name = name
         self.log = folder / f"{name}.log"
         self._ready_file = folder / f"{name}.ready"
-        command = [sys.executable, "-m", module, *arguments, "--port", "0"]
+        command = python_command("-m", module, *arguments, "--port", "0")
         command += ["--ready-file", str(self._ready_file), "--exit-with-parent"]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+        environment = child_environment(OMP_NUM_THREADS=str(threads), PYTHONUNBUFFERED="1")
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, process_group=0

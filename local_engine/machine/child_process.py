@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ...protocol.python_process import child_environment, python_command
+
 _BOUNDS = "UPDRAFT_CHILD"  # the parent's id, and how long a child may live in seconds
 _GRACE_S = 5
 _PR_SET_PDEATHSIG = 1
@@ -33,15 +35,11 @@ class ChildEnd:
 
 def run_child(module: str, arguments: Sequence[str], *, timeout_s: float) -> ChildEnd:
     """Run `python -m module arguments`, whose last line on standard output is a JSON object, with this `sys.path`."""
-    environ = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        _BOUNDS: f"{os.getpid()} {math.ceil(timeout_s) + _GRACE_S}",
-    }
+    bounds = f"{os.getpid()} {math.ceil(timeout_s) + _GRACE_S}"
     try:
         child = subprocess.run(
-            [sys.executable, "-m", module, *arguments],
-            env=environ,
+            python_command("-m", module, *arguments),
+            env=child_environment(**{_BOUNDS: bounds}),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

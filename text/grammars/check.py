@@ -17,6 +17,7 @@ from contextlib import suppress
 import msgspec
 
 from ...protocol.errors import EngineError, InvalidRequestError
+from ...protocol.python_process import python_command
 from ...protocol.structured import Constraint
 from .. import child as child_process
 from ..fair_queue import Turns
@@ -102,7 +103,7 @@ class GrammarCheck:
 
     async def _start(self) -> asyncio.subprocess.Process:
         child = await asyncio.create_subprocess_exec(
-            *child_process.command(__name__),
+            *python_command("-m", __name__),
             env=child_process.environment(),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

@@ -15,6 +15,7 @@ from pathlib import Path
 import zmq
 
 from ....protocol.errors import EngineError
+from ....protocol.python_process import child_environment, python_command
 from .messages import Alive, Close, Command, Down, Load, Ready, Report, decode_report, encode_command
 
 COMMANDS = "commands"
@@ -49,7 +50,8 @@ class CoreProcess:
         self._reports.bind(f"ipc://{self._folder / REPORTS}")
         self._commands.connect(f"ipc://{self._folder / COMMANDS}")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.core_main", str(self._folder)],
+            python_command("-m", f"{__package__}.core_main", str(self._folder)),
+            env=child_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
