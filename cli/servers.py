@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from .shared import options
+from .shared import options, output
 
 Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 opens it to the network.")]
 ReadyFile = Annotated[
@@ -209,7 +209,6 @@ def gateway(
 
     if db is None:
         db = state_folder() / "gateway.sqlite3"
-        db.parent.mkdir(parents=True, exist_ok=True)
 
     run_gateway(
         GatewayOptions(
@@ -241,6 +240,7 @@ def gateway_key(
     """
     from ..cloud_engine.gateway.keys import KeyStore, new_key
     from ..protocol.errors import ConfigurationError
+    from ..protocol.private_files import private_file
 
     key, line = new_key(name, admin=admin)
     written = keys.read_text(encoding="utf-8") if keys.exists() else ""
@@ -251,10 +251,11 @@ def gateway_key(
         if any(known.strip().partition(":")[0] == name for known in written.splitlines()):
             raise ConfigurationError(f"{keys} already has a key for {name!r}: remove that line, or take another name.")
     old = keys.read_text(encoding="utf-8") if keys.exists() else ""
-    keys.touch(mode=0o600)
-    keys.write_text(f"{old}{'' if old.endswith(chr(10)) or not old else chr(10)}{line}\n", encoding="utf-8")
-    typer.echo(key)
+    private_file(keys).write_text(
+        f"{old}{'' if old.endswith(chr(10)) or not old else chr(10)}{line}\n", encoding="utf-8"
+    )
+    output.echo(key)
 
 
 def _note(line: str) -> None:
-    typer.secho(line, dim=True, err=True)
+    output.secho(line, dim=True, err=True)

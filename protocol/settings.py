@@ -44,6 +44,15 @@ def state_folder() -> Path:
     return Path(platformdirs.user_state_dir("updraft", appauthor=False))
 
 
+def own_folders() -> tuple[Path, ...]:
+    """The folders that hold nothing but Updraft's settings and state."""
+    if home := os.environ.get("UPDRAFT_HOME"):
+        return (Path(home).expanduser(),)
+    import platformdirs
+
+    return state_folder(), Path(platformdirs.user_config_dir("updraft", appauthor=False))
+
+
 def models_folder() -> Path:
     """`UPDRAFT_MODELS` (models are large: they may belong on another disk), else `models` in the state folder."""
     if explicit := os.environ.get("UPDRAFT_MODELS"):

@@ -16,6 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from ...protocol.errors import ConfigurationError, InvalidRequestError
+from ...protocol.private_files import is_own, make_folder, private_file
 from .graph_files import CARD_NAME, read_card, sha256
 
 __all__ = ["policy_folder", "put_policy", "settled", "stored_name"]
@@ -47,7 +48,7 @@ def put_policy(folder: Path, files: Mapping[str, bytes], card: bytes) -> None:
     write into one folder wait for each other. Raises InvalidRequestError if the folder cannot be written.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with _alone_in(folder):
             former = _named(folder)
             _replace(folder, files, card)
@@ -122,6 +123,8 @@ def _holds(path: Path, digest: str) -> bool:
 def _write(path: Path, data: bytes) -> None:
     """The whole file at once, and on the disk. Only one partial file, under one name, can ever be left behind."""
     partial = path.with_name(_PARTIAL)
+    if is_own(path):
+        private_file(partial)
     with partial.open("wb") as file:
         file.write(data)
         file.flush()

@@ -24,6 +24,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from ...protocol.private_files import private_folder
 from ...protocol.settings import state_folder
 
 _SOURCES = Path(__file__).parents[1] / "native"
@@ -101,7 +102,8 @@ def _load_cached(compiler: list[str], target: Path, sources: Path, mode: int) ->
 
 def _private_folder(folder: Path) -> Path:
     """A folder that nobody else can write to, because its libraries are run. Raises OSError if that is impossible."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private_folder(folder.parent)
+    folder.mkdir(exist_ok=True, mode=0o700)
     found = folder.stat()
     if found.st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user")
@@ -151,6 +153,8 @@ def build(compiler: list[str], target: Path, origin: Path) -> None:
         _run([*compiler, "-shared", *objects, "-lm", "-o", str(library)])
         mark = Path(folder) / "mark"
         mark.write_text(_checksum(library))
+        for built in (library, mark):
+            built.chmod(0o600)
         library.replace(target)  # whole or not at all, for others that start now
         mark.replace(_checksum_file(target))
 

@@ -17,6 +17,7 @@ from typing import Literal
 import msgspec
 
 from ...protocol.errors import ConfigurationError, ModelNotFoundError, OverloadedError
+from ...protocol.private_files import is_own, make_folder, private_file
 from ...protocol.settings import models_folder
 from .naming import check_name, is_name
 from .part import PartialFile, read_note
@@ -175,9 +176,12 @@ class Library:
     def _lock_file(self, name: str) -> int:
         try:
             for folder in (self.partial, self.folder / ".locks"):
-                folder.mkdir(parents=True, exist_ok=True)
+                make_folder(folder)
             # It stays for good: if it were deleted, two processes could hold locks on two files of the same name.
-            return os.open(self.folder / ".locks" / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            path = self.folder / ".locks" / f"{name}.lock"
+            if is_own(path):
+                private_file(path)
+            return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             raise ConfigurationError(
                 f"Models cannot be kept in {self.folder}: {error.strerror}. UPDRAFT_MODELS names another folder."
