@@ -11,6 +11,7 @@ import msgspec
 
 from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError
 from ...protocol.http.wire import WireRequest
+from ...protocol.names import check_names
 from ...protocol.requests import ChatRequest, Message, UpdraftOptions, parse_chat
 from .json_narrowing import table, tables
 
@@ -76,6 +77,7 @@ def read_model(body: bytes) -> tuple[dict[str, Any], str]:
     model: Any = decoded.get("model")
     if not isinstance(model, str):
         raise InvalidRequestError("model is required: auto, local or cloud.", param="model", code="invalid_value")
+    check_names(decoded)
     return decoded, model
 
 
