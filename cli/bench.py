@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from .shared import options
+from .shared import options, output
 
 if TYPE_CHECKING:
     from ..bench.report import Report
@@ -69,7 +69,7 @@ def escalation(
     from ..bench.report import Report
 
     def say(line: str) -> None:
-        typer.secho(line, dim=True, err=True)
+        output.secho(line, dim=True, err=True)
 
     config = options.Pair(local="pocket", quality=quality).config()
     with options.with_cloud(config, say, nodes=1) as running:
@@ -146,7 +146,7 @@ def engine(
         setting = Setting(
             Path(workplace), shape, dtype, workload, running, threads, device, peers, only or (), draft_shape
         )
-        figures = measure(setting, lambda line: typer.secho(line, dim=True, err=True), keep)
+        figures = measure(setting, lambda line: output.secho(line, dim=True, err=True), keep)
     show(report(figures), json_path)
 
 
@@ -165,7 +165,7 @@ def gates(
     from ..bench.gates import measure
     from ..bench.report import Report
 
-    figures = measure(tasks, draws, lambda line: typer.secho(line, dim=True, err=True))
+    figures = measure(tasks, draws, lambda line: output.secho(line, dim=True, err=True))
     show(Report.of({"bench": "gates", "tasks": tasks, "draws": draws}, figures), json_path)
 
 
@@ -194,15 +194,14 @@ def router(
       updraft bench router --data train.csv --test test.csv --mode cascade
       updraft bench router --data mmlu_pro.csv.gz --weak Meta-Llama-3-8B --strong Meta-Llama-3-70B
     """
-    from rich.console import Console
-
     from ..bench.report import Report
     from ..bench.router import Setting, measure
     from ..bench.router_report import markdown_table, save_png, terminal_plot
     from ..classifier.grading.graded_data import Columns
+    from .shared.console import Console
 
     setting = Setting(data, test, labels, mode, seeds, Columns(weak, strong))
-    measured = measure(setting, lambda line: typer.secho(line, dim=True, err=True))
+    measured = measure(setting, lambda line: output.secho(line, dim=True, err=True))
     config = {"data": data.name, "test": test and test.name, "labels": labels, "mode": mode, "seeds": seeds}
     report = Report.of({"bench": "router", **config, "weak": weak, "strong": strong}, measured.metrics)
     show(report, json_path)
@@ -247,7 +246,7 @@ def local(
 
     models = MODELS if model == "all" else (model,)
     setting = Setting(models, tokens, rounds, prefill_seconds, threads, llama_server, workplace)
-    figures = measure(setting, lambda line: typer.secho(line, dim=True, err=True))
+    figures = measure(setting, lambda line: output.secho(line, dim=True, err=True))
     config = {"models": setting.models, "tokens": tokens, "rounds": rounds, "threads": threads}
     config["prefill_seconds"] = prefill_seconds
     show(Report.of({"bench": "local", **config}, figures), json_path)
@@ -271,7 +270,7 @@ def node(
     from ..embedded import pocket
 
     setting = Setting(pocket.pocket_large_folder(), streams, tokens, threads=threads)
-    figures = measure(setting, lambda line: typer.secho(line, dim=True, err=True))
+    figures = measure(setting, lambda line: output.secho(line, dim=True, err=True))
     show(Report.of({"bench": "node", "streams": streams, "tokens": tokens, "threads": threads}, figures), json_path)
 
 
@@ -293,13 +292,12 @@ def kernels(
       updraft bench kernels --json out/kernels.json
       updraft bench kernels --tune
     """
-    from rich.console import Console
-
     from ..bench import tune as tuning
     from ..bench.kernel_cases import cases
     from ..bench.kernels import GpuClock, Measured, measure, report_of, require_cuda
     from ..bench.report import write_json
     from ..kernels.runtime import launch
+    from .shared.console import Console
     from .shared.tables import kernels_table
 
     device = require_cuda()
@@ -311,20 +309,21 @@ def kernels(
             write_json(json_path, report_of(device, {"short": short, "repetitions": repetitions}, measured))
 
     def say(line: str) -> None:
-        typer.secho(line, dim=True, err=True)
+        output.secho(line, dim=True, err=True)
 
     if tune:
         path = launch.TUNED / f"{launch.file_name(device)}.json"
         tuning.keep(path, tuning.tune(cases(short=short), clock, say))
-        typer.echo(path)
+        output.echo(path)
     measured = measure(cases(short=short), clock, say, keep)
     Console().print(kernels_table(measured.rows, device))
 
 
 def show(report: Report, path: Path | None) -> None:
     """Print a report as a table, and write it if asked."""
-    from rich.console import Console
     from rich.table import Table
+
+    from .shared.console import Console
 
     table = Table(title=f"{report.config['bench']} at {report.commit} on {report.machine['cpu']}")
     table.add_column("metric")

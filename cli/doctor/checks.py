@@ -18,6 +18,7 @@ from ...local_engine.llama.build import REBUILD_COMMAND
 from ...local_engine.machine.machine import this_machine
 from ...protocol.errors import MissingDependencyError, UpdraftError
 from ...protocol.python_process import child_environment, python_command
+from ...protocol.redaction import is_sendable
 from ..shared.options import SERVE_PORT
 from .device_checks import (
     check_kernels,
@@ -182,6 +183,8 @@ def check_port(port: int) -> Check:
 def check_cloud(url: str, key: str | None) -> Check:
     import httpx
 
+    if key and not is_sendable(key):
+        return Check("cloud", "fail", "its key holds characters that no header can", "set it anew, without line breaks")
     started = time.monotonic()
     try:
         reply = httpx.get(

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
-import logging
 import math
 import os
 import signal
@@ -22,6 +21,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import ConfigurationError, PortInUseError, UpdraftError
+from ..terminal_text import log_to_stderr, printable
 from .shell import Traffic
 
 DRAIN_S = 10.0
@@ -51,7 +51,7 @@ def serve(  # noqa: PLR0913
     """
     if not (drain_s >= 0 and math.isfinite(drain_s)):
         raise ConfigurationError(f"drain_seconds must be a number of at least 0, got {drain_s}.", param="drain_seconds")
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     sock = sock or bind_socket(host, port)
 
     def announce() -> None:
@@ -139,7 +139,7 @@ def run_main(run: Callable[[], None]) -> int:
     try:
         run()
     except UpdraftError as error:
-        sys.stderr.write(f"error: {error.message}\n")
+        sys.stderr.write(f"error: {printable(error.message)}\n")
         return 2
     return 0
 

@@ -20,6 +20,7 @@ import zmq
 
 from ....kernels.runtime.host_memory import keep_freed_memory
 from ....protocol.errors import MissingDependencyError, UpdraftError
+from ....protocol.terminal_text import log_to_stderr
 from .core_process import COMMANDS, PULSE_S, REPORTS
 from .messages import (
     Alive,
@@ -79,7 +80,7 @@ class _Sockets(CoreTransport):
 def main(folder: Path) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for the whole service, which the server ends in order
         signal.signal(number, signal.SIG_IGN)
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     logging.getLogger("updraft").setLevel(logging.INFO)  # what was chosen at the start
     threading.Thread(target=_show_life, args=(folder,), name="updraft-pulse", daemon=True).start()
     with zmq.Context() as context, _Sockets(context, folder) as transport:

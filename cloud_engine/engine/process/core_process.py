@@ -16,6 +16,7 @@ import zmq
 
 from ....protocol.errors import EngineError
 from ....protocol.python_process import child_environment, python_command
+from ....protocol.terminal_text import printable
 from .messages import Alive, Close, Command, Down, Load, Ready, Report, decode_report, encode_command
 
 COMMANDS = "commands"
@@ -116,7 +117,7 @@ class CoreProcess:
         assert self._process.stdout is not None, "Popen made a pipe"
         with self._process.stdout as lines:
             for line in lines:
-                text = line.decode("utf-8", "replace")
+                text = printable(line.decode("utf-8", "replace"))
                 sys.stderr.write(text)
                 self._printed.append(text.strip())
 
