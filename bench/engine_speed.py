@@ -12,7 +12,7 @@ import torch
 
 from ..cloud_engine.engine.config import EngineConfig
 from ..cloud_engine.models.decoder import Decoder
-from ..protocol.python_process import child_environment, python_command
+from ..protocol.safety.python_process import child_environment, python_command
 from ..protocol.sampling import SamplingParams
 from .ceilings import MatrixProducts, matmul_flops, memory_bandwidth
 from .driving import BUDGET, GREEDY, add, engine_config, make_engine, serve

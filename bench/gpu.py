@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..protocol.python_process import child_environment, python_command
+from ..protocol.safety.python_process import child_environment, python_command
 
 #: What the parts import; torch apart, which is looked for first.
 NEEDED = (

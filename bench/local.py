@@ -23,7 +23,7 @@ from ..local_engine.engine import LocalEngine, LocalOptions
 from ..local_engine.machine.machine import default_threads, this_machine
 from ..model_files.gguf_reader import read_header
 from ..protocol.errors import EngineError
-from ..protocol.python_process import child_environment, python_command
+from ..protocol.safety.python_process import child_environment, python_command
 from ..protocol.sampling import SamplingParams
 from .local_gaps import gaps_during_prefill
 from .local_peers import (

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..local_engine.llama.library import llama
 from ..protocol.errors import EngineError, ModelLoadError
-from ..protocol.python_process import python_command
+from ..protocol.safety.python_process import python_command
 
 BATCH = 512  # tokens of a prompt computed at once: the default of all peers
 _SERVER_NEEDS = ("pydantic_settings", "sse_starlette", "starlette_context")

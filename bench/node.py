@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ..protocol.python_process import child_environment, python_command
+from ..protocol.safety.python_process import child_environment, python_command
 
 Say = Callable[[str], None]
 

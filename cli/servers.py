@@ -240,7 +240,7 @@ def gateway_key(
     """
     from ..cloud_engine.gateway.keys import KeyStore, new_key
     from ..protocol.errors import ConfigurationError
-    from ..protocol.private_files import private_file
+    from ..protocol.safety.private_files import private_file
 
     key, line = new_key(name, admin=admin)
     written = keys.read_text(encoding="utf-8") if keys.exists() else ""

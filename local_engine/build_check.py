@@ -20,8 +20,8 @@ import msgspec
 
 from ..protocol import settings
 from ..protocol.errors import ConfigurationError, MissingDependencyError, UpdraftError
-from ..protocol.private_files import private_file
 from ..protocol.requests import Message
+from ..protocol.safety.private_files import private_file
 from ..protocol.sampling import SamplingParams
 from .llama.build import PACKAGE, REBUILD_COMMAND, build_key
 from .llama.kernels import SWITCH, Served

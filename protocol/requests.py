@@ -13,8 +13,8 @@ import msgspec
 
 from .errors import InvalidRequestError, UnsupportedFeatureError
 from .flags import Flag, WithFlags
-from .names import check_names
 from .prompts import Prompt, WirePrompts, prompts_of
+from .safety.names import check_names
 from .sampling import MOST_LOGPROBS, SamplingParams
 from .structured import (
     Constraint,

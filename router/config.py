@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..classifier.target import Promise, Target
 from ..protocol.errors import ConfigurationError
-from ..protocol.redaction import shown_url
+from ..protocol.safety.redaction import shown_url
 from .accounting.budget import BudgetLimits
 from .accounting.prices import Price, Prices
 from .privacy.rules import Privacy

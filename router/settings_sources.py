@@ -12,7 +12,7 @@ import msgspec
 from ..classifier.policy.folders import experience_file
 from ..protocol import settings
 from ..protocol.errors import ConfigurationError
-from ..protocol.private_files import is_own, private_file
+from ..protocol.safety.private_files import is_own, private_file
 from .accounting.budget import BudgetLimits
 from .accounting.prices import Price, Prices
 from .config import TARGETS, CacheSettings, Middle, RouterConfig

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import IO
 
-from ..protocol.python_process import module_path
+from ..protocol.safety.python_process import module_path
 
 LENGTH = struct.Struct("!I")
 # What Python and its native modules need; the time zone is for templates that write a date.

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...protocol.errors import ConfigurationError
-from ...protocol.private_files import private_file
+from ...protocol.safety.private_files import private_file
 from ...protocol.wal import columns, tables, transaction, use_wal
 from ..arrays import Array
 from ..features.parsed_question import repeated_question

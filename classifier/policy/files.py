@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from ...protocol.errors import ConfigurationError, InvalidRequestError
-from ...protocol.private_files import is_own, make_folder, private_file
+from ...protocol.safety.private_files import is_own, make_folder, private_file
 from .graph_files import CARD_NAME, read_card, sha256
 
 __all__ = ["policy_folder", "put_policy", "settled", "stored_name"]

@@ -17,8 +17,8 @@ import msgspec
 from ...local_engine.llama.build import REBUILD_COMMAND
 from ...local_engine.machine.machine import this_machine
 from ...protocol.errors import MissingDependencyError, UpdraftError
-from ...protocol.python_process import child_environment, python_command
-from ...protocol.redaction import is_sendable
+from ...protocol.safety.python_process import child_environment, python_command
+from ...protocol.safety.redaction import is_sendable
 from ..shared.options import SERVE_PORT
 from .device_checks import (
     check_kernels,

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from ...protocol.terminal_text import printable
+from ...protocol.safety.terminal_text import printable
 
 _UNSAFE_IN_JSON = re.compile(r"[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 

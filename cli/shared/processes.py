@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from ...protocol.errors import UpdraftError
-from ...protocol.python_process import child_environment, python_command
+from ...protocol.safety.python_process import child_environment, python_command
 
 READY_TIMEOUT_S = 120.0
 GRACE_S = 5.0

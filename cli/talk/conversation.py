@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...protocol.responses import UpdraftInfo
-from ...protocol.terminal_text import PrintableStream
+from ...protocol.safety.terminal_text import PrintableStream
 
 if TYPE_CHECKING:
     from ...router.config import RouterConfig

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...protocol.errors import ConfigurationError
-from ...protocol.private_files import private_file
+from ...protocol.safety.private_files import private_file
 from ...protocol.wal import use_wal
 
 _MAX_BATCH = 1000

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from ...protocol.errors import ConfigurationError, ModelNotFoundError, OverloadedError
-from ...protocol.redaction import shown_url
+from ...protocol.safety.redaction import shown_url
 from .upstream import Upstream, UpstreamAddress, UpstreamFailure
 
 _PROBE_S = 0.5

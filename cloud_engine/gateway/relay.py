@@ -31,7 +31,7 @@ from ...protocol.errors import (
 from ...protocol.http import sse
 from ...protocol.http.ids import new_id
 from ...protocol.http.shell import ATTEMPT_HEADER, TENANT_HEADER, read_body, request_id, while_connected
-from ...protocol.names import MOST_NAME
+from ...protocol.safety.names import MOST_NAME
 from .keys import KeyStore
 from .metering import Meter, UsageRow
 from .nodes import Node, NodeRegistry

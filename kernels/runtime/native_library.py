@@ -24,7 +24,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ...protocol.private_files import private_folder
+from ...protocol.safety.private_files import private_folder
 from ...protocol.settings import state_folder
 
 _SOURCES = Path(__file__).parents[1] / "native"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ...protocol.python_process import child_environment, python_command
+from ...protocol.safety.python_process import child_environment, python_command
 
 _BOUNDS = "UPDRAFT_CHILD"  # the parent's id, and how long a child may live in seconds
 _GRACE_S = 5

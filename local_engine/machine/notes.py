@@ -12,7 +12,7 @@ import msgspec
 
 from ...protocol import settings
 from ...protocol.errors import ModelLoadError
-from ...protocol.private_files import private_file
+from ...protocol.safety.private_files import private_file
 
 _log = logging.getLogger("updraft.local")
 Note = TypeVar("Note", bound=msgspec.Struct)

@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from ...protocol.errors import ConfigurationError, ModelNotFoundError, OverloadedError
-from ...protocol.private_files import is_own, make_folder, private_file
+from ...protocol.safety.private_files import is_own, make_folder, private_file
 from ...protocol.settings import models_folder
 from .naming import check_name, is_name
 from .part import PartialFile, read_note

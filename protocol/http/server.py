@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import ConfigurationError, PortInUseError, UpdraftError
-from ..terminal_text import log_to_stderr, printable
+from ..safety.terminal_text import log_to_stderr, printable
 from .shell import Traffic
 
 DRAIN_S = 10.0

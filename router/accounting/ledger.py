@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...protocol.errors import ConfigurationError
-from ...protocol.private_files import private_file
+from ...protocol.safety.private_files import private_file
 from ...protocol.wal import columns, transaction, use_wal
 
 T = TypeVar("T")

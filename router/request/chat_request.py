@@ -11,8 +11,8 @@ import msgspec
 
 from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError
 from ...protocol.http.wire import WireRequest
-from ...protocol.names import check_names
 from ...protocol.requests import ChatRequest, Message, UpdraftOptions, parse_chat
+from ...protocol.safety.names import check_names
 from .json_narrowing import table, tables
 
 RequestedTier = Literal["auto", "local", "cloud"]

@@ -17,7 +17,7 @@ from contextlib import suppress
 import msgspec
 
 from ...protocol.errors import EngineError, InvalidRequestError
-from ...protocol.python_process import python_command
+from ...protocol.safety.python_process import python_command
 from ...protocol.structured import Constraint
 from .. import child as child_process
 from ..fair_queue import Turns

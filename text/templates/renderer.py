@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast
 
 from ...protocol.errors import EngineError, InvalidRequestError, ModelLoadError
-from ...protocol.python_process import python_command
+from ...protocol.safety.python_process import python_command
 from .. import child as child_process
 
 LIMIT_CODE = "template_too_expensive"

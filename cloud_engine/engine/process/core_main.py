@@ -20,7 +20,7 @@ import zmq
 
 from ....kernels.runtime.host_memory import keep_freed_memory
 from ....protocol.errors import MissingDependencyError, UpdraftError
-from ....protocol.terminal_text import log_to_stderr
+from ....protocol.safety.terminal_text import log_to_stderr
 from .core_process import COMMANDS, PULSE_S, REPORTS
 from .messages import (
     Alive,

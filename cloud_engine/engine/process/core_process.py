@@ -15,8 +15,8 @@ from pathlib import Path
 import zmq
 
 from ....protocol.errors import EngineError
-from ....protocol.python_process import child_environment, python_command
-from ....protocol.terminal_text import printable
+from ....protocol.safety.python_process import child_environment, python_command
+from ....protocol.safety.terminal_text import printable
 from .messages import Alive, Close, Command, Down, Load, Ready, Report, decode_report, encode_command
 
 COMMANDS = "commands"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 # The folder that holds this package, as it was found: who can write there can change the package itself.
-_HOME = os.path.abspath(Path(__file__).parents[2])  # noqa: PTH100 - links are kept: the package may be one
+_HOME = os.path.abspath(Path(__file__).parents[3])  # noqa: PTH100 - links are kept: the package may be one
 
 
 def python_command(*arguments: str) -> list[str]:

@@ -13,7 +13,7 @@ from updraft.classifier.policy.files import put_policy
 from updraft.cloud_engine.gateway.metering import Meter
 from updraft.local_engine.machine.notes import Notes
 from updraft.local_engine.store.library import Library
-from updraft.protocol.private_files import private_file
+from updraft.protocol.safety.private_files import private_file
 from updraft.router.accounting.ledger import Ledger
 from updraft.router.settings_sources import load_config
 

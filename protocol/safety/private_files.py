@@ -7,7 +7,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from .settings import own_folders
+from ..settings import own_folders
 
 _SQLITE_COMPANIONS = ("-wal", "-shm", "-journal")
 

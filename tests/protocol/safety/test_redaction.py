@@ -1,7 +1,7 @@
 """What is left of an address where others see it."""
 
 import pytest
-from updraft.protocol.redaction import is_sendable, shown_url
+from updraft.protocol.safety.redaction import is_sendable, shown_url
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from .errors import InvalidRequestError
+from ..errors import InvalidRequestError
 
 MOST_NAME = 256  # characters: of a model's or a tool's name
 _MOST_LABEL = 1024  # of what tells callers and their requests apart
