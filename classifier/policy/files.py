@@ -17,6 +17,7 @@ import msgspec
 
 from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...protocol.safety.private_files import is_own, make_folder, private_file
+from ...protocol.safety.system import locked, open_folder
 from .graph_files import CARD_NAME, read_card, sha256
 
 __all__ = ["policy_folder", "put_policy", "settled", "stored_name"]
@@ -135,11 +136,12 @@ def _write(path: Path, data: bytes) -> None:
 @contextmanager
 def _alone_in(folder: Path) -> Generator[None]:
     """Nobody else puts a policy into `folder` meanwhile. The system lifts the lock when a process dies."""
-    import fcntl  # not everywhere; policies can be loaded without
-
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    handle = open_folder(folder)
+    if handle is None:
         yield
+        return
+    try:
+        with locked(handle):
+            yield
     finally:
         os.close(handle)

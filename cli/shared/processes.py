@@ -12,6 +12,7 @@ from types import FrameType
 
 from ...protocol.errors import UpdraftError
 from ...protocol.safety.python_process import child_environment, python_command
+from ...protocol.safety.system import END_SIGNALS
 
 READY_TIMEOUT_S = 120.0
 GRACE_S = 5.0
@@ -93,12 +94,12 @@ def stop_all(children: Sequence[Child]) -> None:
 
 @contextmanager
 def signals_as_interrupts() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, so that every `finally` runs."""
+    """SIGTERM and, where there is one, SIGHUP raise KeyboardInterrupt, as Ctrl-C does, so that every `finally` runs."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    previous = {number: signal.signal(number, interrupt) for number in END_SIGNALS}
     try:
         yield
     finally:

@@ -17,7 +17,6 @@ import platform
 import shlex
 import shutil
 import subprocess
-import sys
 import sysconfig
 import tempfile
 import time
@@ -25,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ...protocol.safety.private_files import private_folder
+from ...protocol.safety.system import belongs_to_us, forbids_execution
 from ...protocol.settings import state_folder
 
 _SOURCES = Path(__file__).parents[1] / "native"
@@ -104,15 +104,14 @@ def _private_folder(folder: Path) -> Path:
     """A folder that nobody else can write to, because its libraries are run. Raises OSError if that is impossible."""
     private_folder(folder.parent)
     folder.mkdir(exist_ok=True, mode=0o700)
-    found = folder.stat()
-    if found.st_uid != os.getuid():
+    if not belongs_to_us(folder):
         raise PermissionError(f"{folder} belongs to another user")
-    if found.st_mode & 0o022:
+    if folder.stat().st_mode & 0o022 and os.name != "nt":
         _discard(folder)
         folder.mkdir(mode=0o700)
     if not os.access(folder, os.W_OK):
         raise PermissionError(f"{folder} cannot be written to")
-    if sys.platform == "linux" and os.statvfs(folder).f_flag & os.ST_NOEXEC:
+    if forbids_execution(folder):
         raise PermissionError(f"{folder} is mounted noexec (set UPDRAFT_HOME to a folder that is not)")
     return folder
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ...protocol.safety.python_process import child_environment, python_command
+from ...protocol.safety.system import KILL, limit_time, no_core_files
 
 _BOUNDS = "UPDRAFT_CHILD"  # the parent's id, and how long a child may live in seconds
 _GRACE_S = 5
@@ -65,15 +66,11 @@ def expect_crashes() -> None:
     time that the parent gave it.
     """
     os.environ["GGML_NO_BACKTRACE"] = "1"
-    if sys.platform == "win32":
-        return
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    no_core_files()
     if bounds := os.environ.pop(_BOUNDS, ""):
         parent, seconds = map(int, bounds.split())
-        signal.alarm(seconds)  # ends it even where Python's own threads stand still
+        limit_time(0, seconds)  # ends it even where Python's own threads stand still
         if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, KILL, 0, 0, 0)
+        if sys.platform != "win32" and os.getppid() != parent:
             os._exit(1)  # the parent died before that

@@ -18,6 +18,7 @@ import msgspec
 
 from ...protocol.errors import ConfigurationError, ModelNotFoundError, OverloadedError
 from ...protocol.safety.private_files import is_own, make_folder, private_file
+from ...protocol.safety.system import locked, open_folder
 from ...protocol.settings import models_folder
 from .naming import check_name, is_name
 from .part import PartialFile, read_note
@@ -141,11 +142,11 @@ class Library:
 
     def _sync_folder(self) -> None:
         """What was renamed stays so, in this order, whatever happens to the machine."""
-        folder = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        if (folder := open_folder(self.folder)) is not None:
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
     @contextmanager
     def lock(self, name: str, waiting: Callable[[], None] | None = None) -> Iterator[None]:
@@ -154,18 +155,14 @@ class Library:
         `waiting` is called once if somebody else has it, and then it is waited for; without, OverloadedError is raised.
         Raises ConfigurationError if the folder cannot be written.
         """
-        import fcntl  # not everywhere; models can be found without
+
+        def refuse() -> None:
+            raise OverloadedError(f"{name} is being pulled by another process.", code="model_busy")
 
         file = self._lock_file(check_name(name))
         try:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if waiting is None:
-                    raise OverloadedError(f"{name} is being pulled by another process.", code="model_busy") from None
-                waiting()
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+            with locked(file, waiting or refuse):
+                yield
         finally:
             os.close(file)
 

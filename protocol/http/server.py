@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import ConfigurationError, PortInUseError, UpdraftError
+from ..safety.system import KILL
 from ..safety.terminal_text import log_to_stderr, printable
 from .shell import Traffic
 
@@ -129,7 +130,7 @@ def exit_with_parent(drain_s: float = DRAIN_S) -> None:
             time.sleep(_PARENT_POLL_S)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(drain_s + _LEAVE_S)
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), KILL)
 
     threading.Thread(target=watch, name="updraft-parent-watch", daemon=True).start()
 

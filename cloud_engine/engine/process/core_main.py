@@ -20,6 +20,7 @@ import zmq
 
 from ....kernels.runtime.host_memory import keep_freed_memory
 from ....protocol.errors import MissingDependencyError, UpdraftError
+from ....protocol.safety.system import socket_address
 from ....protocol.safety.terminal_text import log_to_stderr
 from .core_process import COMMANDS, PULSE_S, REPORTS
 from .messages import (
@@ -49,13 +50,13 @@ class _Sockets(CoreTransport):
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> None:
         self._context = context
-        self._address = f"ipc://{folder / COMMANDS}"
+        self._address = socket_address(folder / COMMANDS)
         self._commands = context.socket(zmq.PULL)
         self._commands.bind(self._address)
         self._reports = context.socket(zmq.PUSH)
         self._reports.sndhwm = 0  # a step never waits for the server
         self._reports.linger = _LINGER_MS
-        self._reports.connect(f"ipc://{folder / REPORTS}")
+        self._reports.connect(socket_address(folder / REPORTS))
 
     def __enter__(self) -> Self:
         return self
@@ -121,7 +122,7 @@ def _show_life(folder: Path) -> None:
     Our standard input is a pipe that only the server holds: its end means that the server is gone, however it went.
     """
     with zmq.Context() as context, context.socket(zmq.PUSH) as reports:
-        reports.connect(f"ipc://{folder / REPORTS}")
+        reports.connect(socket_address(folder / REPORTS))
         while not select.select([sys.stdin.fileno()], [], [], PULSE_S)[0]:
             reports.send(encode_report(Alive()))
         shutil.rmtree(folder, ignore_errors=True)
