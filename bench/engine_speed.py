@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from ..cloud_engine.engine.config import EngineConfig
 from ..cloud_engine.models.decoder import Decoder
+from ..protocol.safety.python_process import child_environment, python_command
 from ..protocol.sampling import SamplingParams
 from .ceilings import MatrixProducts, matmul_flops, memory_bandwidth
 from .driving import BUDGET, GREEDY, add, engine_config, make_engine, serve
@@ -101,9 +101,9 @@ def prefix_figures(model: Decoder, pairs: int = 7) -> dict[str, float]:
 
 def seconds_to_first_token(folder: Path, dtype: str, device: str) -> float:
     """From the start of a fresh process to its first token."""
-    command = [sys.executable, "-m", "updraft.bench.first_token", str(folder), dtype, device]
+    command = python_command("-m", "updraft.bench.first_token", str(folder), dtype, device)
     started = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, env=child_environment(), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         seconds = time.perf_counter() - started

@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..protocol.safety.python_process import child_environment, python_command
+
 #: What the parts import; torch apart, which is looked for first.
 NEEDED = (
     *("hypothesis", "jinja2", "llguidance", "msgspec", "numpy", "platformdirs", "psutil", "pytest", "pytest_timeout"),
@@ -105,8 +107,8 @@ def run(words: Sequence[str], seconds: float) -> int:
     Whatever it started ends with it, at the latest after `seconds`: then the status is 124.
     """
     paths = filter(None, [str(ROOT / ".typing"), os.environ.get("PYTHONPATH")])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    process = subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT, env=environment, start_new_session=True)
+    environment = child_environment(PYTHONPATH=os.pathsep.join(paths))
+    process = subprocess.Popen(python_command("-m", *words), cwd=ROOT, env=environment, start_new_session=True)
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .shared import options
+from .shared import options, output
 
 if TYPE_CHECKING:
     from ..bench.report import Report
@@ -178,11 +178,10 @@ def router(
       updraft bench router --data train.csv --test test.csv --mode cascade
       updraft bench router --data mmlu_pro.csv.gz --weak Meta-Llama-3-8B --strong Meta-Llama-3-70B
     """
-    from rich.console import Console
-
     from ..bench.router import Setting, measure
     from ..bench.router_report import terminal_plot
     from ..classifier.grading.graded_data import Columns
+    from .shared.console import Console
 
     setting = Setting(data, test, labels, mode, seeds, Columns(weak, strong))
     measured = measure(setting, _say)
@@ -244,11 +243,10 @@ def kernels(
       updraft bench kernels --short
       updraft bench kernels --json out/kernels.json
     """
-    from rich.console import Console
-
     from ..bench.kernel_cases import cases
     from ..bench.kernels import GpuClock, Measured, measure, report_of, require_cuda
     from ..bench.report import write_json
+    from .shared.console import Console
     from .shared.tables import kernels_table
 
     device = require_cuda()
@@ -264,7 +262,7 @@ def kernels(
 
 
 def _say(line: str) -> None:
-    typer.secho(line, dim=True, err=True)
+    output.secho(line, dim=True, err=True)
 
 
 def _report(bench: str, config: Mapping[str, Any], figures: Mapping[str, Any]) -> Report:
@@ -275,8 +273,9 @@ def _report(bench: str, config: Mapping[str, Any], figures: Mapping[str, Any]) -
 
 def _show(report: Report, path: Path | None) -> None:
     """Print a report as a table, and write it if asked."""
-    from rich.console import Console
     from rich.table import Table
+
+    from .shared.console import Console
 
     table = Table(title=f"{report.config['bench']} at {report.commit} on {report.machine['cpu']}")
     table.add_column("metric")

@@ -13,11 +13,10 @@ from ..protocol.errors import UpdraftError
 from .shared import options
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ..bench.cascade import Leg, TaskOutcome
     from ..bench.questions import Question
     from ..router.config import RouterConfig
+    from .shared.console import Console
     from .shared.stack import PocketCloud
     from .shared.watch import Watch
 
@@ -52,8 +51,7 @@ def demo(
       updraft demo --tasks 400 --json out.json
       updraft demo --kill-a-node
     """
-    from rich.console import Console
-
+    from .shared.console import Console
     from .shared.processes import signals_as_interrupts
     from .shared.watch import Watch
 

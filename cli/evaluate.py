@@ -75,9 +75,8 @@ def measure(
     config: RouterConfig, questions: list[Question], tiers: list[Tier] | None, concurrency: int
 ) -> dict[str, Any]:
     """The figures of each tier, shown and returned: `{"n", "tiers", "local": {...}, "cloud": {...}, "routed": ...}`."""
-    from rich.console import Console
-
     from ..bench.cascade import by_kind, draft_figures, figures
+    from .shared.console import Console
     from .shared.measuring import run_legs
     from .shared.tables import accuracy_table, kinds_table
     from .shared.watch import Watch

@@ -16,6 +16,7 @@ from ..protocol.errors import ConfigurationError, InvalidRequestError, UpdraftEr
 from . import bench, calibrate, demo, evaluate, init, learn, servers, tune, why
 from .doctor import command as doctor
 from .models import store
+from .shared import output
 from .shared.failures import message_of
 from .talk import ask, chat
 
@@ -49,7 +50,7 @@ app = typer.Typer(
 @app.command()
 def version() -> None:
     """Print the version."""
-    typer.echo(__version__)
+    output.echo(__version__)
 
 
 app.command()(demo.demo)
@@ -89,6 +90,6 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    typer.secho("error: ", fg=typer.colors.RED, err=True, nl=False)
-    typer.echo(message, err=True)
+    output.secho("error: ", fg=typer.colors.RED, err=True, nl=False)
+    output.echo(message, err=True)
     sys.exit(code)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from .shared import options
+from .shared import options, output
 
 Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 opens it to the network.")]
 ReadyFile = Annotated[
@@ -223,7 +223,6 @@ def gateway(
 
     if db is None:
         db = state_folder() / "gateway.sqlite3"
-        db.parent.mkdir(parents=True, exist_ok=True)
 
     run_gateway(
         GatewayOptions(
@@ -255,6 +254,7 @@ def gateway_key(
     """
     from ..cloud_engine.gateway.keys import KeyStore, new_key
     from ..protocol.errors import ConfigurationError
+    from ..protocol.safety.private_files import private_file
     from ..protocol.unicode_forms import read_text
 
     key, line = new_key(name, admin=admin)
@@ -263,11 +263,10 @@ def gateway_key(
         KeyStore.load(keys)
         if any(known.strip().partition(":")[0] == name for known in written.splitlines()):
             raise ConfigurationError(f"{keys} already has a key for {name!r}: remove that line, or take another name.")
-    keys.touch(mode=0o600)
     begun = "" if written.endswith("\n") or not written else "\n"
-    keys.write_text(f"{written}{begun}{line}\n", encoding="utf-8")
-    typer.echo(key)
+    private_file(keys).write_text(f"{written}{begun}{line}\n", encoding="utf-8")
+    output.echo(key)
 
 
 def _note(line: str) -> None:
-    typer.secho(line, dim=True, err=True)
+    output.secho(line, dim=True, err=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..protocol.errors import InvalidRequestError, NotFoundError
+from .shared import output
 
 if TYPE_CHECKING:
     from ..router.accounting.ledger import LedgerRow
@@ -43,11 +44,11 @@ def why(
     """
     row = _find(request_id, ledger)
     if as_json:
-        typer.echo(json.dumps({**dataclasses.asdict(row), "decisions": _decisions(row)}, indent=2))
+        output.echo(output.as_json({**dataclasses.asdict(row), "decisions": _decisions(row)}))
         return
-    from rich.console import Console
     from rich.markup import escape
 
+    from .shared.console import Console
     from .shared.tables import facts_table
 
     Console(highlight=False).print(facts_table({label: escape(text) for label, text in explained(row).items()}))

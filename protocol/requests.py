@@ -14,6 +14,7 @@ import msgspec
 from .errors import InvalidRequestError, UnsupportedFeatureError
 from .flags import Flag, WithFlags
 from .prompts import Prompt, WirePrompts, prompts_of
+from .safety.names import check_names
 from .sampling import MOST_LOGPROBS, SamplingParams
 from .structured import (
     Constraint,
@@ -275,6 +276,7 @@ def _param_of(message: str) -> str | None:
 
 
 def _check_shared(request: ChatRequest | CompletionRequest) -> None:
+    check_names(msgspec.structs.asdict(request))
     for param, count in (("n", request.n), ("best_of", request.best_of)):
         if count is not None and not 1 <= count <= MOST_ANSWERS:
             bound = "at least 1" if count < 1 else f"at most {MOST_ANSWERS}"  # a server may have a lower one of its own

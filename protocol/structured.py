@@ -143,7 +143,9 @@ def check_tools(tools: list[Tool] | None, choice: ToolChoice | None, parallel: b
     names = [tool.function.name for tool in tools]
     for name in names:
         if not _TOOL_NAME.fullmatch(name):
-            raise _invalid("tools", f"a function's name is 1 to 64 letters, digits, '_', '-' or '.', got {name!r}.")
+            raise _invalid(
+                "tools", f"a function's name is 1 to 64 letters, digits, '_', '-' or '.', got {name[:100]!r}."
+            )
     if len(set(names)) < len(names):
         raise _invalid("tools", "two functions have the same name.")
     if isinstance(choice, NamedTool) and choice.function.name not in names:

@@ -11,6 +11,7 @@ from typing import get_args
 
 from ..classifier.target import Promise, Target
 from ..protocol.errors import ConfigurationError
+from ..protocol.safety.redaction import shown_url
 from .accounting.budget import BudgetLimits
 from .accounting.prices import Price, Prices
 from .privacy.rules import Privacy
@@ -136,7 +137,8 @@ class RouterConfig:
     privacy: Privacy = field(default_factory=Privacy)
     # Answers to keep for requests that ask exactly the same again.
     cache: CacheSettings = field(default_factory=CacheSettings)
-    # The SQLite file with the features of judged answers, for `updraft learn`. `none`: nothing is kept.
+    # The SQLite file with the features of judged answers, for `updraft learn`. `true`: the one in the state folder,
+    # which is also meant where `exploration`, `shadow` or `experience_text` is set. Else nothing is kept.
     experience: Path | None = None
     # Keep the texts of judged requests and answers, too.
     experience_text: bool = False
@@ -210,9 +212,9 @@ def _base_url(url: str, name: str, key: str) -> str:
     try:
         parsed = httpx.URL(url)
     except (httpx.InvalidURL, TypeError) as error:
-        raise ConfigurationError(f"{name} {url!r} is not a URL: {error}", param=name) from error
+        raise ConfigurationError(f"{name} {shown_url(str(url))!r} is not a URL.", param=name) from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ConfigurationError(f"{name} {url!r} must start with http:// or https://.", param=name)
+        raise ConfigurationError(f"{name} {shown_url(url)!r} must start with http:// or https://.", param=name)
     if parsed.userinfo:
         raise ConfigurationError(f"{name} must hold no credentials: set {key} instead.", param=name)
     path = parsed.path.rstrip("/") or "/v1"

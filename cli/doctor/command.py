@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from ..shared import output
 
 if TYPE_CHECKING:
     from .findings import Check
@@ -40,7 +41,7 @@ def doctor(
     findings = run_checks(cloud, cloud_key_env)
     if as_json:
         checks.extend(findings)
-        typer.echo(json.dumps([dataclasses.asdict(check) for check in checks], indent=2))
+        output.echo(output.as_json([dataclasses.asdict(check) for check in checks]))
     else:
         _show(findings, checks)
     if any(check.status == "fail" for check in checks):
@@ -48,8 +49,9 @@ def doctor(
 
 
 def _show(findings: Iterable[Check], seen: list[Check]) -> None:
-    from rich.console import Console
     from rich.markup import escape
+
+    from ..shared.console import Console
 
     console = Console(highlight=False)
     for check in findings:

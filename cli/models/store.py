@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from ..shared import output
 
 if TYPE_CHECKING:
     from ...local_engine.store.library import Library, LibraryEntry, Manifest
@@ -51,8 +52,8 @@ def pull(
 
     library = Library()
     there = obtain(library, model, name=name, sha256=sha256, yes=yes)
-    typer.echo(f"{there.name} is here: updraft chat --local {there.name}", err=True)
-    typer.echo(str(library.path(there.name)))
+    output.echo(f"{there.name} is here: updraft chat --local {there.name}", err=True)
+    output.echo(str(library.path(there.name)))
 
 
 def obtain(
@@ -75,7 +76,7 @@ def obtain(
             return fetch(library, offer, report=report)
     except KeyboardInterrupt:
         after = "goes on from here" if offer.can_continue else "begins again"
-        typer.secho(f"Interrupted. The same command {after}.", err=True)
+        output.secho(f"Interrupted. The same command {after}.", err=True)
         raise typer.Exit(130) from None
 
 
@@ -92,9 +93,9 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="Print the list 
     library = Library()
     entries = library.entries()
     if as_json:
-        typer.echo(json.dumps([_facts(library, entry) for entry in entries], indent=2))
+        output.echo(output.as_json([_facts(library, entry) for entry in entries]))
     elif not entries:
-        typer.echo(f"No models in {library.folder} yet. updraft pull smollm2 fetches a small one.", err=True)
+        output.echo(f"No models in {library.folder} yet. updraft pull smollm2 fetches a small one.", err=True)
     else:
         _show(entries)
 
@@ -111,7 +112,7 @@ def rm(names: Annotated[list[str], typer.Argument(metavar="NAME...", show_defaul
     library = Library()
     for name in names:
         freed = library.remove(name)
-        typer.echo(f"{name} is deleted: {_size(freed)} freed.", err=True)
+        output.echo(f"{name} is deleted: {_size(freed)} freed.", err=True)
 
 
 def verify(
@@ -132,7 +133,7 @@ def verify(
             state = library.verify(each, report)
         bad = bad or state != "ready"
         advice = "" if state == "ready" else f"  Remove it (updraft rm {each}) and pull it again."
-        typer.echo(f"{'ok' if state == 'ready' else state}  {each}{advice}")
+        output.echo(f"{'ok' if state == 'ready' else state}  {each}{advice}")
     if bad:
         raise typer.Exit(1)
 
@@ -140,10 +141,10 @@ def verify(
 @contextmanager
 def _reporting(title: str) -> Iterator[ProgressReport]:
     """A progress bar on standard error while the block runs; on anything but a terminal only what is said."""
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     from ...model_files.download.work import ProgressReport
+    from ..shared.console import Console
 
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
@@ -157,9 +158,9 @@ def _reporting(title: str) -> Iterator[ProgressReport]:
 
 
 def _introduce(offer: Offer, free: int, library: Library) -> None:
-    from rich.console import Console
     from rich.markup import escape
 
+    from ..shared.console import Console
     from ..shared.tables import facts_table
 
     facts = {
@@ -175,9 +176,10 @@ def _introduce(offer: Offer, free: int, library: Library) -> None:
 
 def _show(entries: list[LibraryEntry]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
+
+    from ..shared.console import Console
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("name", "size", "state", "licence", "pulled", "source"):

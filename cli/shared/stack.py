@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...protocol.errors import UpdraftError
@@ -18,7 +18,7 @@ class PocketCloud:
     """A running gateway. `base_url` ends in /v1; `api_key` is the only key it takes, made for this run."""
 
     base_url: str
-    api_key: str
+    api_key: str = field(repr=False)
     nodes: list[Child]
     gateway: Child
 

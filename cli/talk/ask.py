@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ...protocol.errors import InvalidRequestError
-from ..shared import options
+from ..shared import options, output
 
 
 def ask(
@@ -50,19 +49,19 @@ def ask(
 
     def note(line: str) -> None:
         if not quiet:
-            typer.secho(line, dim=True, err=True)
+            output.secho(line, dim=True, err=True)
 
     for line in introduction(config):
         note(line)
     running = nullcontext(config) if tier is options.Tier.LOCAL else options.with_cloud(config, note)
     with running as chosen, OpenAI(config=chosen) as client:
-        show = (lambda _text: None) if as_json else (lambda text: typer.echo(text, nl=False))
+        show = (lambda _text: None) if as_json else (lambda text: output.echo(text, nl=False))
         answer = stream_answer(client, [{"role": "user", "content": prompt}], tier, show)
     if as_json:
         import msgspec
 
         facts = {"answer": answer.text, "updraft": msgspec.to_builtins(answer.info)}
-        typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+        output.echo(output.as_json(facts))
     else:
-        typer.echo()
+        output.echo()
     note(provenance(answer.info))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...protocol.responses import UpdraftInfo
+from ...protocol.safety.terminal_text import PrintableStream
 
 if TYPE_CHECKING:
     from ...router.config import RouterConfig
@@ -27,8 +28,9 @@ class Answer:
 def stream_answer(
     client: OpenAI, messages: Sequence[dict[str, str]], model: str, show: Callable[[str], None], **options: Any
 ) -> Answer:
-    """One answer, each piece of text shown as it comes. Closes the stream on Ctrl-C, which cancels the request."""
+    """One answer, shown piece by piece and without escapes. Closes the stream on Ctrl-C, which cancels the request."""
     pieces: list[str] = []
+    shown = PrintableStream()
     info = None
     with client.chat.completions.create(model=model, messages=list(messages), stream=True, **options) as stream:  # type: ignore[call-overload]
         for chunk in stream:
@@ -37,7 +39,8 @@ def stream_answer(
             text = chunk.choices[0].delta.content if chunk.choices else None
             if text:
                 pieces.append(text)
-                show(text)
+                show(shown.feed(text))
+    show(shown.end())
     return Answer("".join(pieces), info)
 
 

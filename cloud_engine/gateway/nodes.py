@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
 from ...protocol.errors import ConfigurationError, ModelNotFoundError, OverloadedError
+from ...protocol.safety.redaction import shown_url
 from .upstream import Upstream, UpstreamAddress, UpstreamFailure
 
 _PROBE_S = 0.5
@@ -40,8 +42,9 @@ class Node:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
-        self.target = _target(self.url)
+        address = url.rstrip("/").removesuffix("/v1")
+        self.target = _target(address)
+        self.url = shown_url(address)
         self.models: tuple[str, ...] = ()
         self.tells_usage = False
         self.healthy = False
@@ -194,6 +197,10 @@ def _target(url: str) -> UpstreamAddress:
     except ValueError:  # a port that is none, half an address
         parts, port = urlsplit(""), None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigurationError(f"--node {url!r} is not an http(s) URL such as http://127.0.0.1:8000.", param="node")
+        raise ConfigurationError(
+            f"--node {shown_url(url)!r} is not an http(s) URL such as http://127.0.0.1:8000.", param="node"
+        )
     default = 443 if parts.scheme == "https" else 80
-    return UpstreamAddress(parts.scheme.encode(), parts.hostname.encode(), port or default, parts.path.encode())
+    credentials = ":".join(unquote(part) for part in (parts.username, parts.password) if part is not None)
+    basic = b"Basic " + b64encode(credentials.encode()) if credentials else b""
+    return UpstreamAddress(parts.scheme.encode(), parts.hostname.encode(), port or default, parts.path.encode(), basic)

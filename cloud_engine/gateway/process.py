@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...protocol.errors import ConfigurationError
@@ -19,13 +19,13 @@ class GatewayOptions:
     `timeout_s` bounds a request from its arrival to its last byte (`Relay` says what may come on top).
     """
 
-    nodes: Sequence[str]
+    nodes: Sequence[str] = field(repr=False)  # their addresses may hold passwords
     db: Path
     keys: Path | None = None
     no_auth: bool = False
     host: str = "127.0.0.1"
     port: int = 0
-    node_api_key: str | None = None
+    node_api_key: str | None = field(default=None, repr=False)
     timeout_s: float = 600.0
     ready_file: Path | None = None
     exit_with_parent: bool = False

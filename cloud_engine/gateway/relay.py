@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Annotated
 
 import httpcore
 import msgspec
@@ -30,6 +31,7 @@ from ...protocol.errors import (
 from ...protocol.http import sse
 from ...protocol.http.ids import new_id
 from ...protocol.http.shell import ATTEMPT_HEADER, TENANT_HEADER, read_body, request_id, while_connected
+from ...protocol.safety.names import MOST_NAME
 from .keys import KeyStore
 from .metering import Meter, UsageRow
 from .nodes import Node, NodeRegistry
@@ -47,7 +49,7 @@ _log = logging.getLogger("updraft.gateway")
 class _Peek(msgspec.Struct):
     """What the gateway must know of a request; everything else is the node's business."""
 
-    model: str
+    model: Annotated[str, msgspec.Meta(max_length=MOST_NAME)]
     stream: bool = False
     stream_options: UsageOptions | None = None
 
@@ -173,6 +175,8 @@ class Relay:
         body = b"".join([chunk async for chunk in body_of(response)])
         if response.status == 200:
             read_usage(body, call.row)
+        else:
+            body = self.upstream.without_key(call.tried[-1].target, body)
         await _start(call, response, len(body))
         await _emit(call, body, more=False)
 
@@ -189,7 +193,7 @@ class Relay:
                         await _start(call, response, None)
                     if event.startswith(b'data: {"error"'):  # the node lives, its answer does not
                         call.row.status = UpstreamError.status
-                        ended = True
+                        ended, shown = True, self.upstream.without_key(call.tried[-1].target, shown)
                     ended = ended or event.startswith(b"data: [DONE]")
                     await _emit(call, shown, more=not ended)
         finally:

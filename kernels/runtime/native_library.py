@@ -16,13 +16,14 @@ import platform
 import shlex
 import shutil
 import subprocess
-import sys
 import sysconfig
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from ...protocol.safety.private_files import private_folder
+from ...protocol.safety.system import belongs_to_us, forbids_execution
 from ...protocol.settings import state_folder
 
 _SOURCES = Path(__file__).parents[1] / "native"
@@ -100,16 +101,16 @@ def _load_cached(compiler: list[str], target: Path, sources: Path) -> ctypes.CDL
 
 def _private_folder(folder: Path) -> Path:
     """A folder that nobody else can write to, because its libraries are run. Raises OSError if that is impossible."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    found = folder.stat()
-    if found.st_uid != os.getuid():
+    private_folder(folder.parent)
+    folder.mkdir(exist_ok=True, mode=0o700)
+    if not belongs_to_us(folder):
         raise PermissionError(f"{folder} belongs to another user")
-    if found.st_mode & 0o022:
+    if folder.stat().st_mode & 0o022 and os.name != "nt":
         _discard(folder)
         folder.mkdir(mode=0o700)
     if not os.access(folder, os.W_OK):
         raise PermissionError(f"{folder} cannot be written to")
-    if sys.platform == "linux" and os.statvfs(folder).f_flag & os.ST_NOEXEC:
+    if forbids_execution(folder):
         raise PermissionError(f"{folder} is mounted noexec (set UPDRAFT_HOME to a folder that is not)")
     return folder
 
@@ -150,6 +151,8 @@ def build(compiler: list[str], target: Path, origin: Path) -> None:
         _run([*compiler, "-shared", *objects, "-lm", "-o", str(library)])
         mark = Path(folder) / "mark"
         mark.write_text(_checksum(library))
+        for built in (library, mark):
+            built.chmod(0o600)
         library.replace(target)  # whole or not at all, for others that start now
         mark.replace(_checksum_file(target))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...protocol.errors import ConfigurationError
+from ...protocol.safety.private_files import private_file
 from ...protocol.wal import columns, transaction, use_wal
 
 T = TypeVar("T")
@@ -142,7 +143,7 @@ class Ledger:
         self._lock = threading.Lock()
         try:
             if not read_only:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                private_file(path)
             self._connection = sqlite3.connect(
                 f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}",
                 uri=True,

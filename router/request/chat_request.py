@@ -12,6 +12,7 @@ import msgspec
 from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError
 from ...protocol.http.wire import WireRequest
 from ...protocol.requests import ChatRequest, Message, UpdraftOptions, parse_chat
+from ...protocol.safety.names import check_names
 from .json_narrowing import parsed, table, tables
 
 RequestedTier = Literal["auto", "local", "cloud"]
@@ -78,6 +79,7 @@ def read_model(body: bytes) -> tuple[dict[str, Any], str]:
     model: Any = decoded.get("model")
     if not isinstance(model, str):
         raise InvalidRequestError("model is required: auto, local or cloud.", param="model", code="invalid_value")
+    check_names(decoded)
     return decoded, model
 
 

@@ -55,7 +55,8 @@ def fake_cloud() -> Callable[..., AbstractContextManager[str]]:
 
 KEY = "secret"
 USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
-ANSWERS = {"What is 2 + 2?": "2 + 2 = 4", "Capital of France?": "Paris"}
+ESCAPES = "\x1b]52;c;Y2FuYXJ5\x07\x1b[2J\x9b31m\x7f\u202e"
+ANSWERS = {"What is 2 + 2?": "2 + 2 = 4", "Capital of France?": "Paris", "What is evil?": f"Es{ESCAPES}capes"}
 
 
 class CloudHandler(BaseHTTPRequestHandler):
@@ -69,7 +70,9 @@ class CloudHandler(BaseHTTPRequestHandler):
         if self.headers.get("authorization") != f"Bearer {KEY}":
             return self.reply({"error": {"message": "That key is unknown here.", "type": "x", "code": "k"}}, 401)
         if self.broken:
-            return self.reply({"error": {"message": "The cloud is out of order.", "type": "x", "code": "k"}}, 400)
+            return self.reply(
+                {"error": {"message": f"The cloud is out of order.{ESCAPES}", "type": "x", "code": "k"}}, 400
+            )
         answer = ANSWERS.get(request["messages"][-1]["content"], "I do not know.")
         return self.stream(answer) if request.get("stream") else self.reply(completion(answer))
 

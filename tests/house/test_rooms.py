@@ -14,6 +14,7 @@ ROOMS = {
     "protocol": [
         "http",
         "embeddings requests responses",
+        "safety",
         "prompts structured sampling settings",
         "errors flags noise unicode_forms wal",
     ],

@@ -46,7 +46,7 @@ def test_it_runs_and_leaves_quietly(code: str, cloud: FakeCloud, tmp_path: Path)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("UPDRAFT_")}
     done = subprocess.run(
         [sys.executable, "-W", "error::RuntimeWarning", "-c", script],
-        env={**environ, "UPDRAFT_HOME": str(home_in(tmp_path))},
+        env={**environ, "UPDRAFT_HOME": str(home_in(tmp_path)), "UPDRAFT_EXPERIENCE": "true"},
         check=False,
         capture_output=True,
         text=True,
