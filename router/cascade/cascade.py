@@ -121,7 +121,7 @@ class Cascade:
 
     async def _before(self) -> State:
         if self.job.quality_given:
-            check_quality(self.gates, self.job.quality)
+            await asyncio.to_thread(check_quality, self.gates, self.job.quality)  # it may be computed first
         if self._plan.tried == "both":  # what is drawn takes the time of both tiers
             self._gates = self.gates.begin()
         messages, quality = self.chat.messages, self.job.quality
@@ -164,7 +164,7 @@ class Cascade:
 
     async def _after(self) -> State:
         answer = self._local_answer()
-        state = self._judge(self._judged(answer), State.DONE)
+        state = self._judge(await self._read(lambda: self._judged(answer)), State.DONE)
         return self._done(LocalReply(answer)) if state is State.DONE else state
 
     async def _cloud(self) -> State:

@@ -69,7 +69,13 @@ def _is_row_of_card(row: str) -> bool:
     digits, width = "".join(groups), len(groups[0])
     spelled = width <= 2 and {width} == set(map(len, groups[:-1])) and len(groups[-1]) <= width
     printed = _PRINTED_DIGITS[0] <= len(digits) <= _PRINTED_DIGITS[1]
-    return (spelled or width >= 4) and printed and _ISSUED.match(digits) is not None and len(row.splitlines()) == 1 and _luhn(digits)
+    return (
+        (spelled or width >= 4)
+        and printed
+        and _ISSUED.match(digits) is not None
+        and len(row.splitlines()) == 1
+        and _luhn(digits)
+    )
 
 
 def _is_printed_card(text: str, found: re.Match[str]) -> bool:

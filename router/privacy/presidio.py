@@ -23,7 +23,9 @@ def presidio_detector(entities: tuple[str, ...], language: str, model: str) -> C
     analyzer = _module("presidio_analyzer", "pip install presidio-analyzer")
     spacy = _module("spacy", "pip install spacy")
     if not (spacy.util.is_package(model) or Path(model).exists()):
-        raise MissingDependencyError(f"privacy.presidio_model: {model} is not installed: python -m spacy download {model}.")
+        raise MissingDependencyError(
+            f"privacy.presidio_model: {model} is not installed: python -m spacy download {model}."
+        )
     models = [{"lang_code": language, "model_name": model}]
     nlp = _module("presidio_analyzer.nlp_engine", "pip install presidio-analyzer").NlpEngineProvider(
         nlp_configuration={"nlp_engine_name": "spacy", "models": models}

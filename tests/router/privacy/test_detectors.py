@@ -27,7 +27,10 @@ def twice(text: str, times: int) -> str:
         *(f"to={twice(MAIL, times)}" for times in (1, 2, 3, 5)),
         *(f"jane.roe{at}example.org" for at in ("&#64;", "&#64", "&#0064;", "&#x40;", "&commat;", "&COMMAT;")),
         *(f"jane.roe{at}example.org" for at in ("&amp;#64;", "&amp;amp;#64;", "&amp;commat;", "&amp#64;", "&#38;#64;")),
-        *(f"jane.roe{at}example.org" for at in (r"\u0040", r"\x40", r"\u{40}", r"\U00000040", r"\\u0040", "%26%2364%3B")),
+        *(
+            f"jane.roe{at}example.org"
+            for at in (r"\u0040", r"\x40", r"\u{40}", r"\U00000040", r"\\u0040", "%26%2364%3B")
+        ),
         *(f"jane.roe{dot}" for dot in ("@example&period;org", "@example&#46org", "%2540example%252Eorg")),
         quopri.encodestring(MAIL.replace("@", "\x00").encode()).decode().replace("=00", "=40"),
         "jane.roe@ex=\nample.org",

@@ -68,7 +68,10 @@ def test_what_no_rule_can_read_is_found_while_any_is_on(what: str, body: dict[st
     assert asyncio.run(PrivacyRules(Privacy()).match(body)) is None
 
 
-SCHEMA = {"type": "object", "properties": {"image": {"type": "string"}, "file": {"enum": [1, 2]}, "type": {"type": "string"}}}
+SCHEMA = {
+    "type": "object",
+    "properties": {"image": {"type": "string"}, "file": {"enum": [1, 2]}, "type": {"type": "string"}},
+}
 READABLE: list[dict[str, Any]] = [
     message([part("text", text="hi", cache_control={"type": "ephemeral"})]),
     message([part("refusal", refusal="no")], role="assistant"),
