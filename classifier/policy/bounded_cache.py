@@ -1,4 +1,4 @@
-"""What was made of the latest texts, kept within a number of entries and of bytes: who sends texts decides their size."""
+"""What was made of the latest texts, kept within a number of entries and of bytes: callers decide their length."""
 
 from __future__ import annotations
 

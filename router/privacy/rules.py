@@ -35,8 +35,9 @@ class Privacy:
     patterns: dict[str, str] = field(default_factory=dict[str, str])
     # What Presidio is to look for, such as `PERSON` and `LOCATION`. It needs the package presidio-analyzer.
     presidio: tuple[str, ...] = ()
-    # The language of the texts, and the spaCy model that Presidio reads them with.
+    # The language that Presidio takes texts to be in.
     presidio_language: str = "en"
+    # The spaCy model with which Presidio reads: its name where it is installed, or its folder.
     presidio_model: str = "en_core_web_sm"
 
     def __post_init__(self) -> None:

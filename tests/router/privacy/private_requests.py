@@ -1,4 +1,4 @@
-"""Sends private requests through a router on every path and says which sockets were opened. See `test_no_sockets.py`."""
+"""Sends private requests through a router on all paths and says which sockets were opened, for `test_no_sockets.py`."""
 
 from __future__ import annotations
 

@@ -44,7 +44,8 @@ def test_an_address_is_found_behind_its_escapes(text: str) -> None:
 
 @pytest.mark.parametrize(
     "mark",
-    [",", "|", ":", ";", ".", "\u00b7", "\u2022", "\u2013", "\u2014", "\u00a0", "\u202f", "\n", "\r\n", "\n\n", "\t", "/", "+", ", ", " | ", " : ",
+    [",", "|", ":", ";", ".", "\u00b7", "\u2022", "\u2013", "\u2014", "\u00a0", "\u202f",
+     "\n", "\r\n", "\n\n", "\t", "/", "+", ", ", " | ", " : ",
      " \u00b7 ", "  \n", "\n- ", "\n* ", "\n> ", "** **", "`-`", " |\n| ", "\\\n"],
 )  # fmt: skip
 def test_a_card_is_found_in_groups(mark: str) -> None:
@@ -102,8 +103,10 @@ def test_a_key_is_found_by_the_form_its_issuer_gives_it(key: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "05/2024", "valid from 05/2024 to 07/2025", "01-2024", "05 2024", "(05) 2024", "05.2024-06.2024", "2024/05/06", "06.05.2024 10:30",
-        "007 123", "ISO 0123", "5+12345678 is 12345683", "1999 2000 2001 2002", "2021, 2022, 2023, 2024", "2010|2014|2018|2022",
+        "05/2024", "valid from 05/2024 to 07/2025", "01-2024", "05 2024", "(05) 2024",
+        "05.2024-06.2024", "2024/05/06", "06.05.2024 10:30",
+        "007 123", "ISO 0123", "5+12345678 is 12345683", "1999 2000 2001 2002",
+        "2021, 2022, 2023, 2024", "2010|2014|2018|2022",
         "-----BEGIN PUBLIC KEY-----", "npm_config_registry", "SG.", "whsec_", "github_pat_", "xox-1", "AIza", "sig=1",
         "R&D, AT&T, a&b;c", "100%25 of %s", "width=40&copy=1", "https://example.org/a/long-path/with_Many/parts-2024/index",
         "the quick brown fox " * 500, "0123456789abcdef" * 8, "A" * 400,
