@@ -128,10 +128,14 @@ def _nested(flat: dict[str, str]) -> dict[str, Any]:
 def _listed(given: dict[str, Any]) -> dict[str, Any]:
     """Names in a variable are apart by commas: `UPDRAFT_PRIVACY_BUILTIN=email,iban`."""
     privacy = table(given.get("privacy"))
-    if privacy is None or "builtin" not in privacy:
+    if privacy is None:
         return given
-    names = [name.strip() for name in privacy["builtin"].split(",")]
-    return {**given, "privacy": {**privacy, "builtin": [name for name in names if name]}}
+    listed = {
+        field: [name.strip() for name in privacy[field].split(",") if name.strip()]
+        for field in ("builtin", "presidio")
+        if field in privacy
+    }
+    return {**given, "privacy": privacy | listed}
 
 
 def _decode(kind: type, value: Any) -> Any:

@@ -11,6 +11,7 @@ from ...protocol.errors import (
     UnsupportedFeatureError,
     UpdraftError,
 )
+from ..privacy.unreadable import UNREADABLE
 from ..request.chat_request import RoutingRequest
 
 
@@ -79,7 +80,7 @@ def rule(job: RoutingRequest, availability: TierAvailability) -> Ruling:
     no_local = availability.local_missing or unsupported
     if job.requested_tier == "local" or job.private or job.privacy_rule is not None:
         if no_local is not None:
-            raise no_local
+            raise no_local if job.privacy_rule is None else kept_by(job.privacy_rule, no_local)
         return Ruling(local=True, cloud=False, reason=_why_local(job))
     if no_local is not None:
         if no_cloud is not None:
@@ -92,18 +93,33 @@ def rule(job: RoutingRequest, availability: TierAvailability) -> Ruling:
     return Ruling(local=True, cloud=True, reason="both tiers may answer")
 
 
-def kept_by(privacy_rule: str) -> InvalidRequestError:
+def kept_by(privacy_rule: str, no_local: UpdraftError | None = None) -> InvalidRequestError:
+    """The refusal of what may not leave the device. `no_local`: why the device does not answer it either."""
+    if no_local is not None:
+        return InvalidRequestError(
+            f"This request stays on the device, by {_by(privacy_rule)}, and the device cannot answer it: "
+            f"{no_local.message}",
+            code="private",
+        )
     return InvalidRequestError(
-        f"The privacy rule {privacy_rule!r} keeps this request on the device, which model='cloud' and embeddings "
-        "leave: use model='auto' or 'local', or leave out what the rule is about.",
+        f"This request stays on the device, by {_by(privacy_rule)}, which model='cloud' and embeddings leave: use "
+        "model='auto' or 'local', or leave out what it is about.",
         code="private",
     )
+
+
+def _by(privacy_rule: str) -> str:
+    if privacy_rule in UNREADABLE:
+        return f"its privacy rules, which cannot read {privacy_rule}"
+    return f"the privacy rule {privacy_rule!r}"
 
 
 def _why_local(job: RoutingRequest) -> str:
     if job.private:
         return "private: never leaves this device"
     if job.privacy_rule is not None:
+        if job.privacy_rule in UNREADABLE:
+            return f"private: no rule can read {job.privacy_rule}, which keeps it on this device"
         return f"private: the rule {job.privacy_rule} keeps it on this device"
     return "the request asked for the local model"
 

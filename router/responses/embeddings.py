@@ -10,7 +10,6 @@ from ..cascade.escalation import cloud_call
 from ..gates.gates import GateDecision
 from ..gates.rules import offline_mode
 from ..request.chat_request import RequestedTier, take_options
-from ..request.json_narrowing import rows
 from ..state import RouterState
 from ..tiers.interfaces import CloudUsage
 
@@ -23,12 +22,6 @@ async def embed(
         raise InvalidRequestError(
             "updraft.private keeps a request on this device, which has no embeddings: leave it out.",
             param="updraft.private",
-        )
-    if state.config.privacy and _has_ids(body.get("input")):
-        raise InvalidRequestError(
-            "This router has privacy rules, which cannot read token ids: send the texts themselves.",
-            param="input",
-            code="private",
         )
     if requested_tier == "local":
         raise UnsupportedFeatureError("This device has no embeddings: use model='auto' or 'cloud'.", param="model")
@@ -45,7 +38,3 @@ async def embed(
     record.route = "cloud"
     record.counted(CloudUsage.of(answer))
     return answer
-
-
-def _has_ids(value: Any) -> bool:
-    return isinstance(value, int | float) or any(map(_has_ids, rows(value) or ()))

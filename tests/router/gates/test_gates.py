@@ -16,6 +16,7 @@ from updraft.classifier.policy.calibrated_on import CalibratedOn
 from updraft.classifier.target import Target
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
 from updraft.protocol.requests import Message
+from updraft.router.gates.exploration import ExplorationGates
 from updraft.router.gates.gates import ConfidenceGates, NoPolicyGates, PolicyGates, check_quality
 from updraft.router.gates.selection import GateSelection, load_gates
 from updraft.router.tiers.interfaces import LocalAnswer
@@ -174,6 +175,42 @@ def test_what_a_policy_was_not_calibrated_on_escalates_before_anything_is_writte
 def test_a_policy_folder_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no policy"):
         load_gates(GateSelection(str(tmp_path / "x"), PAIR))
+
+
+def test_a_target_of_a_request_is_computed_once_and_never_beside_others() -> None:
+    """`check` computes it, off the event loop; the gates look it up, however many targets there are."""
+    policy = ScriptedPolicy()
+    gates = PolicyGates(policy, Target("quality", 0.95))
+    for number in range(1, 500):
+        gates.check(number / 1000)
+    computed = len(policy.aims)
+    assert computed == 499
+    for number in range(1, 500):
+        gates.before(MESSAGES, number / 1000)
+        gates.check(number / 1000 - 1e-9)
+    assert len(policy.aims) == computed
+
+
+def test_targets_of_requests_are_bounded_in_number_and_never_laxer() -> None:
+    policy = ScriptedPolicy()
+    gates = PolicyGates(policy, Target("quality", 0.95))
+    for number in range(20_000):
+        gates.check(0.5 + number / 10**7)
+    assert len(policy.aims) <= 21
+    assert all(later.value >= 0.5 for later in policy.aims)
+    gates.check(0.98765)
+    assert policy.aims[-1].value == pytest.approx(0.9877)
+
+
+def test_the_stricter_target_of_an_alarm_is_computed_beforehand() -> None:
+    policy = ScriptedPolicy()
+    monitor: Any = SimpleNamespace(alarm=None, observe=lambda _: None)
+    gates = ExplorationGates(PolicyGates(policy, Target("quality", 0.95)), monitor=monitor)
+    gates.check(0.9)
+    computed = len(policy.aims)
+    monitor.alarm = "the requests have changed"
+    gates.before(MESSAGES, 0.9)
+    assert len(policy.aims) == computed
 
 
 def test_a_promise_on_average_is_named_in_every_reason_and_kept_for_targets_of_requests() -> None:
