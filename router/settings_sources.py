@@ -37,6 +37,7 @@ _OPTIONAL = frozenset(
         "hold_tokens",
         "race_above",
         "ledger",
+        "ledger_days",
         "experience",
         *TARGETS,
     }
