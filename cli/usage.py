@@ -56,9 +56,7 @@ def usage(
     console = Console(highlight=False)
     console.print(_table(by, groups[by], total))
     if total.unpriced:
-        console.print(
-            f'{total.unpriced:,} requests asked a model without a price: set \\[prices.models."NAME"].'
-        )
+        console.print(f'{total.unpriced:,} requests asked a model without a price: set \\[prices.models."NAME"].')
 
 
 def _table(by: str, rows: list[LedgerTotals], total: LedgerTotals) -> Table:

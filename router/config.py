@@ -130,6 +130,10 @@ class RouterConfig:
     exploration: float = 0.0
     # Decide and record, but answer every request from the cloud.
     shadow: bool = False
+    # Names that callers may use for `updraft serve`, beside those of loopback and its own address.
+    allowed_hosts: tuple[str, ...] = ()
+    # Origins whose web pages may use `updraft serve`, beside those of this machine.
+    allowed_origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _ = self.target  # raises if it is none

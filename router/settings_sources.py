@@ -122,11 +122,17 @@ def _nested(flat: dict[str, str]) -> dict[str, Any]:
 
 def _listed(given: dict[str, Any]) -> dict[str, Any]:
     """Names in a variable are apart by commas: `UPDRAFT_PRIVACY_BUILTIN=email,iban`."""
+    listed: dict[str, Any] = {
+        name: _names(given[name]) for name in ("allowed_hosts", "allowed_origins") if name in given
+    }
     privacy = table(given.get("privacy"))
-    if privacy is None or "builtin" not in privacy:
-        return given
-    names = [name.strip() for name in privacy["builtin"].split(",")]
-    return {**given, "privacy": {**privacy, "builtin": [name for name in names if name]}}
+    if privacy is not None and "builtin" in privacy:
+        listed["privacy"] = {**privacy, "builtin": _names(privacy["builtin"])}
+    return {**given, **listed}
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _decode(kind: type, value: Any) -> Any:

@@ -23,6 +23,8 @@ def _options() -> GatewayOptions:
     add("--host")
     add("--port", type=int, help="0: any free port")
     add("--timeout-s", type=float, help="limit of a whole request, in seconds")
+    add("--allowed-host", dest="allowed_hosts", action="append", help="a name that callers may use; once for each")
+    add("--allowed-origin", dest="allowed_origins", action="append", help="a web page's origin to let in")
     add("--ready-file", type=Path, help="file to write the URL to once requests are accepted")
     add("--exit-with-parent", action="store_true", help="stop when the process that started this one is gone")
     chosen = vars(parser.parse_args())

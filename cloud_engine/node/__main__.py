@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -42,9 +43,11 @@ def _options() -> NodeOptions:
     add("--restart", action="store_true", help="start the engine anew when its process dies")
     add("--drain-seconds", type=float, help="what requests in flight get to finish on SIGTERM")
     add("--tool-parser", help="how the model writes tool calls: auto, hermes, llama3, mistral or mistral-args")
+    add("--allowed-host", dest="allowed_hosts", action="append", help="a name that callers may use; once for each")
+    add("--allowed-origin", dest="allowed_origins", action="append", help="a web page's origin to let in")
     add("--ready-file", type=Path, help="file to write the URL to once requests are accepted")
     add("--exit-with-parent", action="store_true", help="stop when the process that started this one is gone")
-    return NodeOptions(**vars(parser.parse_args()))
+    return NodeOptions(**vars(parser.parse_args()), api_key=os.environ.get("UPDRAFT_NODE_API_KEY") or None)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
+from starlette.routing import Route
+from starlette.testclient import TestClient
 from updraft.cli import servers
+from updraft.cli.reference import routes
 from updraft.cloud_engine.gateway.keys import KeyStore
+from updraft.cloud_engine.gateway.process import GatewayOptions, run_gateway
 from updraft.cloud_engine.node import process
-from updraft.protocol.errors import PermissionDeniedError
+from updraft.protocol.errors import ConfigurationError, PermissionDeniedError
 
 
 def test_a_key_is_printed_once_and_only_its_hash_is_kept(updraft, tmp_path: Path) -> None:
@@ -94,16 +100,39 @@ def test_every_option_of_a_node_reaches_it(monkeypatch: pytest.MonkeyPatch) -> N
         "dtype": "bfloat16", "block_size": 64, "batch_invariant": True, "attention_backend": "torch",
         "cuda_graphs": False, "restart": True, "drain_seconds": 2.5, "tool_parser": "hermes",
         "default_max_tokens": 99, "ready_file": Path("r"), "exit_with_parent": True,
+        "allowed_hosts": ["node.lan"], "allowed_origins": ["https://app.example"],
     }  # fmt: skip
     plain = process.NodeOptions(model="")
-    assert set(given) == {field.name for field in fields(plain)}
+    assert {*given, "api_key"} == {field.name for field in fields(plain)}
     assert all(getattr(plain, name) != value for name, value in given.items()), (
         "nothing is given that would be so anyway"
     )
     seen: list[process.NodeOptions] = []
     monkeypatch.setattr(process, "run_node", seen.append)
+    monkeypatch.setenv("UPDRAFT_NODE_API_KEY", "secret")
     servers.node(**given)  # type: ignore[arg-type]
-    assert seen == [process.NodeOptions(**given)]  # type: ignore[arg-type]
+    assert seen == [process.NodeOptions(**given, api_key="secret")]  # type: ignore[arg-type]
+    assert "secret" not in repr(seen)
+
+
+@pytest.mark.parametrize("make", [routes.node_app, routes._gateway_app])
+def test_no_route_answers_a_foreign_page(make: Callable[[], FastAPI]) -> None:
+    app = make()
+    client = TestClient(app, base_url="http://localhost")
+    found = [(route.path, method) for route in app.routes if isinstance(route, Route) for method in route.methods or ()]
+    assert len(found) > 8
+    for path, method in found:
+        for headers in ({"host": "evil.example"}, {"origin": "https://evil.example"}):
+            assert client.request(method, path, headers=headers).status_code == 403, (method, path)
+
+
+def test_nobody_but_this_machine_is_served_without_a_key(tmp_path: Path) -> None:
+    """A node needs a key, a gateway a key file, and what to do is said."""
+    for host in ("0.0.0.0", "::", "", "192.168.1.5", "box.lan"):
+        with pytest.raises(ConfigurationError, match="without a key: set UPDRAFT_NODE_API_KEY"):
+            process.run_node(process.NodeOptions(model="none", host=host))
+        with pytest.raises(ConfigurationError, match="without a key: give --keys FILE"):
+            run_gateway(GatewayOptions(["http://127.0.0.1:1"], tmp_path / "usage", no_auth=True, host=host))
 
 
 def test_a_node_configures_its_engine_as_asked(tmp_path: Path) -> None:
