@@ -73,9 +73,11 @@ def demo(
 
 def _config(quality: float | None) -> RouterConfig:
     """The shipped settings, not the user's: a demonstration has to come out the same everywhere."""
+    from ..router.accounting.prices import Prices
     from ..router.config import RouterConfig
 
-    config = RouterConfig(local="pocket", cloud_model="pocket-large")
+    prices = Prices(cloud_input=0.5, cloud_output=1.5)  # what a mid-size model costs: the pocket cloud has no price
+    config = RouterConfig(local="pocket", cloud_model="pocket-large", prices=prices)
     return config if quality is None else replace(config, quality=quality)
 
 

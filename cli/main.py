@@ -13,7 +13,7 @@ import typer
 
 from .. import __version__
 from ..protocol.errors import ConfigurationError, InvalidRequestError, UpdraftError
-from . import bench, calibrate, demo, evaluate, init, learn, servers, tune, why
+from . import bench, calibrate, demo, evaluate, init, learn, log, servers, tune, usage, why
 from .doctor import command as doctor
 from .models import store
 from .shared import output
@@ -58,6 +58,8 @@ app.command()(init.init)
 app.command()(chat.chat)
 app.command()(ask.ask)
 app.command()(why.why)
+app.command()(log.log)
+app.command()(usage.usage)
 app.command()(servers.serve)
 app.command()(servers.node)
 app.command()(servers.gateway)

@@ -18,6 +18,16 @@ ReadyFile = Annotated[
 WithParent = Annotated[bool, typer.Option("--exit-with-parent", help="Stop when the starting process is gone.")]
 
 
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allowed-host", metavar="NAME", help="A name that callers may use; once for each. Addresses need none."
+    ),
+]
+AllowedOrigins = Annotated[
+    list[str] | None,
+    typer.Option("--allowed-origin", metavar="URL", help="A site whose web pages may ask; once for each."),
+]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any free one.")]
 
 
@@ -27,6 +37,8 @@ def serve(
     key_env: Annotated[
         str | None, typer.Option("--key-env", metavar="VAR", help="Environment variable with the key apps must send.")
     ] = None,
+    allowed_hosts: AllowedHosts = None,
+    allowed_origins: AllowedOrigins = None,
     ready_file: ReadyFile = None,
     local: options.Local = None,
     cloud: options.Cloud = None,
@@ -43,7 +55,7 @@ def serve(
     """Run the router as a local OpenAI server, so that any app can use it without a change of code.
 
     Point an OpenAI client at the printed address + /v1, with any key, and model="auto", "local" or "cloud".
-    Other machines (--host) are let in with a key of yours only, and web pages of other sites never.
+    Other machines (--host) are let in with a key of yours only, and web pages of other sites where you name them.
 
     \b
     Examples
@@ -60,6 +72,9 @@ def serve(
     key = None if key_env is None else options.key_from(key_env, "--key-env")
     pair = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence)
     config = replace(pair, tool_parser=tool_parser, chat_template=chat_template).config()
+    if allowed_hosts or allowed_origins:
+        given = {"allowed_hosts": tuple(allowed_hosts or ()), "allowed_origins": tuple(allowed_origins or ())}
+        config = replace(config, **{name: value for name, value in given.items() if value})
     daemon = DaemonOptions(config, host, port, ready_file, key)
     bind_socket(host, port).close()  # a busy port is reported before the packaged cloud is started
     for line in introduction(config):
@@ -138,6 +153,8 @@ def node(
         typer.Option(help="How the model writes tool calls; auto asks its chat template."),
     ] = "auto",
     chat_template: options.ChatTemplate = None,
+    allowed_hosts: AllowedHosts = None,
+    allowed_origins: AllowedOrigins = None,
     ready_file: ReadyFile = None,
     exit_with_parent: WithParent = False,
 ) -> None:
@@ -145,6 +162,7 @@ def node(
 
     With --draft a smaller model proposes tokens that the large one verifies; answers stay the same. How many it
     proposes follows from what is measured, so that it is never much slower than without.
+    UPDRAFT_NODE_API_KEY is the key that callers must send; other machines (--host) are let in with one only.
 
     \b
     Examples
@@ -186,6 +204,9 @@ def node(
             drain_seconds=drain_seconds,
             tool_parser=tool_parser,
             chat_template=chat_template,
+            api_key=os.environ.get("UPDRAFT_NODE_API_KEY") or None,
+            allowed_hosts=allowed_hosts or (),
+            allowed_origins=allowed_origins or (),
             ready_file=ready_file,
             exit_with_parent=exit_with_parent,
         )
@@ -205,6 +226,8 @@ def gateway(
     host: Host = "127.0.0.1",
     port: Port = options.GATEWAY_PORT,
     timeout_s: Annotated[float, typer.Option(help="Limit of a whole request, in seconds.")] = 600.0,
+    allowed_hosts: AllowedHosts = None,
+    allowed_origins: AllowedOrigins = None,
     ready_file: ReadyFile = None,
     exit_with_parent: WithParent = False,
 ) -> None:
@@ -234,6 +257,8 @@ def gateway(
             port=port,
             node_api_key=os.environ.get("UPDRAFT_NODE_API_KEY"),
             timeout_s=timeout_s,
+            allowed_hosts=allowed_hosts or (),
+            allowed_origins=allowed_origins or (),
             ready_file=ready_file,
             exit_with_parent=exit_with_parent,
         )

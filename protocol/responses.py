@@ -92,13 +92,13 @@ class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
     route: Literal["local", "cloud", "escalated", "fallback", "cache"]
     reason: str
     # 0 rules, 1 before, 2 during, 3 after generation. `confidence` is 1 - `p_gain`; both are None where no gate
-    # computed them. Money in US dollars.
+    # computed them. Money in US dollars, None where a model has no price.
     gate: int
     p_gain: float | None = None
     confidence: float | None = None
     threshold: float | None = None
-    cost_usd: float = 0.0
-    saved_usd: float = 0.0
+    cost_usd: float | None = None
+    saved_usd: float | None = None
     local_tokens: int = 0
     cloud_tokens: int = 0
     draft_proposed: int = 0
@@ -113,8 +113,8 @@ class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
             "route": self.route,
             "reason": "".join(each if each.isascii() and each.isprintable() else "?" for each in reason),
             "confidence": "" if self.confidence is None else f"{self.confidence:.4f}",
-            "cost-usd": f"{self.cost_usd:.8f}",
-            "saved-usd": f"{self.saved_usd:.8f}",
+            "cost-usd": "" if self.cost_usd is None else f"{self.cost_usd:.8f}",
+            "saved-usd": "" if self.saved_usd is None else f"{self.saved_usd:.8f}",
         }
         return {f"x-updraft-{name}": value for name, value in shown.items() if value}
 

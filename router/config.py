@@ -127,11 +127,13 @@ class RouterConfig:
     prices: Prices = field(default_factory=Prices)
     # The SQLite file with one row per request. `none`: no ledger.
     ledger: Path | None = None
-    # What all requests of a day together may spend on the cloud. Budgets are kept in the ledger.
+    # Days that the ledger keeps a row, at least 1. Rows that a running budget counts stay. `none`: for ever.
+    ledger_days: int | None = 90
+    # What all requests together may spend on the cloud in a day or month. Budgets are kept in the ledger.
     budget: BudgetLimits = field(default_factory=BudgetLimits)
-    # What requests of one API key may spend in a day.
+    # What requests of one API key may spend.
     budget_per_key: BudgetLimits = field(default_factory=BudgetLimits)
-    # What requests of one `user` of a key may spend in a day.
+    # What requests of one `user` of a key may spend.
     budget_per_user: BudgetLimits = field(default_factory=BudgetLimits)
     # Rules that keep a request on the device.
     privacy: Privacy = field(default_factory=Privacy)
@@ -146,6 +148,10 @@ class RouterConfig:
     exploration: float = 0.0
     # Decide and record, but answer every request from the cloud.
     shadow: bool = False
+    # Names that callers may use for `updraft serve`, beside those of loopback and its own address.
+    allowed_hosts: tuple[str, ...] = ()
+    # Origins whose web pages may use `updraft serve`, beside those of this machine.
+    allowed_origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _ = self.stated_target, self.target  # both raise
@@ -173,8 +179,12 @@ class RouterConfig:
         if priced:
             prices = replace(self.prices, models={**self.prices.models, **priced})
             object.__setattr__(self, "prices", prices)
-        limited = any((self.budget, self.budget_per_key, self.budget_per_user))
+        _check(self.ledger_days is None or self.ledger_days >= 1, "ledger_days", "at least 1")
+        limited = [each for each in (self.budget, self.budget_per_key, self.budget_per_user) if each]
         _check(self.ledger is not None or not limited, "ledger", "a file, since a budget is kept in it")
+        if self.cloud_url is not None and not self.offline and any(each.usd is not None for each in limited):
+            for name in names:
+                self._check_price(name, "a budget in US dollars")
 
     @property
     def stated_target(self) -> str | None:
@@ -189,9 +199,19 @@ class RouterConfig:
     @property
     def target(self) -> Target:
         """What a policy is to keep, by default quality 0.98. Raises ConfigurationError if it is out of range."""
-        target = Target.of(self.quality, self.cloud_share, self.cost)
         price = self.prices.of_cloud(self.cloud_model)
-        return replace(target, prices=(price.input, price.output), promise=self.promise)
+        if isinstance(self.cost, int | float):
+            self._check_price(self.cloud_model, "the target cost")
+        prices = None if price is None else (price.input, price.output)
+        return replace(Target.of(self.quality, self.cloud_share, self.cost, prices), promise=self.promise)
+
+    def _check_price(self, model: str, what: str) -> None:
+        if self.prices.of_cloud(model) is None:
+            raise ConfigurationError(
+                f"The model {model!r} has no price, and {what} needs one: set input and output, in US dollars per "
+                f'million tokens, in [prices.models."{model}"].',
+                param="prices",
+            )
 
 
 def read_key(path: Path) -> str:

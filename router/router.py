@@ -29,6 +29,7 @@ from .accounting.budget import Budget
 from .accounting.ledger import Ledger
 from .accounting.ledger_writer import LedgerWriter
 from .accounting.request_record import RequestRecord
+from .accounting.retention import LedgerRetention
 from .cascade.cascade import Cascade, CloudReply, CloudStreamReply, LiveReply, LocalReply, Reply
 from .config import RouterConfig
 from .factory import load_learner, load_tiers
@@ -60,6 +61,7 @@ class Router:
         self.config = config
         self._tiers = tiers
         self._ledger_writer: LedgerWriter | None = None
+        self._retention: LedgerRetention | None = None
         self._privacy = PrivacyRules(config.privacy)
         self._cache = AnswerCache.of(config.cache)
         self._latency = LatencyEstimates()
@@ -86,6 +88,8 @@ class Router:
             if self._ledger_writer is None and self.config.ledger is not None:
                 ledger = await asyncio.to_thread(Ledger, self.config.ledger, busy_s=BUSY_S)
                 self._ledger_writer, self._budget = LedgerWriter(ledger), _budget(self.config, ledger)
+                if self.config.ledger_days is not None:
+                    self._retention = LedgerRetention(self.config.ledger, self.config.ledger_days, self._budget)
             if self._tiers is None:
                 self._tiers = await load_tiers(self.config)
             self._learner = load_learner(self.config, self._tiers)
@@ -103,9 +107,12 @@ class Router:
         tiers, self._tiers = self._tiers, None
         ledger_writer, self._ledger_writer = self._ledger_writer, None
         learner, self._learner = self._learner, None
+        retention, self._retention = self._retention, None
         async with AsyncExitStack() as closing:  # all of them, also where one fails; the last one in goes first
             if ledger_writer is not None:
                 closing.push_async_callback(ledger_writer.close)
+            if retention is not None:
+                closing.push_async_callback(retention.close)
             if learner is not None:
                 closing.push_async_callback(learner.close)
             if tiers is not None and tiers.cloud is not None:

@@ -39,6 +39,7 @@ _OPTIONAL = frozenset(
         "hold_tokens",
         "race_above",
         "ledger",
+        "ledger_days",
         "experience",
         *TARGETS,
     }
@@ -127,15 +128,18 @@ def _nested(flat: dict[str, str]) -> dict[str, Any]:
 
 def _listed(given: dict[str, Any]) -> dict[str, Any]:
     """Names in a variable are apart by commas: `UPDRAFT_PRIVACY_BUILTIN=email,iban`."""
-    privacy = table(given.get("privacy"))
-    if privacy is None:
-        return given
-    listed = {
-        field: [name.strip() for name in privacy[field].split(",") if name.strip()]
-        for field in ("builtin", "presidio")
-        if field in privacy
+    listed: dict[str, Any] = {
+        name: _names(given[name]) for name in ("allowed_hosts", "allowed_origins") if name in given
     }
-    return {**given, "privacy": privacy | listed}
+    privacy = table(given.get("privacy"))
+    if privacy is not None:
+        lists = ("builtin", "presidio")
+        listed["privacy"] = {**privacy, **{name: _names(privacy[name]) for name in lists if name in privacy}}
+    return {**given, **listed}
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _decode(kind: type, value: Any) -> Any:

@@ -13,13 +13,14 @@ from starlette.routing import Route
 
 from ...protocol.errors import ModelNotFoundError, OverloadedError
 from ...protocol.http import prometheus
+from ...protocol.http.access import Access
 from ...protocol.http.shell import create_app, error_response, send_json
 from ...protocol.responses import ModelCard, ModelList
 from .metrics import gateway_metrics
 from .relay import Relay
 
 
-def create_gateway_app(relay: Relay) -> FastAPI:
+def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
     """Nodes are watched while the app runs; at its end every row is on disk."""
 
     @asynccontextmanager
@@ -32,7 +33,7 @@ def create_gateway_app(relay: Relay) -> FastAPI:
             await relay.upstream.close()
             await asyncio.to_thread(relay.meter.close)
 
-    app = create_app("Updraft gateway", lifespan=lifespan)
+    app = create_app("Updraft gateway", access=access, lifespan=lifespan)
     routes = _Routes(relay)
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
         app.router.routes.append(Route(path, relay, methods=["POST"]))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...protocol.errors import MissingDependencyError
+from ...protocol.http.access import Access, check_keyless
 from ...protocol.http.server import DRAIN_S, bind_socket, exit_with_parent, serve
 
 if TYPE_CHECKING:
@@ -33,6 +35,10 @@ class NodeOptions:
     tool_parser: str = "auto"
     # `chatml`, or the path of a Jinja file. None: what the model has, or ChatML if it has none.
     chat_template: str | None = None
+    # What requests must send; needed beyond loopback. This and the next two: see `Access`.
+    api_key: str | None = field(default=None, repr=False)
+    allowed_hosts: Sequence[str] = ()
+    allowed_origins: Sequence[str] = ()
     ready_file: Path | None = None
     # Stop when the starting process is gone.
     exit_with_parent: bool = False
@@ -43,6 +49,9 @@ def run_node(options: NodeOptions) -> None:
 
     The engine runs in a process of its own; this one never loads torch.
     """
+    if options.api_key is None:
+        check_keyless(options.host, "set UPDRAFT_NODE_API_KEY here and for the gateway")
+    access = Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins), options.api_key)
     if find_spec("zmq") is None:
         raise MissingDependencyError("A node needs pyzmq: pip install '.[cloud]' in a clone of Updraft")
     from ...text.tokenizer import Tokenizer
@@ -69,5 +78,5 @@ def run_node(options: NodeOptions) -> None:
             served = ServedEngine(
                 engine, tokenizer, ready.model_id, ready.context_length, options.tool_parser, ready.sampling
             )
-            app = create_node_app(served)
+            app = create_node_app(served, access)
             serve(app, sock=sock, ready_file=options.ready_file, drain_s=options.drain_seconds)

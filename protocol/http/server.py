@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import ipaddress
 import math
 import os
 import signal
@@ -81,14 +80,6 @@ def serve(  # noqa: PLR0913
         sock.close()
     if plain.failure is not None:
         raise plain.failure
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` is an address that only this machine can reach."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def bind_socket(host: str, port: int) -> socket.socket:

@@ -47,7 +47,10 @@ class CloudCall:
     # The cloud refused, or was never reached.
     unbilled: bool = False
 
-    def usd(self, prices: Prices) -> float:
+    def usd(self, prices: Prices) -> float | None:
+        """None where the model has no price."""
+        if self.unbilled:
+            return 0.0
         return prices.cloud(self.model, self.counted.prompt_tokens, self.counted.completion_tokens)
 
     def charge(self, prices: Prices) -> Charge:
@@ -55,7 +58,7 @@ class CloudCall:
         if not self.unbilled and not self.counted.prompt_tokens:
             return self.most
         tokens = self.counted.prompt_tokens + self.counted.completion_tokens
-        return Charge(cloud_tokens=tokens, usd=self.usd(prices))
+        return Charge(cloud_tokens=tokens, usd=self.usd(prices) or 0.0)  # a budget in dollars has all prices
 
 
 @dataclass(slots=True)
@@ -135,16 +138,25 @@ class RequestRecord:
         return sum(each.counted.completion_tokens for each in self.cloud_calls)
 
     @property
-    def cost_usd(self) -> float:
-        return self._local_usd + sum(each.usd(self.prices) for each in self.cloud_calls)
+    def cost_usd(self) -> float | None:
+        """None where a cloud was asked whose model has no price."""
+        total = self._local_usd
+        for each in self.cloud_calls:
+            if (usd := each.usd(self.prices)) is None:
+                return None
+            total += usd
+        return total
 
     @property
     def _local_usd(self) -> float:
         return self.prices.local(self.local_prompt_tokens, self.local_tokens)
 
     @property
-    def saved_usd(self) -> float:
-        """Against `top_model` alone with an answer of this length; below 0 where paid local work was in vain."""
+    def saved_usd(self) -> float | None:
+        """Against `top_model` alone with an answer of this length; below 0 where paid local work was in vain.
+
+        None where a price is missing.
+        """
         if self.route is None:
             return 0.0
         if self.repeated is not None:
@@ -153,7 +165,8 @@ class RequestRecord:
             alone = self.prices.cloud(self.top_model, self.cloud.prompt_tokens, self.cloud.completion_tokens)
         else:
             alone = self.prices.cloud(self.top_model, self.local_prompt_tokens, self.local_tokens)
-        return alone - self.cost_usd
+        cost = self.cost_usd
+        return None if alone is None or cost is None else alone - cost
 
     @property
     def charge(self) -> Charge:

@@ -36,7 +36,7 @@ class CloudStreamReply:
 def most_of(record: RequestRecord, body: dict[str, Any]) -> Charge:
     """What a cloud that is sent `body` is likely to take at most, at the price of the best one."""
     read, written = expected_tokens(body)
-    return Charge(cloud_tokens=read + written, usd=record.prices.cloud(record.top_model, read, written))
+    return Charge(cloud_tokens=read + written, usd=record.prices.cloud(record.top_model, read, written) or 0.0)
 
 
 def expected_charge(record: RequestRecord, most: Charge) -> Charge:

@@ -228,7 +228,7 @@ def test_a_promise_on_average_is_named_in_every_reason_and_kept_for_targets_of_r
 def test_no_reason_names_a_promise_that_nobody_gives() -> None:
     mean = Target("cloud_share", 0.3, promise="mean")
     foreign = PolicyGates(ScriptedPolicy(), mean, "uncalibrated for this pair (policy of a with b): ")
-    cost = PolicyGates(ScriptedPolicy(), Target("cost", 0.5, promise="mean"))
+    cost = PolicyGates(ScriptedPolicy(), Target("cost", 0.5, (0.5, 1.5), promise="mean"))
     own, answer = PolicyGates(ScriptedPolicy(), mean), written(-0.1)
     for gates, promised in ((own, True), (foreign, False), (cost, False)):
         told = gates.before(MESSAGES, None), gates.during(MESSAGES, answer, None), gates.after(MESSAGES, answer, None)
