@@ -122,4 +122,4 @@ class SamplingParams:
 
 def _check(holds: bool, param: str, wanted: str, got: object) -> None:
     if not holds:  # NaN fails every comparison above, so it lands here too
-        raise InvalidRequestError(f"{param} must be {wanted}, got {got!r}.", param=param, code="invalid_value")
+        raise InvalidRequestError(f"{param} must be {wanted}, got {got!r:.100}.", param=param, code="invalid_value")

@@ -88,14 +88,14 @@ class ToolUse:
     parallel: bool = True
 
 
-class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
+class CalledFunction(msgspec.Struct):
     """`arguments` are JSON as text, exactly as a model wrote them."""
 
     name: str
     arguments: str
 
 
-class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
+class ToolCall(msgspec.Struct):
     id: str
     function: CalledFunction
     type: Literal["function"] = "function"
