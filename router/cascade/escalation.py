@@ -185,7 +185,10 @@ class Escalation:
         if self.job.stream:
             return CloudStreamReply(await self.open(body, patience_s))
         completion = await self._climb(
-            body, lambda tier, sent: tier.complete("chat/completions", sent, timeout_s=patience_s())
+            body,
+            lambda tier, sent: tier.complete(
+                "chat/completions", sent, timeout_s=patience_s(), forwarded=self.job.forwarded
+            ),
         )
         self.record.counted(CloudUsage.of(completion))
         return CloudReply(completion)
@@ -203,7 +206,9 @@ class Escalation:
         options: dict[str, Any] = {**(body.get("stream_options") or {}), "include_usage": True}
         stream = await self._climb(
             {**body, "stream": True, "stream_options": options},
-            lambda tier, sent: tier.open("chat/completions", sent, timeout_s=patience_s(), begun=begun),
+            lambda tier, sent: tier.open(
+                "chat/completions", sent, timeout_s=patience_s(), begun=begun, forwarded=self.job.forwarded
+            ),
             continuing=begun is not None,
         )
         self._stream, self._streaming = stream, time.monotonic()

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ...protocol.decoding import convert, read_object
 from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError, WrongTypeError
+from ...protocol.http.forwarding import NOTHING, Forwarded, forwarded
 from ...protocol.http.wire import WireRequest
 from ...protocol.requests import ChatRequest, Message, UpdraftOptions, read_chat
 from .json_narrowing import table, tables
@@ -41,6 +42,8 @@ class RoutingRequest:
     deadline: float | None
     # A rule did.
     privacy_rule: str | None = None
+    # What goes along to a cloud.
+    forwarded: Forwarded = NOTHING
 
     @property
     def stream(self) -> bool:
@@ -109,6 +112,7 @@ def read_routing_request(
         quality_given=options.quality is not None,
         hold_tokens=hold_tokens if options.hold_tokens is None else options.hold_tokens,
         deadline=None if request.timeout_s is None else started + request.timeout_s,
+        forwarded=forwarded(request.headers, request.query),
     )
 
 

@@ -240,7 +240,10 @@ async def _relayed(cascade: Cascade, stream: CloudStream, adopt: ChunkWriter | N
             if adopt is not None:
                 event = adopt.adopt(_without_role(event))  # noqa: PLW2901
             if any(choice.get("finish_reason") for choice in event["choices"]):
-                finish = event
+                text, finish = _apart(event)
+                if text is not None:
+                    written += 1
+                    yield sse.event(text)
                 continue
             written += 1
             yield sse.event(event) if adopt is not None else b"data: " + payload + b"\n\n"
@@ -255,6 +258,20 @@ async def _relayed(cascade: Cascade, stream: CloudStream, adopt: ChunkWriter | N
     yield sse.event({**finish, "updraft": record.info()})
     if counted is not None and adopt is None and cascade.job.include_usage:
         yield b"data: " + counted + b"\n\n"
+
+
+def _apart(event: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """The last text, if there is any, and the finish behind it: some servers send both at once."""
+    choices: list[dict[str, Any]] = event["choices"]
+    deltas = [table(choice.get("delta")) or {} for choice in choices]
+    if not any(value for delta in deltas for name, value in delta.items() if name != "role"):
+        return None, event
+    text = {**event, "choices": [{**choice, "finish_reason": None} for choice in choices]}
+    nothing: dict[str, Any] = {"delta": {}, "logprobs": None}
+    return {name: value for name, value in text.items() if name != "usage"}, {
+        **event,
+        "choices": [{**choice, **nothing} for choice in choices],
+    }
 
 
 def _without_role(event: dict[str, Any]) -> dict[str, Any]:

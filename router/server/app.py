@@ -63,7 +63,7 @@ def daemon_app(router: Router, api_key: str | None = None) -> FastAPI:
 
     @app.api_route("/{path:path}", methods=METHODS)
     async def _serve(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction] - the decorator uses it
-        _check_caller(request, api_key)
+        _check_caller(request, None if request.url.path == "/health" else api_key)
         wire = replace(await read_wire_request(request), timeout_s=patience_s(request.headers))
         async with while_connected(request.receive):
             response = await router.handle(wire)

@@ -23,6 +23,7 @@ from ...protocol.errors import (
     UpstreamError,
 )
 from ...protocol.http import sse
+from ...protocol.http.forwarding import NOTHING, Forwarded
 from ..request.json_narrowing import parsed, table, tables
 from .continuation_check import Continuation, ContinuationVerdict
 from .interfaces import CloudFailure
@@ -63,19 +64,21 @@ class HttpCloudTier:
         )
         self._idle_timeout_s = endpoint.timeout_s
 
-    async def complete(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        return _completion(await self._whole(path, body, timeout_s))
+    async def complete(
+        self, path: str, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING
+    ) -> dict[str, Any]:
+        return _completion(await self._whole(path, body, timeout_s, forwarded))
 
-    async def embed(self, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        answer = _table(await self._whole("embeddings", body, timeout_s))
+    async def embed(self, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING) -> dict[str, Any]:
+        answer = _table(await self._whole("embeddings", body, timeout_s, forwarded))
         if not tables(answer.get("data")):
             raise _nonsense("its answer holds no embeddings")
         return answer
 
-    async def _whole(self, path: str, body: dict[str, Any], timeout_s: float) -> bytes:
+    async def _whole(self, path: str, body: dict[str, Any], timeout_s: float, forwarded: Forwarded) -> bytes:
         try:
             async with asyncio.timeout(timeout_s):
-                response = await self._post(path, body)
+                response = await self._post(path, body, forwarded)
                 try:
                     return await _read(response)
                 finally:
@@ -86,11 +89,17 @@ class HttpCloudTier:
             raise _unreachable(error) from error
 
     async def open(
-        self, path: str, body: dict[str, Any], *, timeout_s: float, begun: str | None = None
+        self,
+        path: str,
+        body: dict[str, Any],
+        *,
+        timeout_s: float,
+        begun: str | None = None,
+        forwarded: Forwarded = NOTHING,
     ) -> HttpCloudStream:
         try:
             async with asyncio.timeout(timeout_s):
-                stream = HttpCloudStream(await self._post(path, body), self._idle_timeout_s)
+                stream = HttpCloudStream(await self._post(path, body, forwarded), self._idle_timeout_s)
                 try:
                     await stream.wait_for_content()
                     if begun is not None:
@@ -117,7 +126,7 @@ class HttpCloudTier:
         if verdict == "differs":
             raise _nonsense("it began the answer anew instead of going on with it")
 
-    async def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+    async def _post(self, path: str, body: dict[str, Any], forwarded: Forwarded) -> httpx.Response:
         """An open response with status 200. A server that seems to refuse `prediction` is asked again without; if that
         helps, it is not offered one again.
         """
@@ -125,9 +134,9 @@ class HttpCloudTier:
             body = {name: value for name, value in body.items() if name != "prediction"}
         request = self._client.build_request(
             "POST",
-            f"{self._url}/{path}",
+            f"{self._url}/{forwarded.target(path)}",
             content=msgspec.json.encode(body),
-            headers={"content-type": "application/json"},
+            headers={**forwarded.headers, "content-type": "application/json"},
         )
         response = await self._client.send(request, stream=True)
         if response.status_code == 200:
@@ -138,7 +147,9 @@ class HttpCloudTier:
             await response.aclose()
         if response.status_code in (400, 422) and "prediction" in body and b"prediction" in raw:
             bare = {name: value for name, value in body.items() if name != "prediction"}
-            answered = await self._post(path, bare)  # else it is not the draft that is refused: a server may quote us
+            answered = await self._post(
+                path, bare, forwarded
+            )  # else it is not the draft that is refused: a server may quote us
             self.takes_prediction = False
             log.warning("%s refuses the prediction field: no drafts for it from here on", self._url)
             return answered

@@ -83,6 +83,7 @@ class ScriptedLocal:
     """A local tier that writes `text` word by word; a continued message gets what is missing of it."""
 
     model_id = "fake-small"
+    context_length = 512
     tool_format: Any = None
 
     def __init__(self, text: str = LOCAL_TEXT, *, delay_s: float = 0.0) -> None:

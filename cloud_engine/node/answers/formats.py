@@ -31,10 +31,13 @@ from .answer_stream import Piece, ScoredToken, total_usage
 
 
 class AnswerFormat(Protocol):
-    """`include_usage`: a stream ends with a chunk that has the usage, and the others say that they have none."""
+    """`include_usage`: a stream ends with a chunk that has the usage, and the others say that they have none.
+
+    `chunks`: the finish of an answer has a chunk of its own, behind the last text.
+    """
 
     def opening(self) -> list[msgspec.Struct]: ...
-    def chunk(self, piece: Piece) -> msgspec.Struct: ...
+    def chunks(self, piece: Piece) -> list[msgspec.Struct]: ...
     def usage_chunk(self, usage: Usage) -> msgspec.Struct: ...
     def whole(self, answers: Sequence[Piece]) -> msgspec.Struct: ...
 
@@ -69,11 +72,15 @@ class ChatFormat:
         role = Delta(content="", role="assistant")
         return [self._chunk([ChunkChoice(role, index=index)]) for index in range(self.n)]
 
-    def chunk(self, piece: Piece) -> msgspec.Struct:
+    def chunks(self, piece: Piece) -> list[msgspec.Struct]:
         delta, reason = Delta(content=piece.text or None), piece.finish_reason
         if self.tools is not None:
             delta, reason = self._calls.setdefault(piece.index, ToolCallStream(self.tools)).read(piece.text, reason)
-        return self._chunk([ChunkChoice(delta, reason, piece.index, self._scores(piece))])
+        choices = [ChunkChoice(delta, None, piece.index, self._scores(piece))]
+        if reason is not None:
+            says = delta != Delta() or piece.scores
+            choices = [*(choices if says else ()), ChunkChoice(Delta(), reason, piece.index)]
+        return [self._chunk([choice]) for choice in choices]
 
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:
         return self._chunk([], usage)
@@ -115,8 +122,12 @@ class TextFormat:
     def opening(self) -> list[msgspec.Struct]:
         return []
 
-    def chunk(self, piece: Piece) -> msgspec.Struct:
-        return self._completion([TextChoice(piece.text, piece.finish_reason, piece.index, self._scores(piece))])
+    def chunks(self, piece: Piece) -> list[msgspec.Struct]:
+        choices = [TextChoice(piece.text, None, piece.index, self._scores(piece))]
+        if piece.finish_reason is not None:
+            says = piece.text or piece.scores or piece.prompt_scores
+            choices = [*(choices if says else ()), TextChoice("", piece.finish_reason, piece.index)]
+        return [self._completion([choice]) for choice in choices]
 
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:
         return self._completion([], usage)
