@@ -126,7 +126,10 @@ class TextFormat:
         choices = [TextChoice(piece.text, None, piece.index, self._scores(piece))]
         if piece.finish_reason is not None:
             says = piece.text or piece.scores or piece.prompt_scores
-            choices = [*(choices if says else ()), TextChoice("", piece.finish_reason, piece.index)]
+            choices = [
+                *(choices if says else ()),
+                TextChoice("", piece.finish_reason, piece.index, self._scores(Piece())),
+            ]
         return [self._completion([choice]) for choice in choices]
 
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:
