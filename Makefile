@@ -30,7 +30,7 @@ test: check  ## everything CI runs: lint, formatting, types, tests, on two cores
 
 test-openai:  ## the SDK's tests with version 2 of the openai client, put beside the installed one
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target out/openai2 "openai==2.*" distro
-	@PYTHONPATH="out/openai2:$$PYTHONPATH" $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/sdk
+	@PYTHONPATH="$(CURDIR)/out/openai2:$$PYTHONPATH" $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/sdk
 
 test-fast: check  ## lint, types and the quick tests, in about two minutes
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow and not soak" tests/protocol tests/text tests/house $(ARGS)

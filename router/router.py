@@ -219,6 +219,7 @@ class Router:
         if isinstance(reply, LocalReply):
             completion: Any = answer.local_completion(reply.answer, cascade)
         elif isinstance(reply, CloudReply):
+            record.notes = answer.notes_in(reply.completion)
             completion = {**reply.completion, "updraft": record.info()}
         else:
             raise EngineError("The cascade gave a stream where none was asked for.")

@@ -20,7 +20,7 @@ from ..gates.gates import GateDecision
 from ..request.chat_request import continued
 from ..request.json_narrowing import table
 from ..tiers.interfaces import CloudFailure, CloudStream, CloudUsage, LocalAnswer, LocalGeneration, Token
-from .completion import ChunkWriter, ShownTokens, token_logprobs
+from .completion import ChunkWriter, ShownTokens, notes_in, token_logprobs
 
 
 class StreamError(Exception):
@@ -255,6 +255,7 @@ async def _relayed(cascade: Cascade, stream: CloudStream, adopt: ChunkWriter | N
         record.cloud.completion_tokens = written  # a server that reports no usage sends about a token a chunk
     if finish is None:
         raise StreamError(EngineError("The cloud's stream ended without a finish reason."))
+    record.notes = notes_in(finish)
     yield sse.event({**finish, "updraft": record.info()})
     if counted is not None and adopt is None and cascade.job.include_usage:
         yield b"data: " + counted + b"\n\n"

@@ -20,8 +20,8 @@ from updraft.router.config import RouterConfig
 from updraft.router.router import Router
 from updraft.router.server.app import daemon_app
 
-USER = {"role": "user", "content": "hello"}
-TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+USER: Any = {"role": "user", "content": "hello"}
+TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 Connect = Callable[..., openai.OpenAI]
 
 
@@ -70,7 +70,7 @@ def test_every_field_of_an_answer_arrives_and_goes_back(connect: Connect, cloud:
     assert message.annotations and message.model_extra["reasoning_content"] == "Hm."
     assert (first.service_tier, first.system_fingerprint) == ("default", "fp_1")
     assert first.usage.completion_tokens_details.reasoning_tokens == 2
-    history = [USER, message, USER, message.model_dump(), USER]
+    history: Any = [USER, message, USER, message.model_dump(), USER]
     assert client.chat.completions.create(model="cloud", messages=history).choices[0].finish_reason == "stop"
     sent = cloud.bodies[1]["messages"]
     assert sent[3] == message.model_dump()
@@ -81,7 +81,7 @@ def test_tools_round_trip(connect: Connect, cloud: FullCloud) -> None:
     client = connect()
     called = client.chat.completions.create(model="cloud", messages=[USER], tools=TOOLS).choices[0]
     assert called.finish_reason == "tool_calls"
-    result = {"role": "tool", "tool_call_id": called.message.tool_calls[0].id, "content": "Rain."}
+    result: Any = {"role": "tool", "tool_call_id": called.message.tool_calls[0].id, "content": "Rain."}
     for message in (called.message, called.message.model_dump()):
         answer = client.chat.completions.create(model="cloud", messages=[USER, message, result], tools=TOOLS)
         assert answer.choices[0].message.content == "Hi"
@@ -94,7 +94,7 @@ def test_streams_and_what_they_accumulate_go_back(connect: Connect, cloud: FullC
         final = stream.get_final_completion()
     message = final.choices[0].message.model_dump()
     assert message["tool_calls"][0]["index"] == 0
-    result = {"role": "tool", "tool_call_id": "call_1", "content": "Rain."}
+    result: Any = {"role": "tool", "tool_call_id": "call_1", "content": "Rain."}
     chunks = list(client.chat.completions.create(model="cloud", messages=[USER, message, result], stream=True))
     assert cloud.bodies[1]["messages"][1] == message
     pieces = [chunk.choices[0] for chunk in chunks if chunk.choices]
@@ -167,7 +167,7 @@ def test_what_the_device_cannot_do_goes_up_and_is_refused_by_name_where_only_it_
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_streaming_response_is_open(connect: Connect, stream: bool) -> None:
     client = connect()
-    options = {"model": "local", "messages": [USER], "stream": stream}
+    options: Any = {"model": "local", "messages": [USER], "stream": stream}
     with client.chat.completions.with_streaming_response.create(**options) as response:
         assert not response.is_closed
         text = "".join(response.iter_text())

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from ....protocol.http.ids import new_id
 from ....protocol.responses import (
+    AnswerNotes,
     AssistantMessage,
     ChatChoice,
     ChatCompletion,
@@ -64,6 +66,7 @@ class ChatFormat:
     n: int = 1
     include_usage: bool = False
     tools: OfferedTools | None = None
+    notes: tuple[str, ...] = ()
     id: str = field(default_factory=lambda: new_id("chatcmpl"))
     created: int = field(default_factory=lambda: int(time.time()))
     _calls: dict[int, ToolCallStream] = field(default_factory=dict[int, ToolCallStream])
@@ -80,7 +83,10 @@ class ChatFormat:
         if reason is not None:
             says = delta != Delta() or piece.scores
             choices = [*(choices if says else ()), ChunkChoice(Delta(), reason, piece.index)]
-        return [self._chunk([choice]) for choice in choices]
+        chunks = [self._chunk([choice]) for choice in choices]
+        if reason is not None:
+            chunks[-1].updraft = self._noted()
+        return list[msgspec.Struct](chunks)
 
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:
         return self._chunk([], usage)
@@ -94,8 +100,16 @@ class ChatFormat:
             if reason is not None:
                 choices.append(ChatChoice(message, reason, answer.index, self._scores(answer)))
         return ChatCompletion(
-            id=self.id, model=self.model, created=self.created, choices=choices, usage=total_usage(answers)
+            id=self.id,
+            model=self.model,
+            created=self.created,
+            choices=choices,
+            usage=total_usage(answers),
+            updraft=self._noted(),
         )
+
+    def _noted(self) -> AnswerNotes | UnsetType:
+        return AnswerNotes(notes=list(self.notes)) if self.notes else UNSET
 
     def _chunk(self, choices: list[ChunkChoice], usage: Usage | None = None) -> ChatCompletionChunk:
         chunk = ChatCompletionChunk(id=self.id, model=self.model, created=self.created, choices=choices)

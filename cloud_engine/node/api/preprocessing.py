@@ -67,7 +67,8 @@ class JobMaker:
         if offered is not None:
             constraint = offered.format.constraint(offered.use)
             generation = replace(generation, constraint=constraint, streamed=True)  # a call may end an answer
-        job = self._job(request, [generation], ChatFormat(*self._shape(request), offered))
+        notes = () if generation.constraint is None else generation.constraint.notes
+        job = self._job(request, [generation], ChatFormat(*self._shape(request), offered, notes))
         return replace(job, tools=offered)
 
     def completion(self, body: bytes, tenant: str) -> PreparedRequest:
