@@ -12,17 +12,9 @@ from .errors import InvalidRequestError, UnknownFieldError, UnsupportedFeatureEr
 
 #: Fields of OpenAI's that no server of ours implements. Errors name them; what else is unknown is a stranger's text.
 UNSUPPORTED = frozenset(
-    [
-        "audio",
-        "function_call",
-        "functions",
-        "moderation",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "verbosity",
-        "web_search_options",
-    ]
-)
+    ("audio", "function_call", "functions", "moderation", "prompt_cache_options", "prompt_cache_retention",
+     "verbosity", "web_search_options")
+)  # fmt: skip
 _OPAQUE = frozenset({"parameters", "schema", "json"})  # JSON schemas: null means something there
 _MOST_NESTED = 8  # tool calls of messages, and no deeper
 _MOST_NAME = 100  # characters of a field's name that an error repeats

@@ -16,23 +16,9 @@ MAX_TOOLS = 128
 MAX_DEPTH = 64
 #: Keywords of JSON schemas that no grammar holds an answer to.
 _UNENFORCED = frozenset(
-    [
-        "not",
-        "propertyNames",
-        "uniqueItems",
-        "contains",
-        "minContains",
-        "maxContains",
-        "if",
-        "then",
-        "else",
-        "dependencies",
-        "dependentRequired",
-        "dependentSchemas",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-    ]
-)
+    ("not", "propertyNames", "uniqueItems", "contains", "minContains", "maxContains", "if", "then", "else",
+     "dependencies", "dependentRequired", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties")
+)  # fmt: skip
 #: Formats that one does hold it to; all others only say what a text is for.
 _FORMATS = frozenset(["date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"])
 #: What no answer could keep to is no oversight.

@@ -14,8 +14,8 @@ ROOMS = {
     "protocol": [
         "http",
         "embeddings requests responses",
-        "prompts structured sampling settings",
-        "errors flags noise unicode_forms wal",
+        "decoding prompts structured sampling settings",
+        "errors noise unicode_forms wal",
     ],
     "text": [
         "tool_calls tool_formats tool_stream",

@@ -179,6 +179,9 @@ def test_raw_and_streaming_responses_show_headers(client: updraft.OpenAI) -> Non
 def test_models(client: updraft.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["auto", "local", "cloud", "pocket-large", "fake-small"]
     assert client.models.retrieve("auto").id == "auto"
+    card = client.models.retrieve("fake-small")
+    assert card.created > 10**9
+    assert card.model_extra == {"max_model_len": 512}
 
 
 def test_errors_are_the_genuine_ones(client: updraft.OpenAI, cloud: FakeCloud) -> None:

@@ -58,6 +58,11 @@ class FullCloud:
         return JSONResponse({**_SHARED, "object": "chat.completion", "choices": [choice], "usage": _USAGE})
 
 
+async def _models(_request: Request) -> Response:
+    card = {"id": "big", "object": "model", "created": 5, "owned_by": "somebody", "max_model_len": 99}
+    return JSONResponse({"object": "list", "data": [card]})
+
+
 def _logprobs() -> dict[str, Any]:
     return {"content": [_TOKEN], "refusal": None}
 
@@ -91,6 +96,6 @@ def _event(fields: dict[str, Any]) -> bytes:
 @contextmanager
 def running_full_cloud() -> Iterator[FullCloud]:
     cloud = FullCloud()
-    with serving(Starlette(routes=[Route("/v1/chat/completions", cloud.chat, methods=["POST"])])) as url:
-        cloud.url = url
+    routes = [Route("/v1/chat/completions", cloud.chat, methods=["POST"]), Route("/v1/models", _models)]
+    with serving(Starlette(routes=routes)) as cloud.url:
         yield cloud
