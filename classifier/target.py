@@ -63,8 +63,9 @@ class Target:
     ) -> Target:
         """The one that is given, of at most one; quality 0.98 if none is."""
         stated: dict[TargetName, float | None] = {"quality": quality, "cloud_share": cloud_share, "cost": cost}
-        given = ((name, value) for name, value in stated.items() if value is not None)
-        return next((cls(name, value, prices) for name, value in given), cls(prices=prices))
+        return next(
+            (cls(name, value, prices) for name, value in stated.items() if value is not None), cls(prices=prices)
+        )
 
     def __str__(self) -> str:
         if self.name == "cost":

@@ -57,6 +57,18 @@ class UnsupportedFeatureError(InvalidRequestError):
     default_code = "unsupported_parameter"
 
 
+class UnknownFieldError(InvalidRequestError):
+    """A field that no reader here knows. Its name is the caller's text: fit for an answer, not for a log."""
+
+    default_code = "invalid_value"
+
+
+class WrongTypeError(InvalidRequestError):
+    """A field holds another kind of JSON than it is for, whoever reads it."""
+
+    default_code = "invalid_value"
+
+
 class ContextLengthError(InvalidRequestError):
     """Prompt plus requested output does not fit the context window. Nothing is truncated."""
 

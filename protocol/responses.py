@@ -81,6 +81,13 @@ class ChoiceLogprobs(msgspec.Struct):
     refusal: None = None
 
 
+class AnswerNotes(msgspec.Struct, kw_only=True):
+    """What an engine says of its own answer, in the place where a router says more."""
+
+    # What of the request's schema the answer was not held to.
+    notes: list[str]
+
+
 class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
     """Why this answer came from where it came. The same facts travel as `x-updraft-*` headers and go to the ledger."""
 
@@ -104,6 +111,8 @@ class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
     draft_proposed: int = 0
     draft_accepted: int = 0
     latency_ms: float = 0.0
+    # What of the request's schema the answer was not held to; left out where there is nothing to say.
+    notes: list[str] | UnsetType = UNSET
 
     def headers(self) -> dict[str, str]:
         reason = self.reason.replace("\n", " ")
@@ -155,7 +164,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     object: Literal["chat.completion"] = "chat.completion"
     prompt_logprobs: list[dict[str, PromptToken] | None] | UnsetType = UNSET
     sampling: SamplingDefaults | UnsetType = UNSET
-    updraft: UpdraftInfo | UnsetType = UNSET
+    updraft: UpdraftInfo | AnswerNotes | UnsetType = UNSET
 
 
 class FunctionDelta(msgspec.Struct, omit_defaults=True):
@@ -199,7 +208,7 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     usage: TokenCounts | UnsetType | None = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     sampling: SamplingDefaults | UnsetType = UNSET
-    updraft: UpdraftInfo | UnsetType = UNSET
+    updraft: UpdraftInfo | AnswerNotes | UnsetType = UNSET
 
 
 class TextLogprobs(msgspec.Struct, kw_only=True):

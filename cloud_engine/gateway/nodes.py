@@ -7,11 +7,15 @@ import logging
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from itertools import groupby
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import msgspec
+from msgspec import UNSET
 
 from ...protocol.errors import ConfigurationError, ModelNotFoundError, OverloadedError
+from ...protocol.responses import ModelCard
 from ...protocol.safety.redaction import shown_url
 from .upstream import Upstream, UpstreamAddress, UpstreamFailure
 
@@ -25,10 +29,12 @@ _log = logging.getLogger("updraft.gateway")
 
 
 class Model(msgspec.Struct):
-    """As a node lists it."""
+    """As a node lists it. What it says beyond the name may be of any kind."""
 
     id: str
-    owned_by: str | None = None
+    owned_by: Any = None
+    created: Any = None
+    max_model_len: Any = None
 
 
 class _Models(msgspec.Struct):
@@ -46,6 +52,7 @@ class Node:
         self.target = _target(address)
         self.url = shown_url(address)
         self.models: tuple[str, ...] = ()
+        self.cards: tuple[Model, ...] = ()
         self.tells_usage = False
         self.healthy = False
         self.reason = "not probed yet"
@@ -56,6 +63,7 @@ class Node:
 
     def serves(self, models: Sequence[Model]) -> None:
         self.models = tuple(model.id for model in models)
+        self.cards = tuple(models)
         self.tells_usage = all(model.owned_by in _TELL_USAGE for model in models)
 
     def failed(self, reason: str) -> None:
@@ -124,9 +132,10 @@ class NodeRegistry:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
 
-    def models(self) -> list[str]:
-        """The models of all nodes that are in."""
-        return sorted({model for node in self.nodes if node.healthy for model in node.models})
+    def models(self) -> list[ModelCard]:
+        """The models of all nodes that are in: since when there is one, and what each of its nodes has room for."""
+        listed = sorted((card for node in self.nodes if node.healthy for card in node.cards), key=lambda card: card.id)
+        return [_card(name, list(group)) for name, group in groupby(listed, key=lambda card: card.id)]
 
     def choose(self, model: str, tried: Collection[Node]) -> Node | None:
         """The least loaded node that is in, has `model` and is not in `tried`; ties in turn. None: no such node."""
@@ -187,6 +196,13 @@ class NodeRegistry:
             node.failed(str(error))
         except TimeoutError:
             node.was_late()
+
+
+def _card(name: str, listed: list[Model]) -> ModelCard:
+    since = min((each.created for each in listed if isinstance(each.created, int)), default=0)
+    room = min((each.max_model_len for each in listed if isinstance(each.max_model_len, int)), default=UNSET)
+    foreign = [str(each.owned_by) for each in listed if each.owned_by != "updraft"]  # then it is not ours to answer for
+    return ModelCard(id=name, created=since, max_model_len=room, owned_by=foreign[0] if foreign else "updraft")
 
 
 def _target(url: str) -> UpstreamAddress:

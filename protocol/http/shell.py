@@ -102,7 +102,8 @@ async def read_body(request: Request) -> bytes:
 
 async def read_wire_request(request: Request) -> WireRequest:
     """The whole request as bytes. Raises RequestTooLargeError as soon as the body exceeds the app's limit."""
-    return WireRequest(request.method, request.url.path, dict(request.headers), await read_body(request))
+    body, url = await read_body(request), request.url
+    return WireRequest(request.method, url.path, dict(request.headers), body, query=url.query)
 
 
 def send(response: WireResponse, request: Request) -> Response:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET
 
 from ...protocol.http.ids import new_id
 from ...protocol.responses import UpdraftInfo, Usage
@@ -84,6 +85,8 @@ class RequestRecord:
     decisions: list[GateDecision] = field(default_factory=list[GateDecision])
     # Added to the reason.
     note: str = ""
+    # What of the request's schema the answer was not held to.
+    notes: tuple[str, ...] = ()
     # Why a cloud gave no answer.
     failure: str = ""
     # Over all local runs of the request.
@@ -252,6 +255,7 @@ class RequestRecord:
             draft_proposed=self.cloud.accepted + self.cloud.rejected,
             draft_accepted=self.cloud.accepted,
             latency_ms=self.latency_ms,
+            notes=list(self.notes) or UNSET,
         )
 
     def row(self, status: int) -> LedgerRow:

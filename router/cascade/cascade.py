@@ -252,12 +252,14 @@ class Cascade:
     async def begin_local(self, params: SamplingParams) -> LocalGeneration:
         """A run that answers the request, sampled by `params`; who begins it closes it."""
         chat, use, tools = self.chat, self.chat.tool_use, self.tools
+        constraint = chat.constraint() if tools is None else tools.format.constraint(tools.use)
+        self.record.notes = () if constraint is None else constraint.notes
         return await self.local.start(
             chat.messages,
             params,
             continue_final_message=chat.continue_final_message,
             tools=use,
-            constraint=chat.constraint() if tools is None else tools.format.constraint(tools.use),
+            constraint=constraint,
         )
 
     async def continue_local(self, messages: Sequence[Message], params: SamplingParams) -> LocalGeneration:

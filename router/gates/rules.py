@@ -8,11 +8,14 @@ from ...protocol.errors import (
     BudgetExceededError,
     InvalidRequestError,
     MissingDependencyError,
+    UnknownFieldError,
     UnsupportedFeatureError,
     UpdraftError,
 )
 from ..privacy.unreadable import UNREADABLE
 from ..request.chat_request import RoutingRequest
+
+_MOST_REASON = 200  # characters of an error: it may repeat values of the request
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,9 @@ def _why_not_local(availability: TierAvailability, no_local: UpdraftError) -> st
         return f"no local model: {availability.local_missing.message}"
     if availability.local_missing is not None:
         return "no local model is configured"
-    return f"beyond the local model: {no_local.message}"
+    unknown = isinstance(no_local, UnknownFieldError)
+    why = "a field that is unknown here" if unknown else no_local.message[:_MOST_REASON]
+    return f"beyond the local model: {why}"
 
 
 def _neither(no_local: UpdraftError, no_cloud: UpdraftError) -> UpdraftError:

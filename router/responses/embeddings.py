@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...protocol.errors import EngineError, InvalidRequestError, UnsupportedFeatureError
+from ...protocol.http.forwarding import NOTHING, Forwarded
 from ..accounting.request_record import RequestRecord
 from ..cascade.escalation import cloud_call
 from ..gates.gates import GateDecision
@@ -15,7 +16,11 @@ from ..tiers.interfaces import CloudUsage
 
 
 async def embed(
-    body: dict[str, Any], requested_tier: RequestedTier, state: RouterState, record: RequestRecord
+    body: dict[str, Any],
+    requested_tier: RequestedTier,
+    state: RouterState,
+    record: RequestRecord,
+    along: Forwarded = NOTHING,
 ) -> dict[str, Any]:
     """The cloud's answer to `body`, as it sent it; `record` learns what it cost. Raises UpdraftError, CloudFailure."""
     if take_options(body).private:
@@ -34,7 +39,7 @@ async def embed(
     record.decide(GateDecision(0, escalate=True, reason="embeddings come from the cloud"))
     body = {**body, "model": config.cloud_model}
     async with cloud_call(state, record, body):
-        answer = await tiers.cloud.embed(body, timeout_s=config.cloud_timeout_s)
+        answer = await tiers.cloud.embed(body, timeout_s=config.cloud_timeout_s, forwarded=along)
     record.route = "cloud"
     record.counted(CloudUsage.of(answer))
     return answer

@@ -14,9 +14,10 @@ ROOMS = {
     "protocol": [
         "http",
         "embeddings requests responses",
+        "decoding",
         "safety",
         "prompts structured sampling settings",
-        "errors flags noise unicode_forms wal",
+        "errors noise unicode_forms wal",
     ],
     "text": [
         "tool_calls tool_formats tool_stream",

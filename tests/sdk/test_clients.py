@@ -18,6 +18,7 @@ import httpx
 import openai
 import pytest
 import updraft
+from openai_versions import passes_errors_on
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, ScriptedLocal, tiers
 from updraft.protocol.errors import ConfigurationError
 from updraft.router.accounting.ledger import Ledger
@@ -184,6 +185,9 @@ def test_raw_and_streaming_responses_show_headers(client: updraft.OpenAI) -> Non
 def test_models(client: updraft.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["auto", "local", "cloud", "pocket-large", "fake-small"]
     assert client.models.retrieve("auto").id == "auto"
+    card = client.models.retrieve("fake-small")
+    assert card.created > 10**9
+    assert card.model_extra == {"max_model_len": 512}
 
 
 def test_errors_are_the_genuine_ones(client: updraft.OpenAI, cloud: FakeCloud) -> None:
@@ -250,6 +254,7 @@ def test_an_error_in_the_middle_of_a_stream(client: updraft.OpenAI, cloud: FakeC
         list(client.chat.completions.create(model="cloud", messages=USER, stream=True))
 
 
+@passes_errors_on
 def test_a_timeout_is_openais_and_is_not_repeated(client: updraft.OpenAI, local: ScriptedLocal) -> None:
     local.delay_s = 0.2
     begun = time.monotonic()
@@ -260,6 +265,7 @@ def test_a_timeout_is_openais_and_is_not_repeated(client: updraft.OpenAI, local:
     assert local.running == 0
 
 
+@passes_errors_on
 def test_a_stream_that_stalls_times_out(client: updraft.OpenAI, local: ScriptedLocal) -> None:
     stream = client.chat.completions.create(model="local", messages=USER, stream=True, timeout=0.5)
     local.delay_s = 30
@@ -303,6 +309,7 @@ def test_copies_share_one_router(client: updraft.OpenAI, local: ScriptedLocal) -
         client.copy(base_url="http://elsewhere/v1")
 
 
+@passes_errors_on
 def test_close_ends_everything_and_is_final(config: RouterConfig, local: ScriptedLocal) -> None:
     client = updraft.OpenAI(config=config)
     client.chat.completions.create(model="auto", messages=USER)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from homes import home_in
+from openai_versions import passes_errors_on
 from router_fakes import CLOUD_TEXT, FakeCloud
 
 README = Path(__file__).parents[2] / "README.md"
@@ -87,6 +88,7 @@ print(ask(used))
 """
 
 
+@passes_errors_on
 def test_a_fork_is_told_at_once_what_it_lacks(tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("UPDRAFT_")}
     done = subprocess.run(

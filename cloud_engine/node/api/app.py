@@ -209,10 +209,12 @@ async def _events(job: PreparedRequest, first: Piece, rest: AsyncGenerator[Piece
     try:
         for chunk in job.format.opening():
             yield sse.event(chunk)
-        yield sse.event(job.format.chunk(first))
+        for chunk in job.format.chunks(first):
+            yield sse.event(chunk)
         ends = [first]
         async for piece in rest:
-            yield sse.event(job.format.chunk(piece))
+            for chunk in job.format.chunks(piece):
+                yield sse.event(chunk)
             ends += [piece] if piece.finish_reason else []
         if job.include_usage:
             yield sse.event(job.format.usage_chunk(total_usage(ends)))

@@ -56,7 +56,7 @@ def test_stream_with_usage(client: openai.OpenAI) -> None:
         stream=True,
         stream_options={"include_usage": True, "continuous_usage_stats": True},  # type: ignore[typeddict-unknown-key]
     )
-    assert [chunk.usage and chunk.usage.completion_tokens for chunk in chunks] == [None, 2, 3]
+    assert [chunk.usage and chunk.usage.completion_tokens for chunk in chunks] == [None, 2, 3, 3]
     assert last.usage and {chunk.usage.prompt_tokens for chunk in chunks if chunk.usage} == {last.usage.prompt_tokens}
 
 

@@ -147,3 +147,11 @@ def test_other_machines_need_a_key() -> None:
     with pytest.raises(ConfigurationError, match="--key-env"):
         DaemonOptions(host="0.0.0.0")
     assert "secret" not in repr(DaemonOptions(api_key="secret"))
+
+
+def test_health_wants_no_key(cloud: FakeCloud) -> None:
+    router = Router(RouterConfig(cloud_url=cloud.url, local=None, ledger=None))
+    with TestClient(daemon_app(router, "secret"), base_url="http://127.0.0.1") as http:
+        assert http.get("/health").status_code == 200
+        assert http.get("/v1/models").status_code == 401
+        assert http.get("/v1/models", headers={"authorization": "Bearer secret"}).status_code == 200
