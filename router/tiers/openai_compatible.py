@@ -29,6 +29,7 @@ from .interfaces import CloudFailure
 
 log = logging.getLogger("updraft.router")
 
+_LAST_BYTES_S = 0.2  # that a server may take to end its response after the end mark
 MAX_BODY_BYTES = 32 * 2**20  # a completion is kilobytes; more than this is not an answer
 
 
@@ -206,6 +207,12 @@ class HttpCloudStream:
         return self._ready.popleft()
 
     async def aclose(self) -> None:
+        """After its end mark a stream is read to its end, so that its connection is used again and nothing is left."""
+        if self._parser.done:
+            with suppress(TimeoutError, httpx.HTTPError):
+                async with asyncio.timeout(_LAST_BYTES_S):
+                    while await anext(self._chunks, None) is not None:
+                        pass
         await self._response.aclose()
 
     def _decode(self, payload: bytes) -> tuple[bytes, dict[str, Any]]:
