@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from .shared.ledger import LedgerPath, as_json, open_ledger, printable, time_of
+from .rows import LedgerPath, as_json, open_ledger, printable, time_of
 
 
 def log(
@@ -37,7 +37,7 @@ def log(
     from rich.markup import escape
     from rich.table import Table
 
-    from .shared.tables import dollars
+    from ..shared.tables import dollars
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("time", "tier", "model"):
