@@ -13,8 +13,9 @@ import typer
 
 from .. import __version__
 from ..protocol.errors import ConfigurationError, InvalidRequestError, UpdraftError
-from . import bench, calibrate, demo, evaluate, init, learn, log, servers, tune, usage, why
+from . import bench, calibrate, demo, evaluate, init, learn, servers, tune
 from .doctor import command as doctor
+from .ledger import log, usage, why
 from .models import store
 from .shared import output
 from .shared.failures import message_of

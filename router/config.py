@@ -200,7 +200,8 @@ class RouterConfig:
     def target(self) -> Target:
         """What a policy is to keep, by default quality 0.98. Raises ConfigurationError if it is out of range."""
         price = self.prices.of_cloud(self.cloud_model)
-        if isinstance(self.cost, int | float):
+        if self.cost is not None and price is None:
+            Target.of(self.quality, self.cloud_share, self.cost, (1.0, 1.0))  # what else is wrong with it comes first
             self._check_price(self.cloud_model, "the target cost")
         prices = None if price is None else (price.input, price.output)
         return replace(Target.of(self.quality, self.cloud_share, self.cost, prices), promise=self.promise)

@@ -87,7 +87,7 @@ ROOMS = {
         "reference",
         "main",
         "bench demo",
-        "calibrate doctor evaluate init learn servers talk tune why",
+        "calibrate doctor evaluate init learn ledger servers talk tune",
         "models shared",
         "bootstrap",
     ],

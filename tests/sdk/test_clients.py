@@ -22,6 +22,7 @@ from openai_versions import passes_errors_on
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, ScriptedLocal, tiers
 from updraft.protocol.errors import ConfigurationError
 from updraft.router.accounting.ledger import Ledger
+from updraft.router.accounting.prices import Prices
 from updraft.router.config import RouterConfig
 from updraft.router.router import Router
 from updraft.sdk import transport
@@ -43,6 +44,7 @@ def config(cloud: FakeCloud, tmp_path: Path) -> RouterConfig:
         cloud_model="pocket-large",
         ledger=tmp_path / "ledger.sqlite3",
         cloud_timeout_s=10.0,
+        prices=Prices(cloud_input=0.5, cloud_output=1.5),
     )
 
 
@@ -93,7 +95,7 @@ def test_embeddings_are_the_clouds(client: updraft.OpenAI, config: RouterConfig,
     assert [request["model"] for request in cloud.requests] == ["pocket-large"] * 2
     assert config.ledger is not None
     rows = Ledger(config.ledger).rows()
-    assert [(row.route, row.status, row.local_tokens, row.cost_usd > 0) for row in rows] == [
+    assert [(row.route, row.status, row.local_tokens, bool(row.cost_usd)) for row in rows] == [
         ("cloud", 200, 0, True)
     ] * 2
 
@@ -388,14 +390,11 @@ def test_settings_of_the_constructor(config: RouterConfig, monkeypatch: pytest.M
     assert settings(config=config, quality=0.9).quality == 0.9
     assert str(settings(config=config, cloud_share=0.3).target) == "cloud_share 0.3"
     assert str(settings(config=replace(config, quality=0.9), cost=2.0).target) == "cost 2 US dollars per 1,000 requests"
-    assert (
-        str(settings(local="pocket", cloud_model="pocket-large", quality=0.9, promise="mean").target)
-        == "quality 0.9 on average"
-    )
-    assert (
-        str(settings(local="pocket", cloud_model="pocket-large", cost=0.5).target)
-        == "cost 0.5 US dollars per 1,000 requests"
-    )
+    pair = {"local": "pocket", "cloud_model": "pocket-large"}
+    assert str(settings(**pair, quality=0.9, promise="mean").target) == "quality 0.9 on average"
+    assert str(settings(config=config, cost=0.5).target) == "cost 0.5 US dollars per 1,000 requests"
+    with pytest.raises(ConfigurationError, match="'pocket-large' has no price"):
+        settings(**pair, cost=0.5)
     assert settings(local=Path("m.gguf"), cloud_url="http://h:1", cloud_model="big").local == "m.gguf"
     assert settings(cloud_url="http://h:1", cloud_model="big").cloud_url == "http://h:1/v1"
     with pytest.raises(ConfigurationError, match="exclude each other"):

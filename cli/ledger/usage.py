@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ..protocol.errors import InvalidRequestError
-from .shared import output
-from .shared.ledger import LedgerPath, open_ledger, printable
+from ...protocol.errors import InvalidRequestError
+from ..shared import output
+from .rows import LedgerPath, open_ledger, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..router.accounting.ledger import LedgerTotals
+    from ...router.accounting.ledger import LedgerTotals
 
 _SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -41,7 +41,7 @@ def usage(
       updraft usage --by model
       updraft usage --json
     """
-    from ..router.accounting.ledger import GROUPS
+    from ...router.accounting.ledger import GROUPS
 
     start = 0.0 if since is None else _start(since)
     with open_ledger(ledger) as opened:
@@ -51,7 +51,7 @@ def usage(
         found = {name: [asdict(each) for each in rows] for name, rows in groups.items()}
         output.echo(output.as_json({"since": start, "total": asdict(total), **found}))
         return
-    from .shared.console import Console
+    from ..shared.console import Console
 
     console = Console(highlight=False)
     console.print(_table(by, groups[by], total))
@@ -64,7 +64,7 @@ def _table(by: str, rows: list[LedgerTotals], total: LedgerTotals) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    from .shared.tables import dollars, number
+    from ..shared.tables import dollars, number
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=False)
     table.add_column(by)

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from .shared import output
-from .shared.ledger import LedgerPath, as_json, open_ledger, printable, time_of
+from ..shared import output
+from .rows import LedgerPath, as_json, open_ledger, printable, time_of
 
 
 def log(
@@ -36,8 +36,8 @@ def log(
     from rich.markup import escape
     from rich.table import Table
 
-    from .shared.console import Console
-    from .shared.tables import dollars
+    from ..shared.console import Console
+    from ..shared.tables import dollars
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("time", "tier", "model"):

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..protocol.errors import NotFoundError
-from .shared import output
-from .shared.ledger import LedgerPath, as_json, decisions_of, open_ledger, printable, time_of
+from ...protocol.errors import NotFoundError
+from ..shared import output
+from .rows import LedgerPath, as_json, decisions_of, open_ledger, printable, time_of
 
 if TYPE_CHECKING:
-    from ..router.accounting.ledger import LedgerRow
+    from ...router.accounting.ledger import LedgerRow
 
 GATES = ("rules", "before", "during", "after")
 ROUTES = {
@@ -46,15 +46,15 @@ def why(
         return
     from rich.markup import escape
 
-    from .shared.console import Console
-    from .shared.tables import facts_table
+    from ..shared.console import Console
+    from ..shared.tables import facts_table
 
     Console(highlight=False).print(facts_table({label: escape(text) for label, text in explained(row).items()}))
 
 
 def explained(row: LedgerRow) -> dict[str, str]:
     """The row as labelled lines, in the order in which a person asks."""
-    from .shared.tables import dollars
+    from ..shared.tables import dollars
 
     facts = {
         "request": [f"{row.id}, {time_of(row)}, model {row.model or '-'}, status {row.status}"],
