@@ -164,11 +164,10 @@ def test_targets_out_of_range(name: str, value: float) -> None:
         Target(name, float("nan"))  # type: ignore[arg-type]
 
 
-def test_one_target_at_most() -> None:
+def test_the_target_that_is_given() -> None:
     assert Target.of(None, None, None) == Target("quality", 0.98)
     assert Target.of(None, 0.2, None) == Target("cloud_share", 0.2)
-    with pytest.raises(ConfigurationError, match="quality and cost exclude each other"):
-        Target.of(0.9, None, 1.0)
+    assert Target.of(None, None, 1.0, (0.5, 1.5)) == Target("cost", 1.0, (0.5, 1.5))
 
 
 @pytest.mark.parametrize("copies", [1, 3, 10])
