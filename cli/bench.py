@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .shared import options
+from .shared import json_output, options
+from .shared.command_line import CommandLine
 
 if TYPE_CHECKING:
     from ..bench.report import Report
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Measure, and print or write the figures with machine, versions and commit. --json PATH writes them.",
-)
+app = CommandLine(help="Measure, and print or write the figures with machine, versions and commit.")
 
 
 @app.callback()
@@ -30,7 +28,7 @@ def cascade(
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Questions in flight to the cloud.")] = 8,
     seed: Annotated[int, typer.Option(help="Which of the held-out tasks.")] = 0,
     quality: options.Quality = None,
-    json_path: options.Json = None,
+    json_path: json_output.File = None,
 ) -> None:
     """Quality, cloud share and cost of the packaged pair: local only, cloud only, routed.
 
@@ -43,7 +41,9 @@ def cascade(
     from .evaluate import measure
 
     config = options.Pair(local="pocket", quality=quality).config()
-    measured = measure(config, pocket_questions(tasks, seed), None, concurrency)
+    measured = measure(
+        config, pocket_questions(tasks, seed), None, concurrency, tables_apart=json_output.is_stdout(json_path)
+    )
     settings = {"tasks": tasks, "concurrency": concurrency, "seed": seed, "quality": config.target.value}
     show(Report.of({"bench": "cascade", **settings}, measured), json_path)
 
@@ -54,7 +54,7 @@ def escalation(
     rounds: Annotated[int, typer.Option(min=1, help="How often each escalation is asked in each way.")] = 3,
     seed: Annotated[int, typer.Option(help="Which of the held-out tasks.")] = 0,
     quality: options.Quality = None,
-    json_path: options.Json = None,
+    json_path: json_output.File = None,
 ) -> None:
     """What the local answer is worth as a draft: escalations with it, without it, and with a useless one.
 
@@ -113,7 +113,7 @@ def engine(
     draft_shape: Annotated[
         str | None, typer.Option(help="Shape of the model that an oracle's drafts take the time of. [pocket]")
     ] = None,
-    json_path: options.Json = None,
+    json_path: json_output.File = None,
 ) -> None:
     """Throughput, decoding, prefix cache and scheduler of the cloud engine, beside transformers on the same requests.
 
@@ -139,7 +139,7 @@ def engine(
         return Report.of({"bench": "engine", **config}, figures)
 
     def keep(figures: dict[str, float]) -> None:
-        if json_path is not None:
+        if json_path is not None and not json_output.is_stdout(json_path):
             report(figures).write(json_path)
 
     with tempfile.TemporaryDirectory(prefix="updraft-bench-") as workplace:
@@ -154,7 +154,7 @@ def engine(
 def gates(
     tasks: Annotated[int, typer.Option(min=50, max=2_000, help="Held-out pocket tasks in a draw.")] = 2_000,
     draws: Annotated[int, typer.Option(min=1, help="How often as many are drawn.")] = 1,
-    json_path: options.Json = None,
+    json_path: json_output.File = None,
 ) -> None:
     """The packaged pair's gates: ranking, calibration error, what noise leaves of decisions, and how long one takes.
 
@@ -182,7 +182,7 @@ def router(
     strong: Annotated[str | None, typer.Option(help="Column of the strong model's score. [strong]")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Also write the figures as a Markdown table.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Also draw the curve to this .png (extra: plot).")] = None,
-    json_path: options.Json = None,
+    json_path: json_output.File = None,
 ) -> None:
     """A router learned from graded prompts, by RouteLLM's protocol: APGR, CPT50, CPT80, calibration, guarantee.
 
@@ -206,7 +206,8 @@ def router(
     config = {"data": data.name, "test": test and test.name, "labels": labels, "mode": mode, "seeds": seeds}
     report = Report.of({"bench": "router", **config, "weak": weak, "strong": strong}, measured.metrics)
     show(report, json_path)
-    Console().print(terminal_plot(measured.curve, measured.oracle), highlight=False)
+    console = Console(stderr=json_output.is_stdout(json_path))
+    console.print(terminal_plot(measured.curve, measured.oracle), highlight=False, markup=False)
     if markdown is not None:
         markdown.write_text(markdown_table(report), encoding="utf-8")
     if plot is not None:
@@ -233,7 +234,7 @@ def local(
         Path | None,
         typer.Option(metavar="FOLDER", help="Keep the built models here for the next run. [a temporary folder]"),
     ] = None,
-    json_path: options.Json = None,
+    json_path: json_output.File = None,
 ) -> None:
     """The on-device engine beside bare llama.cpp, llama_cpp.Llama and the servers over them, on the same files.
 
@@ -258,7 +259,7 @@ def node(
     streams: Annotated[int, typer.Option(min=1, help="Answers streamed at once.")] = 16,
     tokens: Annotated[int, typer.Option(min=2, max=256, help="Length of each.")] = 200,
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
-    json_path: options.Json = None,
+    json_path: json_output.File = None,
 ) -> None:
     """What HTTP costs the engine: tokens per second without a server, in a thread of the server, in its own process.
 
@@ -283,7 +284,7 @@ def kernels(
     tune: Annotated[
         bool, typer.Option("--tune", help="First try other ways to launch, and keep what is faster on this GPU.")
     ] = False,
-    json_path: options.Json = None,
+    json_path: json_output.File = None,
 ) -> None:
     """Each kernel's time on a CUDA device beside what its memory and tensor cores allow, and beside other libraries.
 
@@ -298,7 +299,6 @@ def kernels(
     from ..bench import tune as tuning
     from ..bench.kernel_cases import cases
     from ..bench.kernels import GpuClock, Measured, measure, report_of, require_cuda
-    from ..bench.report import write_json
     from ..kernels.runtime import launch
     from .shared.tables import kernels_table
 
@@ -306,9 +306,12 @@ def kernels(
     repetitions = 30 if short else 100
     clock = GpuClock(repetitions)
 
+    def figures(measured: Measured) -> dict[str, Any]:
+        return report_of(device, {"short": short, "repetitions": repetitions}, measured)
+
     def keep(measured: Measured) -> None:
-        if json_path is not None:
-            write_json(json_path, report_of(device, {"short": short, "repetitions": repetitions}, measured))
+        if not json_output.is_stdout(json_path):
+            json_output.write(json_path, figures(measured))
 
     def say(line: str) -> None:
         typer.secho(line, dim=True, err=True)
@@ -316,21 +319,23 @@ def kernels(
     if tune:
         path = launch.TUNED / f"{launch.file_name(device)}.json"
         tuning.keep(path, tuning.tune(cases(short=short), clock, say))
-        typer.echo(path)
+        typer.echo(path, err=json_output.is_stdout(json_path))
     measured = measure(cases(short=short), clock, say, keep)
-    Console().print(kernels_table(measured.rows, device))
+    Console(stderr=json_output.is_stdout(json_path)).print(kernels_table(measured.rows, device))
+    if json_output.is_stdout(json_path):
+        json_output.show(figures(measured))
 
 
 def show(report: Report, path: Path | None) -> None:
     """Print a report as a table, and write it if asked."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(title=f"{report.config['bench']} at {report.commit} on {report.machine['cpu']}")
     table.add_column("metric")
     table.add_column("value", justify="right")
     for name, value in report.metrics.items():
-        table.add_row(name, f"{value:,.6g}")
-    Console().print(table)
-    if path is not None:
-        report.write(path)
+        table.add_row(escape(name), f"{value:,.6g}")
+    Console(stderr=json_output.is_stdout(path)).print(table)
+    json_output.write(path, report.fields())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..protocol.errors import InvalidRequestError, NotFoundError
+from .shared import json_output
 
 if TYPE_CHECKING:
     from ..router.accounting.ledger import LedgerRow
@@ -32,7 +33,7 @@ def why(
         typer.Argument(help="The request's id: updraft.request_id, or x-updraft-request-id. [the newest one]"),
     ] = None,
     ledger: Annotated[Path | None, typer.Option(metavar="PATH", help="Ledger to read. [the configured one]")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the row as JSON.")] = False,
+    as_json: json_output.Flag = False,
 ) -> None:
     """Explain one request: who answered and why, every gate it passed, tokens, cost, and time in each tier.
 
@@ -43,7 +44,7 @@ def why(
     """
     row = _find(request_id, ledger)
     if as_json:
-        typer.echo(json.dumps({**dataclasses.asdict(row), "decisions": _decisions(row)}, indent=2))
+        json_output.show({**dataclasses.asdict(row), "decisions": _decisions(row)})
         return
     from rich.console import Console
     from rich.markup import escape

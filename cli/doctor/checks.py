@@ -46,22 +46,27 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-def run_checks(cloud: str | None, cloud_key_env: str | None) -> Iterator[Check]:
-    """All findings, each as soon as it is there: some take seconds."""
+def run_checks(cloud: str | None, cloud_key_env: str | None, begin: Callable[[str], None]) -> Iterator[Check]:
+    """All findings, each as soon as it is there. `begin` is told of each check that takes seconds."""
     yield check_python()
     for group in PACKAGES:
         yield check_packages(group)
     if _version("llama-cpp-python"):
+        begin("generating a few tokens with llama.cpp, in a process of its own")
         yield from check_llama()
+        begin("looking at this machine")
         yield from check_device()
     if _version("torch"):
+        begin("importing torch, in a process of its own")
         yield check_torch()
+    begin("reading the pocket models")
     yield check_models()
     yield check_policy()
     yield check_settings()
     yield check_tiers()
     yield check_port(SERVE_PORT)
     if cloud:
+        begin(f"asking {cloud} for its models")
         yield check_cloud(cloud, os.environ.get(cloud_key_env) if cloud_key_env else None)
 
 
