@@ -73,7 +73,7 @@ def node(
         str,
         typer.Option(
             metavar="NAME",
-            help="Folder with config.json and safetensors, owner/repo on a hub, or pocket (the package's pocket-large).",
+            help="Folder with config.json and safetensors, owner/repo on a hub, or pocket (the packaged model).",
         ),
     ],
     draft: Annotated[

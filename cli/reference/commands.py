@@ -26,8 +26,8 @@ _EXIT_CODES = (
     ("130", "Interrupted by Ctrl-C."),
 )
 _JSON = (
-    "With `--json` standard output holds JSON and nothing else; notes, tables and errors go to standard error. Commands "
-    "that measure also take a path: `--json out.json` writes the figures there and shows the tables as ever."
+    "With `--json` standard output holds JSON and nothing else; notes, tables and errors go to standard error. "
+    "Commands that measure also take a path: `--json out.json` writes the figures there and shows the tables as ever."
 )
 _COMPLETION = (
     "`updraft --install-completion` makes bash, zsh, fish or PowerShell complete commands and options. "

@@ -53,7 +53,7 @@ class Watch:
     def begin(self, what: str) -> None:
         """Say what is being done; on a terminal in a line that `end` takes away."""
         if self._console.is_terminal:
-            self._console.print(f"\r{what} ...", style="dim", end="", markup=False, no_wrap=True, overflow="crop")
+            self._console.print(f"{what} ...", end="", highlight=False, markup=False, no_wrap=True, overflow="ellipsis")
         else:
             self.say(f"{what} ...")
 

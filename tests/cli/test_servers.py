@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 from updraft.cli import servers
+from updraft.cli.main import app
 from updraft.cloud_engine.gateway.keys import KeyStore
 from updraft.cloud_engine.node import process
+from updraft.embedded import pocket
 from updraft.protocol.errors import PermissionDeniedError
 
 
@@ -51,6 +55,22 @@ def test_a_process_that_cannot_run_says_why(updraft, arguments: list[str], said:
     assert done.returncode in (1, 2)
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_pocket_is_a_model_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[process.NodeOptions] = []
+    monkeypatch.setattr(process, "run_node", taken.append)
+    assert CliRunner().invoke(app, ["node", "--model", "pocket", "--draft", "pocket"]).exit_code == 0
+    (options,) = taken
+    assert options.model == str(pocket.pocket_large_folder())
+    assert options.draft == str(pocket.pocket_small_folder())
+
+
+def test_a_key_as_json(updraft, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    found = json.loads(updraft("gateway-key", "team-a", "--keys", str(file), "--json").stdout)
+    assert (found["name"], found["admin"], found["file"]) == ("team-a", False, str(file))
+    assert KeyStore.load(file).name_of(f"Bearer {found['key']}") == "team-a"
 
 
 @pytest.mark.parametrize("command", [["serve", "--local", "pocket"], ["node", "--model", "x"]])
