@@ -206,7 +206,7 @@ def check_cloud(url: str, key: str | None) -> Check:
     from ...router.tiers.connection import CloudEndpoint, open_client
 
     async def ask() -> httpx.Response:
-        config = RouterConfig(cloud_url=url, cloud_api_key=key)
+        config = RouterConfig(cloud_url=url, cloud_api_key=key, cloud_model="unasked")
         async with open_client(CloudEndpoint(str(config.cloud_url), key, timeout_s=10.0)) as client:
             return await client.get(f"{config.cloud_url}/models")
 
