@@ -107,7 +107,7 @@ def figures(outcome: TaskOutcome) -> dict[str, Any]:
         "fallbacks": sum(info.route == "fallback" for info in infos),
         "cloud_share": sum(info.cloud_tokens > 0 or info.tier == "cloud" for info in infos) / max(1, len(infos)),
         "tokens": {"local": sum(i.local_tokens for i in infos), "cloud": sum(i.cloud_tokens for i in infos)},
-        "cost_usd": sum(info.cost_usd for info in infos),
+        "cost_usd": _cost(infos),
         "concurrency": outcome.leg.concurrency,
         "seconds": outcome.seconds,
         "latency_ms": latency(answered),
@@ -119,6 +119,12 @@ def errors(outcomes: Iterable[TaskOutcome]) -> dict[str, Any]:
     found = [str(reply.error) for outcome in outcomes for reply in outcome.failures]
     kinds = Counter(each.partition(":")[0] for each in found)
     return {"count": len(found), "by_kind": dict(kinds.most_common()), "first": found[0] if found else None}
+
+
+def _cost(infos: Iterable[UpdraftInfo]) -> float | None:
+    """None where a model has no price."""
+    costs = [info.cost_usd for info in infos]
+    return None if None in costs else sum(cost for cost in costs if cost is not None)
 
 
 def latency(replies: Iterable[Reply]) -> dict[str, float | None]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..protocol.errors import ConfigurationError, InvalidRequestError, UpstreamError
-from .shared import json_output, options
+from .shared import json_output, options, output
 
 if TYPE_CHECKING:
     from ..classifier.graded_row import GradedRow
@@ -116,14 +116,13 @@ def _from_file(data: Path, weak: str | None, strong: str | None, config: RouterC
 def _from_life(config: RouterConfig, prompts: Path, n: int, save: Path | None) -> _Task:
     import asyncio
 
-    from rich.console import Console
-
     from ..bench.both_tiers import ask_both, grading_of
     from ..bench.questions import read_prompts
     from ..classifier.training.text_router import MIN_LABELS
     from ..classifier.training.train_text import check_installed
     from ..router.factory import open_local
     from ..router.privacy.rules import PrivacyRules
+    from .shared.console import Console
     from .shared.watch import Watch
 
     found = read_prompts(prompts)
@@ -177,7 +176,7 @@ def _rescue(rows: list[GradedRow]) -> None:
 
     path = state_folder() / "graded.jsonl"
     write_graded(path, rows)
-    typer.echo(f"The graded prompts are in {path}: --data {path} goes on from there.", err=True)
+    output.echo(f"The graded prompts are in {path}: --data {path} goes on from there.", err=True)
 
 
 def _fit(task: _Task, config: RouterConfig, delta: float, out: Path | None, json_path: Path | None) -> None:
@@ -197,7 +196,7 @@ def _fit(task: _Task, config: RouterConfig, delta: float, out: Path | None, json
     policy = fit_text_policy(task.rows, recipe, folder)
     apart = json_output.is_stdout(json_path)
     _show(policy, config, apart)
-    typer.echo(_where(folder, recipe, given=out is not None), err=apart)
+    output.echo(_where(folder, recipe, given=out is not None), err=apart)
     if json_path is not None:
         from ..bench.report import Report
 
@@ -220,7 +219,7 @@ def _show(policy: TextPolicy, config: RouterConfig, apart: bool) -> None:
     routed = curve.fine_curve(rows.judged, rows.local, rows.cloud)
     oracle = curve.fine_curve(curve.oracle_scores(rows.local, rows.cloud), rows.local, rows.cloud)
     for line in (terminal_plot(routed, oracle), *sentences(policy, config.target)):
-        typer.echo(line, err=apart)
+        output.echo(line, err=apart)
 
 
 def _where(folder: Path, recipe: FitRecipe, *, given: bool) -> str:

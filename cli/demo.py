@@ -13,11 +13,10 @@ from ..protocol.errors import UpdraftError
 from .shared import json_output, options
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ..bench.cascade import Leg, TaskOutcome
     from ..bench.questions import Question
     from ..router.config import RouterConfig
+    from .shared.console import Console
     from .shared.stack import PocketCloud
     from .shared.watch import Watch
 
@@ -52,9 +51,8 @@ def demo(
       updraft demo --tasks 400 --json out.json
       updraft demo --kill-a-node
     """
-    from rich.console import Console
-
     from .evaluate import errors_line
+    from .shared.console import Console
     from .shared.processes import signals_as_interrupts
     from .shared.watch import Watch
 
@@ -75,9 +73,11 @@ def demo(
 
 def _config(quality: float | None) -> RouterConfig:
     """The shipped settings, not the user's: a demonstration has to come out the same everywhere."""
+    from ..router.accounting.prices import Prices
     from ..router.config import RouterConfig
 
-    config = RouterConfig(local="pocket", cloud_model="pocket-large")
+    prices = Prices(cloud_input=0.5, cloud_output=1.5)  # what a mid-size model costs: the pocket cloud has no price
+    config = RouterConfig(local="pocket", cloud_model="pocket-large", prices=prices)
     return config if quality is None else replace(config, quality=quality)
 
 

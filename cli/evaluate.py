@@ -87,9 +87,8 @@ def measure(
 
     `tables_apart`: they are shown on standard error.
     """
-    from rich.console import Console
-
     from ..bench.cascade import by_kind, draft_figures, errors, figures
+    from .shared.console import Console
     from .shared.measuring import run_legs
     from .shared.tables import accuracy_table, kinds_table
     from .shared.watch import Watch

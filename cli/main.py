@@ -13,10 +13,11 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import bench, calibrate, demo, evaluate, init, learn, servers, tune, why
+from . import bench, calibrate, demo, evaluate, init, learn, servers, tune
 from .doctor import command as doctor
+from .ledger import log, usage, why
 from .models import store
-from .shared import json_output
+from .shared import json_output, output
 from .shared.command_line import CommandLine
 from .shared.failures import exit_code, message_of
 from .talk import ask, chat
@@ -45,7 +46,7 @@ app = CommandLine(
 
 def _version_asked(asked: bool) -> None:
     if asked:
-        typer.echo(__version__)
+        output.echo(__version__)
         raise typer.Exit
 
 
@@ -63,7 +64,7 @@ def version(as_json: json_output.Flag = False) -> None:
     if as_json:
         json_output.show({"version": __version__})
     else:
-        typer.echo(__version__)
+        output.echo(__version__)
 
 
 app.command()(demo.demo)
@@ -71,6 +72,8 @@ app.command()(init.init)
 app.command()(chat.chat)
 app.command()(ask.ask)
 app.command()(why.why)
+app.command()(log.log)
+app.command()(usage.usage)
 app.command()(servers.serve)
 app.command()(servers.node)
 app.command()(servers.gateway)
@@ -101,6 +104,6 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    typer.secho("error: ", fg=typer.colors.RED, err=True, nl=False)
-    typer.echo(message, err=True)
+    output.secho("error: ", fg=typer.colors.RED, err=True, nl=False)
+    output.echo(message, err=True)
     sys.exit(code)

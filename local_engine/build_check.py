@@ -21,6 +21,7 @@ import msgspec
 from ..protocol import settings
 from ..protocol.errors import ConfigurationError, MissingDependencyError, UpdraftError
 from ..protocol.requests import Message
+from ..protocol.safety.private_files import private_file
 from ..protocol.sampling import SamplingParams
 from .llama.build import PACKAGE, REBUILD_COMMAND, build_key
 from .llama.kernels import SWITCH, Served
@@ -85,8 +86,7 @@ def ensure_usable_build(model_path: Path, *, timeout_s: float = 60.0) -> None:
     if report.status != "ok":
         raise ConfigurationError(f"The local engine does not work on this machine: {report.detail} {report.advice}")
     try:
-        remembered.parent.mkdir(parents=True, exist_ok=True)
-        remembered.write_text(key, encoding="ascii")
+        private_file(remembered).write_text(key, encoding="ascii")
     except OSError as error:  # a read-only machine probes again next time
         _log.info("The state folder cannot be written, so the working build is not remembered: %s", error)
 

@@ -19,6 +19,7 @@ import msgspec
 from ...local_engine.llama.build import REBUILD_COMMAND
 from ...local_engine.machine.machine import this_machine
 from ...protocol.errors import MissingDependencyError, UpdraftError
+from ...protocol.safety.python_process import child_environment, python_command
 from ..shared.options import SERVE_PORT
 from .device_checks import (
     check_kernels,
@@ -122,7 +123,9 @@ def check_torch() -> Check:
         "import torch; gpu = torch.cuda.is_available() and torch.cuda.get_device_name();"
         "print(torch.__version__, 'on', gpu or f'the CPU, {torch.get_num_threads()} threads')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        python_command("-c", program), env=child_environment(), capture_output=True, text=True, check=False
+    )
     if done.returncode == 0:
         return Check("torch", "ok", done.stdout.strip())
     said = done.stderr.strip().splitlines() or [f"import torch ends with code {done.returncode}"]

@@ -34,8 +34,7 @@ def doctor(
       updraft doctor
       updraft doctor --cloud https://api.example.com/v1 --cloud-key-env EXAMPLE_KEY
     """
-    from rich.console import Console
-
+    from ..shared.console import Console
     from ..shared.watch import Watch
     from .checks import run_checks
 
@@ -53,8 +52,9 @@ def doctor(
 
 
 def _show(check: Check) -> None:
-    from rich.console import Console
     from rich.markup import escape
+
+    from ..shared.console import Console
 
     console = Console(highlight=False)
     console.print(f"{MARKS[check.status]}  [bold]{check.name:<14}[/bold] {escape(check.found)}", soft_wrap=True)

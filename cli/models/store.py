@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..shared import json_output
+from ..shared import json_output, output
 
 if TYPE_CHECKING:
     from ...local_engine.store.library import Library, LibraryEntry, Manifest
@@ -53,11 +53,11 @@ def pull(
 
     library = Library()
     there = obtain(library, model, name=name, sha256=sha256, yes=yes)
-    typer.echo(f"{there.name} is here: updraft chat --local {there.name}", err=True)
+    output.echo(f"{there.name} is here: updraft chat --local {there.name}", err=True)
     if as_json:
         json_output.show(next(_facts(library, entry) for entry in library.entries() if entry.name == there.name))
     else:
-        typer.echo(str(library.path(there.name)))
+        output.echo(str(library.path(there.name)))
 
 
 def obtain(
@@ -80,7 +80,7 @@ def obtain(
             return fetch(library, offer, report=report)
     except KeyboardInterrupt:
         after = "goes on from here" if offer.can_continue else "begins again"
-        typer.secho(f"Interrupted. The same command {after}.", err=True)
+        output.secho(f"Interrupted. The same command {after}.", err=True)
         raise typer.Exit(130) from None
 
 
@@ -120,7 +120,7 @@ def rm(
     for name in names:
         freed = library.remove(name)
         deleted.append({"name": name, "freed": freed})
-        typer.echo(f"{name} is deleted: {_size(freed)} freed.", err=True)
+        output.echo(f"{name} is deleted: {_size(freed)} freed.", err=True)
     if as_json:
         json_output.show(deleted)
 
@@ -144,7 +144,7 @@ def verify(
             state = states[each] = library.verify(each, report)
         advice = "" if state == "ready" else f"  Remove it (updraft rm {each}) and pull it again."
         if not as_json:
-            typer.echo(f"{'ok' if state == 'ready' else state}  {each}{advice}")
+            output.echo(f"{'ok' if state == 'ready' else state}  {each}{advice}")
     if as_json:
         json_output.show([{"name": each, "state": state} for each, state in states.items()])
     elif not states:
@@ -154,16 +154,16 @@ def verify(
 
 
 def _say_none(library: Library) -> None:
-    typer.echo(f"No models in {library.folder} yet. updraft pull smollm2 fetches a small one.", err=True)
+    output.echo(f"No models in {library.folder} yet. updraft pull smollm2 fetches a small one.", err=True)
 
 
 @contextmanager
 def _reporting(title: str) -> Iterator[ProgressReport]:
     """A progress bar on standard error while the block runs; on anything but a terminal only what is said."""
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     from ...model_files.download.work import ProgressReport
+    from ..shared.console import Console
 
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
@@ -177,9 +177,9 @@ def _reporting(title: str) -> Iterator[ProgressReport]:
 
 
 def _introduce(offer: Offer, free: int, library: Library) -> None:
-    from rich.console import Console
     from rich.markup import escape
 
+    from ..shared.console import Console
     from ..shared.tables import facts_table
 
     facts = {
@@ -195,9 +195,10 @@ def _introduce(offer: Offer, free: int, library: Library) -> None:
 
 def _show(entries: list[LibraryEntry]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
+
+    from ..shared.console import Console
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("name", "size", "state", "licence", "pulled", "source"):

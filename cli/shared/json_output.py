@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from . import output
 from .command_line import STDOUT
 
 Flag = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")]
@@ -22,7 +22,7 @@ File = Annotated[
 
 
 def show(facts: Any) -> None:
-    typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+    output.echo(output.as_json(facts))
 
 
 def is_stdout(path: Path | None) -> bool:

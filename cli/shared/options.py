@@ -155,7 +155,7 @@ class Pair:
 
 def key_from(variable: str, option: str) -> str:
     """The key in an environment variable that `option` names. Raises ConfigurationError if it is not set."""
-    key = os.environ.get(variable)
+    key = os.environ.get(variable, "").strip()  # a file's line feed comes along with some ways to read it
     if not key:
         raise ConfigurationError(f"{option} {variable}: that environment variable is not set.")
     return key

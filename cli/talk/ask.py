@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ...protocol.errors import InvalidRequestError
-from ..shared import json_output, options
+from ..shared import json_output, options, output
 
 
 def ask(
@@ -48,13 +48,13 @@ def ask(
 
     def note(line: str) -> None:
         if not quiet:
-            typer.secho(line, dim=True, err=True)
+            output.secho(line, dim=True, err=True)
 
     for line in introduction(config):
         note(line)
     with_cloud = options.with_cloud if tier is not options.Tier.LOCAL else options.without_cloud
     with with_cloud(config, note) as chosen, OpenAI(config=chosen) as client:
-        show = (lambda _text: None) if as_json else (lambda text: typer.echo(text, nl=False))
+        show = (lambda _text: None) if as_json else (lambda text: output.echo(text, nl=False))
         answer = stream_answer(client, [{"role": "user", "content": prompt}], tier, show)
     if as_json:
         import msgspec
@@ -62,5 +62,5 @@ def ask(
         facts = {"answer": answer.text, "updraft": msgspec.to_builtins(answer.info)}
         json_output.show(facts)
     else:
-        typer.echo()
+        output.echo()
     note(provenance(answer.info))

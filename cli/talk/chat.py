@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ...protocol.errors import UpdraftError
-from ..shared import options
+from ..shared import options, output
 
 if TYPE_CHECKING:
     from ...protocol.responses import UpdraftInfo
@@ -113,7 +113,7 @@ class Session:
     def _why(self) -> str:
         """From the ledger, as `updraft why` tells it; without one, from the answer itself."""
         from ...router.accounting.ledger import Ledger
-        from ..why import explained
+        from ..ledger.why import explained
         from .conversation import provenance
 
         if self.last is None:
@@ -133,9 +133,9 @@ class Session:
         turn = {"role": "user", "content": question}
         options = {} if self.quality is None else {"extra_body": {"updraft": {"quality": self.quality}}}
         answer = stream_answer(
-            self.client, [*self.messages, turn], self.tier, lambda text: typer.echo(text, nl=False), **options
+            self.client, [*self.messages, turn], self.tier, lambda text: output.echo(text, nl=False), **options
         )
-        typer.echo()
+        output.echo()
         _dim(provenance(answer.info))
         self.last = answer.info
         if self.remembers:
@@ -152,12 +152,12 @@ def _converse(session: Session) -> None:
             try:
                 session.answer(line)
             except KeyboardInterrupt:
-                typer.echo()
+                output.echo()
                 _dim("stopped")
             except (OpenAIError, UpdraftError) as error:
                 from ..shared.failures import message_of
 
-                typer.secho(message_of(error), fg=typer.colors.RED, err=True)
+                output.secho(message_of(error), fg=typer.colors.RED, err=True)
 
 
 def _read() -> str | None:
@@ -168,9 +168,9 @@ def _read() -> str | None:
         try:
             return input("> ").strip()
         except KeyboardInterrupt:
-            typer.echo()
+            output.echo()
         except EOFError:
-            typer.echo()
+            output.echo()
             return None
 
 
@@ -183,4 +183,4 @@ def _share(text: str) -> float | None:
 
 
 def _dim(line: str) -> None:
-    typer.secho(line, dim=True, err=True)
+    output.secho(line, dim=True, err=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...protocol.responses import UpdraftInfo
+from ...protocol.safety.terminal_text import PrintableStream
 from .word_wrap import wrapped
 
 if TYPE_CHECKING:
@@ -28,10 +29,11 @@ class Answer:
 def stream_answer(
     client: OpenAI, messages: Sequence[dict[str, str]], model: str, show: Callable[[str], None], **options: Any
 ) -> Answer:
-    """One answer, each piece of text shown as it comes, between words at a terminal's width. Closes the stream on
+    """One answer, shown piece by piece, without escapes and between words at a terminal's width. Closes the stream on
     Ctrl-C, which cancels the request.
     """
     pieces: list[str] = []
+    printable = PrintableStream()
     info = None
     with (
         wrapped(show) as shown,
@@ -43,7 +45,8 @@ def stream_answer(
             text = chunk.choices[0].delta.content if chunk.choices else None
             if text:
                 pieces.append(text)
-                shown(text)
+                shown(printable.feed(text))
+        shown(printable.end())
     return Answer("".join(pieces), info)
 
 

@@ -13,6 +13,7 @@ import httpx
 import msgspec
 
 from ...protocol.errors import ConfigurationError
+from ...protocol.http.forwarding import NOTHING, Forwarded
 from .answer_shapes import completion_in, embeddings_in, models_in
 from .circuit_breaker import CircuitBreaker
 from .connection import CloudEndpoint, open_client
@@ -55,23 +56,32 @@ class HttpCloudTier:
             self._trouble = error
             log.warning("%s", error.message)
 
-    async def complete(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+    async def complete(
+        self, path: str, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING
+    ) -> dict[str, Any]:
         async def attempt() -> dict[str, Any]:
-            return completion_in(await self._whole("POST", path, body))
+            return completion_in(await self._whole("POST", path, body, forwarded))
 
         return await self._ask(attempt, timeout_s, body)
 
-    async def embed(self, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+    async def embed(self, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING) -> dict[str, Any]:
         async def attempt() -> dict[str, Any]:
-            return embeddings_in(await self._whole("POST", "embeddings", body))
+            return embeddings_in(await self._whole("POST", "embeddings", body, forwarded))
 
         return await self._ask(attempt, timeout_s, body)
 
     async def open(
-        self, path: str, body: dict[str, Any], *, timeout_s: float, begun: str | None = None
+        self,
+        path: str,
+        body: dict[str, Any],
+        *,
+        timeout_s: float,
+        begun: str | None = None,
+        forwarded: Forwarded = NOTHING,
     ) -> HttpCloudStream:
         async def attempt() -> HttpCloudStream:
-            stream = HttpCloudStream(await self._send("POST", path, body), self._url, self._endpoint.timeout_s)
+            response = await self._send("POST", path, body, forwarded)
+            stream = HttpCloudStream(response, self._url, self._endpoint.timeout_s)
             try:
                 await stream.wait_for_content()
                 if begun is not None:
@@ -134,8 +144,10 @@ class HttpCloudTier:
                 known = ", ".join(name[:100] for name in there[:_MOST_NAMED])
                 failure.add(f"{self._url} has no model {asked[:100]!r}, but {known}.")
 
-    async def _whole(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
-        response = await self._send(method, path, body)
+    async def _whole(
+        self, method: str, path: str, body: dict[str, Any] | None = None, forwarded: Forwarded = NOTHING
+    ) -> bytes:
+        response = await self._send(method, path, body, forwarded)
         try:
             raw = await _read(response, MAX_BODY_BYTES)
             if len(raw) > MAX_BODY_BYTES:
@@ -144,15 +156,19 @@ class HttpCloudTier:
         finally:
             await response.aclose()
 
-    async def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+    async def _send(
+        self, method: str, path: str, body: dict[str, Any] | None = None, forwarded: Forwarded = NOTHING
+    ) -> httpx.Response:
         """An open response with status 200."""
         if self._client is None:
             raise misconfigured(self._trouble or ConfigurationError("The cloud has no client."))
         request = self._client.build_request(
             method,
-            f"{self._url}/{path}",
+            f"{self._url}/{forwarded.target(path)}",
             content=None if body is None else msgspec.json.encode(body),
-            headers={} if body is None else {"content-type": "application/json"},
+            headers=dict(forwarded.headers)
+            if body is None
+            else {**forwarded.headers, "content-type": "application/json"},
         )
         response = await self._client.send(request, stream=True)
         if response.status_code == 200:

@@ -55,7 +55,8 @@ def fake_cloud() -> Callable[..., AbstractContextManager[str]]:
 
 KEY = "secret"
 USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
-ANSWERS = {"What is 2 + 2?": "2 + 2 = 4", "Capital of France?": "Paris"}
+ESCAPES = "\x1b]52;c;Y2FuYXJ5\x07\x1b[2J\x9b31m\x7f\u202e"
+ANSWERS = {"What is 2 + 2?": "2 + 2 = 4", "Capital of France?": "Paris", "What is evil?": f"Es{ESCAPES}capes"}
 
 
 class CloudHandler(BaseHTTPRequestHandler):
@@ -72,7 +73,9 @@ class CloudHandler(BaseHTTPRequestHandler):
             error = {"message": "No such model.", "type": "x", "param": "model", "code": "model_not_found"}
             return self.reply({"error": error}, 404)
         if self.broken:
-            return self.reply({"error": {"message": "The cloud is out of order.", "type": "x", "code": "k"}}, 400)
+            return self.reply(
+                {"error": {"message": f"The cloud is out of order.{ESCAPES}", "type": "x", "code": "k"}}, 400
+            )
         answer = ANSWERS.get(request["messages"][-1]["content"], "I do not know.")
         return self.stream(answer) if request.get("stream") else self.reply(completion(answer))
 

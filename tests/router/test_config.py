@@ -89,7 +89,7 @@ def test_tables(tmp_path: Path) -> None:
     assert config.budget_per_key == BudgetLimits(usd=1.5, cloud_tokens=1000)
     assert config.budget_per_user == BudgetLimits(cloud_share=0.5)
     assert config.prices.cloud("big-1", 1_000_000, 1_000_000) == 10.0
-    assert config.prices.cloud("other", 1_000_000, 1_000_000) == 2.0
+    assert config.prices.cloud("other", 1_000_000, 1_000_000) is None
 
 
 def test_middle_tiers(tmp_path: Path) -> None:

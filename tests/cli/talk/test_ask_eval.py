@@ -60,7 +60,8 @@ def test_the_servers_own_message_reaches_the_user(updraft, cloud) -> None:
 
 def test_eval_counts(updraft, cloud, task_file, tmp_path) -> None:
     out = tmp_path / "out.json"
-    done = updraft("eval", "--file", str(task_file), "--json", str(out), *cloud, env={"CLOUD_KEY": KEY})
+    priced = {"CLOUD_KEY": KEY, "UPDRAFT_PRICES_CLOUD_INPUT": "0.5", "UPDRAFT_PRICES_CLOUD_OUTPUT": "1.5"}
+    done = updraft("eval", "--file", str(task_file), "--json", str(out), *cloud, env=priced)
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
     assert found["tiers"] == ["cloud", "routed"]
