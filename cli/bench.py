@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .shared import options, output
+from .shared import json_output, options, output
+from .shared.command_line import CommandLine
 
 if TYPE_CHECKING:
     from ..bench.report import Report
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Measure, and print or write the figures with machine, versions and commit. --json PATH writes them.",
-)
+app = CommandLine(help="Measure, and print or write the figures with machine, versions and commit.")
 
 
 @app.command()
@@ -26,7 +24,7 @@ def cascade(
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Questions in flight to the cloud.")] = 8,
     seed: Annotated[int, typer.Option(help="Which of the held-out tasks.")] = 0,
     quality: options.Quality = None,
-    json_path: options.Json = None,
+    json_path: json_output.File = None,
 ) -> None:
     """Quality, cloud share and cost of the packaged pair: local only, cloud only, routed.
 
@@ -38,7 +36,9 @@ def cascade(
     from .evaluate import measure
 
     config = options.Pair(local="pocket", quality=quality).config()
-    measured = measure(config, pocket_questions(tasks, seed), None, concurrency)
+    measured = measure(
+        config, pocket_questions(tasks, seed), None, concurrency, tables_apart=json_output.is_stdout(json_path)
+    )
     settings = {"tasks": tasks, "concurrency": concurrency, "seed": seed, "quality": config.target.value}
     _show(_report("cascade", settings, measured), json_path)
 
@@ -49,7 +49,7 @@ def escalation(
     rounds: Annotated[int, typer.Option(min=1, help="How often each escalation is asked in each way.")] = 3,
     seed: Annotated[int, typer.Option(help="Which of the held-out tasks.")] = 0,
     quality: options.Quality = None,
-    json_path: options.Json = None,
+    json_path: json_output.File = None,
 ) -> None:
     """What the local answer is worth as a draft: escalations with it, without it, and with a useless one.
 
@@ -104,7 +104,7 @@ def engine(
     draft_shape: Annotated[
         str | None, typer.Option(help="Shape of the model that an oracle's drafts take the time of. [pocket]")
     ] = None,
-    json_path: options.Json = None,
+    json_path: json_output.File = None,
 ) -> None:
     """Throughput, decoding, prefix cache and scheduler of the cloud engine, beside transformers on the same requests.
 
@@ -126,7 +126,7 @@ def engine(
     config |= {"draft_shape": draft_shape, "cb_settings": cb_settings(device)}
 
     def keep(figures: dict[str, float]) -> None:
-        if json_path is not None:
+        if json_path is not None and not json_output.is_stdout(json_path):
             _report("engine", config, figures).write(json_path)
 
     with tempfile.TemporaryDirectory(prefix="updraft-bench-") as workplace:
@@ -141,7 +141,7 @@ def engine(
 def gates(
     tasks: Annotated[int, typer.Option(min=50, max=2_000, help="Held-out pocket tasks in a draw.")] = 2_000,
     draws: Annotated[int, typer.Option(min=1, help="How often as many are drawn.")] = 1,
-    json_path: options.Json = None,
+    json_path: json_output.File = None,
 ) -> None:
     """The packaged pair's gates: ranking, calibration error, what noise leaves of decisions, and how long one takes.
 
@@ -166,7 +166,7 @@ def router(
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Foldings, or drawings of labels.")] = 5,
     weak: Annotated[str | None, typer.Option(help="Column of the weak model's score. [weak]")] = None,
     strong: Annotated[str | None, typer.Option(help="Column of the strong model's score. [strong]")] = None,
-    json_path: options.Json = None,
+    json_path: json_output.File = None,
 ) -> None:
     """A router learned from graded prompts, by RouteLLM's protocol: APGR, CPT50, CPT80, calibration, guarantee.
 
@@ -187,7 +187,8 @@ def router(
     measured = measure(setting, _say)
     config = {"data": data.name, "test": test and test.name, "labels": labels, "mode": mode, "seeds": seeds}
     _show(_report("router", config | {"weak": weak, "strong": strong}, measured.metrics), json_path)
-    Console().print(terminal_plot(measured.curve, measured.oracle), highlight=False)
+    console = Console(stderr=json_output.is_stdout(json_path))
+    console.print(terminal_plot(measured.curve, measured.oracle), highlight=False, markup=False)
 
 
 @app.command()
@@ -210,7 +211,7 @@ def local(
         Path | None,
         typer.Option(metavar="FOLDER", help="Keep the built models here for the next run. [a temporary folder]"),
     ] = None,
-    json_path: options.Json = None,
+    json_path: json_output.File = None,
 ) -> None:
     """The on-device engine beside bare llama.cpp, llama_cpp.Llama and the servers over them, on the same files.
 
@@ -234,7 +235,7 @@ def kernels(
     short: Annotated[
         bool, typer.Option("--short", help="One or two shapes of each kernel, fewer repetitions.")
     ] = False,
-    json_path: options.Json = None,
+    json_path: json_output.File = None,
 ) -> None:
     """Each kernel's time on a CUDA device beside what its memory and tensor cores allow, and beside other libraries.
 
@@ -245,7 +246,6 @@ def kernels(
     """
     from ..bench.kernel_cases import cases
     from ..bench.kernels import GpuClock, Measured, measure, report_of, require_cuda
-    from ..bench.report import write_json
     from .shared.console import Console
     from .shared.tables import kernels_table
 
@@ -253,12 +253,17 @@ def kernels(
     repetitions = 30 if short else 100
     clock = GpuClock(repetitions)
 
+    def figures(measured: Measured) -> dict[str, Any]:
+        return report_of(device, {"short": short, "repetitions": repetitions}, measured)
+
     def keep(measured: Measured) -> None:
-        if json_path is not None:
-            write_json(json_path, report_of(device, {"short": short, "repetitions": repetitions}, measured))
+        if not json_output.is_stdout(json_path):
+            json_output.write(json_path, figures(measured))
 
     measured = measure(cases(short=short), clock, _say, keep)
-    Console().print(kernels_table(measured.rows, device))
+    Console(stderr=json_output.is_stdout(json_path)).print(kernels_table(measured.rows, device))
+    if json_output.is_stdout(json_path):
+        json_output.show(figures(measured))
 
 
 def _say(line: str) -> None:
@@ -273,6 +278,7 @@ def _report(bench: str, config: Mapping[str, Any], figures: Mapping[str, Any]) -
 
 def _show(report: Report, path: Path | None) -> None:
     """Print a report as a table, and write it if asked."""
+    from rich.markup import escape
     from rich.table import Table
 
     from .shared.console import Console
@@ -281,7 +287,6 @@ def _show(report: Report, path: Path | None) -> None:
     table.add_column("metric")
     table.add_column("value", justify="right")
     for name, value in report.metrics.items():
-        table.add_row(name, f"{value:,.6g}")
-    Console().print(table)
-    if path is not None:
-        report.write(path)
+        table.add_row(escape(name), f"{value:,.6g}")
+    Console(stderr=json_output.is_stdout(path)).print(table)
+    json_output.write(path, report.fields())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..protocol.errors import ConfigurationError, UpdraftError, UpstreamError
-from .shared import output
+from .shared import json_output, output
 from .shared.options import key_from
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def init(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: what no option names is none.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace settings; the old file is kept beside it.")] = False,
+    as_json: json_output.Flag = False,
 ) -> None:
     """Choose a local model and a cloud, try both, and write the settings file.
 
@@ -85,6 +86,9 @@ def init(
             "A target such as quality = 0.98 needs a calibration of this pair, for which both answer your prompts:\n"
             "  updraft calibrate --live 500 --prompts prompts.txt"
         )
+    if as_json:
+        facts = {"local": answers.local, "cloud_url": answers.cloud_url, "cloud_model": answers.cloud_model}
+        json_output.show({"settings": str(path), **facts})
 
 
 def _keep_old(path: Path, asks: bool, force: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from ..protocol.errors import ConfigurationError, NotFoundError
-from .shared import options, output
+from .shared import json_output, options, output
 
 
 def learn(
@@ -24,13 +24,13 @@ def learn(
     promise: options.Promise = None,
     confidence: options.Confidence = 0.9,
     out: options.PolicyFolder = None,
-    json_path: options.Json = None,
+    json_path: json_output.File = None,
 ) -> None:
     """Fit the pair's policy again on what the router has seen: escalations are labels, and so is feedback.
 
-    Labels of escalations alone are one-sided. So set [bold]exploration[/bold] (say 0.05) in the settings, or
-    [bold]shadow = true[/bold] for a while: both tiers then answer a random share of the requests.
-    Routers take the new policy when they start. Takes pip install '.\\[train]' in a clone of Updraft.
+    Labels of escalations alone are one-sided. So set exploration (say 0.05) in the settings, or
+    shadow = true for a while: both tiers then answer a random share of the requests.
+    Routers take the new policy when they start. Takes pip install '.[train]' in a clone of Updraft.
 
     \b
     Examples
@@ -69,13 +69,13 @@ def learn(
     with suppress(ConfigurationError):  # where there is a policy, what it knew was asked; the new one knows the same
         recipe = replace(recipe, calibrated_on=load_policy(policy_folder_of(models)).calibrated_on)
     policy = fit(sound, recipe, folder)
-    for line in sentences(policy, config.target):
-        output.echo(line)
-    output.echo(f"Policy for {pair_name(models)} in {folder}.")
+    for line in (*sentences(policy, config.target), f"Policy for {pair_name(models)} in {folder}."):
+        output.echo(line, err=json_output.is_stdout(json_path))
     if json_path is not None:
         from ..bench.report import Report
 
-        Report.of({"learn": pair_name(models)}, figures(policy, config.target)).write(json_path)
+        report = Report.of({"learn": pair_name(models)}, figures(policy, config.target))
+        json_output.write(json_path, report.fields())
 
 
 def _kept(configured: Path | None) -> Path:
@@ -95,6 +95,7 @@ def feedback(
         str, typer.Argument(help="The answer's updraft.request_id, or its x-updraft-request-id header.")
     ],
     thumb: Annotated[Literal["up", "down"], typer.Argument(help="Was the answer good?")],
+    as_json: json_output.Flag = False,
 ) -> None:
     """Say whether an answer was good. `updraft learn` takes it into account.
 
@@ -115,4 +116,7 @@ def feedback(
             )
     finally:
         experience.close()
-    output.echo(f"Noted: {thumb} for {request_id}.")
+    if as_json:
+        json_output.show({"request_id": request_id, "feedback": thumb})
+    else:
+        output.echo(f"Noted: {thumb} for {request_id}.")

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from .shared import options, output
+from .shared import json_output, options, output
 
 Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 opens it to the network.")]
 ReadyFile = Annotated[
@@ -85,11 +85,18 @@ def serve(
 
 def node(
     model: Annotated[
-        str, typer.Option(metavar="NAME", help="Folder with config.json and safetensors, or owner/repo on a hub.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Folder with config.json and safetensors, owner/repo on a hub, or pocket (the packaged model).",
+        ),
     ],
     draft: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Smaller model of the same vocabulary to draft with: as --model, or a GGUF."),
+        typer.Option(
+            metavar="NAME",
+            help="Smaller model of the same vocabulary to draft with: as --model, or a GGUF; pocket is pocket-small.",
+        ),
     ] = None,
     host: Host = "127.0.0.1",
     port: Port = options.NODE_PORT,
@@ -166,12 +173,14 @@ def node(
 
     \b
     Examples
+      updraft node --model pocket --draft pocket
       updraft node --model models/big
       updraft node --model models/big --draft models/small.gguf --port 0 --ready-file /tmp/node.url
       updraft node --model Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B
     """
     from ..cloud_engine.engine.config import EngineConfig, usual_block_size
     from ..cloud_engine.node.process import NodeOptions, run_node
+    from ..embedded import pocket
 
     engine = EngineConfig(
         max_batch_size=max_batch_size,
@@ -195,9 +204,9 @@ def node(
     )
     run_node(
         NodeOptions(
-            model,
+            str(pocket.pocket_large_folder()) if model == "pocket" else model,
             engine,
-            draft=draft,
+            draft=str(pocket.pocket_small_folder()) if draft == "pocket" else draft,
             host=host,
             port=port,
             restart=restart,
@@ -269,6 +278,7 @@ def gateway_key(
     name: Annotated[str, typer.Argument(help="Whose key it is: letters, digits, dots, dashes, underscores.")],
     keys: Annotated[Path, typer.Option(help="Key file to add it to; made if there is none.")],
     admin: Annotated[bool, typer.Option("--admin", help="It may also see all nodes and everybody's usage.")] = False,
+    as_json: json_output.Flag = False,
 ) -> None:
     """Make an API key for the gateway: the key is printed once, its hash is added to the file.
 
@@ -290,7 +300,10 @@ def gateway_key(
             raise ConfigurationError(f"{keys} already has a key for {name!r}: remove that line, or take another name.")
     begun = "" if written.endswith("\n") or not written else "\n"
     private_file(keys).write_text(f"{written}{begun}{line}\n", encoding="utf-8")
-    output.echo(key)
+    if as_json:
+        json_output.show({"name": name, "admin": admin, "key": key, "file": str(keys)})
+    else:
+        output.echo(key)
 
 
 def _note(line: str) -> None:

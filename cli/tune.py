@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .shared import output
+from .shared import json_output, output
 
 if TYPE_CHECKING:
     from ..local_engine.tuning.search import TrialResult, Tuning
@@ -17,7 +17,7 @@ def tune(
     model: Annotated[
         str, typer.Argument(help="pocket, a GGUF file, a pulled model's name, or hf:owner/repo:file.gguf.")
     ] = "pocket",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: json_output.Flag = False,
 ) -> None:
     """Measure threads, weight repacking and batch size for a model here, in under 30 seconds after its first load.
 
@@ -46,7 +46,7 @@ def tune(
     ensure_usable_build(pocket_small_gguf())
     room = ProcessMemory().room()
     if as_json:
-        output.echo(output.as_json(_facts(path.name, measure(path, room))))
+        json_output.show(_facts(path.name, measure(path, room)))
     else:
         output.echo(
             f"{'':26}{'threads':>8}{'repack':>8}{'ubatch':>8}{'prompt tok/s':>14}{'answer tok/s':>14}{'noise':>8}"

@@ -28,6 +28,7 @@ from .llama.kernels import SWITCH, Served
 from .machine.child_process import ChildEnd, expect_crashes, run_child
 
 _log = logging.getLogger("updraft.local")
+_first_use = logging.getLogger("updraft.local.first_use")
 Status = Literal["ok", "not_installed", "import_failed", "crashed", "timeout", "failed"]
 
 
@@ -78,6 +79,7 @@ def ensure_usable_build(model_path: Path, *, timeout_s: float = 60.0) -> None:
             return
     except OSError as error:  # none yet, as a rule; whatever is in its place, the build is tried
         _log.debug("No working build is remembered: %s", error)
+    _first_use.info("Trying llama.cpp in a process of its own, once on this machine.")
     report = probe(model_path, timeout_s=timeout_s)
     if report.status in ("not_installed", "import_failed"):
         raise MissingDependencyError(f"{report.detail} {report.advice}")

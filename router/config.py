@@ -77,9 +77,10 @@ class RouterConfig:
     chat_template: str | None = None
     # The base URL of an OpenAI-compatible cloud. `/v1` is added to a bare host. `none`: there is no cloud tier.
     cloud_url: str | None = None
-    # The cloud's API key.
+    # The cloud's API key. It counts only from the source that names `cloud_url`, or from one that wins over it: a key
+    # of the file is never sent to another URL of the environment, a flag or an argument.
     cloud_api_key: str | None = field(default=None, repr=False)
-    # A file that holds the cloud's API key, read where `cloud_api_key` is not set.
+    # A file that holds the cloud's API key, read where `cloud_api_key` is not set. It counts as `cloud_api_key` does.
     cloud_api_key_file: Path | None = None
     # The model to ask the cloud for. Needed with `cloud_url`.
     cloud_model: str = ""

@@ -29,6 +29,7 @@ _TABLES: dict[str, type[Any]] = {
     "cache": CacheSettings,
     "budget": BudgetLimits,  # after those whose names begin with it
 }
+_KEYS = ("cloud_api_key", "cloud_api_key_file")
 _OPTIONAL = frozenset(
     {
         "local",
@@ -54,8 +55,9 @@ def load_config(
     file: Path | None = None,
 ) -> RouterConfig:
     """The user's settings: TOML file, then `UPDRAFT_*`, then `overrides` (as `RouterConfig` fields; tables
-    such as `prices` may be mappings). The ledger is on by default, in the state folder; so is the experience for who
-    explores. A settings file in one of Updraft's own folders is closed to others. Raises ConfigurationError.
+    such as `prices` may be mappings). A key counts only from the source that names the cloud's URL, or from a later
+    one. The ledger is on by default, in the state folder; so is the experience for who explores. A settings file in
+    one of Updraft's own folders is closed to others. Raises ConfigurationError.
     """
     path = settings.config_file() if file is None else file
     if is_own(path) and path.is_file():
@@ -79,6 +81,8 @@ def _merge(into: dict[str, Any], update: dict[str, Any], source: str) -> None:
     _refuse_unknown(update, _KNOWN, source)
     if any(update.get(name) is not None for name in TARGETS):  # a target replaces the one of an earlier source
         into.update(dict.fromkeys(TARGETS))
+    if update.get("cloud_url") not in (None, into.get("cloud_url")):  # a key is for the URL that it was set with
+        into.update(dict.fromkeys(_KEYS))
     for name, value in update.items():
         if name == "middle":
             into[name] = _middle(value, source)

@@ -47,22 +47,27 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-def run_checks(cloud: str | None, cloud_key_env: str | None) -> Iterator[Check]:
-    """All findings, each as soon as it is there: some take seconds."""
+def run_checks(cloud: str | None, cloud_key_env: str | None, begin: Callable[[str], None]) -> Iterator[Check]:
+    """All findings, each as soon as it is there. `begin` is told of each check that takes seconds."""
     yield check_python()
     for group in PACKAGES:
         yield check_packages(group)
     if _version("llama-cpp-python"):
+        begin("generating a few tokens with llama.cpp, in a process of its own")
         yield from check_llama()
+        begin("looking at this machine")
         yield from check_device()
     if _version("torch"):
+        begin("importing torch, in a process of its own")
         yield check_torch()
+    begin("reading the pocket models")
     yield check_models()
     yield check_policy()
     yield check_settings()
     yield check_tiers()
     yield check_port(SERVE_PORT)
     if cloud:
+        begin(f"asking {cloud} for its models")
         yield check_cloud(cloud, os.environ.get(cloud_key_env) if cloud_key_env else None)
 
 
@@ -204,7 +209,7 @@ def check_cloud(url: str, key: str | None) -> Check:
     from ...router.tiers.connection import CloudEndpoint, open_client
 
     async def ask() -> httpx.Response:
-        config = RouterConfig(cloud_url=url, cloud_api_key=key)
+        config = RouterConfig(cloud_url=url, cloud_api_key=key, cloud_model="unasked")
         async with open_client(CloudEndpoint(str(config.cloud_url), key, timeout_s=10.0)) as client:
             return await client.get(f"{config.cloud_url}/models")
 

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..shared import output
-from .rows import LedgerPath, as_json, open_ledger, printable, time_of
+from ..shared import json_output
+from .rows import LedgerPath, facts_of, open_ledger, printable, time_of
 
 
 def log(
@@ -17,7 +17,7 @@ def log(
         typer.Option(help="Only those that this tier answered; none: those without an answer."),
     ] = None,
     ledger: LedgerPath = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print the rows as JSON, the newest first.")] = False,
+    as_json: json_output.Flag = False,
 ) -> None:
     """List recent requests, the newest last: time, tier, model, tokens, cost, latency and reason.
 
@@ -29,8 +29,8 @@ def log(
     """
     with open_ledger(ledger) as opened:
         rows = opened.rows(limit=number, tier=tier)
-    if json_output:
-        output.echo(output.as_json([as_json(row) for row in rows]))
+    if as_json:
+        json_output.show([facts_of(row) for row in rows])
         return
     from rich import box
     from rich.markup import escape

@@ -36,7 +36,7 @@ def open_ledger(path: Path | None) -> Iterator[Ledger]:
         yield ledger
 
 
-def as_json(row: LedgerRow) -> dict[str, Any]:
+def facts_of(row: LedgerRow) -> dict[str, Any]:
     return {**dataclasses.asdict(row), "decisions": decisions_of(row)}
 
 

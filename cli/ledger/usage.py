@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ...protocol.errors import InvalidRequestError
-from ..shared import output
+from ..shared import json_output
 from .rows import LedgerPath, open_ledger, printable
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def usage(
         typer.Option(metavar="WHEN", help="Only requests since then: 30m, 12h, 7d, 4w, or 2026-01-31 (UTC). [all]"),
     ] = None,
     ledger: LedgerPath = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print the totals, and all four groupings.")] = False,
+    as_json: json_output.Flag = False,
 ) -> None:
     """Add up the ledger: requests, the share that stayed local, tokens, cost, and the saving against the cloud alone.
 
@@ -46,10 +46,10 @@ def usage(
     start = 0.0 if since is None else _start(since)
     with open_ledger(ledger) as opened:
         (total,) = opened.totals(since=start)
-        groups = {name: opened.totals(name, since=start) for name in (GROUPS if json_output else (by,))}
-    if json_output:
+        groups = {name: opened.totals(name, since=start) for name in (GROUPS if as_json else (by,))}
+    if as_json:
         found = {name: [asdict(each) for each in rows] for name, rows in groups.items()}
-        output.echo(output.as_json({"since": start, "total": asdict(total), **found}))
+        json_output.show({"since": start, "total": asdict(total), **found})
         return
     from ..shared.console import Console
 

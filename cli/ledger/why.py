@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...protocol.errors import NotFoundError
-from ..shared import output
-from .rows import LedgerPath, as_json, decisions_of, open_ledger, printable, time_of
+from ..shared import json_output
+from .rows import LedgerPath, decisions_of, facts_of, open_ledger, printable, time_of
 
 if TYPE_CHECKING:
     from ...router.accounting.ledger import LedgerRow
@@ -31,7 +31,7 @@ def why(
         typer.Argument(help="The request's id: updraft.request_id, or x-updraft-request-id. [the newest one]"),
     ] = None,
     ledger: LedgerPath = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print the row as JSON.")] = False,
+    as_json: json_output.Flag = False,
 ) -> None:
     """Explain one request: who answered and why, every gate it passed, tokens, cost, and time in each tier.
 
@@ -41,8 +41,8 @@ def why(
       updraft why chatcmpl-0123456789abcdef01234567 --json
     """
     row = _find(request_id, ledger)
-    if json_output:
-        output.echo(output.as_json(as_json(row)))
+    if as_json:
+        json_output.show(facts_of(row))
         return
     from rich.markup import escape
 

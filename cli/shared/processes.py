@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -16,6 +16,7 @@ from ...protocol.safety.system import END_SIGNALS
 
 READY_TIMEOUT_S = 120.0
 GRACE_S = 5.0
+QUIET_S = 5.0  # for which a start may last without a word
 
 
 class ChildError(UpdraftError):
@@ -52,10 +53,18 @@ class Child:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> str:
-        """The address it serves at. Raises ChildError if it dies first or takes too long."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
+    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S, say: Callable[[str], None] = lambda _line: None) -> str:
+        """The address it serves at. Raises ChildError if it dies first or takes too long.
+
+        `say` hears now and then how long it has been waited, and the latest line of the log.
+        """
+        started = spoke = time.monotonic()
+        deadline = started + timeout_s
+        while (now := time.monotonic()) < deadline:
+            if now - spoke > QUIET_S:
+                spoke = now
+                latest = self.log.read_text(errors="replace").splitlines()[-1:]
+                say(": ".join([f"{self.name} has been starting for {now - started:.0f} s", *latest]))
             if self._ready_file.exists() and (url := self._ready_file.read_text().strip()):
                 return url
             if not self.alive:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from ...protocol.errors import InvalidRequestError
-from ..shared import options, output
+from ..shared import json_output, options, output
 
 
 def ask(
@@ -26,7 +25,7 @@ def ask(
     promise: options.Promise = None,
     confidence: options.PlainConfidence = None,
     chat_template: options.ChatTemplate = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print answer and routing facts as JSON.")] = False,
+    as_json: json_output.Flag = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer and nothing else.")] = False,
 ) -> None:
     """Ask one question; the answer goes to standard output, everything else to standard error.
@@ -53,15 +52,15 @@ def ask(
 
     for line in introduction(config):
         note(line)
-    running = nullcontext(config) if tier is options.Tier.LOCAL else options.with_cloud(config, note)
-    with running as chosen, OpenAI(config=chosen) as client:
+    with_cloud = options.with_cloud if tier is not options.Tier.LOCAL else options.without_cloud
+    with with_cloud(config, note) as chosen, OpenAI(config=chosen) as client:
         show = (lambda _text: None) if as_json else (lambda text: output.echo(text, nl=False))
         answer = stream_answer(client, [{"role": "user", "content": prompt}], tier, show)
     if as_json:
         import msgspec
 
         facts = {"answer": answer.text, "updraft": msgspec.to_builtins(answer.info)}
-        output.echo(output.as_json(facts))
+        json_output.show(facts)
     else:
         output.echo()
     note(provenance(answer.info))

@@ -145,6 +145,7 @@ def build(compiler: list[str], target: Path, origin: Path) -> None:
             [*compiler, *_flags(), "-c", str(source), "-o", compiled]
             for source, compiled in zip(sources, objects, strict=True)
         ]
+        _LOG.info("Compiling %d files of C for this processor, once.", len(sources))
         with ThreadPoolExecutor() as at_once:
             list(at_once.map(_run, commands))
         library = Path(folder) / target.name

@@ -27,6 +27,7 @@ log = logging.getLogger("updraft.router")
 MAX_BODY_BYTES = 32 * 2**20  # a completion is kilobytes; more than this is not an answer
 _MAX_ERROR_BYTES = 2**20
 _MODELS_TIMEOUT_S = 2.0
+_MOST_NAMED = 20  # of the models of a cloud, in a message
 _MODELS_EVERY_S = 60.0  # how soon a cloud is asked again whether it is a node, where it was none
 
 T = TypeVar("T")
@@ -61,13 +62,13 @@ class HttpCloudTier:
         async def attempt() -> dict[str, Any]:
             return completion_in(await self._whole("POST", path, body, forwarded))
 
-        return await self._ask(attempt, timeout_s)
+        return await self._ask(attempt, timeout_s, body)
 
     async def embed(self, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING) -> dict[str, Any]:
         async def attempt() -> dict[str, Any]:
             return embeddings_in(await self._whole("POST", "embeddings", body, forwarded))
 
-        return await self._ask(attempt, timeout_s)
+        return await self._ask(attempt, timeout_s, body)
 
     async def open(
         self,
@@ -90,7 +91,7 @@ class HttpCloudTier:
                 raise
             return stream
 
-        return await self._ask(attempt, timeout_s)
+        return await self._ask(attempt, timeout_s, body)
 
     async def takes_drafts(self, model: str, *, timeout_s: float) -> bool:
         if self._drafts_refused or self._breaker.is_open:
@@ -113,7 +114,7 @@ class HttpCloudTier:
         if self._client is not None:
             await self._client.aclose()
 
-    async def _ask(self, attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
+    async def _ask(self, attempt: Callable[[], Awaitable[T]], timeout_s: float, body: dict[str, Any]) -> T:
         """What `attempt` gives in the end, within `timeout_s` for all tries. Raises CloudFailure, nothing else."""
         until = time.monotonic() + timeout_s
 
@@ -130,7 +131,18 @@ class HttpCloudTier:
             return await retried(once, self._breaker, until)
         except CloudFailure as failure:
             failure.url = self._url
+            if failure.knows_no_model:
+                await self._name_models(failure, str(body.get("model")), until)
             raise
+
+    async def _name_models(self, failure: CloudFailure, asked: str, until: float) -> None:
+        """Tell of an unknown model which ones there are, if the cloud lists them soon."""
+        with suppress(CloudFailure, httpx.HTTPError, TimeoutError):
+            async with asyncio.timeout(min(_MODELS_TIMEOUT_S, until - time.monotonic())):
+                there = sorted(models_in(await self._whole("GET", "models")))
+            if there and asked not in there:
+                known = ", ".join(name[:100] for name in there[:_MOST_NAMED])
+                failure.add(f"{self._url} has no model {asked[:100]!r}, but {known}.")
 
     async def _whole(
         self, method: str, path: str, body: dict[str, Any] | None = None, forwarded: Forwarded = NOTHING

@@ -69,12 +69,19 @@ class CloudHandler(BaseHTTPRequestHandler):
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if self.headers.get("authorization") != f"Bearer {KEY}":
             return self.reply({"error": {"message": "That key is unknown here.", "type": "x", "code": "k"}}, 401)
+        if request["model"] == "unheard-of":
+            error = {"message": "No such model.", "type": "x", "param": "model", "code": "model_not_found"}
+            return self.reply({"error": error}, 404)
         if self.broken:
             return self.reply(
                 {"error": {"message": f"The cloud is out of order.{ESCAPES}", "type": "x", "code": "k"}}, 400
             )
         answer = ANSWERS.get(request["messages"][-1]["content"], "I do not know.")
         return self.stream(answer) if request.get("stream") else self.reply(completion(answer))
+
+    def do_GET(self) -> None:
+        """The list of models, which is all that is asked for."""
+        self.reply({"object": "list", "data": [{"id": name, "owned_by": "somebody"} for name in ("big", "small")]})
 
     def reply(self, body: dict[str, Any], status: int = 200) -> None:
         data = json.dumps(body).encode()

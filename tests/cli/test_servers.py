@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable
 from dataclasses import fields
@@ -11,12 +12,15 @@ import pytest
 from fastapi import FastAPI
 from starlette.routing import Route
 from starlette.testclient import TestClient
+from typer.testing import CliRunner
 from updraft.cli import servers
+from updraft.cli.main import app
 from updraft.cli.reference import routes
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.gateway.keys import KeyStore
 from updraft.cloud_engine.gateway.process import GatewayOptions, run_gateway
 from updraft.cloud_engine.node import process
+from updraft.embedded import pocket
 from updraft.protocol.errors import ConfigurationError, PermissionDeniedError
 
 
@@ -58,6 +62,22 @@ def test_a_process_that_cannot_run_says_why(updraft, arguments: list[str], said:
     assert done.returncode in (1, 2)
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_pocket_is_a_model_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[process.NodeOptions] = []
+    monkeypatch.setattr(process, "run_node", taken.append)
+    assert CliRunner().invoke(app, ["node", "--model", "pocket", "--draft", "pocket"]).exit_code == 0
+    (options,) = taken
+    assert options.model == str(pocket.pocket_large_folder())
+    assert options.draft == str(pocket.pocket_small_folder())
+
+
+def test_a_key_as_json(updraft, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    found = json.loads(updraft("gateway-key", "team-a", "--keys", str(file), "--json").stdout)
+    assert (found["name"], found["admin"], found["file"]) == ("team-a", False, str(file))
+    assert KeyStore.load(file).name_of(f"Bearer {found['key']}") == "team-a"
 
 
 @pytest.mark.parametrize("command", [["serve", "--local", "pocket"], ["node", "--model", "x"]])

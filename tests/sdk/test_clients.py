@@ -397,6 +397,10 @@ def test_settings_of_the_constructor(config: RouterConfig, monkeypatch: pytest.M
         settings(**pair, cost=0.5)
     assert settings(local=Path("m.gguf"), cloud_url="http://h:1", cloud_model="big").local == "m.gguf"
     assert settings(cloud_url="http://h:1", cloud_model="big").cloud_url == "http://h:1/v1"
+    keyed = replace(config, cloud_api_key="sk-mine")
+    assert settings(config=keyed, quality=0.9).cloud_api_key == "sk-mine"
+    assert settings(config=keyed, cloud_url="http://other:1").cloud_api_key is None, "the key is for its own URL"
+    assert settings(config=keyed, cloud_url="http://other:1", api_key="sk-2").cloud_api_key == "sk-2"
     with pytest.raises(ConfigurationError, match="exclude each other"):
         settings(quality=0.9, cloud_share=0.3)
     with pytest.raises(ConfigurationError, match="quality must be a number"):

@@ -63,6 +63,8 @@ def test_the_working_installation_is_sound(updraft) -> None:
     done = updraft("doctor")
     assert done.returncode == 0, done.stdout
     assert "fail" not in done.stdout
+    for step in ("generating a few tokens with llama.cpp", "importing torch", "reading the pocket models"):
+        assert f"{step}" in done.stderr
     for name in (
         "python",
         "core",

@@ -1,0 +1,45 @@
+"""What is being done is told: brackets and all, and for a terminal in a line that goes away."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+from rich.console import Console
+from updraft.cli.shared.watch import Watch, first_uses_told
+
+
+def console(*, terminal: bool) -> tuple[io.StringIO, Watch]:
+    file = io.StringIO()
+    return file, Watch(Console(file=file, force_terminal=terminal, width=40, no_color=True))
+
+
+def test_brackets_in_a_note_are_text() -> None:
+    file, watch = console(terminal=False)
+    watch.say("pip install '.[cloud]'")
+    assert file.getvalue() == "pip install '.[cloud]'\n"
+
+
+def test_a_step_is_a_line_where_there_is_no_terminal() -> None:
+    file, watch = console(terminal=False)
+    watch.begin("importing torch")
+    watch.end()
+    assert file.getvalue() == "importing torch ...\n"
+
+
+def test_a_step_is_taken_away_on_a_terminal() -> None:
+    file, watch = console(terminal=True)
+    watch.begin("importing torch")
+    assert "importing torch ..." in file.getvalue()
+    watch.end()
+    assert file.getvalue().endswith("\r\x1b[K")
+    assert "\n" not in file.getvalue()
+
+
+def test_a_first_use_is_told_and_nothing_after_it() -> None:
+    told: list[str] = []
+    log = logging.getLogger("updraft.local.first_use")
+    with first_uses_told(told.append):
+        log.info("Trying %s", "a model")
+    log.info("Trying another")
+    assert told == ["Trying a model"]
