@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 SETUP  := $(PYTHON) cli/bootstrap.py --venv $(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo chat test test-fast soak check bench docs reference train-small train-large train-policy train clean gpu
+.PHONY: help install demo chat test test-openai test-fast soak check bench docs reference train-small train-large train-policy train clean gpu
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,11 @@ chat:  ## talk to your models, or to SmolLM2 (fetched after a question), and see
 
 test: check  ## everything CI runs: lint, formatting, types, tests, on two cores (ARGS go to pytest)
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+	@$(MAKE) --no-print-directory test-openai
+
+test-openai:  ## the SDK's tests with version 2 of the openai client, put beside the installed one
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target out/openai2 "openai==2.*" distro
+	@PYTHONPATH="$(CURDIR)/out/openai2:$$PYTHONPATH" $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/sdk
 
 test-fast: check  ## lint, types and the quick tests, in about two minutes
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow and not soak" tests/protocol tests/text tests/house $(ARGS)

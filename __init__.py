@@ -4,7 +4,25 @@
 resolved on first use.
 """
 
-from __future__ import annotations
+# ruff: noqa: E402 - the module path first, then whatever is imported by it
+
+import os
+import sys
+
+
+def _leave_working_folder() -> None:
+    """Where this package is what `python -m` runs, take the working folder off the module path.
+
+    Python puts it first there: a `json.py` in a downloaded model's folder would run. It stays if it holds the package.
+    """
+    if getattr(sys, "argv", [])[:1] == ["-m"] and not sys.flags.safe_path:  # so it is while the module is looked for
+        started = sys.orig_argv[len(sys.orig_argv) - len(sys.argv)]
+        home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib may be theirs
+        if started.partition(".")[0] in (__name__, f"-m{__name__}") and sys.path[0] != home:
+            del sys.path[0]
+
+
+_leave_working_folder()
 
 from typing import TYPE_CHECKING, Any
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -82,7 +83,9 @@ async def ask(client: AsyncOpenAI, question: Question, model: Model) -> Reply:
             model=model, messages=[{"role": "user", "content": question.prompt}]
         )
     except (OpenAIError, UpdraftError) as error:
-        return Reply(question, error=f"{type(error).__name__}: {error}")
+        body = getattr(error, "body", None)  # the server's error object
+        message = body.get("message") if isinstance(body, dict) else None
+        return Reply(question, error=f"{type(error).__name__}: {message or error}")
     latency_ms = (time.perf_counter() - started) * 1000
     text = answer.choices[0].message.content or ""
     info = msgspec.convert((answer.model_extra or {})["updraft"], UpdraftInfo)
@@ -104,11 +107,24 @@ def figures(outcome: TaskOutcome) -> dict[str, Any]:
         "fallbacks": sum(info.route == "fallback" for info in infos),
         "cloud_share": sum(info.cloud_tokens > 0 or info.tier == "cloud" for info in infos) / max(1, len(infos)),
         "tokens": {"local": sum(i.local_tokens for i in infos), "cloud": sum(i.cloud_tokens for i in infos)},
-        "cost_usd": sum(info.cost_usd for info in infos),
+        "cost_usd": _cost(infos),
         "concurrency": outcome.leg.concurrency,
         "seconds": outcome.seconds,
         "latency_ms": latency(answered),
     }
+
+
+def errors(outcomes: Iterable[TaskOutcome]) -> dict[str, Any]:
+    """Why questions got no answer: how many, how many of each kind, and the first message."""
+    found = [str(reply.error) for outcome in outcomes for reply in outcome.failures]
+    kinds = Counter(each.partition(":")[0] for each in found)
+    return {"count": len(found), "by_kind": dict(kinds.most_common()), "first": found[0] if found else None}
+
+
+def _cost(infos: Iterable[UpdraftInfo]) -> float | None:
+    """None where a model has no price."""
+    costs = [info.cost_usd for info in infos]
+    return None if None in costs else sum(cost for cost in costs if cost is not None)
 
 
 def latency(replies: Iterable[Reply]) -> dict[str, float | None]:

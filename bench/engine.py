@@ -19,7 +19,6 @@ from . import peers, speculation
 from .ceilings import MatrixProducts
 from .driving import engine_config
 from .engine_speed import (
-    DRAWN,
     DTYPES,
     decode_figures,
     prefill_figures,
@@ -95,7 +94,9 @@ def measure(setting: Setting, say: Say, keep: Callable[[Figures], None] = lambda
         torch.set_num_threads(setting.threads)
     measured, figures = _Measured(setting, say), Figures()
     for group in setting.groups:
-        figures |= GROUPS[group](measured)
+        found = GROUPS[group](measured)
+        say(f"{group}: " + ", ".join(f"{name} {value:.4g}" for name, value in found.items()))
+        figures |= found
         keep(figures)
     return figures
 
@@ -105,21 +106,28 @@ class _Measured:
 
     def __init__(self, setting: Setting, say: Say) -> None:
         self._setting, self._say = setting, say
-        self._products: MatrixProducts | None = None
 
     @cached_property
     def _folder(self) -> Path:
         return model_folder(self._setting.shape, self._setting.workplace)
 
     @cached_property
-    def _model(self) -> Decoder:
+    def _model_and_products(self) -> tuple[Decoder, MatrixProducts]:
+        """The products are taken before an engine rearranges the weights."""
         setting = self._setting
         if setting.needs_folder or setting.shape == "pocket":
             model = load_model(self._folder, dtype=DTYPES[setting.dtype], device=setting.device)
         else:
             model = random_model(shape_config(setting.shape), DTYPES[setting.dtype], torch.device(setting.device))
-        self._products = MatrixProducts(model)  # before an engine rearranges the weights
-        return model
+        return model, MatrixProducts(model)
+
+    @property
+    def _model(self) -> Decoder:
+        return self._model_and_products[0]
+
+    @property
+    def _products(self) -> MatrixProducts:
+        return self._model_and_products[1]
 
     @cached_property
     def _requests(self) -> list[WorkloadRequest]:
@@ -130,77 +138,53 @@ class _Measured:
 
     def start(self) -> Figures:
         setting = self._setting
-        seconds = seconds_to_first_token(self._folder, setting.dtype, setting.device)
-        self._say(f"first token {seconds:.1f} s after the start of a process")
-        return {"seconds_to_first_token": seconds}
+        return {"seconds_to_first_token": seconds_to_first_token(self._folder, setting.dtype, setting.device)}
 
     def throughput(self) -> Figures:
-        requests, products = self._requests, self._products
-        assert products is not None, "made with the model"
+        requests = self._requests
         tokens = sum(asked.output for asked in requests)
         ours_s = self._throughput()
-        ceiling_s = products.seconds(step_rows(requests, engine_config(len(requests), self._setting.running)))
-        share = ceiling_s / ours_s
-        self._say(f"ours: {tokens / ours_s:,.0f} tokens/s, {share:.0%} of what its matrix products alone allow")
-        return {"tokens_per_s": tokens / ours_s, "output_tokens": tokens, "matmul_ceiling_share": share}
+        ceiling_s = self._products.seconds(step_rows(requests, engine_config(len(requests), self._setting.running)))
+        return {"tokens_per_s": tokens / ours_s, "output_tokens": tokens, "matmul_ceiling_share": ceiling_s / ours_s}
 
     def drawn(self) -> Figures:
         running = self._setting.running
-        ratio = sampled_over_greedy(self._model, self._requests[:running], running)
-        self._say(f"drawn at temperature {DRAWN.temperature}, top_p {DRAWN.top_p}: {ratio:.2f} of greedy")
-        return {"drawn_over_greedy": ratio}
+        return {"drawn_over_greedy": sampled_over_greedy(self._model, self._requests[:running], running)}
 
     def decode(self) -> Figures:
-        model, products = self._model, self._products
-        assert products is not None, "made with the model"
-        figures = decode_figures(model, products.weight_bytes)
-        alone, eight = figures["decode_tokens_per_s"], figures["batch8_over_batch1"]
-        self._say(f"decode: {alone:.1f} tokens/s alone, {eight:.2f}x with eight")
-        return figures
+        return decode_figures(self._model, self._products.weight_bytes)
 
     def prefill(self) -> Figures:
-        model, products = self._model, self._products
-        assert products is not None, "made with the model"
-        figures = prefill_figures(model, products)
-        self._say(f"prefill: {figures['prefill_tokens_per_s']:,.0f} tokens/s")
-        return figures
+        return prefill_figures(self._model, self._products)
 
     def prefix(self) -> Figures:
-        figures = prefix_figures(self._model)
-        self._say(f"prefix cache: {figures['prefix_warm_over_cold_ttft']:.3f} of the time to a first token when warm")
-        self._say(f"where it finds nothing: {figures['prefix_cost_zero_hits']:+.1%} time")
-        return figures
+        return prefix_figures(self._model)
 
     def scheduler(self) -> Figures:
-        steady, turnover = scheduler_microseconds(), turnover_microseconds()
-        self._say(f"scheduler: {steady:.0f} us a step at 256 sequences, {turnover:.0f} where they come and go")
-        waste = kv_waste(self._setting.workload)
-        return {"scheduler_us_256": steady, "scheduler_us_256_turnover": turnover, "kv_waste": waste}
+        return {
+            "scheduler_us_256": scheduler_microseconds(),
+            "scheduler_us_256_turnover": turnover_microseconds(),
+            "kv_waste": kv_waste(self._setting.workload),
+        }
 
     def invariance(self) -> Figures:
         count = self._setting.running if self._setting.shape == "pocket" else 8
-        figures = invariance_figures(self._folder, DTYPES[self._setting.dtype], self._requests[:count])
-        self._say(f"batch-invariant mode: {figures['batch_invariant_cost']:+.1%} time")
-        self._say(f"without it {figures['divergence_rate']:.0%} of greedy answers depend on the batch")
-        return figures
+        return invariance_figures(self._folder, DTYPES[self._setting.dtype], self._requests[:count])
 
     def pocket_drafts(self) -> Figures:
-        return speculation.pocket_figures(self._say, speculation.LOADS)
+        return speculation.pocket_figures(speculation.LOADS)
 
     def oracle_drafts(self) -> Figures:
         setting = self._setting
         target = self._model if setting.shape != "pocket" else speculation.oracle_target(self._model)
         draft = speculation.draft_of(target, setting.draft_shape or "pocket")
-        figures = speculation.oracle_figures(target, draft, self._say, speculation.ACCEPTANCES)
+        figures = speculation.oracle_figures(target, draft, speculation.ACCEPTANCES)
         if setting.device == "cuda":
-            figures |= speculation.oracle_under_load(target, draft, self._say)
+            figures |= speculation.oracle_under_load(target, draft)
         return figures
 
     def gaps(self) -> Figures:
-        figures = step_gaps(self._model, self._setting.running)
-        share, step_us = figures["step_gap_share"], figures["step_us"]
-        self._say(f"steps of {step_us:,.0f} us at {self._setting.running} sequences, {share:.2%} of it between kernels")
-        return figures
+        return step_gaps(self._model, self._setting.running)
 
     def beside_peers(self) -> Figures:
         setting = self._setting

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from ..cloud_engine.engine.config import EngineConfig
 from ..cloud_engine.models.decoder import Decoder
+from ..protocol.safety.python_process import child_environment, python_command
 from ..protocol.sampling import SamplingParams
 from .ceilings import MatrixProducts, matmul_flops, memory_bandwidth
 from .driving import BUDGET, GREEDY, add, engine_config, make_engine, serve
@@ -20,7 +20,7 @@ from .workload import WorkloadRequest
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DRAWN = SamplingParams(temperature=0.7, top_p=0.9, seed=0)
-_PREFIX_TOKENS = {"": 4096, "_8k": 8192}  # by the end of the figure's name
+_PREFIX_TOKENS = 4096
 _PREFIX_S = 20  # at least, for what a cache costs that finds nothing
 _SMALL = EngineConfig(max_batch_size=8, token_budget=BUDGET, prefix_caching=False)
 
@@ -78,13 +78,9 @@ def prefix_figures(model: Decoder, pairs: int = 7) -> dict[str, float]:
     """Time to the first token of a long prompt when its prefix is cached over the time when it is not; and what
     looking for a prefix costs where there is none: seconds with the cache over seconds without, less one.
 
-    Prompts are as long as the context allows, if that is less; of 8,192 tokens only where it allows them.
+    Prompts are as long as the context allows, if that is less.
     """
-    longest = model.config.context_length - 32
-    figures: dict[str, float] = {"prefix_tokens": min(_PREFIX_TOKENS[""], longest)}
-    for end, length in _PREFIX_TOKENS.items():
-        if not end or length <= longest:
-            figures[f"prefix_warm_over_cold_ttft{end}"] = _warm_over_cold(model, min(length, longest))
+    length = min(_PREFIX_TOKENS, model.config.context_length - 32)
     ratios: list[float] = []
     started = time.perf_counter()
     while len(ratios) < pairs or time.perf_counter() - started < _PREFIX_S:
@@ -96,14 +92,18 @@ def prefix_figures(model: Decoder, pairs: int = 7) -> dict[str, float]:
         order = (False, True) if len(ratios) % 2 else (True, False)
         took = {caching: _with_prefix_cache(model, caching, asked) for caching in order}
         ratios.append(took[True] / took[False])
-    return {**figures, "prefix_cost_zero_hits": statistics.median(ratios) - 1}
+    return {
+        "prefix_tokens": length,
+        "prefix_warm_over_cold_ttft": _warm_over_cold(model, length),
+        "prefix_cost_zero_hits": statistics.median(ratios) - 1,
+    }
 
 
 def seconds_to_first_token(folder: Path, dtype: str, device: str) -> float:
     """From the start of a fresh process to its first token."""
-    command = [sys.executable, "-m", "updraft.bench.first_token", str(folder), dtype, device]
+    command = python_command("-m", "updraft.bench.first_token", str(folder), dtype, device)
     started = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, env=child_environment(), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         seconds = time.perf_counter() - started

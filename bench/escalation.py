@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..protocol.errors import EngineError
+from ..protocol.http.forwarding import NOTHING, Forwarded
 from ..protocol.http.wire import WireRequest
 from ..router.config import RouterConfig
 from ..router.factory import load_tiers
@@ -63,9 +64,11 @@ class Comparing:
         self._rounds = rounds
         self._sent = 0
 
-    async def complete(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+    async def complete(
+        self, path: str, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING
+    ) -> dict[str, Any]:
         if "prediction" not in body:
-            return await self._cloud.complete(path, body, timeout_s=timeout_s)
+            return await self._cloud.complete(path, body, timeout_s=timeout_s, forwarded=forwarded)
         escalation, answer = EscalationFigures(), {}
         for turn in range(self._rounds):
             for place in range(len(_ARMS)):
@@ -73,18 +76,26 @@ class Comparing:
                 self._sent += 1
                 sent = {**_in_arm(arm, body), "cache_salt": str(self._sent)}
                 began = time.perf_counter()
-                answer = await self._cloud.complete(path, sent, timeout_s=timeout_s)
+                answer = await self._cloud.complete(path, sent, timeout_s=timeout_s, forwarded=forwarded)
                 took = time.perf_counter() - began
                 text = answer["choices"][0]["message"]["content"] or ""
                 escalation.asked[arm].append(DraftedQuestion(took, text, CloudUsage.of(answer) or CloudUsage()))
         self.escalations.append(escalation)
         return answer
 
-    async def open(self, path: str, body: dict[str, Any], *, timeout_s: float, begun: str | None = None) -> CloudStream:
-        return await self._cloud.open(path, body, timeout_s=timeout_s, begun=begun)
+    async def open(
+        self,
+        path: str,
+        body: dict[str, Any],
+        *,
+        timeout_s: float,
+        begun: str | None = None,
+        forwarded: Forwarded = NOTHING,
+    ) -> CloudStream:
+        return await self._cloud.open(path, body, timeout_s=timeout_s, begun=begun, forwarded=forwarded)
 
-    async def embed(self, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        return await self._cloud.embed(body, timeout_s=timeout_s)
+    async def embed(self, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING) -> dict[str, Any]:
+        return await self._cloud.embed(body, timeout_s=timeout_s, forwarded=forwarded)
 
     async def takes_drafts(self, model: str, *, timeout_s: float) -> bool:  # noqa: ARG002
         return True
@@ -127,12 +138,6 @@ def figures(escalations: Sequence[EscalationFigures]) -> dict[str, float]:
         "escalations": len(escalations),
         "draft_over_none": median["draft"] / median["none"],
         "useless_over_none": median["useless"] / median["none"],
-        "draft_over_none_median_of_ratios": statistics.median(
-            one.seconds("draft") / one.seconds("none") for one in escalations
-        ),
-        "useless_over_none_median_of_ratios": statistics.median(
-            one.seconds("useless") / one.seconds("none") for one in escalations
-        ),
         "accepted_share": accepted / max(1, accepted + rejected),
         "different_answers": sum(not one.agree for one in escalations),
         "draft_ms": median["draft"] * 1e3,

@@ -10,6 +10,7 @@ import argparse
 import datetime
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from ..protocol.safety.python_process import child_environment, python_command
 
 #: What the parts import; torch apart, which is looked for first.
 NEEDED = (
@@ -73,11 +76,10 @@ def main(arguments: Sequence[str]) -> int:
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         sys.stderr.write(f"make gpu needs packages that are not installed: pip install {' '.join(missing)}\n")
         return 2
-    from ..kernels.runtime.launch import file_name
     from .gpu_summary import show_summary
 
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    stem = f"{file_name(gpu)}-{date}"
+    stem = f"{re.sub(r'[^a-z0-9]+', '-', gpu.lower()).strip('-')}-{date}"
     codes = run_parts([part for part in PARTS if chosen is None or part.name in chosen], RESULTS, stem)
     holds = show_summary(RESULTS, stem, codes)
     return int(any(codes.values()) or not holds)
@@ -105,8 +107,8 @@ def run(words: Sequence[str], seconds: float) -> int:
     Whatever it started ends with it, at the latest after `seconds`: then the status is 124.
     """
     paths = filter(None, [str(ROOT / ".typing"), os.environ.get("PYTHONPATH")])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    process = subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT, env=environment, start_new_session=True)
+    environment = child_environment(PYTHONPATH=os.pathsep.join(paths))
+    process = subprocess.Popen(python_command("-m", *words), cwd=ROOT, env=environment, start_new_session=True)
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:

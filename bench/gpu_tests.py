@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..protocol.safety.python_process import child_environment, python_command
+
 _NOTHING_RAN = 5  # pytest's exit status
 
 
@@ -30,9 +32,9 @@ def main(folders: Sequence[str]) -> int:
 
 def _start(file: str, log: Path) -> subprocess.Popen[bytes]:
     """As part of this process's group, with which it is stopped."""
-    words = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", file]
+    words = python_command("-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", file)
     with log.open("wb") as output:
-        return subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT)
+        return subprocess.Popen(words, env=child_environment(), stdout=output, stderr=subprocess.STDOUT)
 
 
 if __name__ == "__main__":

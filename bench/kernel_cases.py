@@ -18,7 +18,6 @@ from ..kernels.lora.types import LoraPlan, LoraWeights
 from .attention_cases import attention_cases
 from .kernels import Case, Run
 from .row_cases import row_cases
-from .step_cases import step_cases
 
 _DTYPE = torch.bfloat16
 _SETS = 4
@@ -36,7 +35,7 @@ def cases(*, short: bool) -> list[Callable[[], Case]]:
     found = [partial(linear_case, name, count, 28672, 4096) for name in _FORMATS for count in tokens]
     found += [partial(linear_case, name, count, 4096, 14336) for name in _FORMATS for count in tokens if not short]
     found += [partial(lora_case, 64, 16, 16), partial(lora_case, 4096, 8, 64)]
-    return [*attention_cases(short=short), *row_cases(short=short), *step_cases(), *found]
+    return [*attention_cases(short=short), *row_cases(short=short), *found]
 
 
 def linear_case(name: str, tokens: int, features: int, inputs: int, device: str = "cuda") -> Case:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +23,7 @@ from ..local_engine.engine import LocalEngine, LocalOptions
 from ..local_engine.machine.machine import default_threads, this_machine
 from ..model_files.gguf_reader import read_header
 from ..protocol.errors import EngineError
+from ..protocol.safety.python_process import child_environment, python_command
 from ..protocol.sampling import SamplingParams
 from .local_gaps import gaps_during_prefill
 from .local_peers import (
@@ -217,10 +217,10 @@ class _Bench:
         """Seconds to the first token of a process, and the bytes it holds with its context full, if that is waited
         for."""
         setup = self._setup
-        command = [sys.executable, "-m", f"{__package__}.local_start", str(setup.path)]
+        command = python_command("-m", f"{__package__}.local_start", str(setup.path))
         command += [str(setup.context_length), str(setup.threads)]
         started = time.perf_counter()
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(command, env=child_environment(), stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None, "Popen made a pipe"
             first = process.stdout.readline().strip()
             seconds = time.perf_counter() - started

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ import numpy as np
 
 from ..local_engine.llama.library import llama
 from ..protocol.errors import EngineError, ModelLoadError
+from ..protocol.safety.python_process import python_command
 
 BATCH = 512  # tokens of a prompt computed at once: the default of all peers
 _SERVER_NEEDS = ("pydantic_settings", "sse_starlette", "starlette_context")
@@ -152,7 +152,7 @@ def has_llama_cpp_server() -> bool:
 def llama_cpp_server(setup: Setup, *, logprobs: bool) -> Iterator[Server]:
     """The server of llama-cpp-python. By default a new request would cut off the one that runs: not here."""
     threads = str(setup.threads)
-    command = [sys.executable, "-m", "llama_cpp.server", "--model", str(setup.path), "--n_batch", str(BATCH)]
+    command = python_command("-m", "llama_cpp.server", "--model", str(setup.path), "--n_batch", str(BATCH))
     command += ["--n_ctx", str(setup.context_length), "--n_threads", threads, "--n_threads_batch", threads]
     command += ["--flash_attn", "true", "--logits_all", str(logprobs), "--interrupt_requests", "false"]
     with _serving([*command, "--verbose", "false", "--host", "127.0.0.1"]) as server:

@@ -40,9 +40,11 @@ class Report:
         """A report about this machine and this checkout; nested `metrics` are flattened, what is no number left out."""
         return cls(_commit(), _today(), _machine(), _versions(), dict(config), flatten(metrics))
 
+    def fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("commit", "date", "machine", "versions", "config", "metrics")}
+
     def write(self, path: Path) -> None:
-        fields = {name: getattr(self, name) for name in ("commit", "date", "machine", "versions", "config", "metrics")}
-        write_json(path, fields)
+        write_json(path, self.fields())
 
 
 def write_json(path: Path, value: object) -> None:

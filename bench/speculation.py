@@ -6,7 +6,7 @@ import itertools
 import random
 import statistics
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -37,10 +37,9 @@ _BLOCK_S, _BLOCKS = 0.3, 28
 _PROMPT, _OUTPUT = 32, 64
 _LOAD = 64
 _CELLS = 128  # of the cache for each: prompt, answer and drafts, in whole blocks of 16 as of 64
-Say = Callable[[str], None]
 
 
-def pocket_figures(say: Say, loads: Sequence[int]) -> dict[str, float]:
+def pocket_figures(loads: Sequence[int]) -> dict[str, float]:
     """The pocket pair on its tasks, greedy, as many requests at a time as `loads` say, with and without its draft.
 
     Both run in turns, in short blocks, and what counts is the median of their ratios, so that whatever else the machine
@@ -56,10 +55,6 @@ def pocket_figures(say: Say, loads: Sequence[int]) -> dict[str, float]:
         figures[f"spec_on_tokens_per_s_{load}"] = speeds
         found = on.engine.stats()
         stats.append((found.speculative_steps, found.steps, found.draft_accepted, found.draft_proposed))
-        say(
-            f"speculation at {load}: {statistics.median(ratios):.3f}x, {speeds:,.0f} tokens/s, "
-            f"{found.speculative_steps / found.steps:.0%} of steps, {found.acceptance_rate:.0%} accepted"
-        )
         figures[f"spec_step_share_{load}"] = found.speculative_steps / found.steps
     steps, all_steps, accepted, proposed = (sum(column) for column in zip(*stats, strict=True))
     return {
@@ -83,18 +78,18 @@ def draft_of(target: Decoder, shape: str) -> Decoder:
     return random_model(config, weight.dtype, weight.device)
 
 
-def oracle_figures(target: Decoder, draft: Decoder, say: Say, acceptances: Sequence[float]) -> dict[str, float]:
+def oracle_figures(target: Decoder, draft: Decoder, acceptances: Sequence[float]) -> dict[str, float]:
     """Speed with an oracle draft over without, one request at a time, by the oracle's acceptance."""
     figures: dict[str, float] = {}
     for acceptance in acceptances:
         name = f"spec_oracle{round(acceptance * 10):02d}_speedup"
-        figures[name] = _oracle_speedup(target, draft, say, acceptance)
+        figures[name] = _oracle_speedup(target, draft, acceptance)
     return figures
 
 
-def oracle_under_load(target: Decoder, draft: Decoder, say: Say) -> dict[str, float]:
+def oracle_under_load(target: Decoder, draft: Decoder) -> dict[str, float]:
     """`spec_oracle08_speedup_64`: the same with 64 requests at a time, where drafts can hardly pay."""
-    return {f"spec_oracle08_speedup_{_LOAD}": _oracle_speedup(target, draft, say, 0.8, _LOAD)}
+    return {f"spec_oracle08_speedup_{_LOAD}": _oracle_speedup(target, draft, 0.8, _LOAD)}
 
 
 @contextmanager
@@ -113,28 +108,19 @@ def without_a_favourite(target: Decoder) -> Generator[None]:
         weight.copy_(kept)
 
 
-def _oracle_speedup(target: Decoder, draft: Decoder, say: Say, acceptance: float, load: int = 1) -> float:
-    with without_a_favourite(target):
-        return _speedup(target, draft, say, acceptance, load)
-
-
-def _speedup(target: Decoder, draft: Decoder, say: Say, acceptance: float, load: int) -> float:
+def _oracle_speedup(target: Decoder, draft: Decoder, acceptance: float, load: int = 1) -> float:
     config = EngineConfig(max_batch_size=load, prefix_caching=False, max_waiting=load)
     config = replace(config, num_blocks=load * _CELLS // config.block_size + 1)
-    plain = make_engine(target, config)
     vocabulary = target.config.vocab_size
     prompts = [[(token + number) % vocabulary for token in range(1, _PROMPT + 1)] for number in range(load)]
-    answer = _timed(plain, prompts)[0]
-    oracle = OracleDrafter(target, draft, plain.config, answer, acceptance)
-    engine = make_engine(target, config, drafters=[oracle])
-    _timed(engine, prompts)  # finds its lengths
-    speedup = statistics.mean(_timed(plain, prompts)[1] / _timed(engine, prompts)[1] for _ in range(2))
-    found = engine.stats()
-    assert found.preemptions == 0, "else fewer than so many run at a time"
-    say(
-        f"oracle draft at {acceptance}, {load} at a time: {speedup:.2f}x, {found.acceptance_rate:.0%} of proposed "
-        f"accepted, {found.draft_proposed / max(1, found.speculative_steps):.1f} proposed a step"
-    )
+    with without_a_favourite(target):
+        plain = make_engine(target, config)
+        answer = _timed(plain, prompts)[0]
+        oracle = OracleDrafter(target, draft, plain.config, answer, acceptance)
+        engine = make_engine(target, config, drafters=[oracle])
+        _timed(engine, prompts)  # finds its lengths
+        speedup = statistics.mean(_timed(plain, prompts)[1] / _timed(engine, prompts)[1] for _ in range(2))
+    assert engine.stats().preemptions == 0, "else fewer than so many run at a time"
     return speedup
 
 

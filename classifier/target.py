@@ -22,7 +22,7 @@ class Target:
     """`quality`: keep at least this share of the cloud's score, in (0, 1]. `cloud_share`: send up at most this share of
     the requests, in [0, 1]. `cost`: spend at most this many US dollars on the cloud per 1,000 requests, 0 or more.
 
-    `prices`: of the cloud, in US dollars per million tokens, read and written; only `cost` looks at them.
+    `prices`: of the cloud, in US dollars per million tokens, read and written; None: unknown. `cost` needs them.
     `promise`: `"confidence"`, the target holds with the confidence of the calibration; or `"mean"`, it holds on average
     over calibrations, of which about every other one misses it by a little. A cost is expected only, under either.
     Raises ConfigurationError for any other value, and for a cost where nothing has a price.
@@ -30,7 +30,7 @@ class Target:
 
     name: TargetName = "quality"
     value: float = DEFAULT_QUALITY
-    prices: tuple[float, float] = (0.5, 1.5)
+    prices: tuple[float, float] | None = None
     promise: Promise = "confidence"
 
     def __post_init__(self) -> None:
@@ -45,18 +45,27 @@ class Target:
             raise ConfigurationError(f"{self.name} must be {kind}{wanted}, not {given!r}.", param=self.name)
         if self.promise not in PROMISES:
             raise ConfigurationError(f"promise must be {' or '.join(PROMISES)}, not {self.promise}.", param="promise")
-        if self.name == "cost" and not any(self.prices):
+        if self.name == "cost" and not any(self.prices or ()):
+            why = "it has no price" if self.prices is None else "both prices are 0"
             raise ConfigurationError(
-                "cost needs to know what the cloud's tokens cost, and both prices are 0: set prices.cloud_input and "
+                f"cost needs to know what the cloud's tokens cost, and {why}: set prices.cloud_input and "
                 "prices.cloud_output, or state quality or cloud_share.",
                 param="prices",
             )
 
     @classmethod
-    def of(cls, quality: float | None, cloud_share: float | None, cost: float | None) -> Target:
+    def of(
+        cls,
+        quality: float | None,
+        cloud_share: float | None,
+        cost: float | None,
+        prices: tuple[float, float] | None = None,
+    ) -> Target:
         """The one that is given, of at most one; quality 0.98 if none is."""
         stated: dict[TargetName, float | None] = {"quality": quality, "cloud_share": cloud_share, "cost": cost}
-        return next((cls(name, value) for name, value in stated.items() if value is not None), cls())
+        return next(
+            (cls(name, value, prices) for name, value in stated.items() if value is not None), cls(prices=prices)
+        )
 
     def __str__(self) -> str:
         if self.name == "cost":

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .shared import options
+from .shared import json_output, options, output
+from .shared.command_line import CommandLine
 
 if TYPE_CHECKING:
     from ..bench.report import Report
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Measure, and print or write the figures with machine, versions and commit. --json PATH writes them.",
-)
-
-
-@app.callback()
-def _group() -> None:
-    """A group even while it holds one benchmark, so that the name is always given."""
+app = CommandLine(help="Measure, and print or write the figures with machine, versions and commit.")
 
 
 @app.command()
@@ -30,7 +24,7 @@ def cascade(
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Questions in flight to the cloud.")] = 8,
     seed: Annotated[int, typer.Option(help="Which of the held-out tasks.")] = 0,
     quality: options.Quality = None,
-    json_path: options.Json = None,
+    json_path: json_output.File = None,
 ) -> None:
     """Quality, cloud share and cost of the packaged pair: local only, cloud only, routed.
 
@@ -39,13 +33,14 @@ def cascade(
       updraft bench cascade --tasks 2000 --json out/cascade.json
     """
     from ..bench.questions import pocket_questions
-    from ..bench.report import Report
     from .evaluate import measure
 
     config = options.Pair(local="pocket", quality=quality).config()
-    measured = measure(config, pocket_questions(tasks, seed), None, concurrency)
+    measured = measure(
+        config, pocket_questions(tasks, seed), None, concurrency, tables_apart=json_output.is_stdout(json_path)
+    )
     settings = {"tasks": tasks, "concurrency": concurrency, "seed": seed, "quality": config.target.value}
-    show(Report.of({"bench": "cascade", **settings}, measured), json_path)
+    _show(_report("cascade", settings, measured), json_path)
 
 
 @app.command()
@@ -54,7 +49,7 @@ def escalation(
     rounds: Annotated[int, typer.Option(min=1, help="How often each escalation is asked in each way.")] = 3,
     seed: Annotated[int, typer.Option(help="Which of the held-out tasks.")] = 0,
     quality: options.Quality = None,
-    json_path: options.Json = None,
+    json_path: json_output.File = None,
 ) -> None:
     """What the local answer is worth as a draft: escalations with it, without it, and with a useless one.
 
@@ -66,16 +61,12 @@ def escalation(
 
     from ..bench.escalation import measure
     from ..bench.questions import pocket_questions
-    from ..bench.report import Report
-
-    def say(line: str) -> None:
-        typer.secho(line, dim=True, err=True)
 
     config = options.Pair(local="pocket", quality=quality).config()
-    with options.with_cloud(config, say, nodes=1) as running:
-        figures = asyncio.run(measure(running, pocket_questions(tasks, seed), rounds, say))
+    with options.with_cloud(config, _say, nodes=1) as running:
+        figures = asyncio.run(measure(running, pocket_questions(tasks, seed), rounds, _say))
     settings = {"tasks": tasks, "rounds": rounds, "seed": seed, "quality": config.quality}
-    show(Report.of({"bench": "escalation", **settings}, figures), json_path)
+    _show(_report("escalation", settings, figures), json_path)
 
 
 @app.command()
@@ -113,7 +104,7 @@ def engine(
     draft_shape: Annotated[
         str | None, typer.Option(help="Shape of the model that an oracle's drafts take the time of. [pocket]")
     ] = None,
-    json_path: options.Json = None,
+    json_path: json_output.File = None,
 ) -> None:
     """Throughput, decoding, prefix cache and scheduler of the cloud engine, beside transformers on the same requests.
 
@@ -126,7 +117,6 @@ def engine(
     import tempfile
 
     from ..bench.engine import Setting, cb_settings, measure
-    from ..bench.report import Report
     from ..bench.workload import Workload
 
     most_prompt = 384 if shape == "pocket" else 512  # with 128 tokens of output, what its context holds
@@ -135,26 +125,23 @@ def engine(
     config |= {"dtype": dtype, "device": device, "threads": threads, "peers": peers, "only": only}
     config |= {"draft_shape": draft_shape, "cb_settings": cb_settings(device)}
 
-    def report(figures: dict[str, float]) -> Report:
-        return Report.of({"bench": "engine", **config}, figures)
-
     def keep(figures: dict[str, float]) -> None:
-        if json_path is not None:
-            report(figures).write(json_path)
+        if json_path is not None and not json_output.is_stdout(json_path):
+            _report("engine", config, figures).write(json_path)
 
     with tempfile.TemporaryDirectory(prefix="updraft-bench-") as workplace:
         setting = Setting(
             Path(workplace), shape, dtype, workload, running, threads, device, peers, only or (), draft_shape
         )
-        figures = measure(setting, lambda line: typer.secho(line, dim=True, err=True), keep)
-    show(report(figures), json_path)
+        figures = measure(setting, _say, keep)
+    _show(_report("engine", config, figures), json_path)
 
 
 @app.command()
 def gates(
     tasks: Annotated[int, typer.Option(min=50, max=2_000, help="Held-out pocket tasks in a draw.")] = 2_000,
     draws: Annotated[int, typer.Option(min=1, help="How often as many are drawn.")] = 1,
-    json_path: options.Json = None,
+    json_path: json_output.File = None,
 ) -> None:
     """The packaged pair's gates: ranking, calibration error, what noise leaves of decisions, and how long one takes.
 
@@ -163,10 +150,9 @@ def gates(
       updraft bench gates --draws 4 --json out/gates.json
     """
     from ..bench.gates import measure
-    from ..bench.report import Report
 
-    figures = measure(tasks, draws, lambda line: typer.secho(line, dim=True, err=True))
-    show(Report.of({"bench": "gates", "tasks": tasks, "draws": draws}, figures), json_path)
+    figures = measure(tasks, draws, _say)
+    _show(_report("gates", {"tasks": tasks, "draws": draws}, figures), json_path)
 
 
 @app.command()
@@ -180,9 +166,7 @@ def router(
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Foldings, or drawings of labels.")] = 5,
     weak: Annotated[str | None, typer.Option(help="Column of the weak model's score. [weak]")] = None,
     strong: Annotated[str | None, typer.Option(help="Column of the strong model's score. [strong]")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Also write the figures as a Markdown table.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Also draw the curve to this .png (extra: plot).")] = None,
-    json_path: options.Json = None,
+    json_path: json_output.File = None,
 ) -> None:
     """A router learned from graded prompts, by RouteLLM's protocol: APGR, CPT50, CPT80, calibration, guarantee.
 
@@ -194,23 +178,17 @@ def router(
       updraft bench router --data train.csv --test test.csv --mode cascade
       updraft bench router --data mmlu_pro.csv.gz --weak Meta-Llama-3-8B --strong Meta-Llama-3-70B
     """
-    from rich.console import Console
-
-    from ..bench.report import Report
     from ..bench.router import Setting, measure
-    from ..bench.router_report import markdown_table, save_png, terminal_plot
+    from ..bench.router_report import terminal_plot
     from ..classifier.grading.graded_data import Columns
+    from .shared.console import Console
 
     setting = Setting(data, test, labels, mode, seeds, Columns(weak, strong))
-    measured = measure(setting, lambda line: typer.secho(line, dim=True, err=True))
+    measured = measure(setting, _say)
     config = {"data": data.name, "test": test and test.name, "labels": labels, "mode": mode, "seeds": seeds}
-    report = Report.of({"bench": "router", **config, "weak": weak, "strong": strong}, measured.metrics)
-    show(report, json_path)
-    Console().print(terminal_plot(measured.curve, measured.oracle), highlight=False)
-    if markdown is not None:
-        markdown.write_text(markdown_table(report), encoding="utf-8")
-    if plot is not None:
-        save_png(measured, plot)
+    _show(_report("router", config | {"weak": weak, "strong": strong}, measured.metrics), json_path)
+    console = Console(stderr=json_output.is_stdout(json_path))
+    console.print(terminal_plot(measured.curve, measured.oracle), highlight=False, markup=False)
 
 
 @app.command()
@@ -233,7 +211,7 @@ def local(
         Path | None,
         typer.Option(metavar="FOLDER", help="Keep the built models here for the next run. [a temporary folder]"),
     ] = None,
-    json_path: options.Json = None,
+    json_path: json_output.File = None,
 ) -> None:
     """The on-device engine beside bare llama.cpp, llama_cpp.Llama and the servers over them, on the same files.
 
@@ -243,36 +221,13 @@ def local(
       updraft bench local --model pocket-small --llama-server build/bin/llama-server --json out/local.json
     """
     from ..bench.local import MODELS, Setting, measure
-    from ..bench.report import Report
 
     models = MODELS if model == "all" else (model,)
     setting = Setting(models, tokens, rounds, prefill_seconds, threads, llama_server, workplace)
-    figures = measure(setting, lambda line: typer.secho(line, dim=True, err=True))
+    figures = measure(setting, _say)
     config = {"models": setting.models, "tokens": tokens, "rounds": rounds, "threads": threads}
     config["prefill_seconds"] = prefill_seconds
-    show(Report.of({"bench": "local", **config}, figures), json_path)
-
-
-@app.command()
-def node(
-    streams: Annotated[int, typer.Option(min=1, help="Answers streamed at once.")] = 16,
-    tokens: Annotated[int, typer.Option(min=2, max=256, help="Length of each.")] = 200,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
-    json_path: options.Json = None,
-) -> None:
-    """What HTTP costs the engine: tokens per second without a server, in a thread of the server, in its own process.
-
-    \b
-    Example
-      updraft bench node --streams 16
-    """
-    from ..bench.node import Setting, measure
-    from ..bench.report import Report
-    from ..embedded import pocket
-
-    setting = Setting(pocket.pocket_large_folder(), streams, tokens, threads=threads)
-    figures = measure(setting, lambda line: typer.secho(line, dim=True, err=True))
-    show(Report.of({"bench": "node", "streams": streams, "tokens": tokens, "threads": threads}, figures), json_path)
+    _show(_report("local", config, figures), json_path)
 
 
 @app.command()
@@ -280,10 +235,7 @@ def kernels(
     short: Annotated[
         bool, typer.Option("--short", help="One or two shapes of each kernel, fewer repetitions.")
     ] = False,
-    tune: Annotated[
-        bool, typer.Option("--tune", help="First try other ways to launch, and keep what is faster on this GPU.")
-    ] = False,
-    json_path: options.Json = None,
+    json_path: json_output.File = None,
 ) -> None:
     """Each kernel's time on a CUDA device beside what its memory and tensor cores allow, and beside other libraries.
 
@@ -291,46 +243,50 @@ def kernels(
     Examples
       updraft bench kernels --short
       updraft bench kernels --json out/kernels.json
-      updraft bench kernels --tune
     """
-    from rich.console import Console
-
-    from ..bench import tune as tuning
     from ..bench.kernel_cases import cases
     from ..bench.kernels import GpuClock, Measured, measure, report_of, require_cuda
-    from ..bench.report import write_json
-    from ..kernels.runtime import launch
+    from .shared.console import Console
     from .shared.tables import kernels_table
 
     device = require_cuda()
     repetitions = 30 if short else 100
     clock = GpuClock(repetitions)
 
+    def figures(measured: Measured) -> dict[str, Any]:
+        return report_of(device, {"short": short, "repetitions": repetitions}, measured)
+
     def keep(measured: Measured) -> None:
-        if json_path is not None:
-            write_json(json_path, report_of(device, {"short": short, "repetitions": repetitions}, measured))
+        if not json_output.is_stdout(json_path):
+            json_output.write(json_path, figures(measured))
 
-    def say(line: str) -> None:
-        typer.secho(line, dim=True, err=True)
-
-    if tune:
-        path = launch.TUNED / f"{launch.file_name(device)}.json"
-        tuning.keep(path, tuning.tune(cases(short=short), clock, say))
-        typer.echo(path)
-    measured = measure(cases(short=short), clock, say, keep)
-    Console().print(kernels_table(measured.rows, device))
+    measured = measure(cases(short=short), clock, _say, keep)
+    Console(stderr=json_output.is_stdout(json_path)).print(kernels_table(measured.rows, device))
+    if json_output.is_stdout(json_path):
+        json_output.show(figures(measured))
 
 
-def show(report: Report, path: Path | None) -> None:
+def _say(line: str) -> None:
+    output.secho(line, dim=True, err=True)
+
+
+def _report(bench: str, config: Mapping[str, Any], figures: Mapping[str, Any]) -> Report:
+    from ..bench.report import Report
+
+    return Report.of({"bench": bench, **config}, figures)
+
+
+def _show(report: Report, path: Path | None) -> None:
     """Print a report as a table, and write it if asked."""
-    from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
+
+    from .shared.console import Console
 
     table = Table(title=f"{report.config['bench']} at {report.commit} on {report.machine['cpu']}")
     table.add_column("metric")
     table.add_column("value", justify="right")
     for name, value in report.metrics.items():
-        table.add_row(name, f"{value:,.6g}")
-    Console().print(table)
-    if path is not None:
-        report.write(path)
+        table.add_row(escape(name), f"{value:,.6g}")
+    Console(stderr=json_output.is_stdout(path)).print(table)
+    json_output.write(path, report.fields())

@@ -80,7 +80,7 @@ def _works(python: Path) -> bool:
     if not python.exists():
         return False
     test = f"import pip, sys; sys.exit(sys.version_info < {OLDEST_PYTHON})"
-    return subprocess.run([str(python), "-c", test], check=False, stderr=subprocess.DEVNULL).returncode == 0
+    return subprocess.run([str(python), "-I", "-c", test], check=False, stderr=subprocess.DEVNULL).returncode == 0
 
 
 def _create(venv: Path) -> None:
@@ -89,7 +89,7 @@ def _create(venv: Path) -> None:
     if venv.exists() and not (venv / "pyvenv.cfg").exists() and any(venv.iterdir()):
         raise SetupError(f"{venv} exists and is no virtual environment: move it away, or use VENV=another/path.")
     _say(f"creating {venv.name} with Python {sys.version.split()[0]}")
-    _run([sys.executable, "-m", "venv", "--clear", str(venv)])
+    _run([sys.executable, "-P", "-m", "venv", "--clear", str(venv)])
 
 
 def _install_llama(python: Path) -> None:
@@ -107,7 +107,7 @@ def _install_torch(python: Path) -> None:
     """
     version = _pinned("torch")
     probe = f"import importlib.metadata as m, sys; sys.exit(m.version('torch').split('+')[0] != '{version}')"
-    if subprocess.run([str(python), "-c", probe], check=False, stderr=subprocess.DEVNULL).returncode == 0:
+    if subprocess.run([str(python), "-P", "-c", probe], check=False, stderr=subprocess.DEVNULL).returncode == 0:
         return
     _say(f"installing torch {version}, CPU build (about 190 MB)")
     try:
@@ -125,7 +125,7 @@ def _pinned(package: str) -> str:
 
 
 def _pip(python: Path, *arguments: str) -> None:
-    _run([str(python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", *arguments])
+    _run([str(python), "-P", "-m", "pip", "install", "--no-input", "--disable-pip-version-check", *arguments])
 
 
 def _run(command: list[str]) -> None:

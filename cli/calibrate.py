@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..protocol.errors import ConfigurationError, InvalidRequestError, UpstreamError
-from .shared import options
+from .shared import json_output, options, output
 
 if TYPE_CHECKING:
     from ..classifier.graded_row import GradedRow
@@ -54,16 +54,16 @@ def calibrate(
     save: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Also keep the graded prompts of --live, text and all (.jsonl).")
     ] = None,
-    json_path: options.Json = None,
+    json_path: json_output.File = None,
 ) -> None:
     """Learn which prompts your local model can keep, and what a target costs.
 
     Give graded prompts (--data), or let both tiers answer yours (--live). With --live, a line's "answer" is what both
-    replies are compared with. Without one the [bold]cloud's reply counts as right[/bold], and the local one if it
+    replies are compared with. Without one the cloud's reply counts as right, and the local one if it
     agrees. "Quality" then means agreement with the cloud. Budgets hold, and private prompts are left out.
 
     At least 100 prompts. With more, less has to escalate for the same promise. Takes
-    pip install '.\\[train]' in a clone of Updraft.
+    pip install '.[train]' in a clone of Updraft.
 
     \b
     Examples
@@ -116,14 +116,13 @@ def _from_file(data: Path, weak: str | None, strong: str | None, config: RouterC
 def _from_life(config: RouterConfig, prompts: Path, n: int, save: Path | None) -> _Task:
     import asyncio
 
-    from rich.console import Console
-
     from ..bench.both_tiers import ask_both, grading_of
     from ..bench.questions import read_prompts
     from ..classifier.training.text_router import MIN_LABELS
     from ..classifier.training.train_text import check_installed
     from ..router.factory import open_local
     from ..router.privacy.rules import PrivacyRules
+    from .shared.console import Console
     from .shared.watch import Watch
 
     found = read_prompts(prompts)
@@ -177,7 +176,7 @@ def _rescue(rows: list[GradedRow]) -> None:
 
     path = state_folder() / "graded.jsonl"
     write_graded(path, rows)
-    typer.echo(f"The graded prompts are in {path}: --data {path} goes on from there.", err=True)
+    output.echo(f"The graded prompts are in {path}: --data {path} goes on from there.", err=True)
 
 
 def _fit(task: _Task, config: RouterConfig, delta: float, out: Path | None, json_path: Path | None) -> None:
@@ -195,13 +194,15 @@ def _fit(task: _Task, config: RouterConfig, delta: float, out: Path | None, json
     )
     folder = out or policy_folder_of(task.models)
     policy = fit_text_policy(task.rows, recipe, folder)
-    _show(policy, config)
-    _say_where(folder, recipe, given=out is not None)
-    _say_next(config)
+    apart = json_output.is_stdout(json_path)
+    _show(policy, config, apart)
+    for line in (_where(folder, recipe, given=out is not None), _next(config)):
+        output.echo(line, err=apart)
     if json_path is not None:
         from ..bench.report import Report
 
-        Report.of({"calibrate": task.source.name, **task.models}, _figures(policy, config)).write(json_path)
+        report = Report.of({"calibrate": task.source.name, **task.models}, _figures(policy, config))
+        json_output.write(json_path, report.fields())
 
 
 def _figures(policy: TextPolicy, config: RouterConfig) -> dict[str, Any]:
@@ -210,7 +211,7 @@ def _figures(policy: TextPolicy, config: RouterConfig) -> dict[str, Any]:
     return figures(policy, config.target)
 
 
-def _show(policy: TextPolicy, config: RouterConfig) -> None:
+def _show(policy: TextPolicy, config: RouterConfig, apart: bool) -> None:
     from ..bench.router_report import terminal_plot
     from ..classifier.evaluation import cost_quality as curve
     from ..classifier.policy.summary import sentences
@@ -218,23 +219,22 @@ def _show(policy: TextPolicy, config: RouterConfig) -> None:
     rows = policy.calibration
     routed = curve.fine_curve(rows.judged, rows.local, rows.cloud)
     oracle = curve.fine_curve(curve.oracle_scores(rows.local, rows.cloud), rows.local, rows.cloud)
-    typer.echo(terminal_plot(routed, oracle))
-    for line in sentences(policy, config.target):
-        typer.echo(line)
+    for line in (terminal_plot(routed, oracle), *sentences(policy, config.target)):
+        output.echo(line, err=apart)
 
 
-def _say_where(folder: Path, recipe: FitRecipe, *, given: bool) -> None:
+def _where(folder: Path, recipe: FitRecipe, *, given: bool) -> str:
     pair = f"{recipe.models['local']} with {recipe.models['cloud']}"
     how = f"set policy = {str(folder)!r}" if given else "the router takes it by itself"
-    typer.echo(f"Policy for {pair} in {folder}: {how}.")
+    return f"Policy for {pair} in {folder}: {how}."
 
 
-def _say_next(config: RouterConfig) -> None:
+def _next(config: RouterConfig) -> str:
     from ..protocol.settings import config_file
 
     name, value = config.target.name, f"{config.target.value:g}"
     option = f"--{name.replace('_', '-')} {value}"
-    typer.echo(f"To use it: {option}, {name}={value} in code, or {name} = {value} in {config_file()}.")
+    return f"To use it: {option}, {name}={value} in code, or {name} = {value} in {config_file()}."
 
 
 def _model_id(config: RouterConfig) -> str:

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..protocol.errors import UpdraftError
-from .shared import options
+from .shared import json_output, options
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ..bench.cascade import Leg, TaskOutcome
     from ..bench.questions import Question
     from ..router.config import RouterConfig
+    from .shared.console import Console
     from .shared.stack import PocketCloud
     from .shared.watch import Watch
 
@@ -32,7 +31,7 @@ def demo(
     ] = 300,
     quality: options.Quality = None,
     seed: Annotated[int, typer.Option(help="Which of the held-out tasks.")] = 0,
-    json_path: options.Json = None,
+    json_path: json_output.File = None,
     svg_path: Annotated[
         Path | None, typer.Option("--svg", metavar="PATH", help="Also save the final output as an SVG picture.")
     ] = None,
@@ -52,42 +51,42 @@ def demo(
       updraft demo --tasks 400 --json out.json
       updraft demo --kill-a-node
     """
-    from rich.console import Console
-
+    from .evaluate import errors_line
+    from .shared.console import Console
     from .shared.processes import signals_as_interrupts
     from .shared.watch import Watch
 
     started = time.monotonic()
-    screen, final = Console(stderr=True), Console(record=True, width=110 if svg_path else None)
+    screen = Console(stderr=True)
+    apart = json_output.is_stdout(json_path)
+    final = Console(stderr=apart, record=True, width=110 if svg_path else None)
     with signals_as_interrupts():
         measured = _Demo(tasks, seed, kill_a_node, Watch(screen)).run(_config(quality))
     measured.figures["seconds"] = time.monotonic() - started
     _show(final, measured)
     if svg_path:
         final.save_svg(str(svg_path), title="updraft demo")
-    if json_path:
-        from ..bench.report import write_json
-
-        write_json(json_path, measured.figures)
-    if measured.failures:
-        raise UpdraftError(f"{len(measured.failures)} questions got no answer. The first: {measured.failures[0]}")
+    json_output.write(json_path, measured.figures)
+    if errors := measured.figures["errors"]["count"]:
+        raise UpdraftError(f"{errors} questions got no answer: {errors_line(measured.figures['errors'])}")
 
 
 def _config(quality: float | None) -> RouterConfig:
     """The shipped settings, not the user's: a demonstration has to come out the same everywhere."""
+    from ..router.accounting.prices import Prices
     from ..router.config import RouterConfig
 
-    config = RouterConfig(local="pocket", cloud_model="pocket-large")
+    prices = Prices(cloud_input=0.5, cloud_output=1.5)  # what a mid-size model costs: the pocket cloud has no price
+    config = RouterConfig(local="pocket", cloud_model="pocket-large", prices=prices)
     return config if quality is None else replace(config, quality=quality)
 
 
 @dataclass(slots=True)
 class DemoFigures:
-    """What the demo found: the figures of `--json`, example replies, and what went wrong."""
+    """What the demo found: the figures of `--json`, and example replies."""
 
     figures: dict[str, Any]
     routed: TaskOutcome
-    failures: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +97,13 @@ class _Demo:
     watch: Watch
 
     def run(self, config: RouterConfig) -> DemoFigures:
+        from ..bench.cascade import errors
         from ..bench.questions import pocket_questions
         from .shared.measuring import run_legs
         from .shared.stack import pocket_cloud
 
         drawn = pocket_questions(self.tasks + LATENCY_SAMPLE, self.seed)
         questions, sample = drawn[: self.tasks], drawn[self.tasks :]
-        self.watch.say("Starting two cloud nodes and a gateway on this machine ...")
         with pocket_cloud(nodes=2, say=self.watch.say) as cloud:
             self.watch.say("Running: " + ", ".join(f"{name} (pid {pid})" for name, pid in cloud.pids.items()))
             config = replace(config, cloud_url=cloud.base_url, cloud_api_key=cloud.api_key, cloud_continues=True)
@@ -118,9 +117,9 @@ class _Demo:
             "seed": self.seed,
             "pids": pids,
             "processes_lost": lost,
+            "errors": errors(outcomes.values()),
         }
-        failures = [str(reply.error) for outcome in outcomes.values() for reply in outcome.failures]
-        return DemoFigures(figures, outcomes["routed"], failures)
+        return DemoFigures(figures, outcomes["routed"])
 
     def _attack(self, cloud: PocketCloud, leg: Leg, done: int) -> None:
         """With --kill-a-node: one node dies once a third of the routed answers are in."""
@@ -217,6 +216,6 @@ def _show(console: Console, measured: DemoFigures) -> None:
         f"about these two with {CONCURRENCY} at a time",
     }
     if found["processes_lost"]:
-        facts["died"] = f"{', '.join(found['processes_lost'])}; answers missing: {len(measured.failures)}"
+        facts["died"] = f"{', '.join(found['processes_lost'])}; answers missing: {found['errors']['count']}"
     facts["time"] = f"{found['seconds']:.0f} s"
     console.print(facts_table(facts))

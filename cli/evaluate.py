@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..protocol.errors import ConfigurationError, UpdraftError
-from .shared import options
+from .shared import json_output, options
 from .shared.options import Tier
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def evaluate(
     cost: options.Cost = None,
     promise: options.Promise = None,
     confidence: options.PlainConfidence = None,
-    json_path: options.Json = None,
+    json_path: json_output.File = None,
 ) -> None:
     """Put the same questions to the router and to each tier alone, and compare.
 
@@ -62,33 +63,44 @@ def evaluate(
     from ..bench.questions import pocket_questions, read_questions
 
     questions = read_questions(file) if file is not None else pocket_questions(tasks or 200, seed)
-    measured = measure(config, questions, tier, concurrency)
-    if json_path:
-        from ..bench.report import write_json
+    measured = measure(config, questions, tier, concurrency, tables_apart=json_output.is_stdout(json_path))
+    json_output.write(json_path, measured)
+    if measured["errors"]["count"]:
+        raise UpdraftError(f"{measured['errors']['count']} questions got no answer: {errors_line(measured['errors'])}")
 
-        write_json(json_path, measured)
-    if failures := sum(measured[name]["failures"] for name in measured["tiers"]):
-        raise UpdraftError(f"{failures} questions got no answer.")
+
+def errors_line(errors: Mapping[str, Any]) -> str:
+    """`3 AuthenticationError, 1 APITimeoutError. The first: ...` of `bench.cascade.errors`."""
+    kinds = ", ".join(f"{n} {kind}" for kind, n in errors["by_kind"].items())
+    return f"{kinds}. The first: {errors['first']}"
 
 
 def measure(
-    config: RouterConfig, questions: list[Question], tiers: list[Tier] | None, concurrency: int
+    config: RouterConfig,
+    questions: list[Question],
+    tiers: list[Tier] | None,
+    concurrency: int,
+    *,
+    tables_apart: bool = False,
 ) -> dict[str, Any]:
-    """The figures of each tier, shown and returned: `{"n", "tiers", "local": {...}, "cloud": {...}, "routed": ...}`."""
-    from rich.console import Console
+    """The figures of each tier, shown and returned: `{"n", "tiers", "local": {...}, "cloud": {...}, "routed": ...}`.
 
-    from ..bench.cascade import by_kind, draft_figures, figures
+    `tables_apart`: they are shown on standard error.
+    """
+    from ..bench.cascade import by_kind, draft_figures, errors, figures
+    from .shared.console import Console
     from .shared.measuring import run_legs
     from .shared.tables import accuracy_table, kinds_table
     from .shared.watch import Watch
 
-    console = Console()
+    console = Console(stderr=tables_apart)
     watch = Watch(Console(stderr=True))
     with options.with_cloud(config, watch.say, nodes=2) as running:
         legs = _legs(running, questions, tiers, concurrency)
         outcomes = run_legs(running, legs, watch)
     rows = {name: figures(outcome) for name, outcome in outcomes.items()}
     result: dict[str, Any] = {"n": len(questions), "tiers": list(rows), **rows, "by_kind": by_kind(outcomes)}
+    result["errors"] = errors(outcomes.values())
     if "routed" in outcomes:
         result["draft"] = draft_figures(outcomes["routed"])
         result["routed"]["quality_kept"] = quality_kept(rows)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..protocol.errors import ConfigurationError, UpdraftError, UpstreamError
+from .shared import json_output, output
 from .shared.options import key_from
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def init(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: what no option names is none.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace settings; the old file is kept beside it.")] = False,
+    as_json: json_output.Flag = False,
 ) -> None:
     """Choose a local model and a cloud, try both, and write the settings file.
 
@@ -84,6 +86,9 @@ def init(
             "A target such as quality = 0.98 needs a calibration of this pair. Both answer your prompts, one a line:\n"
             "  updraft calibrate --live 500 --prompts prompts.txt"
         )
+    if as_json:
+        facts = {"local": answers.local, "cloud_url": answers.cloud_url, "cloud_model": answers.cloud_model}
+        json_output.show({"settings": str(path), **facts})
 
 
 def _keep_old(path: Path, asks: bool, force: bool) -> None:
@@ -166,11 +171,12 @@ def _try(tier: str, config: RouterConfig, answers: Answers) -> None:
 
 def _write(answers: Answers, path: Path) -> None:
     from ..protocol import settings
+    from ..protocol.safety.private_files import write_private
 
     key_file = None if answers.key_file is None else answers.key_file.expanduser().resolve()
     if answers.key is not None and key_file is None:
         key_file = settings.state_folder() / "cloud_api_key"
-        settings.write_private(key_file, f"{answers.key}\n")
+        write_private(key_file, f"{answers.key}\n")
     values = {"local": answers.local or "none"}
     if answers.cloud_url is not None:
         values |= {"cloud_url": answers.cloud_url, "cloud_model": answers.cloud_model or ""}
@@ -179,8 +185,8 @@ def _write(answers: Answers, path: Path) -> None:
     lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items()]
     if path.exists():
         path.replace(path.with_name(f"{path.name}.old"))
-    settings.write_private(path, "# Written by updraft init.\n" + "".join(lines))
+    write_private(path, "# Written by updraft init.\n" + "".join(lines))
 
 
 def _say(line: str) -> None:
-    typer.echo(line, err=True)
+    output.echo(line, err=True)

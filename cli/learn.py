@@ -5,12 +5,13 @@ from __future__ import annotations
 import datetime
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from ..protocol.errors import ConfigurationError, NotFoundError
-from .shared import options
+from .shared import json_output, options, output
 
 
 def learn(
@@ -23,13 +24,13 @@ def learn(
     promise: options.Promise = None,
     confidence: options.Confidence = 0.9,
     out: options.PolicyFolder = None,
-    json_path: options.Json = None,
+    json_path: json_output.File = None,
 ) -> None:
     """Fit the pair's policy again on what the router has seen: escalations are labels, and so is feedback.
 
-    Labels of escalations alone are one-sided. So set [bold]exploration[/bold] (say 0.05) in the settings, or
-    [bold]shadow = true[/bold] for a while: both tiers then answer a random share of the requests.
-    Routers take the new policy when they start. Takes pip install '.\\[train]' in a clone of Updraft.
+    Labels of escalations alone are one-sided. So set exploration (say 0.05) in the settings, or
+    shadow = true for a while: both tiers then answer a random share of the requests.
+    Routers take the new policy when they start. Takes pip install '.[train]' in a clone of Updraft.
 
     \b
     Examples
@@ -38,8 +39,7 @@ def learn(
       updraft learn --local model.gguf --cloud-model big --out policies/mine
     """
     config = options.Pair(local, cloud, cloud_model, None, quality, cloud_share, cost, promise).config()
-    if config.experience is None or not config.experience.exists():
-        raise ConfigurationError(f"There is no experience at {config.experience}: use the router first.")
+    path = _kept(config.experience)
     from ..classifier.online.experience import Experience, readable
     from ..classifier.online.refit import GRADING
     from ..classifier.online.refit import learn as fit
@@ -51,7 +51,7 @@ def learn(
     from ..router.feedback.collector import pair_name
 
     models = {"local": model_file(config).stem, "cloud": options.cloud_model_of(config)}
-    experience = Experience(config.experience)
+    experience = Experience(path)
     try:
         rows = experience.rows(pair_name(models))
         known = experience.pairs()
@@ -62,20 +62,32 @@ def learn(
         raise ConfigurationError(f"Nothing was seen of {pair_name(models)}. Known: {seen}.")
     sound = readable(rows)
     if len(sound) < len(rows):
-        typer.echo(f"{len(rows) - len(sound)} of {len(rows)} judged answers are damaged, and are left out.", err=True)
+        output.echo(f"{len(rows) - len(sound)} of {len(rows)} judged answers are damaged, and are left out.", err=True)
     folder = out or policy_folder_of(models)
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     recipe = FitRecipe(models, [], GRADING, date, 1 - confidence)
     with suppress(ConfigurationError):  # where there is a policy, what it knew was asked; the new one knows the same
         recipe = replace(recipe, calibrated_on=load_policy(policy_folder_of(models)).calibrated_on)
     policy = fit(sound, recipe, folder)
-    for line in sentences(policy, config.target):
-        typer.echo(line)
-    typer.echo(f"Policy for {pair_name(models)} in {folder}.")
+    for line in (*sentences(policy, config.target), f"Policy for {pair_name(models)} in {folder}."):
+        output.echo(line, err=json_output.is_stdout(json_path))
     if json_path is not None:
         from ..bench.report import Report
 
-        Report.of({"learn": pair_name(models)}, figures(policy, config.target)).write(json_path)
+        report = Report.of({"learn": pair_name(models)}, figures(policy, config.target))
+        json_output.write(json_path, report.fields())
+
+
+def _kept(configured: Path | None) -> Path:
+    """The file to learn from. Raises ConfigurationError if nothing was kept."""
+    from ..classifier.policy.folders import experience_file
+
+    path = configured or experience_file()
+    if not path.exists():
+        raise ConfigurationError(
+            f"There is no experience at {path}: set experience = true, exploration or shadow, and use the router first."
+        )
+    return path
 
 
 def feedback(
@@ -83,6 +95,7 @@ def feedback(
         str, typer.Argument(help="The answer's updraft.request_id, or its x-updraft-request-id header.")
     ],
     thumb: Annotated[Literal["up", "down"], typer.Argument(help="Was the answer good?")],
+    as_json: json_output.Flag = False,
 ) -> None:
     """Say whether an answer was good. `updraft learn` takes it into account.
 
@@ -93,9 +106,7 @@ def feedback(
     from ..classifier.online.experience import Experience
     from ..router.settings_sources import load_config
 
-    path = load_config().experience
-    if path is None or not path.exists():
-        raise ConfigurationError("There is no experience yet, or it is switched off (experience = 'none').")
+    path = _kept(load_config().experience)
     experience = Experience(path)
     try:
         if not experience.feedback(request_id, up=thumb == "up"):
@@ -105,4 +116,7 @@ def feedback(
             )
     finally:
         experience.close()
-    typer.echo(f"Noted: {thumb} for {request_id}.")
+    if as_json:
+        json_output.show({"request_id": request_id, "feedback": thumb})
+    else:
+        output.echo(f"Noted: {thumb} for {request_id}.")

@@ -8,30 +8,28 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
 from .. import __version__
-from ..protocol.errors import ConfigurationError, InvalidRequestError, UpdraftError
-from . import bench, calibrate, demo, evaluate, init, learn, servers, tune, why
+from . import bench, calibrate, demo, evaluate, init, learn, servers, tune
 from .doctor import command as doctor
+from .ledger import log, usage, why
 from .models import store
-from .shared.failures import message_of
+from .shared import json_output, output
+from .shared.command_line import CommandLine
+from .shared.failures import exit_code, message_of
 from .talk import ask, chat
 
-app = typer.Typer(
+app = CommandLine(
     name="updraft",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
     help="""Answers on the device when the small model is good enough, and in the cloud when it is not.
 
     What the small model wrote is never thrown away: it goes along as the draft that the large model verifies.
     A pair of tiny models comes with the package, so everything below works without a download.
 
-    [bold]First steps[/bold]
+    First steps
 
     \b
       updraft demo                 watch both tiers share real work, measured
@@ -46,10 +44,27 @@ app = typer.Typer(
 )
 
 
+def _version_asked(asked: bool) -> None:
+    if asked:
+        output.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_version_asked, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None: ...
+
+
 @app.command()
-def version() -> None:
+def version(as_json: json_output.Flag = False) -> None:
     """Print the version."""
-    typer.echo(__version__)
+    if as_json:
+        json_output.show({"version": __version__})
+    else:
+        output.echo(__version__)
 
 
 app.command()(demo.demo)
@@ -57,6 +72,8 @@ app.command()(init.init)
 app.command()(chat.chat)
 app.command()(ask.ask)
 app.command()(why.why)
+app.command()(log.log)
+app.command()(usage.usage)
 app.command()(servers.serve)
 app.command()(servers.node)
 app.command()(servers.gateway)
@@ -82,13 +99,11 @@ def main() -> None:
         app(prog_name="updraft")
     except KeyboardInterrupt:
         sys.exit(130)
-    except UpdraftError as error:
-        _fail(message_of(error), 2 if isinstance(error, InvalidRequestError | ConfigurationError) else 1)
     except Exception as error:  # noqa: BLE001 - the outermost frame: a person gets a line, not a traceback
-        _fail(message_of(error), 1)
+        _fail(message_of(error), exit_code(error))
 
 
 def _fail(message: str, code: int) -> None:
-    typer.secho("error: ", fg=typer.colors.RED, err=True, nl=False)
-    typer.echo(message, err=True)
+    output.secho("error: ", fg=typer.colors.RED, err=True, nl=False)
+    output.echo(message, err=True)
     sys.exit(code)

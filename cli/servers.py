@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from .shared import options
+from .shared import json_output, options, output
 
 Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 opens it to the network.")]
 ReadyFile = Annotated[
@@ -18,6 +18,16 @@ ReadyFile = Annotated[
 WithParent = Annotated[bool, typer.Option("--exit-with-parent", help="Stop when the starting process is gone.")]
 
 
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allowed-host", metavar="NAME", help="A name that callers may use; once for each. Addresses need none."
+    ),
+]
+AllowedOrigins = Annotated[
+    list[str] | None,
+    typer.Option("--allowed-origin", metavar="URL", help="A site whose web pages may ask; once for each."),
+]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any free one.")]
 
 
@@ -27,6 +37,8 @@ def serve(
     key_env: Annotated[
         str | None, typer.Option("--key-env", metavar="VAR", help="Environment variable with the key apps must send.")
     ] = None,
+    allowed_hosts: AllowedHosts = None,
+    allowed_origins: AllowedOrigins = None,
     ready_file: ReadyFile = None,
     local: options.Local = None,
     cloud: options.Cloud = None,
@@ -43,7 +55,7 @@ def serve(
     """Run the router as a local OpenAI server, so that any app can use it without a change of code.
 
     Point an OpenAI client at the printed address + /v1, with any key, and model="auto", "local" or "cloud".
-    Other machines (--host) are let in with a key of yours only, and web pages of other sites never.
+    Other machines (--host) are let in with a key of yours only, and web pages of other sites where you name them.
 
     \b
     Examples
@@ -60,6 +72,9 @@ def serve(
     key = None if key_env is None else options.key_from(key_env, "--key-env")
     pair = options.Pair(local, cloud, cloud_model, cloud_key_env, quality, cloud_share, cost, promise, confidence)
     config = replace(pair, tool_parser=tool_parser, chat_template=chat_template).config()
+    if allowed_hosts or allowed_origins:
+        given = {"allowed_hosts": tuple(allowed_hosts or ()), "allowed_origins": tuple(allowed_origins or ())}
+        config = replace(config, **{name: value for name, value in given.items() if value})
     daemon = DaemonOptions(config, host, port, ready_file, key)
     bind_socket(host, port).close()  # a busy port is reported before the packaged cloud is started
     for line in introduction(config):
@@ -70,11 +85,18 @@ def serve(
 
 def node(
     model: Annotated[
-        str, typer.Option(metavar="NAME", help="Folder with config.json and safetensors, or owner/repo on a hub.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Folder with config.json and safetensors, owner/repo on a hub, or pocket (the packaged model).",
+        ),
     ],
     draft: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Smaller model of the same vocabulary to draft with: as --model, or a GGUF."),
+        typer.Option(
+            metavar="NAME",
+            help="Smaller model of the same vocabulary to draft with: as --model, or a GGUF; pocket is pocket-small.",
+        ),
     ] = None,
     host: Host = "127.0.0.1",
     port: Port = options.NODE_PORT,
@@ -138,6 +160,8 @@ def node(
         typer.Option(help="How the model writes tool calls; auto asks its chat template."),
     ] = "auto",
     chat_template: options.ChatTemplate = None,
+    allowed_hosts: AllowedHosts = None,
+    allowed_origins: AllowedOrigins = None,
     ready_file: ReadyFile = None,
     exit_with_parent: WithParent = False,
 ) -> None:
@@ -145,43 +169,53 @@ def node(
 
     With --draft a smaller model proposes tokens that the large one verifies; answers stay the same. How many it
     proposes follows from what is measured, so that it is never much slower than without.
+    UPDRAFT_NODE_API_KEY is the key that callers must send; other machines (--host) are let in with one only.
 
     \b
     Examples
+      updraft node --model pocket --draft pocket
       updraft node --model models/big
       updraft node --model models/big --draft models/small.gguf --port 0 --ready-file /tmp/node.url
       updraft node --model Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B
     """
+    from ..cloud_engine.engine.config import EngineConfig, usual_block_size
     from ..cloud_engine.node.process import NodeOptions, run_node
+    from ..embedded import pocket
 
+    engine = EngineConfig(
+        max_batch_size=max_batch_size,
+        token_budget=token_budget,
+        max_step_ms=max_step_ms,
+        context_length=context_length,
+        num_blocks=num_blocks,
+        default_max_tokens=default_max_tokens,
+        policy=policy,
+        max_waiting=max_waiting,
+        prefix_caching=prefix_caching,
+        num_draft_tokens=num_draft_tokens,
+        ngram=ngram,
+        device=device,
+        dtype=dtype,
+        block_size=usual_block_size(device) if block_size is None else block_size,
+        batch_invariant=batch_invariant,
+        attention_backend=attention_backend,
+        cuda_graphs=cuda_graphs,
+        num_threads=threads,
+    )
     run_node(
         NodeOptions(
-            model=model,
-            draft=draft,
+            str(pocket.pocket_large_folder()) if model == "pocket" else model,
+            engine,
+            draft=str(pocket.pocket_small_folder()) if draft == "pocket" else draft,
             host=host,
             port=port,
-            threads=threads,
-            max_batch_size=max_batch_size,
-            token_budget=token_budget,
-            max_step_ms=max_step_ms,
-            context_length=context_length,
-            num_blocks=num_blocks,
-            default_max_tokens=default_max_tokens,
-            policy=policy,
-            max_waiting=max_waiting,
-            prefix_caching=prefix_caching,
-            num_draft_tokens=num_draft_tokens,
-            ngram=ngram,
-            device=device,
-            dtype=dtype,
-            block_size=block_size,
-            batch_invariant=batch_invariant,
-            attention_backend=attention_backend,
-            cuda_graphs=cuda_graphs,
             restart=restart,
             drain_seconds=drain_seconds,
             tool_parser=tool_parser,
             chat_template=chat_template,
+            api_key=os.environ.get("UPDRAFT_NODE_API_KEY") or None,
+            allowed_hosts=allowed_hosts or (),
+            allowed_origins=allowed_origins or (),
             ready_file=ready_file,
             exit_with_parent=exit_with_parent,
         )
@@ -201,6 +235,8 @@ def gateway(
     host: Host = "127.0.0.1",
     port: Port = options.GATEWAY_PORT,
     timeout_s: Annotated[float, typer.Option(help="Limit of a whole request, in seconds.")] = 600.0,
+    allowed_hosts: AllowedHosts = None,
+    allowed_origins: AllowedOrigins = None,
     ready_file: ReadyFile = None,
     exit_with_parent: WithParent = False,
 ) -> None:
@@ -219,7 +255,6 @@ def gateway(
 
     if db is None:
         db = state_folder() / "gateway.sqlite3"
-        db.parent.mkdir(parents=True, exist_ok=True)
 
     run_gateway(
         GatewayOptions(
@@ -231,6 +266,8 @@ def gateway(
             port=port,
             node_api_key=os.environ.get("UPDRAFT_NODE_API_KEY"),
             timeout_s=timeout_s,
+            allowed_hosts=allowed_hosts or (),
+            allowed_origins=allowed_origins or (),
             ready_file=ready_file,
             exit_with_parent=exit_with_parent,
         )
@@ -241,6 +278,7 @@ def gateway_key(
     name: Annotated[str, typer.Argument(help="Whose key it is: letters, digits, dots, dashes, underscores.")],
     keys: Annotated[Path, typer.Option(help="Key file to add it to; made if there is none.")],
     admin: Annotated[bool, typer.Option("--admin", help="It may also see all nodes and everybody's usage.")] = False,
+    as_json: json_output.Flag = False,
 ) -> None:
     """Make an API key for the gateway: the key is printed once, its hash is added to the file.
 
@@ -251,21 +289,22 @@ def gateway_key(
     """
     from ..cloud_engine.gateway.keys import KeyStore, new_key
     from ..protocol.errors import ConfigurationError
+    from ..protocol.safety.private_files import private_file
     from ..protocol.unicode_forms import read_text
 
     key, line = new_key(name, admin=admin)
     written = read_text(keys, ConfigurationError) if keys.exists() else ""
-    if written.lstrip().startswith("{"):
-        raise ConfigurationError(f"{keys} is JSON, which this command does not extend: use a file of lines.")
     if written.strip():
         KeyStore.load(keys)
         if any(known.strip().partition(":")[0] == name for known in written.splitlines()):
             raise ConfigurationError(f"{keys} already has a key for {name!r}: remove that line, or take another name.")
-    keys.touch(mode=0o600)
     begun = "" if written.endswith("\n") or not written else "\n"
-    keys.write_text(f"{written}{begun}{line}\n", encoding="utf-8")
-    typer.echo(key)
+    private_file(keys).write_text(f"{written}{begun}{line}\n", encoding="utf-8")
+    if as_json:
+        json_output.show({"name": name, "admin": admin, "key": key, "file": str(keys)})
+    else:
+        output.echo(key)
 
 
 def _note(line: str) -> None:
-    typer.secho(line, dim=True, err=True)
+    output.secho(line, dim=True, err=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from .shared import json_output, output
 
 if TYPE_CHECKING:
     from ..local_engine.tuning.search import TrialResult, Tuning
@@ -16,7 +17,7 @@ def tune(
     model: Annotated[
         str, typer.Argument(help="pocket, a GGUF file, a pulled model's name, or hf:owner/repo:file.gguf.")
     ] = "pocket",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: json_output.Flag = False,
 ) -> None:
     """Measure threads, weight repacking and batch size for a model here, in under 30 seconds after its first load.
 
@@ -45,9 +46,9 @@ def tune(
     ensure_usable_build(pocket_small_gguf())
     room = ProcessMemory().room()
     if as_json:
-        typer.echo(json.dumps(_facts(path.name, measure(path, room)), indent=2))
+        json_output.show(_facts(path.name, measure(path, room)))
     else:
-        typer.echo(
+        output.echo(
             f"{'':26}{'threads':>8}{'repack':>8}{'ubatch':>8}{'prompt tok/s':>14}{'answer tok/s':>14}{'noise':>8}"
         )
         _conclude(measure(path, room, report=_line))
@@ -57,7 +58,7 @@ def _line(run: TrialResult) -> None:
     choice = run.choice
     settings = f"{run.note:<26}{choice.threads:>8}{'yes' if choice.repack else 'no':>8}{choice.ubatch:>8}"
     speeds = f"{run.prompt_tokens_per_s:>14,.1f}{run.answer_tokens_per_s:>14,.1f}{run.noise:>8.0%}"
-    typer.echo(settings + (speeds if run.answer_tokens_per_s else "  failed"))
+    output.echo(settings + (speeds if run.answer_tokens_per_s else "  failed"))
 
 
 def _conclude(tuning: Tuning) -> None:
@@ -65,14 +66,14 @@ def _conclude(tuning: Tuning) -> None:
 
     chosen = {name: value for name, value in msgspec.structs.asdict(tuning.settings).items() if value is not None}
     if tuning.skipped:
-        typer.echo(f"No time was left for: {', '.join(tuning.skipped)}.")
+        output.echo(f"No time was left for: {', '.join(tuning.skipped)}.")
     if chosen:
         values = ", ".join(f"{name}={value}" for name, value in chosen.items())
-        typer.echo(
+        output.echo(
             f"Remembered: {values} ({tuning.gain:.0%} less time than the default), after {tuning.seconds:.0f} s."
         )
     else:
-        typer.echo(f"The default settings stay: nothing was faster beyond the noise. {tuning.seconds:.0f} s.")
+        output.echo(f"The default settings stay: nothing was faster beyond the noise. {tuning.seconds:.0f} s.")
 
 
 def _facts(name: str, tuning: Tuning) -> dict[str, object]:

@@ -21,7 +21,6 @@ from typing import Literal
 from .kinds import KINDS, Kind, Phrasings
 
 Split = Literal["train", "calibration", "test"]
-Grade = Literal["final", "exact", "json"]
 
 # Share of the hash space of each split, in percent: test, then calibration, the rest trains.
 _TEST, _CALIBRATION = 10, 25

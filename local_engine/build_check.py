@@ -21,12 +21,14 @@ import msgspec
 from ..protocol import settings
 from ..protocol.errors import ConfigurationError, MissingDependencyError, UpdraftError
 from ..protocol.requests import Message
+from ..protocol.safety.private_files import private_file
 from ..protocol.sampling import SamplingParams
 from .llama.build import PACKAGE, REBUILD_COMMAND, build_key
 from .llama.kernels import SWITCH, Served
 from .machine.child_process import ChildEnd, expect_crashes, run_child
 
 _log = logging.getLogger("updraft.local")
+_first_use = logging.getLogger("updraft.local.first_use")
 Status = Literal["ok", "not_installed", "import_failed", "crashed", "timeout", "failed"]
 
 
@@ -77,14 +79,14 @@ def ensure_usable_build(model_path: Path, *, timeout_s: float = 60.0) -> None:
             return
     except OSError as error:  # none yet, as a rule; whatever is in its place, the build is tried
         _log.debug("No working build is remembered: %s", error)
+    _first_use.info("Trying llama.cpp in a process of its own, once on this machine.")
     report = probe(model_path, timeout_s=timeout_s)
     if report.status in ("not_installed", "import_failed"):
         raise MissingDependencyError(f"{report.detail} {report.advice}")
     if report.status != "ok":
         raise ConfigurationError(f"The local engine does not work on this machine: {report.detail} {report.advice}")
     try:
-        remembered.parent.mkdir(parents=True, exist_ok=True)
-        remembered.write_text(key, encoding="ascii")
+        private_file(remembered).write_text(key, encoding="ascii")
     except OSError as error:  # a read-only machine probes again next time
         _log.info("The state folder cannot be written, so the working build is not remembered: %s", error)
 

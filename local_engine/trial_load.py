@@ -7,6 +7,7 @@ vocabulary is read, and one token is generated. The verdict is remembered until 
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from .llama.context import LoraAdapter
 from .machine.child_process import ChildEnd, expect_crashes, run_child
 from .machine.notes import Notes, file_key
 
+_first_use = logging.getLogger("updraft.local.first_use")
 _CONTEXT = 64
 _NO_TEMPLATE = "--no-template"
 _SLOWEST_DISK = 20e6  # bytes/s
@@ -60,6 +62,7 @@ def ensure_loadable(
     if verdict is None:
         read_model_header(path)
         patience_s = _PATIENCE_S + sum(file.stat().st_size for file in files) / _SLOWEST_DISK
+        _first_use.info("Trying %s in a process of its own, once on this machine.", path.name)
         verdict, lasting = _on_trial(files, own_template, timeout_s or patience_s)
         if lasting:
             notes.write(key, verdict)

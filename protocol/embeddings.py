@@ -10,9 +10,9 @@ from typing import Literal
 
 import msgspec
 
+from .decoding import decode
 from .errors import UnsupportedFeatureError
 from .prompts import Prompt, WirePrompts, prompts_of
-from .requests import decode
 
 MAX_INPUTS = 2048
 

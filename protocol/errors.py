@@ -9,6 +9,14 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
+_MOST_MESSAGE, _MOST_PARAM = 4000, 200  # characters
+
+
+def _bounded(message: str) -> str:
+    """Beginning and end of a message that repeats something long: it stands in answers, logs and rows."""
+    half = _MOST_MESSAGE // 2
+    return message if len(message) <= _MOST_MESSAGE else f"{message[:half]} ... {message[-half:]}"
+
 
 class UpdraftError(Exception):
     """Base of all errors raised on purpose.
@@ -24,9 +32,9 @@ class UpdraftError(Exception):
     retryable: ClassVar[bool] = False
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
-        self.message = message.encode("utf-8", "backslashreplace").decode()
+        self.message = _bounded(message).encode("utf-8", "backslashreplace").decode()
         super().__init__(self.message)
-        self.param = param
+        self.param = param if param is None else param[:_MOST_PARAM]
         self.code = code if code is not None else self.default_code
 
     def to_body(self) -> dict[str, Any]:
@@ -47,6 +55,18 @@ class UnsupportedFeatureError(InvalidRequestError):
     """A well-formed option that this tier does not implement. Refused, never ignored."""
 
     default_code = "unsupported_parameter"
+
+
+class UnknownFieldError(InvalidRequestError):
+    """A field that no reader here knows. Its name is the caller's text: fit for an answer, not for a log."""
+
+    default_code = "invalid_value"
+
+
+class WrongTypeError(InvalidRequestError):
+    """A field holds another kind of JSON than it is for, whoever reads it."""
+
+    default_code = "invalid_value"
 
 
 class ContextLengthError(InvalidRequestError):

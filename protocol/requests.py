@@ -1,19 +1,22 @@
 """What a client may ask: OpenAI's chat and text completion requests, decoded and checked.
 
-Unknown fields are refused. Fields of the OpenAI surface that no engine of ours implements yet are accepted only at the
-value that changes nothing; anything else is an `UnsupportedFeatureError` naming the field.
+Unknown fields are refused, but those of messages, which belong to whoever wrote them and are ignored. Fields of the
+OpenAI surface that no engine of ours implements are accepted only at the value that changes nothing; anything else is
+an `UnsupportedFeatureError` naming the field.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
+from .decoding import convert, decode, read_object, unsupported
 from .errors import InvalidRequestError, UnsupportedFeatureError
-from .flags import Flag, WithFlags
 from .prompts import Prompt, WirePrompts, prompts_of
+from .safety.names import check_names
 from .sampling import MOST_LOGPROBS, SamplingParams
 from .structured import (
     Constraint,
@@ -31,26 +34,47 @@ from .structured import (
 MAX_PROMPTS = 128  # of one completion request
 MOST_ANSWERS = 128  # to one prompt: OpenAI's own limit, checked before anything is sized by it
 _MOST_ID_DIGITS = 10  # of a token id
+#: What would change the answer, or what becomes of it, elsewhere; and the values that ask for what is done here anyway.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "modalities": (["text"],),
+    "reasoning_effort": ("none",),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+}
 
 
-class TextPart(msgspec.Struct, forbid_unknown_fields=True):
+class TextPart(msgspec.Struct, tag_field="type", tag="text"):
     text: str
-    type: Literal["text"] = "text"
 
 
-class Message(msgspec.Struct, forbid_unknown_fields=True):
+class RefusalPart(msgspec.Struct, tag_field="type", tag="refusal"):
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+class Message(msgspec.Struct):
     """One turn. `content` may be a string or a list of text parts; other part types are refused.
 
     An assistant that called tools may have said nothing else (`content` None); the role "tool" carries what a call
-    with `tool_call_id` gave. `refusal` is there because clients send our own messages back.
+    with `tool_call_id` gave. What an assistant refused with is its text. An empty list of calls is none.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[TextPart | RefusalPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-    refusal: None = None
+    refusal: str | None = None
+    # Beyond every server of ours: text that would be lost.
+    function_call: Any = None
+    audio: Any = None
+
+    def __post_init__(self) -> None:
+        self.tool_calls = self.tool_calls or None
+        self.content = self.content or self.refusal or self.content
 
     @property
     def text(self) -> str:
@@ -69,15 +93,15 @@ class Prediction(msgspec.Struct, forbid_unknown_fields=True):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class StreamOptions(WithFlags, forbid_unknown_fields=True):
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """`continuous_usage_stats` (vLLM's, for the cloud alone): with `include_usage`, each chunk has the usage so far."""
 
-    include_usage: Flag = False
-    continuous_usage_stats: Flag = False
-    include_obfuscation: Flag = False
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
 
 
-class UpdraftOptions(WithFlags, forbid_unknown_fields=True):
+class UpdraftOptions(msgspec.Struct, forbid_unknown_fields=True):
     """Per-request router options (`extra_body={"updraft": {...}}`); engines refuse them, the router consumes them."""
 
     # Share of the cloud's quality to keep, in (0, 1].
@@ -85,12 +109,12 @@ class UpdraftOptions(WithFlags, forbid_unknown_fields=True):
     # Instead of a quality: the local answer stays if its geometric mean token probability reaches this, in (0, 1).
     confidence: float | None = None
     # Never leave the device.
-    private: Flag = False
+    private: bool = False
     # Stream after this many local tokens instead of after the whole local answer was judged.
     hold_tokens: int | None = None
 
 
-class _Shared(WithFlags, forbid_unknown_fields=True, kw_only=True):
+class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What both kinds of requests may ask.
 
     For the cloud alone: `priority` (lower goes first), `cache_salt` (who shares cached prefixes), `prompt_logprobs`
@@ -99,7 +123,7 @@ class _Shared(WithFlags, forbid_unknown_fields=True, kw_only=True):
     """
 
     model: str
-    stream: Flag = False
+    stream: bool = False
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     temperature: float | None = None
@@ -109,14 +133,14 @@ class _Shared(WithFlags, forbid_unknown_fields=True, kw_only=True):
     typical_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
-    ignore_eos: Flag = False
-    repetition_detection: Flag = True
+    ignore_eos: bool = False
+    repetition_detection: bool = True
     stop_token_ids: list[int] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     n: int | None = None
     best_of: int | None = None
-    use_beam_search: Flag = False
+    use_beam_search: bool = False
     length_penalty: float | None = None
     prompt_logprobs: int | None = None
     frequency_penalty: float | None = None
@@ -152,8 +176,8 @@ class ChatRequest(_Shared, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     prediction: Prediction | None = None
-    add_generation_prompt: Flag = True
-    continue_final_message: Flag = False
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
     response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
@@ -197,7 +221,7 @@ class CompletionRequest(_Shared, kw_only=True):
 
     prompt: WirePrompts
     logprobs: int | None = None
-    echo: Flag = False
+    echo: bool = False
     suffix: str | None = None
 
     @property
@@ -222,24 +246,28 @@ class CompletionRequest(_Shared, kw_only=True):
         return None if self.structured_outputs is None else outputs_constraint(self.structured_outputs)
 
 
-R = TypeVar("R")
-
-
 def parse_chat(body: bytes) -> ChatRequest:
     """Decode and check a chat request. Raises InvalidRequestError or UnsupportedFeatureError, never anything else."""
-    request = decode(body, ChatRequest)
+    return read_chat(read_object(body))
+
+
+def read_chat(fields: Mapping[str, Any]) -> ChatRequest:
+    """Check a chat request that is decoded. Raises InvalidRequestError or UnsupportedFeatureError."""
+    request = convert(fields, ChatRequest)
     check_messages(
         request.messages,
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
     )
     check_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
-    if request.tools and request.tool_choice != "none" and request.constraint() is not None:
+    if request.tool_use is not None and request.constraint() is not None:
         raise UnsupportedFeatureError(
             "tools and a format for the answer exclude each other here: leave one out, or set tool_choice to none.",
             param="tools",
         )
-    _refuse_unless(request.modalities in (None, ["text"]), "modalities")
+    for field, neutral in _NEUTRAL.items():
+        if getattr(request, field) not in (None, *neutral):
+            raise unsupported(field)
     _check_shared(request)
     return request
 
@@ -247,34 +275,15 @@ def parse_chat(body: bytes) -> ChatRequest:
 def parse_completion(body: bytes) -> CompletionRequest:
     """Decode and check a text completion request. Raises InvalidRequestError or UnsupportedFeatureError."""
     request = decode(body, CompletionRequest)
-    _refuse(request, "suffix")
+    if request.suffix is not None:
+        raise unsupported("suffix")
     prompts_of(request.prompt, "prompt", at_most=MAX_PROMPTS)
     _check_shared(request)
     return request
 
 
-def decode(body: bytes, kind: type[R]) -> R:
-    """JSON as a struct. Raises InvalidRequestError naming the field that does not fit."""
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise InvalidRequestError(
-            f"Invalid request: {error}", param=_param_of(str(error)), code="invalid_value"
-        ) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
-
-
-def _param_of(message: str) -> str | None:
-    """The field a msgspec message is about: from ``- at `$.messages[0].role` `` or ``unknown field `x` ``."""
-    for opening in ("at `$.", "field `"):
-        _, found, rest = message.partition(opening)
-        if found:
-            return rest.partition("`")[0]
-    return None
-
-
 def _check_shared(request: ChatRequest | CompletionRequest) -> None:
+    check_names(msgspec.structs.asdict(request))
     for param, count in (("n", request.n), ("best_of", request.best_of)):
         if count is not None and not 1 <= count <= MOST_ANSWERS:
             bound = "at least 1" if count < 1 else f"at most {MOST_ANSWERS}"  # a server may have a lower one of its own
@@ -312,6 +321,9 @@ def check_messages(messages: list[Message], *, add_generation_prompt: bool, cont
 
 def _check_turns(messages: list[Message]) -> None:
     for index, message in enumerate(messages):
+        for field in ("function_call", "audio"):
+            if getattr(message, field) is not None:
+                raise unsupported(f"messages[{index}].{field}")
         calls = message.tool_calls is not None
         if calls and message.role != "assistant":
             fault = "only the assistant calls tools: leave tool_calls out."
@@ -340,23 +352,14 @@ def _check_candidates(request: ChatRequest | CompletionRequest) -> None:
             raise InvalidRequestError(f"{param}: {why}.", param=param, code="invalid_value")
 
 
-def _refuse(request: msgspec.Struct, *fields: str) -> None:
-    for field in fields:
-        _refuse_unless(getattr(request, field) is None, field)
-
-
-def _refuse_unless(neutral: bool, field: str) -> None:
-    if not neutral:
-        raise UnsupportedFeatureError(f"{field} is not supported by this server: leave it out.", param=field)
-
-
 def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-    stop = request.stop
+    """`top_p` 0 leaves one token, and `top_k` -1 is off, as other servers have it."""
+    stop, top_k = request.stop, 0 if request.top_k == -1 else request.top_k
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
+        top_p=1.0 if request.top_p == 0 else request.top_p,
+        top_k=1 if request.top_p == 0 else top_k,
         min_p=request.min_p,
         typical_p=request.typical_p,
         repetition_penalty=request.repetition_penalty,

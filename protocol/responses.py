@@ -81,6 +81,13 @@ class ChoiceLogprobs(msgspec.Struct):
     refusal: None = None
 
 
+class AnswerNotes(msgspec.Struct, kw_only=True):
+    """What an engine says of its own answer, in the place where a router says more."""
+
+    # What of the request's schema the answer was not held to.
+    notes: list[str]
+
+
 class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
     """Why this answer came from where it came. The same facts travel as `x-updraft-*` headers and go to the ledger."""
 
@@ -92,18 +99,20 @@ class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
     route: Literal["local", "cloud", "escalated", "fallback", "cache"]
     reason: str
     # 0 rules, 1 before, 2 during, 3 after generation. `confidence` is 1 - `p_gain`; both are None where no gate
-    # computed them. Money in US dollars.
+    # computed them. Money in US dollars, None where a model has no price.
     gate: int
     p_gain: float | None = None
     confidence: float | None = None
     threshold: float | None = None
-    cost_usd: float = 0.0
-    saved_usd: float = 0.0
+    cost_usd: float | None = None
+    saved_usd: float | None = None
     local_tokens: int = 0
     cloud_tokens: int = 0
     draft_proposed: int = 0
     draft_accepted: int = 0
     latency_ms: float = 0.0
+    # What of the request's schema the answer was not held to; left out where there is nothing to say.
+    notes: list[str] | UnsetType = UNSET
 
     def headers(self) -> dict[str, str]:
         reason = self.reason.replace("\n", " ")
@@ -113,8 +122,8 @@ class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
             "route": self.route,
             "reason": "".join(each if each.isascii() and each.isprintable() else "?" for each in reason),
             "confidence": "" if self.confidence is None else f"{self.confidence:.4f}",
-            "cost-usd": f"{self.cost_usd:.8f}",
-            "saved-usd": f"{self.saved_usd:.8f}",
+            "cost-usd": "" if self.cost_usd is None else f"{self.cost_usd:.8f}",
+            "saved-usd": "" if self.saved_usd is None else f"{self.saved_usd:.8f}",
         }
         return {f"x-updraft-{name}": value for name, value in shown.items() if value}
 
@@ -155,7 +164,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     object: Literal["chat.completion"] = "chat.completion"
     prompt_logprobs: list[dict[str, PromptToken] | None] | UnsetType = UNSET
     sampling: SamplingDefaults | UnsetType = UNSET
-    updraft: UpdraftInfo | UnsetType = UNSET
+    updraft: UpdraftInfo | AnswerNotes | UnsetType = UNSET
 
 
 class FunctionDelta(msgspec.Struct, omit_defaults=True):
@@ -199,7 +208,7 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     usage: TokenCounts | UnsetType | None = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     sampling: SamplingDefaults | UnsetType = UNSET
-    updraft: UpdraftInfo | UnsetType = UNSET
+    updraft: UpdraftInfo | AnswerNotes | UnsetType = UNSET
 
 
 class TextLogprobs(msgspec.Struct, kw_only=True):

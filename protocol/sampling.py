@@ -176,4 +176,4 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 
 def _check(holds: bool, param: str, wanted: str, got: object) -> None:
     if not holds:  # NaN fails every comparison above, so it lands here too
-        raise InvalidRequestError(f"{param} must be {wanted}, got {got!r}.", param=param, code="invalid_value")
+        raise InvalidRequestError(f"{param} must be {wanted}, got {got!r:.100}.", param=param, code="invalid_value")

@@ -46,23 +46,20 @@ def state_folder() -> Path:
     return Path(platformdirs.user_state_dir("updraft", appauthor=False))
 
 
+def own_folders() -> tuple[Path, ...]:
+    """The folders that hold nothing but Updraft's settings and state."""
+    if home := os.environ.get("UPDRAFT_HOME"):
+        return (Path(home).expanduser(),)
+    import platformdirs
+
+    return state_folder(), Path(platformdirs.user_config_dir("updraft", appauthor=False))
+
+
 def models_folder() -> Path:
     """`UPDRAFT_MODELS` (models are large: they may belong on another disk), else `models` in the state folder."""
     if explicit := os.environ.get("UPDRAFT_MODELS"):
         return Path(explicit).expanduser()
     return state_folder() / "models"
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file that only the user can read, all at once. Raises ConfigurationError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-        temporary.replace(path)
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {error.strerror}.") from error
 
 
 def read_toml(path: Path) -> dict[str, Any]:

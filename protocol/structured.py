@@ -14,6 +14,21 @@ from .errors import InvalidRequestError
 MAX_CONSTRAINT_CHARS = 2**17
 MAX_TOOLS = 128
 MAX_DEPTH = 64
+#: Keywords of JSON schemas that no grammar holds an answer to.
+_UNENFORCED = frozenset(
+    ("not", "propertyNames", "uniqueItems", "contains", "minContains", "maxContains", "if", "then", "else",
+     "dependencies", "dependentRequired", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties")
+)  # fmt: skip
+#: Formats that one does hold it to; all others only say what a text is for.
+_FORMATS = frozenset(["date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"])
+#: What no answer could keep to is no oversight.
+_IMPOSSIBLE: tuple[tuple[str, Any], ...] = (("not", {}), ("not", True))
+_SCHEMAS_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_VALUES = frozenset({"const", "default", "enum", "example", "examples"})
+_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|(?<!\\)(?:\\\\)*\\[bB1-9]")
+#: Pydantic's pattern of a Decimal, and the same without looking ahead.
+_DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
+_PLAIN_DECIMAL = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)$"
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -22,16 +37,17 @@ class Constraint:
     """A language that the answer must belong to. Text only, so that it can travel between processes and be a key.
 
     `source`: a JSON schema, a regular expression, a JSON list of choices, or a Lark grammar. `param`: the field of the
-    request it came from, for errors.
+    request it came from, for errors. `notes`: what of the schema no answer is held to.
     """
 
     kind: Literal["json_schema", "regex", "choice", "lark"]
     source: str
     param: str
+    notes: tuple[str, ...] = ()
 
 
 class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
-    """`strict` is for other servers: here the answer always keeps to the schema."""
+    """`strict`: refuse a schema that an answer cannot be held to in full, instead of leaving out what is too much."""
 
     name: str
     schema: dict[str, Any]
@@ -88,14 +104,14 @@ class ToolUse:
     parallel: bool = True
 
 
-class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
+class CalledFunction(msgspec.Struct):
     """`arguments` are JSON as text, exactly as a model wrote them."""
 
     name: str
     arguments: str
 
 
-class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
+class ToolCall(msgspec.Struct):
     id: str
     function: CalledFunction
     type: Literal["function"] = "function"
@@ -106,7 +122,10 @@ def format_constraint(wanted: ResponseFormat) -> Constraint | None:
     if (wanted.type == "json_schema") != (wanted.json_schema is not None):
         raise _invalid("response_format", 'json_schema goes with type "json_schema", and only with that.')
     if wanted.json_schema is not None:
-        return Constraint("json_schema", _schema_text(wanted.json_schema.schema, "response_format"), "response_format")
+        schema, param, notes = wanted.json_schema.schema, "response_format", set[str]()
+        _check_depth(schema, param)
+        text = _schema_text(enforceable(schema, notes, strict=wanted.json_schema.strict is True), param)
+        return Constraint("json_schema", text, param, tuple(sorted(notes)))
     return None if wanted.type == "text" else Constraint("json_schema", '{"type":"object"}', "response_format")
 
 
@@ -143,7 +162,9 @@ def check_tools(tools: list[Tool] | None, choice: ToolChoice | None, parallel: b
     names = [tool.function.name for tool in tools]
     for name in names:
         if not _TOOL_NAME.fullmatch(name):
-            raise _invalid("tools", f"a function's name is 1 to 64 letters, digits, '_', '-' or '.', got {name!r}.")
+            raise _invalid(
+                "tools", f"a function's name is 1 to 64 letters, digits, '_', '-' or '.', got {name[:100]!r}."
+            )
     if len(set(names)) < len(names):
         raise _invalid("tools", "two functions have the same name.")
     if isinstance(choice, NamedTool) and choice.function.name not in names:
@@ -165,9 +186,47 @@ def _children(value: Any) -> list[Any]:
     return [item for item in items if isinstance(item, list | dict)]
 
 
-def _schema_text(schema: dict[str, Any], param: str) -> str:
+def enforceable(schema: dict[str, Any], notes: set[str], *, strict: bool) -> dict[str, Any]:
+    """The schema as a grammar can hold an answer to it; `notes` is told what is left out.
+
+    A format that is no rule, such as `path`, is left out of any schema. What else no grammar can do is left out where
+    the schema is not `strict`; else it stays, and the grammar refuses it by name. Bounded by `MAX_DEPTH`.
+    """
+    kept: dict[str, Any] = {}
+    for word, value in schema.items():
+        if word == "uniqueItems" and value is False:
+            continue
+        if word == "format" and isinstance(value, str) and value not in _FORMATS:
+            notes.add("format is ignored where it is none of " + ", ".join(sorted(_FORMATS)))
+        elif word == "pattern" and value == _DECIMAL:
+            kept[word] = _PLAIN_DECIMAL
+        elif word in _UNENFORCED and not strict and (word, value) not in _IMPOSSIBLE:
+            notes.add(f"{word} is ignored")
+        elif word == "pattern" and isinstance(value, str) and _LOOKS_AROUND.search(value) and not strict:
+            notes.add("pattern is ignored where it looks around, or back")
+        elif word in _SCHEMAS_BY_NAME and isinstance(value, dict):
+            entries = cast("dict[str, Any]", value).items()
+            kept[word] = {name: _enforceable(entry, notes, strict=strict) for name, entry in entries}
+        else:
+            kept[word] = value if word in _VALUES else _enforceable(value, notes, strict=strict)
+    return kept
+
+
+def _enforceable(value: Any, notes: set[str], *, strict: bool) -> Any:
+    if isinstance(value, dict):
+        return enforceable(cast("dict[str, Any]", value), notes, strict=strict)
+    if isinstance(value, list):
+        return [_enforceable(item, notes, strict=strict) for item in cast("list[Any]", value)]
+    return value
+
+
+def _check_depth(schema: dict[str, Any], param: str) -> None:
     if depth_of(schema) > MAX_DEPTH:
         raise _invalid(param, f"the schema is nested deeper than {MAX_DEPTH} levels.")
+
+
+def _schema_text(schema: dict[str, Any], param: str) -> str:
+    _check_depth(schema, param)
     return _checked(msgspec.json.encode(schema).decode(), param)
 
 

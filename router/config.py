@@ -11,6 +11,7 @@ from typing import get_args
 
 from ..classifier.target import Promise, Target
 from ..protocol.errors import ConfigurationError
+from ..protocol.safety.redaction import shown_url
 from .accounting.budget import BudgetLimits
 from .accounting.prices import Price, Prices
 from .privacy.rules import Privacy
@@ -76,9 +77,10 @@ class RouterConfig:
     chat_template: str | None = None
     # The base URL of an OpenAI-compatible cloud. `/v1` is added to a bare host. `none`: there is no cloud tier.
     cloud_url: str | None = None
-    # The cloud's API key.
+    # The cloud's API key. It counts only from the source that names `cloud_url`, or from one that wins over it: a key
+    # of the file is never sent to another URL of the environment, a flag or an argument.
     cloud_api_key: str | None = field(default=None, repr=False)
-    # A file that holds the cloud's API key, read where `cloud_api_key` is not set.
+    # A file that holds the cloud's API key, read where `cloud_api_key` is not set. It counts as `cloud_api_key` does.
     cloud_api_key_file: Path | None = None
     # The model to ask the cloud for. Needed with `cloud_url`.
     cloud_model: str = ""
@@ -126,17 +128,20 @@ class RouterConfig:
     prices: Prices = field(default_factory=Prices)
     # The SQLite file with one row per request. `none`: no ledger.
     ledger: Path | None = None
-    # What all requests of a day together may spend on the cloud. Budgets are kept in the ledger.
+    # Days that the ledger keeps a row, at least 1. Rows that a running budget counts stay. `none`: for ever.
+    ledger_days: int | None = 90
+    # What all requests together may spend on the cloud in a day or month. Budgets are kept in the ledger.
     budget: BudgetLimits = field(default_factory=BudgetLimits)
-    # What requests of one API key may spend in a day.
+    # What requests of one API key may spend.
     budget_per_key: BudgetLimits = field(default_factory=BudgetLimits)
-    # What requests of one `user` of a key may spend in a day.
+    # What requests of one `user` of a key may spend.
     budget_per_user: BudgetLimits = field(default_factory=BudgetLimits)
     # Rules that keep a request on the device.
     privacy: Privacy = field(default_factory=Privacy)
     # Answers to keep for requests that ask exactly the same again.
     cache: CacheSettings = field(default_factory=CacheSettings)
-    # The SQLite file with the features of judged answers, for `updraft learn`. `none`: nothing is kept.
+    # The SQLite file with the features of judged answers, for `updraft learn`. `true`: the one in the state folder,
+    # which is also meant where `exploration`, `shadow` or `experience_text` is set. Else nothing is kept.
     experience: Path | None = None
     # Keep the texts of judged requests and answers, too.
     experience_text: bool = False
@@ -144,6 +149,10 @@ class RouterConfig:
     exploration: float = 0.0
     # Decide and record, but answer every request from the cloud.
     shadow: bool = False
+    # Names that callers may use for `updraft serve`, beside those of loopback and its own address.
+    allowed_hosts: tuple[str, ...] = ()
+    # Origins whose web pages may use `updraft serve`, beside those of this machine.
+    allowed_origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _ = self.stated_target, self.target  # both raise
@@ -171,8 +180,12 @@ class RouterConfig:
         if priced:
             prices = replace(self.prices, models={**self.prices.models, **priced})
             object.__setattr__(self, "prices", prices)
-        limited = any((self.budget, self.budget_per_key, self.budget_per_user))
+        _check(self.ledger_days is None or self.ledger_days >= 1, "ledger_days", "at least 1")
+        limited = [each for each in (self.budget, self.budget_per_key, self.budget_per_user) if each]
         _check(self.ledger is not None or not limited, "ledger", "a file, since a budget is kept in it")
+        if self.cloud_url is not None and not self.offline and any(each.usd is not None for each in limited):
+            for name in names:
+                self._check_price(name, "a budget in US dollars")
 
     @property
     def stated_target(self) -> str | None:
@@ -187,9 +200,20 @@ class RouterConfig:
     @property
     def target(self) -> Target:
         """What a policy is to keep, by default quality 0.98. Raises ConfigurationError if it is out of range."""
-        target = Target.of(self.quality, self.cloud_share, self.cost)
         price = self.prices.of_cloud(self.cloud_model)
-        return replace(target, prices=(price.input, price.output), promise=self.promise)
+        if self.cost is not None and price is None:
+            Target.of(self.quality, self.cloud_share, self.cost, (1.0, 1.0))  # what else is wrong with it comes first
+            self._check_price(self.cloud_model, "the target cost")
+        prices = None if price is None else (price.input, price.output)
+        return replace(Target.of(self.quality, self.cloud_share, self.cost, prices), promise=self.promise)
+
+    def _check_price(self, model: str, what: str) -> None:
+        if self.prices.of_cloud(model) is None:
+            raise ConfigurationError(
+                f"The model {model!r} has no price, and {what} needs one: set input and output, in US dollars per "
+                f'million tokens, in [prices.models."{model}"].',
+                param="prices",
+            )
 
 
 def read_key(path: Path) -> str:
@@ -210,9 +234,9 @@ def _base_url(url: str, name: str, key: str) -> str:
     try:
         parsed = httpx.URL(url)
     except (httpx.InvalidURL, TypeError) as error:
-        raise ConfigurationError(f"{name} {url!r} is not a URL: {error}", param=name) from error
+        raise ConfigurationError(f"{name} {shown_url(str(url))!r} is not a URL.", param=name) from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ConfigurationError(f"{name} {url!r} must start with http:// or https://.", param=name)
+        raise ConfigurationError(f"{name} {shown_url(url)!r} must start with http:// or https://.", param=name)
     if parsed.userinfo:
         raise ConfigurationError(f"{name} must hold no credentials: set {key} instead.", param=name)
     path = parsed.path.rstrip("/") or "/v1"

@@ -183,12 +183,14 @@ def load_learning_gates(config: RouterConfig, model_id: str) -> ExplorationGates
 
     gates = _load_gates(config, model_id)
     monitor = None if gates.usual is None else DriftMonitor(gates.usual)
-    return ExplorationGates(gates, exploration=config.exploration, shadow=config.shadow, monitor=monitor)
+    learning = ExplorationGates(gates, exploration=config.exploration, shadow=config.shadow, monitor=monitor)
+    learning.check(None)
+    return learning
 
 
 def _load_gates(config: RouterConfig, model_id: str) -> Gates:
     models = _pair(config, model_id)
-    gates = load_gates(
+    return load_gates(
         GateSelection(
             config.policy,
             models,
@@ -198,8 +200,6 @@ def _load_gates(config: RouterConfig, model_id: str) -> Gates:
             target=config.target,
         )
     )
-    gates.check(None)
-    return gates
 
 
 def _pair(config: RouterConfig, local: str) -> dict[str, str]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from ..protocol.errors import (
     EngineError,
@@ -23,12 +25,14 @@ from ..protocol.errors import (
     UpdraftError,
 )
 from ..protocol.http import prometheus, sse
+from ..protocol.http.forwarding import forwarded
 from ..protocol.http.wire import WireRequest, WireResponse
 from ..protocol.responses import ModelCard, ModelList
 from .accounting.budget import Budget
 from .accounting.ledger import Ledger
 from .accounting.ledger_writer import LedgerWriter
 from .accounting.request_record import RequestRecord
+from .accounting.retention import LedgerRetention
 from .cascade.cascade import Cascade, CloudReply, CloudStreamReply, LiveReply, LocalReply, Reply
 from .config import RouterConfig
 from .factory import load_learner, load_tiers
@@ -60,6 +64,7 @@ class Router:
         self.config = config
         self._tiers = tiers
         self._ledger_writer: LedgerWriter | None = None
+        self._retention: LedgerRetention | None = None
         self._privacy = PrivacyRules(config.privacy)
         self._cache = AnswerCache.of(config.cache)
         self._latency = LatencyEstimates()
@@ -68,6 +73,7 @@ class Router:
         self._loading: asyncio.Task[None] | None = None
         self._open: set[StreamBody] = set()
         self._closed = False
+        self._created = int(time.time())
 
     async def start(self) -> None:
         """Open the ledger and load the tiers. Idempotent; who stops waiting leaves the loading to those who come next.
@@ -86,6 +92,8 @@ class Router:
             if self._ledger_writer is None and self.config.ledger is not None:
                 ledger = await asyncio.to_thread(Ledger, self.config.ledger, busy_s=BUSY_S)
                 self._ledger_writer, self._budget = LedgerWriter(ledger), _budget(self.config, ledger)
+                if self.config.ledger_days is not None:
+                    self._retention = LedgerRetention(self.config.ledger, self.config.ledger_days, self._budget)
             if self._tiers is None:
                 self._tiers = await load_tiers(self.config)
             self._learner = load_learner(self.config, self._tiers)
@@ -103,9 +111,12 @@ class Router:
         tiers, self._tiers = self._tiers, None
         ledger_writer, self._ledger_writer = self._ledger_writer, None
         learner, self._learner = self._learner, None
+        retention, self._retention = self._retention, None
         async with AsyncExitStack() as closing:  # all of them, also where one fails; the last one in goes first
             if ledger_writer is not None:
                 closing.push_async_callback(ledger_writer.close)
+            if retention is not None:
+                closing.push_async_callback(retention.close)
             if learner is not None:
                 closing.push_async_callback(learner.close)
             if tiers is not None and tiers.cloud is not None:
@@ -162,12 +173,13 @@ class Router:
                 await self.start()
             body, record.model = read_model(request.body)
             record.caller = caller_of(request.headers, body)
-            slot = CacheSlot.of(self._cache, record.caller, body)
+            slot = CacheSlot.of(self._cache, record.caller, {**body, "?": request.query})
             requested_tier, hold_tokens = self._requested_tier(record.model), self.config.hold_tokens
             job = read_routing_request(request, body, requested_tier, hold_tokens=hold_tokens, started=record.started)
             if slot is not None and (kept := slot.get()) is not None:
                 return self._repeat(job, kept, record)
-            job = replace(job, privacy_rule=await self._privacy.match(body))
+            said = {**body, "?": job.forwarded.texts}
+            job = replace(job, privacy_rule=await self._privacy.match(said))
             cascade = Cascade(job, self._state(), record)
             async with asyncio.timeout(None if job.deadline is None else job.remaining_s):
                 reply = await cascade.run()
@@ -197,9 +209,10 @@ class Router:
                 await self.start()
                 body, record.model = read_model(request.body)
                 record.caller = caller_of(request.headers, body)
-                if (privacy_rule := await self._privacy.match(body)) is not None:
+                along = forwarded(request.headers, request.query)
+                if (privacy_rule := await self._privacy.match({**body, "?": along.texts})) is not None:
                     raise kept_by(privacy_rule)
-                vectors = await embed(body, self._requested_tier(record.model), self._state(), record)
+                vectors = await embed(body, self._requested_tier(record.model), self._state(), record, along)
         except asyncio.CancelledError:
             self._write(record, 499)
             raise
@@ -221,6 +234,7 @@ class Router:
         if isinstance(reply, LocalReply):
             completion: Any = answer.local_completion(reply.answer, cascade)
         elif isinstance(reply, CloudReply):
+            record.notes = answer.notes_in(reply.completion)
             completion = {**reply.completion, "updraft": record.info()}
         else:
             raise EngineError("The cascade gave a stream where none was asked for.")
@@ -303,7 +317,18 @@ class Router:
         return RouterState(self.config, self._running(), self._latency, self._budget)
 
     def _models(self, requested_tier: str) -> WireResponse:
-        cards = [ModelCard(id=name, owned_by="updraft-router") for name in self._names()]  # no node: it takes no drafts
+        local = self._running().local
+        room = UNSET if local is None else local.context_length  # what a cloud has room for, it says itself
+        # The owner is no node, so that nobody sends a draft.
+        cards = [
+            ModelCard(
+                id=name,
+                owned_by="updraft-router",
+                created=self._created,
+                max_model_len=room if tier == "local" else UNSET,
+            )
+            for name, tier in self._names().items()
+        ]
         if not requested_tier:
             return WireResponse.json(ModelList(cards))
         for card in cards:

@@ -12,6 +12,7 @@ import msgspec
 from ..classifier.policy.folders import experience_file
 from ..protocol import settings
 from ..protocol.errors import ConfigurationError
+from ..protocol.safety.private_files import is_own, private_file
 from .accounting.budget import BudgetLimits
 from .accounting.prices import Price, Prices
 from .config import TARGETS, CacheSettings, Middle, RouterConfig
@@ -28,6 +29,7 @@ _TABLES: dict[str, type[Any]] = {
     "cache": CacheSettings,
     "budget": BudgetLimits,  # after those whose names begin with it
 }
+_KEYS = ("cloud_api_key", "cloud_api_key_file")
 _OPTIONAL = frozenset(
     {
         "local",
@@ -38,10 +40,12 @@ _OPTIONAL = frozenset(
         "hold_tokens",
         "race_above",
         "ledger",
+        "ledger_days",
         "experience",
         *TARGETS,
     }
 )
+_SWITCHES: dict[Any, bool] = {True: True, "true": True, False: False, "false": False}
 
 
 def load_config(
@@ -51,28 +55,34 @@ def load_config(
     file: Path | None = None,
 ) -> RouterConfig:
     """The user's settings: TOML file, then `UPDRAFT_*`, then `overrides` (as `RouterConfig` fields; tables
-    such as `prices` may be mappings). Ledger and experience are on by default, in the state folder. Raises
-    ConfigurationError.
+    such as `prices` may be mappings). A key counts only from the source that names the cloud's URL, or from a later
+    one. The ledger is on by default, in the state folder; so is the experience for who explores. A settings file in
+    one of Updraft's own folders is closed to others. Raises ConfigurationError.
     """
     path = settings.config_file() if file is None else file
-    values: dict[str, Any] = {
-        "ledger": settings.state_folder() / "ledger.sqlite3",
-        "experience": experience_file(),
-    }
+    if is_own(path) and path.is_file():
+        private_file(path)
+    values: dict[str, Any] = {"ledger": settings.state_folder() / "ledger.sqlite3"}
     _merge(values, settings.read_toml(path), str(path))
     _merge(values, _listed(_nested(settings.environment(environ))), "the environment (UPDRAFT_*)")
     _merge(values, dict(overrides or {}), "the options")
+    if (keeps := _SWITCHES.get(values.get("experience"))) is not None:
+        values["experience"] = experience_file() if keeps else None
     words = {name: values.pop(name) for name in ("promise", "fallback") if name in values}  # msgspec names no choices
     try:
-        return replace(msgspec.convert(values, RouterConfig, strict=False, dec_hook=_decode), **words)
+        config = replace(msgspec.convert(values, RouterConfig, strict=False, dec_hook=_decode), **words)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"Invalid setting: {error}") from error
+    learns = config.exploration or config.shadow or config.experience_text
+    return replace(config, experience=experience_file()) if learns and "experience" not in values else config
 
 
 def _merge(into: dict[str, Any], update: dict[str, Any], source: str) -> None:
     _refuse_unknown(update, _KNOWN, source)
     if any(update.get(name) is not None for name in TARGETS):  # a target replaces the one of an earlier source
         into.update(dict.fromkeys(TARGETS))
+    if update.get("cloud_url") not in (None, into.get("cloud_url")):  # a key is for the URL that it was set with
+        into.update(dict.fromkeys(_KEYS))
     for name, value in update.items():
         if name == "middle":
             into[name] = _middle(value, source)
@@ -122,11 +132,18 @@ def _nested(flat: dict[str, str]) -> dict[str, Any]:
 
 def _listed(given: dict[str, Any]) -> dict[str, Any]:
     """Names in a variable are apart by commas: `UPDRAFT_PRIVACY_BUILTIN=email,iban`."""
+    listed: dict[str, Any] = {
+        name: _names(given[name]) for name in ("allowed_hosts", "allowed_origins") if name in given
+    }
     privacy = table(given.get("privacy"))
-    if privacy is None or "builtin" not in privacy:
-        return given
-    names = [name.strip() for name in privacy["builtin"].split(",")]
-    return {**given, "privacy": {**privacy, "builtin": [name for name in names if name]}}
+    if privacy is not None:
+        lists = ("builtin", "presidio")
+        listed["privacy"] = {**privacy, **{name: _names(privacy[name]) for name in lists if name in privacy}}
+    return {**given, **listed}
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _decode(kind: type, value: Any) -> Any:

@@ -142,5 +142,7 @@ def _settings(config: RouterConfig | None, given: dict[str, Any], api_key: Any) 
         given = {"cloud_api_key": api_key, **given}
     if config is None:
         return load_config(given)
+    if given.get("cloud_url") not in (None, config.cloud_url):  # the key of `config` is for its own URL
+        given = {"cloud_api_key": None, "cloud_api_key_file": None, **given}
     stated = any(name in given for name in TARGETS)  # then it replaces the one of `config`
     return replace(config, **({**dict.fromkeys(TARGETS), **given} if stated else given))

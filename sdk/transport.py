@@ -113,7 +113,8 @@ class _Bridge:
 
     def wire(self, request: Any, body: bytes) -> WireRequest:
         headers = {name.lower(): value for name, value in request.headers.items()}
-        return WireRequest(request.method, request.url.path, headers, body, _patience_s(request))
+        query = request.url.query.decode()
+        return WireRequest(request.method, request.url.path, headers, body, _patience_s(request), query)
 
     def call(self, begin: Callable[[], Future[T]], request: Any, grace_s: float = 0.0) -> T:
         try:
@@ -139,7 +140,8 @@ class _Bridge:
             return self._httpx.Response(answer.status, headers=headers, stream=body(answer.body, request))
         if answer.status == 504 and _code(answer.body) == "timeout":
             raise self._timeout("No answer in time.", request)
-        return self._httpx.Response(answer.status, headers=headers, content=answer.body)
+        # A stream, as a socket would give it: with_streaming_response is to find it open.
+        return self._httpx.Response(answer.status, headers=headers, stream=self._httpx.ByteStream(answer.body))
 
     def releasing(self, chunks: AsyncIterator[bytes]) -> Future[None] | None:
         """Begin to stop a stream; None if the router is gone, and every stream with it."""

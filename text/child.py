@@ -6,28 +6,24 @@ so it never outlives its parent. It sees the parent's modules, but not its envir
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import signal
 import struct
 import sys
-from pathlib import Path
 from typing import IO
+
+from ..protocol.safety.python_process import module_path
+from ..protocol.safety.system import no_core_files
 
 LENGTH = struct.Struct("!I")
 # What Python and its native modules need; the time zone is for templates that write a date.
 _ENVIRONMENT = ("DYLD_LIBRARY_PATH", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "SYSTEMROOT", "TZ")
 
 
-def command(module: str) -> list[str]:
-    """What starts `module`; nothing is imported from the working directory."""
-    return [sys.executable, "-P", "-m", module]
-
-
 def environment() -> dict[str, str]:
     """The variables of a child: those it needs, and where the parent finds its modules."""
     kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return {**kept, **module_path()}
 
 
 def frame(message: bytes) -> bytes:
@@ -50,11 +46,7 @@ def read(stream: IO[bytes]) -> bytes:
 def prepare() -> None:
     """Interrupts are the parent's to handle, and a crash leaves no core file."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform != "win32":
-        import resource
-
-        _, hard = resource.getrlimit(resource.RLIMIT_CORE)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+    no_core_files()
 
 
 def receive() -> bytes:
@@ -65,27 +57,3 @@ def receive() -> bytes:
 def send(message: bytes) -> None:
     sys.stdout.buffer.write(frame(message))
     sys.stdout.buffer.flush()
-
-
-def limit_memory(beyond: int) -> None:
-    """To what is mapped now and `beyond` bytes more. Only Linux holds a process to that."""
-    if sys.platform == "linux":
-        import resource
-
-        mapped = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (mapped + beyond, hard))
-
-
-def limit_time(cpu_seconds: float, wall_seconds: float = 0.0) -> None:
-    """SIGPROF ends the process after so much CPU time, SIGALRM after so much time; 0 is no limit.
-
-    Windows has no such signals: there only the second limit holds.
-    """
-    if sys.platform != "win32":
-        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-        signal.setitimer(signal.ITIMER_REAL, wall_seconds)
-    elif wall_seconds:
-        faulthandler.dump_traceback_later(wall_seconds, exit=True)
-    else:
-        faulthandler.cancel_dump_traceback_later()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 from ..protocol.errors import ConfigurationError
-from ..protocol.structured import Constraint, Function, NamedTool, ToolUse
+from ..protocol.structured import Constraint, Function, NamedTool, ToolUse, enforceable
 from .chat import ChatTemplate
 from .grammars.compiler import inline_schema
 from .tool_calls import ToolSyntax
@@ -102,9 +102,11 @@ class ToolFormat:
 
     def _constraint(self, start: str, functions: Sequence[Function], *, parallel: bool) -> Constraint:
         calls = "call" if self.syntax.bare else self._calls(parallel)  # llama3's template allows no more than one
+        notes = set[str]()
+        functions = [_enforceable(function, notes) for function in functions]
         rules = [start, f"calls: {calls}", "call: " + " | ".join(f"call_{index}" for index in range(len(functions)))]
         rules += [f"call_{index}: {self._call(function)}" for index, function in enumerate(functions)]
-        return Constraint("lark", "\n".join(rules), "tools")
+        return Constraint("lark", "\n".join(rules), "tools", tuple(sorted(notes)))
 
     def _calls(self, parallel: bool) -> str:
         one = f"{self._mark(self.syntax.opener)} {self._body(parallel)}"
@@ -144,6 +146,12 @@ class ToolFormat:
             if mark == text:
                 return f"<[{token_id}]>"
         return json.dumps(text)
+
+
+def _enforceable(function: Function, notes: set[str]) -> Function:
+    """With parameters as a grammar can hold a call to them."""
+    parameters = enforceable(function.parameters or {}, notes, strict=function.strict is True)
+    return Function(function.name, parameters=parameters or None)
 
 
 def _relaxed(function: Function) -> Function:

@@ -47,15 +47,18 @@ class OperatingPoint:
     cost: float
 
 
-def operating_point(rows: CalibrationRows, target: Target, delta: float = DELTA) -> OperatingPoint:
+def operating_point(
+    rows: CalibrationRows, target: Target, delta: float = DELTA, path: Path | None = None
+) -> OperatingPoint:
     """The best thresholds shown to keep `target`, with confidence 1 - `delta` or on average; for a cost, those that
     keep it on rows like these, with a margin for what varies among them.
 
     Best is the least cloud share for a quality, and the most cloud share for a limit on share or cost. Where nothing
-    can be shown, everything escalates for a quality and nothing for a limit: that keeps any of them.
+    can be shown, everything escalates for a quality and nothing for a limit: that keeps any of them. `path`: of the
+    rows, where it is known.
     """
     alpha = _alpha(rows, target, delta) if target.name == "quality" else None
-    path = Path.of(rows)
+    path = path or Path.of(rows)
     best = path.walk(_holds(path, rows, target, alpha, delta), back=alpha is None)
     return _observed(rows, best, target, alpha, delta)
 

@@ -59,8 +59,9 @@ class CalibrationRows:
         return self.before if self.after is None else self.after
 
     def dollars(self, target: Target) -> Floats:
-        """What the cloud costs for each row."""
-        return (self.read * target.prices[0] + self.written * target.prices[1]) / 1e6
+        """What the cloud costs for each row: 0 where the target has no prices."""
+        read, written = target.prices or (0.0, 0.0)
+        return (self.read * read + self.written * written) / 1e6
 
 
 def pack_calibration(rows: CalibrationRows) -> bytes:

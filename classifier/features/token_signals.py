@@ -138,6 +138,9 @@ def _statistics(series: Series) -> Series:
     return found
 
 
+_USUAL = 2048
+
+
 @dataclass(frozen=True, slots=True)
 class _Places:
     """Of series of one length: where their quantiles lie, the times of their values, and the sum of those squared."""
@@ -148,11 +151,18 @@ class _Places:
     time: Series
     square: float
 
+    @classmethod
+    def of(cls, n: int) -> _Places:
+        exact: Series = np.array(_LEVELS, np.float64) * (n - 1)
+        below = exact.astype(np.intp)
+        part: Series = exact - below.astype(np.float64)
+        time = np.linspace(-0.5, 0.5, n) if n > 1 else np.zeros(1)
+        return cls(below, np.minimum(below + 1, n - 1), part, time, max(float(time @ time), 1e-9))
 
-@lru_cache(maxsize=1024)
+
+_usual_places = lru_cache(maxsize=1024)(_Places.of)
+
+
 def _places(n: int) -> _Places:
-    exact: Series = np.array(_LEVELS, np.float64) * (n - 1)
-    below = exact.astype(np.intp)
-    part: Series = exact - below.astype(np.float64)
-    time = np.linspace(-0.5, 0.5, n) if n > 1 else np.zeros(1)
-    return _Places(below, np.minimum(below + 1, n - 1), part, time, max(float(time @ time), 1e-9))
+    """Kept for usual lengths: those of long prompts are many, and each takes megabytes."""
+    return _usual_places(n) if n <= _USUAL else _Places.of(n)

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...protocol.errors import ConfigurationError
+from ...protocol.safety.private_files import private_file
 from ...protocol.wal import columns, tables, transaction, use_wal
 from ..arrays import Array
 from ..features.parsed_question import repeated_question
@@ -108,7 +109,7 @@ class Experience:
         self._lock = threading.Lock()
         self._until_pruned = 0  # rows
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            private_file(path)
             self._connection = sqlite3.connect(path, timeout=5.0, check_same_thread=False, isolation_level=None)
         except (OSError, sqlite3.Error) as error:
             raise _unusable(path, error) from error

@@ -7,10 +7,10 @@ lines, and the complete ones can be read while the local model writes the next.
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from threading import Lock
 from typing import Generic, Protocol, Self, TypeVar
+
+from .bounded_cache import BoundedCache
 
 __all__ = ["AnswerReader"]
 
@@ -37,9 +37,8 @@ class AnswerReader(Generic[Found]):
     """
 
     def __init__(self, find: Callable[[str], Found], most: int) -> None:
-        self._find, self._most = find, most
-        self._known: OrderedDict[str, Found] = OrderedDict()  # complete lines -> what is in them
-        self._lock = Lock()
+        self._find = find
+        self._known: BoundedCache[str, Found] = BoundedCache(most)  # complete lines -> what is in them
 
     def read_ahead(self, text: str) -> None:
         """`text` is how far an answer has come."""
@@ -51,11 +50,8 @@ class AnswerReader(Generic[Found]):
         if end - len(before) < _WORTH_READING:
             return
         found = self._find(lines[len(before) :])
-        with self._lock:
-            self._known.pop(before, None)
-            self._known[lines] = found if known is None else known + found
-            while len(self._known) > self._most:
-                self._known.popitem(last=False)
+        self._known.drop(before)
+        self._known.put(lines, found if known is None else known + found)
 
     def read(self, text: str) -> Found:
         """What `find` finds in the whole answer."""
@@ -63,11 +59,10 @@ class AnswerReader(Generic[Found]):
         return self._find(text) if known is None else known + self._find(text[len(before) :])
 
     def _longest_known(self, text: str) -> tuple[str, Found | None]:
-        with self._lock:
-            for end in _settled_ends(text + "\n#"):
-                known = self._known.get(text[:end])
-                if known is not None:
-                    return text[:end], known
+        for end in _settled_ends(text + "\n#"):
+            known = self._known.get(text[:end])
+            if known is not None:
+                return text[:end], known
         return "", None
 
 

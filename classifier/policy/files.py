@@ -16,6 +16,8 @@ from typing import TypeVar
 import msgspec
 
 from ...protocol.errors import ConfigurationError, InvalidRequestError
+from ...protocol.safety.private_files import is_own, make_folder, private_file
+from ...protocol.safety.system import locked, open_folder
 from .graph_files import CARD_NAME, read_card, sha256
 
 __all__ = ["policy_folder", "put_policy", "settled", "stored_name"]
@@ -47,7 +49,7 @@ def put_policy(folder: Path, files: Mapping[str, bytes], card: bytes) -> None:
     write into one folder wait for each other. Raises InvalidRequestError if the folder cannot be written.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with _alone_in(folder):
             former = _named(folder)
             _replace(folder, files, card)
@@ -122,6 +124,8 @@ def _holds(path: Path, digest: str) -> bool:
 def _write(path: Path, data: bytes) -> None:
     """The whole file at once, and on the disk. Only one partial file, under one name, can ever be left behind."""
     partial = path.with_name(_PARTIAL)
+    if is_own(path):
+        private_file(partial)
     with partial.open("wb") as file:
         file.write(data)
         file.flush()
@@ -132,11 +136,12 @@ def _write(path: Path, data: bytes) -> None:
 @contextmanager
 def _alone_in(folder: Path) -> Generator[None]:
     """Nobody else puts a policy into `folder` meanwhile. The system lifts the lock when a process dies."""
-    import fcntl  # not everywhere; policies can be loaded without
-
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    handle = open_folder(folder)
+    if handle is None:
         yield
+        return
+    try:
+        with locked(handle):
+            yield
     finally:
         os.close(handle)

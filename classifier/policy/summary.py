@@ -27,7 +27,7 @@ def figures(policy: TextPolicy, target: Target) -> dict[str, Any]:
         "quality": point.quality,
         "cloud_share": point.cloud_share,
         "before_share": point.before_share,
-        "cost_per_1000": point.cost,
+        "cost_per_1000": None if target.prices is None else point.cost,
         **policy.card.metrics,
     }
     if target.name != "cost" and target.promise == "confidence":
@@ -49,7 +49,7 @@ def sentences(policy: TextPolicy, target: Target) -> list[str]:
         f"{card.rows} prompts, graded by {card.grading}.",
         f"Local {card.local_score:.1%}, cloud {card.cloud_score:.1%}; only the cloud is right on {card.gain_rate:.1%}.",
         f"Target {target}: {point.cloud_share:.1%} go to the cloud ({point.before_share:.1%} before generation), "
-        f"{point.quality:.1%} of the cloud's score, {point.cost:.4f} US dollars per 1,000 requests"
+        f"{point.quality:.1%} of the cloud's score, {_cost(target, point)}"
         + (", by estimated token counts." if card.estimated_tokens else "."),
         _promise(target, point),
     ]
@@ -66,6 +66,12 @@ def sentences(policy: TextPolicy, target: Target) -> list[str]:
         if point.cloud_share == 1:
             lines.append("Nothing less than all could be shown safe: calibrate with more prompts, or lower the target.")
     return lines
+
+
+def _cost(target: Target, point: OperatingPoint) -> str:
+    if target.prices is None:
+        return "at a cost that nobody knows without prices"
+    return f"{point.cost:.4f} US dollars per 1,000 requests"
 
 
 def _promise(target: Target, point: OperatingPoint) -> str:

@@ -10,8 +10,7 @@ hash, as `policy_files.py` puts them there.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
+from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -21,13 +20,14 @@ from ...protocol.errors import ConfigurationError
 from ..calibration.drift import UsualGains
 from ..calibration.operating_point import OperatingPoint, operating_point
 from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, unpack_calibration
-from ..calibration.threshold_path import NEVER, Thresholds
+from ..calibration.threshold_path import NEVER, Path, Thresholds
 from ..features.gate_inputs import QUESTIONS_AT_ONCE, PromptView, RunView
 from ..features.parsed_question import ParsedQuestion
 from ..features.text_vectors import OPENING_TOKENS, TEXT_FEATURE_VERSION, Answered, Mode, vector
 from ..graded_row import AnswerSignals, GradedRow
 from ..target import Target
 from .answer_reader import AnswerReader
+from .bounded_cache import BoundedCache
 from .calibrated_on import CalibratedOn
 from .graph_files import CARD_NAME, ML_OPSET, OPSET, check_versions, file_named, open_graph, read_card, read_checked
 from .text_gate import Read, TextGate
@@ -123,12 +123,13 @@ class TextPolicy:
         self.calibration = calibration
         self._gates = gates
         # Gate 3 asks about a question that gate 1 has read a moment ago.
-        self._asked = lru_cache(maxsize=QUESTIONS_AT_ONCE)(ParsedQuestion.of)
+        self._parsed: BoundedCache[str, ParsedQuestion] = BoundedCache()
         self._answers = AnswerReader(Answered.of, QUESTIONS_AT_ONCE)
-        self._read = lru_cache(maxsize=QUESTIONS_AT_ONCE)(self._read_for_gate_3)
+        self._topics: BoundedCache[str, Read] = BoundedCache()
+        self._path = Path.of(calibration)
 
     @classmethod
-    def load(cls, folder: Path) -> TextPolicy:
+    def load(cls, folder: FilePath) -> TextPolicy:
         """Read a policy folder. Raises ConfigurationError if it is missing, damaged, or made by another version."""
         raw = read_card(folder)
         former = {"format_version": _FORMER_FORMAT} if raw.get("format_version") == _FORMER_FORMAT else {}
@@ -196,7 +197,7 @@ class TextPolicy:
 
     def operating_point(self, target: Target) -> OperatingPoint:
         """What `target` comes to, with the card's confidence or on average."""
-        return operating_point(self.calibration, target, self.card.delta)
+        return operating_point(self.calibration, target, self.card.delta, self._path)
 
     def thresholds_for(self, target: Target) -> Thresholds:
         return self.operating_point(target).thresholds
@@ -206,10 +207,13 @@ class TextPolicy:
         measures, counts = vector(row, mode, self._asked(row.prompt))
         return gate.decide(gate.read(counts), measures)
 
-    def _read_for_gate_3(self, text: str) -> Read:
-        return self._gates["cascade"].read(self._asked(text).counts)
+    def _asked(self, text: str) -> ParsedQuestion:
+        return self._parsed.find(text, ParsedQuestion.of)
 
-    def _warm_up(self, folder: Path) -> None:
+    def _read(self, text: str) -> Read:
+        return self._topics.find(text, lambda text: self._gates["cascade"].read(self._asked(text).counts))
+
+    def _warm_up(self, folder: FilePath) -> None:
         """The first run allocates, and shows whether the graphs take the features that this version makes."""
         nothing = np.zeros(3, np.float32)
         row = GradedRow("What is 2 + 2?", 0.0, 0.0, "", "4", AnswerSignals(nothing, nothing, nothing))

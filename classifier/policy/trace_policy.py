@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from ..features.token_signals import prompt_signals
 from ..features.vectors import FEATURE_VERSION, GATES, FeatureLayout, Gate
 from ..target import Target
 from .answer_reader import AnswerReader
+from .bounded_cache import BoundedCache
 from .calibrated_on import CalibratedOn
 from .graph_files import CARD_NAME, check_versions, open_graph, read_card, read_checked, sha256
 
@@ -78,10 +78,10 @@ class Policy:
         self.gate2_tokens = card.gate2_tokens
         self._sessions = sessions
         # Gate 3 asks about a question that gate 1 has read a moment ago.
-        self._asked = lru_cache(maxsize=QUESTIONS_AT_ONCE)(ParsedQuestion.of)
+        self._parsed: BoundedCache[str, ParsedQuestion] = BoundedCache()
         self._answers = AnswerReader(parts_of, QUESTIONS_AT_ONCE)
         # Gate 3 asks about a prompt that gate 2 has seen; its log-probabilities are known by their bytes.
-        self._surprise = lru_cache(maxsize=QUESTIONS_AT_ONCE)(_surprise)
+        self._surprise: BoundedCache[bytes, Array] = BoundedCache()
 
     @classmethod
     def load(cls, folder: Path) -> Policy:
@@ -114,7 +114,10 @@ class Policy:
         return self._probability("gate3", features.after(view, asked, parts, self._surprised(view)))
 
     def _surprised(self, view: RunView) -> Array:
-        return self._surprise(np.asarray(view.prompt_logprobs, np.float32).tobytes())
+        return self._surprise.find(np.asarray(view.prompt_logprobs, np.float32).tobytes(), _surprise)
+
+    def _asked(self, text: str) -> ParsedQuestion:
+        return self._parsed.find(text, ParsedQuestion.of)
 
     @property
     def usual(self) -> UsualGains | None:

@@ -19,6 +19,7 @@ import msgspec
 from ...local_engine.llama.build import REBUILD_COMMAND
 from ...local_engine.machine.machine import this_machine
 from ...protocol.errors import MissingDependencyError, UpdraftError
+from ...protocol.safety.python_process import child_environment, python_command
 from ..shared.options import SERVE_PORT
 from .device_checks import (
     check_kernels,
@@ -46,22 +47,27 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-def run_checks(cloud: str | None, cloud_key_env: str | None) -> Iterator[Check]:
-    """All findings, each as soon as it is there: some take seconds."""
+def run_checks(cloud: str | None, cloud_key_env: str | None, begin: Callable[[str], None]) -> Iterator[Check]:
+    """All findings, each as soon as it is there. `begin` is told of each check that takes seconds."""
     yield check_python()
     for group in PACKAGES:
         yield check_packages(group)
     if _version("llama-cpp-python"):
+        begin("generating a few tokens with llama.cpp, in a process of its own")
         yield from check_llama()
+        begin("looking at this machine")
         yield from check_device()
     if _version("torch"):
+        begin("importing torch, in a process of its own")
         yield check_torch()
+    begin("reading the pocket models")
     yield check_models()
     yield check_policy()
     yield check_settings()
     yield check_tiers()
     yield check_port(SERVE_PORT)
     if cloud:
+        begin(f"asking {cloud} for its models")
         yield check_cloud(cloud, os.environ.get(cloud_key_env) if cloud_key_env else None)
 
 
@@ -117,7 +123,9 @@ def check_torch() -> Check:
         "import torch; gpu = torch.cuda.is_available() and torch.cuda.get_device_name();"
         "print(torch.__version__, 'on', gpu or f'the CPU, {torch.get_num_threads()} threads')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        python_command("-c", program), env=child_environment(), capture_output=True, text=True, check=False
+    )
     if done.returncode == 0:
         return Check("torch", "ok", done.stdout.strip())
     said = done.stderr.strip().splitlines() or [f"import torch ends with code {done.returncode}"]

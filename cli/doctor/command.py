@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from ..shared import json_output
 
 if TYPE_CHECKING:
     from .findings import Check
@@ -22,7 +22,7 @@ def doctor(
     cloud_key_env: Annotated[
         str | None, typer.Option(help="Environment variable that holds the key of --cloud.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    as_json: json_output.Flag = False,
 ) -> None:
     """Check this installation: interpreter, packages, llama.cpp, models, settings, ports, cloud.
 
@@ -34,26 +34,29 @@ def doctor(
       updraft doctor
       updraft doctor --cloud https://api.example.com/v1 --cloud-key-env EXAMPLE_KEY
     """
+    from ..shared.console import Console
+    from ..shared.watch import Watch
     from .checks import run_checks
 
+    watch = Watch(Console(stderr=True, highlight=False))
     checks: list[Check] = []
-    findings = run_checks(cloud, cloud_key_env)
+    for check in run_checks(cloud, cloud_key_env, watch.begin):
+        watch.end()
+        checks.append(check)
+        if not as_json:
+            _show(check)
     if as_json:
-        checks.extend(findings)
-        typer.echo(json.dumps([dataclasses.asdict(check) for check in checks], indent=2))
-    else:
-        _show(findings, checks)
+        json_output.show([dataclasses.asdict(check) for check in checks])
     if any(check.status == "fail" for check in checks):
         raise typer.Exit(1)
 
 
-def _show(findings: Iterable[Check], seen: list[Check]) -> None:
-    from rich.console import Console
+def _show(check: Check) -> None:
     from rich.markup import escape
 
+    from ..shared.console import Console
+
     console = Console(highlight=False)
-    for check in findings:
-        seen.append(check)
-        console.print(f"{MARKS[check.status]}  [bold]{check.name:<14}[/bold] {escape(check.found)}", soft_wrap=True)
-        if check.fix:
-            console.print(f"{'':22}[dim]-> {escape(check.fix)}[/dim]", soft_wrap=True)
+    console.print(f"{MARKS[check.status]}  [bold]{check.name:<14}[/bold] {escape(check.found)}", soft_wrap=True)
+    if check.fix:
+        console.print(f"{'':22}[dim]-> {escape(check.fix)}[/dim]", soft_wrap=True)

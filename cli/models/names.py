@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 
-import typer
-
 from ...local_engine.store.known import DEFAULT, KNOWN
 from ...local_engine.store.library import Library, model_path
 from ...local_engine.store.pull import pulled
 from ...protocol import settings
 from ...protocol.errors import ConfigurationError, ModelLoadError
+from ..shared import output
 from .store import obtain
 
 
@@ -51,6 +50,6 @@ def default_local() -> str | None:
                 f"No model is set. `updraft pull {DEFAULT}` fetches a small one, which is then used. --local and "
                 "--cloud name others, and `updraft init` keeps them as settings."
             )
-        typer.secho(f"No model is set. {DEFAULT} is a small one that runs on any machine.", err=True)
+        output.secho(f"No model is set. {DEFAULT} is a small one that runs on any machine.", err=True)
         there = obtain(library, DEFAULT).name
     return str(library.path(there))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from ..shared import json_output, output
 
 if TYPE_CHECKING:
     from ...local_engine.store.library import Library, LibraryEntry, Manifest
@@ -35,6 +36,7 @@ def pull(
     name: Annotated[str | None, typer.Option(help="What to call it here; by default, as its file is called.")] = None,
     sha256: Annotated[str | None, typer.Option(help="The checksum it must have, where you know one.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before the download.")] = False,
+    as_json: json_output.Flag = False,
 ) -> None:
     """Fetch a model once, check it, and keep it under a name that --local takes.
 
@@ -51,8 +53,11 @@ def pull(
 
     library = Library()
     there = obtain(library, model, name=name, sha256=sha256, yes=yes)
-    typer.echo(f"{there.name} is here: updraft chat --local {there.name}", err=True)
-    typer.echo(str(library.path(there.name)))
+    output.echo(f"{there.name} is here: updraft chat --local {there.name}", err=True)
+    if as_json:
+        json_output.show(next(_facts(library, entry) for entry in library.entries() if entry.name == there.name))
+    else:
+        output.echo(str(library.path(there.name)))
 
 
 def obtain(
@@ -75,11 +80,11 @@ def obtain(
             return fetch(library, offer, report=report)
     except KeyboardInterrupt:
         after = "goes on from here" if offer.can_continue else "begins again"
-        typer.secho(f"Interrupted. The same command {after}.", err=True)
+        output.secho(f"Interrupted. The same command {after}.", err=True)
         raise typer.Exit(130) from None
 
 
-def models(as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False) -> None:
+def models(as_json: json_output.Flag = False) -> None:
     """List the models of this device: size, licence, source, and when they came.
 
     \b
@@ -92,14 +97,17 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="Print the list 
     library = Library()
     entries = library.entries()
     if as_json:
-        typer.echo(json.dumps([_facts(library, entry) for entry in entries], indent=2))
+        json_output.show([_facts(library, entry) for entry in entries])
     elif not entries:
-        typer.echo(f"No models in {library.folder} yet. updraft pull smollm2 fetches a small one.", err=True)
+        _say_none(library)
     else:
         _show(entries)
 
 
-def rm(names: Annotated[list[str], typer.Argument(metavar="NAME...", show_default=False)]) -> None:
+def rm(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", show_default=False)],
+    as_json: json_output.Flag = False,
+) -> None:
     """Delete models of this device, also ones that were not completed.
 
     \b
@@ -108,14 +116,18 @@ def rm(names: Annotated[list[str], typer.Argument(metavar="NAME...", show_defaul
     """
     from ...local_engine.store.library import Library
 
-    library = Library()
+    library, deleted = Library(), list[dict[str, object]]()
     for name in names:
         freed = library.remove(name)
-        typer.echo(f"{name} is deleted: {_size(freed)} freed.", err=True)
+        deleted.append({"name": name, "freed": freed})
+        output.echo(f"{name} is deleted: {_size(freed)} freed.", err=True)
+    if as_json:
+        json_output.show(deleted)
 
 
 def verify(
     name: Annotated[str | None, typer.Argument(help="By default all of them.", show_default=False)] = None,
+    as_json: json_output.Flag = False,
 ) -> None:
     """Read models again and compare each with the SHA-256 it had when it came. Exit code 1 if one differs.
 
@@ -126,27 +138,35 @@ def verify(
     """
     from ...local_engine.store.library import Library
 
-    library, bad = Library(), False
+    library, states = Library(), dict[str, str]()
     for each in [name] if name else [entry.name for entry in library.entries() if entry.state != "partial"]:
         with _reporting(each) as report:
-            state = library.verify(each, report)
-        bad = bad or state != "ready"
+            state = states[each] = library.verify(each, report)
         advice = "" if state == "ready" else f"  Remove it (updraft rm {each}) and pull it again."
-        typer.echo(f"{'ok' if state == 'ready' else state}  {each}{advice}")
-    if bad:
+        if not as_json:
+            output.echo(f"{'ok' if state == 'ready' else state}  {each}{advice}")
+    if as_json:
+        json_output.show([{"name": each, "state": state} for each, state in states.items()])
+    elif not states:
+        _say_none(library)
+    if any(state != "ready" for state in states.values()):
         raise typer.Exit(1)
+
+
+def _say_none(library: Library) -> None:
+    output.echo(f"No models in {library.folder} yet. updraft pull smollm2 fetches a small one.", err=True)
 
 
 @contextmanager
 def _reporting(title: str) -> Iterator[ProgressReport]:
     """A progress bar on standard error while the block runs; on anything but a terminal only what is said."""
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     from ...model_files.download.work import ProgressReport
+    from ..shared.console import Console
 
     console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=None, visible=False)
 
@@ -157,9 +177,9 @@ def _reporting(title: str) -> Iterator[ProgressReport]:
 
 
 def _introduce(offer: Offer, free: int, library: Library) -> None:
-    from rich.console import Console
     from rich.markup import escape
 
+    from ..shared.console import Console
     from ..shared.tables import facts_table
 
     facts = {
@@ -175,9 +195,10 @@ def _introduce(offer: Offer, free: int, library: Library) -> None:
 
 def _show(entries: list[LibraryEntry]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
+
+    from ..shared.console import Console
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("name", "size", "state", "licence", "pulled", "source"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator
 from enum import Enum
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -16,10 +15,23 @@ from .markdown import code, page, table
 #: Names, values, default and meaning of an option.
 Row = tuple[str, str, str, str]
 _HEADER = ("option", "value", "default", "meaning")
-_MARKUP = re.compile(r"\[/?(?:bold|dim|green|red|yellow|cyan)\]")
 _INTRODUCTION = (
     "Every command explains itself with `--help`. Options of the router win over `UPDRAFT_*` variables, and these over "
-    "the [settings](settings.md) file. Exit code 0: done. 1: it failed. 2: the call was wrong. 130: interrupted."
+    "the [settings](settings.md) file."
+)
+_EXIT_CODES = (
+    ("0", "Done. A server that was asked to stop has ended its requests."),
+    ("1", "It failed: a model, a cloud, a download, a check, or a question without an answer. The message says why."),
+    ("2", "The call or a setting has to change: an unknown option, a bad value, no model named, a busy port."),
+    ("130", "Interrupted by Ctrl-C."),
+)
+_JSON = (
+    "With `--json` standard output holds JSON and nothing else; notes, tables and errors go to standard error. "
+    "Commands that measure also take a path: `--json out.json` writes the figures there and shows the tables as ever."
+)
+_COMPLETION = (
+    "`updraft --install-completion` makes bash, zsh, fish or PowerShell complete commands and options. "
+    "`updraft --show-completion` prints the script instead."
 )
 
 
@@ -34,6 +46,12 @@ def cli_page() -> str:
     return page(
         "Commands",
         _INTRODUCTION,
+        "## Exit codes",
+        table(("code", "meaning"), [(code(number), text) for number, text in _EXIT_CODES]),
+        "## JSON",
+        _JSON,
+        "## Completion",
+        _COMPLETION,
         "## Shared options",
         "Several commands take these.",
         table(_HEADER, shared),
@@ -123,4 +141,4 @@ def _default(option: Any) -> str:
 
 
 def _text(text: str | None) -> str:
-    return _MARKUP.sub("", text or "").replace("\\[", "[")
+    return (text or "").replace("\\[", "[")  # as rich wants it

@@ -14,10 +14,11 @@ from .fields import entries
 from .markdown import code, page, table
 
 _INTRODUCTION = """The ledger is a SQLite file with one row per request, failed and cancelled ones too. It holds no
-prompt, no answer and no key. Nothing is deleted by itself. Files of an older format are brought up to date when
-they are opened."""
+prompt, no answer and no key. Rows older than `ledger_days` are deleted, except those that a running budget counts;
+SQLite reuses their space. Files of an older format are brought up to date when they are opened."""
 _OWN = {
-    "day": "Days since 1970, in UTC.",
+    "period": "Of the budget: `day` or `month`.",
+    "day": "The period's first day, in days since 1970, in UTC.",
     "scope": "All requests, those of a key, or those of a user.",
     "id": "Number of the row.",
 }
@@ -36,7 +37,7 @@ def ledger_page() -> str:
         "## Table `requests`",
         requests,
         "## Table `spending`",
-        "What a day has spent, for budgets.",
+        "What a period has spent, for budgets.",
         spending,
         "## The gateway's table `usage`",
         "One row per request to a relayed route, in the file that `updraft gateway --db` names.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,7 +39,7 @@ _GATEWAY = {
     "/v1/chat/completions": "relayed to a node that has the model",
     "/v1/completions": "relayed",
     "/v1/embeddings": "relayed",
-    "/v1/models": "the models of all nodes that are up",
+    "/v1/models": "the models of all nodes that are up, with the least `max_model_len` of their nodes",
     "/v1/models/{model}": "one of them",
     "/health": "200 while a node is up",
     "/metrics": "see [metrics](metrics.md)",
@@ -51,15 +50,19 @@ _GATEWAY = {
 ROUTER = (
     ("/v1/chat/completions", "POST", "routed"),
     ("/v1/embeddings", "POST", "answered by the cloud; refused for `local` and private requests"),
-    ("/v1/models", "GET", "`auto`, `local`, `cloud`, and the models behind them"),
+    ("/v1/models", "GET", "`auto`, `local`, `cloud`, and the models behind them; the device's with `max_model_len`"),
     ("/v1/models/{model}", "GET", "one of them"),
-    ("/health", "GET", "200 while the router serves"),
+    ("/health", "GET", "200 while the router serves; wants no key"),
     ("/metrics", "GET", "see [metrics](metrics.md)"),
 )
 #: Codes that are given where an error is raised, with what they mean.
 GIVEN_CODES: dict[str, tuple[type[errors.UpdraftError], str]] = {
     "invalid_json": (errors.InvalidRequestError, "The body is no JSON."),
     "invalid_value": (errors.InvalidRequestError, "A field has a value that it cannot have; `param` names it."),
+    "unsupported_header": (
+        errors.InvalidRequestError,
+        "A header that is not passed on to a cloud or node; `param` names it.",
+    ),
     "invalid_grammar": (
         errors.InvalidRequestError,
         "A schema, regex or grammar is wrong, unsupported, or matches nothing.",
@@ -156,11 +159,3 @@ def _meaning(error: type[errors.UpdraftError]) -> str:
     if not text:
         raise ValueError(f"{error.__name__} has no docstring: the page of errors needs one.")
     return text
-
-
-def codes_in(file: Path) -> set[str]:
-    """The literal codes that `file` gives to errors."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    given = [each.value for call in calls for each in call.keywords if each.arg == "code"]
-    return {value.value for value in given if isinstance(value, ast.Constant) and isinstance(value.value, str)}

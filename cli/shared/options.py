@@ -15,6 +15,7 @@ import typer
 
 from ...classifier.target import Promise as PromiseName
 from ...protocol.errors import ConfigurationError
+from .watch import first_uses_told
 
 if TYPE_CHECKING:
     from ...router.config import RouterConfig
@@ -39,7 +40,7 @@ Local = Annotated[
         "--local",
         metavar="MODEL",
         help="On-device model: a file.gguf, a pulled model's name, hf:owner/repo:file.gguf (downloaded once), "
-        "[bold]pocket[/bold] (the demo model in the package), or none.",
+        "pocket (the demo model in the package), or none.",
     ),
 ]
 Cloud = Annotated[
@@ -80,8 +81,8 @@ Promise = Annotated[
     PromiseName | None,
     typer.Option(
         "--promise",
-        help="The target holds with the calibration's [bold]confidence[/bold] (the default), or in the "
-        "[bold]mean[/bold] over calibrations, which sends up less.",
+        help="The target holds with the calibration's confidence (the default), or in the "
+        "mean over calibrations, which sends up less.",
     ),
 ]
 ToolParser = Annotated[
@@ -113,7 +114,6 @@ PolicyFolder = Annotated[
         help="Write the policy here. [where the router looks for this pair's]",
     ),
 ]
-Json = Annotated[Path | None, typer.Option("--json", metavar="PATH", help="Also write the figures here.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class Pair:
 
 def key_from(variable: str, option: str) -> str:
     """The key in an environment variable that `option` names. Raises ConfigurationError if it is not set."""
-    key = os.environ.get(variable)
+    key = os.environ.get(variable, "").strip()  # a file's line feed comes along with some ways to read it
     if not key:
         raise ConfigurationError(f"{option} {variable}: that environment variable is not set.")
     return key
@@ -175,7 +175,21 @@ def with_cloud(config: RouterConfig, say: Callable[[str], None], *, nodes: int =
     """The configuration to run with: the packaged cloud is started for the packaged local model, if none was named.
 
     It is stopped when the block ends. Without torch or pyzmq no engine can be started: then the local model is alone.
+    `say` also hears of what a first use on this machine takes.
     """
+    with first_uses_told(say), _packaged_cloud(config, say, nodes) as running:
+        yield running
+
+
+@contextmanager
+def without_cloud(config: RouterConfig, say: Callable[[str], None]) -> Iterator[RouterConfig]:
+    """As `with_cloud` where no cloud will be asked."""
+    with first_uses_told(say):
+        yield config
+
+
+@contextmanager
+def _packaged_cloud(config: RouterConfig, say: Callable[[str], None], nodes: int) -> Iterator[RouterConfig]:
     if config.cloud_url is not None or config.offline or config.local != "pocket":
         yield config
         return

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from ...protocol.errors import UpdraftError
+from ...protocol.safety.python_process import child_environment, python_command
+from ...protocol.safety.system import END_SIGNALS
 
 READY_TIMEOUT_S = 120.0
 GRACE_S = 5.0
+QUIET_S = 5.0  # for which a start may last without a word
 
 
 class ChildError(UpdraftError):
@@ -36,9 +37,9 @@ class Child:
         self.name = name
         self.log = folder / f"{name}.log"
         self._ready_file = folder / f"{name}.ready"
-        command = [sys.executable, "-m", module, *arguments, "--port", "0"]
+        command = python_command("-m", module, *arguments, "--port", "0")
         command += ["--ready-file", str(self._ready_file), "--exit-with-parent"]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+        environment = child_environment(OMP_NUM_THREADS=str(threads), PYTHONUNBUFFERED="1")
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, process_group=0
@@ -52,10 +53,18 @@ class Child:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> str:
-        """The address it serves at. Raises ChildError if it dies first or takes too long."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
+    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S, say: Callable[[str], None] = lambda _line: None) -> str:
+        """The address it serves at. Raises ChildError if it dies first or takes too long.
+
+        `say` hears now and then how long it has been waited, and the latest line of the log.
+        """
+        started = spoke = time.monotonic()
+        deadline = started + timeout_s
+        while (now := time.monotonic()) < deadline:
+            if now - spoke > QUIET_S:
+                spoke = now
+                latest = self.log.read_text(errors="replace").splitlines()[-1:]
+                say(": ".join([f"{self.name} has been starting for {now - started:.0f} s", *latest]))
             if self._ready_file.exists() and (url := self._ready_file.read_text().strip()):
                 return url
             if not self.alive:
@@ -94,12 +103,12 @@ def stop_all(children: Sequence[Child]) -> None:
 
 @contextmanager
 def signals_as_interrupts() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, so that every `finally` runs."""
+    """SIGTERM and, where there is one, SIGHUP raise KeyboardInterrupt, as Ctrl-C does, so that every `finally` runs."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    previous = {number: signal.signal(number, interrupt) for number in END_SIGNALS}
     try:
         yield
     finally:

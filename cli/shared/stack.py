@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...protocol.errors import UpdraftError
@@ -18,7 +18,7 @@ class PocketCloud:
     """A running gateway. `base_url` ends in /v1; `api_key` is the only key it takes, made for this run."""
 
     base_url: str
-    api_key: str
+    api_key: str = field(repr=False)
     nodes: list[Child]
     gateway: Child
 
@@ -38,7 +38,8 @@ def pocket_cloud(*, nodes: int = 1, say: Callable[[str], None] = lambda _line: N
     children: list[Child] = []
     keep_logs = False
     try:
-        yield _start(folder, children, nodes)
+        say(f"Starting the packaged cloud on this machine: {nodes} node{'s' * (nodes > 1)} and a gateway ...")
+        yield _start(folder, children, nodes, say)
     except UpdraftError:
         keep_logs = True
         raise
@@ -52,12 +53,13 @@ def pocket_cloud(*, nodes: int = 1, say: Callable[[str], None] = lambda _line: N
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _start(folder: Path, children: list[Child], nodes: int) -> PocketCloud:
+def _start(folder: Path, children: list[Child], nodes: int, say: Callable[[str], None]) -> PocketCloud:
     """All nodes at once, then the gateway over those that are ready. Every process is in `children` once it runs."""
     from ...cloud_engine.gateway.keys import new_key
     from ...embedded import pocket
 
-    model = [
+    node = [
+        "node",
         "--model",
         str(pocket.pocket_large_folder()),
         "--draft",
@@ -66,14 +68,14 @@ def _start(folder: Path, children: list[Child], nodes: int) -> PocketCloud:
         "1",
     ]
     for number in range(1, nodes + 1):
-        children.append(Child(f"node-{number}", "updraft.cloud_engine.node", model, folder))
+        children.append(Child(f"node-{number}", "updraft", node, folder))
     started = list(children)
-    urls = [child.wait_ready() for child in started]
+    urls = [child.wait_ready(say=say) for child in started]
     key, line = new_key("pocket")
     keys = folder / "keys"
     keys.write_text(f"{line}\n")
-    arguments = [word for url in urls for word in ("--node", url)]
+    arguments = ["gateway", *(word for url in urls for word in ("--node", url))]
     arguments += ["--keys", str(keys), "--db", str(folder / "gateway.sqlite3")]
-    gateway = Child("gateway", "updraft.cloud_engine.gateway", arguments, folder)
+    gateway = Child("gateway", "updraft", arguments, folder)
     children.append(gateway)
-    return PocketCloud(f"{gateway.wait_ready()}/v1", key, started, gateway)
+    return PocketCloud(f"{gateway.wait_ready(say=say)}/v1", key, started, gateway)

@@ -32,7 +32,7 @@ def accuracy_table(rows: Mapping[str, Mapping[str, Any]], title: str | None = No
             f"{row['cloud_share']:.0%}",
             f"{row['tokens']['local']:,}",
             f"{row['tokens']['cloud']:,}",
-            f"${row['cost_usd']:.4f}",
+            dollars(row["cost_usd"], ".4f"),
             number(row["latency_ms"]["p50"], ".0f"),
             number(row["latency_ms"]["p95"], ".0f"),
         )
@@ -122,6 +122,11 @@ def examples_of(outcome: TaskOutcome, n: int = 5) -> list[Reply]:
 def shortened(text: str, most: int = 160) -> str:
     flat = " ".join(text.split())
     return flat if len(flat) <= most else flat[: most - 3] + "..."
+
+
+def dollars(value: float | None, form: str) -> str:
+    """A cost, or `unknown` where a model has no price."""
+    return "unknown" if value is None else f"${value:{form}}"
 
 
 def number(value: float | None, form: str) -> str:

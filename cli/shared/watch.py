@@ -1,18 +1,44 @@
-"""Progress of a measurement: live bars on a terminal, a line now and then elsewhere."""
+"""Progress of what takes time: live bars on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from .console import Console
 
 QUIET_S = 10.0
 
 Advance = Callable[[str], None]
+
+
+@contextmanager
+def first_uses_told(say: Callable[[str], None]) -> Iterator[None]:
+    """`say` hears what the device's engine tries once on a machine, which takes seconds to a minute."""
+    log, handler = logging.getLogger("updraft.local.first_use"), _Told(say)
+    level, propagate = log.level, log.propagate
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        log.propagate = propagate
+
+
+class _Told(logging.Handler):
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__()
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._say(record.getMessage())
 
 
 class Watch:
@@ -22,7 +48,19 @@ class Watch:
         self._console = console
 
     def say(self, line: str) -> None:
-        self._console.print(line, highlight=False)
+        self._console.print(line, highlight=False, markup=False)
+
+    def begin(self, what: str) -> None:
+        """Say what is being done; on a terminal in a line that `end` takes away."""
+        if self._console.is_terminal:
+            self._console.print(f"{what} ...", end="", highlight=False, markup=False, no_wrap=True, overflow="ellipsis")
+        else:
+            self.say(f"{what} ...")
+
+    def end(self) -> None:
+        if self._console.is_terminal:
+            self._console.file.write("\r\033[K")
+            self._console.file.flush()
 
     @contextmanager
     def stage(self, name: str, total: int) -> Iterator[Advance]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from ...protocol.errors import InvalidRequestError
-from ..shared import options
+from ..shared import json_output, options, output
 
 
 def ask(
@@ -27,7 +25,7 @@ def ask(
     promise: options.Promise = None,
     confidence: options.PlainConfidence = None,
     chat_template: options.ChatTemplate = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print answer and routing facts as JSON.")] = False,
+    as_json: json_output.Flag = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer and nothing else.")] = False,
 ) -> None:
     """Ask one question; the answer goes to standard output, everything else to standard error.
@@ -50,19 +48,19 @@ def ask(
 
     def note(line: str) -> None:
         if not quiet:
-            typer.secho(line, dim=True, err=True)
+            output.secho(line, dim=True, err=True)
 
     for line in introduction(config):
         note(line)
-    running = nullcontext(config) if tier is options.Tier.LOCAL else options.with_cloud(config, note)
-    with running as chosen, OpenAI(config=chosen) as client:
-        show = (lambda _text: None) if as_json else (lambda text: typer.echo(text, nl=False))
+    with_cloud = options.with_cloud if tier is not options.Tier.LOCAL else options.without_cloud
+    with with_cloud(config, note) as chosen, OpenAI(config=chosen) as client:
+        show = (lambda _text: None) if as_json else (lambda text: output.echo(text, nl=False))
         answer = stream_answer(client, [{"role": "user", "content": prompt}], tier, show)
     if as_json:
         import msgspec
 
         facts = {"answer": answer.text, "updraft": msgspec.to_builtins(answer.info)}
-        typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+        json_output.show(facts)
     else:
-        typer.echo()
+        output.echo()
     note(provenance(answer.info))

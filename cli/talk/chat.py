@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from ...protocol.errors import UpdraftError
-from ..shared import options
+from ..shared import options, output
 
 if TYPE_CHECKING:
+    from ...protocol.responses import UpdraftInfo
     from ...sdk import OpenAI
 
-HELP = """/tier auto|local|cloud   let the router decide, or force a tier
+HELP = """/model                   which models there are, and which is asked
+/model NAME              ask this one; auto lets the router decide
+/tier auto|local|cloud   let the router decide, or force a tier
 /quality 0.95            share of the cloud's quality to keep
+/why                     explain the last answer
 /new                     forget the conversation so far
 /help                    this list
-Ctrl-C stops an answer, Ctrl-D leaves."""
+/quit                    leave; so do exit, quit and Ctrl-D
+Ctrl-C stops an answer."""
+LEAVING = ("exit", "quit", "/exit", "/quit")
 
 
 def chat(
@@ -59,7 +66,7 @@ def chat(
     _dim("starting ...")
     with options.with_cloud(config, _dim) as running, OpenAI(config=running) as client:
         _dim("/help lists the commands.")
-        _converse(Session(client, remembers=config.local != "pocket"))
+        _converse(Session(client, remembers=config.local != "pocket", ledger=config.ledger))
 
 
 @dataclass
@@ -68,14 +75,23 @@ class Session:
 
     client: OpenAI
     remembers: bool
+    # Where `/why` looks requests up.
+    ledger: Path | None = None
+    # The name that is asked for: `auto`, a tier, or one of its models.
     tier: str = "auto"
     quality: float | None = None
     messages: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+    # How the last answer came about.
+    last: UpdraftInfo | None = None
 
     def command(self, line: str) -> str:
         """Carry out `/name value`; the reply to show."""
         name, _, value = line.partition(" ")
         value = value.strip()
+        if name == "/model":
+            return self._model(value)
+        if name == "/why" and not value:
+            return self._why()
         if name == "/tier" and value in ("auto", "local", "cloud"):
             self.tier = value
             return f"tier: {value}"
@@ -87,6 +103,29 @@ class Session:
             return "a new conversation"
         return HELP if name == "/help" else f"unknown: {line}\n{HELP}"
 
+    def _model(self, name: str) -> str:
+        known = [model.id for model in self.client.models.list()]
+        if name and name not in known:
+            return f"There is no model {name!r}. Known: {', '.join(known)}"
+        self.tier = name or self.tier
+        return f"model: {self.tier}" if name else f"model: {self.tier}, of {', '.join(known)}"
+
+    def _why(self) -> str:
+        """From the ledger, as `updraft why` tells it; without one, from the answer itself."""
+        from ...router.accounting.ledger import Ledger
+        from ..ledger.why import explained
+        from .conversation import provenance
+
+        if self.last is None:
+            return "There is no answer yet."
+        row = None
+        if self.ledger is not None and self.ledger.exists():
+            with closing(Ledger(self.ledger, read_only=True)) as ledger:
+                row = ledger.get(self.last.request_id)
+        facts = {"answered": provenance(self.last)} if row is None else explained(row)
+        lines = [(label, line) for label, text in facts.items() for line in text.splitlines()]
+        return "\n".join(f"{label:<12} {line}" for label, line in lines)
+
     def answer(self, question: str) -> None:
         """Stream one answer to the terminal. An interrupted or failed turn is not remembered."""
         from .conversation import provenance, stream_answer
@@ -94,10 +133,11 @@ class Session:
         turn = {"role": "user", "content": question}
         options = {} if self.quality is None else {"extra_body": {"updraft": {"quality": self.quality}}}
         answer = stream_answer(
-            self.client, [*self.messages, turn], self.tier, lambda text: typer.echo(text, nl=False), **options
+            self.client, [*self.messages, turn], self.tier, lambda text: output.echo(text, nl=False), **options
         )
-        typer.echo()
+        output.echo()
         _dim(provenance(answer.info))
+        self.last = answer.info
         if self.remembers:
             self.messages += [turn, {"role": "assistant", "content": answer.text}]
 
@@ -105,19 +145,19 @@ class Session:
 def _converse(session: Session) -> None:
     from openai import OpenAIError
 
-    while (line := _read()) is not None:
+    while (line := _read()) is not None and line.lower() not in LEAVING:
         if line.startswith("/"):
             _dim(session.command(line))
         elif line:
             try:
                 session.answer(line)
             except KeyboardInterrupt:
-                typer.echo()
+                output.echo()
                 _dim("stopped")
             except (OpenAIError, UpdraftError) as error:
                 from ..shared.failures import message_of
 
-                typer.secho(message_of(error), fg=typer.colors.RED, err=True)
+                output.secho(message_of(error), fg=typer.colors.RED, err=True)
 
 
 def _read() -> str | None:
@@ -128,9 +168,9 @@ def _read() -> str | None:
         try:
             return input("> ").strip()
         except KeyboardInterrupt:
-            typer.echo()
+            output.echo()
         except EOFError:
-            typer.echo()
+            output.echo()
             return None
 
 
@@ -143,4 +183,4 @@ def _share(text: str) -> float | None:
 
 
 def _dim(line: str) -> None:
-    typer.secho(line, dim=True, err=True)
+    output.secho(line, dim=True, err=True)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...protocol.responses import UpdraftInfo
+from ...protocol.safety.terminal_text import PrintableStream
+from .word_wrap import wrapped
 
 if TYPE_CHECKING:
     from ...router.config import RouterConfig
@@ -27,17 +29,24 @@ class Answer:
 def stream_answer(
     client: OpenAI, messages: Sequence[dict[str, str]], model: str, show: Callable[[str], None], **options: Any
 ) -> Answer:
-    """One answer, each piece of text shown as it comes. Closes the stream on Ctrl-C, which cancels the request."""
+    """One answer, shown piece by piece, without escapes and between words at a terminal's width. Closes the stream on
+    Ctrl-C, which cancels the request.
+    """
     pieces: list[str] = []
+    printable = PrintableStream()
     info = None
-    with client.chat.completions.create(model=model, messages=list(messages), stream=True, **options) as stream:  # type: ignore[call-overload]
+    with (
+        wrapped(show) as shown,
+        client.chat.completions.create(model=model, messages=list(messages), stream=True, **options) as stream,  # type: ignore[call-overload]
+    ):
         for chunk in stream:
             if found := (chunk.model_extra or {}).get("updraft"):
                 info = msgspec.convert(found, UpdraftInfo)
             text = chunk.choices[0].delta.content if chunk.choices else None
             if text:
                 pieces.append(text)
-                show(text)
+                shown(printable.feed(text))
+        shown(printable.end())
     return Answer("".join(pieces), info)
 
 

@@ -50,7 +50,7 @@ from .types.sampling_row import SamplingRow
 
 
 class Engine:
-    """One model serving many requests, `step` by `step`. Not thread-safe: see `AsyncEngine`."""
+    """One model serving many requests, `step` by `step`. Not thread-safe: see `EngineLoop`."""
 
     def __init__(
         self,

@@ -51,8 +51,3 @@ class EngineStats:
     queue_seconds: Distribution = field(default_factory=lambda: Distribution(QUEUE_SECONDS))
     # How long a step takes.
     step_seconds: Distribution = field(default_factory=lambda: Distribution(STEP_SECONDS))
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Share of the draft model's tokens that were accepted; 0 where it has proposed none."""
-        return self.draft_accepted / self.draft_proposed if self.draft_proposed else 0.0

@@ -13,13 +13,14 @@ from starlette.routing import Route
 
 from ...protocol.errors import ModelNotFoundError, OverloadedError
 from ...protocol.http import prometheus
+from ...protocol.http.access import Access
 from ...protocol.http.shell import create_app, error_response, send_json
-from ...protocol.responses import ModelCard, ModelList
+from ...protocol.responses import ModelList
 from .metrics import gateway_metrics
 from .relay import Relay
 
 
-def create_gateway_app(relay: Relay) -> FastAPI:
+def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
     """Nodes are watched while the app runs; at its end every row is on disk."""
 
     @asynccontextmanager
@@ -32,7 +33,7 @@ def create_gateway_app(relay: Relay) -> FastAPI:
             await relay.upstream.close()
             await asyncio.to_thread(relay.meter.close)
 
-    app = create_app("Updraft gateway", lifespan=lifespan)
+    app = create_app("Updraft gateway", access=access, lifespan=lifespan)
     routes = _Routes(relay)
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
         app.router.routes.append(Route(path, relay, methods=["POST"]))
@@ -54,14 +55,15 @@ class _Routes:
 
     async def models(self, request: Request) -> Response:
         self._check_key(request)
-        return send_json(ModelList([ModelCard(id=model) for model in self._registry.models()]))
+        return send_json(ModelList(self._registry.models()))
 
     async def model(self, request: Request) -> Response:
         self._check_key(request)
         model = request.path_params["model"]
-        if model not in self._registry.models():
-            raise ModelNotFoundError(f"The model {model!r} does not exist here.", param="model")
-        return send_json(ModelCard(id=model))
+        for card in self._registry.models():
+            if card.id == model:
+                return send_json(card)
+        raise ModelNotFoundError(f"The model {model!r} does not exist here.", param="model")
 
     async def health(self, _request: Request) -> Response:
         healthy = sum(node.healthy for node in self._registry.nodes)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...protocol.errors import AuthenticationError, ConfigurationError, PermissionDeniedError
 from ...protocol.unicode_forms import read_text
@@ -44,17 +42,16 @@ class KeyStore:
 
     @classmethod
     def load(cls, path: Path) -> KeyStore:
-        """Read lines of `name:sha256hex` or `name:sha256hex:admin` (`#` comments), or a JSON object of the same.
+        """Read lines of `name:sha256hex` or `name:sha256hex:admin`, and `#` comments.
 
         Raises ConfigurationError.
         """
         try:
-            text = read_text(path, ConfigurationError).strip()
+            text = read_text(path, ConfigurationError)
         except OSError as error:
             raise ConfigurationError(f"Cannot read the key file {path}: {error}.") from error
-        lines = _json_lines(text, path) if text.startswith("{") else text.splitlines()
         keys: dict[str, Key] = {}
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(text.splitlines(), 1):
             if not line.strip() or line.startswith("#"):
                 continue
             match = _LINE.fullmatch(line.strip())
@@ -93,11 +90,3 @@ class KeyStore:
 
 def _digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
-
-
-def _json_lines(text: str, path: Path) -> list[str]:
-    try:
-        content: dict[str, Any] = json.loads(text)
-    except ValueError as error:
-        raise ConfigurationError(f"The key file {path} is not valid JSON: {error}.") from error
-    return [f"{name}:{digest}" for name, digest in content.items()]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...protocol.errors import ConfigurationError
+from ...protocol.safety.private_files import private_file
 from ...protocol.wal import use_wal
 
 _MAX_BATCH = 1000
@@ -67,11 +68,12 @@ class Meter:
         self._path = path
         columns = ", ".join(f"{column.name} {_SQL_TYPES[str(column.type)]}" for column in fields(UsageRow))
         try:
+            private_file(path)
             with self._connect() as connection:
                 use_wal(connection)
                 connection.execute(f"CREATE TABLE IF NOT EXISTS usage (id INTEGER PRIMARY KEY, {columns})")
             connection.close()
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
             raise ConfigurationError(
                 f"Cannot use {path} as the usage database: {error}. Choose another --db."
             ) from error

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from urllib.parse import urlsplit
+from itertools import groupby
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import msgspec
+from msgspec import UNSET
 
 from ...protocol.errors import ConfigurationError, ModelNotFoundError, OverloadedError
+from ...protocol.responses import ModelCard
+from ...protocol.safety.redaction import shown_url
 from .upstream import Upstream, UpstreamAddress, UpstreamFailure
 
 _PROBE_S = 0.5
@@ -23,10 +29,12 @@ _log = logging.getLogger("updraft.gateway")
 
 
 class Model(msgspec.Struct):
-    """As a node lists it."""
+    """As a node lists it. What it says beyond the name may be of any kind."""
 
     id: str
-    owned_by: str | None = None
+    owned_by: Any = None
+    created: Any = None
+    max_model_len: Any = None
 
 
 class _Models(msgspec.Struct):
@@ -40,9 +48,11 @@ class Node:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
-        self.target = _target(self.url)
+        address = url.rstrip("/").removesuffix("/v1")
+        self.target = _target(address)
+        self.url = shown_url(address)
         self.models: tuple[str, ...] = ()
+        self.cards: tuple[Model, ...] = ()
         self.tells_usage = False
         self.healthy = False
         self.reason = "not probed yet"
@@ -53,6 +63,7 @@ class Node:
 
     def serves(self, models: Sequence[Model]) -> None:
         self.models = tuple(model.id for model in models)
+        self.cards = tuple(models)
         self.tells_usage = all(model.owned_by in _TELL_USAGE for model in models)
 
     def failed(self, reason: str) -> None:
@@ -121,9 +132,10 @@ class NodeRegistry:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
 
-    def models(self) -> list[str]:
-        """The models of all nodes that are in."""
-        return sorted({model for node in self.nodes if node.healthy for model in node.models})
+    def models(self) -> list[ModelCard]:
+        """The models of all nodes that are in: since when there is one, and what each of its nodes has room for."""
+        listed = sorted((card for node in self.nodes if node.healthy for card in node.cards), key=lambda card: card.id)
+        return [_card(name, list(group)) for name, group in groupby(listed, key=lambda card: card.id)]
 
     def choose(self, model: str, tried: Collection[Node]) -> Node | None:
         """The least loaded node that is in, has `model` and is not in `tried`; ties in turn. None: no such node."""
@@ -186,6 +198,13 @@ class NodeRegistry:
             node.was_late()
 
 
+def _card(name: str, listed: list[Model]) -> ModelCard:
+    since = min((each.created for each in listed if isinstance(each.created, int)), default=0)
+    room = min((each.max_model_len for each in listed if isinstance(each.max_model_len, int)), default=UNSET)
+    foreign = [str(each.owned_by) for each in listed if each.owned_by != "updraft"]  # then it is not ours to answer for
+    return ModelCard(id=name, created=since, max_model_len=room, owned_by=foreign[0] if foreign else "updraft")
+
+
 def _target(url: str) -> UpstreamAddress:
     """Raises ConfigurationError."""
     try:
@@ -194,6 +213,10 @@ def _target(url: str) -> UpstreamAddress:
     except ValueError:  # a port that is none, half an address
         parts, port = urlsplit(""), None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigurationError(f"--node {url!r} is not an http(s) URL such as http://127.0.0.1:8000.", param="node")
+        raise ConfigurationError(
+            f"--node {shown_url(url)!r} is not an http(s) URL such as http://127.0.0.1:8000.", param="node"
+        )
     default = 443 if parts.scheme == "https" else 80
-    return UpstreamAddress(parts.scheme.encode(), parts.hostname.encode(), port or default, parts.path.encode())
+    credentials = ":".join(unquote(part) for part in (parts.username, parts.password) if part is not None)
+    basic = b"Basic " + b64encode(credentials.encode()) if credentials else b""
+    return UpstreamAddress(parts.scheme.encode(), parts.hostname.encode(), port or default, parts.path.encode(), basic)

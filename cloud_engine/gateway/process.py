@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...protocol.errors import ConfigurationError
-from ...protocol.http.server import bind_socket, exit_with_parent, is_loopback, serve
+from ...protocol.http.access import Access, check_keyless
+from ...protocol.http.server import bind_socket, exit_with_parent, serve
 from .keys import KeyStore
 
 
@@ -17,16 +18,19 @@ class GatewayOptions:
     """`nodes`: URLs of OpenAI-compatible servers. `keys`: the key file; without one, `no_auth` must say so, and then
     only loopback addresses are served. `db`: the SQLite file for usage rows. `node_api_key`: sent to the nodes.
     `timeout_s` bounds a request from its arrival to its last byte (`Relay` says what may come on top).
+    `allowed_hosts` and `allowed_origins`: see `Access`.
     """
 
-    nodes: Sequence[str]
+    nodes: Sequence[str] = field(repr=False)  # their addresses may hold passwords
     db: Path
     keys: Path | None = None
     no_auth: bool = False
     host: str = "127.0.0.1"
     port: int = 0
-    node_api_key: str | None = None
+    node_api_key: str | None = field(default=None, repr=False)
     timeout_s: float = 600.0
+    allowed_hosts: Sequence[str] = ()
+    allowed_origins: Sequence[str] = ()
     ready_file: Path | None = None
     exit_with_parent: bool = False
 
@@ -44,11 +48,12 @@ def run_gateway(options: GatewayOptions) -> None:
     if not (options.timeout_s > 0 and math.isfinite(options.timeout_s)):
         raise ConfigurationError(f"timeout_s must be a number above 0, got {options.timeout_s}.", param="timeout_s")
     keys = _keys(options)
+    access = Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins))
     upstream = Upstream(options.node_api_key)
     registry = NodeRegistry(options.nodes, upstream)
     with bind_socket(options.host, options.port) as sock:
         relay = Relay(registry, upstream, keys, Meter(options.db), Counters(), options.timeout_s)
-        serve(create_gateway_app(relay), sock=sock, ready_file=options.ready_file)
+        serve(create_gateway_app(relay, access), sock=sock, ready_file=options.ready_file)
 
 
 def _keys(options: GatewayOptions) -> KeyStore:
@@ -58,6 +63,5 @@ def _keys(options: GatewayOptions) -> KeyStore:
         return KeyStore.load(options.keys)
     if not options.no_auth:
         raise ConfigurationError("Give --keys FILE, or --no-auth to let everybody on this machine in.", param="keys")
-    if not is_loopback(options.host):
-        raise ConfigurationError(f"--no-auth is for loopback only, not for --host {options.host}.", param="no_auth")
+    check_keyless(options.host, "give --keys FILE instead of --no-auth")
     return KeyStore(())

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Annotated
 
 import httpcore
 import msgspec
@@ -28,8 +29,10 @@ from ...protocol.errors import (
     UpstreamError,
 )
 from ...protocol.http import sse
+from ...protocol.http.forwarding import forwarded
 from ...protocol.http.ids import new_id
 from ...protocol.http.shell import ATTEMPT_HEADER, TENANT_HEADER, read_body, request_id, while_connected
+from ...protocol.safety.names import MOST_NAME
 from .keys import KeyStore
 from .metering import Meter, UsageRow
 from .nodes import Node, NodeRegistry
@@ -47,17 +50,21 @@ _log = logging.getLogger("updraft.gateway")
 class _Peek(msgspec.Struct):
     """What the gateway must know of a request; everything else is the node's business."""
 
-    model: str
-    stream: bool = False
+    model: Annotated[str, msgspec.Meta(max_length=MOST_NAME)]
+    stream: bool | None = False
     stream_options: UsageOptions | None = None
 
 
 @dataclass(slots=True)
 class _Call:
-    """A request on its way. `asked`: what the client wants to see of the usage, if it is a stream."""
+    """A request on its way. `path` has the query, `along` the headers that go with it.
+
+    `asked`: what the client wants to see of the usage, if it is a stream.
+    """
 
     id: str
     path: bytes
+    along: list[tuple[bytes, bytes]]
     body: bytes
     model: str
     stream: bool
@@ -106,7 +113,7 @@ class Relay:
     async def _serve(self, scope: Scope, receive: Receive, send: Send, row: UsageRow, started: float) -> None:
         request = Request(scope, receive)
         row.key_name = self.keys.name_of(request.headers.get("authorization", ""))
-        call = _call(scope, await read_body(request), row, started, send)
+        call = _call(request, await read_body(request), row, started, send)
         try:
             await self._serve_while_connected(call, receive)
         except (RequestCancelledError, RequestTimeoutError):
@@ -156,6 +163,7 @@ class Relay:
         tells_usage = node.tells_usage
         body = asking_for_usage(call.body, running=tells_usage) if call.stream else call.body
         about = [(b"x-request-id", call.id.encode()), (TENANT_HEADER, tenant), (ATTEMPT_HEADER, call.attempt)]
+        about += call.along
         async with AsyncExitStack() as stack:
             async with node.unless_it_hangs():  # until its first byte, after which another node could not take over
                 sent = self.upstream.open("POST", node.target, call.path, body, about)
@@ -173,6 +181,8 @@ class Relay:
         body = b"".join([chunk async for chunk in body_of(response)])
         if response.status == 200:
             read_usage(body, call.row)
+        else:
+            body = self.upstream.without_key(call.tried[-1].target, body)
         await _start(call, response, len(body))
         await _emit(call, body, more=False)
 
@@ -189,7 +199,7 @@ class Relay:
                         await _start(call, response, None)
                     if event.startswith(b'data: {"error"'):  # the node lives, its answer does not
                         call.row.status = UpstreamError.status
-                        ended = True
+                        ended, shown = True, self.upstream.without_key(call.tried[-1].target, shown)
                     ended = ended or event.startswith(b"data: [DONE]")
                     await _emit(call, shown, more=not ended)
         finally:
@@ -230,7 +240,7 @@ class Counters:
         self.completion_tokens += row.completion_tokens
 
 
-def _call(scope: Scope, body: bytes, row: UsageRow, started: float, send: Send) -> _Call:
+def _call(request: Request, body: bytes, row: UsageRow, started: float, send: Send) -> _Call:
     """Raises InvalidRequestError."""
     try:
         peek = msgspec.json.decode(body, type=_Peek)
@@ -239,8 +249,12 @@ def _call(scope: Scope, body: bytes, row: UsageRow, started: float, send: Send) 
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
     row.model = peek.model
-    asked, path = peek.stream_options or UsageOptions(), scope["path"].encode()
-    return _Call(row.request_id, path, body, peek.model, peek.stream, asked, row, started, send)
+    asked, along = peek.stream_options or UsageOptions(), forwarded(request.headers, request.url.query)
+    path, headers = (
+        along.target(request.url.path).encode(),
+        [(n.encode(), v.encode("latin-1")) for n, v in along.headers.items()],
+    )
+    return _Call(row.request_id, path, headers, body, peek.model, bool(peek.stream), asked, row, started, send)
 
 
 async def _events_of(response: httpcore.Response) -> AsyncGenerator[bytes]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httpcore
+
+from ...protocol.errors import ConfigurationError
+from ...protocol.safety.redaction import is_sendable
 
 _CONNECT_S = 1.0
 _KEEPALIVE_S = 4.0  # below the 5 s after which uvicorn, unasked, closes an idle connection
@@ -25,6 +28,8 @@ class UpstreamAddress:
     host: bytes
     port: int
     prefix: bytes
+    # What the address holds as user and password, for the header; it goes before the key of all nodes.
+    authorization: bytes = field(default=b"", repr=False)
 
     @property
     def authority(self) -> bytes:
@@ -43,10 +48,20 @@ class Upstream:
         self._pool = httpcore.AsyncConnectionPool(
             max_connections=_POOL, max_keepalive_connections=_POOL, keepalive_expiry=_KEEPALIVE_S
         )
-        self._authorization = [(b"authorization", b"Bearer " + api_key.encode())] if api_key else []
+        if api_key is not None and not is_sendable(api_key):
+            raise ConfigurationError("UPDRAFT_NODE_API_KEY holds characters that no header can: set it anew.")
+        self._authorization = b"Bearer " + api_key.encode() if api_key else b""
 
     async def close(self) -> None:
         await self._pool.aclose()
+
+    def without_key(self, target: UpstreamAddress, said: bytes) -> bytes:
+        """What a node said, for others: some quote the key that they refuse."""
+        key = self._authorization_for(target).partition(b" ")[2]
+        return said.replace(key, b"[the node's key]") if key else said
+
+    def _authorization_for(self, target: UpstreamAddress) -> bytes:
+        return target.authorization or self._authorization
 
     async def get(self, target: UpstreamAddress, path: bytes) -> tuple[int, bytes]:
         """Status and body. Raises UpstreamFailure."""
@@ -58,7 +73,9 @@ class Upstream:
         self, method: str, target: UpstreamAddress, path: bytes, body: bytes = b"", extra: Headers = ()
     ) -> AsyncGenerator[httpcore.Response]:
         """The response once its headers are here; read it with `body_of`. `extra` headers. Raises UpstreamFailure."""
-        headers = [(b"host", target.authority), *self._authorization, *extra]
+        headers = [(b"host", target.authority), *extra]
+        if authorization := self._authorization_for(target):
+            headers.append((b"authorization", authorization))
         if body:
             headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         request = httpcore.Request(

@@ -23,12 +23,12 @@ _SOME_TEXT = re.compile(rb'"(?:content|text|arguments|reasoning|reasoning_conten
 class UsageOptions(msgspec.Struct):
     """What the client wants to see of the usage: nothing, that of the whole answer, or also that of every moment."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
 
     @property
     def wants_running(self) -> bool:
-        return self.include_usage and self.continuous_usage_stats
+        return bool(self.include_usage and self.continuous_usage_stats)
 
 
 class _Details(msgspec.Struct):

@@ -2,51 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ...protocol.errors import MissingDependencyError
+from ...protocol.http.access import Access, check_keyless
 from ...protocol.http.server import DRAIN_S, bind_socket, exit_with_parent, serve
 
 if TYPE_CHECKING:
-    from ...kernels.runtime.backend import AttentionChoice
-    from ..engine.config import Policy
-    from ..engine.process.messages import Load
+    from ..engine.config import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """`model` and `draft` are names as `models.hub.find_model` takes them. `max_step_ms`, `context_length`,
-    `num_blocks`, `default_max_tokens`, `max_waiting`, `prefix_caching`, `cuda_graphs`, `dtype`, `block_size` (None:
-    what suits the device), `batch_invariant`, `attention_backend`: see `EngineConfig`. `draft` is a smaller model of
-    the same vocabulary for speculative decoding.
-    """
+    """How a node serves one model."""
 
+    # A name as `models.hub.find_model` takes it.
     model: str
+    engine: EngineConfig
+    # A smaller model of the same vocabulary for speculative decoding, named in the same way.
     draft: str | None = None
     host: str = "127.0.0.1"
     port: int = 0
-    threads: int | None = None
-    max_batch_size: int = 16
-    token_budget: int = 512
-    max_step_ms: int = 200
-    context_length: int | None = None
-    num_blocks: int | None = None
-    default_max_tokens: int = 4096
-    policy: Policy = "fcfs"
-    max_waiting: int = 256
-    prefix_caching: bool = True
-    num_draft_tokens: int = 8
-    # Draft from the text itself, too. `threads` None: torch's default.
-    ngram: bool = False
-    device: str = "cpu"
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    block_size: int | None = None
-    batch_invariant: bool = False
-    attention_backend: AttentionChoice = "auto"
-    cuda_graphs: bool = True
     # Replace an engine that dies.
     restart: bool = False
     # What requests in flight get to finish on SIGTERM.
@@ -55,6 +35,10 @@ class NodeOptions:
     tool_parser: str = "auto"
     # `chatml`, or the path of a Jinja file. None: what the model has, or ChatML if it has none.
     chat_template: str | None = None
+    # What requests must send; needed beyond loopback. This and the next two: see `Access`.
+    api_key: str | None = field(default=None, repr=False)
+    allowed_hosts: Sequence[str] = ()
+    allowed_origins: Sequence[str] = ()
     ready_file: Path | None = None
     # Stop when the starting process is gone.
     exit_with_parent: bool = False
@@ -65,10 +49,14 @@ def run_node(options: NodeOptions) -> None:
 
     The engine runs in a process of its own; this one never loads torch.
     """
+    if options.api_key is None:
+        check_keyless(options.host, "set UPDRAFT_NODE_API_KEY here and for the gateway")
+    access = Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins), options.api_key)
     if find_spec("zmq") is None:
         raise MissingDependencyError("A node needs pyzmq: pip install '.[cloud]' in a clone of Updraft")
     from ...text.tokenizer import Tokenizer
     from ..engine.process.engine_process import EngineProcess
+    from ..engine.process.messages import Load
     from ..models.loading.hub import find_model
     from ..models.loading.progress import loading_bar
     from .api.app import ServedEngine, create_node_app
@@ -77,7 +65,9 @@ def run_node(options: NodeOptions) -> None:
         exit_with_parent(options.drain_seconds)
     with bind_socket(options.host, options.port) as sock:
         folder = find_model(options.model)
-        with EngineProcess(_load(folder, options), restart=options.restart) as engine:
+        draft = str(find_model(options.draft)) if options.draft else None
+        load = Load(str(folder), draft, options.engine)
+        with EngineProcess(load, restart=options.restart) as engine:
             with loading_bar() as progress:
                 ready = engine.wait_ready(progress)
             tokenizer = Tokenizer.from_folder(
@@ -88,33 +78,5 @@ def run_node(options: NodeOptions) -> None:
             served = ServedEngine(
                 engine, tokenizer, ready.model_id, ready.context_length, options.tool_parser, ready.sampling
             )
-            app = create_node_app(served)
+            app = create_node_app(served, access)
             serve(app, sock=sock, ready_file=options.ready_file, drain_s=options.drain_seconds)
-
-
-def _load(folder: Path, options: NodeOptions) -> Load:
-    from ..engine.config import EngineConfig, usual_block_size
-    from ..engine.process.messages import Load
-    from ..models.loading.hub import find_model
-
-    config = EngineConfig(
-        max_batch_size=options.max_batch_size,
-        token_budget=options.token_budget,
-        max_step_ms=options.max_step_ms,
-        context_length=options.context_length,
-        num_blocks=options.num_blocks,
-        default_max_tokens=options.default_max_tokens,
-        policy=options.policy,
-        max_waiting=options.max_waiting,
-        prefix_caching=options.prefix_caching,
-        num_draft_tokens=options.num_draft_tokens,
-        ngram=options.ngram,
-        device=options.device,
-        dtype=options.dtype,
-        block_size=usual_block_size(options.device) if options.block_size is None else options.block_size,
-        batch_invariant=options.batch_invariant,
-        attention_backend=options.attention_backend,
-        cuda_graphs=options.cuda_graphs,
-        num_threads=options.threads,
-    )
-    return Load(str(folder), str(find_model(options.draft)) if options.draft else None, config)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...protocol.errors import ConfigurationError
-from ..runtime.launch import Launch, launch_for
+from ..runtime.launch import Launch
 from ..runtime.numeric import next_power_of_2
 
 BLOCK_SIZES = (16, 64)
@@ -70,17 +70,12 @@ class AttentionShape:
         return next_power_of_2(self.head_dim)
 
 
-def attention_launch(shape: AttentionShape, most_queries: int, gpu_name: str) -> Launch:
-    """For batches whose sequences bring up to `most_queries` tokens each.
+def attention_launch(shape: AttentionShape, most_queries: int) -> Launch:
+    """For batches whose sequences bring up to `most_queries` tokens each, chosen so that no register is spilled.
 
     BLOCK_M rows are tokens times the query heads of one KV head; BLOCK_N keys are looked at together.
     """
     rows = tile_rows(shape, most_queries)
-    return launch_for("paged_attention", launch_key(shape, rows), gpu_name, default_attention_launch(shape, rows))
-
-
-def default_attention_launch(shape: AttentionShape, rows: int) -> Launch:
-    """The heuristic for tiles of `rows` rows, chosen so that no register is spilled."""
     if shape.cache_bytes == 4:
         return _float32_launch(shape, rows)
     keys = _keys_of_tile(shape)
@@ -91,11 +86,6 @@ def default_attention_launch(shape: AttentionShape, rows: int) -> Launch:
     wide = rows * shape.padded_dim >= 64 * 256 or (is_crowded and rows >= 64 and shape.padded_dim == 128)
     tiles = {"BLOCK_M": rows, "BLOCK_N": keys}
     return Launch(num_warps=8 if wide or rows == _MOST_ROWS else 4, num_stages=3, tiles=tiles)
-
-
-def launch_key(shape: AttentionShape, rows: int) -> str:
-    windowed = "-windowed" if shape.windowed else ""
-    return f"dim{shape.head_dim}-block{shape.block_size}-bytes{shape.cache_bytes}{windowed}-rows{rows}"
 
 
 def tile_rows(shape: AttentionShape, most_queries: int) -> int:

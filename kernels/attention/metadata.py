@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...protocol.errors import ConfigurationError
-from ..runtime.backend import gpu_name, num_multiprocessors
+from ..runtime.backend import num_multiprocessors
 from ..runtime.launch import Launch
 from .launch import AttentionShape, attention_launch, extra_splits, queries_per_tile
 from .plan import MERGE_COLUMNS, WORK_COLUMNS, AttentionPlan, plan_attention
@@ -38,17 +38,16 @@ class AttentionPlanner:
 
     shape: AttentionShape
     device: torch.device
-    gpu_name: str
     multiprocessors: int
 
     @classmethod
     def on(cls, device: torch.device, shape: AttentionShape) -> AttentionPlanner:
-        return cls(shape, device, gpu_name(device), num_multiprocessors(device))
+        return cls(shape, device, num_multiprocessors(device))
 
     def metadata(self, spans: Sequence[QuerySpan], num_rows: int | None = None) -> AttentionMetadata:
         """The metadata of one step of any mix. Rows after those of the spans, up to `num_rows`, are padding."""
         rows = sum(span.length for span in spans)
-        launch = self._launch(max((span.length for span in spans), default=1))
+        launch = attention_launch(self.shape, max((span.length for span in spans), default=1))
         plan = plan_attention(spans, max(num_rows or 0, rows), self.shape, launch, self.multiprocessors)
         sizes = _Sizes(len(plan.work), len(plan.merges), len(plan.slots), len(plan.blocks))
         return sizes.views(_staged(plan, sizes).to(self.device, non_blocking=True), plan.partial_rows, launch)
@@ -56,9 +55,6 @@ class AttentionPlanner:
     def graph_metadata(self, num_rows: int, most_sequences: int, most_blocks: int) -> GraphMetadata:
         """Buffers for a CUDA graph over `num_rows` rows, of up to `most_sequences` with `most_blocks` blocks each."""
         return GraphMetadata(self, num_rows, most_sequences, most_blocks)
-
-    def _launch(self, most_queries: int) -> Launch:
-        return attention_launch(self.shape, most_queries, self.gpu_name)
 
 
 class GraphMetadata:
@@ -70,7 +66,7 @@ class GraphMetadata:
 
     def __init__(self, planner: AttentionPlanner, num_rows: int, most_sequences: int, most_blocks: int) -> None:
         shape = planner.shape
-        launch = planner._launch(-(-num_rows // most_sequences))
+        launch = attention_launch(shape, -(-num_rows // most_sequences))
         queries = queries_per_tile(shape, launch)
         # One tile for the first row of each sequence and of the padding, and one more for every further tile full.
         sequences = min(most_sequences + 1, num_rows)

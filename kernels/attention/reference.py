@@ -1,6 +1,6 @@
 """Paged attention as in a textbook: a loop over sequences, in float32. The kernels are checked against it.
 
-It knows soft caps and FP8 caches, which `torch_attention` does not.
+It knows FP8 caches, which `torch_attention` does not.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ def _attend_sequence(query: Tensor, cache: Tensor, span: QuerySpan, options: Sco
     keys = (tokens[:, :kv_heads] * options.key_scale).repeat_interleave(shared, dim=1)
     values = (tokens[:, kv_heads:] * options.value_scale).repeat_interleave(shared, dim=1)
     scores = torch.einsum("qhd,khd->hqk", query, keys) * options.scale
-    if options.soft_cap is not None:
-        scores = options.soft_cap * torch.tanh(scores / options.soft_cap)
     positions = torch.arange(span.start, end, device=query.device)[:, None]
     key_positions = torch.arange(end, device=query.device)
     hidden = key_positions > positions

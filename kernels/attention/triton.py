@@ -33,9 +33,9 @@ _LOWEST_SCORE = tl.constexpr(-1.0e30)
 @triton.jit(do_not_specialize=["window"])
 def attend_kernel(
     out, partial, partial_lse, query, cache, work, blocks, query_stride, token_stride, score_scale, value_scale,
-    soft_cap, window,
+    window,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PEELED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOWED: tl.constexpr, PEELED: tl.constexpr,
 ):  # fmt: skip
     """Grid (kv_heads, splits): neighbouring programs read neighbouring memory, the heads of the same tokens.
 
@@ -81,18 +81,18 @@ def attend_kernel(
             plain_from = tl.minimum(plain_from, masked_from)
             acc, row_max, row_sum = _attend_inner(
                 acc, row_max, row_sum, q, positions, keys_of_head, kv_heads * HEAD_DIM, blocks + table, token_stride,
-                first_key, plain_from, score_scale, soft_cap, window, oldest,
-                HEAD_DIM, PADDED_DIM, BLOCK_SIZE, BLOCK_N, True, WINDOWED, CAPPED,
+                first_key, plain_from, score_scale, window, oldest,
+                HEAD_DIM, PADDED_DIM, BLOCK_SIZE, BLOCK_N, True, WINDOWED,
             )  # fmt: skip
         acc, row_max, row_sum = _attend_inner(
             acc, row_max, row_sum, q, positions, keys_of_head, kv_heads * HEAD_DIM, blocks + table, token_stride,
-            plain_from, masked_from, score_scale, soft_cap, window, oldest,
-            HEAD_DIM, PADDED_DIM, BLOCK_SIZE, BLOCK_N, False, WINDOWED, CAPPED,
+            plain_from, masked_from, score_scale, window, oldest,
+            HEAD_DIM, PADDED_DIM, BLOCK_SIZE, BLOCK_N, False, WINDOWED,
         )  # fmt: skip
     acc, row_max, row_sum = _attend_inner(
         acc, row_max, row_sum, q, positions, keys_of_head, kv_heads * HEAD_DIM, blocks + table, token_stride,
-        masked_from, end_key, score_scale, soft_cap, window, oldest,
-        HEAD_DIM, PADDED_DIM, BLOCK_SIZE, BLOCK_N, True, WINDOWED, CAPPED,
+        masked_from, end_key, score_scale, window, oldest,
+        HEAD_DIM, PADDED_DIM, BLOCK_SIZE, BLOCK_N, True, WINDOWED,
     )  # fmt: skip
 
     row_sum = tl.where(row_sum > 0, row_sum, 1.0)  # a row that sees no key gets zeros
@@ -110,9 +110,9 @@ def attend_kernel(
 @triton.jit
 def _attend_inner(
     acc, row_max, row_sum, q, positions, keys_of_head, to_values, table, token_stride, first, end, score_scale,
-    soft_cap, window, oldest,
+    window, oldest,
     HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
-    MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
+    MASKED: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
     """The online softmax over the keys `first` to `end - 1`: `acc` and `row_sum` are in units of 2**`row_max`.
 
@@ -142,10 +142,6 @@ def _attend_inner(
             k = tl.load(place)
             v = tl.load(place + to_values)
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
-        unit = score_scale
-        if CAPPED:
-            scores = _tanh(scores * score_scale)
-            unit = soft_cap
         if MASKED:
             age = positions[:, None] - keys[None, :]
             visible = age >= 0  # never behind the end: only a sequence's last split is cut there
@@ -153,8 +149,8 @@ def _attend_inner(
                 # As unsigned numbers negative ages exceed every window: one comparison, and fewer registers.
                 visible = age.to(tl.uint32, bitcast=True) < window.to(tl.uint32)
             scores = tl.where(visible, scores, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(scores, axis=1) * unit)
-        probabilities = tl.exp2(scores * unit - new_max[:, None])  # one instruction for both
+        new_max = tl.maximum(row_max, tl.max(scores, axis=1) * score_scale)
+        probabilities = tl.exp2(scores * score_scale - new_max[:, None])  # one instruction for both
         alpha = tl.exp2(row_max - new_max)
         row_sum = row_sum * alpha + tl.sum(probabilities, axis=1)
         acc = acc * alpha[:, None]
@@ -172,12 +168,6 @@ def _block(table, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
         keys = start + tl.arange(0, BLOCK_N)
         block = tl.load(table + keys // BLOCK_SIZE, mask=keys < end, other=0)
     return block
-
-
-@triton.jit
-def _tanh(x):
-    """tanh(x / log2(e)), for which e**2x is 2**2x. It is right where the power is infinite or zero."""
-    return 1.0 - 2.0 / (1.0 + tl.exp2(2.0 * x))
 
 
 @triton.jit
@@ -229,7 +219,6 @@ def attend(
     launch = metadata.launch
     partial = query.new_empty((metadata.partial_rows, *query.shape[1:]), dtype=torch.float32)
     partial_lse = query.new_empty((metadata.partial_rows, shape.heads), dtype=torch.float32)
-    scale = options.scale * options.key_scale
     attend_kernel[(shape.kv_heads, len(metadata.work))](
         out,
         partial,
@@ -240,16 +229,14 @@ def attend(
         metadata.blocks,
         query.stride(0),
         cache.stride(1),
-        scale * _LOG2_E if options.soft_cap is None else scale / options.soft_cap * _LOG2_E,
+        options.scale * options.key_scale * _LOG2_E,
         options.value_scale,
-        (options.soft_cap or 0.0) * _LOG2_E,
         options.window or 0,
         GROUP=shape.group,
         HEAD_DIM=shape.head_dim,
         PADDED_DIM=shape.padded_dim,
         BLOCK_SIZE=shape.block_size,
         WINDOWED=options.window is not None,
-        CAPPED=options.soft_cap is not None,
         PEELED=launch.tiles["BLOCK_M"] >= _LEAST_ROWS_TO_PEEL,
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,

@@ -26,7 +26,6 @@ class TritonAttention:
         metadata: AttentionMetadata,
         shape: AttentionShape,
         *,
-        soft_cap: float | None = None,
         scales: CacheScales | None = None,
     ) -> None:
         expected = (shape.block_size, 2 * shape.kv_heads, shape.head_dim)
@@ -41,7 +40,7 @@ class TritonAttention:
         self._metadata = metadata
         self._shape = shape
         self._scales = scales or CacheScales()
-        self._options = ScoreOptions(1.0, None, soft_cap, self._scales.key, self._scales.value)
+        self._options = ScoreOptions(1.0, None, self._scales.key, self._scales.value)
 
     def attend(
         self, layer: LayerAttention, projected: Tensor, rotation: Rotation | None, norms: HeadNorms | None = None

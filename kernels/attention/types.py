@@ -40,8 +40,6 @@ class ScoreOptions:
     scale: float
     # Tokens that a query sees, its own included; None is all of them.
     window: int | None = None
-    # Scores become soft_cap * tanh(score / soft_cap) (Gemma 2).
-    soft_cap: float | None = None
     # The cache holds the keys and values divided by these.
     key_scale: float = 1.0
     value_scale: float = 1.0

@@ -122,7 +122,12 @@ def _cached(values, cache, LARGEST: tl.constexpr):
 def launch_write_kv_(
     projected: Tensor, cache: Tensor, slots: Tensor, transform: HeadTransform, rotation: Rotation | None
 ) -> None:
-    """See `ops.write_kv_`."""
+    """Norm and rotate the queries in place, norm, rotate and store the keys, store the values.
+
+    `projected` (rows, heads + 2 * kv_heads, head_dim): queries, keys, values of each row, rows any distance apart. Its
+    keys and values are undefined afterwards. `cache` (blocks, block_size, 2 * kv_heads, head_dim) in the same dtype
+    or float8_e4m3fn. `slots` (rows,) int32: block * block_size + offset, negative for rows that are stored nowhere.
+    """
     check_kv_write(projected, cache, slots, rotation)
     if not cache.is_contiguous():
         raise ConfigurationError("KV write: the cache must be contiguous.")

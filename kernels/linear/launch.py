@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..runtime.launch import Launch, launch_for
+from ..runtime.launch import Launch
 from ..runtime.numeric import cdiv
 
 #: Programs that keep one multiprocessor's memory pipes full while each of them waits for its next tile.
@@ -12,12 +12,6 @@ _RESIDENT = 8
 #: Fewer steps than this over the inputs do not pay for filling a program's pipeline and adding one more partial sum.
 _LEAST_STEPS = 4
 _BUCKETS = (16, 32, 64)
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    name: str
-    multiprocessors: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +34,13 @@ class SplitK:
     steps: int
 
 
-def matmul_launch(kernel: str, product: MatmulShape, gpu: Gpu) -> Launch:
-    """Tiles for as many tokens: measured on this GPU under the name of the bucket, or by a heuristic.
+def matmul_launch(tokens: int) -> Launch:
+    """Tiles for as many tokens.
 
     Few tokens get narrow tiles and deep pipelines, because only the bytes of the weights count. Many tokens get tiles
     that use every converted weight for 128 tokens.
     """
-    bucket = next((most for most in _BUCKETS if product.tokens <= most), 128)
-    return launch_for(kernel, f"tokens_{bucket}", gpu.name, _heuristic(bucket))
-
-
-def _heuristic(bucket: int) -> Launch:
+    bucket = next((most for most in _BUCKETS if tokens <= most), 128)
     if bucket == 16:
         return Launch(num_warps=2, num_stages=4, tiles={"BLOCK_FEATURES": 32, "BLOCK_TOKENS": 16})
     if bucket < 128:
@@ -58,12 +48,12 @@ def _heuristic(bucket: int) -> Launch:
     return Launch(num_warps=8, num_stages=3, tiles={"BLOCK_FEATURES": 128, "BLOCK_TOKENS": 128})
 
 
-def split_k(product: MatmulShape, launch: Launch, gpu: Gpu) -> SplitK:
+def split_k(product: MatmulShape, launch: Launch, multiprocessors: int) -> SplitK:
     """As many parts as fill the GPU. Large products have enough tiles and are not split."""
     tiles = cdiv(product.features, launch.tiles["BLOCK_FEATURES"])
     tiles *= cdiv(product.tokens, launch.tiles["BLOCK_TOKENS"])
     resident = _RESIDENT * 2 // launch.num_warps
-    wanted = max(1, min(resident * gpu.multiprocessors // tiles, product.steps // _LEAST_STEPS))
+    wanted = max(1, min(resident * multiprocessors // tiles, product.steps // _LEAST_STEPS))
     steps = cdiv(product.steps, wanted)
     return SplitK(cdiv(product.steps, steps), steps)
 

@@ -18,15 +18,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..runtime.backend import num_multiprocessors
 from ..runtime.numeric import FP8_MAX, cdiv, next_power_of_2
-from .launch import Gpu, MatmulShape, inputs_per_step, matmul_launch, split_k
+from .launch import MatmulShape, inputs_per_step, matmul_launch, split_k
 from .types import FP8, SMALLEST_SCALE, Fp8Weight, Int4Weight, Int8Weight
 
 _REDUCED = 1024
 #: These vary from step to step: values of 1 and multiples of 16 get no kernel of their own.
 _VARYING = ("num_tokens", "num_steps", "split_steps")
 #: Triton's interpreter counts as a small GPU, so that little work is split too.
-_INTERPRETER = Gpu("interpreter", 4)
+_SMALL_GPU = 4  # multiprocessors
 
 
 def int8_linear(hidden: Tensor, weight: Int8Weight) -> Tensor:
@@ -79,9 +80,8 @@ def _linear(
     out = hidden.new_empty(tokens, features)
     if not tokens:
         return out
-    gpu = _gpu(hidden.device)
-    launch = matmul_launch(kernel.__name__, product, gpu)
-    split = split_k(product, launch, gpu)
+    launch = matmul_launch(tokens)
+    split = split_k(product, launch, num_multiprocessors(hidden.device) if hidden.is_cuda else _SMALL_GPU)
     is_whole = split.count == 1
     parts = out if is_whole else hidden.new_empty(split.count, tokens, features, dtype=torch.float32)
     grid = (
@@ -97,13 +97,6 @@ def _linear(
         grid = (cdiv(out.numel(), _REDUCED),)
         reduce_kernel[grid](parts, out, out.numel(), split.count, BLOCK=_REDUCED)
     return out
-
-
-def _gpu(device: torch.device) -> Gpu:
-    if device.type != "cuda":
-        return _INTERPRETER
-    properties = torch.cuda.get_device_properties(device)
-    return Gpu(properties.name, properties.multi_processor_count)
 
 
 @triton.jit(do_not_specialize=_VARYING)

@@ -1,4 +1,4 @@
-"""RMSNorm in the three forms that decoders need: alone, behind a residual addition, and over the heads of attention."""
+"""RMSNorm alone and behind a residual addition. Writing to the KV cache norms the heads of attention."""
 
 from __future__ import annotations
 
@@ -39,25 +39,6 @@ def add_rms_norm(update: Tensor, residual: Tensor, norm: Norm) -> Tensor:
         return native_rms_norm(update, norm, residual)
     residual.add_(update)
     return rms_norm_reference(residual, norm)
-
-
-def qk_norm_(heads: Tensor, num_query_heads: int, query_norm: Norm, key_norm: Norm) -> None:
-    """Norm the heads of query and key over head_dim, in place: the QK-norm of Qwen 3 and Gemma 3.
-
-    `heads` (tokens, heads, head_dim) is a view of the joint projection, whose rows may be longer: `num_query_heads`
-    of the query first, the key's behind them. The two norms share `eps` and `unit_offset`.
-    """
-    _check(heads, query_norm)
-    _check(heads, key_norm)
-    if (query_norm.eps, query_norm.unit_offset) != (key_norm.eps, key_norm.unit_offset):
-        raise ConfigurationError("qk_norm_: the norms of query and key differ in eps or unit_offset.")
-    if uses_triton(heads):
-        from .triton import launch_qk_norm
-
-        launch_qk_norm(heads, num_query_heads, query_norm, key_norm)
-        return
-    for part, norm in ((heads[:, :num_query_heads], query_norm), (heads[:, num_query_heads:], key_norm)):
-        part.copy_(rms_norm_reference(part, norm))
 
 
 def _check(hidden: Tensor, norm: Norm) -> None:

@@ -54,14 +54,6 @@ def uses_native(rows: Tensor, *, multiple: int = 1) -> bool:
 
 
 @functools.cache
-def gpu_name(device: torch.device) -> str:
-    """What measured launches are looked up by; `cpu` where kernels are only interpreted."""
-    import torch
-
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-@functools.cache
 def num_multiprocessors(device: torch.device) -> int:
     """How many programs run at once at least; that of an H200 where kernels are only interpreted."""
     import torch

@@ -1,7 +1,6 @@
 """Builds and loads the C in `kernels/native/`, once, with the machine's own compiler and for its processor.
 
-Without a compiler, or where it fails, the plain torch implementations run, and `load` logs why. Other rooms load C of
-their own with `load_from`.
+Without a compiler, or where it fails, the plain torch implementations run, and `load` logs why.
 """
 
 from __future__ import annotations
@@ -17,13 +16,14 @@ import platform
 import shlex
 import shutil
 import subprocess
-import sys
 import sysconfig
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from ...protocol.safety.private_files import private_folder
+from ...protocol.safety.system import belongs_to_us, forbids_execution
 from ...protocol.settings import state_folder
 
 _SOURCES = Path(__file__).parents[1] / "native"
@@ -55,62 +55,62 @@ def loaded() -> ctypes.CDLL:
     return library
 
 
-def load_from(sources: Path, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
-    """The library of all C in the folder `sources`, built if it is not there yet. `mode`: of `ctypes.CDLL`.
+def load_from(sources: Path) -> ctypes.CDLL:
+    """The library of all C in the folder `sources`, built if it is not there yet.
 
     Raises NativeBuildError if it cannot be built or loaded.
     """
     problems: list[str] = []
     for compiler in _compilers():
         try:
-            return _build_and_load(compiler, sources, mode)
+            return _build_and_load(compiler, sources)
         except (NativeBuildError, OSError) as error:
             problems.append(str(error))
     raise NativeBuildError("; ".join(problems) or "there is no C compiler (set CC, or install gcc)")
 
 
-def _build_and_load(compiler: list[str], sources: Path, mode: int) -> ctypes.CDLL:
+def _build_and_load(compiler: list[str], sources: Path) -> ctypes.CDLL:
     """Raises NativeBuildError, and OSError if nothing can be written anywhere."""
     name = f"kernels-{_digest(compiler, sources)}.so"
     try:
-        return _load_cached(compiler, _private_folder(state_folder() / "native") / name, sources, mode)
+        return _load_cached(compiler, _private_folder(state_folder() / "native") / name, sources)
     except OSError as error:
         _LOG.warning("Compiled for this process alone, as it cannot be kept: %s.", error)
     folder = Path(tempfile.mkdtemp(prefix="updraft-native-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     build(compiler, folder / name, sources)
     try:
-        return ctypes.CDLL(str(folder / name), mode)
+        return ctypes.CDLL(str(folder / name))
     except OSError as error:
         raise NativeBuildError(
             f"what was compiled does not load (is {folder.parent} mounted noexec?): {error}"
         ) from error
 
 
-def _load_cached(compiler: list[str], target: Path, sources: Path, mode: int) -> ctypes.CDLL:
+def _load_cached(compiler: list[str], target: Path, sources: Path) -> ctypes.CDLL:
     """The library in the cache. Raises NativeBuildError, and OSError if a new build can be neither kept nor loaded."""
     _remove_stale_builds(target.parent)
     if _is_intact(target):
         try:
-            return ctypes.CDLL(str(target), mode)
+            return ctypes.CDLL(str(target))
         except OSError:  # of a machine that only looked like this one
             target.unlink(missing_ok=True)
     build(compiler, target, sources)
-    return ctypes.CDLL(str(target), mode)
+    return ctypes.CDLL(str(target))
 
 
 def _private_folder(folder: Path) -> Path:
     """A folder that nobody else can write to, because its libraries are run. Raises OSError if that is impossible."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    found = folder.stat()
-    if found.st_uid != os.getuid():
+    private_folder(folder.parent)
+    folder.mkdir(exist_ok=True, mode=0o700)
+    if not belongs_to_us(folder):
         raise PermissionError(f"{folder} belongs to another user")
-    if found.st_mode & 0o022:
+    if folder.stat().st_mode & 0o022 and os.name != "nt":
         _discard(folder)
         folder.mkdir(mode=0o700)
     if not os.access(folder, os.W_OK):
         raise PermissionError(f"{folder} cannot be written to")
-    if sys.platform == "linux" and os.statvfs(folder).f_flag & os.ST_NOEXEC:
+    if forbids_execution(folder):
         raise PermissionError(f"{folder} is mounted noexec (set UPDRAFT_HOME to a folder that is not)")
     return folder
 
@@ -145,12 +145,15 @@ def build(compiler: list[str], target: Path, origin: Path) -> None:
             [*compiler, *_flags(), "-c", str(source), "-o", compiled]
             for source, compiled in zip(sources, objects, strict=True)
         ]
+        _LOG.info("Compiling %d files of C for this processor, once.", len(sources))
         with ThreadPoolExecutor() as at_once:
             list(at_once.map(_run, commands))
         library = Path(folder) / target.name
         _run([*compiler, "-shared", *objects, "-lm", "-o", str(library)])
         mark = Path(folder) / "mark"
         mark.write_text(_checksum(library))
+        for built in (library, mark):
+            built.chmod(0o600)
         library.replace(target)  # whole or not at all, for others that start now
         mark.replace(_checksum_file(target))
 

@@ -1,4 +1,4 @@
-"""From logits to tokens on every device: edits, temperature, truncation, a grammar's mask, sampling, probabilities.
+"""From logits to tokens on every device: edits, temperature, truncation, a grammar's mask, sampling, log-probabilities.
 
 Sampling is Gumbel-max. Noise and precision are the same everywhere: a seed gives the same token on a CPU and on a GPU,
 and in every batch.
@@ -16,7 +16,6 @@ from .cpu import native_sample
 from .reference import (
     apply_edits_reference_,
     log_probabilities_reference,
-    probabilities_reference,
     sample_reference,
     thresholds_reference,
 )
@@ -56,16 +55,6 @@ def thresholds(rows: LogitRows, truncation: Truncation) -> Tensor:
 
         return launch_thresholds(rows, truncation)
     return thresholds_reference(rows, truncation)
-
-
-def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
-    """The distribution that `sample` draws from, (rows, vocab) float32. A greedy row has all of it on its token."""
-    check_sampling(logits, sampling)
-    if uses_triton(logits) and sampling.typical_p is None:
-        from .triton_probabilities import launch_probabilities
-
-        return launch_probabilities(logits, sampling, row_thresholds(logits, sampling))
-    return probabilities_reference(logits, sampling)
 
 
 def log_probabilities(logits: Tensor, chosen: Tensor, num_top: int) -> TopLogprobs:

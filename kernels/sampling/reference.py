@@ -26,15 +26,6 @@ def sample_reference(logits: Tensor, sampling: Sampling) -> Tensor:
     return (logits.double() / temperatures + noise).argmax(dim=-1)
 
 
-def probabilities_reference(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Computes `probabilities`."""
-    logits = allowed_logits(logits, sampling).double()
-    random = sampling.temperatures >= LEAST_TEMPERATURE
-    drawn = (logits / torch.where(random, sampling.temperatures, 1.0)[:, None]).softmax(dim=-1)
-    greedy = torch.zeros_like(drawn).scatter_(1, logits.argmax(dim=-1, keepdim=True), 1.0)
-    return torch.where(random[:, None], drawn, greedy).float()
-
-
 def log_probabilities_reference(logits: Tensor, chosen: Tensor, num_top: int) -> TopLogprobs:
     """Computes `log_probabilities`."""
     logprobs = logits.float().log_softmax(dim=-1)

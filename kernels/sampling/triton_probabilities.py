@@ -1,7 +1,6 @@
-"""Probabilities in Triton: see `reference` for what is computed.
+"""Log-probabilities in Triton: see `reference` for what is computed.
 
-Both functions first sum tiles, each in units of its own largest term, and then combine the sums of a row in a fixed
-order: the number of programs changes nothing.
+Tiles are summed first, each in units of its own largest term. The sums of a row are combined in a fixed order.
 """
 
 # Kernels are typed by Triton, not by Python.
@@ -15,29 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..runtime.backend import num_multiprocessors
 from ..runtime.numeric import next_power_of_2
-from .launch import TILE, split_row
-from .triton_ranks import MIN_TEMPERATURE, divisor, finite, load_logits, logit_of, rank_of, token_of
-from .types import LOWEST_RANK, Sampling, TopLogprobs
+from .launch import TILE
+from .triton_ranks import finite, logit_of, rank_of, token_of
+from .types import LOWEST_RANK, TopLogprobs
 
 _LOWEST: tl.constexpr = tl.constexpr(LOWEST_RANK)
-
-
-def launch_probabilities(logits: Tensor, sampling: Sampling, threshold: Tensor | None) -> Tensor:
-    rows, vocabulary = logits.shape
-    out = torch.empty((rows, vocabulary), dtype=torch.float32, device=logits.device)
-    if rows == 0:
-        return out
-    split = split_row(rows, vocabulary, num_multiprocessors(logits.device))
-    tops = torch.empty((rows, split.row_tiles), dtype=torch.int64, device=logits.device)
-    masses = torch.empty((rows, split.row_tiles), dtype=torch.float32, device=logits.device)
-    inputs = logits, sampling.mask, sampling.temperatures, threshold, tops, masses
-    shape = vocabulary, logits.stride(0), split.tiles, split.row_tiles
-    options = {"HAS_MASK": sampling.mask is not None, "TRUNCATES": threshold is not None, "TILE": TILE, "num_warps": 4}
-    kept_tile_stats_kernel[(rows, split.programs)](*inputs, *shape, **options)
-    normalise_kernel[(rows, split.programs)](*inputs, out, *shape, **options, BLOCK=next_power_of_2(split.row_tiles))
-    return out
 
 
 def launch_log_probabilities(logits: Tensor, chosen: Tensor, num_top: int) -> TopLogprobs:
@@ -58,48 +40,6 @@ def launch_log_probabilities(logits: Tensor, chosen: Tensor, num_top: int) -> To
         TILES=next_power_of_2(tiles), BLOCK=next_power_of_2(tiles * most), num_warps=8,
     )  # fmt: skip
     return TopLogprobs(picked, values, ids)
-
-
-@triton.jit(do_not_specialize=["num_tiles"])
-def kept_tile_stats_kernel(
-    logits, mask, temperatures, thresholds, tops, masses, vocabulary, row_stride, num_tiles, row_tiles,
-    HAS_MASK: tl.constexpr, TRUNCATES: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """The highest rank of each tile, and the weight of its kept tokens in units of the highest one's."""
-    row = tl.program_id(0).to(tl.int64)
-    scale = (1.0 / divisor(tl.load(temperatures + row))).to(tl.float32)
-    first = tl.program_id(1) * num_tiles
-    for tile in range(first, tl.minimum(first + num_tiles, row_tiles)):
-        tokens = tile * TILE + tl.arange(0, TILE)
-        values = load_logits(logits + row * row_stride, mask, row, tokens, vocabulary, HAS_MASK)
-        top = tl.max(values, axis=0)
-        tl.store(tops + row * row_tiles + tile, tl.max(rank_of(values, tokens), axis=0))
-        values = _truncated(values, tokens, thresholds, row, TRUNCATES)
-        tl.store(masses + row * row_tiles + tile, tl.sum(tl.exp((values - finite(top)) * scale), axis=0))
-
-
-@triton.jit(do_not_specialize=["num_tiles"])
-def normalise_kernel(
-    logits, mask, temperatures, thresholds, tops, masses, out, vocabulary, row_stride, num_tiles, row_tiles,
-    HAS_MASK: tl.constexpr, TRUNCATES: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    temperature = tl.load(temperatures + row)
-    scale = (1.0 / divisor(temperature)).to(tl.float32)
-    tiles = tl.arange(0, BLOCK)
-    tile_tops = tl.load(tops + row * row_tiles + tiles, tiles < row_tiles, _LOWEST)
-    tile_masses = tl.load(masses + row * row_tiles + tiles, tiles < row_tiles, 0.0)
-    top = tl.max(tile_tops, axis=0)
-    mass = _sum_of_exponentials(tile_tops, tile_masses, tiles < row_tiles, finite(logit_of(top)), scale)
-    first = tl.program_id(1) * num_tiles
-    for tile in range(first, tl.minimum(first + num_tiles, row_tiles)):
-        tokens = tile * TILE + tl.arange(0, TILE)
-        values = load_logits(logits + row * row_stride, mask, row, tokens, vocabulary, HAS_MASK)
-        kept = _truncated(values, tokens, thresholds, row, TRUNCATES)
-        drawn = tl.exp((kept - finite(logit_of(top))) * scale) / tl.where(mass > 0, mass, 1.0)
-        greedy = tl.where(rank_of(values, tokens) == top, 1.0, 0.0)
-        result = tl.where(temperature >= MIN_TEMPERATURE, drawn, greedy)
-        tl.store(out + row * vocabulary + tokens, result, tokens < vocabulary)
 
 
 @triton.jit(do_not_specialize=["most"])
@@ -129,7 +69,7 @@ def row_tops_kernel(
     tile_tops = tl.load(tops + (row * num_tiles + tiles) * most, inside, _LOWEST)
     tile_masses = tl.load(masses + row * num_tiles + tiles, inside, 0.0)
     greatest = finite(logit_of(tl.max(tile_tops, axis=0)))
-    norm = greatest + tl.log(_sum_of_exponentials(tile_tops, tile_masses, inside, greatest, 1.0))
+    norm = greatest + tl.log(_sum_of_exponentials(tile_tops, tile_masses, inside, greatest))
     token = tl.load(chosen + row)
     tl.store(picked + row, tl.load(logits + row * row_stride + token).to(tl.float32) - norm)
     places = tl.arange(0, BLOCK)
@@ -142,14 +82,7 @@ def row_tops_kernel(
 
 
 @triton.jit
-def _truncated(values, tokens, thresholds, row, TRUNCATES: tl.constexpr):
-    if TRUNCATES:
-        return tl.where(rank_of(values, tokens) >= tl.load(thresholds + row), values, float("-inf"))
-    return values
-
-
-@triton.jit
-def _sum_of_exponentials(tile_tops, tile_masses, inside, greatest, scale):
-    """The sum of all exponentials in units of exp(greatest * scale)."""
-    shares = tile_masses * tl.exp((logit_of(tile_tops) - greatest) * scale)
+def _sum_of_exponentials(tile_tops, tile_masses, inside, greatest):
+    """The sum of all exponentials in units of exp(greatest)."""
+    shares = tile_masses * tl.exp(logit_of(tile_tops) - greatest)
     return tl.sum(tl.where(inside, shares, 0.0), axis=0)

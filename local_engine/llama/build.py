@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-_PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+_PIP = (sys.executable, "-P", "-m", "pip", "--disable-pip-version-check")
 
 
 def _pip(arguments: list[str], environ: Mapping[str, str]) -> None:

@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ...protocol.safety.python_process import child_environment, python_command
+from ...protocol.safety.system import KILL, limit_time, no_core_files
+
 _BOUNDS = "UPDRAFT_CHILD"  # the parent's id, and how long a child may live in seconds
 _GRACE_S = 5
 _PR_SET_PDEATHSIG = 1
@@ -33,15 +36,11 @@ class ChildEnd:
 
 def run_child(module: str, arguments: Sequence[str], *, timeout_s: float) -> ChildEnd:
     """Run `python -m module arguments`, whose last line on standard output is a JSON object, with this `sys.path`."""
-    environ = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        _BOUNDS: f"{os.getpid()} {math.ceil(timeout_s) + _GRACE_S}",
-    }
+    bounds = f"{os.getpid()} {math.ceil(timeout_s) + _GRACE_S}"
     try:
         child = subprocess.run(
-            [sys.executable, "-m", module, *arguments],
-            env=environ,
+            python_command("-m", module, *arguments),
+            env=child_environment(**{_BOUNDS: bounds}),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -67,15 +66,11 @@ def expect_crashes() -> None:
     time that the parent gave it.
     """
     os.environ["GGML_NO_BACKTRACE"] = "1"
-    if sys.platform == "win32":
-        return
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    no_core_files()
     if bounds := os.environ.pop(_BOUNDS, ""):
         parent, seconds = map(int, bounds.split())
-        signal.alarm(seconds)  # ends it even where Python's own threads stand still
+        limit_time(0, seconds)  # ends it even where Python's own threads stand still
         if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, KILL, 0, 0, 0)
+        if sys.platform != "win32" and os.getppid() != parent:
             os._exit(1)  # the parent died before that

@@ -12,6 +12,7 @@ import msgspec
 
 from ...protocol import settings
 from ...protocol.errors import ModelLoadError
+from ...protocol.safety.private_files import private_file
 
 _log = logging.getLogger("updraft.local")
 Note = TypeVar("Note", bound=msgspec.Struct)
@@ -35,8 +36,7 @@ class Notes:
         file = self._file(key)
         temporary = file.with_suffix(f".{os.getpid()}.tmp")
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(msgspec.json.encode(note))
+            private_file(temporary).write_bytes(msgspec.json.encode(note))
             temporary.replace(file)
         except OSError as error:
             _log.info("The state folder cannot be written, so nothing is remembered: %s", error)

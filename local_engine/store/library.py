@@ -20,6 +20,7 @@ from ...model_files.download.naming import check_name, is_name
 from ...model_files.download.part import PartialFile, lock, read_note
 from ...model_files.download.work import ProgressReport
 from ...protocol.errors import ModelNotFoundError
+from ...protocol.safety.system import open_folder
 from ...protocol.settings import models_folder
 
 _BLOCK = 1024 * 1024
@@ -140,11 +141,11 @@ class Library:
 
     def _sync_folder(self) -> None:
         """What was renamed stays so, in this order, whatever happens to the machine."""
-        folder = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        if (folder := open_folder(self.folder)) is not None:
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
     def lock(self, name: str, waiting: Callable[[], None] | None = None) -> AbstractContextManager[None]:
         """Nobody else changes this model meanwhile: see `lock`."""

@@ -14,6 +14,8 @@ from types import TracebackType
 import msgspec
 
 from ...protocol.errors import ConfigurationError, DiskSpaceError, OverloadedError
+from ...protocol.safety.private_files import is_own, make_folder, private_file
+from ...protocol.safety.system import locked
 
 #: Bytes that stay free: a disk filled to the last one stops more than this program.
 SPARE = 64 * 1024 * 1024
@@ -151,18 +153,14 @@ def lock(folder: Path, name: str, waiting: Callable[[], None] | None = None) -> 
     `waiting` is called once if somebody else has it, and then it is waited for; without, OverloadedError is raised.
     Raises ConfigurationError if the folder cannot be written.
     """
-    import fcntl  # not everywhere; models can be found without
+
+    def refuse() -> None:
+        raise OverloadedError(f"{name} is being pulled by another process.", code="model_busy")
 
     file = _lock_file(folder, name)
     try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if waiting is None:
-                raise OverloadedError(f"{name} is being pulled by another process.", code="model_busy") from None
-            waiting()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        with locked(file, waiting or refuse):
+            yield
     finally:
         os.close(file)
 
@@ -170,9 +168,12 @@ def lock(folder: Path, name: str, waiting: Callable[[], None] | None = None) -> 
 def _lock_file(folder: Path, name: str) -> int:
     try:
         for needed in (folder / ".partial", folder / ".locks"):
-            needed.mkdir(parents=True, exist_ok=True)
+            make_folder(needed)
         # It stays for good: if it were deleted, two processes could hold locks on two files of the same name.
-        return os.open(folder / ".locks" / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        path = folder / ".locks" / f"{name}.lock"
+        if is_own(path):
+            private_file(path)
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise ConfigurationError(
             f"Models cannot be kept in {folder}: {error.strerror}. Another folder: {_OTHER_FOLDER}."

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import ipaddress
-import logging
 import math
 import os
 import signal
@@ -22,6 +20,8 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import ConfigurationError, PortInUseError, UpdraftError
+from ..safety.system import KILL
+from ..safety.terminal_text import log_to_stderr
 from .shell import Traffic
 
 DRAIN_S = 10.0
@@ -51,7 +51,7 @@ def serve(  # noqa: PLR0913
     """
     if not (drain_s >= 0 and math.isfinite(drain_s)):
         raise ConfigurationError(f"drain_seconds must be a number of at least 0, got {drain_s}.", param="drain_seconds")
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     sock = sock or bind_socket(host, port)
 
     def announce() -> None:
@@ -80,14 +80,6 @@ def serve(  # noqa: PLR0913
         sock.close()
     if plain.failure is not None:
         raise plain.failure
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` is an address that only this machine can reach."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
@@ -129,19 +121,9 @@ def exit_with_parent(drain_s: float = DRAIN_S) -> None:
             time.sleep(_PARENT_POLL_S)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(drain_s + _LEAVE_S)
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), KILL)
 
     threading.Thread(target=watch, name="updraft-parent-watch", daemon=True).start()
-
-
-def run_main(run: Callable[[], None]) -> int:
-    """Call `run`, a whole program. Returns its exit code: 2 and one line on stderr for any error raised on purpose."""
-    try:
-        run()
-    except UpdraftError as error:
-        sys.stderr.write(f"error: {error.message}\n")
-        return 2
-    return 0
 
 
 class _Plain:

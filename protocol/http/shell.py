@@ -16,6 +16,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -29,6 +30,7 @@ from ..errors import (
     RequestTooLargeError,
     UpdraftError,
 )
+from .access import Access
 from .ids import new_id
 from .wire import WireRequest, WireResponse
 
@@ -43,17 +45,33 @@ _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:")
 _log = logging.getLogger("updraft.http")
 
 
-def create_app(title: str, *, max_body_bytes: int = 8 * 2**20, lifespan: Callable[[Any], Any] | None = None) -> FastAPI:
+def create_app(
+    title: str,
+    *,
+    access: Access | None = None,
+    max_body_bytes: int = 8 * 2**20,
+    lifespan: Callable[[Any], Any] | None = None,
+) -> FastAPI:
     """An app whose every failure is an OpenAI error body, and whose every response carries `x-request-id`.
 
     Raise any UpdraftError from a route; unknown routes, wrong methods, bodies above `max_body_bytes` and unexpected
-    exceptions (logged here, without a traceback on the wire) are covered. `lifespan` is Starlette's.
+    exceptions (logged here, without a traceback on the wire) are covered. Requests that `access` refuses reach no
+    route. `lifespan` is Starlette's.
     """
+    access = access or Access()
     app = FastAPI(title=title, lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.state.traffic = Traffic()
-    app.add_middleware(_Shell, max_body_bytes=max_body_bytes, traffic=app.state.traffic)
+    if access.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=[origin.lower() for origin in access.allowed_origins],
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["*"],
+        )
+    app.add_middleware(_Shell, access=access, max_body_bytes=max_body_bytes, traffic=app.state.traffic)
     return app
 
 
@@ -84,7 +102,8 @@ async def read_body(request: Request) -> bytes:
 
 async def read_wire_request(request: Request) -> WireRequest:
     """The whole request as bytes. Raises RequestTooLargeError as soon as the body exceeds the app's limit."""
-    return WireRequest(request.method, request.url.path, dict(request.headers), await read_body(request))
+    body, url = await read_body(request), request.url
+    return WireRequest(request.method, url.path, dict(request.headers), body, query=url.query)
 
 
 def send(response: WireResponse, request: Request) -> Response:
@@ -163,8 +182,9 @@ class _StreamedResponse(Response):
 class _Shell:
     """The outermost layer of an app, around everything FastAPI does."""
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, traffic: Traffic) -> None:
+    def __init__(self, app: ASGIApp, access: Access, max_body_bytes: int, traffic: Traffic) -> None:
         self._app = app
+        self._access = access
         self._max_body_bytes = max_body_bytes
         self._traffic = traffic
 
@@ -173,6 +193,11 @@ class _Shell:
             await self._app(scope, receive, send)
             return
         exchange = _Exchange(scope, receive, send, self._max_body_bytes)
+        try:
+            self._access.check(scope)
+        except UpdraftError as error:
+            await exchange.fail(error)
+            return
         if self._traffic.draining:
             refusal = "This server is draining to shut down: try again, another may take it."
             await exchange.fail(OverloadedError(refusal, code="draining"))

@@ -14,13 +14,17 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class WireRequest:
-    """An HTTP request without a socket. `headers` are lower-cased; `timeout_s` None means no limit."""
+    """An HTTP request without a socket. `headers` are lower-cased, `query` has no question mark.
+
+    `timeout_s` None means no limit.
+    """
 
     method: str
     path: str
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     body: bytes = b""
     timeout_s: float | None = None
+    query: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Budgets: what a day may cost, kept in the ledger so that neither a race nor a restart goes past a limit.
+"""Budgets: what a day or a month may cost, kept in the ledger so that neither a race nor a restart goes past a limit.
 
 Before a request goes to the cloud, the most it is likely to cost is reserved, in one transaction with the look at what
 is left. When it has ended, the reservation becomes what it really cost. A process that dies in between leaves its
@@ -13,8 +13,8 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
-from datetime import UTC, datetime
-from typing import Any
+from datetime import UTC, date, datetime
+from typing import Any, Literal, get_args
 
 from ...protocol.errors import BudgetExceededError, ConfigurationError
 from ..request.caller import Caller
@@ -24,7 +24,9 @@ from .ledger import Ledger
 log = logging.getLogger("updraft.router")
 
 DAY_S = 86_400
+Period = Literal["day", "month"]
 ANSWER_TOKENS = 1024  # what an answer without a limit of its own is reckoned with
+_EPOCH = date(1970, 1, 1).toordinal()
 MOST_TOKENS = 2**40  # of one request, whatever it asks for: the ledger's integers end somewhere
 ATTACHED_TOKENS = 1500  # what an image, a sound or a file is reckoned with
 # Where they are in a message's part: of which type it is, and the field of what it has under that name.
@@ -33,22 +35,25 @@ _ATTACHED = (("image_url", "url"), ("input_audio", "data"), ("file", "file_data"
 
 @dataclass(frozen=True, slots=True)
 class BudgetLimits:
-    """Limits of one day (UTC). None is no limit. True if there is one."""
+    """Limits of one period. None is no limit. True if there is one."""
 
     # US dollars, as `prices` counts them.
     usd: float | None = None
     # Tokens that the cloud reads and writes.
     cloud_tokens: int | None = None
-    # Share of the requests that may ask the cloud, rounded up, at any moment of the day.
+    # Share of the requests that may ask the cloud, rounded up, at any moment of the period.
     cloud_share: float | None = None
+    # `day`, or calendar `month`; both in UTC.
+    period: Period = "day"
 
     def __post_init__(self) -> None:
+        _check(self.period in get_args(Period), "period", "day or month")
         _check(self.usd is None or self.usd >= 0, "usd", "0 or more")
         _check(self.cloud_tokens is None or self.cloud_tokens >= 0, "cloud_tokens", "0 or more")
         _check(self.cloud_share is None or 0 <= self.cloud_share <= 1, "cloud_share", "from 0 to 1")
 
     def __bool__(self) -> bool:
-        return self != BudgetLimits()
+        return (self.usd, self.cloud_tokens, self.cloud_share) != (None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,7 @@ NOTHING = Charge()
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
+    # When it was made, in days since 1970: what it takes is settled with the periods of that day.
     day: int
     charge: Charge
 
@@ -96,6 +102,10 @@ class Budget:
     def __init__(self, limits: Mapping[str, BudgetLimits], ledger: Ledger) -> None:
         self._limits = {scope: each for scope, each in limits.items() if each}
         self._ledger = ledger
+
+    def counts_from(self) -> float:
+        """Since when the running periods go, in seconds since the epoch: rows from then on may be counted again."""
+        return min(_first_day(limits.period, _today()) for limits in self._limits.values()) * DAY_S
 
     async def exceeded(self, caller: Caller, charge: Charge) -> BudgetExceededError | None:
         """Why `charge` does not fit into what is left; None if it does. Reserves nothing."""
@@ -138,18 +148,23 @@ class Budget:
         for scope, limits in self._limits.items():
             why = _excess(limits, self._spent(connection, day, scope, caller), charge)
             if why is not None:
-                renews = (day + 1) * DAY_S
-                when = datetime.fromtimestamp(renews, UTC).strftime("%Y-%m-%d %H:%M UTC")
+                renews = _next_first_day(limits.period, day) * DAY_S
+                until = datetime.fromtimestamp(renews, UTC).strftime("%Y-%m-%d %H:%M UTC")
                 whose = {"all": "", "key": " of this key", "user": " of this user"}[scope]
-                message = f"budget spent: {why}{whose} today; it renews at {when}"
+                when = "today" if limits.period == "day" else "this month"
+                message = f"budget spent: {why}{whose} {when}; it renews at {until}"
                 return BudgetExceededError(message, renews_s=max(0.0, renews - time.time()))
         return None
 
     def _spent(self, connection: sqlite3.Connection, day: int, scope: str, caller: Caller) -> Charge:
-        """Of one scope. A scope that this day has not seen begins with what the ledger's rows say."""
-        name = _name(scope, caller)
-        query = "SELECT requests, cloud_requests, cloud_tokens, usd FROM spending WHERE day = ? AND scope = ?"
-        found = connection.execute(query, (day, name)).fetchone()
+        """Of one scope. A scope that this period has not seen begins with what the ledger's rows say."""
+        name, period = _name(scope, caller), self._limits[scope].period
+        first = _first_day(period, day)
+        found = connection.execute(
+            "SELECT requests, cloud_requests, cloud_tokens, usd FROM spending"
+            " WHERE period = ? AND day = ? AND scope = ?",
+            (period, first, name),
+        ).fetchone()
         if found is not None:
             return Charge(*found)
         whose = {"all": "", "key": " AND key = :key", "user": " AND key = :key AND user = :user"}[scope]
@@ -158,19 +173,25 @@ class Budget:
                 "SELECT count(*), coalesce(sum(cloud_tokens + cloud_prompt_tokens > 0), 0),"
                 " coalesce(sum(cloud_tokens + cloud_prompt_tokens), 0), total(cost_usd)"
                 f" FROM requests WHERE ts >= :from AND ts < :to{whose}",
-                {"from": day * DAY_S, "to": (day + 1) * DAY_S, "key": caller.key, "user": caller.user},
+                {
+                    "from": first * DAY_S,
+                    "to": _next_first_day(period, day) * DAY_S,
+                    "key": caller.key,
+                    "user": caller.user,
+                },
             ).fetchone()
         )
-        connection.execute("INSERT INTO spending VALUES (?, ?, ?, ?, ?, ?)", (day, name, *astuple(spent)))
-        connection.execute("DELETE FROM spending WHERE day < ?", (day - 1,))
+        connection.execute("INSERT INTO spending VALUES (?, ?, ?, ?, ?, ?, ?)", (period, first, name, *astuple(spent)))
+        before = _first_day(period, first - 1)  # requests that began in the period before may still be settled
+        connection.execute("DELETE FROM spending WHERE period = ? AND day < ?", (period, before))
         return spent
 
     def _add(self, connection: sqlite3.Connection, day: int, caller: Caller, more: Charge) -> None:
-        for scope in self._limits:
+        for scope, limits in self._limits.items():
             connection.execute(
                 "UPDATE spending SET requests = requests + ?, cloud_requests = cloud_requests + ?,"
-                " cloud_tokens = cloud_tokens + ?, usd = usd + ? WHERE day = ? AND scope = ?",
-                (*astuple(more), day, _name(scope, caller)),
+                " cloud_tokens = cloud_tokens + ?, usd = usd + ? WHERE period = ? AND day = ? AND scope = ?",
+                (*astuple(more), limits.period, _first_day(limits.period, day), _name(scope, caller)),
             )
 
 
@@ -231,6 +252,15 @@ def _name(scope: str, caller: Caller) -> str:
 
 def _today() -> int:
     return int(time.time() // DAY_S)
+
+
+def _first_day(period: Period, day: int) -> int:
+    """Of the period that `day` is in; both in days since 1970."""
+    return day if period == "day" else day - (date.fromordinal(_EPOCH + day).day - 1)
+
+
+def _next_first_day(period: Period, day: int) -> int:
+    return day + 1 if period == "day" else _first_day(period, _first_day(period, day) + 31)
 
 
 def _unreadable() -> BudgetExceededError:

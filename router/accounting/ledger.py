@@ -10,9 +10,10 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ...protocol.errors import ConfigurationError
+from ...protocol.safety.private_files import private_file
 from ...protocol.wal import columns, transaction, use_wal
 
 T = TypeVar("T")
@@ -50,10 +51,10 @@ class LedgerRow:
     draft_proposed: int
     # Tokens of it that the cloud accepted.
     draft_accepted: int
-    # US dollars, as `prices` counts them.
-    cost_usd: float
-    # US dollars saved against asking the best cloud alone.
-    saved_usd: float
+    # US dollars, as `prices` counts them. NULL: a model that was asked has no price.
+    cost_usd: float | None
+    # US dollars saved against asking the best cloud alone. NULL: a price is missing.
+    saved_usd: float | None
     # Milliseconds until the answer was complete.
     latency_ms: float
     # HTTP status. 499: the caller went away.
@@ -79,17 +80,45 @@ class LedgerRow:
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerSummary:
-    requests: int
-    errors: int
-    by_route: dict[str, int]
-    local_tokens: int
-    cloud_tokens: int
-    draft_proposed: int
-    draft_accepted: int
-    cost_usd: float
-    saved_usd: float
+class LedgerTotals:
+    """What the requests of one group took together."""
 
+    # The day (UTC), model, tier or key that they share; empty: all of them.
+    group: str
+    # How many there were.
+    requests: int
+    # How many failed or were cancelled.
+    errors: int
+    # How many were answered on the device without asking a cloud.
+    stayed_local: int
+    # `stayed_local` of those that were answered, from 0 to 1. None: none was.
+    local_share: float | None
+    # Tokens that the device read and wrote.
+    local_tokens: int
+    # Tokens that the clouds read and wrote.
+    cloud_tokens: int
+    # US dollars. None: one of them asked a model without a price.
+    cost_usd: float | None
+    # How many asked a model without a price.
+    unpriced: int
+    # US dollars saved against the best cloud alone, over those where that is known. None: nowhere.
+    saved_usd: float | None
+
+
+# What `Ledger.totals` groups by. The model is the last cloud that was asked, or the route where none was.
+GROUPS = {
+    "day": "date(ts, 'unixepoch')",
+    "model": "iif(cloud_model <> '', cloud_model, route)",
+    "tier": "tier",
+    "key": "key",
+}
+_STAYED = "tier = 'local' AND route <> 'none' AND cloud_model = ''"
+_TOTALS = (
+    f"count(*), coalesce(sum(status >= 400), 0), coalesce(sum({_STAYED}), 0),"
+    f" 1.0 * sum({_STAYED}) / nullif(sum(route <> 'none'), 0),"
+    " coalesce(sum(local_prompt_tokens + local_tokens), 0), coalesce(sum(cloud_prompt_tokens + cloud_tokens), 0),"
+    " iif(count(cost_usd) = count(*), total(cost_usd), NULL), count(*) - count(cost_usd), sum(saved_usd)"
+)
 
 # One entry per format: what turns a file of the format before it into this one. Append; never change what was released.
 _MIGRATIONS: tuple[tuple[str, ...], ...] = (
@@ -121,6 +150,26 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
           cloud_tokens INTEGER NOT NULL, usd REAL NOT NULL, PRIMARY KEY (day, scope)
         ) STRICT, WITHOUT ROWID""",
     ),
+    (  # money may be unknown, and budgets have periods
+        *(
+            statement
+            for name in ("cost_usd", "saved_usd")
+            for statement in (
+                f"ALTER TABLE requests RENAME COLUMN {name} TO known_{name}",
+                f"ALTER TABLE requests ADD COLUMN {name} REAL",
+                f"UPDATE requests SET {name} = known_{name}",
+                f"ALTER TABLE requests DROP COLUMN known_{name}",
+            )
+        ),
+        "ALTER TABLE spending RENAME TO spending_of_days",
+        """CREATE TABLE spending (
+          period TEXT NOT NULL, day INTEGER NOT NULL, scope TEXT NOT NULL, requests INTEGER NOT NULL,
+          cloud_requests INTEGER NOT NULL, cloud_tokens INTEGER NOT NULL, usd REAL NOT NULL,
+          PRIMARY KEY (period, day, scope)
+        ) STRICT, WITHOUT ROWID""",
+        "INSERT INTO spending SELECT 'day', * FROM spending_of_days",
+        "DROP TABLE spending_of_days",
+    ),
 )
 _VERSION = len(_MIGRATIONS)
 _COLUMNS = ", ".join(item.name for item in fields(LedgerRow))
@@ -142,7 +191,7 @@ class Ledger:
         self._lock = threading.Lock()
         try:
             if not read_only:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                private_file(path)
             self._connection = sqlite3.connect(
                 f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}",
                 uri=True,
@@ -177,33 +226,39 @@ class Ledger:
             if also is not None:
                 also(connection)
 
-    def rows(self, *, limit: int = 100) -> list[LedgerRow]:
-        """The newest rows first."""
-        return self._select("ORDER BY ts DESC, rowid DESC LIMIT ?", limit)
+    def rows(self, *, limit: int = 100, tier: str | None = None) -> list[LedgerRow]:
+        """The newest rows first, of one tier only where one is given."""
+        which = "" if tier is None else "WHERE tier = ? "
+        return self._select(f"{which}ORDER BY ts DESC, rowid DESC LIMIT ?", *([] if tier is None else [tier]), limit)
 
     def get(self, request_id: str) -> LedgerRow | None:
         return next(iter(self._select("WHERE id = ?", request_id)), None)
 
-    def summary(self, *, since: float = 0.0) -> LedgerSummary:
-        """Totals over the rows from `since` (seconds since the epoch) on."""
-        totals = (
-            "SELECT count(*), coalesce(sum(status >= 400), 0), coalesce(sum(local_tokens), 0),"
-            " coalesce(sum(cloud_tokens), 0), coalesce(sum(draft_proposed), 0), coalesce(sum(draft_accepted), 0),"
-            " total(cost_usd), total(saved_usd) FROM requests WHERE ts >= ?"
-        )
-        routes = "SELECT route, count(*) FROM requests WHERE ts >= ? GROUP BY route ORDER BY route"
+    def totals(self, by: str | None = None, *, since: float = 0.0) -> list[LedgerTotals]:
+        """Over the rows from `since` (seconds since the epoch) on, per group `by` (of `GROUPS`); None: one for all."""
+        if len(self._columns) < len(fields(LedgerRow)):
+            raise ConfigurationError(f"The ledger {self.path} has an older format: start the router once on it.")
+        group, grouped = ("''", "") if by is None else (GROUPS[by], " GROUP BY 1 ORDER BY 1")
+        query = f"SELECT {group}, {_TOTALS} FROM requests WHERE ts >= ?{grouped}"
         with self._lock:
-            (requests, errors, *sums) = self._connection.execute(totals, (since,)).fetchone()
-            by_route: dict[str, Any] = dict(self._connection.execute(routes, (since,)).fetchall())
-        return LedgerSummary(requests, errors, by_route, *sums)
+            return [LedgerTotals(*found) for found in self._connection.execute(query, (since,))]
+
+    def prune(self, before: float, most: int) -> int:
+        """Delete up to `most` of the rows before a time, the oldest first. How many there were."""
+        old = "SELECT rowid FROM requests WHERE ts < ? ORDER BY ts LIMIT ?"
+        with self._lock:
+            if self._connection.execute(old, (before, 1)).fetchone() is None:
+                return 0  # without a lock on the file
+        with self.transaction() as connection:
+            return connection.execute(f"DELETE FROM requests WHERE rowid IN ({old})", (before, most)).rowcount
 
     def close(self) -> None:
         with self._lock:
             self._connection.close()
 
-    def _select(self, which: str, value: str | int) -> list[LedgerRow]:
+    def _select(self, which: str, *values: str | int) -> list[LedgerRow]:
         with self._lock:
-            found = self._connection.execute(f"SELECT {', '.join(self._columns)} FROM requests {which}", (value,))
+            found = self._connection.execute(f"SELECT {', '.join(self._columns)} FROM requests {which}", values)
             return [LedgerRow(**dict(zip(self._columns, row, strict=True))) for row in found]
 
     def _migrate(self) -> None:

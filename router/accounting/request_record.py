@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET
 
 from ...protocol.http.ids import new_id
 from ...protocol.responses import UpdraftInfo, Usage
@@ -47,7 +48,10 @@ class CloudCall:
     # The cloud refused, or was never reached.
     unbilled: bool = False
 
-    def usd(self, prices: Prices) -> float:
+    def usd(self, prices: Prices) -> float | None:
+        """None where the model has no price."""
+        if self.unbilled:
+            return 0.0
         return prices.cloud(self.model, self.counted.prompt_tokens, self.counted.completion_tokens)
 
     def charge(self, prices: Prices) -> Charge:
@@ -55,7 +59,7 @@ class CloudCall:
         if not self.unbilled and not self.counted.prompt_tokens:
             return self.most
         tokens = self.counted.prompt_tokens + self.counted.completion_tokens
-        return Charge(cloud_tokens=tokens, usd=self.usd(prices))
+        return Charge(cloud_tokens=tokens, usd=self.usd(prices) or 0.0)  # a budget in dollars has all prices
 
 
 @dataclass(slots=True)
@@ -81,6 +85,8 @@ class RequestRecord:
     decisions: list[GateDecision] = field(default_factory=list[GateDecision])
     # Added to the reason.
     note: str = ""
+    # What of the request's schema the answer was not held to.
+    notes: tuple[str, ...] = ()
     # Why a cloud gave no answer.
     failure: str = ""
     # Over all local runs of the request.
@@ -135,16 +141,25 @@ class RequestRecord:
         return sum(each.counted.completion_tokens for each in self.cloud_calls)
 
     @property
-    def cost_usd(self) -> float:
-        return self._local_usd + sum(each.usd(self.prices) for each in self.cloud_calls)
+    def cost_usd(self) -> float | None:
+        """None where a cloud was asked whose model has no price."""
+        total = self._local_usd
+        for each in self.cloud_calls:
+            if (usd := each.usd(self.prices)) is None:
+                return None
+            total += usd
+        return total
 
     @property
     def _local_usd(self) -> float:
         return self.prices.local(self.local_prompt_tokens, self.local_tokens)
 
     @property
-    def saved_usd(self) -> float:
-        """Against `top_model` alone with an answer of this length; below 0 where paid local work was in vain."""
+    def saved_usd(self) -> float | None:
+        """Against `top_model` alone with an answer of this length; below 0 where paid local work was in vain.
+
+        None where a price is missing.
+        """
         if self.route is None:
             return 0.0
         if self.repeated is not None:
@@ -153,7 +168,8 @@ class RequestRecord:
             alone = self.prices.cloud(self.top_model, self.cloud.prompt_tokens, self.cloud.completion_tokens)
         else:
             alone = self.prices.cloud(self.top_model, self.local_prompt_tokens, self.local_tokens)
-        return alone - self.cost_usd
+        cost = self.cost_usd
+        return None if alone is None or cost is None else alone - cost
 
     @property
     def charge(self) -> Charge:
@@ -239,6 +255,7 @@ class RequestRecord:
             draft_proposed=self.cloud.accepted + self.cloud.rejected,
             draft_accepted=self.cloud.accepted,
             latency_ms=self.latency_ms,
+            notes=list(self.notes) or UNSET,
         )
 
     def row(self, status: int) -> LedgerRow:

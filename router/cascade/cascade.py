@@ -115,7 +115,7 @@ class Cascade:
     # The states
 
     async def _rules(self) -> State:
-        self._check_targets()
+        await self._check_targets()
         self.ruling = await self._ruling()
         self.decide(GateDecision(0, escalate=not self.ruling.local, reason=self.ruling.reason))
         if not self.ruling.local:
@@ -165,7 +165,7 @@ class Cascade:
 
     async def _after(self) -> State:
         answer = self._local_answer()
-        state = self._judge(self._judged(answer), State.DONE)
+        state = self._judge(await self._read(lambda: self._judged(answer)), State.DONE)
         return self._done(LocalReply(answer)) if state is State.DONE else state
 
     async def _cloud(self) -> State:
@@ -252,12 +252,14 @@ class Cascade:
     async def begin_local(self, params: SamplingParams) -> LocalGeneration:
         """A run that answers the request, sampled by `params`; who begins it closes it."""
         chat, use, tools = self.chat, self.chat.tool_use, self.tools
+        constraint = chat.constraint() if tools is None else tools.format.constraint(tools.use)
+        self.record.notes = () if constraint is None else constraint.notes
         return await self.local.start(
             chat.messages,
             params,
             continue_final_message=chat.continue_final_message,
             tools=use,
-            constraint=chat.constraint() if tools is None else tools.format.constraint(tools.use),
+            constraint=constraint,
         )
 
     async def continue_local(self, messages: Sequence[Message], params: SamplingParams) -> LocalGeneration:
@@ -291,7 +293,7 @@ class Cascade:
 
     # Helpers
 
-    def _check_targets(self) -> None:
+    async def _check_targets(self) -> None:
         """Take the targets that the request states; a forced tier has none. Raises InvalidRequestError."""
         job, missing = self.job, self.tiers.local_missing
         if job.requested_tier != "auto":
@@ -299,7 +301,8 @@ class Cascade:
         if job.confidence is not None and self._gates is not None:
             self._gates = by_confidence(self._gates, job.confidence)
         if job.quality_given and missing is None:
-            check_quality(self._gates or NoPolicyGates(), job.quality)
+            gates = self._gates or NoPolicyGates()
+            await asyncio.to_thread(check_quality, gates, job.quality)  # it may be computed first
 
     def _hurry(self) -> State:
         """Where a deadline leaves no time for both tiers, one after the other: choose one."""

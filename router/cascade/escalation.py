@@ -36,7 +36,7 @@ class CloudStreamReply:
 def most_of(record: RequestRecord, body: dict[str, Any]) -> Charge:
     """What a cloud that is sent `body` is likely to take at most, at the price of the best one."""
     read, written = expected_tokens(body)
-    return Charge(cloud_tokens=read + written, usd=record.prices.cloud(record.top_model, read, written))
+    return Charge(cloud_tokens=read + written, usd=record.prices.cloud(record.top_model, read, written) or 0.0)
 
 
 def expected_charge(record: RequestRecord, most: Charge) -> Charge:
@@ -217,7 +217,8 @@ class Escalation:
             return CloudStreamReply(await self.open(body, patience_s, draft=draft))
 
         async def complete(tier: CloudTier, sent: dict[str, Any]) -> dict[str, Any]:
-            return await tier.complete("chat/completions", sent, timeout_s=patience_s())
+            forwarded = self.job.forwarded
+            return await tier.complete("chat/completions", sent, timeout_s=patience_s(), forwarded=forwarded)
 
         completion = await self._climb(body, _Drafted(draft, patience_s, complete))
         self.record.counted(CloudUsage.of(completion))
@@ -235,7 +236,9 @@ class Escalation:
         """`begun`: the text of the last message, which the stream is to go on with."""
 
         async def begin(tier: CloudTier, sent: dict[str, Any]) -> CloudStream:
-            return await tier.open("chat/completions", sent, timeout_s=patience_s(), begun=begun)
+            return await tier.open(
+                "chat/completions", sent, timeout_s=patience_s(), begun=begun, forwarded=self.job.forwarded
+            )
 
         options: dict[str, Any] = {**(body.get("stream_options") or {}), "include_usage": True}
         stream = await self._climb(

@@ -45,7 +45,10 @@ class ExplorationGates:
         self.tokens = gates.tokens
 
     def check(self, quality: float | None) -> None:
+        """Also of the stricter target that holds from an alarm on, which may come at any time."""
         self._gates.check(quality)
+        if self.monitor is not None:
+            self._gates.check(self._stricter(quality))
 
     def begin(self) -> Gates:
         drawn = self._rng.random() < self._exploration
@@ -91,8 +94,9 @@ class ExplorationGates:
 
     def _quality(self, quality: float | None) -> float | None:
         """The quality to decide by: after an alarm only half of what was to be given up is."""
-        if self.monitor is None or self.monitor.alarm is None:
-            return quality
+        return quality if self.monitor is None or self.monitor.alarm is None else self._stricter(quality)
+
+    def _stricter(self, quality: float | None) -> float | None:
         from ...classifier.calibration.drift import stricter
 
         wanted = self._gates.quality if quality is None else quality

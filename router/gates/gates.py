@@ -57,7 +57,10 @@ class Gates(Protocol):
         ...
 
     def check(self, quality: float | None) -> None:
-        """Raises ConfigurationError if this target was not calibrated; the gates do so too."""
+        """Find the thresholds of this target, which may take a while: the gates then look them up.
+
+        Raises ConfigurationError if it was not calibrated; the gates do so too.
+        """
         ...
 
     def begin(self) -> Gates:
@@ -101,6 +104,9 @@ class CalibratedPolicy(Protocol):
     def thresholds_for(self, target: Target) -> Thresholds:
         """Raises ConfigurationError for what was not calibrated."""
         ...
+
+
+_QUALITIES = 10_000  # how many targets of requests are told apart; between two of them the stricter one holds
 
 
 class PolicyGates:
@@ -161,9 +167,9 @@ class PolicyGates:
         return self._against(3, f"after generation{self._promised(quality)}", p_gain, self._at(quality).after)
 
     def _at(self, quality: float | None) -> Thresholds:
+        if quality is not None:  # to the next of some thousand: so many are kept
+            quality = min(1.0, math.ceil(quality * _QUALITIES - 1e-6) / _QUALITIES)
         if quality not in self._thresholds:
-            if len(self._thresholds) >= 64:  # per-request targets are the caller's to choose: keep the memory bounded
-                self._thresholds.clear()
             self._thresholds[quality] = self._thresholds_for(self._target_of(quality))
         return self._thresholds[quality]
 

@@ -8,10 +8,14 @@ from ...protocol.errors import (
     BudgetExceededError,
     InvalidRequestError,
     MissingDependencyError,
+    UnknownFieldError,
     UnsupportedFeatureError,
     UpdraftError,
 )
+from ..privacy.unreadable import UNREADABLE
 from ..request.chat_request import RoutingRequest
+
+_MOST_REASON = 200  # characters of an error: it may repeat values of the request
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ def rule(job: RoutingRequest, availability: TierAvailability) -> Ruling:
     no_local = availability.local_missing or unsupported
     if job.requested_tier == "local" or job.private or job.privacy_rule is not None:
         if no_local is not None:
-            raise no_local
+            raise no_local if job.privacy_rule is None else kept_by(job.privacy_rule, no_local)
         return Ruling(local=True, cloud=False, reason=_why_local(job))
     if no_local is not None:
         if no_cloud is not None:
@@ -92,18 +96,33 @@ def rule(job: RoutingRequest, availability: TierAvailability) -> Ruling:
     return Ruling(local=True, cloud=True, reason="both tiers may answer")
 
 
-def kept_by(privacy_rule: str) -> InvalidRequestError:
+def kept_by(privacy_rule: str, no_local: UpdraftError | None = None) -> InvalidRequestError:
+    """The refusal of what may not leave the device. `no_local`: why the device does not answer it either."""
+    if no_local is not None:
+        return InvalidRequestError(
+            f"This request stays on the device, by {_by(privacy_rule)}, and the device cannot answer it: "
+            f"{no_local.message}",
+            code="private",
+        )
     return InvalidRequestError(
-        f"The privacy rule {privacy_rule!r} keeps this request on the device, which model='cloud' and embeddings "
-        "leave: use model='auto' or 'local', or leave out what the rule is about.",
+        f"This request stays on the device, by {_by(privacy_rule)}, which model='cloud' and embeddings leave: use "
+        "model='auto' or 'local', or leave out what it is about.",
         code="private",
     )
+
+
+def _by(privacy_rule: str) -> str:
+    if privacy_rule in UNREADABLE:
+        return f"its privacy rules, which cannot read {privacy_rule}"
+    return f"the privacy rule {privacy_rule!r}"
 
 
 def _why_local(job: RoutingRequest) -> str:
     if job.private:
         return "private: never leaves this device"
     if job.privacy_rule is not None:
+        if job.privacy_rule in UNREADABLE:
+            return f"private: no rule can read {job.privacy_rule}, which keeps it on this device"
         return f"private: the rule {job.privacy_rule} keeps it on this device"
     return "the request asked for the local model"
 
@@ -129,7 +148,9 @@ def _why_not_local(availability: TierAvailability, no_local: UpdraftError) -> st
         return f"no local model: {availability.local_missing.message}"
     if availability.local_missing is not None:
         return "no local model is configured"
-    return f"beyond the local model: {no_local.message}"
+    unknown = isinstance(no_local, UnknownFieldError)
+    why = "a field that is unknown here" if unknown else no_local.message[:_MOST_REASON]
+    return f"beyond the local model: {why}"
 
 
 def _neither(no_local: UpdraftError, no_cloud: UpdraftError) -> UpdraftError:

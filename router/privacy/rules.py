@@ -12,12 +12,16 @@ from typing import Any
 from ...protocol.errors import ConfigurationError
 from ..request.json_narrowing import tables
 from .detectors import BUILTIN, CARD_DIGITS, searcher
-from .text_views import meanings, plain, seen, strings, written, written_and_seen
+from .escapes import TooLongError
+from .presidio import PERSONAL, presidio_detector
+from .text_views import ReadingBudget, meanings, plain, seen, strings, written, written_and_seen
+from .unreadable import TOO_LONG, unreadable_field, unreadable_text
 
-_LONG = 2**14  # characters: beyond it the search leaves the event loop to others
+MOST_READ = 2**22  # characters of one request, all readings of its texts together
+_SHORT = 2**13  # characters: beyond it the search leaves the event loop to others
 _BETWEEN = "\n\ufdd0\n"  # between two texts: no character, so no rule of ours reads on from one into the next
 # The groups of digits that a text begins with, whatever marks stand before and behind them.
-_HEAD = re.compile(r"[\W_]*+((?:\d++[\s._/-]{0,3}+)*+)[\W_]*+")
+_HEAD = re.compile(r"[\W_]*+((?:\d++[\W_]{0,8}+)*+)[\W_]*+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,12 @@ class Privacy:
     # Regular expressions by name, in the syntax of Rust's `regex`, which takes linear time. They match anywhere;
     # `(?i)` in front ignores case.
     patterns: dict[str, str] = field(default_factory=dict[str, str])
+    # What Presidio is to look for, such as `PERSON` and `LOCATION`. It needs the package presidio-analyzer.
+    presidio: tuple[str, ...] = ()
+    # The language that Presidio takes texts to be in.
+    presidio_language: str = "en"
+    # The spaCy model with which Presidio reads: its name where it is installed, or its folder.
+    presidio_model: str = "en_core_web_sm"
 
     def __post_init__(self) -> None:
         for name in self.builtin:
@@ -40,49 +50,67 @@ class Privacy:
             searcher(pattern, name)
 
     def __bool__(self) -> bool:
-        return bool(self.builtin or self.patterns)
+        return bool(self.builtin or self.patterns or self.presidio)
 
 
 class PrivacyRules:
-    """The rules of one router, compiled."""
+    """The rules of one router, compiled. While any is on, what none of them can read counts as found."""
 
     def __init__(self, settings: Privacy) -> None:
         self._patterns = {name: searcher(pattern, name) for name, pattern in settings.patterns.items()}
         self._rules = {name: BUILTIN[name]() for name in settings.builtin} | self._patterns
+        self._personal = presidio_detector(settings.presidio, settings.presidio_language, settings.presidio_model)
+        self._on = bool(settings)
 
     async def match(self, body: dict[str, Any]) -> str | None:
-        """The name of the first rule that `body` meets, in any text of it; None if there is none."""
-        if not self._rules:
+        """The name of the first rule that `body` meets in any text of it, or what in it no rule can read; None if there
+        is neither.
+        """
+        if not self._on:
             return None
-        said = {name: value for name, value in body.items() if not isinstance(value, int | float)}  # a seed is no text
-        texts = list(strings(said))
-
-        def search() -> str | None:
-            return self._search(texts, _seams(said))
-
-        return await asyncio.to_thread(search) if sum(map(len, texts)) > _LONG else search()
+        if self._personal is None and _is_short(body):
+            return self._match(body)
+        return await asyncio.to_thread(self._match, body)
 
     def search(self, text: str) -> str | None:
-        """The name of the first rule that `text` meets by itself."""
-        return self._search([text], ())
+        """The same of one text."""
+        return self._search([text]) if self._on else None
 
-    def _search(self, texts: Iterable[str], seams: Iterable[str]) -> str | None:
-        meant = [meaning for text in texts for meaning in meanings(text)]
-        return _first(self._rules, seen(_BETWEEN.join((*meant, *seams)))) or self._apart(meant)
+    def _match(self, body: dict[str, Any]) -> str | None:
+        said = {name: value for name, value in body.items() if not isinstance(value, int | float)}  # a seed is no text
+        return self._search(filter(None, strings(said)), said) or unreadable_field(body)
 
-    def _apart(self, texts: Iterable[str]) -> str | None:
+    def _search(self, texts: Iterable[str], body: Mapping[str, Any] | None = None) -> str | None:
+        budget = ReadingBudget(MOST_READ)
+        try:
+            meant = [meaning for text in texts for meaning in meanings(text, budget)]
+            return (
+                _first(self._rules, seen(_BETWEEN.join((*meant, *_seams(body or {}, budget))), budget))
+                or self._apart(meant, budget)
+                or (PERSONAL if self._personal is not None and any(map(self._personal, meant)) else None)
+                or next(filter(None, map(unreadable_text, meant)), None)
+            )
+        except TooLongError:
+            return TOO_LONG
+
+    def _apart(self, texts: Iterable[str], budget: ReadingBudget) -> str | None:
         """Only patterns ask for letters as they are written, and for where each text begins and ends."""
         if not self._patterns:
             return None
-        met = (_first(self._patterns, written_and_seen(text)) for text in dict.fromkeys(texts))
+        met = (_first(self._patterns, written_and_seen(text, budget)) for text in dict.fromkeys(texts))
         return next((name for name in met if name is not None), None)
+
+
+def _is_short(body: dict[str, Any]) -> bool:
+    """Whether reading it takes less time than others should notice; counting ends where it does not."""
+    return all(total <= _SHORT for total in accumulate(len(text) + 4 for text in strings(body)))
 
 
 def _first(rules: Mapping[str, Callable[[str], bool]], readings: Collection[str]) -> str | None:
     return next((name for name, found in rules.items() if any(map(found, readings))), None)
 
 
-def _seams(body: dict[str, Any]) -> Iterator[str]:
+def _seams(body: Mapping[str, Any], budget: ReadingBudget) -> Iterator[str]:
     """The long runs of digits that somebody's messages make only together: the end of one and the start of the next."""
     said: dict[Any, list[str]] = {}
     for message in tables(body.get("messages")) or ():
@@ -92,7 +120,7 @@ def _seams(body: dict[str, Any]) -> Iterator[str]:
         said.setdefault(str(message.get("role")), []).append(text)
     for texts in said.values():
         last: list[str] = []  # groups of digits, the latest first
-        for text in map(plain, map(written, texts)):
+        for text in (plain(written(text, budget)) for text in texts):
             head, only_digits = _groups(text)
             together = [*reversed(last), *_in_a_card(head)]
             if last and head and sum(map(len, together)) >= CARD_DIGITS[0]:

@@ -1,23 +1,21 @@
-"""The ways to read a text: as it is written, as it looks, and as what its escapes stand for."""
+"""The ways to read a text: as it is written, as it looks, and as what its escapes stand for. Each in bounded work."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from ...protocol.unicode_forms import normalized
 from ..request.json_narrowing import parsed, rows, table, tables
+from .escapes import TooLongError, decoded
 
 _LARGE = 10**40  # numbers from here on are nobody's
-# Escapes of JSON and of what is like it, also where a text was escaped several times; of URLs; of HTML.
-_ESCAPE = re.compile(
-    r"(?<!\\)\\++(?:u([0-9a-f]{4})|x([0-9a-f]{2})|([nrt\"'/]))|%([0-9a-f]{2})|&#(?:x([0-9a-f]{1,6})|([0-9]{1,7}));",
-    re.ASCII | re.IGNORECASE,
-)
-_MEANT = {"n": "\n", "r": "\r", "t": "\t"}
 _JSON = re.compile(r'\s*+["[{]')
+# Normal forms are made piece by piece: some characters grow 18-fold, and one call holds up every thread.
+_PIECE = re.compile(r".{1,16384}[^\x00-\x7f]{0,64}", re.DOTALL)
+_EACH = 4  # what a text costs beside its characters
 # Unicode's Default_Ignorable_Code_Point: what shows nothing by itself, variation selectors and fillers among it.
 _IGNORABLE = re.compile(
     r"[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
@@ -29,8 +27,24 @@ _LOOKS_LIKE = {"\t": "\t", "\n": "\n", "\r": "\r", "\u2800": " ", "\u3002": "."}
 )
 
 
+class ReadingBudget:
+    """How many characters may still be read of one request, all readings of its texts together."""
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+
+    def spend(self, characters: int) -> None:
+        """Raises TooLongError where nothing is left."""
+        self.left -= characters
+        if self.left < 0:
+            raise TooLongError
+
+
 def strings(value: Any) -> Iterator[str]:
-    """Every string and number in some JSON, names included; what a message says in several parts also in one piece."""
+    """Every string and number in some JSON, names included; what a message says in several parts also in one piece.
+
+    Anything else is an empty text, so that who counts texts counts the work.
+    """
     waiting = [value]
     while waiting:
         value = waiting.pop()
@@ -44,63 +58,62 @@ def strings(value: Any) -> Iterator[str]:
             yield from entries
             waiting.extend(entries.values())
         else:
+            yield ""
             waiting.extend(rows(value) or ())
 
 
-def meanings(text: str) -> Iterator[str]:
+def meanings(text: str, budget: ReadingBudget) -> Iterator[str]:
     """`text`; what its escapes stand for; and if it is JSON what that says, where a string may be JSON again."""
     waiting = [text]
     while waiting:
         text = waiting.pop()
+        budget.spend(len(text) + _EACH)
         yield text
-        if (meant := unescaped(text)) != text:
+        for meant in decoded(text):
+            budget.spend(len(meant))
             yield meant
         if _JSON.match(text):
             try:
                 said = parsed(text.encode("utf-8", "replace"))
             except ValueError:  # then it is only text
                 continue
-            waiting.extend(strings(said))
+            waiting.extend(filter(None, strings(said)))
 
 
-def unescaped(text: str) -> str:
-    """`text` with characters in place of their escapes."""
-    meant = _ESCAPE.sub(_character, text)
-    if meant == text:
-        return text
-    return meant.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")  # two halves make one
-
-
-def _character(found: re.Match[str]) -> str:
-    if (letter := found[3]) is not None:
-        return _MEANT.get(letter.lower(), letter)
-    code = int(found[6]) if found[6] else int(found[1] or found[2] or found[4] or found[5], 16)
-    return chr(code) if code < 0x110000 else found[0]
-
-
-def written_and_seen(text: str) -> Collection[str]:
+def written_and_seen(text: str, budget: ReadingBudget) -> Collection[str]:
     """`text` as it is written, with letters and their accents apart, and as it is seen."""
     if text.isascii():
         return dict.fromkeys((text, plain(text)))
     whole = text.encode("utf-8", "replace").decode()  # half a character is none
-    return dict.fromkeys((whole, normalized("NFD", whole), *seen(whole)))
+    return dict.fromkeys((whole, _normal("NFD", whole, budget), *seen(whole, budget)))
 
 
-def seen(text: str) -> Collection[str]:
+def seen(text: str, budget: ReadingBudget) -> Collection[str]:
     """`text` as what it looks like, and in the plain way."""
-    found = written(text)
+    found = written(text, budget)
     return dict.fromkeys((found, plain(found)))
 
 
-def written(text: str) -> str:
+def written(text: str, budget: ReadingBudget) -> str:
     """Full-width digits and odd blanks as what they look like; half a character is none."""
-    return normalized("NFKC", text).encode("utf-8", "replace").decode()
+    return _normal("NFKC", text, budget).encode("utf-8", "replace").decode()
 
 
 def plain(text: str) -> str:
     """What nobody sees goes, every dash is one, and so is every digit."""
     looks = {ord(each): look for each in set(text) if (look := _look(each)) != each}
-    return text.translate(looks) if looks else text
+    return "".join(piece[0].translate(looks) for piece in _PIECE.finditer(text)) if looks else text
+
+
+def _normal(form: Literal["NFD", "NFKC"], text: str, budget: ReadingBudget) -> str:
+    """`text` in a normal form; what it grows by is read too."""
+    if text.isascii():
+        return text
+    pieces: list[str] = []
+    for piece in _PIECE.finditer(text):
+        pieces.append(normalized(form, piece[0]))
+        budget.spend(max(0, len(pieces[-1]) - len(piece[0])))
+    return "".join(pieces)
 
 
 def _look(character: str) -> str | None:

@@ -7,12 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import msgspec
-
-from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError
+from ...protocol.decoding import convert, read_object
+from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError, WrongTypeError
+from ...protocol.http.forwarding import NOTHING, Forwarded, forwarded
 from ...protocol.http.wire import WireRequest
-from ...protocol.requests import ChatRequest, Message, UpdraftOptions, parse_chat
-from .json_narrowing import parsed, table, tables
+from ...protocol.requests import ChatRequest, Message, UpdraftOptions, read_chat
+from ...protocol.safety.names import check_names
+from .json_narrowing import table, tables
+
+#: No engine goes below; some take -1 for an answer without a limit.
+_LEAST = {"temperature": 0, "max_tokens": 1, "max_completion_tokens": 1, "n": 1}
+_UNBOUNDED = {"max_tokens": (-1,), "max_completion_tokens": (-1,)}
+#: Where the kinds of tools and formats of other servers may be of other types.
+_OPEN_ENDED = ("tools", "tool_choice", "response_format", "structured_outputs")
 
 RequestedTier = Literal["auto", "local", "cloud"]
 
@@ -38,6 +45,8 @@ class RoutingRequest:
     deadline: float | None
     # A rule did.
     privacy_rule: str | None = None
+    # What goes along to a cloud.
+    forwarded: Forwarded = NOTHING
 
     @property
     def stream(self) -> bool:
@@ -69,15 +78,11 @@ class RoutingRequest:
 
 def read_model(body: bytes) -> tuple[dict[str, Any], str]:
     """The decoded JSON object and its `model`. Raises InvalidRequestError."""
-    try:
-        decoded = table(parsed(body))
-    except ValueError as error:
-        raise InvalidRequestError(f"The request body is {error}", code="invalid_json") from error
-    if decoded is None:
-        raise InvalidRequestError("The request body must be a JSON object.", code="invalid_json")
+    decoded = read_object(body)
     model: Any = decoded.get("model")
     if not isinstance(model, str):
         raise InvalidRequestError("model is required: auto, local or cloud.", param="model", code="invalid_value")
+    check_names(decoded)
     return decoded, model
 
 
@@ -99,6 +104,7 @@ def read_routing_request(
             "updraft.private keeps a request on this device, model='cloud' sends it away: choose one.",
             param="updraft.private",
         )
+    _check_frame(body)
     chat, unsupported = _for_the_device(body)
     return RoutingRequest(
         requested_tier=requested_tier,
@@ -111,6 +117,7 @@ def read_routing_request(
         confidence=options.confidence,
         hold_tokens=hold_tokens if options.hold_tokens is None else options.hold_tokens,
         deadline=None if request.timeout_s is None else started + request.timeout_s,
+        forwarded=forwarded(request.headers, request.query),
     )
 
 
@@ -128,11 +135,11 @@ def take_options(body: dict[str, Any]) -> UpdraftOptions:
     if raw is None:
         return UpdraftOptions()
     try:
-        options = msgspec.convert(raw, UpdraftOptions)
-    except msgspec.ValidationError as error:
+        options = convert(table(raw) or {"": raw}, UpdraftOptions)
+    except InvalidRequestError as error:
         known = ", ".join(UpdraftOptions.__struct_fields__)
         raise InvalidRequestError(
-            f"updraft: {error} (known: {known}).", param="updraft", code="invalid_value"
+            f"updraft: {error.message} (known: {known}).", param="updraft", code="invalid_value"
         ) from error
     if options.quality is not None and not 0 < options.quality <= 1:
         raise InvalidRequestError("updraft.quality must be above 0 and at most 1.", param="updraft.quality")
@@ -147,16 +154,40 @@ def take_options(body: dict[str, Any]) -> UpdraftOptions:
     return options
 
 
+def _check_frame(body: dict[str, Any]) -> None:
+    """What the router itself reads, and what no engine takes. All else is for the tier that answers to judge.
+
+    Raises InvalidRequestError.
+    """
+    messages = tables(body.get("messages"))
+    if messages is None or not all(isinstance(message.get("role"), str) for message in messages):
+        raise _invalid("messages", "must be a list of objects with a role each")
+    if not messages:
+        raise _invalid("messages", "must hold at least one message")
+    if not isinstance(body.get("stream"), bool | None):
+        raise _invalid("stream", "must be true or false")
+    if body.get("stream_options") is not None and table(body["stream_options"]) is None:
+        raise _invalid("stream_options", "must be an object")
+    for param, least in _LEAST.items():
+        value: Any = body.get(param)
+        if isinstance(value, int | float) and value < least and value not in _UNBOUNDED.get(param, ()):
+            raise _invalid(param, f"must be at least {least}")
+
+
+def _invalid(param: str, fault: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{param} {fault}.", param=param, code="invalid_value")
+
+
 def _for_the_device(body: dict[str, Any]) -> tuple[ChatRequest | None, InvalidRequestError | None]:
-    """The request as our own engine takes it, or why it cannot; raises what is wrong for any engine."""
+    """The request as our own engine takes it, or why it cannot: another engine may. Raises WrongTypeError."""
     try:
-        request = parse_chat(msgspec.json.encode(body))
-        beyond = _beyond_the_device(request)
-        return (request, None) if beyond is None else (None, beyond)
+        request = read_chat(body)
     except InvalidRequestError as error:
-        if error.code == "unsupported_parameter" or _may_be_understood_elsewhere(body, error):
-            return None, error
-        raise
+        if isinstance(error, WrongTypeError) and not (error.param or "").startswith(_OPEN_ENDED):
+            raise
+        return None, error
+    beyond = _beyond_the_device(request)
+    return (request, None) if beyond is None else (None, beyond)
 
 
 def _beyond_the_device(request: ChatRequest) -> UnsupportedFeatureError | None:
@@ -174,23 +205,3 @@ def _beyond_the_device(request: ChatRequest) -> UnsupportedFeatureError | None:
             "continuous_usage_stats: this device tells usage at the end.", param="stream_options.continuous_usage_stats"
         )
     return None
-
-
-def _may_be_understood_elsewhere(body: dict[str, Any], error: InvalidRequestError) -> bool:
-    """A field, role or content part that is unknown here may be a feature of the cloud's; a bad value is not."""
-    messages = tables(body.get("messages"))
-    if not messages or not all(isinstance(message.get("role"), str) for message in messages):
-        return False
-    about = error.param or ""
-    if about.startswith("messages"):
-        return any(_is_beyond_text(message) for message in messages)
-    if about.startswith(("tools[", "tool_choice", "response_format")) and error.code == "invalid_value":
-        return True  # other kinds of tools and formats
-    return "unknown field" in error.message
-
-
-def _is_beyond_text(message: dict[str, Any]) -> bool:
-    """Tool turns, tool calls, images, audio: well-formed in OpenAI's protocol, and not for a small text model."""
-    if message["role"] in ("tool", "function") or message.get("tool_calls"):
-        return True
-    return any(part.get("type") != "text" for part in tables(message.get("content")) or [])

@@ -101,7 +101,8 @@ class CacheSlot:
         by_chance = record.time_dependent or any(
             decision.exploration_chance for decision in (record.decision, *record.decisions)
         )
-        lasting = record.route in ("local", "cloud", "escalated") and not record.note and not by_chance
+        plain = not record.note and not record.notes
+        lasting = record.route in ("local", "cloud", "escalated") and plain and not by_chance
         if lasting and _is_plain(completion):
             bare = {name: value for name, value in completion.items() if name != "updraft"}
             self._cache.put(self._key, Cached(msgspec.json.encode(bare), record.tier, time.monotonic()))

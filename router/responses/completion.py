@@ -29,6 +29,7 @@ from ...text.detokenize import IncrementalDetokenizer
 from ...text.tool_stream import ToolCallStream
 from ..accounting.request_record import RequestRecord
 from ..cascade.cascade import Cascade
+from ..request.json_narrowing import rows, table
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import LocalAnswer, LocalTier, Token
 
@@ -83,6 +84,12 @@ def failure(error: UpdraftError | CloudFailure, record: RequestRecord | None = N
         if record.local_tokens:
             found["x-should-retry"] = "false"
     return WireResponse(typed.status, found, msgspec.json.encode(typed.to_body()))
+
+
+def notes_in(answer: dict[str, Any]) -> tuple[str, ...]:
+    """What a node of ours says of its own answer, or of its stream's finish."""
+    notes = rows((table(answer.get("updraft")) or {}).get("notes")) or ()
+    return tuple(note for note in notes if isinstance(note, str))
 
 
 class ShownTokens:

@@ -5,30 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 from ...protocol.errors import EngineError, InvalidRequestError, UnsupportedFeatureError
+from ...protocol.http.forwarding import NOTHING, Forwarded
 from ..accounting.request_record import RequestRecord
 from ..cascade.escalation import cloud_call
 from ..gates.gates import GateDecision
 from ..gates.rules import offline_mode
 from ..request.chat_request import RequestedTier, take_options
-from ..request.json_narrowing import rows
 from ..state import RouterState
 from ..tiers.interfaces import CloudUsage
 
 
 async def embed(
-    body: dict[str, Any], requested_tier: RequestedTier, state: RouterState, record: RequestRecord
+    body: dict[str, Any],
+    requested_tier: RequestedTier,
+    state: RouterState,
+    record: RequestRecord,
+    along: Forwarded = NOTHING,
 ) -> dict[str, Any]:
     """The cloud's answer to `body`, as it sent it; `record` learns what it cost. Raises UpdraftError, CloudFailure."""
     if take_options(body).private:
         raise InvalidRequestError(
             "updraft.private keeps a request on this device, which has no embeddings: leave it out.",
             param="updraft.private",
-        )
-    if state.config.privacy and _has_ids(body.get("input")):
-        raise InvalidRequestError(
-            "This router has privacy rules, which cannot read token ids: send the texts themselves.",
-            param="input",
-            code="private",
         )
     if requested_tier == "local":
         raise UnsupportedFeatureError("This device has no embeddings: use model='auto' or 'cloud'.", param="model")
@@ -41,11 +39,7 @@ async def embed(
     record.decide(GateDecision(0, escalate=True, reason="embeddings come from the cloud"))
     body = {**body, "model": config.cloud_model}
     async with cloud_call(state, record, body):
-        answer = await tiers.cloud.embed(body, timeout_s=config.cloud_timeout_s)
+        answer = await tiers.cloud.embed(body, timeout_s=config.cloud_timeout_s, forwarded=along)
     record.route = "cloud"
     record.counted(CloudUsage.of(answer))
     return answer
-
-
-def _has_ids(value: Any) -> bool:
-    return isinstance(value, int | float) or any(map(_has_ids, rows(value) or ()))

@@ -21,7 +21,7 @@ from ..request.chat_request import continued
 from ..request.json_narrowing import table
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import CloudStream, CloudUsage, LocalAnswer, LocalGeneration, Token
-from .completion import ChunkWriter, ShownTokens, token_logprobs
+from .completion import ChunkWriter, ShownTokens, notes_in, token_logprobs
 
 
 class StreamError(Exception):
@@ -244,7 +244,10 @@ async def _relayed(cascade: Cascade, stream: CloudStream, adopt: ChunkWriter | N
             if adopt is not None:
                 event = adopt.adopt(_without_role(event))  # noqa: PLW2901
             if any(choice.get("finish_reason") for choice in event["choices"]):
-                finish = event
+                text, finish = _apart(event)
+                if text is not None:
+                    written += 1
+                    yield sse.event(text)
                 continue
             written += 1
             yield sse.event(event) if adopt is not None else b"data: " + payload + b"\n\n"
@@ -256,9 +259,24 @@ async def _relayed(cascade: Cascade, stream: CloudStream, adopt: ChunkWriter | N
         record.cloud.completion_tokens = written  # a server that reports no usage sends about a token a chunk
     if finish is None:
         raise StreamError(EngineError("The cloud's stream ended without a finish reason."))
+    record.notes = notes_in(finish)
     yield sse.event({**finish, "updraft": record.info()})
     if counted is not None and adopt is None and cascade.job.include_usage:
         yield b"data: " + counted + b"\n\n"
+
+
+def _apart(event: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """The last text, if there is any, and the finish behind it: some servers send both at once."""
+    choices: list[dict[str, Any]] = event["choices"]
+    deltas = [table(choice.get("delta")) or {} for choice in choices]
+    if not any(value for delta in deltas for name, value in delta.items() if name != "role"):
+        return None, event
+    text = {**event, "choices": [{**choice, "finish_reason": None} for choice in choices]}
+    nothing: dict[str, Any] = {"delta": {}, "logprobs": None}
+    return {name: value for name, value in text.items() if name != "usage"}, {
+        **event,
+        "choices": [{**choice, **nothing} for choice in choices],
+    }
 
 
 def _without_role(event: dict[str, Any]) -> dict[str, Any]:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import hmac
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...protocol.errors import AuthenticationError, ConfigurationError, InvalidRequestError, PermissionDeniedError
-from ...protocol.http.server import bind_socket, is_loopback, serve
+from ...protocol.errors import InvalidRequestError
+from ...protocol.http.access import Access, check_keyless
+from ...protocol.http.server import bind_socket, serve
 from ...protocol.http.shell import create_app, read_wire_request, send, while_connected
 from ..config import RouterConfig
 from ..factory import check_startable
@@ -43,14 +42,12 @@ class DaemonOptions:
     api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if self.api_key is None and not is_loopback(self.host):
-            raise ConfigurationError(
-                f"--host {self.host} opens the port to others: set a key with --key-env.", param="host"
-            )
+        if self.api_key is None:
+            check_keyless(self.host, "set one with --key-env")
 
 
-def daemon_app(router: Router, api_key: str | None = None) -> FastAPI:
-    """The app that starts `router`, serves every path from it, and closes it in the end."""
+def daemon_app(router: Router, api_key: str | None = None, host: str = "127.0.0.1") -> FastAPI:
+    """The app that starts `router`, serves every path from it, and closes it in the end. `host`: where it listens."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
@@ -60,11 +57,12 @@ def daemon_app(router: Router, api_key: str | None = None) -> FastAPI:
         finally:
             await router.close()
 
-    app = create_app("Updraft", lifespan=lifespan)
+    config = router.config
+    access = Access((host, *config.allowed_hosts), config.allowed_origins, api_key)
+    app = create_app("Updraft", access=access, lifespan=lifespan)
 
     @app.api_route("/{path:path}", methods=METHODS)
     async def _serve(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction] - the decorator uses it
-        _check_caller(request, api_key)
         wire = replace(await read_wire_request(request), timeout_s=patience_s(request.headers))
         async with while_connected(request.receive):
             response = await router.handle(wire)
@@ -73,16 +71,6 @@ def daemon_app(router: Router, api_key: str | None = None) -> FastAPI:
         return send(replace(response, headers=headers), request)
 
     return app
-
-
-def _check_caller(request: Request, api_key: str | None) -> None:
-    """Raises PermissionDeniedError for a web page of another site, AuthenticationError for a wrong key."""
-    origin = request.headers.get("origin")
-    if origin is not None and not _is_local_page(origin):
-        raise PermissionDeniedError(f"Web pages of {origin} may not use this machine's models.")
-    sent = request.headers.get("authorization", "").removeprefix("Bearer ")
-    if api_key is not None and not hmac.compare_digest(sent.encode(), api_key.encode()):
-        raise AuthenticationError("The API key is missing or wrong: send it as Authorization: Bearer KEY.")
 
 
 def patience_s(headers: Mapping[str, str]) -> float | None:
@@ -109,16 +97,9 @@ def _seconds(text: str) -> float | None:
     return seconds if 0 < seconds < math.inf else None
 
 
-def _is_local_page(origin: str) -> bool:
-    try:
-        return is_loopback(urlsplit(origin).hostname or "")
-    except ValueError:
-        return False
-
-
 def run_daemon(options: DaemonOptions, *, on_ready: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises PortInUseError and ConfigurationError before any model is loaded."""
     check_startable(options.config)
     sock = bind_socket(options.host, options.port)
-    app = daemon_app(Router(options.config), options.api_key)
+    app = daemon_app(Router(options.config), options.api_key, options.host)
     serve(app, host=options.host, sock=sock, ready_file=options.ready_file, on_ready=on_ready)

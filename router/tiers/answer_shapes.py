@@ -25,13 +25,13 @@ def embeddings_in(raw: bytes) -> dict[str, Any]:
     return answer
 
 
-def models_in(raw: bytes, owner: str) -> frozenset[str]:
-    """The models of a list that `owner` serves; none where it is no list."""
+def models_in(raw: bytes, owner: str | None = None) -> frozenset[str]:
+    """The models of a list, of all owners or of this one; none where it is no list."""
     try:
         cards = tables((table(parsed(raw)) or {}).get("data")) or []
     except ValueError:
         return frozenset()
-    return frozenset(str(card.get("id")) for card in cards if card.get("owned_by") == owner)
+    return frozenset(str(card.get("id")) for card in cards if owner in (None, card.get("owned_by")))
 
 
 def has_content(event: dict[str, Any]) -> bool:

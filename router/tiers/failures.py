@@ -82,6 +82,14 @@ class CloudFailure(Exception):
         """Whether it says that the endpoint is down. One that limits rates is not."""
         return self.kind == "unreachable" and self.status != 429
 
+    @property
+    def knows_no_model(self) -> bool:
+        return self.error.code == "model_not_found" or (self.status == 404 and "model" in self.error.message.lower())
+
+    def add(self, sentence: str) -> None:
+        """Say more in the message that the caller gets."""
+        self.error.message = f"{self.error.message} {sentence}"
+
     def allows(self, fallback: Fallback) -> bool:
         """Whether the device's answer may stand in. What the user's own limits rule out is no failure to show."""
         if self.kind == "not_asked" or fallback == "any":

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from ...protocol.http.forwarding import NOTHING, Forwarded
 from ...protocol.requests import Message
 from ...protocol.responses import MOST_TOKENS, FinishReason, StopReason
 from ...protocol.sampling import SamplingDefaults, SamplingParams
@@ -74,6 +75,11 @@ class LocalTier(Protocol):
 
     @property
     def model_id(self) -> str: ...
+    @property
+    def context_length(self) -> int:
+        """Tokens of prompt and answer together."""
+        ...
+
     @property
     def tool_format(self) -> ToolFormat | None:
         """How the model calls tools; None if it calls none."""
@@ -150,7 +156,9 @@ class CloudStream(Protocol):
 
 
 class CloudTier(Protocol):
-    """An OpenAI-compatible endpoint. Bodies are decoded requests; all methods raise CloudFailure, nothing else.
+    """An OpenAI-compatible endpoint. Bodies are decoded requests, and `forwarded` goes along with them.
+
+    All methods raise CloudFailure, nothing else.
 
     `continues`: whether it goes on with an assistant's last message when told to; it turns false once the server has
     begun such a message anew. `timeout_s` is for all tries together.
@@ -167,17 +175,27 @@ class CloudTier(Protocol):
         """From here on it takes none: it has refused the field."""
         ...
 
-    async def complete(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+    async def complete(
+        self, path: str, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING
+    ) -> dict[str, Any]:
         """The whole answer of a request that does not stream, checked to be one."""
         ...
 
-    async def open(self, path: str, body: dict[str, Any], *, timeout_s: float, begun: str | None = None) -> CloudStream:
+    async def open(
+        self,
+        path: str,
+        body: dict[str, Any],
+        *,
+        timeout_s: float,
+        begun: str | None = None,
+        forwarded: Forwarded = NOTHING,
+    ) -> CloudStream:
         """A stream whose first piece of content has arrived. `begun`: the text of the last message, which it goes on
         with: a stream that begins it anew fails, or is left without what it repeats.
         """
         ...
 
-    async def embed(self, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+    async def embed(self, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING) -> dict[str, Any]:
         """The answer to a request for embeddings, checked to be one."""
         ...
 

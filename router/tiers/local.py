@@ -45,6 +45,8 @@ class EngineLike(Protocol):
     model_id: str
 
     @property
+    def context_length(self) -> int: ...
+    @property
     def tool_format(self) -> ToolFormat | None: ...
     def start(
         self,
@@ -70,6 +72,10 @@ class EngineLocalTier:
     @property
     def model_id(self) -> str:
         return self._engine.model_id
+
+    @property
+    def context_length(self) -> int:
+        return self._engine.context_length
 
     @property
     def tool_format(self) -> ToolFormat | None:

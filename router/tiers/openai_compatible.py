@@ -13,6 +13,7 @@ import httpx
 import msgspec
 
 from ...protocol.errors import ConfigurationError
+from ...protocol.http.forwarding import NOTHING, Forwarded
 from .answer_shapes import completion_in, embeddings_in, models_in
 from .circuit_breaker import CircuitBreaker
 from .connection import CloudEndpoint, open_client
@@ -26,6 +27,7 @@ log = logging.getLogger("updraft.router")
 MAX_BODY_BYTES = 32 * 2**20  # a completion is kilobytes; more than this is not an answer
 _MAX_ERROR_BYTES = 2**20
 _MODELS_TIMEOUT_S = 2.0
+_MOST_NAMED = 20  # of the models of a cloud, in a message
 _MODELS_EVERY_S = 60.0  # how soon a cloud is asked again whether it is a node, where it was none
 
 T = TypeVar("T")
@@ -54,23 +56,32 @@ class HttpCloudTier:
             self._trouble = error
             log.warning("%s", error.message)
 
-    async def complete(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+    async def complete(
+        self, path: str, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING
+    ) -> dict[str, Any]:
         async def attempt() -> dict[str, Any]:
-            return completion_in(await self._whole("POST", path, body))
+            return completion_in(await self._whole("POST", path, body, forwarded))
 
-        return await self._ask(attempt, timeout_s)
+        return await self._ask(attempt, timeout_s, body)
 
-    async def embed(self, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+    async def embed(self, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING) -> dict[str, Any]:
         async def attempt() -> dict[str, Any]:
-            return embeddings_in(await self._whole("POST", "embeddings", body))
+            return embeddings_in(await self._whole("POST", "embeddings", body, forwarded))
 
-        return await self._ask(attempt, timeout_s)
+        return await self._ask(attempt, timeout_s, body)
 
     async def open(
-        self, path: str, body: dict[str, Any], *, timeout_s: float, begun: str | None = None
+        self,
+        path: str,
+        body: dict[str, Any],
+        *,
+        timeout_s: float,
+        begun: str | None = None,
+        forwarded: Forwarded = NOTHING,
     ) -> HttpCloudStream:
         async def attempt() -> HttpCloudStream:
-            stream = HttpCloudStream(await self._send("POST", path, body), self._url, self._endpoint.timeout_s)
+            response = await self._send("POST", path, body, forwarded)
+            stream = HttpCloudStream(response, self._url, self._endpoint.timeout_s)
             try:
                 await stream.wait_for_content()
                 if begun is not None:
@@ -80,7 +91,7 @@ class HttpCloudTier:
                 raise
             return stream
 
-        return await self._ask(attempt, timeout_s)
+        return await self._ask(attempt, timeout_s, body)
 
     async def takes_drafts(self, model: str, *, timeout_s: float) -> bool:
         if self._drafts_refused or self._breaker.is_open:
@@ -103,7 +114,7 @@ class HttpCloudTier:
         if self._client is not None:
             await self._client.aclose()
 
-    async def _ask(self, attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
+    async def _ask(self, attempt: Callable[[], Awaitable[T]], timeout_s: float, body: dict[str, Any]) -> T:
         """What `attempt` gives in the end, within `timeout_s` for all tries. Raises CloudFailure, nothing else."""
         until = time.monotonic() + timeout_s
 
@@ -120,10 +131,23 @@ class HttpCloudTier:
             return await retried(once, self._breaker, until)
         except CloudFailure as failure:
             failure.url = self._url
+            if failure.knows_no_model:
+                await self._name_models(failure, str(body.get("model")), until)
             raise
 
-    async def _whole(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
-        response = await self._send(method, path, body)
+    async def _name_models(self, failure: CloudFailure, asked: str, until: float) -> None:
+        """Tell of an unknown model which ones there are, if the cloud lists them soon."""
+        with suppress(CloudFailure, httpx.HTTPError, TimeoutError):
+            async with asyncio.timeout(min(_MODELS_TIMEOUT_S, until - time.monotonic())):
+                there = sorted(models_in(await self._whole("GET", "models")))
+            if there and asked not in there:
+                known = ", ".join(name[:100] for name in there[:_MOST_NAMED])
+                failure.add(f"{self._url} has no model {asked[:100]!r}, but {known}.")
+
+    async def _whole(
+        self, method: str, path: str, body: dict[str, Any] | None = None, forwarded: Forwarded = NOTHING
+    ) -> bytes:
+        response = await self._send(method, path, body, forwarded)
         try:
             raw = await _read(response, MAX_BODY_BYTES)
             if len(raw) > MAX_BODY_BYTES:
@@ -132,15 +156,19 @@ class HttpCloudTier:
         finally:
             await response.aclose()
 
-    async def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+    async def _send(
+        self, method: str, path: str, body: dict[str, Any] | None = None, forwarded: Forwarded = NOTHING
+    ) -> httpx.Response:
         """An open response with status 200."""
         if self._client is None:
             raise misconfigured(self._trouble or ConfigurationError("The cloud has no client."))
         request = self._client.build_request(
             method,
-            f"{self._url}/{path}",
+            f"{self._url}/{forwarded.target(path)}",
             content=None if body is None else msgspec.json.encode(body),
-            headers={} if body is None else {"content-type": "application/json"},
+            headers=dict(forwarded.headers)
+            if body is None
+            else {**forwarded.headers, "content-type": "application/json"},
         )
         response = await self._client.send(request, stream=True)
         if response.status_code == 200:

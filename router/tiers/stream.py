@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -14,6 +15,8 @@ from ..request.json_narrowing import parsed, table, tables
 from .answer_shapes import has_content, is_piece
 from .continuation_check import Continuation, ContinuationVerdict
 from .failures import cut, invalid_answer, reported, timed_out
+
+_LAST_BYTES_S = 0.2  # that a server may take to end its response after the end mark
 
 
 class HttpCloudStream:
@@ -78,6 +81,12 @@ class HttpCloudStream:
         return self._ready.popleft()
 
     async def aclose(self) -> None:
+        """After its end mark a stream is read to its end, so that its connection is used again and nothing is left."""
+        if self._parser.done:
+            with suppress(TimeoutError, httpx.HTTPError):
+                async with asyncio.timeout(_LAST_BYTES_S):
+                    while await anext(self._chunks, None) is not None:
+                        pass
         await self._response.aclose()
 
     def _decode(self, payload: bytes) -> tuple[bytes, dict[str, Any]]:

@@ -33,7 +33,7 @@ def test_decoding_reads_at_least_256_mb() -> None:
 def test_a_case_runs_on_every_set(queries: int, context: int) -> None:
     pytest.importorskip("triton")
     work = Workload("small", 2, queries, context, SMALL, torch.float16)
-    case = attention_case(work, AttentionPlanner(SMALL, torch.device("cpu"), "none", 1))
+    case = attention_case(work, AttentionPlanner(SMALL, torch.device("cpu"), 1))
     flash = case.peers["torch flash"]()
     for index in range(case.sets):
         ours, theirs = case.run(index), flash(index)

@@ -64,7 +64,7 @@ def test_every_figure(little: Workload, tmp_path: Path) -> None:
     assert all(math.isfinite(figure) for figure in figures.values())
     assert figures["output_tokens"] <= 4 * 16
     assert figures["spec_on_over_off_min"] == min(figures[f"spec_on_over_off_{load}"] for load in LOADS)
-    assert len(said) > 10
+    assert len(said) > len(setting.groups)
     assert kept[0] == {"seconds_to_first_token"} and kept[-1] == set(figures)
     assert len(kept) == len(setting.groups) and all(before < after for before, after in pairwise(kept))
 
@@ -92,10 +92,8 @@ def test_an_oracle_for_several_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
     are_plain = _drafted_rows(monkeypatch)
     target = random_model(shape_config("pocket"), torch.float32, torch.device("cpu"))
     weight = target.norm.weight.clone()
-    said: list[str] = []
-    figures = speculation.oracle_under_load(target, draft_of(target, "pocket"), said.append)
+    figures = speculation.oracle_under_load(target, draft_of(target, "pocket"))
     assert list(figures) == ["spec_oracle08_speedup_20"]
-    assert "20 at a time" in said[0]
     assert torch.equal(target.norm.weight, weight)
     assert engines[-1].stats().draft_accepted > 0
     assert are_plain

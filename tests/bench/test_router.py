@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 from pathlib import Path
 
@@ -11,10 +10,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 from updraft.bench.router import Measured, Setting, measure
-from updraft.bench.router_report import save_png, terminal_plot
+from updraft.bench.router_report import terminal_plot
 from updraft.classifier.evaluation.cost_quality import CostQualityCurve
 from updraft.cli.main import app
-from updraft.protocol.errors import InvalidRequestError, MissingDependencyError
+from updraft.protocol.errors import InvalidRequestError
 
 
 def graded_file(path: Path, n: int, seed: int) -> Path:
@@ -33,9 +32,9 @@ def graded_file(path: Path, n: int, seed: int) -> Path:
 def test_with_a_test_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("updraft.bench.router.DRAWS", 20)
     train, test = graded_file(tmp_path / "train.csv", 300, 0), graded_file(tmp_path / "test.csv", 250, 1)
-    out, table = tmp_path / "out.json", tmp_path / "out.md"
+    out = tmp_path / "out.json"
     call = ["bench", "router", "--data", train, "--test", test, "--labels", 200, "--seeds", 2, "--json", out]
-    result = CliRunner().invoke(app, [str(part) for part in (*call, "--markdown", table)])
+    result = CliRunner().invoke(app, [str(part) for part in call])
     assert result.exit_code == 0, result.output
     assert "strong calls" in result.output
     metrics = json.loads(out.read_text())["metrics"]
@@ -54,7 +53,6 @@ def test_with_a_test_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         for alpha in ("0.02", "0.05", "0.1")
     }
     assert names <= metrics.keys()
-    assert "| apgr |" in table.read_text()
 
 
 def test_rows_of_the_test_file_are_not_trained_on(tmp_path: Path) -> None:
@@ -80,12 +78,3 @@ def test_the_curve_in_the_terminal() -> None:
     assert "o" in lines[0]
     assert "*" in lines[-3]
     assert len({line.index("|") for line in lines[:-2]}) == 1
-
-
-def test_the_curve_as_a_picture(tmp_path: Path) -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        with pytest.raises(MissingDependencyError, match="plot"):
-            save_png(drawn(), tmp_path / "curve.png")
-    else:
-        save_png(drawn(), tmp_path / "curve.png")
-        assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

@@ -56,7 +56,8 @@ def fake_cloud() -> Callable[..., AbstractContextManager[str]]:
 
 KEY = "secret"
 USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
-ANSWERS = {"What is 2 + 2?": "2 + 2 = 4", "Capital of France?": "Paris"}
+ESCAPES = "\x1b]52;c;Y2FuYXJ5\x07\x1b[2J\x9b31m\x7f\u202e"
+ANSWERS = {"What is 2 + 2?": "2 + 2 = 4", "Capital of France?": "Paris", "What is evil?": f"Es{ESCAPES}capes"}
 
 
 class CloudHandler(BaseHTTPRequestHandler):
@@ -70,12 +71,21 @@ class CloudHandler(BaseHTTPRequestHandler):
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if self.headers.get("authorization") != f"Bearer {KEY}":
             return self.reply({"error": {"message": "That key is unknown here.", "type": "x", "code": "k"}}, 401)
+        if request["model"] == "unheard-of":
+            error = {"message": "No such model.", "type": "x", "param": "model", "code": "model_not_found"}
+            return self.reply({"error": error}, 404)
         if self.broken:
-            return self.reply({"error": {"message": "The cloud is out of order.", "type": "x", "code": "k"}}, 400)
+            return self.reply(
+                {"error": {"message": f"The cloud is out of order.{ESCAPES}", "type": "x", "code": "k"}}, 400
+            )
         answer = self.answers.get(request["messages"][-1]["content"], "I do not know.")
         if request.get("stream"):
             return self.stream(answer, request["model"])
         return self.reply({**completion(answer), "model": request["model"]})
+
+    def do_GET(self) -> None:
+        """The list of models, which is all that is asked for."""
+        self.reply({"object": "list", "data": [{"id": name, "owned_by": "somebody"} for name in ("big", "small")]})
 
     def reply(self, body: dict[str, Any], status: int = 200) -> None:
         data = json.dumps(body).encode()

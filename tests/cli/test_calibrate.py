@@ -132,7 +132,8 @@ def test_a_live_calibration_keeps_to_the_budget(updraft, tmp_path: Path) -> None
     pytest.importorskip("llama_cpp")
     (tmp_path / "prompts.txt").write_text("\n".join(f"What is {i}?" for i in range(100)))
     call = ["calibrate", "--live", "100", "--prompts", "prompts.txt", *NOWHERE]
-    done = updraft(*call, env={"UPDRAFT_LOCAL": "pocket", "UPDRAFT_BUDGET_USD": "0"})
+    prices = {"UPDRAFT_PRICES_CLOUD_INPUT": "0.5", "UPDRAFT_PRICES_CLOUD_OUTPUT": "1.5"}
+    done = updraft(*call, env={"UPDRAFT_LOCAL": "pocket", "UPDRAFT_BUDGET_USD": "0", **prices})
     assert done.returncode == 1
     assert "error: No prompt was answered by both tiers: prompts.txt:1: budget spent" in " ".join(done.stderr.split())
     ledger = Ledger(tmp_path / "home" / "ledger.sqlite3")

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated, Any, get_type_hints
 
 import pytest
+import typer
 import updraft as package
 from typer.testing import CliRunner
-from updraft.cli.main import app
+from updraft.cli.main import app, main
+from updraft.cli.shared import json_output
+from updraft.cli.shared.command_line import CommandLine
+from updraft.protocol.errors import (
+    ConfigurationError,
+    InvalidRequestError,
+    ModelLoadError,
+    PortInUseError,
+    UpstreamError,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = (
@@ -62,6 +77,68 @@ def test_every_command_explains_itself(command: str) -> None:
 
 def test_version(updraft) -> None:
     assert updraft("version").stdout.strip() == package.__version__
+    assert updraft("--version").stdout.strip() == package.__version__
+    assert json.loads(updraft("version", "--json").stdout) == {"version": package.__version__}
+
+
+def all_commands(group: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    yield prefix, group
+    for name, command in getattr(group, "commands", {}).items():
+        yield from all_commands(command, (*prefix, name))
+
+
+TREE = dict(all_commands(typer.main.get_command(app)))
+BRACKETED = re.compile(r"\[[^\[\]]*\]")
+
+
+def letters(text: str) -> str:
+    """Without what a table's frame and line breaks change."""
+    return re.sub(r"[\s│╭╮╰╯─]", "", text)
+
+
+def sources(path: tuple[str, ...]) -> list[str]:
+    """The help texts as they stand in the code: of a command its docstring, and of its options the annotations."""
+    command = TREE[path]
+    if hasattr(command, "commands"):
+        return []
+    hints = get_type_hints(command.callback, include_extras=True)
+    infos = [info for hint in hints.values() for info in getattr(hint, "__metadata__", ())]
+    return [inspect.getdoc(command.callback) or "", *(info.help for info in infos if getattr(info, "help", None))]
+
+
+@pytest.mark.parametrize("path", TREE, ids=" ".join)
+def test_no_bracket_of_a_help_text_is_lost(path: tuple[str, ...]) -> None:
+    shown = letters(CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "200"}).output)
+    for text in sources(path):
+        for found in BRACKETED.findall(text):
+            assert letters(found) in shown, f"{found} of {' '.join(path)}"
+
+
+def test_help_texts_have_brackets_that_could_be_lost() -> None:
+    found = [each for path in TREE for text in sources(path) for each in BRACKETED.findall(text)]
+    assert {"[all cores]", "[train]", "[all]", "[weak]"} <= set(found)
+
+
+def test_an_unknown_style_in_a_help_text_is_text() -> None:
+    line = CommandLine()
+
+    @line.command()
+    def only(option: Annotated[str, typer.Option(help="Take [cloud] or [/bold]. [the default]")] = "") -> None:
+        """What pip install '.[cloud]' brings."""
+
+    output = letters(CliRunner().invoke(line, ["--help"]).output)
+    assert "'.[cloud]'" in output
+    assert "[cloud]or[/bold].[thedefault]" in output
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands(environment, shell: str) -> None:
+    asked = {"_UPDRAFT_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": "updraft gate", "COMP_CWORD": "1"}
+    asked |= {"COMP_WORDS": "updraft gate", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    command = [sys.executable, "-m", "updraft"]
+    done = subprocess.run(command, env={**environment, **asked}, capture_output=True, text=True, check=False)
+    assert "gateway-key" in done.stdout, done.stderr
+    assert "doctor" not in done.stdout
 
 
 WRONG_CALLS = (
@@ -118,6 +195,66 @@ def test_a_failure_is_one_line(updraft, arguments: list[str], said: str) -> None
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InvalidRequestError("x"), 2),
+        (ConfigurationError("x"), 2),
+        (PortInUseError("x"), 2),
+        (UpstreamError("x"), 1),
+        (ModelLoadError("x"), 1),
+        (RuntimeError("x"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_exit_codes(
+    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("updraft.cli.main.app", fail)
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == code
+    assert capsys.readouterr().out == ""
+
+
+def test_exit_codes_are_documented() -> None:
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+    for code in ("0", "1", "2", "130"):
+        assert f"| `{code}` |" in page
+
+
+def test_json_with_and_without_a_path(tmp_path: Path) -> None:
+    line = CommandLine()
+
+    @line.command()
+    def measured(json_path: json_output.File = None, tasks: int = 1) -> None:
+        typer.echo(f"{tasks} tasks", err=json_output.is_stdout(json_path))
+        json_output.write(json_path, {"tasks": tasks})
+
+    def run(*arguments: str) -> str:
+        result = CliRunner().invoke(line, arguments)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    assert run() == "1 tasks\n"
+    for bare in (["--json"], ["--json", "--tasks", "1"], ["--tasks", "1", "--json"], ["--json", "-"]):
+        assert json.loads(run(*bare)) == {"tasks": 1}
+    assert run("--json", str(tmp_path / "out.json"), "--tasks", "3") == "3 tasks\n"
+    assert json.loads((tmp_path / "out.json").read_text()) == {"tasks": 3}
+
+
+WITHOUT_FACTS = {"chat", "serve", "node", "gateway"}
+
+
+@pytest.mark.parametrize("path", [path for path in TREE if path and not hasattr(TREE[path], "commands")], ids=" ".join)
+def test_every_command_with_facts_has_json(path: tuple[str, ...]) -> None:
+    options = {name for param in TREE[path].params for name in param.opts}
+    assert ("--json" in options) != (path[0] in WITHOUT_FACTS and len(path) == 1)
 
 
 def test_debug_shows_the_traceback(updraft) -> None:

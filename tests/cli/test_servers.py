@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import socket
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
+from starlette.routing import Route
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
 from updraft.cli import servers
+from updraft.cli.main import app
+from updraft.cli.reference import routes
+from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.gateway.keys import KeyStore
+from updraft.cloud_engine.gateway.process import GatewayOptions, run_gateway
 from updraft.cloud_engine.node import process
-from updraft.protocol.errors import PermissionDeniedError
+from updraft.embedded import pocket
+from updraft.protocol.errors import ConfigurationError, PermissionDeniedError
 
 
 def test_a_key_is_printed_once_and_only_its_hash_is_kept(updraft, tmp_path: Path) -> None:
@@ -53,6 +64,22 @@ def test_a_process_that_cannot_run_says_why(updraft, arguments: list[str], said:
     assert "Traceback" not in done.stderr
 
 
+def test_pocket_is_a_model_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[process.NodeOptions] = []
+    monkeypatch.setattr(process, "run_node", taken.append)
+    assert CliRunner().invoke(app, ["node", "--model", "pocket", "--draft", "pocket"]).exit_code == 0
+    (options,) = taken
+    assert options.model == str(pocket.pocket_large_folder())
+    assert options.draft == str(pocket.pocket_small_folder())
+
+
+def test_a_key_as_json(updraft, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    found = json.loads(updraft("gateway-key", "team-a", "--keys", str(file), "--json").stdout)
+    assert (found["name"], found["admin"], found["file"]) == ("team-a", False, str(file))
+    assert KeyStore.load(file).name_of(f"Bearer {found['key']}") == "team-a"
+
+
 @pytest.mark.parametrize("command", [["serve", "--local", "pocket"], ["node", "--model", "x"]])
 def test_a_busy_port_is_refused(updraft, command: list[str]) -> None:
     with socket.socket() as busy:
@@ -86,40 +113,61 @@ def test_what_keeps_a_server_from_starting_is_one_line(updraft, tmp_path: Path) 
     assert "ledger.sqlite3" in done.stderr.strip().splitlines()[-1]
 
 
-def test_every_option_of_a_node_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {
-        "model": "m", "draft": "d", "host": "127.0.0.2", "port": 1, "threads": 3, "max_batch_size": 5,
-        "token_budget": 77, "context_length": 9, "num_blocks": 6, "policy": "priority", "max_waiting": 7,
-        "max_step_ms": 8, "prefix_caching": False, "num_draft_tokens": 4, "ngram": True, "device": "cuda",
-        "dtype": "bfloat16", "block_size": 64, "batch_invariant": True, "attention_backend": "torch",
-        "cuda_graphs": False, "restart": True, "drain_seconds": 2.5, "tool_parser": "hermes",
-        "default_max_tokens": 99, "chat_template": "chatml", "ready_file": Path("r"), "exit_with_parent": True,
-    }  # fmt: skip
-    plain = process.NodeOptions(model="")
-    assert set(given) == {field.name for field in fields(plain)}
-    assert all(getattr(plain, name) != value for name, value in given.items()), (
-        "nothing is given that would be so anyway"
-    )
+@pytest.mark.parametrize("make", [routes.node_app, routes._gateway_app])
+def test_no_route_answers_a_foreign_page(make: Callable[[], FastAPI]) -> None:
+    app = make()
+    client = TestClient(app, base_url="http://localhost")
+    found = [(route.path, method) for route in app.routes if isinstance(route, Route) for method in route.methods or ()]
+    assert len(found) > 8
+    for path, method in found:
+        for headers in ({"host": "evil.example"}, {"origin": "https://evil.example"}):
+            assert client.request(method, path, headers=headers).status_code == 403, (method, path)
+
+
+def test_nobody_but_this_machine_is_served_without_a_key(tmp_path: Path) -> None:
+    """A node needs a key, a gateway a key file, and what to do is said."""
+    for host in ("0.0.0.0", "::", "", "192.168.1.5", "box.lan"):
+        with pytest.raises(ConfigurationError, match="without a key: set UPDRAFT_NODE_API_KEY"):
+            process.run_node(process.NodeOptions("none", EngineConfig(), host=host))
+        with pytest.raises(ConfigurationError, match="without a key: give --keys FILE"):
+            run_gateway(GatewayOptions(["http://127.0.0.1:1"], tmp_path / "usage", no_auth=True, host=host))
+
+
+ENGINE = {
+    "token_budget": 77, "max_batch_size": 5, "context_length": 9, "num_blocks": 6, "policy": "priority",
+    "max_waiting": 7, "max_step_ms": 8, "prefix_caching": False, "num_draft_tokens": 4, "ngram": True,
+    "device": "cuda", "dtype": "bfloat16", "block_size": 64, "batch_invariant": True, "attention_backend": "torch",
+    "cuda_graphs": False, "default_max_tokens": 99,
+}  # fmt: skip
+NODE = {
+    "model": "m", "draft": "d", "host": "127.0.0.2", "port": 1, "restart": True, "drain_seconds": 2.5,
+    "tool_parser": "hermes", "chat_template": "chatml", "ready_file": Path("r"), "exit_with_parent": True,
+    "allowed_hosts": ["node.lan"], "allowed_origins": ["https://app.example"],
+}  # fmt: skip
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[process.NodeOptions]:
+    """What nodes are started with, none of which really is."""
     seen: list[process.NodeOptions] = []
     monkeypatch.setattr(process, "run_node", seen.append)
-    servers.node(**given)  # type: ignore[arg-type]
-    assert seen == [process.NodeOptions(**given)]  # type: ignore[arg-type]
+    return seen
 
 
-def test_a_node_configures_its_engine_as_asked(tmp_path: Path) -> None:
-    options = {
-        "max_batch_size": 5, "token_budget": 77, "context_length": 9, "num_blocks": 6, "policy": "priority",
-        "max_waiting": 7, "prefix_caching": False, "num_draft_tokens": 4, "ngram": True, "dtype": "bfloat16",
-        "max_step_ms": 8, "default_max_tokens": 99,
-        "block_size": 64, "batch_invariant": True, "attention_backend": "torch", "cuda_graphs": False,
-    }  # fmt: skip
-    config = process._load(tmp_path, process.NodeOptions(model="m", **options)).config  # type: ignore[arg-type]
-    assert {name: getattr(config, name) for name in options} == options
+def test_every_option_of_a_node_reaches_it(started: list[process.NodeOptions], monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = process.NodeOptions("", EngineConfig())
+    assert {*NODE, "engine", "api_key"} == {field.name for field in fields(plain)}
+    for options, given in ((plain, NODE), (plain.engine, ENGINE)):
+        assert all(getattr(options, name) != value for name, value in given.items()), "else nothing would be given"
+    monkeypatch.setenv("UPDRAFT_NODE_API_KEY", "secret")
+    servers.node(**NODE, **ENGINE, threads=3)  # type: ignore[arg-type]
+    engine = EngineConfig(**ENGINE, num_threads=3)  # type: ignore[arg-type]
+    assert started == [process.NodeOptions(engine=engine, api_key="secret", **NODE)]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("device", "asked", "used"), [("cpu", None, 16), ("cuda", None, 64), ("cuda:1", None, 64), ("cuda", 16, 16)]
 )
-def test_blocks_suit_the_device(device: str, asked: int | None, used: int, tmp_path: Path) -> None:
-    options = process.NodeOptions(model="m", device=device, block_size=asked)
-    assert process._load(tmp_path, options).config.block_size == used
+def test_blocks_suit_the_device(device: str, asked: int | None, used: int, started: list[process.NodeOptions]) -> None:
+    servers.node("m", device=device, block_size=asked)
+    assert started[0].engine.block_size == used

@@ -70,7 +70,7 @@ class FakeEngine:
         if self.failure:
             raise self.failure
         if request.embed:
-            stats = RequestStats(len(request.prompt_ids), 0, 0, 0, 0, 0, 0, 0.1)
+            stats = RequestStats(len(request.prompt_ids), 0, 0, 0, 0, 0, 0)
             yield TokenOutput(
                 request.request_id, [], finish_reason="stop", stats=stats, embedding=[float(len(request.prompt_ids))]
             )
@@ -85,7 +85,7 @@ class FakeEngine:
         pairs = zip(answer_ids, request.draft_ids, strict=False)
         accepted = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         stats = RequestStats(
-            len(request.prompt_ids), 0, len(answer_ids), accepted, len(request.draft_ids) - accepted, 0, 0, 0.1
+            len(request.prompt_ids), 0, len(answer_ids), accepted, len(request.draft_ids) - accepted, 0, 0
         )
         self._stats.running += 1
         finished = False

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from updraft.protocol.errors import InvalidRequestError
+from updraft.protocol.errors import InvalidRequestError, UnsupportedFeatureError
 from updraft.protocol.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
 
 ASKED = {"messages": [{"role": "user", "content": "a"}]}
@@ -66,3 +66,67 @@ def test_a_completion_is_told_of_its_own_field(count: int) -> None:
     with pytest.raises(InvalidRequestError, match=r"^logprobs must be between 0 and 20") as caught:
         completion(logprobs=count)
     assert caught.value.param == "logprobs"
+
+
+def test_an_integral_number_is_an_integer() -> None:
+    asked = {"max_tokens": 8.0, "n": 1.0, "seed": 7.0, "top_k": 5.0, "stop_token_ids": [3.0]}
+    assert chat(**asked) == chat(**{"max_tokens": 8, "n": 1, "seed": 7, "top_k": 5, "stop_token_ids": [3]})
+    assert completion(prompt=[3.0, 4.0]).prompts == [[3, 4]]
+    assert chat(updraft={"hold_tokens": 4}).updraft is not None
+    with pytest.raises(InvalidRequestError, match="max_tokens"):
+        chat(max_tokens=8.5)
+
+
+@pytest.mark.parametrize("field", ["audio", "functions", "function_call", "verbosity", "web_search_options",
+                                   "prompt_cache_retention", "store", "reasoning_effort", "service_tier"])  # fmt: skip
+def test_what_openai_knows_and_no_engine_does_is_refused_by_name_and_null_is_absent(field: str) -> None:
+    assert chat(**{field: None}) == chat()
+    with pytest.raises(UnsupportedFeatureError, match=f"^{field} ") as caught:
+        chat(**{field: True if field == "store" else "high"})
+    assert (caught.value.param, caught.value.code) == (field, "unsupported_parameter")
+
+
+def test_null_is_absent_within_objects_but_not_in_schemas() -> None:
+    schema = {"enum": ["a", None], "default": None}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": None, "odd": None}}
+    (found,) = chat(tools=[tool]).tools or ()
+    assert found.function.parameters == schema
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, "strict": None, "odd": None}}
+    constraint = chat(response_format=form).constraint()
+    assert constraint is not None and json.loads(constraint.source) == schema
+
+
+def test_values_that_other_servers_take_mean_the_same_here() -> None:
+    assert chat(top_k=-1).sampling() == chat(top_k=0).sampling()
+    assert chat(stop=[]).sampling() == chat().sampling()
+    assert chat(top_p=0).sampling() == chat(top_k=1, top_p=1).sampling()
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"role": "assistant", "content": "Hi.", "tool_calls": [], "annotations": [{"type": "url_citation"}]}, "Hi."),
+        ({"role": "assistant", "content": "Hi.", "audio": None, "function_call": None, "refusal": None}, "Hi."),
+        ({"role": "assistant", "content": "{}", "parsed": {"a": 1}, "reasoning_content": "Hm."}, "{}"),
+        ({"role": "assistant", "content": None, "refusal": "No."}, "No."),
+        ({"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, "No."),
+        ({"role": "user", "content": [{"type": "text", "text": "Hi.", "cache_control": {"type": "x"}}]}, "Hi."),
+    ],
+)
+def test_messages_as_others_wrote_them_are_read(message: dict[str, Any], text: str) -> None:
+    (read,) = chat(messages=[message]).messages
+    assert (read.text, read.tool_calls) == (text, None)
+
+
+def test_calls_as_openais_helpers_dump_them_are_read() -> None:
+    function = {"name": "f", "arguments": "{}", "parsed_arguments": {}}
+    call = {"id": "1", "type": "function", "index": 0, "function": function}
+    result = {"role": "tool", "tool_call_id": "1", "content": "12"}
+    (read, _) = chat(messages=[{"role": "assistant", "content": None, "tool_calls": [call]}, result]).messages
+    assert read.tool_calls is not None and read.tool_calls[0].function.name == "f"
+
+
+@pytest.mark.parametrize("field", ["function_call", "audio"])
+def test_what_would_be_lost_of_a_message_is_refused_by_name(field: str) -> None:
+    with pytest.raises(UnsupportedFeatureError, match=field):
+        chat(messages=[{"role": "assistant", "content": None, field: {"id": "x"}}])

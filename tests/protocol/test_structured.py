@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from updraft.protocol.errors import InvalidRequestError
 from updraft.protocol.requests import parse_chat, parse_completion
+from updraft.protocol.structured import enforceable
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -69,3 +71,43 @@ def test_taken() -> None:
         json.dumps({"model": "m", "prompt": "x", "structured_outputs": {"regex": "a"}}).encode()
     )
     assert completion.constraint() is not None
+
+
+PYDANTIC = {
+    "type": "object",
+    "properties": {
+        "not": {"type": "string"},
+        "path": {"type": "string", "format": "path"},
+        "day": {"type": "string", "format": "date"},
+        "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+        "price": {"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}]},
+        "counts": {"type": "object", "propertyNames": {"enum": ["a"]}, "additionalProperties": {"type": "integer"}},
+        "other": {"not": {"type": "string"}, "default": {"not": "a schema"}},
+        "few": {"type": "array", "uniqueItems": False},
+    },
+}
+
+
+def test_what_pydantic_writes_is_held_to_as_far_as_a_grammar_can_and_noted_beyond() -> None:
+    notes: set[str] = set()
+    kept = enforceable(PYDANTIC, notes, strict=False)["properties"]
+    assert kept["not"] == {"type": "string"}, "a property may have any name"
+    assert kept["path"] == {"type": "string"}
+    assert kept["day"] == {"type": "string", "format": "date"}
+    assert kept["tags"] == {"type": "array", "items": {"type": "string"}}
+    assert kept["counts"] == {"type": "object", "additionalProperties": {"type": "integer"}}
+    assert kept["other"] == {"default": {"not": "a schema"}}
+    assert kept["few"] == {"type": "array"}
+    decimal = re.compile(kept["price"]["anyOf"][1]["pattern"])
+    assert all(decimal.search(text) for text in ("1", "-1.50", "+.5", "00.", "7."))
+    assert not any(decimal.search(text) for text in ("", "-", ".", "+.", "1a", "1..2"))
+    assert [note.split()[0] for note in sorted(notes)] == ["format", "not", "propertyNames", "uniqueItems"]
+
+
+def test_a_strict_schema_keeps_what_is_too_much() -> None:
+    notes: set[str] = set()
+    kept = enforceable(PYDANTIC, notes, strict=True)["properties"]
+    assert kept["tags"]["uniqueItems"] is True
+    assert "propertyNames" in kept["counts"]
+    assert "(?!" not in kept["price"]["anyOf"][1]["pattern"], "a Decimal is held to without looking ahead"
+    assert [note.split()[0] for note in notes] == ["format"]

@@ -11,6 +11,7 @@ import pytest
 from cascade_bench import Bench
 from cloud_fixture import cloud, cloud_server
 from router_fakes import FakeCloud, ScriptedGates, ScriptedLocal, tiers
+from updraft.router.accounting.prices import Prices
 from updraft.router.config import RouterConfig
 from updraft.router.router import Router
 
@@ -28,6 +29,7 @@ def bench(cloud: FakeCloud, tmp_path: Path) -> Callable[..., Any]:
                 "ledger": tmp_path / "ledger.sqlite3",
                 "cloud_timeout_s": 5.0,
                 "cloud_continues": True,
+                "prices": Prices(cloud_input=0.5, cloud_output=1.5),
             }
             | settings
         )

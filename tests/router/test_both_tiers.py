@@ -16,6 +16,7 @@ import pytest
 import updraft
 from router_fakes import ScriptedGates
 from updraft.local_engine.engine import LocalEngine, LocalOptions
+from updraft.router.accounting.prices import Prices
 from updraft.router.config import RouterConfig
 from updraft.router.factory import open_cloud
 from updraft.router.state import Tiers
@@ -42,7 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
     "choice": {"extra_body": {"structured_outputs": {"choice": ["yes, sir", "no"]}}},
     "grammar": {"extra_body": {"structured_outputs": {"grammar": 'start: "(" start ")" | "x"'}}},
     "required": {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False},
-    "parallel": {"tools": TOOLS, "tool_choice": "required", "max_tokens": 300},
+    "parallel": {"tools": TOOLS, "tool_choice": "required", "max_tokens": 240},
     "named": {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "person"}}},
     "auto": {"tools": TOOLS, "max_tokens": 12},
     "strict": {"tools": STRICT, "max_tokens": 12},
@@ -54,7 +55,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[str]:
-    command = [sys.executable, "-m", "updraft.cloud_engine.node", "--model", str(WEIGHTS / "pocket-small")]
+    command = [sys.executable, "-m", "updraft", "node", "--port", "0", "--model", str(WEIGHTS / "pocket-small")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / ".typing"), "OMP_NUM_THREADS": "1"}
     options = ["--tool-parser", "hermes", "--threads", "1", "--exit-with-parent"]
     with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -79,7 +80,12 @@ def client(node: str, gates: ScriptedGates) -> Iterator[updraft.OpenAI]:
         return Tiers(EngineLocalTier(engine), open_cloud(config), gates)
 
     config = RouterConfig(
-        local="pocket", cloud_url=f"{node}/v1", cloud_model="pocket-small", hold_tokens=2, cloud_continues=True
+        local="pocket",
+        cloud_url=f"{node}/v1",
+        cloud_model="pocket-small",
+        hold_tokens=2,
+        cloud_continues=True,
+        prices=Prices(cloud_input=0.5, cloud_output=1.5),
     )
     with updraft.OpenAI(config=config, max_retries=0) as client:
         with pytest.MonkeyPatch.context() as patch:

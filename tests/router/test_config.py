@@ -34,6 +34,29 @@ def test_a_variable_of_another_room_is_no_setting(name: str, tmp_path: Path) -> 
     assert load(tmp_path, "", {name: "x"}) == load(tmp_path, "", {})
 
 
+KEPT = 'cloud_url = "https://mine/v1"\ncloud_model = "big"\n'
+
+
+@pytest.mark.parametrize("key", ['cloud_api_key = "sk-mine"\n', 'cloud_api_key_file = "{file}"\n'])
+def test_a_key_is_not_sent_to_a_url_of_a_nearer_source(key: str, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("sk-mine")
+    toml = KEPT + key.format(file=tmp_path / "key")
+    assert load(tmp_path, toml).cloud_api_key == "sk-mine"
+    assert load(tmp_path, toml, cloud_url="https://mine/v1").cloud_api_key == "sk-mine"
+    assert load(tmp_path, toml, cloud_model="other").cloud_api_key == "sk-mine"
+    assert load(tmp_path, toml, cloud_url="https://other/v1").cloud_api_key is None
+    assert load(tmp_path, toml, {"UPDRAFT_CLOUD_URL": "https://other/v1"}).cloud_api_key is None
+    assert load(tmp_path, toml, cloud_url="https://other/v1", cloud_api_key="sk-2").cloud_api_key == "sk-2"
+
+
+def test_a_key_of_the_environment_is_not_for_a_url_of_an_argument(tmp_path: Path) -> None:
+    env = {"UPDRAFT_CLOUD_API_KEY": "sk-env"}
+    assert load(tmp_path, KEPT, env).cloud_api_key == "sk-env"
+    assert load(tmp_path, KEPT, env, cloud_url="https://other/v1").cloud_api_key is None
+    env["UPDRAFT_CLOUD_URL"] = "https://env/v1"
+    assert load(tmp_path, KEPT, env).cloud_api_key == "sk-env"
+
+
 def test_a_key_in_a_file(tmp_path: Path) -> None:
     key_file = tmp_path / "key"
     key_file.write_text("sk-1\n")
@@ -66,7 +89,7 @@ def test_tables(tmp_path: Path) -> None:
     assert config.budget_per_key == BudgetLimits(usd=1.5, cloud_tokens=1000)
     assert config.budget_per_user == BudgetLimits(cloud_share=0.5)
     assert config.prices.cloud("big-1", 1_000_000, 1_000_000) == 10.0
-    assert config.prices.cloud("other", 1_000_000, 1_000_000) == 2.0
+    assert config.prices.cloud("other", 1_000_000, 1_000_000) is None
 
 
 def test_middle_tiers(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from homes import home_in
+from openai_versions import passes_errors_on
 from router_fakes import CLOUD_TEXT, FakeCloud
 
 README = Path(__file__).parents[2] / "README.md"
@@ -46,7 +47,7 @@ def test_it_runs_and_leaves_quietly(code: str, cloud: FakeCloud, tmp_path: Path)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("UPDRAFT_")}
     done = subprocess.run(
         [sys.executable, "-W", "error::RuntimeWarning", "-c", script],
-        env={**environ, "UPDRAFT_HOME": str(home_in(tmp_path))},
+        env={**environ, "UPDRAFT_HOME": str(home_in(tmp_path)), "UPDRAFT_EXPERIENCE": "true"},
         check=False,
         capture_output=True,
         text=True,
@@ -87,6 +88,7 @@ print(ask(used))
 """
 
 
+@passes_errors_on
 def test_a_fork_is_told_at_once_what_it_lacks(tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("UPDRAFT_")}
     done = subprocess.run(

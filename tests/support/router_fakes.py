@@ -8,14 +8,12 @@ import json
 import re
 import socket
 import struct
-import threading
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import uvicorn
+from serving import serving
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -85,6 +83,7 @@ class ScriptedLocal:
     """A local tier that writes `text` word by word; a continued message gets what is missing of it."""
 
     model_id = "fake-small"
+    context_length = 512
     tool_format: Any = None
 
     def __init__(self, text: str = LOCAL_TEXT, *, delay_s: float = 0.0) -> None:
@@ -307,28 +306,14 @@ def _chunk(delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
 
 @contextmanager
 def running_cloud() -> Iterator[FakeCloud]:
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    cloud = FakeCloud(f"http://127.0.0.1:{listener.getsockname()[1]}")
+    cloud = FakeCloud("")
     routes = [
         Route("/v1/chat/completions", cloud.chat, methods=["POST"]),
         Route("/v1/embeddings", cloud.embed, methods=["POST"]),
         Route("/v1/models", cloud.models),
     ]
-    app = Starlette(routes=routes)
-    config = uvicorn.Config(app, log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    deadline = time.monotonic() + 20
-    while not server.started and time.monotonic() < deadline:
-        time.sleep(0.01)
-    try:
+    with serving(Starlette(routes=routes)) as cloud.url:
         yield cloud
-    finally:
-        server.should_exit = True
-        thread.join(10)
-        listener.close()
 
 
 def unused_url() -> str:

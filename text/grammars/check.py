@@ -17,6 +17,8 @@ from contextlib import suppress
 import msgspec
 
 from ...protocol.errors import EngineError, InvalidRequestError
+from ...protocol.safety.python_process import python_command
+from ...protocol.safety.system import limit_memory, limit_time
 from ...protocol.structured import Constraint
 from .. import child as child_process
 from ..fair_queue import Turns
@@ -102,7 +104,7 @@ class GrammarCheck:
 
     async def _start(self) -> asyncio.subprocess.Process:
         child = await asyncio.create_subprocess_exec(
-            *child_process.command(__name__),
+            *python_command("-m", __name__),
             env=child_process.environment(),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -153,13 +155,13 @@ def main() -> None:
     vocabulary = msgspec.msgpack.decode(child_process.receive(), type=Vocabulary)
     compiler = GrammarCompiler(lambda: vocabulary)
     compiler.compile(Constraint("regex", "a", "the first"))  # builds the trie
-    child_process.limit_memory(MEMORY_BYTES)
+    limit_memory(MEMORY_BYTES)
     _say(_Reply())  # ready
     while message := child_process.receive():
         constraint = msgspec.msgpack.decode(message, type=Constraint)
-        child_process.limit_time(CPU_SECONDS)
+        limit_time(CPU_SECONDS)
         reply = _try(compiler, constraint)
-        child_process.limit_time(0)
+        limit_time(0)
         _say(reply)
 
 

@@ -19,6 +19,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
+from ...protocol.safety.system import limit_memory, limit_time
 from .. import child as child_process
 from .renderer import Rendered, RenderLimits, encoded
 
@@ -35,13 +36,13 @@ def main() -> None:
     program = _Program(setup["source"], limits.output_characters)
     why = f"it takes more memory than {limits.memory_bytes // 2**20} MB"
     no_memory = encoded(asdict(Rendered(failure="stopped", why=why)))
-    child_process.limit_memory(limits.memory_bytes)
+    limit_memory(limits.memory_bytes)
     while message := child_process.receive():
-        child_process.limit_time(limits.cpu_seconds, limits.wall_seconds)
+        limit_time(limits.cpu_seconds, limits.wall_seconds)
         reply = no_memory
         with suppress(MemoryError):
             reply = encoded(_tried(program, message))
-        child_process.limit_time(0)
+        limit_time(0)
         child_process.send(reply)
 
 

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ...protocol.errors import EngineError, InvalidRequestError, ModelLoadError
+from ...protocol.safety.python_process import python_command
 from .. import child as child_process
 
 LIMIT_CODE = "template_too_expensive"
@@ -157,7 +158,7 @@ def encoded(value: object) -> bytes:
 def _start() -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
-            child_process.command(_CHILD),
+            python_command("-m", _CHILD),
             env=child_process.environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

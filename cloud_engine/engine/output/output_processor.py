@@ -5,7 +5,6 @@ No torch here: what takes logits is asked of `Samples`, so that all of this can 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
@@ -194,7 +193,7 @@ class OutputProcessor:
             new, finish_reason = new[:length], "length"
         num_accepted = min(num_accepted, len(new))
         self._speculator.record(item, num_accepted, ends=ends)
-        state.first_token_at = state.first_token_at or time.monotonic()
+        state.has_begun = True
         state.num_computed_tokens = len(state.token_ids) + num_accepted
         state.num_draft_computed_tokens = min(state.num_draft_computed_tokens, state.num_computed_tokens)
         state.token_ids.extend(new)
@@ -243,7 +242,7 @@ class OutputProcessor:
     def _remove(self, state: RequestState) -> None:
         """An answer leaves, at its end or given up: what became of its prediction, if it has begun, is known now."""
         self._scheduler.remove(state)
-        if state.first_token_at is not None:
+        if state.has_begun:
             accepted = state.prediction.num_accepted
             self._counters.accepted_prediction_tokens += accepted
             self._counters.rejected_prediction_tokens += len(state.request.draft_ids) - accepted

@@ -20,6 +20,8 @@ import zmq
 
 from ....kernels.runtime.host_memory import keep_freed_memory
 from ....protocol.errors import MissingDependencyError, UpdraftError
+from ....protocol.safety.system import socket_address
+from ....protocol.safety.terminal_text import log_to_stderr
 from .core_process import COMMANDS, PULSE_S, REPORTS
 from .messages import (
     Alive,
@@ -48,13 +50,13 @@ class _Sockets(CoreTransport):
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> None:
         self._context = context
-        self._address = f"ipc://{folder / COMMANDS}"
+        self._address = socket_address(folder / COMMANDS)
         self._commands = context.socket(zmq.PULL)
         self._commands.bind(self._address)
         self._reports = context.socket(zmq.PUSH)
         self._reports.sndhwm = 0  # a step never waits for the server
         self._reports.linger = _LINGER_MS
-        self._reports.connect(f"ipc://{folder / REPORTS}")
+        self._reports.connect(socket_address(folder / REPORTS))
 
     def __enter__(self) -> Self:
         return self
@@ -79,7 +81,7 @@ class _Sockets(CoreTransport):
 def main(folder: Path) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for the whole service, which the server ends in order
         signal.signal(number, signal.SIG_IGN)
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     logging.getLogger("updraft").setLevel(logging.INFO)  # what was chosen at the start
     threading.Thread(target=_show_life, args=(folder,), name="updraft-pulse", daemon=True).start()
     with zmq.Context() as context, _Sockets(context, folder) as transport:
@@ -120,7 +122,7 @@ def _show_life(folder: Path) -> None:
     Our standard input is a pipe that only the server holds: its end means that the server is gone, however it went.
     """
     with zmq.Context() as context, context.socket(zmq.PUSH) as reports:
-        reports.connect(f"ipc://{folder / REPORTS}")
+        reports.connect(socket_address(folder / REPORTS))
         while not select.select([sys.stdin.fileno()], [], [], PULSE_S)[0]:
             reports.send(encode_report(Alive()))
         shutil.rmtree(folder, ignore_errors=True)

@@ -15,6 +15,9 @@ from pathlib import Path
 import zmq
 
 from ....protocol.errors import EngineError
+from ....protocol.safety.python_process import child_environment, python_command
+from ....protocol.safety.system import KILL, socket_address
+from ....protocol.safety.terminal_text import printable
 from .messages import Alive, Close, Command, Down, Load, Ready, Report, decode_report, encode_command
 
 COMMANDS = "commands"
@@ -46,10 +49,11 @@ class CoreProcess:
         for socket in (self._commands, self._reports):
             socket.set_hwm(0)
             socket.linger = 0
-        self._reports.bind(f"ipc://{self._folder / REPORTS}")
-        self._commands.connect(f"ipc://{self._folder / COMMANDS}")
+        self._reports.bind(socket_address(self._folder / REPORTS))
+        self._commands.connect(socket_address(self._folder / COMMANDS))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.core_main", str(self._folder)],
+            python_command("-m", f"{__package__}.core_main", str(self._folder)),
+            env=child_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -114,13 +118,13 @@ class CoreProcess:
         assert self._process.stdout is not None, "Popen made a pipe"
         with self._process.stdout as lines:
             for line in lines:
-                text = line.decode("utf-8", "replace")
+                text = printable(line.decode("utf-8", "replace"))
                 sys.stderr.write(text)
                 self._printed.append(text.strip())
 
     def _cause(self) -> str:
         code = self._process.wait()
-        if code == -signal.SIGKILL:
+        if code == -KILL:
             return "its process was killed by SIGKILL, as the system does when memory runs out"
         self._echo.join(_POLL_MS / 1000)  # its last lines may still be on their way
         said = " / ".join(filter(None, self._printed))[:_MOST_SAID]

@@ -47,8 +47,6 @@ class RequestStats:
     draft_proposed: int
     # Of what drafters proposed.
     draft_accepted: int
-    # Seconds from arrival to the first token.
-    ttft_s: float
 
 
 class TokenOutput(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

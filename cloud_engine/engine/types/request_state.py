@@ -84,8 +84,8 @@ class RequestState:
     # Of the prompt, found in the prefix cache.
     num_cached_tokens: int = 0
     num_preemptions: int = 0
-    # `time.monotonic` seconds.
-    first_token_at: float | None = None
+    # Some of its tokens have come.
+    has_begun: bool = False
     drafts: DraftRecord = field(init=False, default_factory=DraftRecord)
     # Its share of the next step, where that is sure to be a plain decode (`plain_decodes`).
     decode: ScheduledRequest | None = field(init=False, default=None)
@@ -163,7 +163,6 @@ class RequestState:
             rejected_prediction_tokens=len(self.request.draft_ids) - accepted,
             draft_proposed=self.drafts.proposed,
             draft_accepted=self.drafts.accepted,
-            ttft_s=(self.first_token_at or time.monotonic()) - self.arrived,
         )
 
 

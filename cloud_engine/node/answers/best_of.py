@@ -25,8 +25,8 @@ class BestOf:
     def opening(self) -> list[msgspec.Struct]:
         return self.answers.opening()
 
-    def chunk(self, piece: Piece) -> msgspec.Struct:
-        return self.answers.chunk(piece)
+    def chunks(self, piece: Piece) -> list[msgspec.Struct]:
+        return self.answers.chunks(piece)
 
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:
         return self.answers.usage_chunk(usage)

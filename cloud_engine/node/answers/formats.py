@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from ....protocol.http.ids import new_id
 from ....protocol.responses import (
+    AnswerNotes,
     AssistantMessage,
     ChatChoice,
     ChatCompletion,
@@ -33,10 +34,13 @@ from .answer_stream import Piece, ScoredToken, total_usage
 
 
 class AnswerFormat(Protocol):
-    """`include_usage`: a stream ends with a chunk that has the usage, and the others say that they have none."""
+    """`include_usage`: a stream ends with a chunk that has the usage, and the others say that they have none.
+
+    `chunks`: the finish of an answer has a chunk of its own, behind the last text.
+    """
 
     def opening(self) -> list[msgspec.Struct]: ...
-    def chunk(self, piece: Piece) -> msgspec.Struct: ...
+    def chunks(self, piece: Piece) -> list[msgspec.Struct]: ...
     def usage_chunk(self, usage: Usage) -> msgspec.Struct: ...
     def whole(self, answers: Sequence[Piece]) -> msgspec.Struct: ...
 
@@ -64,6 +68,7 @@ class ChatFormat:
     include_usage: bool = False
     sampling: SamplingDefaults | UnsetType = UNSET
     tools: OfferedTools | None = None
+    notes: tuple[str, ...] = ()
     id: str = field(default_factory=lambda: new_id("chatcmpl"))
     created: int = field(default_factory=lambda: int(time.time()))
     _calls: dict[int, ToolCallStream] = field(default_factory=dict[int, ToolCallStream])
@@ -72,12 +77,19 @@ class ChatFormat:
         role = Delta(content="", role="assistant")
         return [self._chunk([ChunkChoice(role, index=index)]) for index in range(self.n)]
 
-    def chunk(self, piece: Piece) -> msgspec.Struct:
+    def chunks(self, piece: Piece) -> list[msgspec.Struct]:
         delta, reason = Delta(content=piece.text or None), piece.finish_reason
         if self.tools is not None:
             delta, reason = self._calls.setdefault(piece.index, ToolCallStream(self.tools)).read(piece.text, reason)
-        choice = ChunkChoice(delta, reason, piece.index, self._scores(piece), piece.stop_reason or UNSET)
-        return self._chunk([choice], sampling=self.sampling if reason else UNSET)
+        choices = [ChunkChoice(delta, None, piece.index, self._scores(piece))]
+        if reason is not None:
+            says = delta != Delta() or piece.scores
+            finish = ChunkChoice(Delta(), reason, piece.index, stop_reason=piece.stop_reason or UNSET)
+            choices = [*(choices if says else ()), finish]
+        chunks = [self._chunk([choice]) for choice in choices]
+        if reason is not None:
+            chunks[-1].updraft, chunks[-1].sampling = self._noted(), self.sampling
+        return list[msgspec.Struct](chunks)
 
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:
         return self._chunk([], usage)
@@ -98,17 +110,14 @@ class ChatFormat:
             choices=choices,
             usage=total_usage(answers),
             sampling=self.sampling,
+            updraft=self._noted(),
         )
 
-    def _chunk(
-        self,
-        choices: list[ChunkChoice],
-        usage: Usage | None = None,
-        sampling: SamplingDefaults | UnsetType = UNSET,
-    ) -> ChatCompletionChunk:
-        chunk = ChatCompletionChunk(
-            id=self.id, model=self.model, created=self.created, choices=choices, sampling=sampling
-        )
+    def _noted(self) -> AnswerNotes | UnsetType:
+        return AnswerNotes(notes=list(self.notes)) if self.notes else UNSET
+
+    def _chunk(self, choices: list[ChunkChoice], usage: Usage | None = None) -> ChatCompletionChunk:
+        chunk = ChatCompletionChunk(id=self.id, model=self.model, created=self.created, choices=choices)
         if self.include_usage:
             chunk.usage = usage
         return chunk
@@ -133,10 +142,17 @@ class TextFormat:
     def opening(self) -> list[msgspec.Struct]:
         return []
 
-    def chunk(self, piece: Piece) -> msgspec.Struct:
-        completion = self._completion([self._choice(piece)])
-        completion.sampling = self.sampling if piece.finish_reason else UNSET
-        return completion
+    def chunks(self, piece: Piece) -> list[msgspec.Struct]:
+        choices = [TextChoice(piece.text, None, piece.index, self._scores(piece))]
+        if piece.finish_reason is not None:
+            says = piece.text or piece.scores or piece.prompt_scores
+            choices = [
+                *(choices if says else ()),
+                TextChoice("", piece.finish_reason, piece.index, self._scores(Piece())),
+            ]
+        chunks = [self._completion([choice]) for choice in choices]
+        chunks[-1].sampling = self.sampling if piece.finish_reason else UNSET
+        return list[msgspec.Struct](chunks)
 
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:
         return self._completion([], usage)

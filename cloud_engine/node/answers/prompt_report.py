@@ -50,9 +50,9 @@ class PromptReport:
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:
         return self.answers.usage_chunk(usage)
 
-    def chunk(self, piece: Piece) -> msgspec.Struct:
+    def chunks(self, piece: Piece) -> list[msgspec.Struct]:
         self._take_scores(piece)
-        return self._completed(self.answers.chunk(piece))
+        return [self._completed(chunk) for chunk in self.answers.chunks(piece)]
 
     def whole(self, answers: Sequence[Piece]) -> msgspec.Struct:
         for answer in answers:

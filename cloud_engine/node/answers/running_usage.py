@@ -47,11 +47,12 @@ class RunningUsage:
     def opening(self) -> list[msgspec.Struct]:
         return self.answers.opening()
 
-    def chunk(self, piece: Piece) -> msgspec.Struct:
-        shown = self.answers.chunk(piece)
+    def chunks(self, piece: Piece) -> list[msgspec.Struct]:
+        shown = self.answers.chunks(piece)
         self.tally.add(piece)
-        if isinstance(shown, ChatCompletionChunk | TextCompletion):
-            shown.usage = self.tally.so_far
+        for chunk in shown:
+            if isinstance(chunk, ChatCompletionChunk | TextCompletion):
+                chunk.usage = self.tally.so_far
         return shown
 
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:

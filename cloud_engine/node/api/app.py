@@ -17,6 +17,7 @@ from starlette.responses import PlainTextResponse, Response
 from ....protocol.embeddings import embedding_list, parse_embedding
 from ....protocol.errors import InvalidRequestError, UpdraftError
 from ....protocol.http import prometheus, sse
+from ....protocol.http.access import Access
 from ....protocol.http.shell import (
     ATTEMPT_HEADER,
     TENANT_HEADER,
@@ -62,7 +63,7 @@ class ServedEngine:
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
-def create_node_app(served: ServedEngine) -> FastAPI:
+def create_node_app(served: ServedEngine, access: Access | None = None) -> FastAPI:
     """The engine is started and closed with the app."""
 
     @asynccontextmanager
@@ -74,7 +75,7 @@ def create_node_app(served: ServedEngine) -> FastAPI:
             await served.engine.close()
             await node.close()
 
-    app = create_app("Updraft node", lifespan=lifespan)
+    app = create_app("Updraft node", access=access, lifespan=lifespan)
     app.state.traffic.at_deadline = served.engine.close
     node = _Node(served)
     app.add_route("/v1/chat/completions", node.chat, methods=["POST"])
@@ -208,10 +209,12 @@ async def _events(job: PreparedRequest, first: Piece, rest: AsyncGenerator[Piece
     try:
         for chunk in job.format.opening():
             yield sse.event(chunk)
-        yield sse.event(job.format.chunk(first))
+        for chunk in job.format.chunks(first):
+            yield sse.event(chunk)
         ends = [first]
         async for piece in rest:
-            yield sse.event(job.format.chunk(piece))
+            for chunk in job.format.chunks(piece):
+                yield sse.event(chunk)
             ends += [piece] if piece.finish_reason else []
         if job.include_usage:
             yield sse.event(job.format.usage_chunk(total_usage(ends)))

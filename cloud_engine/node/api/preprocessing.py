@@ -78,7 +78,8 @@ class JobMaker:
             params = replace(generation.params, repetition_detection=False)  # arguments may repeat themselves
             # A call may end an answer.
             generation = replace(generation, params=params, constraint=constraint, streamed=True)
-        job = self._job(request, [generation], ChatFormat(*self._shape(request), offered))
+        notes = () if generation.constraint is None else generation.constraint.notes
+        job = self._job(request, [generation], ChatFormat(*self._shape(request), offered, notes))
         return replace(job, tools=offered)
 
     def completion(self, body: bytes, tenant: str) -> PreparedRequest:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import msgspec
 
+from ....protocol.decoding import decode
 from ....protocol.errors import ContextLengthError, InvalidRequestError
-from ....protocol.flags import Flag, WithFlags
-from ....protocol.requests import Message, check_messages, decode
+from ....protocol.requests import Message, check_messages
 from ....protocol.structured import Tool, check_tools
 from ....text.templates import tool_messages as tool_turns
 from ....text.tokenizer import Tokenizer
 
 
-class TokenizeRequest(WithFlags, forbid_unknown_fields=True):
+class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
     """`prompt` or `messages`, not both. `add_special_tokens` is about prompts, the next three are about messages."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
-    add_special_tokens: Flag = True
-    add_generation_prompt: Flag = True
-    continue_final_message: Flag = False
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
     tools: list[Tool] | None = None
-    return_token_strs: Flag = False
+    return_token_strs: bool = False
 
     @property
     def param(self) -> str:

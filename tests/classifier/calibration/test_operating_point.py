@@ -32,7 +32,9 @@ def repeated(once: CalibrationRows, copies: int) -> CalibrationRows:
 
 
 @pytest.mark.parametrize("answers", [True, False])
-@pytest.mark.parametrize("target", [Target("quality", 0.95), Target("cloud_share", 0.3), Target("cost", 0.2)])
+@pytest.mark.parametrize(
+    "target", [Target("quality", 0.95), Target("cloud_share", 0.3), Target("cost", 0.2, (0.5, 1.5))]
+)
 def test_a_target_is_missed_at_most_as_often_as_stated(target: Target, answers: bool) -> None:
     rng = np.random.default_rng(0)
     many = drawn(rng, 100_000, answers=answers)
@@ -130,7 +132,7 @@ def test_what_nothing_can_show_is_kept_all_the_same() -> None:
     few = drawn(np.random.default_rng(1), 20)
     assert operating_point(few, Target("quality", 0.99)).cloud_share == 1
     assert operating_point(few, Target("cloud_share", 0.01)).cloud_share == 0
-    assert operating_point(few, Target("cost", 0.0)).cloud_share == 0
+    assert operating_point(few, Target("cost", 0.0, (0.5, 1.5))).cloud_share == 0
     assert operating_point(few, Target("quality", 1.0)).quality == 1
 
 
@@ -140,7 +142,7 @@ def test_more_is_asked_more_is_sent() -> None:
     assert shares == sorted(shares)
     assert shares[0] < shares[-1]
     dear = operating_point(rows, Target("cost", 0.2, prices=(5.0, 15.0)))
-    assert dear.cloud_share < operating_point(rows, Target("cost", 0.2)).cloud_share
+    assert dear.cloud_share < operating_point(rows, Target("cost", 0.2, (0.5, 1.5))).cloud_share
     assert dear.cost <= 0.2
 
 
@@ -162,11 +164,10 @@ def test_targets_out_of_range(name: str, value: float) -> None:
         Target(name, float("nan"))  # type: ignore[arg-type]
 
 
-def test_one_target_at_most() -> None:
+def test_the_target_that_is_given() -> None:
     assert Target.of(None, None, None) == Target("quality", 0.98)
     assert Target.of(None, 0.2, None) == Target("cloud_share", 0.2)
-    with pytest.raises(ConfigurationError, match="quality and cost exclude each other"):
-        Target.of(0.9, None, 1.0)
+    assert Target.of(None, None, 1.0, (0.5, 1.5)) == Target("cost", 1.0, (0.5, 1.5))
 
 
 @pytest.mark.parametrize("copies", [1, 3, 10])

@@ -182,7 +182,7 @@ def test_targets_become_thresholds_at_run_time(policy: TextPolicy) -> None:
     assert strict.after < lax.after
     point = policy.operating_point(Target("cloud_share", 0.4))
     assert 0.2 < point.cloud_share <= 0.4
-    assert policy.thresholds_for(Target("cost", 0.0)).after == 1
+    assert policy.thresholds_for(Target("cost", 0.0, (0.5, 1.5))).after == 1
 
 
 def test_without_answers_the_question_decides(tmp_path: Path) -> None:
@@ -290,10 +290,10 @@ def test_a_cost_is_expected_and_no_promise(tmp_path: Path) -> None:
     for target in (Target("quality", 0.9), Target("cloud_share", 0.3)):
         assert any(line.startswith("With 90% confidence") for line in sentences(policy, target))
         assert figures(policy, target)["delta"] == pytest.approx(0.1)
-    told = "\n".join(sentences(policy, Target("cost", 0.2)))
+    told = "\n".join(sentences(policy, Target("cost", 0.2, (0.5, 1.5))))
     assert "Expected, on requests like these: at most 0.2 US dollars" in told
     assert "no promise" in told and "confidence" not in told
-    assert "delta" not in figures(policy, Target("cost", 0.2))
+    assert "delta" not in figures(policy, Target("cost", 0.2, (0.5, 1.5)))
 
 
 def test_rows_that_ask_the_same_count_once(tmp_path: Path) -> None:

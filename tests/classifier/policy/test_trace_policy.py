@@ -124,14 +124,18 @@ def test_a_limit_on_cost_is_kept_and_used(policy_folder: Path, held_out: list[Ou
     for part in (0.2, 0.4):
         up = went_up(policy, held_out, Target("cost", part * everything, (2.0, 8.0)))
         assert part - 0.08 <= 1000 * (dollars * up).mean() / everything <= part + 0.03
-    assert not went_up(policy, held_out, Target("cost", 0.0)).any()
+    assert not went_up(policy, held_out, Target("cost", 0.0, (0.5, 1.5))).any()
 
 
 def test_without_calibration_rows_only_a_quality_can_be_asked_for(trained: Trained) -> None:
     card = replace(trained.card, files={gate: trained.card.files[gate] for gate in GATES})
     bare = Policy(card, {})
     assert bare.thresholds_for(Target("quality", 0.98)) == bare.thresholds(0.98)
-    for target in (Target("cloud_share", 0.3), Target("cost", 1.0), Target("quality", 0.98, promise="mean")):
+    for target in (
+        Target("cloud_share", 0.3),
+        Target("cost", 1.0, (0.5, 1.5)),
+        Target("quality", 0.98, promise="mean"),
+    ):
         with pytest.raises(ConfigurationError, match=f"keeps no calibration rows, which {target} needs"):
             bare.thresholds_for(target)
 

@@ -63,6 +63,8 @@ def test_the_working_installation_is_sound(updraft) -> None:
     done = updraft("doctor")
     assert done.returncode == 0, done.stdout
     assert "fail" not in done.stdout
+    for step in ("generating a few tokens with llama.cpp", "importing torch", "reading the pocket models"):
+        assert f"{step}" in done.stderr
     for name in (
         "python",
         "core",
@@ -119,7 +121,7 @@ def test_the_cloud_is_asked_for_its_models() -> None:
 
 def test_a_key_that_no_header_carries_is_not_shown() -> None:
     check = check_cloud("http://127.0.0.1:9/v1", "sk-secret\n")
-    assert (check.status, "cloud_api_key" in check.found) == ("fail", True)
+    assert (check.status, "The API key for http://127.0.0.1:9/v1 holds a blank" in check.found) == ("fail", True)
     assert "secret" not in f"{check}"
 
 

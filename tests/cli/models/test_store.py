@@ -53,6 +53,25 @@ def test_from_the_hub_to_the_bin(hub: Hub, updraft, tmp_path: Path) -> None:
     assert json.loads(updraft("models", "--json").stdout) == []
 
 
+def test_verify_says_that_there_is_nothing_to_verify(updraft) -> None:
+    done = updraft("verify")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith("No models in ")
+    assert json.loads(updraft("verify", "--json").stdout) == []
+
+
+def test_every_step_as_json(updraft, tmp_path: Path) -> None:
+    file = tmp_path / "mine.gguf"
+    file.write_bytes(MODEL)
+    pulled = json.loads(updraft("pull", str(file), "--json").stdout)
+    assert (pulled["name"], pulled["state"], pulled["size"]) == ("mine", "ready", len(MODEL))
+    assert json.loads(updraft("models", "--json").stdout) == [pulled]
+    assert json.loads(updraft("verify", "--json").stdout) == [{"name": "mine", "state": "ready"}]
+    (deleted,) = json.loads(updraft("rm", "mine", "--json").stdout)
+    assert deleted["name"] == "mine"
+    assert deleted["freed"] >= len(MODEL)
+
+
 def test_a_pulled_model_answers(updraft) -> None:
     pytest.importorskip("llama_cpp")
     packaged = ROOT / "embedded" / "weights" / "pocket-small.gguf"

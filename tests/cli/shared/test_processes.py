@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +36,7 @@ time.sleep(600)
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "standin.py").write_text(SERVER)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 
 
@@ -63,6 +64,17 @@ def test_ready_then_gone(folder: Path, children: list[Child]) -> None:
 def test_a_child_that_dies_at_once_says_why(folder: Path, children: list[Child]) -> None:
     with pytest.raises(ChildError, match="the model file is gone"):
         start(children, folder, "--fail").wait_ready(30)
+
+
+def test_a_long_start_is_told_of(folder: Path, children: list[Child], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("updraft.cli.shared.processes.QUIET_S", 0.2)
+    told: list[str] = []
+    child = start(children, folder, "--silent")
+    child.log.write_text("loading weights\n")
+    with pytest.raises(ChildError):
+        child.wait_ready(1, told.append)
+    assert told
+    assert all(re.fullmatch(r"standin has been starting for \d s: loading weights", line) for line in told)
 
 
 def test_a_child_that_is_never_ready_is_given_up(folder: Path, children: list[Child]) -> None:

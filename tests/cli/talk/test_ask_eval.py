@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from terminal import at_terminal
 
 KEY = "secret"
 TASKS = [
@@ -59,7 +60,8 @@ def test_the_servers_own_message_reaches_the_user(updraft, cloud) -> None:
 
 def test_eval_counts(updraft, cloud, task_file, tmp_path) -> None:
     out = tmp_path / "out.json"
-    done = updraft("eval", "--file", str(task_file), "--json", str(out), *cloud, env={"CLOUD_KEY": KEY})
+    priced = {"CLOUD_KEY": KEY, "UPDRAFT_PRICES_CLOUD_INPUT": "0.5", "UPDRAFT_PRICES_CLOUD_OUTPUT": "1.5"}
+    done = updraft("eval", "--file", str(task_file), "--json", str(out), *cloud, env=priced)
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
     assert found["tiers"] == ["cloud", "routed"]
@@ -91,7 +93,26 @@ def test_eval_fails_when_an_answer_is_missing(updraft, fake_cloud, task_file) ->
             "cloud",
         )
     assert done.returncode == 1
-    assert "3 questions got no answer" in done.stderr
+    assert "3 questions got no answer: 3 AuthenticationError. The first: AuthenticationError: " in done.stderr
+    assert done.stderr.rstrip().endswith("That key is unknown here.")
+
+
+def test_eval_counts_errors_by_kind_and_prints_nothing_but_json(updraft, fake_cloud, task_file) -> None:
+    with fake_cloud(broken=True) as url:
+        flags = ["--cloud", url, "--cloud-model", "big", "--cloud-key-env", "CLOUD_KEY"]
+        done = updraft("eval", "--file", str(task_file), "--json", *flags, env={"CLOUD_KEY": KEY})
+    assert done.returncode == 1
+    found = json.loads(done.stdout)["errors"]
+    assert (found["count"], found["by_kind"]) == (6, {"BadRequestError": 6})
+    assert found["first"].startswith("BadRequestError: The cloud is out of order.")
+    assert not {"\x1b", "\x7f", "\u202e"} & set(done.stdout + done.stderr)
+    assert "6 questions got no answer: 6 BadRequestError. The first: BadRequestError: The cloud is" in done.stderr
+
+
+def test_an_unknown_cloud_model_is_named_with_those_there_are(updraft, cloud) -> None:
+    done = updraft("ask", "hi", *cloud, "--cloud-model", "unheard-of", env={"CLOUD_KEY": KEY})
+    assert done.returncode == 1
+    assert f"No such model. {cloud[1]} has no model 'unheard-of', but big, small." in done.stderr
 
 
 def test_eval_refuses_a_tier_that_is_not_there(updraft, cloud, task_file) -> None:
@@ -106,8 +127,38 @@ def test_chat_answers_obeys_and_leaves_at_the_end(updraft, cloud) -> None:
     assert done.returncode == 0, done.stderr
     assert "2 + 2 = 4" in done.stdout
     assert "Paris" in done.stdout
-    for line in ("tier: cloud", "quality: 0.9", "unknown: /quality 7", "Ctrl-D leaves", "a new conversation"):
+    for line in ("tier: cloud", "quality: 0.9", "unknown: /quality 7", "Ctrl-D", "a new conversation"):
         assert line in done.stderr
+
+
+@pytest.mark.parametrize("word", ["exit", "quit", "/exit", "/quit", "EXIT"])
+def test_chat_is_left_by_a_word(updraft, cloud, word: str) -> None:
+    done = updraft("chat", *cloud, env={"CLOUD_KEY": KEY}, input=f"{word}\nCapital of France?\n")
+    assert (done.returncode, "Paris" in done.stdout) == (0, False)
+
+
+def test_chat_tells_models_and_why(updraft, cloud) -> None:
+    said = "/why\n/model\n/model big\n/model moon\nCapital of France?\n/why\n"
+    done = updraft("chat", *cloud, env={"CLOUD_KEY": KEY}, input=said)
+    assert done.returncode == 0, done.stderr
+    for line in (
+        "There is no answer yet.",
+        "model: auto, of auto, local, cloud, big",
+        "model: big\n",
+        "There is no model 'moon'. Known: auto, local, cloud, big",
+        "by the cloud",
+        "because",
+        "tokens",
+    ):
+        assert line in done.stderr, line
+
+
+def test_chat_breaks_lines_between_words(environment, cloud, tmp_path: Path) -> None:
+    """A narrow terminal: `2 + 2 = 4` does not fit."""
+    narrow = {**environment, "CLOUD_KEY": KEY, "COLUMNS": "6"}
+    code, shown = at_terminal(["chat", *cloud], [("> ", "What is 2 + 2?"), ("> ", "quit")], narrow, tmp_path)
+    assert code == 0, shown
+    assert "2 + 2\r\n= 4\r\n" in shown
 
 
 def test_chat_survives_a_failing_answer(updraft, fake_cloud) -> None:

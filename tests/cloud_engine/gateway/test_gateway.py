@@ -15,9 +15,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from full_cloud import running_full_cloud
 from updraft.cloud_engine.gateway import new_key
 
-GATEWAY = ("-m", "updraft.cloud_engine.gateway")
+GATEWAY = ("-m", "updraft", "gateway", "--port", "0")
 
 
 def say(text: str) -> list[Any]:
@@ -334,3 +335,34 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_null_is_absent_and_models_are_listed_as_the_node_does(gateway: Running) -> None:
+    with gateway.client() as client:
+        nothing = {"stream": None, "stream_options": None}
+        answer = client.chat.completions.create(model="echo", messages=say("abc"), extra_body=nothing)
+        assert answer.choices[0].message.content == "abc"
+        chunks = client.chat.completions.create(
+            model="echo", messages=say("abc"), stream=True, stream_options={"include_usage": None}
+        )
+        assert [chunk.usage for chunk in chunks if not chunk.choices] == []
+        card = client.models.retrieve("echo")
+        assert card.created > 10**9
+        assert card.owned_by == "updraft"
+        assert card.model_extra == {"max_model_len": 2000}
+
+
+def test_headers_and_query_go_along_to_a_node(spawn_gateway: Callable[..., Running]) -> None:
+    with running_full_cloud() as cloud, spawn_gateway(cloud).client() as client:
+        extra = {"X-Title": "An app", "Cookie": "a=b", "X-Updraft-Tenant": "another"}
+        client.chat.completions.create(
+            model="big", messages=say("abc"), extra_headers=extra, extra_query={"api-version": "7"}
+        )
+        got = cloud.headers[0]
+        assert (got["x-title"], cloud.queries) == ("An app", ["api-version=7"])
+        assert got["x-updraft-tenant"] != "another"
+        assert "cookie" not in got
+        assert "authorization" not in got
+        with pytest.raises(openai.BadRequestError, match="x-auth-token"):
+            client.chat.completions.create(model="big", messages=say("a"), extra_headers={"X-Auth-Token": "hunter2"})
+        assert client.models.retrieve("big").owned_by == "somebody"

@@ -13,11 +13,11 @@ from updraft.cloud_engine.gateway import new_key
 
 def test_what_one_key_has_asked_is_in_no_other_keys_cache(spawn: Any, tmp_path: Path) -> None:
     model = write_model(tmp_path / "tiny", 0)
-    node = spawn("-m", "updraft.cloud_engine.node", "--model", str(model), "--threads", "1", "--exit-with-parent")
+    node = spawn("-m", "updraft", "node", "--port", "0", "--model", str(model), "--threads", "1", "--exit-with-parent")
     keys = {name: new_key(name) for name in ("alice", "bob", "carol")}
     (tmp_path / "keys").write_text("\n".join(line for _, line in keys.values()))
     files = ("--keys", str(tmp_path / "keys"), "--db", str(tmp_path / "usage.sqlite"))
-    gateway = spawn("-m", "updraft.cloud_engine.gateway", "--node", node.url, *files, "--exit-with-parent")
+    gateway = spawn("-m", "updraft", "gateway", "--port", "0", "--node", node.url, *files, "--exit-with-parent")
 
     def cached(name: str, **options: Any) -> int:
         messages: list[Any] = [{"role": "user", "content": "A question of more than sixteen tokens, which is a block."}]

@@ -23,6 +23,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def nodes(folder: Path, tmp_path_factory: pytest.TempPathFactory, spawned: Any) -> Iterator[list[str]]:
     """One without and one with a draft model."""
     draft = write_model(tmp_path_factory.mktemp("models") / "draft", 1)
-    start = ("-m", "updraft.cloud_engine.node", "--model", str(folder), "--threads", "1", "--exit-with-parent")
+    start = ("-m", "updraft", "node", "--port", "0", "--model", str(folder), "--threads", "1", "--exit-with-parent")
     with ExitStack() as stack:
         yield [stack.enter_context(spawned(*start, *extra)).url for extra in ((), ("--draft", str(draft)))]

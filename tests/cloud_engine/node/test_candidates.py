@@ -21,7 +21,7 @@ QUESTION: list[Any] = [{"role": "user", "content": "How many days has March?"}]
 @pytest.fixture(scope="module")
 def client(spawned: Any) -> Iterator[openai.OpenAI]:
     folder = str(pocket.pocket_large_folder())
-    start = ("-m", "updraft.cloud_engine.node", "--model", folder, "--threads", "1", "--exit-with-parent")
+    start = ("-m", "updraft", "node", "--port", "0", "--model", folder, "--threads", "1", "--exit-with-parent")
     with spawned(*start) as node, openai.OpenAI(base_url=f"{node.url}/v1", api_key="-", max_retries=0) as client:
         yield client
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import re
 import time
+import typing
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -43,7 +45,7 @@ def url(tmp_path_factory: pytest.TempPathFactory, spawned: Any) -> Iterator[str]
     """A random Llama over one token per byte, whose template knows tools; its vocabulary is padded."""
     folder = write_model(tmp_path_factory.mktemp("models") / "tiny", 0, context=2048, padding=29)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    node = ("-m", "updraft.cloud_engine.node", "--model", str(folder), "--threads", "1", "--exit-with-parent")
+    node = ("-m", "updraft", "node", "--port", "0", "--model", str(folder), "--threads", "1", "--exit-with-parent")
     with spawned(*node) as process:
         yield process.url
 
@@ -212,3 +214,44 @@ def test_a_constraint_that_fails_on_the_way_fails_its_request_alone(client: open
         list(ask(client, extra_body={"structured_outputs": {"regex": "[a-c]{9}(?:a?){5000}a{5000}"}}, stream=True))
     assert httpx.get(f"{url}/health").json()["status"] == "ok"
     assert ask(client, max_tokens=1).choices
+
+
+class Stay(pydantic.BaseModel):
+    folder: pathlib.Path
+    nights: typing.Annotated[int, pydantic.Field(ge=1, le=9)]
+    guests: set[Literal["Ann", "Bo"]]
+
+
+def schema_of(kind: type[pydantic.BaseModel], *, strict: bool) -> Any:
+    schema = {**kind.model_json_schema(), "additionalProperties": False}
+    schema["properties"]["guests"]["maxItems"] = 2
+    schema["properties"]["folder"]["maxLength"] = 8
+    return {"type": "json_schema", "json_schema": {"name": "stay", "schema": schema, "strict": strict}}
+
+
+def test_what_a_grammar_cannot_do_is_noted_and_the_rest_holds(client: openai.OpenAI) -> None:
+    form = schema_of(Stay, strict=False)
+    whole = ask(client, response_format=form)
+    assert {note.split()[0] for note in whole.model_extra["updraft"]["notes"]} == {"format", "uniqueItems"}
+    assert Stay.model_validate_json(whole.choices[0].message.content)
+    *_, last = ask(client, response_format=form, stream=True)
+    assert last.choices[0].finish_reason == "stop"
+    assert last.model_extra["updraft"] == whole.model_extra["updraft"]
+    assert "updraft" not in ask(client).model_extra
+    with pytest.raises(openai.BadRequestError, match="uniqueItems"):
+        ask(client, response_format=schema_of(Stay, strict=True))
+
+
+def test_a_forced_tool_takes_what_pydantic_writes(client: openai.OpenAI) -> None:
+    parameters = schema_of(Stay, strict=False)["json_schema"]["schema"]
+    tool = {"type": "function", "function": {"name": "stay", "parameters": parameters}}
+    answer = ask(client, tools=[tool], tool_choice="required", parallel_tool_calls=False)
+    assert Stay.model_validate_json(answer.choices[0].message.tool_calls[0].function.arguments)
+    assert answer.model_extra["updraft"]["notes"]
+
+
+def test_the_last_text_and_the_finish_come_apart(client: openai.OpenAI) -> None:
+    chunks = list(ask(client, stream=True, max_tokens=3))
+    assert [bool(chunk.choices[0].delta.content) for chunk in chunks if chunk.choices[0].finish_reason] == [False]
+    texts = list(client.completions.create(model="tiny", prompt="Hello", max_tokens=3, seed=5, stream=True))
+    assert [piece.choices[0].text for piece in texts if piece.choices[0].finish_reason] == [""]

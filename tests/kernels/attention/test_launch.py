@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,6 @@ from updraft.kernels.attention.launch import (
     AttentionShape,
     attention_launch,
     extra_splits,
-    launch_key,
     num_splits,
     programs_at_once,
     queries_per_tile,
@@ -20,7 +17,6 @@ from updraft.kernels.attention.launch import (
 from updraft.kernels.attention.metadata import AttentionPlanner
 from updraft.kernels.attention.plan import plan_attention
 from updraft.kernels.attention.types import QuerySpan
-from updraft.kernels.runtime.launch import Launch, write_launches
 from updraft.protocol.errors import ConfigurationError
 
 LLAMA_8B = AttentionShape(heads=32, kv_heads=8, head_dim=128, block_size=64)
@@ -28,13 +24,13 @@ H200 = 132
 
 
 def tiles_for(shape: AttentionShape, queries: int) -> dict[str, int]:
-    return dict(attention_launch(shape, queries, "none").tiles)
+    return dict(attention_launch(shape, queries).tiles)
 
 
 def cut(keys: list[int], queries: int = 1) -> tuple[list[int], int]:
     """Pieces of each tile, and how many KV heads times splits the GPU takes at once."""
     lengths = np.array(keys, dtype=np.int64)
-    launch = attention_launch(LLAMA_8B, queries, "none")
+    launch = attention_launch(LLAMA_8B, queries)
     splits = num_splits(lengths, split_lengths(lengths, LLAMA_8B, launch, H200))
     assert splits.sum() <= len(keys) + extra_splits(LLAMA_8B, launch, H200)
     return splits.tolist(), programs_at_once(LLAMA_8B, launch, H200)
@@ -48,7 +44,7 @@ def test_tiles_hold_all_heads_of_all_queries_while_they_fit(queries: int, rows: 
 def test_groups_of_any_size_fit_a_tile() -> None:
     for group in (1, 3, 7, 16, 71, 128):
         shape = AttentionShape(group, 1, head_dim=64, block_size=16)
-        launch = attention_launch(shape, 1, "none")
+        launch = attention_launch(shape, 1)
         assert queries_per_tile(shape, launch) >= 1
         assert launch.tiles["BLOCK_M"] >= group
 
@@ -97,22 +93,9 @@ def shape_of(head_dim: int, group: int = 4, block: int = 64, cache_bytes: int = 
 )
 def test_launches_that_spill_nothing(shape: AttentionShape, queries: int, expected: tuple[int, int, int]) -> None:
     """`specs/paged_attention.py` compiles them."""
-    launch = attention_launch(shape, queries, "none")
+    launch = attention_launch(shape, queries)
     assert (launch.tiles["BLOCK_M"], launch.tiles["BLOCK_N"], launch.num_warps) == expected
     assert launch.num_stages == 3
-
-
-def test_a_window_has_a_key_of_its_own() -> None:
-    assert launch_key(shape_of(128), 64) == "dim128-block64-bytes2-rows64"
-    assert launch_key(shape_of(128, windowed=True), 64) == "dim128-block64-bytes2-windowed-rows64"
-
-
-def test_measured_launches_come_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    measured = {"dim128-block64-bytes2-rows16": Launch(num_warps=2, tiles={"BLOCK_M": 16, "BLOCK_N": 32})}
-    monkeypatch.setattr("updraft.kernels.runtime.launch.TUNED", tmp_path)
-    write_launches(tmp_path / "nvidia-h200.json", {"paged_attention": measured})
-    assert attention_launch(LLAMA_8B, 1, "NVIDIA H200").num_warps == 2
-    assert attention_launch(LLAMA_8B, 100, "NVIDIA H200").num_warps == 8
 
 
 def test_one_long_sequence_fills_the_gpu_once() -> None:
@@ -136,7 +119,7 @@ def test_only_the_long_one_of_many_is_cut() -> None:
 
 
 def test_splits_are_even() -> None:
-    lengths = split_lengths(np.array([8192] * 64), LLAMA_8B, attention_launch(LLAMA_8B, 1, "none"), H200)
+    lengths = split_lengths(np.array([8192] * 64), LLAMA_8B, attention_launch(LLAMA_8B, 1), H200)
     assert all(8192 % length == 0 for length in lengths.tolist())
 
 
@@ -145,7 +128,7 @@ def test_work_covers_every_query_and_key_once(multiprocessors: int) -> None:
     """And slots, blocks and merges say what the spans say."""
     shape = AttentionShape(6, 2, head_dim=64, block_size=16)
     spans = [QuerySpan(700, 3, range(100, 150)), QuerySpan(0, 0, []), QuerySpan(5, 90, range(200, 206))]
-    plan = plan_attention(spans, 100, shape, attention_launch(shape, 90, "none"), multiprocessors)
+    plan = plan_attention(spans, 100, shape, attention_launch(shape, 90), multiprocessors)
     seen = np.zeros((100, 703), dtype=np.int64)
     partial = np.zeros(plan.partial_rows, dtype=np.int64)
     for table, row, rows, position, first, end, place, _ in plan.work.tolist():
@@ -171,7 +154,7 @@ def test_work_covers_every_query_and_key_once(multiprocessors: int) -> None:
 
 def test_long_work_comes_first() -> None:
     spans = [QuerySpan(start, 1, range(100)) for start in (10, 1000, 50)]
-    plan = plan_attention(spans, 3, LLAMA_8B, attention_launch(LLAMA_8B, 1, "none"), 1)
+    plan = plan_attention(spans, 3, LLAMA_8B, attention_launch(LLAMA_8B, 1), 1)
     assert plan.work[:, 1].tolist() == [1, 2, 0]
 
 
@@ -187,7 +170,7 @@ def test_shapes_that_the_kernel_does_not_take(shape: tuple[int, int, int, int]) 
 def test_a_graph_has_room_for_any_lengths(lengths: list[int]) -> None:
     """On a GPU so small that no more splits are planned for than there are tiles."""
     shape = AttentionShape(heads=128, kv_heads=8, head_dim=64, block_size=16)
-    graph = AttentionPlanner(shape, torch.device("cpu"), "none", 1).graph_metadata(9, most_sequences=4, most_blocks=4)
+    graph = AttentionPlanner(shape, torch.device("cpu"), 1).graph_metadata(9, most_sequences=4, most_blocks=4)
     assert len(graph.metadata.work) == 6
     graph.update_([QuerySpan(16, length, [1, 2]) for length in lengths])
     assert graph.metadata.work[:, 2].sum() == 9
@@ -205,7 +188,7 @@ def test_a_graph_has_room_for_any_lengths(lengths: list[int]) -> None:
 )
 def test_what_does_not_fit_a_graph_is_refused(spans: list[QuerySpan]) -> None:
     shape = AttentionShape(4, 2, head_dim=64, block_size=16)
-    graph = AttentionPlanner(shape, torch.device("cpu"), "none", 8).graph_metadata(8, most_sequences=4, most_blocks=4)
+    graph = AttentionPlanner(shape, torch.device("cpu"), 8).graph_metadata(8, most_sequences=4, most_blocks=4)
     before = graph.metadata.work.clone()
     with pytest.raises(ConfigurationError):
         graph.update_(spans)

@@ -12,7 +12,6 @@ from updraft.kernels.attention.launch import AttentionShape
 from updraft.kernels.attention.metadata import AttentionPlanner
 from updraft.kernels.attention.triton_attention import TritonAttention
 from updraft.kernels.attention.types import LayerAttention
-from updraft.kernels.kv_cache.ops import write_kv_
 from updraft.kernels.kv_cache.reference import write_kv_reference_
 from updraft.kernels.kv_cache.types import HeadNorms, HeadTransform, Rotation
 
@@ -78,6 +77,8 @@ def test_a_step_does_not_wait_for_the_device() -> None:
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize(("head_dim", "pairs"), [(64, 32), (80, 16), (128, 64), (256, 128)])
 def test_kv_write(head_dim: int, pairs: int, cache_dtype: torch.dtype) -> None:
+    from updraft.kernels.kv_cache.triton import launch_write_kv_
+
     torch.manual_seed(0)
     projected = torch.randn(300, 12, head_dim, device="cuda").bfloat16()
     angles = torch.rand(300, pairs, device="cuda") * 6
@@ -89,6 +90,6 @@ def test_kv_write(head_dim: int, pairs: int, cache_dtype: torch.dtype) -> None:
     cache = torch.zeros(25, 16, 4, head_dim, device="cuda").to(cache_dtype)
     expected, expected_cache = projected.clone(), cache.clone()
     write_kv_reference_(expected, expected_cache, slots, rule, rotation)
-    write_kv_(projected, cache, slots, rule, rotation)
+    launch_write_kv_(projected, cache, slots, rule, rotation)
     for mine, theirs in ((projected[:, :8], expected[:, :8]), (cache, expected_cache)):
         assert (mine.float() - theirs.float()).norm() < 4e-3 * theirs.float().norm()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from updraft.kernels.sampling.ops import apply_edits_, log_probabilities, probabilities, row_thresholds, sample
+from updraft.kernels.sampling.ops import apply_edits_, log_probabilities, row_thresholds, sample
 from updraft.kernels.sampling.reference import ranks
 from updraft.kernels.sampling.types import FlatEdits, Sampling, Truncation
 
@@ -59,11 +59,8 @@ def test_kept_tokens_are_those_of_sorting() -> None:
         assert ((kept - wanted).abs() <= wanted * 1e-4).all()  # weights are of float32: some at the border
 
 
-def test_probabilities_and_reports() -> None:
-    logits, sampling = some_logits(10), some_sampling(10, truncated=True)
-    got, expected = probabilities(logits.cuda(), on_device(sampling)).cpu(), probabilities(logits, sampling)
-    assert float((got - expected).norm() / expected.norm()) < 1e-5
-    chosen = torch.arange(10) * 1000
+def test_reports() -> None:
+    logits, chosen = some_logits(10), torch.arange(10) * 1000
     on_gpu, on_cpu = log_probabilities(logits.cuda(), chosen.cuda(), 20), log_probabilities(logits, chosen, 20)
     assert torch.equal(on_gpu.ids.cpu(), on_cpu.ids)
     assert torch.allclose(on_gpu.values.cpu(), on_cpu.values, atol=1e-5)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
-from updraft.kernels.kv_cache.ops import write_kv_
 from updraft.kernels.kv_cache.reference import write_kv_reference_
 from updraft.kernels.kv_cache.types import HeadNorms, HeadTransform, Rotation
 from updraft.protocol.errors import ConfigurationError
@@ -111,7 +110,7 @@ def test_reference_is_torch_norm_and_the_rotation_of_hugging_face(unit_offset: b
     turned = torch.cat((-normed[..., 8:16], normed[..., :8]), dim=-1)
     rotated = torch.cat((normed[..., :16] * cosine + turned * sine, normed[..., 16:]), dim=-1)
     values = projected[:, 5:].clone()
-    write_kv_(projected, cache, torch.arange(5, dtype=torch.int32, device=DEVICE), rule, rotation)
+    write_kv_reference_(projected, cache, torch.arange(5, dtype=torch.int32, device=DEVICE), rule, rotation)
     torch.testing.assert_close(projected[:, :4], rotated[:, :4])
     torch.testing.assert_close(cache.flatten(0, 1)[:5], torch.cat((rotated[:, 4:], values), dim=1))
 
@@ -127,7 +126,7 @@ def test_reference_is_torch_norm_and_the_rotation_of_hugging_face(unit_offset: b
         (cache_of(1, 16), 3, angles(3, 9)),
     ],
 )
-@pytest.mark.parametrize("write", [write_kv_, kv_write_triton.launch_write_kv_])
+@pytest.mark.parametrize("write", [write_kv_reference_, kv_write_triton.launch_write_kv_])
 def test_tensors_that_do_not_fit(write: object, cache: Tensor, slots: int, rotation: Rotation | None) -> None:
     with pytest.raises(ConfigurationError):
         write(

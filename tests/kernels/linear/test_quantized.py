@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from updraft.kernels.linear.launch import Gpu, MatmulShape, inputs_per_step, matmul_launch, split_k
+from updraft.kernels.linear.launch import MatmulShape, inputs_per_step, matmul_launch, split_k
 from updraft.kernels.linear.ops import quantized_linear
 from updraft.kernels.linear.quantization import quantize_fp8, quantize_int4, quantize_int8
 from updraft.kernels.linear.reference import quantize_tokens_reference, quantized_linear_reference
 from updraft.kernels.linear.types import FP8, Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight
-from updraft.kernels.runtime.launch import Launch, file_name, write_launches
 from updraft.protocol.errors import ConfigurationError
 
-H200 = Gpu("no such GPU", 132)
+H200 = 132  # multiprocessors
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -167,8 +164,8 @@ def test_the_order_of_a_split_sum_is_fixed() -> None:
 
     hidden, weight = drawn(2, 2048, seed=5).half(), quantize_int8(drawn(16, 2048))
     product = MatmulShape(2, 16, 16)
-    launch = matmul_launch("int8_kernel", product, quantized_triton._INTERPRETER)
-    assert split_k(product, launch, quantized_triton._INTERPRETER).count > 1
+    launch = matmul_launch(2)
+    assert split_k(product, launch, quantized_triton._SMALL_GPU).count > 1
     assert torch.equal(quantized_triton.int8_linear(hidden, weight), quantized_triton.int8_linear(hidden, weight))
 
 
@@ -229,7 +226,7 @@ def test_fp8_products_get_operands_they_can_take(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("steps", [1, 3, 32, 112])
 def test_every_step_is_in_one_part(tokens: int, features: int, steps: int) -> None:
     product = MatmulShape(tokens, features, steps)
-    launch = matmul_launch("int4_kernel", product, H200)
+    launch = matmul_launch(tokens)
     split = split_k(product, launch, H200)
     assert (split.count - 1) * split.steps < steps <= split.count * split.steps
     assert split.count == 1 or split.steps >= 4
@@ -238,20 +235,11 @@ def test_every_step_is_in_one_part(tokens: int, features: int, steps: int) -> No
 def test_few_tiles_are_split_until_the_gpu_is_full() -> None:
     def count(tokens: int, features: int) -> int:
         product = MatmulShape(tokens, features, 64)
-        return split_k(product, matmul_launch("int8_kernel", product, H200), H200).count
+        return split_k(product, matmul_launch(tokens), H200).count
 
     assert count(1, 4096) * 128 >= 4 * 132  # 128 tiles
     assert count(1, 128256) == 1
     assert count(4096, 4096) == 1
-
-
-def test_a_measured_launch_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    measured = Launch(num_warps=8, tiles={"BLOCK_FEATURES": 256, "BLOCK_TOKENS": 32})
-    monkeypatch.setattr("updraft.kernels.runtime.launch.TUNED", tmp_path)
-    write_launches(tmp_path / f"{file_name(H200.name)}.json", {"int8_kernel": {"tokens_32": measured}})
-    assert matmul_launch("int8_kernel", MatmulShape(20, 64, 2), H200) == measured
-    assert matmul_launch("int4_kernel", MatmulShape(20, 64, 2), H200) != measured
-    assert matmul_launch("int8_kernel", MatmulShape(40, 64, 2), H200) != measured
 
 
 def test_a_step_divides_the_inputs() -> None:

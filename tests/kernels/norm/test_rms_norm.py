@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.nn import functional
-from updraft.kernels.norm.ops import add_rms_norm, qk_norm_, rms_norm
+from updraft.kernels.norm.ops import add_rms_norm, rms_norm
 from updraft.kernels.norm.reference import rms_norm_reference
 from updraft.kernels.norm.types import Norm
 from updraft.protocol.errors import ConfigurationError
 
 pytest.importorskip("triton")
-from updraft.kernels.norm.triton import launch_qk_norm, launch_rms_norm
+from updraft.kernels.norm.triton import launch_rms_norm
 
 SHAPES = [(0, 64), (1, 64), (3, 100), (33, 128), (65, 7), (2, 5120)]
 DTYPES = [torch.float32, torch.float16]
@@ -59,21 +59,6 @@ def test_fused_addition_rounds_the_residual_as_the_addition_alone(shape, dtype, 
     assert close(got, rms_norm_reference(expected, norm))
 
 
-@pytest.mark.parametrize("unit_offset", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("tokens", "queries", "keys", "size"), [(0, 4, 2, 64), (1, 4, 2, 64), (9, 5, 1, 96)])
-def test_heads_are_normed_in_place_and_values_left_alone(tokens, queries, keys, size, dtype, unit_offset) -> None:
-    projected = some(tokens, queries + 2 * keys, size, dtype=dtype)
-    norms = [Norm(some(size, dtype=dtype, seed=seed), 1e-6, unit_offset) for seed in (1, 2)]
-    expected = projected.clone()
-    qk_norm_(expected[:, : queries + keys], queries, *norms)  # on a CPU: the reference
-    assert torch.equal(expected[:, queries + keys :], projected[:, queries + keys :])
-    assert torch.equal(expected[:, :queries], rms_norm_reference(projected[:, :queries], norms[0]))
-    launch_qk_norm(projected[:, : queries + keys], queries, *norms)
-    assert torch.equal(projected[:, queries + keys :], expected[:, queries + keys :])
-    assert close(projected, expected)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_reference_is_torch_rms_norm(dtype) -> None:
     hidden, weight = some(5, 96, dtype=dtype), some(96, dtype=dtype, seed=1)
@@ -94,5 +79,3 @@ def test_what_does_not_fit_is_refused() -> None:
             rms_norm(hidden, norm)
     with pytest.raises(ConfigurationError, match="cannot be added"):
         add_rms_norm(torch.ones(2, 8), torch.ones(3, 8), norm)
-    with pytest.raises(ConfigurationError, match="differ in eps"):
-        qk_norm_(torch.ones(2, 3, 8), 2, norm, Norm(torch.ones(8), 1e-6, unit_offset=True))

@@ -149,7 +149,7 @@ def test_a_folder_that_nothing_runs_from(
     monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
     real = ctypes.CDLL
 
-    def loaded(name: str, mode: int) -> ctypes.CDLL:
+    def loaded(name: str, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
         if name.startswith(str(tmp_path)):
             raise OSError("failed to map segment from shared object")
         return real(name, mode)

@@ -1,4 +1,4 @@
-"""Probabilities: kernels against the reference, and the reference against torch and the engine's sampler."""
+"""Log-probabilities: kernels against the reference, and the reference against the engine's sampler."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import pytest
 import torch
 from updraft.cloud_engine.engine.execution.sampler import log_probabilities as engine_log_probabilities
 from updraft.kernels.sampling.launch import TILE
-from updraft.kernels.sampling.ops import log_probabilities, probabilities, row_thresholds, stable_topk
-from updraft.kernels.sampling.reference import log_probabilities_reference, probabilities_reference
-from updraft.kernels.sampling.types import Sampling, Truncation
+from updraft.kernels.sampling.ops import log_probabilities, stable_topk
+from updraft.kernels.sampling.reference import log_probabilities_reference
 from updraft.protocol.errors import ConfigurationError
 
 pytest.importorskip("triton")
-from updraft.kernels.sampling.triton_probabilities import launch_log_probabilities, launch_probabilities
+from updraft.kernels.sampling.triton_probabilities import launch_log_probabilities
 
 VOCABULARY = TILE + 37
 
@@ -21,49 +20,11 @@ def some_logits(rows: int, vocabulary: int = VOCABULARY) -> torch.Tensor:
     return torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(0)) * 3
 
 
-def some_sampling(*temperatures: float, **options) -> Sampling:
-    rows = len(temperatures)
-    ids = torch.arange(rows)
-    return Sampling(torch.tensor(temperatures, dtype=torch.float64), ids, ids, **options)
-
-
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     def filled(shape, *, dtype: torch.dtype, **options) -> torch.Tensor:
         return torch.full(shape, torch.nan if dtype.is_floating_point else -77, dtype=dtype, **options)
 
     monkeypatch.setattr(torch, "empty", filled)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("vocabulary", [1, TILE, VOCABULARY])
-def test_kernel_is_the_reference(vocabulary, dtype, monkeypatch) -> None:
-    poison(monkeypatch)
-    logits, sampling = some_logits(3, vocabulary).to(dtype), some_sampling(1.0, 0.0, 0.6)
-    got, expected = launch_probabilities(logits, sampling, None), probabilities_reference(logits, sampling)
-    assert torch.allclose(got, expected, rtol=1e-5, atol=1e-8)
-    assert torch.equal(got[1], expected[1])
-
-
-def test_what_is_cut_off_has_none(monkeypatch) -> None:
-    poison(monkeypatch)
-    mask = torch.full((3, -(-VOCABULARY // 32)), 0x33333333, dtype=torch.int32)
-    truncation = Truncation(torch.tensor([5, 2, 0], dtype=torch.int32), torch.full((3,), 0.7, dtype=torch.float64))
-    logits, sampling = some_logits(3), some_sampling(1.0, 0.0, 1.5, truncation=truncation, mask=mask)
-    got = launch_probabilities(logits, sampling, row_thresholds(logits.masked_fill(~bits(mask), -torch.inf), sampling))
-    expected = probabilities(logits, sampling)  # on a CPU: the reference
-    assert torch.allclose(got, expected, rtol=1e-5, atol=1e-8)
-    assert torch.equal(got > 0, expected > 0)
-    assert torch.allclose(expected.sum(-1), torch.ones(3))
-
-
-def bits(mask: torch.Tensor) -> torch.Tensor:
-    return ((mask[:, :, None] >> torch.arange(32)) & 1).flatten(1)[:, :VOCABULARY].bool()
-
-
-def test_rows_of_nothing_are_no_error() -> None:
-    logits = torch.full((1, 40), -torch.inf)
-    assert launch_probabilities(logits, some_sampling(0.0), None).sum() == 1
-    assert launch_probabilities(logits[:0], some_sampling(), None).shape == (0, 40)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

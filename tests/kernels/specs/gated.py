@@ -1,12 +1,11 @@
 """Gated activations in the dtypes that models are served in."""
 
 from kernel_compiler import Spec
-from updraft.kernels.activation.launch import gated_activation_launch
-from updraft.kernels.activation.triton import gated_activation_kernel
+from updraft.kernels.activation.triton import gated_activation_kernel, gated_activation_launch
 
 
 def _gated(activation: str, dtype: str, size: int) -> Spec:
-    launch = gated_activation_launch(size, "cpu")
+    launch = gated_activation_launch(size)
     return Spec(
         f"{activation}-{dtype}-{size}",
         gated_activation_kernel,

@@ -21,20 +21,19 @@ def attend(
     name: str, shape: AttentionShape, queries: int, *, dtype: str = "bf16", registers: int | None = None, **rules: bool
 ) -> Spec:
     """`registers`: where fewer programs fit than the planner counts on."""
-    launch = attention_launch(shape, queries, "none")
+    launch = attention_launch(shape, queries)
     cache = "fp8e4nv" if shape.cache_bytes == 1 else dtype
     pointers = {"out": dtype, "partial": "fp32", "partial_lse": "fp32", "query": dtype, "cache": cache}
     pointers |= {"work": "i32", "blocks": "i32"}
     signature = {pointer: f"*{element}" for pointer, element in pointers.items()}
     signature |= dict.fromkeys(("query_stride", "token_stride", "window"), "i32")
-    signature |= dict.fromkeys(("score_scale", "value_scale", "soft_cap"), "fp32")
+    signature |= dict.fromkeys(("score_scale", "value_scale"), "fp32")
     constexprs = {
         "GROUP": shape.group,
         "HEAD_DIM": shape.head_dim,
         "PADDED_DIM": shape.padded_dim,
         "BLOCK_SIZE": shape.block_size,
         "WINDOWED": rules.get("windowed", False),
-        "CAPPED": rules.get("capped", False),
         "PEELED": launch.tiles["BLOCK_M"] >= 64,
         **launch.tiles,
     }
@@ -122,12 +121,10 @@ WINDOWED = [
     attend("decode-phi", PHI_3, 9, windowed=True),
     attend("prefill-phi", PHI_3, 2048, windowed=True),
     attend("prefill-phi-full", replace(PHI_3, windowed=False), 2048),
-    attend("decode-gemma2", GEMMA_4B, 1, windowed=True, capped=True),
     attend("decode-gemma3", GEMMA_4B, 1, windowed=True),
     attend("nine-gemma3", GEMMA_4B, 9, windowed=True),
     attend("nine-gemma3-full", GEMMA_4B, 9),
     attend("nine-gemma3-1b", GEMMA_1B, 9, windowed=True),
-    attend("prefill-gemma2", GEMMA_4B, 2048, windowed=True, capped=True),
     attend("prefill-gemma3", GEMMA_4B, 2048, windowed=True),
     attend("prefill-gemma3-full", GEMMA_4B, 2048),
 ]

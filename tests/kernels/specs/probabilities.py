@@ -1,28 +1,10 @@
-"""Probabilities and reported log-probabilities of a vocabulary of 152 thousand tokens."""
+"""Reported log-probabilities of a vocabulary of 152 thousand tokens."""
 
 from kernel_compiler import Spec
 from updraft.kernels.sampling import triton_probabilities as kernels
 from updraft.kernels.sampling.launch import TILE
 
 _TILES = 256  # the power of two that holds the tiles of the vocabulary
-
-
-def _truncated(kernel: str, dtype: str, *, mask: bool, truncates: bool) -> Spec:
-    pointers = {"logits": f"*{dtype}", "temperatures": "*fp64", "tops": "*i64", "masses": "*fp32"}
-    pointers |= {"mask": "*i32"} if mask else {}
-    pointers |= {"thresholds": "*i64"} if truncates else {}
-    pointers |= {"out": "*fp32"} if kernel == "normalise" else {}
-    absent = {name: None for name in ("mask", "thresholds") if name not in pointers}
-    tiles = {"BLOCK": _TILES} if kernel == "normalise" else {}
-    integers = dict.fromkeys(("vocabulary", "row_stride", "num_tiles", "row_tiles"), "i32")
-    return Spec(
-        f"{kernel}-{dtype}-{mask=}-{truncates=}",
-        getattr(kernels, f"{kernel}_kernel"),
-        {**pointers, **integers},
-        {"HAS_MASK": mask, "TRUNCATES": truncates, "TILE": TILE, **tiles, **absent},
-        (*pointers, "vocabulary", "row_stride"),
-        max_registers=64,  # eight programs of 128 threads on a multiprocessor
-    )
 
 
 def _tile_tops(dtype: str) -> Spec:
@@ -52,9 +34,6 @@ def _row_tops(most: int) -> Spec:
 
 
 SPECS = [
-    _truncated("kept_tile_stats", "fp32", mask=True, truncates=True),
-    _truncated("normalise", "fp32", mask=False, truncates=True),
-    _truncated("normalise", "bf16", mask=True, truncates=False),
     _tile_tops("fp32"),
     _tile_tops("bf16"),
     _row_tops(1),

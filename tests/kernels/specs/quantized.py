@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernel_compiler import Spec
-from updraft.kernels.linear.launch import Gpu, MatmulShape, inputs_per_step, matmul_launch
+from updraft.kernels.linear.launch import inputs_per_step, matmul_launch
 from updraft.kernels.linear.triton import fp8_tokens_kernel, int4_kernel, int8_kernel, reduce_kernel
 from updraft.kernels.linear.types import SMALLEST_SCALE
 from updraft.kernels.runtime.numeric import FP8_MAX
@@ -14,7 +14,7 @@ REGISTERS = {2: 96, 4: 160, 8: 255}
 
 
 def linear(kernel, weight: str, dtype: str, tokens: int, out: str, **constants: int) -> Spec:
-    launch = matmul_launch(kernel.__name__, MatmulShape(tokens, 4096, 32), Gpu("no such GPU", 132))
+    launch = matmul_launch(tokens)
     pointers = ("hidden", weight, "scale", "out")
     types = {"hidden": dtype, weight: "*i8" if weight == "weight" else "*i16", "scale": "*fp32", "out": out}
     return Spec(

@@ -8,6 +8,7 @@ import json
 import sqlite3
 import threading
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from updraft.protocol.http.wire import WireRequest
 from updraft.router.accounting.budget import Budget, BudgetLimits, Charge, expected_tokens
 from updraft.router.accounting.ledger import Ledger
 from updraft.router.accounting.prices import Price, Prices
-from updraft.router.config import RouterConfig
+from updraft.router.accounting.request_record import RequestRecord
+from updraft.router.config import Middle, RouterConfig
 from updraft.router.request.caller import Caller
 
 ONE = Charge(requests=1, cloud_requests=1, cloud_tokens=100, usd=0.01)
@@ -193,6 +195,62 @@ def test_a_new_day_is_a_new_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ledger.close()
 
 
+def test_a_month_is_a_calendar_month_and_begins_with_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = datetime(2027, 1, 31, 23, tzinfo=UTC).timestamp()
+    monkeypatch.setattr("updraft.router.accounting.budget.time.time", lambda: now)
+    ledger = Ledger(tmp_path / "ledger.sqlite3")
+    row = RequestRecord(Prices(), "big").row(200)
+    first, before = (datetime(*day, tzinfo=UTC).timestamp() for day in ((2027, 1, 1), (2026, 12, 31, 23)))
+    ledger.record(replace(row, id="this", ts=first, cloud_tokens=60))
+    ledger.record(replace(row, id="last", ts=before, cloud_tokens=60))
+    month = Budget({"all": BudgetLimits(cloud_tokens=200, period="month")}, ledger)
+    day = Budget({"all": BudgetLimits(cloud_tokens=100)}, ledger)
+    assert month.counts_from() == first
+    reserved = asyncio.run(month.reserve(Caller(), ONE))
+    error = asyncio.run(month.exceeded(Caller(), ONE))
+    assert error is not None and error.renews_s == 3600
+    assert "160 of 200 cloud tokens" in error.message
+    assert "this month; it renews at 2027-02-01 00:00 UTC" in error.message
+    assert asyncio.run(day.exceeded(Caller(), ONE)) is None, "a day of the same scope counts for itself"
+    now = datetime(2027, 2, 1, tzinfo=UTC).timestamp()
+    assert asyncio.run(month.exceeded(Caller(), ONE)) is None
+    with ledger.transaction() as connection:
+        month.settle(connection, Caller(), reserved, ONE)
+        told = connection.execute("SELECT cloud_tokens FROM spending WHERE period = 'month' ORDER BY day").fetchall()
+    assert told == [(160,), (0,)], "settled with the month that it was reserved in"
+    ledger.close()
+
+
+@pytest.mark.parametrize(
+    ("budget", "kept"),
+    [(BudgetLimits(cloud_tokens=1, period="month"), {"month", "new"}), (BudgetLimits(), {"new"})],
+)
+def test_old_rows_go_unless_a_running_budget_counts_them(bench: Any, budget: BudgetLimits, kept: set[str]) -> None:
+    """Rows of the running month are far older than the retention where the clock says the 28th."""
+
+    async def test() -> None:
+        async with bench(ESCALATE, ledger_days=None) as b:
+            row = RequestRecord(Prices(), "big").row(200)
+        now = datetime(2027, 1, 28, tzinfo=UTC).timestamp()
+        ledger = Ledger(b.ledger)
+        for index in range(450):
+            ledger.record(replace(row, id=f"old-{index}", ts=now - 40 * 86_400))
+        ledger.record(replace(row, id="month", ts=now - 20 * 86_400))
+        ledger.record(replace(row, id="new", ts=now))
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("updraft.router.accounting.retention.time.time", lambda: now)
+            async with bench(ESCALATE, ledger_days=10, budget=budget):
+                for _ in range(1500):
+                    await asyncio.sleep(0.02)
+                    if {each.id for each in ledger.rows(limit=500)} == kept:
+                        break
+                else:
+                    raise AssertionError([each.id for each in ledger.rows(limit=500)])
+        ledger.close()
+
+    run(test())
+
+
 @given(text=st.text(max_size=200), limit=st.integers(1, 9999), n=st.integers(1, 8))
 def test_the_expected_tokens_are_a_bound(text: str, limit: int, n: int) -> None:
     read, written = expected_tokens({"messages": [{"role": "user", "content": text}], "max_tokens": limit, "n": n})
@@ -234,10 +292,45 @@ def test_what_only_looks_attached_is_counted_by_its_bytes(fields: dict[str, Any]
     assert expected_tokens(fields)[0] >= len(LARGE)
 
 
-@pytest.mark.parametrize("limits", [{"usd": -1}, {"cloud_tokens": -1}, {"cloud_share": 1.5}, {"usd": float("nan")}])
+@pytest.mark.parametrize(
+    "limits", [{"usd": -1}, {"cloud_tokens": -1}, {"cloud_share": 1.5}, {"usd": float("nan")}, {"period": "week"}]
+)
 def test_limits_that_mean_nothing_are_refused(limits: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="budget"):
         BudgetLimits(**limits)
+
+
+def test_dollars_need_prices(tmp_path: Path) -> None:
+    """With a budget in dollars, no cloud of the configuration may be without a price."""
+    url, ledger = unused_url(), tmp_path / "ledger.sqlite3"
+    priced = Prices(models={"big": Price(1.0, 2.0)})
+    middle = (Middle(url, "small"),)
+    for settings, missing in (
+        ({"cloud_model": "new", "prices": priced}, "new"),
+        ({"cloud_model": "big", "prices": priced, "middle": middle}, "small"),
+    ):
+        for limits in ("budget", "budget_per_key", "budget_per_user"):
+            with pytest.raises(ConfigurationError, match=rf"'{missing}' has no price.*\[prices.models.\"{missing}\"\]"):
+                RouterConfig(cloud_url=url, ledger=ledger, **{limits: BudgetLimits(usd=1.0)}, **settings)
+    RouterConfig(cloud_url=url, ledger=ledger, cloud_model="big", prices=priced, budget=BudgetLimits(usd=1.0))
+    RouterConfig(cloud_url=url, ledger=ledger, cloud_model="new", budget=BudgetLimits(cloud_tokens=1))
+    RouterConfig(ledger=ledger, budget=BudgetLimits(usd=1.0))
+    with pytest.raises(ConfigurationError, match=r"'new' has no price.*the target cost"):
+        RouterConfig(cloud_url=url, cloud_model="new", prices=priced, cost=1.0)
+
+
+def test_without_prices_a_cost_is_unknown_not_a_number(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(ESCALATE, prices=Prices()) as b:
+            response = await b.ask("cloud")
+            info = json.loads(response.body)["updraft"]
+            assert (info["cost_usd"], info["saved_usd"], info["cloud_tokens"]) == (None, None, 4)
+            assert not {"x-updraft-cost-usd", "x-updraft-saved-usd"} & set(response.headers)
+            info = (await b.answer("local"))["updraft"]
+            assert (info["cost_usd"], info["saved_usd"]) == (0.0, None), "the device is free, the cloud's price unknown"
+        assert [(row.cost_usd, row.saved_usd) for row in b.rows()] == [(0.0, None), (None, None)]
+
+    run(test())
 
 
 def test_a_budget_needs_a_ledger() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from updraft.protocol.errors import ConfigurationError
-from updraft.router.accounting.ledger import Ledger, LedgerRow
+from updraft.router.accounting.ledger import GROUPS, Ledger, LedgerRow
 
 ROW = LedgerRow(
     id="chatcmpl-0", ts=1.0, model="auto", route="local", tier="local", gate=3, reason="P(gain)", p_gain=0.1,
@@ -57,27 +57,61 @@ def test_threads_and_a_second_writer_lose_nothing(path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert ledgers[0].summary().requests == 400
+    assert ledgers[0].totals()[0].requests == 400
     for ledger in ledgers:
         ledger.close()
 
 
-def test_summary(path: Path) -> None:
+def test_totals(path: Path) -> None:
     ledger = Ledger(path)
-    assert ledger.summary().requests == 0
+    (empty,) = ledger.totals()
+    assert (empty.requests, empty.local_share, empty.cost_usd, empty.saved_usd) == (0, None, 0.0, None)
+    ledger.record(replace(ROW, local_prompt_tokens=3))
+    escalated = replace(ROW, id="b", ts=90_000.0, route="escalated", tier="cloud", cloud_model="big", key="k")
+    ledger.record(replace(escalated, cloud_tokens=7, cloud_prompt_tokens=5, cost_usd=0.002, saved_usd=-0.001))
+    ledger.record(replace(escalated, id="c", route="fallback", tier="local", saved_usd=0.0))
+    ledger.record(replace(ROW, id="d", ts=6.0, route="none", tier="none", status=502, local_tokens=0, saved_usd=0.0))
+    (total,) = ledger.totals()
+    assert (total.requests, total.errors, total.stayed_local, total.local_share) == (4, 1, 1, pytest.approx(1 / 3))
+    assert (total.local_tokens, total.cloud_tokens, total.unpriced) == (33, 12, 0)
+    assert (total.cost_usd, total.saved_usd) == (pytest.approx(0.002), pytest.approx(0.0))
+    assert ledger.totals(since=80_000.0)[0].requests == 2
+    by = {name: {each.group: each.requests for each in ledger.totals(name)} for name in GROUPS}
+    assert by == {
+        "day": {"1970-01-01": 2, "1970-01-02": 2},
+        "model": {"big": 2, "local": 1, "none": 1},
+        "tier": {"cloud": 1, "local": 2, "none": 1},
+        "key": {"": 2, "k": 2},
+    }
+    ledger.close()
+
+
+def test_a_cost_that_nobody_knows_is_no_number(path: Path) -> None:
+    ledger = Ledger(path)
     ledger.record(ROW)
-    ledger.record(
-        replace(ROW, id="b", ts=5.0, route="escalated", tier="cloud", cloud_tokens=7, draft_proposed=6,
-                draft_accepted=4, cost_usd=0.002, saved_usd=-0.001)
-    )  # fmt: skip
-    ledger.record(replace(ROW, id="c", ts=6.0, route="none", tier="none", status=502, local_tokens=0, saved_usd=0.0))
-    total = ledger.summary()
-    assert (total.requests, total.errors) == (3, 1)
-    assert total.by_route == {"escalated": 1, "local": 1, "none": 1}
-    assert (total.local_tokens, total.cloud_tokens, total.draft_proposed, total.draft_accepted) == (20, 7, 6, 4)
-    assert total.cost_usd == pytest.approx(0.002)
-    assert total.saved_usd == pytest.approx(0.0)
-    assert ledger.summary(since=5.5).requests == 1
+    ledger.record(replace(ROW, id="b", cloud_model="unlisted", cost_usd=None, saved_usd=None))
+    (total,) = ledger.totals()
+    assert (total.cost_usd, total.unpriced, total.saved_usd) == (None, 1, 0.001)
+    assert {each.group: each.cost_usd for each in ledger.totals("model")} == {"local": 0.0, "unlisted": None}
+    row = ledger.get("b")
+    assert row is not None and (row.cost_usd, row.saved_usd) == (None, None)
+    ledger.close()
+
+
+def test_pruning_takes_the_oldest_first_and_leaves_the_rest(path: Path) -> None:
+    ledger = Ledger(path)
+    for index in range(10):
+        ledger.record(replace(ROW, id=str(index), ts=float(index)))
+    assert (ledger.prune(0.0, 5), ledger.prune(6.0, 4), ledger.prune(6.0, 4), ledger.prune(6.0, 4)) == (0, 4, 2, 0)
+    assert [row.id for row in ledger.rows()] == ["9", "8", "7", "6"]
+    ledger.close()
+
+
+def test_a_tier_alone(path: Path) -> None:
+    ledger = Ledger(path)
+    for index, tier in enumerate(("local", "cloud", "local")):
+        ledger.record(replace(ROW, id=str(index), ts=float(index), tier=tier))
+    assert [row.id for row in ledger.rows(tier="local", limit=1)] == ["2"]
     ledger.close()
 
 
@@ -110,7 +144,7 @@ def test_a_file_of_the_first_format_goes_on_working(path: Path) -> None:
     def open_and_write(worker: int) -> None:
         ledger = Ledger(path)
         ledger.record(replace(ROW, id=f"new-{worker}", key="k", local_ms=1.5))
-        found.append(ledger.summary().requests)
+        found.append(ledger.totals()[0].requests)
         ledger.close()
 
     threads = [threading.Thread(target=open_and_write, args=(worker,)) for worker in range(8)]

@@ -76,7 +76,7 @@ class Clinging:
 
     continues = True
 
-    async def complete(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+    async def complete(self, path: str, body: dict[str, Any], **options: Any) -> dict[str, Any]:
         try:
             await asyncio.sleep(30)
         except asyncio.CancelledError:

@@ -497,6 +497,7 @@ def test_a_policy_of_another_pair_has_no_alarm(
 ) -> None:
     monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
     policy: dict[str, Any] = {"policy": str(pocket_policy_folder()), "allow_foreign_policy": True}
+    target = {**target, "prices": Prices(cloud_input=0.5, cloud_output=1.5)}
     gates = load_learning_gates(RouterConfig(local="small.gguf", cloud_model="large", **policy, **target), "small")
     assert gates.before(ASKED, None).reason.startswith("uncalibrated for this pair")
     assert gates.monitor is None

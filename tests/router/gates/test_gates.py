@@ -16,6 +16,7 @@ from updraft.classifier.policy.calibrated_on import CalibratedOn
 from updraft.classifier.target import Target
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
 from updraft.protocol.requests import Message
+from updraft.router.gates.exploration import ExplorationGates
 from updraft.router.gates.gates import ConfidenceGates, NoPolicyGates, PolicyGates, check_quality
 from updraft.router.gates.selection import GateSelection, load_gates
 from updraft.router.tiers.interfaces import LocalAnswer
@@ -176,6 +177,42 @@ def test_a_policy_folder_that_is_none(tmp_path: Path) -> None:
         load_gates(GateSelection(str(tmp_path / "x"), PAIR))
 
 
+def test_a_target_of_a_request_is_computed_once_and_never_beside_others() -> None:
+    """`check` computes it, off the event loop; the gates look it up, however many targets there are."""
+    policy = ScriptedPolicy()
+    gates = PolicyGates(policy, Target("quality", 0.95))
+    for number in range(1, 500):
+        gates.check(number / 1000)
+    computed = len(policy.aims)
+    assert computed == 499
+    for number in range(1, 500):
+        gates.before(MESSAGES, number / 1000)
+        gates.check(number / 1000 - 1e-9)
+    assert len(policy.aims) == computed
+
+
+def test_targets_of_requests_are_bounded_in_number_and_never_laxer() -> None:
+    policy = ScriptedPolicy()
+    gates = PolicyGates(policy, Target("quality", 0.95))
+    for number in range(20_000):
+        gates.check(0.5 + number / 10**7)
+    assert len(policy.aims) <= 21
+    assert all(later.value >= 0.5 for later in policy.aims)
+    gates.check(0.98765)
+    assert policy.aims[-1].value == pytest.approx(0.9877)
+
+
+def test_the_stricter_target_of_an_alarm_is_computed_beforehand() -> None:
+    policy = ScriptedPolicy()
+    monitor: Any = SimpleNamespace(alarm=None, observe=lambda _: None)
+    gates = ExplorationGates(PolicyGates(policy, Target("quality", 0.95)), monitor=monitor)
+    gates.check(0.9)
+    computed = len(policy.aims)
+    monitor.alarm = "the requests have changed"
+    gates.before(MESSAGES, 0.9)
+    assert len(policy.aims) == computed
+
+
 def test_a_promise_on_average_is_named_in_every_reason_and_kept_for_targets_of_requests() -> None:
     policy = ScriptedPolicy()
     gates = PolicyGates(policy, Target("cloud_share", 0.3, promise="mean"))
@@ -191,7 +228,7 @@ def test_a_promise_on_average_is_named_in_every_reason_and_kept_for_targets_of_r
 def test_no_reason_names_a_promise_that_nobody_gives() -> None:
     mean = Target("cloud_share", 0.3, promise="mean")
     foreign = PolicyGates(ScriptedPolicy(), mean, "uncalibrated for this pair (policy of a with b): ")
-    cost = PolicyGates(ScriptedPolicy(), Target("cost", 0.5, promise="mean"))
+    cost = PolicyGates(ScriptedPolicy(), Target("cost", 0.5, (0.5, 1.5), promise="mean"))
     own, answer = PolicyGates(ScriptedPolicy(), mean), written(-0.1)
     for gates, promised in ((own, True), (foreign, False), (cost, False)):
         told = gates.before(MESSAGES, None), gates.during(MESSAGES, answer, None), gates.after(MESSAGES, answer, None)

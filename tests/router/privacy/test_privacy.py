@@ -244,7 +244,8 @@ def test_token_ids_are_no_text_that_rules_could_read(bench: Any, cloud: FakeClou
             body = json.dumps({"model": "auto", "input": ids}).encode()
             refused = await b.router.handle(WireRequest("POST", "/v1/embeddings", body=body))
             error = json.loads(refused.body)["error"]
-            assert (refused.status, error["code"], error["param"]) == (400, "private", "input")
+            assert (refused.status, error["code"], error["param"]) == (400, "private", None)
+            assert "token ids" in error["message"]
             assert not cloud.requests
             assert [row.status for row in b.rows()] == [400]
 
@@ -349,7 +350,6 @@ def test_json_in_json_can_be_deep() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        {"input": [[4111, 1111, 1111, 1111]]},
         {"messages": [{"role": "user", "content": "4111 1111"}, {"content": "1111 1111"}]},
         {"tools": [{"arguments": "{nonsense"}, {"arguments": "[" * 5000}, 10**300], "seed": int(CARD), "top_p": 1e308},
     ],

@@ -129,7 +129,29 @@ def test_the_clients_timeout_is_the_deadline(cloud: FakeCloud) -> None:
             assert answer.status_code == 200, "what a library says by itself is refused to nobody"
 
 
+def test_a_key_is_not_asked_for_by_health_and_a_foreign_page_gets_nothing(cloud: FakeCloud) -> None:
+    config = RouterConfig(local=None, cloud_url=cloud.url, allowed_hosts=("box.lan",))
+    with TestClient(daemon_app(Router(config), api_key="secret"), base_url="http://box.lan") as client:
+        assert client.get("/health").status_code == 200
+        for path in ("/health", "/metrics", "/v1/models", "/v1/chat/completions", "/anything"):
+            for headers in ({"host": "evil.example"}, {"origin": "https://evil.example"}):
+                sent = {"authorization": "Bearer secret", "content-type": "text/plain", **headers}
+                for method in ("GET", "POST", "OPTIONS"):
+                    answer = client.request(method, path, headers=sent)
+                    assert answer.status_code == 403, (method, path, headers)
+                    assert "allowed_" in answer.json()["error"]["message"]
+    assert not cloud.requests
+
+
 def test_other_machines_need_a_key() -> None:
     with pytest.raises(ConfigurationError, match="--key-env"):
         DaemonOptions(host="0.0.0.0")
     assert "secret" not in repr(DaemonOptions(api_key="secret"))
+
+
+def test_health_wants_no_key(cloud: FakeCloud) -> None:
+    router = Router(RouterConfig(cloud_url=cloud.url, local=None, ledger=None))
+    with TestClient(daemon_app(router, "secret"), base_url="http://127.0.0.1") as http:
+        assert http.get("/health").status_code == 200
+        assert http.get("/v1/models").status_code == 401
+        assert http.get("/v1/models", headers={"authorization": "Bearer secret"}).status_code == 200

@@ -65,6 +65,7 @@ class SlowRun:
 
 class SlowEngine:
     model_id = "slow"
+    context_length = 512
     tool_format = None
 
     def __init__(self) -> None:

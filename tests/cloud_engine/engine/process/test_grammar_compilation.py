@@ -11,10 +11,10 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
+from threaded_engine import ThreadedEngine
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.execution.served_model import ServedModel
-from updraft.cloud_engine.engine.process.async_engine import AsyncEngine
 from updraft.cloud_engine.engine.process.grammar_compilation import Preparations
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.protocol.errors import EngineError, InvalidRequestError, OverloadedError
@@ -36,7 +36,7 @@ def plain(name: str) -> GenerationRequest:
     return GenerationRequest(name, [1, 2], SamplingParams(temperature=0.0, max_tokens=4))
 
 
-async def answer(engine: AsyncEngine, request: GenerationRequest) -> list[int]:
+async def answer(engine: ThreadedEngine, request: GenerationRequest) -> list[int]:
     return [token async for output in engine.generate(request) for token in output.token_ids]
 
 
@@ -46,9 +46,9 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
-def serve(engine: Engine, scenario: Callable[[AsyncEngine], Awaitable[None]]) -> None:
+def serve(engine: Engine, scenario: Callable[[ThreadedEngine], Awaitable[None]]) -> None:
     async def main() -> None:
-        served = AsyncEngine(engine)
+        served = ThreadedEngine(engine)
         await served.start()
         try:
             await asyncio.wait_for(scenario(served), 60)
@@ -79,7 +79,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
 
 
 def test_requests_being_prepared_wait_in_the_queue(make_engine, compiler):
-    async def scenario(engine: AsyncEngine) -> None:
+    async def scenario(engine: ThreadedEngine) -> None:
         tasks = [asyncio.create_task(answer(engine, constrained(str(number)))) for number in range(2)]
         await until(lambda: engine.stats().waiting == 2)
         for late in (constrained("late"), plain("late")):
@@ -98,7 +98,7 @@ def test_requests_being_prepared_wait_in_the_queue(make_engine, compiler):
 
 
 def test_an_abort_takes_back_what_was_not_begun(make_engine, compiler):
-    async def scenario(engine: AsyncEngine) -> None:
+    async def scenario(engine: ThreadedEngine) -> None:
         tasks = [asyncio.create_task(answer(engine, constrained(name))) for name in ("begun", "queued", "kept")]
         await until(lambda: compiler.asked == ["begun"] and engine.stats().waiting == 3)
         for task in tasks[:2]:
@@ -113,7 +113,7 @@ def test_an_abort_takes_back_what_was_not_begun(make_engine, compiler):
 
 
 def test_an_engine_closes_and_resets_whatever_is_being_prepared(make_engine, compiler):
-    async def scenario(engine: AsyncEngine) -> None:
+    async def scenario(engine: ThreadedEngine) -> None:
         asyncio.create_task(answer(engine, constrained("begun"))).add_done_callback(lambda task: task.exception())
         await until(lambda: engine.stats().waiting == 1)
         assert engine.engine.reset() == []
@@ -153,7 +153,7 @@ def test_a_thread_that_died_is_replaced_and_places_are_given_back(make_engine, m
     assert done.get(timeout=10) == "next"
     preparations.close()
 
-    async def scenario(engine: AsyncEngine) -> None:
+    async def scenario(engine: ThreadedEngine) -> None:
         for name in ("a", "b", "c"):
             with pytest.raises(EngineError, match="no threads left"):
                 await answer(engine, constrained(name))
@@ -173,7 +173,7 @@ def test_a_bug_in_preparing_costs_that_request_alone(make_engine, monkeypatch):
 
     monkeypatch.setattr(Engine, "prepare", broken)
 
-    async def scenario(engine: AsyncEngine) -> None:
+    async def scenario(engine: ThreadedEngine) -> None:
         with pytest.raises(EngineError, match="ValueError: a bug"):
             await answer(engine, constrained("poison"))
         await until(lambda: engine.stats().waiting == 0)
@@ -195,7 +195,7 @@ def test_good_or_bad_a_constraint_is_compiled_once(make_llama, monkeypatch):
 
     monkeypatch.setattr(GrammarCompiler, "compile", counted)
 
-    async def scenario(served: AsyncEngine) -> None:
+    async def scenario(served: ThreadedEngine) -> None:
         assert set(tokenizer.decode(await answer(served, constrained("good")))) <= set("ab")
         with pytest.raises(InvalidRequestError, match="guided_regex"):
             await answer(served, constrained("bad", "("))

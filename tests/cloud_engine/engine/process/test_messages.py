@@ -79,7 +79,6 @@ TOP = st.lists(st.tuples(COUNTS, FLOATS), max_size=3).map(tuple)
 SCORES = st.lists(st.builds(TokenLogprob, FLOATS, TOP)).map(tuple)
 STATS = build(
     RequestStats,
-    ttft_s=FLOATS,
     **{field.name: COUNTS for field in dataclasses.fields(RequestStats) if field.type == "int"},
 )
 OUTPUTS = build(

@@ -395,7 +395,8 @@ def test_a_draft_padded_differently_drafts(rows, plain, target, fresh_draft, mak
     assert [r.token_ids for r in run(engine, ask(prompts, max_tokens=LENGTH))] == [e.token_ids for e in expected]
     without = run(make_engine(), ask(prompts[:8], **sampled))
     assert [r.token_ids for r in run(engine, ask(prompts[:8], **sampled))] == [w.token_ids for w in without]
-    assert engine.stats().acceptance_rate > 0.1
+    stats = engine.stats()
+    assert stats.draft_accepted > 0.1 * stats.draft_proposed > 0
 
 
 def test_rows_behind_the_target_s_vocabulary_are_never_drafted(plain, target, fresh_draft, make_engine, ask, run):

@@ -158,7 +158,7 @@ class Silent(Once):
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenOutput]:
         for step in self._steps:
             yield TokenOutput(request.request_id, step)
-        stats = RequestStats(1, 0, sum(map(len, self._steps)), 0, 0, 0, 0, 0.0)
+        stats = RequestStats(1, 0, sum(map(len, self._steps)), 0, 0, 0, 0)
         yield TokenOutput(request.request_id, [], finish_reason="length", stats=stats)
 
 

@@ -1,18 +1,18 @@
-"""The engine on a thread of this process: for embedding it, and for tests. Nodes use `EngineProcess`."""
+"""The engine on a thread of this process, where tests can hold its steps. Nodes use `EngineProcess`."""
 
 from __future__ import annotations
 
 import queue
 
-from ....protocol.errors import EngineDownError
-from ..engine import Engine
-from .client import EngineClient
-from .loop import EngineLoop
-from .messages import Close, Command, Report, last_words
-from .transport import CoreTransport
+from updraft.cloud_engine.engine.engine import Engine
+from updraft.cloud_engine.engine.process.client import EngineClient
+from updraft.cloud_engine.engine.process.loop import EngineLoop
+from updraft.cloud_engine.engine.process.messages import Close, Command, Report, last_words
+from updraft.cloud_engine.engine.process.transport import CoreTransport
+from updraft.protocol.errors import EngineDownError
 
 
-class AsyncEngine(EngineClient, CoreTransport):
+class ThreadedEngine(EngineClient, CoreTransport):
     """Owns an Engine."""
 
     def __init__(self, engine: Engine) -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..protocol.errors import InvalidRequestError, NotFoundError
+from ...protocol.errors import NotFoundError
+from ..shared import json_output
+from .rows import LedgerPath, decisions_of, facts_of, open_ledger, printable, time_of
 
 if TYPE_CHECKING:
-    from ..router.accounting.ledger import LedgerRow
+    from ...router.accounting.ledger import LedgerRow
 
 GATES = ("rules", "before", "during", "after")
 ROUTES = {
@@ -31,8 +30,8 @@ def why(
         str | None,
         typer.Argument(help="The request's id: updraft.request_id, or x-updraft-request-id. [the newest one]"),
     ] = None,
-    ledger: Annotated[Path | None, typer.Option(metavar="PATH", help="Ledger to read. [the configured one]")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the row as JSON.")] = False,
+    ledger: LedgerPath = None,
+    as_json: json_output.Flag = False,
 ) -> None:
     """Explain one request: who answered and why, every gate it passed, tokens, cost, and time in each tier.
 
@@ -43,24 +42,25 @@ def why(
     """
     row = _find(request_id, ledger)
     if as_json:
-        typer.echo(json.dumps({**dataclasses.asdict(row), "decisions": _decisions(row)}, indent=2))
+        json_output.show(facts_of(row))
         return
-    from rich.console import Console
     from rich.markup import escape
 
-    from .shared.tables import facts_table
+    from ..shared.console import Console
+    from ..shared.tables import facts_table
 
     Console(highlight=False).print(facts_table({label: escape(text) for label, text in explained(row).items()}))
 
 
 def explained(row: LedgerRow) -> dict[str, str]:
     """The row as labelled lines, in the order in which a person asks."""
-    asked = datetime.fromtimestamp(row.ts).astimezone().isoformat(sep=" ", timespec="seconds")
+    from ..shared.tables import dollars
+
     facts = {
-        "request": [f"{row.id}, {asked}, model {row.model or '-'}, status {row.status}"],
+        "request": [f"{row.id}, {time_of(row)}, model {row.model or '-'}, status {row.status}"],
         "answered": [ROUTES.get(row.route, row.route)],
         "because": [row.reason],
-        "decisions": [_decision(each) for each in _decisions(row)] or ["none kept"],
+        "decisions": [_decision(each) for each in decisions_of(row)] or ["none kept"],
     }
     if row.failure:
         facts["cloud failed"] = [row.failure]
@@ -73,15 +73,10 @@ def explained(row: LedgerRow) -> dict[str, str]:
         facts["draft"] = [f"{row.draft_accepted:,} of {row.draft_proposed:,} tokens kept by the cloud"]
     if row.cloud_model:
         facts["cloud"] = [row.cloud_model]
-    facts["cost"] = [f"${row.cost_usd:.6f}, saved ${row.saved_usd:.6f} against the cloud alone"]
+    facts["cost"] = [f"{dollars(row.cost_usd, '.6f')}, saved {dollars(row.saved_usd, '.6f')} against the cloud alone"]
     if row.key:
         facts["key"] = [f"{row.key[:12]} (digest)"]
-    return {label: "\n".join(map(_printable, lines)) for label, lines in facts.items()}
-
-
-def _printable(text: str) -> str:
-    """What a caller sent may be in it, and must not command the terminal nor look like another line."""
-    return "".join(character if character.isprintable() else "\ufffd" for character in text)
+    return {label: "\n".join(map(printable, lines)) for label, lines in facts.items()}
 
 
 def _decision(verdict: dict[str, Any]) -> str:
@@ -91,24 +86,10 @@ def _decision(verdict: dict[str, Any]) -> str:
     return f"gate {gate} {GATES[gate]}: {'cloud' if verdict['escalate'] else 'device'}: {verdict['reason']}{sure}"
 
 
-def _decisions(row: LedgerRow) -> list[dict[str, Any]]:
-    return json.loads(row.decisions)
-
-
 def _find(request_id: str | None, path: Path | None) -> LedgerRow:
-    from ..router.accounting.ledger import Ledger
-    from ..router.settings_sources import load_config
-
-    path = load_config().ledger if path is None else path
-    if path is None or not path.exists():
-        where = "The settings name no ledger" if path is None else f"There is no ledger at {path}"
-        raise InvalidRequestError(f"{where}: name one with --ledger, or ask something first.")
-    ledger = Ledger(path, read_only=True)
-    try:
+    with open_ledger(path) as ledger:
         row = ledger.get(request_id) if request_id is not None else next(iter(ledger.rows(limit=1)), None)
-    finally:
-        ledger.close()
     if row is None:
         wanted = "The ledger is empty" if request_id is None else f"No request {request_id[:100]!r} is in the ledger"
-        raise NotFoundError(f"{wanted} ({path}).")
+        raise NotFoundError(f"{wanted} ({ledger.path}).")
     return row

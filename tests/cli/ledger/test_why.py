@@ -21,7 +21,9 @@ from updraft.router.tiers.interfaces import CloudUsage
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Path:
-    record = RequestRecord(Prices(), "big", "chatcmpl-1", "auto", Caller("0123456789abcdef"))
+    record = RequestRecord(
+        Prices(cloud_input=0.5, cloud_output=1.5), "big", "chatcmpl-1", "auto", Caller("0123456789abcdef")
+    )
     record.decide(GateDecision(0, escalate=False, reason="both tiers may answer"))
     record.judged(GateDecision(2, escalate=False, reason="going well", p_gain=0.1, threshold=0.5))
     record.judged(GateDecision(2, escalate=False, reason="still going well", p_gain=0.2, threshold=0.5))

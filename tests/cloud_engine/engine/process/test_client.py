@@ -7,8 +7,8 @@ import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
+from threaded_engine import ThreadedEngine
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.process.async_engine import AsyncEngine
 from updraft.cloud_engine.engine.process.loop import FAILURES_TO_GIVE_UP
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.protocol.errors import (
@@ -21,9 +21,9 @@ from updraft.protocol.errors import (
 from updraft.protocol.sampling import SamplingParams
 
 
-def with_engine(engine: Engine, scenario: Callable[[AsyncEngine], Awaitable[None]]) -> None:
+def with_engine(engine: Engine, scenario: Callable[[ThreadedEngine], Awaitable[None]]) -> None:
     async def main() -> None:
-        served = AsyncEngine(engine)
+        served = ThreadedEngine(engine)
         await served.start()
         try:
             await asyncio.wait_for(scenario(served), 60)
@@ -34,7 +34,7 @@ def with_engine(engine: Engine, scenario: Callable[[AsyncEngine], Awaitable[None
     asyncio.run(main())
 
 
-async def collect(engine: AsyncEngine, request: GenerationRequest) -> list[int]:
+async def collect(engine: ThreadedEngine, request: GenerationRequest) -> list[int]:
     return [token async for output in engine.generate(request) for token in output.token_ids]
 
 
@@ -52,7 +52,7 @@ def test_concurrent_requests_get_their_own_answers(make_engine, make_prompts, as
     requests = ask(make_prompts(12))
     expected = [result.token_ids for result in run(make_engine(), requests)]
 
-    async def scenario(engine: AsyncEngine) -> None:
+    async def scenario(engine: ThreadedEngine) -> None:
         assert engine.failure is None
         assert await asyncio.gather(*(collect(engine, request) for request in requests)) == expected
         assert engine.stats().finished_requests == 12
@@ -61,7 +61,7 @@ def test_concurrent_requests_get_their_own_answers(make_engine, make_prompts, as
 
 
 def test_closing_the_iterator_aborts(make_engine):
-    async def scenario(engine: AsyncEngine) -> None:
+    async def scenario(engine: ThreadedEngine) -> None:
         stream = engine.generate(endless("a"))
         await anext(stream)
         assert engine.stats().running == 1
@@ -82,7 +82,7 @@ def test_a_step_that_hangs_is_seen_and_a_reader_that_is_slow_is_not_one(make_eng
 
     engine.step = step  # type: ignore[method-assign]
 
-    async def scenario(served: AsyncEngine) -> None:
+    async def scenario(served: ThreadedEngine) -> None:
         assert served.stats().seconds_since_step == 0
         await asyncio.sleep(0.5)
         stream = served.generate(endless("a"))
@@ -99,7 +99,7 @@ def test_a_step_that_hangs_is_seen_and_a_reader_that_is_slow_is_not_one(make_eng
 
 
 def test_cancelling_the_task_aborts_running_and_queued_requests(make_engine):
-    async def scenario(engine: AsyncEngine) -> None:
+    async def scenario(engine: ThreadedEngine) -> None:
         tasks = [asyncio.create_task(collect(engine, endless(str(i)))) for i in range(3)]
         await until(lambda: engine.stats().waiting == 2)
         for task in tasks[::-1]:
@@ -112,7 +112,7 @@ def test_cancelling_the_task_aborts_running_and_queued_requests(make_engine):
 
 
 def test_a_bad_request_fails_alone(make_engine):
-    async def scenario(engine: AsyncEngine) -> None:
+    async def scenario(engine: ThreadedEngine) -> None:
         good = asyncio.create_task(collect(engine, endless("good")))
         with pytest.raises(ContextLengthError):
             await collect(engine, GenerationRequest("long", [1] * 192))
@@ -125,7 +125,7 @@ def test_a_bad_request_fails_alone(make_engine):
 
 
 def test_a_full_queue_refuses(make_engine):
-    async def scenario(engine: AsyncEngine) -> None:
+    async def scenario(engine: ThreadedEngine) -> None:
         tasks = [asyncio.create_task(collect(engine, endless(str(i)))) for i in range(6)]
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert sum(isinstance(result, OverloadedError) for result in results) >= 1
@@ -136,7 +136,7 @@ def test_a_full_queue_refuses(make_engine):
 
 
 def test_a_request_id_in_use_is_refused(make_engine):
-    async def scenario(engine: AsyncEngine) -> None:
+    async def scenario(engine: ThreadedEngine) -> None:
         first = engine.generate(endless("same"))
         await anext(first)
         with pytest.raises(InvalidRequestError, match="in use"):
@@ -158,7 +158,7 @@ def failing_at(engine: Engine, *bad_steps: int) -> Engine:
     return engine
 
 
-async def ask_four(served: AsyncEngine, failure: type[EngineError] = EngineError) -> None:
+async def ask_four(served: ThreadedEngine, failure: type[EngineError] = EngineError) -> None:
     """Two running and two waiting, and all of them hear of the failure, and whether to ask again."""
     requests = (collect(served, endless(str(i))) for i in range(4))
     for result in await asyncio.gather(*requests, return_exceptions=True):
@@ -172,7 +172,7 @@ def test_a_failed_step_loses_its_requests_and_nothing_else(make_engine, ask, run
     requests = ask(make_prompts(6))
     expected = [result.token_ids for result in run(make_engine(), requests)]
 
-    async def scenario(served: AsyncEngine) -> None:
+    async def scenario(served: ThreadedEngine) -> None:
         await ask_four(served, EngineRestartedError)
         assert served.failure is None
         assert served.stats().kv_blocks_used == 0
@@ -182,7 +182,7 @@ def test_a_failed_step_loses_its_requests_and_nothing_else(make_engine, ask, run
 
 
 def test_an_engine_that_keeps_failing_is_down(make_engine):
-    async def scenario(served: AsyncEngine) -> None:
+    async def scenario(served: ThreadedEngine) -> None:
         for _ in range(FAILURES_TO_GIVE_UP):
             await ask_four(served)
         assert served.failure is not None
@@ -196,7 +196,7 @@ def test_an_engine_that_keeps_failing_is_down(make_engine):
 
 def test_close_ends_requests_in_flight(make_engine):
     async def main() -> None:
-        engine = AsyncEngine(make_engine())
+        engine = ThreadedEngine(make_engine())
         with pytest.raises(OverloadedError):
             await collect(engine, endless("too early"))
         await engine.start()
@@ -222,7 +222,7 @@ def test_a_bug_in_taking_a_request_in_costs_that_request_alone(make_engine, monk
 
     monkeypatch.setattr(engine, "add_request", broken)
 
-    async def scenario(served: AsyncEngine) -> None:
+    async def scenario(served: ThreadedEngine) -> None:
         with pytest.raises(EngineError, match="ValueError: a bug"):
             await collect(served, endless("poison"))
         assert served.failure is None

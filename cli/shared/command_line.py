@@ -1,0 +1,64 @@
+"""How all commands are shown and read: brackets in help texts are text, and `--json` needs no path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import typer
+from rich.markup import escape
+from typer.core import TyperCommand, TyperGroup
+
+STDOUT = "-"  # as a path: standard output
+
+
+class Command(TyperCommand):
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        _escape_help(self)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """A bare `--json` of a command that can also write a file means standard output."""
+        if any(param.name == "json_path" for param in self.params):
+            args = _with_path(args)
+        return super().parse_args(ctx, args)
+
+
+class Group(TyperGroup):
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        _escape_help(self)
+
+
+class CommandLine(typer.Typer):
+    """A `typer.Typer` whose commands are of these classes."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(
+            cls=Group,
+            no_args_is_help=True,
+            pretty_exceptions_enable=False,
+            rich_markup_mode="rich",
+            context_settings={"help_option_names": ["-h", "--help"]},
+            **options,
+        )
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:
+        return super().command(name, **{"cls": Command, **options})
+
+
+def _escape_help(command: Any) -> None:
+    """rich takes `[words]` for styles, and leaves out those that it does not know."""
+    command.help = command.help and escape(command.help)
+    for param in command.params:
+        if getattr(param, "help", None):
+            param.help = escape(param.help)
+
+
+def _with_path(args: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for number, word in enumerate(args):
+        found.append(word)
+        if word == "--json" and (number + 1 == len(args) or args[number + 1].startswith("--")):
+            found.append(STDOUT)
+    return found

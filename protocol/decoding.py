@@ -1,0 +1,121 @@
+"""How bodies of requests are read: null is an absent field, 8.0 an integer, and what is unknown is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, TypeVar, cast, get_args, get_type_hints
+
+import msgspec
+
+from .errors import InvalidRequestError, UnknownFieldError, UnsupportedFeatureError, WrongTypeError
+
+#: Fields of OpenAI's that no server of ours implements. Errors name them; what else is unknown is a stranger's text.
+UNSUPPORTED = frozenset(
+    ("audio", "function_call", "functions", "moderation", "prompt_cache_options", "prompt_cache_retention",
+     "verbosity", "web_search_options")
+)  # fmt: skip
+_OPAQUE = frozenset({"parameters", "schema", "json"})  # JSON schemas: null means something there
+_MOST_NESTED = 8  # tool calls of messages, and no deeper
+_MOST_NAME = 100  # characters of a field's name that an error repeats
+_MOST_WORDS = 500  # characters of what msgspec says
+R = TypeVar("R")
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """A JSON object. Raises InvalidRequestError."""
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(
+            "The request body must be a JSON object.", param=_param_of(str(error)), code="invalid_value"
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
+
+
+def decode(body: bytes, kind: type[R]) -> R:
+    """JSON as a struct. Raises as `convert` does, and for what is no JSON object."""
+    return convert(read_object(body), kind)
+
+
+def convert(fields: Mapping[str, Any], kind: type[R]) -> R:
+    """A decoded object as a struct.
+
+    Raises InvalidRequestError naming the field that does not fit, UnsupportedFeatureError for one that is unknown.
+    """
+    present = _present(fields, 0)
+    for name in _integers(kind):
+        if name in present:
+            present[name] = integral(present[name])
+    try:
+        return msgspec.convert(present, kind)
+    except msgspec.ValidationError as error:
+        raise _refusal(str(error)) from error
+
+
+def _refusal(message: str) -> InvalidRequestError:
+    """What msgspec says, as an error of ours."""
+    param = _param_of(message)
+    _, unknown, rest = message.partition("unknown field `")
+    if unknown:
+        name = rest.partition("`")[0]
+        if name in UNSUPPORTED:
+            return unsupported(name)
+        return UnknownFieldError(f"The field {name[:_MOST_NAME]!r} is not supported by this server.", param=param)
+    message = f"Invalid request: {message[:_MOST_WORDS]}"
+    if "Expected `" in message:
+        return WrongTypeError(message, param=param)
+    return InvalidRequestError(message, param=param, code="invalid_value")
+
+
+def unsupported(param: str) -> UnsupportedFeatureError:
+    return UnsupportedFeatureError(f"{param} is not supported by this server: leave it out.", param=param)
+
+
+def integral(value: Any) -> Any:
+    """8 for 8.0, also in lists; anything else as it is."""
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        numbers = any(isinstance(item, float | list) for item in items)
+        return [integral(item) for item in items] if numbers else items
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _present(fields: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    """The fields that are not null, in objects within the object too."""
+    return {
+        name: value if name in _OPAQUE or depth > _MOST_NESTED else _without_nulls(value, depth + 1)
+        for name, value in fields.items()
+        if value is not None
+    }
+
+
+def _without_nulls(value: Any, depth: int) -> object:
+    if isinstance(value, dict):
+        return _present(cast("dict[str, Any]", value), depth)
+    if isinstance(value, list) and depth <= _MOST_NESTED:
+        items = cast("list[Any]", value)
+        return [_without_nulls(item, depth + 1) if isinstance(item, dict | list) else item for item in items]
+    return cast("object", value)
+
+
+@cache
+def _integers(kind: type) -> tuple[str, ...]:
+    """The fields of a struct that take integers and no other numbers."""
+    kinds = {name: _types_in(hint) for name, hint in get_type_hints(kind).items()}
+    return tuple(name for name, types in kinds.items() if int in types and float not in types)
+
+
+def _types_in(hint: Any) -> set[Any]:
+    inner = get_args(hint)
+    return set[Any]().union(*map(_types_in, inner)) if inner else {hint}
+
+
+def _param_of(message: str) -> str | None:
+    """The field a msgspec message is about: from ``- at `$.messages[0].role` `` or ``unknown field `x` ``."""
+    for opening in ("at `$.", "field `"):
+        _, found, rest = message.partition(opening)
+        if found:
+            return rest.partition("`")[0][:_MOST_NAME]
+    return None

@@ -1,0 +1,82 @@
+"""What a caller's own headers and query say travels on to a cloud or node, by an explicit list.
+
+Each hop has credentials and framing of its own, and none of either may reach the next.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl
+
+from ..errors import InvalidRequestError
+
+#: Passed on: OpenAI's and other providers' headers, tracing, and what apps add in the usual way.
+SAFE = re.compile(
+    r"openai-.+|anthropic-.+|helicone-.+|x-.+|http-referer|idempotency-key|traceparent|tracestate|baggage"
+)
+#: Of this hop alone, and left out: HTTP's own, those of browsers and proxies, of openai's clients, and the key to us.
+HOP = re.compile(
+    r"accept(-.+)?|access-control-.+|api-key|authorization|cache-control|cdn-.+|cf-.+|connection|content-.+|cookie2?|date"
+    r"|dnt|expect|forwarded|from|host|http2-settings|if-.+|keep-alive|max-forwards|origin|pragma|priority|proxy-.+"
+    r"|purpose|range|referer|sec-.+|te|trailer|transfer-encoding|true-client-ip|upgrade(-.+)?|user-agent|via|warning"
+    r"|x-(amzn?|api-key|client-ip|cluster|envoy|forwarded|original|real-ip|request-id|stainless|updraft)(-.+)?"
+)
+_CREDENTIAL = re.compile(r"auth|cookie|credential|csrf|key|passw|secret|session|token")
+_KEYS = frozenset({"idempotency-key"})  # that open nothing
+_MOST_NAME = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """What goes along with a request to whoever answers it."""
+
+    # By lower-cased name.
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    # Without the question mark.
+    query: str = ""
+
+    @property
+    def texts(self) -> list[str]:
+        """All that it says, for who looks for what is private."""
+        return [*self.headers.values(), *(text for pair in parse_qsl(self.query) for text in pair)]
+
+    def target(self, path: str) -> str:
+        """`path` with the query."""
+        return f"{path}?{self.query}" if self.query else path
+
+
+NOTHING = Forwarded()
+
+
+def forwarded(headers: Mapping[str, str], query: str = "") -> Forwarded:
+    """What of a request travels on.
+
+    Raises InvalidRequestError, by name, for what neither may nor belongs to this hop.
+    """
+    passed: dict[str, str] = {}
+    for raw, value in headers.items():
+        name = raw.lower()
+        if HOP.fullmatch(name):
+            continue
+        if not SAFE.fullmatch(name) or _may_open(name):
+            raise _refused(f"The header {name[:_MOST_NAME]!r}", raw)
+        passed[name] = value
+    for name, _ in parse_qsl(query, keep_blank_values=True):
+        if _may_open(name.lower()):
+            raise _refused(f"The query parameter {name[:_MOST_NAME]!r}", name)
+    return Forwarded(passed, query)
+
+
+def _may_open(name: str) -> bool:
+    """Whether it looks like a credential."""
+    return name not in _KEYS and _CREDENTIAL.search(name) is not None
+
+
+def _refused(what: str, name: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"{what} is not passed on to a cloud: leave it out. Keys of clouds belong into the settings.",
+        param=name[:_MOST_NAME],
+        code="unsupported_header" if what.startswith("The header") else "unsupported_parameter",
+    )

@@ -1,0 +1,61 @@
+"""Names in requests are short. One of 8 MB would be quoted in errors, kept in rows and compared again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from ..errors import InvalidRequestError
+
+MOST_NAME = 256  # characters: of a model's or a tool's name
+_MOST_LABEL = 1024  # of what tells callers and their requests apart
+_MOST_VALUE, _MOST_PAIRS = 4096, 128  # of metadata
+_BOUNDS = {
+    "model": MOST_NAME,
+    "reasoning_effort": MOST_NAME,
+    "service_tier": MOST_NAME,
+    "user": _MOST_LABEL,
+    "cache_salt": _MOST_LABEL,
+    "safety_identifier": _MOST_LABEL,
+    "prompt_cache_key": _MOST_LABEL,
+}
+
+
+def check_names(fields: Mapping[str, Any]) -> None:
+    """Raises InvalidRequestError for a name of a decoded request that is too long, without repeating it.
+
+    Other types than OpenAI's are left to whoever reads the field.
+    """
+    for field, most in _BOUNDS.items():
+        _check(field, fields.get(field), most)
+    metadata: Any = fields.get("metadata")
+    if isinstance(metadata, dict):
+        pairs = cast("dict[str, Any]", metadata)
+        if len(pairs) > _MOST_PAIRS:
+            raise _invalid("metadata", f"has {len(pairs)} pairs, at most {_MOST_PAIRS} are taken")
+        for name, value in pairs.items():
+            _check("metadata", name, MOST_NAME)
+            _check("metadata", value, _MOST_VALUE)
+    for path, name in _tool_names(fields):
+        _check(path, name, MOST_NAME)
+
+
+def _tool_names(fields: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    tools: Any = fields.get("tools")
+    chosen: Any = fields.get("tool_choice")
+    named = [("tool_choice", chosen)]
+    if isinstance(tools, list):
+        named += [(f"tools[{index}]", tool) for index, tool in enumerate(cast("list[Any]", tools))]
+    for path, tool in named:
+        function: Any = cast("dict[str, Any]", tool).get("function") if isinstance(tool, dict) else None
+        if isinstance(function, dict):
+            yield f"{path}.function.name", cast("dict[str, Any]", function).get("name")
+
+
+def _check(param: str, value: Any, most: int) -> None:
+    if isinstance(value, str) and len(value) > most:
+        raise _invalid(param, f"has {len(value)} characters, at most {most} are taken: '{value[:40]}...'")
+
+
+def _invalid(param: str, fault: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{param} {fault}", param=param, code="invalid_value")

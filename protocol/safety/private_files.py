@@ -1,0 +1,71 @@
+"""Files that only the user may read: what Updraft keeps can hold keys, and tells who asked what, when and how often."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from ..errors import ConfigurationError
+from ..settings import own_folders
+
+_SQLITE_COMPANIONS = ("-wal", "-shm", "-journal")
+
+
+def is_own(path: Path) -> bool:
+    """Whether it lies in one of the folders that are Updraft's alone, or is one."""
+    return any(path.absolute().is_relative_to(folder.absolute()) for folder in own_folders())
+
+
+def private_folder(folder: Path) -> None:
+    """The folder, made for the user alone where it is missing. Raises OSError.
+
+    One of Updraft's own that others can enter is closed to them, with those above it that are Updraft's, too.
+    """
+    path = folder.absolute()
+    for each in (*reversed(path.parents), path):
+        if not each.is_dir():
+            each.mkdir(mode=0o700, exist_ok=True)
+        if is_own(each):
+            _close(each, 0o700)
+
+
+def make_folder(folder: Path) -> None:
+    """Make it, for the user alone if it is one of Updraft's own. Raises OSError."""
+    if is_own(folder):
+        private_folder(folder)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def private_file(path: Path) -> Path:
+    """The file, made empty for the user alone where it is missing, closed to others where it is there. Raises OSError.
+
+    So are the files that SQLite keeps beside a database.
+    """
+    private_folder(path.parent)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    for each in (path, *(path.with_name(path.name + ending) for ending in _SQLITE_COMPANIONS)):
+        _close(each, 0o600)
+    return path
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only the user can read, all at once. Raises ConfigurationError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        private_folder(path.parent)
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+        temporary.replace(path)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def _close(path: Path, mode: int) -> None:
+    """Take the rights of others away. What belongs to somebody else, or like /tmp to all, stays as it is."""
+    with suppress(PermissionError, FileNotFoundError):
+        found = path.stat().st_mode
+        if found & 0o077 and not found & stat.S_ISVTX:
+            path.chmod(mode)

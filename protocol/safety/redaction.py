@@ -1,0 +1,24 @@
+"""What may be shown of addresses and keys: logs, metrics and errors are read by others."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+
+def is_sendable(key: str) -> bool:
+    """Whether a header can hold it. HTTP libraries quote one that cannot be sent in their error."""
+    return key.isascii() and key.isprintable()
+
+
+def shown_url(url: str) -> str:
+    """`url` without user, password, query and fragment, whether it is a sound one or not."""
+    bare = re.split(r"[?#]", url, maxsplit=1)[0]
+    try:
+        parts = urlsplit(bare)
+        _ = parts.port  # raises for a password with a slash, which looks like a port
+    except ValueError:
+        return re.sub(r"^(.*//)?.*@", r"\1", bare)
+    if not parts.netloc:
+        return re.sub(r"^.*@", "", bare)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

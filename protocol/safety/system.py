@@ -1,0 +1,104 @@
+"""What not every operating system has: locks of files, limits and signals of processes, owners, Unix sockets.
+
+No other module names these. Where something is missing, what it protects from is possible, and all else works.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigurationError
+
+#: Ends a process at once.
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+#: By which a system or a person ends a process in order.
+END_SIGNALS: tuple[signal.Signals, ...] = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+@contextmanager
+def locked(handle: int, waiting: Callable[[], None] = lambda: None) -> Generator[None]:
+    """Alone among processes with an open file or folder, until the block ends or this process dies.
+
+    `waiting` is called before another is waited for; what it raises ends the wait.
+    """
+    fcntl = _module("fcntl")
+    if fcntl is not None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(handle, fcntl.LOCK_EX)
+    yield
+
+
+def open_folder(folder: Path) -> int | None:
+    """A handle for `locked` and `fsync`; None where folders cannot be opened."""
+    return None if sys.platform == "win32" else os.open(folder, os.O_RDONLY)
+
+
+def belongs_to_us(path: Path) -> bool:
+    owner = getattr(os, "getuid", None)
+    return owner is None or path.stat().st_uid == owner()
+
+
+def forbids_execution(folder: Path) -> bool:
+    """Whether it is mounted noexec, as far as the system says."""
+    look = getattr(os, "statvfs", None)
+    return sys.platform == "linux" and look is not None and bool(look(folder).f_flag & os.ST_NOEXEC)
+
+
+def no_core_files() -> None:
+    if (resource := _module("resource")) is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+
+
+def limit_memory(beyond: int) -> None:
+    """To what is mapped now and `beyond` bytes more. Only Linux holds a process to that."""
+    resource = _module("resource")
+    if sys.platform == "linux" and resource is not None:
+        mapped = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + beyond, hard))
+
+
+def limit_time(cpu_seconds: float, wall_seconds: float = 0.0) -> None:
+    """End this process after so much CPU time, or after so much time; 0 is no limit.
+
+    Where there are no timers, only the second limit holds.
+    """
+    timer = getattr(signal, "setitimer", None)
+    if timer is not None:
+        timer(signal.ITIMER_PROF, cpu_seconds)
+        timer(signal.ITIMER_REAL, wall_seconds)
+        return
+    import faulthandler
+
+    if wall_seconds:
+        faulthandler.dump_traceback_later(wall_seconds, exit=True)
+    else:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def socket_address(path: Path) -> str:
+    """For two processes of one user: a Unix socket in a folder that only they can enter. Raises ConfigurationError."""
+    if not hasattr(socket, "AF_UNIX"):
+        raise ConfigurationError("A node needs Unix sockets, which this system lacks: run it on Linux, macOS or WSL.")
+    return f"ipc://{path}"

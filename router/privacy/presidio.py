@@ -1,0 +1,54 @@
+"""Presidio as a detector: names, places and what else its recognisers know. Optional, and never over the network."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ...protocol.errors import ConfigurationError, MissingDependencyError
+
+PERSONAL = "presidio"
+_PIECE = 50_000  # characters: spaCy takes no more than a million, and needs memory for each
+_SURE = 0.5  # the score from which a finding counts
+
+
+def presidio_detector(entities: tuple[str, ...], language: str, model: str) -> Callable[[str], bool] | None:
+    """Whether one of `entities` is in a text; None where there are none. Raises MissingDependencyError and
+    ConfigurationError: Presidio by itself would download the model.
+    """
+    if not entities:
+        return None
+    analyzer = _module("presidio_analyzer", "pip install presidio-analyzer")
+    spacy = _module("spacy", "pip install spacy")
+    if not (spacy.util.is_package(model) or Path(model).exists()):
+        raise MissingDependencyError(
+            f"privacy.presidio_model: {model} is not installed: python -m spacy download {model}."
+        )
+    models = [{"lang_code": language, "model_name": model}]
+    nlp = _module("presidio_analyzer.nlp_engine", "pip install presidio-analyzer").NlpEngineProvider(
+        nlp_configuration={"nlp_engine_name": "spacy", "models": models}
+    )
+    engine = analyzer.AnalyzerEngine(nlp_engine=nlp.create_engine(), supported_languages=[language])
+    known: list[str] = engine.get_supported_entities(language)
+    if unknown := sorted(set(entities) - set(known)):
+        raise ConfigurationError(
+            f"privacy.presidio: there is no {', '.join(unknown)}. Known: {', '.join(sorted(known))}.",
+            param="privacy.presidio",
+        )
+
+    def found(text: str) -> bool:
+        pieces = (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
+        return any(
+            engine.analyze(piece, language=language, entities=list(entities), score_threshold=_SURE) for piece in pieces
+        )
+
+    return found
+
+
+def _module(name: str, remedy: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingDependencyError(f"privacy.presidio needs {name}, which is not installed: {remedy}.") from error

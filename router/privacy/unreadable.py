@@ -1,0 +1,81 @@
+"""What no privacy rule can read: pictures, sounds, files, token ids, data, and parts of a kind that is not known."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from ..request.json_narrowing import rows, table
+from .escapes import has_data
+
+TOO_LONG = "more text than privacy rules read"
+IMAGE, AUDIO, FILE = "an image", "audio", "a file"
+TOKEN_IDS, DATA, PART = "token ids", "encoded data", "a content part of an unknown kind"
+UNREADABLE = frozenset({TOO_LONG, IMAGE, AUDIO, FILE, TOKEN_IDS, DATA, PART})
+
+_TEXT_PARTS = ("text", "refusal", "input_text", "output_text")
+_KINDS = {
+    re.compile("image|picture|photo|video|screenshot", re.IGNORECASE): IMAGE,
+    re.compile("audio|voice|sound", re.IGNORECASE): AUDIO,
+    re.compile("file|document|attachment|blob|media", re.IGNORECASE): FILE,
+}
+# Fields that refer to what is no text, even where they hold a name or an address only.
+_REFERENCES = {"image_url": IMAGE, "input_image": IMAGE, "images": IMAGE, "video_url": IMAGE} | {
+    "input_audio": AUDIO, "audio_url": AUDIO, "file_id": FILE, "file_ids": FILE, "file_data": FILE, "file_url": FILE,
+}  # fmt: skip
+# Fields that do so where they hold more than a string.
+_OBJECTS = {"image": IMAGE, "video": IMAGE, "audio": AUDIO, "file": FILE, "files": FILE, "document": FILE}
+# Schemas and options are texts and numbers, whatever they are called.
+_OPTIONS = (
+    "tools", "functions", "tool_choice", "function_call", "response_format", "guided_json", "structured_outputs",
+    "stop_token_ids", "logit_bias", "modalities", "audio", "stream_options",
+)  # fmt: skip
+_DATA_URI = re.compile(r"\bdata:(?:([a-z]{1,32})/[\w.+-]{1,128})?[\w.+;=-]{0,200};base64,", re.ASCII | re.IGNORECASE)
+
+
+def unreadable_field(body: dict[str, Any]) -> str | None:
+    """The first thing in a request that is no text by its place or name, as one of `UNREADABLE`."""
+    fields = {name: value for name, value in body.items() if name not in _OPTIONS}
+    if all(isinstance(value, str) for value in (table(fields.get("metadata")) or {}).values()):
+        fields.pop("metadata", None)  # names and texts
+    waiting: list[Any] = [fields]
+    while waiting:
+        value = waiting.pop()
+        if (entries := table(value)) is not None:
+            if (found := next(_in_object(entries), None)) is not None:
+                return found
+            waiting.extend(entries.values())
+        elif items := rows(value):
+            if all(isinstance(item, int | float) for item in items):
+                return TOKEN_IDS
+            waiting.extend(items)
+    return None
+
+
+def unreadable_text(text: str) -> str | None:
+    """What a text holds that is none, as one of `UNREADABLE`."""
+    if (found := _DATA_URI.search(text)) is not None:
+        return _kind(found[1] or "") or DATA
+    return DATA if has_data(text) else None
+
+
+def _in_object(entries: dict[str, Any]) -> Iterator[str]:
+    content = entries.get("content")
+    for part in rows(content) or ([] if isinstance(content, str | None) else [content]):
+        kind = (table(part) or {}).get("type")
+        if not isinstance(part, str) and kind not in _TEXT_PARTS:
+            yield (_kind(kind) if isinstance(kind, str) else None) or PART
+    if isinstance(kind := entries.get("type"), str) and (found := _kind(kind)) is not None:
+        yield found
+    for name, value in entries.items():
+        if value and name in _REFERENCES:
+            yield _REFERENCES[name]
+        if value and name in _OBJECTS and not isinstance(value, str):
+            yield _OBJECTS[name]
+        if name in ("prompt", "input") and isinstance(value, int | float):
+            yield TOKEN_IDS
+
+
+def _kind(name: str) -> str | None:
+    return next((kind for pattern, kind in _KINDS.items() if pattern.search(name)), None)

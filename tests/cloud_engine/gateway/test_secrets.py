@@ -1,0 +1,137 @@
+"""Secrets of an operator: what a gateway writes, serves and starts holds none of them, in good times and bad."""
+
+from __future__ import annotations
+
+import base64
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from updraft.cloud_engine.gateway import new_key
+from updraft.cloud_engine.gateway.process import GatewayOptions
+from updraft.cloud_engine.gateway.upstream import Upstream
+from updraft.protocol.errors import ConfigurationError
+
+PASSWORD, NODE_KEY = "canary-password", "canary-node-key"
+BASIC = base64.b64encode(f"operator:{PASSWORD}".encode()).decode()
+
+
+class _Echo(BaseHTTPRequestHandler):
+    """A node that refuses every request, and quotes the key that it was sent."""
+
+    seen: list[str]
+
+    def do_GET(self) -> None:
+        self._reply(200, b'{"data": [{"id": "m"}]}')
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        sent = self.headers.get("authorization", "")
+        self.seen.append(sent)
+        self._reply(401, b'{"error": {"message": "I do not take %b"}}' % sent.encode())
+
+    def _reply(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_arguments: object) -> None:
+        """Keep the test's output clean."""
+
+
+@contextmanager
+def _echo() -> Iterator[tuple[int, list[str]]]:
+    handler: Any = type("Echo", (_Echo,), {"seen": []})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port, handler.seen
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def _gateway(folder: Path, *nodes: str) -> Iterator[tuple[str, dict[str, str], subprocess.Popen[str]]]:
+    key, line = new_key("tester", admin=True)
+    (folder / "keys").write_text(line)
+    command = [sys.executable, "-m", "updraft.cloud_engine.gateway", "--keys", str(folder / "keys")]
+    command += ["--db", str(folder / "usage.sqlite"), *(word for node in nodes for word in ("--node", node))]
+    with (folder / "log").open("w") as log:
+        environment = {**os.environ, "UPDRAFT_NODE_API_KEY": NODE_KEY}
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
+        with process:
+            try:
+                assert process.stdout is not None
+                yield process.stdout.readline().split()[1], {"authorization": f"Bearer {key}"}, process
+            finally:
+                process.terminate()
+
+
+def test_passwords_and_keys_of_nodes_are_shown_nowhere(tmp_path: Path) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    with _echo() as (port, seen), _echo() as (other, seen_by_other):
+        down = f"http://operator:{PASSWORD}@127.0.0.1:1"
+        nodes = (f"http://operator:{PASSWORD}@127.0.0.1:{port}/v1", f"http://127.0.0.1:{other}", down)
+        with _gateway(tmp_path, *nodes) as (url, headers, process):
+
+            def post(more: dict[str, Any]) -> httpx.Response:
+                return httpx.post(f"{url}/v1/chat/completions", json={**body, **more}, headers=headers, timeout=60)
+
+            shown = [post({}), post({}), post({"stream": True}), post({"stream": True}), post({"model": "x"})]
+            paths = ("/metrics", "/health", "/admin/nodes", "/admin/usage", "/v1/models")
+            shown += [httpx.get(f"{url}{path}", headers=headers) for path in paths]
+            children = [word for child in psutil.Process(process.pid).children() for word in child.cmdline()]
+        assert f"127.0.0.1:{port}" in shown[5].text
+    assert set(seen) == {f"Basic {BASIC}"}
+    assert set(seen_by_other) == {f"Bearer {NODE_KEY}"}
+    with closing(sqlite3.connect(tmp_path / "usage.sqlite")) as connection:
+        rows = list(map(str, connection.execute("SELECT * FROM usage")))
+    texts = [*(each.text + str(each.headers) for each in shown), (tmp_path / "log").read_text(), *rows, *children]
+    assert not [text for text in texts if PASSWORD in text or NODE_KEY in text or BASIC in text]
+    assert len(rows) == 5
+
+
+def test_a_key_that_no_header_holds_is_refused_at_the_start_without_being_quoted() -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        Upstream(f"{NODE_KEY}\n")
+    assert NODE_KEY not in refused.value.message
+
+
+def test_an_address_that_is_none_is_quoted_without_its_password(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "updraft.cloud_engine.gateway", "--no-auth", "--db", str(tmp_path / "db")]
+    done = subprocess.run(
+        [*command, "--node", f"ftp://operator:{PASSWORD}@host"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "ftp://host" in done.stderr
+    assert PASSWORD not in done.stderr
+
+
+def test_options_do_not_print_their_secrets(tmp_path: Path) -> None:
+    options = GatewayOptions([f"http://operator:{PASSWORD}@host"], tmp_path, node_api_key=NODE_KEY)
+    assert PASSWORD not in repr(options)
+    assert NODE_KEY not in repr(options)
+
+
+def test_a_long_name_costs_nothing(tmp_path: Path) -> None:
+    with _echo() as (port, _), _gateway(tmp_path, f"http://127.0.0.1:{port}") as (url, headers, _process):
+        body = {"model": "canary" + "m" * 8_000_000, "messages": []}
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+        httpx.get(f"{url}/admin/usage", headers=headers)
+    assert answer.status_code == 400
+    assert len(answer.content) < 400
+    assert (tmp_path / "usage.sqlite").stat().st_size < 100_000

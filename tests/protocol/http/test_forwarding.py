@@ -1,0 +1,46 @@
+"""Which headers and query strings of callers reach the next hop."""
+
+from __future__ import annotations
+
+import pytest
+from updraft.protocol.errors import InvalidRequestError
+from updraft.protocol.http.forwarding import forwarded
+
+PASSED = [
+    "OpenAI-Organization",
+    "OpenAI-Project",
+    "OpenAI-Beta",
+    "X-Title",
+    "HTTP-Referer",
+    "traceparent",
+    "X-Trace-Id",
+]
+LEFT = ["Authorization", "Cookie", "Host", "Connection", "Transfer-Encoding", "Proxy-Authorization", "Content-Length",
+        "User-Agent", "X-Stainless-Lang", "X-Forwarded-For", "X-Updraft-Tenant", "X-Request-Id", "Sec-Fetch-Mode",
+        "Origin", "Api-Key", "X-Api-Key", "TE", "Upgrade", "Accept-Encoding"]  # fmt: skip
+REFUSED = ["X-Auth-Token", "X-Goog-Api-Key", "X-Session", "Helicone-Auth", "X-CSRF-Token", "Strange", "OpenAI-Secret"]
+
+
+@pytest.mark.parametrize("name", PASSED)
+def test_passed_on(name: str) -> None:
+    assert forwarded({name: "v"}).headers == {name.lower(): "v"}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_of_this_hop_alone(name: str) -> None:
+    assert forwarded({name: "v"}).headers == {}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_by_name_and_without_the_value(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=name.lower()) as caught:
+        forwarded({name: "hunter2"})
+    assert caught.value.code == "unsupported_header"
+    assert "hunter2" not in caught.value.message
+
+
+def test_a_query_goes_along_unless_it_holds_a_key() -> None:
+    assert forwarded({}, "api-version=1&a=b").target("chat") == "chat?api-version=1&a=b"
+    assert forwarded({}).target("chat") == "chat"
+    with pytest.raises(InvalidRequestError, match="'api_key'"):
+        forwarded({}, "api_key=hunter2")

@@ -1,0 +1,96 @@
+"""State is for the user alone, whatever the umask, and also where it was found open."""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+from updraft.classifier.online.experience import Experience
+from updraft.classifier.policy.files import put_policy
+from updraft.cloud_engine.gateway.metering import Meter
+from updraft.local_engine.machine.notes import Notes
+from updraft.local_engine.store.library import Library
+from updraft.protocol.safety.private_files import private_file
+from updraft.router.accounting.ledger import Ledger
+from updraft.router.settings_sources import load_config
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+
+
+class Note(msgspec.Struct):
+    text: str
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture(autouse=True)
+def open_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def keep_everything(home: Path) -> None:
+    (home / "config.toml").parent.mkdir(exist_ok=True)
+    (home / "config.toml").write_text('cloud_api_key = "secret"\n')
+    config = load_config()
+    assert config.ledger is not None
+    with closing(Ledger(config.ledger)), closing(Experience(home / "experience.sqlite3")):
+        assert (home / "ledger.sqlite3-shm").exists()
+        meter = Meter(home / "gateway.sqlite3")
+        Notes("tried-models").write("key", Note("well"))
+        put_policy(home / "policies" / "a--b", {"gate1-0123456789abcdef.onnx": b"graph"}, b"{}")
+        with Library().lock("a"):
+            assert open_paths(home) == []
+        meter.close()
+
+
+def open_paths(folder: Path) -> list[str]:
+    return [str(path) for path in (folder, *folder.rglob("*")) if path.stat().st_mode & 0o077]
+
+
+def test_what_is_made_is_closed_to_others(home: Path) -> None:
+    keep_everything(home)
+    assert (home / "ledger.sqlite3").stat().st_mode & 0o777 == 0o600
+    assert home.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_is_found_open_is_closed(home: Path) -> None:
+    keep_everything(home)
+    for path in (home, *home.rglob("*")):
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    keep_everything(home)
+
+
+def test_the_files_of_a_database_that_is_in_use_are_closed_too(home: Path) -> None:
+    path = home / "ledger.sqlite3"
+    home.mkdir()
+    with closing(sqlite3.connect(path)) as older:
+        older.execute("PRAGMA journal_mode=WAL")
+        older.execute("CREATE TABLE t (a)")
+        assert {"ledger.sqlite3", "ledger.sqlite3-wal", "ledger.sqlite3-shm"} == {f.name for f in home.iterdir()}
+        assert open_paths(home)
+        private_file(path)
+        assert open_paths(home) == []
+
+
+def test_a_folder_that_is_not_ours_keeps_its_rights(home: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o755)
+    with closing(Ledger(shared / "ledger.sqlite3")):
+        assert shared.stat().st_mode & 0o777 == 0o755
+        assert [path.stat().st_mode & 0o777 for path in shared.iterdir()] == [0o600] * len(list(shared.iterdir()))
+
+
+def test_a_folder_of_all_users_is_left_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o1777)
+    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
+    private_file(tmp_path / "a")
+    assert tmp_path.stat().st_mode & 0o7777 == 0o1777
