@@ -14,6 +14,7 @@ from cascade_bench import Bench, run
 from router_fakes import FakeCloud, ScriptedGates, ScriptedLocal, tiers
 from updraft.protocol.errors import ConfigurationError, ModelLoadError, OverloadedError
 from updraft.protocol.http.wire import WireRequest
+from updraft.router.accounting.prices import Prices
 from updraft.router.config import RouterConfig
 from updraft.router.factory import check_startable
 from updraft.router.router import Router
@@ -117,6 +118,7 @@ def test_a_close_while_it_loads_leaves_nothing_open(cold: Any) -> None:
     run(test())
 
 
+PRICES = Prices(cloud_input=0.5, cloud_output=1.5)
 CLOUD: dict[str, Any] = {"cloud_url": "http://127.0.0.1:9", "cloud_model": "big"}
 
 
@@ -131,7 +133,7 @@ def test_a_router_without_a_tier_says_what_to_set(settings: dict[str, Any]) -> N
     assert ("offline" in caught.value.message) == ("offline" in settings)
 
 
-@pytest.mark.parametrize("target", [{"quality": 0.5}, {"cloud_share": 0.3}, {"cost": 1.0}])
+@pytest.mark.parametrize("target", [{"quality": 0.5}, {"cloud_share": 0.3}, {"cost": 1.0, "prices": PRICES}])
 @pytest.mark.parametrize("local", [None, "pocket"])
 def test_a_target_without_a_policy_is_refused_at_once(
     target: dict[str, Any], local: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -147,5 +149,5 @@ def test_a_target_without_a_policy_is_refused_at_once(
 
 def test_the_pocket_pair_has_a_policy() -> None:
     pair = {"local": "pocket", "cloud_url": "http://127.0.0.1:9", "cloud_model": "pocket-large"}
-    for target in ({"quality": 0.98}, {"cloud_share": 0.3}, {"cost": 1.0}, {}):
+    for target in ({"quality": 0.98}, {"cloud_share": 0.3}, {"cost": 1.0, "prices": PRICES}, {}):
         check_startable(RouterConfig(**pair, **target))  # type: ignore[arg-type]

@@ -165,7 +165,7 @@ def leaving_client(node: Node, body: dict[str, Any]) -> Iterator[None]:
     """A client that has sent its request, and closes its connection at the end of the block."""
     host, port = node.url.removeprefix("http://").split(":")
     data = json.dumps({"model": "tiny", **body}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n\r\n"
     with socket.create_connection((host, int(port))) as client:
         client.sendall(head.encode() + data)
         yield
