@@ -66,6 +66,8 @@ def test_kernels() -> None:
 
 
 def test_memory(tmp_path, monkeypatch) -> None:
+    assert check_memory(MACHINE).status == "ok"
+    monkeypatch.setenv("UPDRAFT_LOCAL", "pocket")
     found = check_memory(MACHINE)
     assert found.status == "ok"
     assert "pocket-small.gguf needs" in found.found
@@ -106,7 +108,8 @@ def test_busy_neighbours() -> None:
     assert found.status == "warn"
 
 
-def test_tuning() -> None:
+def test_tuning(monkeypatch) -> None:
+    monkeypatch.setenv("UPDRAFT_LOCAL", "pocket")
     assert "updraft tune" in check_tuning().fix
     remember(pocket_small_gguf(), Settings())
     assert check_tuning().fix == ""
@@ -120,7 +123,7 @@ def test_doctor_knows_the_machine(updraft) -> None:
 
 
 def test_tune_measures_and_is_remembered(updraft, environment, monkeypatch) -> None:
-    done = updraft("tune", "--json")
+    done = updraft("tune", "--json", env={"UPDRAFT_LOCAL": "pocket"})
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["model"] == "pocket-small.gguf"
@@ -129,7 +132,10 @@ def test_tune_measures_and_is_remembered(updraft, environment, monkeypatch) -> N
     assert all(run["answer_tokens_per_s"] > 0 for run in found["runs"])
     if found["gain"] == 0:
         assert not any(found["settings"].values())
-    names = {check["name"]: check for check in json.loads(updraft("doctor", "--json").stdout)}
+    names = {
+        check["name"]: check
+        for check in json.loads(updraft("doctor", "--json", env={"UPDRAFT_LOCAL": "pocket"}).stdout)
+    }
     assert "was tuned" in names["tuning"]["found"]
 
 
