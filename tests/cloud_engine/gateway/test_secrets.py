@@ -68,7 +68,7 @@ def _echo() -> Iterator[tuple[int, list[str]]]:
 def _gateway(folder: Path, *nodes: str) -> Iterator[tuple[str, dict[str, str], subprocess.Popen[str]]]:
     key, line = new_key("tester", admin=True)
     (folder / "keys").write_text(line)
-    command = [sys.executable, "-m", "updraft.cloud_engine.gateway", "--keys", str(folder / "keys")]
+    command = [sys.executable, "-m", "updraft", "gateway", "--port", "0", "--keys", str(folder / "keys")]
     command += ["--db", str(folder / "usage.sqlite"), *(word for node in nodes for word in ("--node", node))]
     with (folder / "log").open("w") as log:
         environment = {**os.environ, "UPDRAFT_NODE_API_KEY": NODE_KEY}
@@ -112,7 +112,7 @@ def test_a_key_that_no_header_holds_is_refused_at_the_start_without_being_quoted
 
 
 def test_an_address_that_is_none_is_quoted_without_its_password(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "updraft.cloud_engine.gateway", "--no-auth", "--db", str(tmp_path / "db")]
+    command = [sys.executable, "-m", "updraft", "gateway", "--no-auth", "--db", str(tmp_path / "db")]
     done = subprocess.run(
         [*command, "--node", f"ftp://operator:{PASSWORD}@host"], capture_output=True, text=True, check=False
     )

@@ -130,7 +130,7 @@ def test_the_clients_timeout_is_the_deadline(cloud: FakeCloud) -> None:
 
 
 def test_a_key_is_not_asked_for_by_health_and_a_foreign_page_gets_nothing(cloud: FakeCloud) -> None:
-    config = RouterConfig(local=None, cloud_url=cloud.url, allowed_hosts=("box.lan",))
+    config = RouterConfig(local=None, cloud_url=cloud.url, cloud_model="big", allowed_hosts=("box.lan",))
     with TestClient(daemon_app(Router(config), api_key="secret"), base_url="http://box.lan") as client:
         assert client.get("/health").status_code == 200
         for path in ("/health", "/metrics", "/v1/models", "/v1/chat/completions", "/anything"):
@@ -150,7 +150,7 @@ def test_other_machines_need_a_key() -> None:
 
 
 def test_health_wants_no_key(cloud: FakeCloud) -> None:
-    router = Router(RouterConfig(cloud_url=cloud.url, local=None, ledger=None))
+    router = Router(RouterConfig(cloud_url=cloud.url, cloud_model="big", local=None, ledger=None))
     with TestClient(daemon_app(router, "secret"), base_url="http://127.0.0.1") as http:
         assert http.get("/health").status_code == 200
         assert http.get("/v1/models").status_code == 401
