@@ -36,7 +36,7 @@ async def main() -> int:
 
     sys.addaudithook(_watch)
     common: dict[str, Any] = {"local": "pocket", "cloud_url": "http://127.0.0.1:9", "ledger": None, "confidence": 0.999}
-    common |= {"policy": "none", "privacy": Privacy(builtin=("credit_card",))}
+    common |= {"cloud_model": "big", "privacy": Privacy(builtin=("credit_card",))}
     common["experience"] = Path(tempfile.mkdtemp()) / "experience.sqlite3"  # what answers teach is kept
 
     async def ask(router: Router, path: str, content: Any, **fields: Any) -> int:

@@ -33,7 +33,7 @@ async def weighed(self, request):
     return await handle(self, request)
 Router.handle = weighed
 settings = dict(cloud_url=sys.argv[1], local=sys.argv[2] if sys.argv[2] != "none" else None, cloud_connect_timeout_s=60)
-run_daemon(DaemonOptions(RouterConfig(**settings, policy="none", confidence=0.6), port=0))
+run_daemon(DaemonOptions(RouterConfig(**settings, cloud_model="big", confidence=0.6), port=0))
 """
 
 
