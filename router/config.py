@@ -12,6 +12,7 @@ from typing import get_args
 from ..classifier.target import Promise, Target
 from ..protocol.errors import ConfigurationError
 from ..protocol.safety.redaction import shown_url
+from ..protocol.unicode_forms import read_text
 from .accounting.budget import BudgetLimits
 from .accounting.prices import Price, Prices
 from .privacy.rules import Privacy
@@ -219,9 +220,9 @@ class RouterConfig:
 def read_key(path: Path) -> str:
     """The key in a file, without the line break at its end. Raises ConfigurationError."""
     try:
-        key = path.expanduser().read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = "is no text" if isinstance(error, UnicodeDecodeError) else f"cannot be read: {error.strerror}"
+        key = read_text(path.expanduser(), ConfigurationError).strip()
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror}"
         raise ConfigurationError(f"The key file {path} {reason}.", param="cloud_api_key_file") from error
     if not key:
         raise ConfigurationError(f"The key file {path} is empty.", param="cloud_api_key_file")

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 
 def is_sendable(key: str) -> bool:
-    """Whether a header can hold it. HTTP libraries quote one that cannot be sent in their error."""
-    return key.isascii() and key.isprintable()
+    """Whether a header can hold it as one word. HTTP libraries quote one that cannot be sent in their error."""
+    return all("!" <= character <= "~" for character in key)
 
 
 def shown_url(url: str) -> str:

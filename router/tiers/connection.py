@@ -11,6 +11,7 @@ from urllib.request import getproxies
 import httpx
 
 from ...protocol.errors import ConfigurationError
+from ...protocol.safety.redaction import is_sendable, shown_url
 
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
@@ -36,7 +37,7 @@ def open_client(endpoint: CloudEndpoint) -> httpx.AsyncClient:
     what the environment names wrongly.
     """
     key, url = endpoint.api_key, httpx.URL(endpoint.url)
-    if key and not all("!" <= character <= "~" for character in key):
+    if key and not is_sendable(key):
         raise ConfigurationError(
             f"The API key for {url} holds a blank, a line end or a letter beyond ASCII, which no HTTP header carries: "
             "copy it anew.",
@@ -62,7 +63,7 @@ def open_client(endpoint: CloudEndpoint) -> httpx.AsyncClient:
             follow_redirects=False,  # a redirect would carry the prompt to a host that nobody configured
         )
     except (ValueError, ImportError, httpx.InvalidURL) as error:
-        named = re.sub(r"//.*@", "//", proxy or "")
+        named = shown_url(proxy or "")
         detail = "pip install 'httpx[socks]'" if isinstance(error, ImportError) else "correct it"
         raise ConfigurationError(
             f"The proxy {named!r} that the environment names for {url} cannot be used: {detail}, or add "
