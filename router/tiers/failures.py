@@ -19,7 +19,6 @@ from ...protocol.errors import (
     OverloadedError,
     PermissionDeniedError,
     RateLimitError,
-    RelayedError,
     RequestTimeoutError,
     UpdraftError,
     UpstreamError,
@@ -43,6 +42,30 @@ _ERRORS: dict[int, type[UpdraftError]] = {
     503: OverloadedError,
     504: RequestTimeoutError,
 }
+
+
+class RelayedError(UpstreamError):
+    """A cloud's own error, told on: its HTTP status, its OpenAI-shaped `error`, and its Retry-After.
+
+    The client is not to repeat the request: the router has tried again where that could help.
+    """
+
+    retryable = False
+
+    def __init__(self, status: int, error: dict[str, Any], retry_after: str | None = None) -> None:
+        super().__init__(str(error["message"]), param=error.get("param"), code=error.get("code"))
+        self.status = status
+        self.type = str(error["type"])
+        self.code = error.get("code")
+        self._error = error
+        self._retry_after = retry_after
+
+    def to_body(self) -> dict[str, Any]:
+        return {"error": {**self._error, "message": self.message}}
+
+    def headers(self) -> dict[str, str]:
+        after = {} if self._retry_after is None else {"retry-after": self._retry_after}
+        return {**super().headers(), **after}
 
 
 class CloudFailure(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sqlite3
 import threading
@@ -315,7 +316,7 @@ def test_sigterm_finishes_answers_and_writes_rows(gateway: Running) -> None:
     thread = threading.Thread(target=ask)
     thread.start()
     wait_for(
-        lambda: 'node_in_flight{node="' in (text := httpx.get(f"{gateway.url}/metrics").text) and "} 1.0\n" in text
+        lambda: re.search(r"node_in_flight\{node=.*\} 1\.0$", httpx.get(f"{gateway.url}/metrics").text, re.MULTILINE)
     )
     gateway.process.terminate()
     thread.join()
@@ -330,7 +331,7 @@ def running(url: str) -> float:
     return next(float(line.split()[1]) for line in lines if line.startswith("updraft_engine_running "))
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
+def wait_for(condition: Callable[[], object], timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline
