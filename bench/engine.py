@@ -28,7 +28,7 @@ from .engine_speed import (
     throughput,
 )
 from .invariance import invariance_figures
-from .scheduling import kv_waste, scheduler_microseconds, step_rows, turnover_microseconds
+from .scheduling import kv_waste, scheduler_microseconds, step_rows
 from .shapes import SHAPES, model_folder, random_model, shape_config
 from .step_gaps import step_gaps
 from .workload import Workload, WorkloadRequest, draw
@@ -163,7 +163,6 @@ class _Measured:
     def scheduler(self) -> Figures:
         return {
             "scheduler_us_256": scheduler_microseconds(),
-            "scheduler_us_256_turnover": turnover_microseconds(),
             "kv_waste": kv_waste(self._setting.workload),
         }
 

@@ -19,31 +19,6 @@ app = CommandLine(help="Measure, and print or write the figures with machine, ve
 
 
 @app.command()
-def cascade(
-    tasks: Annotated[int, typer.Option(min=1, max=options.MOST_TASKS, help="Held-out pocket tasks.")] = 300,
-    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Questions in flight to the cloud.")] = 8,
-    seed: Annotated[int, typer.Option(help="Which of the held-out tasks.")] = 0,
-    quality: options.Quality = None,
-    json_path: json_output.File = None,
-) -> None:
-    """Quality, cloud share and cost of the packaged pair: local only, cloud only, routed.
-
-    \b
-    Example
-      updraft bench cascade --tasks 2000 --json out/cascade.json
-    """
-    from ..bench.questions import pocket_questions
-    from .evaluate import measure
-
-    config = options.Pair(local="pocket", quality=quality).config()
-    measured = measure(
-        config, pocket_questions(tasks, seed), None, concurrency, tables_apart=json_output.is_stdout(json_path)
-    )
-    settings = {"tasks": tasks, "concurrency": concurrency, "seed": seed, "quality": config.target.value}
-    _show(_report("cascade", settings, measured), json_path)
-
-
-@app.command()
 def escalation(
     tasks: Annotated[int, typer.Option(min=1, max=options.MOST_TASKS, help="Held-out pocket tasks.")] = 300,
     rounds: Annotated[int, typer.Option(min=1, help="How often each escalation is asked in each way.")] = 3,

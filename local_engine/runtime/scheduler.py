@@ -75,10 +75,6 @@ class ScheduledStep:
     chunks: list[SequenceShare] = field(default_factory=list[SequenceShare])
 
     @property
-    def is_empty(self) -> bool:
-        return not (self.decodes or self.glimpses or self.chunks)
-
-    @property
     def all_outputs(self) -> bool:
         """Whether every row is an output: only then hidden states come with them."""
         return all(share.outputs == share.count for share in self.chunks)
