@@ -72,7 +72,7 @@ def engine(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="start, throughput, drawn, decode, prefill, prefix, scheduler, invariance, pocket-drafts, oracle, "
+            help="start, throughput, sampled, decode, prefill, prefix, scheduler, invariance, pocket-drafts, oracle, "
             "gaps (CUDA only) or peers; may be said several times. [all that the device has]"
         ),
     ] = None,
@@ -104,9 +104,9 @@ def engine(
         if json_path is not None and not json_output.is_stdout(json_path):
             _report("engine", config, figures).write(json_path)
 
-    with tempfile.TemporaryDirectory(prefix="updraft-bench-") as workplace:
+    with tempfile.TemporaryDirectory(prefix="updraft-bench-") as model_dir:
         setting = Setting(
-            Path(workplace), shape, dtype, workload, running, threads, device, peers, only or (), draft_shape
+            Path(model_dir), shape, dtype, workload, running, threads, device, peers, only or (), draft_shape
         )
         figures = measure(setting, _say, keep)
     _show(_report("engine", config, figures), json_path)
@@ -182,7 +182,7 @@ def local(
         Path | None,
         typer.Option(metavar="PATH", exists=True, dir_okay=False, help="llama.cpp's own server, to compare with too."),
     ] = None,
-    workplace: Annotated[
+    model_dir: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Keep the built models here for the next run. [a temporary folder]"),
     ] = None,
@@ -198,7 +198,7 @@ def local(
     from ..bench.local import MODELS, Setting, measure
 
     models = MODELS if model == "all" else (model,)
-    setting = Setting(models, tokens, rounds, prefill_seconds, threads, llama_server, workplace)
+    setting = Setting(models, tokens, rounds, prefill_seconds, threads, llama_server, model_dir)
     figures = measure(setting, _say)
     config = {"models": setting.models, "tokens": tokens, "rounds": rounds, "threads": threads}
     config["prefill_seconds"] = prefill_seconds
