@@ -43,8 +43,8 @@ check: install  ## ruff, formatting and pyright
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: install  ## measure the cascade: BENCH=NAME picks one, `updraft bench --help` lists them
-	@$(BIN)/updraft bench $(or $(BENCH),cascade) $(ARGS)
+bench: install  ## measure what a draft brings, or BENCH=NAME, `updraft bench --help` lists them
+	@$(BIN)/updraft bench $(or $(BENCH),escalation) $(ARGS)
 
 reference:  ## write docs/reference anew from the code
 	@$(BIN)/python -m updraft.cli.reference

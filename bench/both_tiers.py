@@ -108,11 +108,11 @@ async def _from_cloud(router: Router, prompt: str) -> dict[str, Any]:
 
 def _graded(question: Prompt, local: RunView, completion: dict[str, Any]) -> GradedRow:
     choice = completion["choices"][0]
-    said = ComparableAnswer(str(choice["message"].get("content") or ""), str(choice.get("finish_reason") or "stop"))
+    answer = ComparableAnswer(str(choice["message"].get("content") or ""), str(choice.get("finish_reason") or "stop"))
     if question.grade is None:
-        weak, strong = grades(ComparableAnswer(local.answer, local.finish_reason), said)
+        weak, strong = grades(ComparableAnswer(local.answer, local.finish_reason), answer)
     else:
-        weak, strong = float(question.grade(local.answer)), float(question.grade(said.text))
+        weak, strong = float(question.grade(local.answer)), float(question.grade(answer.text))
     usage = CloudUsage.of(completion)
     return GradedRow(
         prompt=question.prompt,

@@ -28,7 +28,7 @@ from .engine_speed import (
     throughput,
 )
 from .invariance import invariance_figures
-from .scheduling import kv_waste, scheduler_microseconds, step_rows, turnover_microseconds
+from .scheduling import kv_waste, scheduler_microseconds, step_rows
 from .shapes import SHAPES, model_folder, random_model, shape_config
 from .step_gaps import step_gaps
 from .workload import Workload, WorkloadRequest, draw
@@ -43,11 +43,11 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What to measure: a model of `shape` (`pocket`, or random weights of a real one), written to `workplace` where
+    """What to measure: a model of `shape` (`pocket`, or random weights of a real one), written to `model_dir` where
     peers are to load it.
     """
 
-    workplace: Path
+    model_dir: Path
     shape: str = "pocket"
     dtype: str = "bfloat16"
     workload: Workload = field(default_factory=Workload)
@@ -109,7 +109,7 @@ class _Measured:
 
     @cached_property
     def _folder(self) -> Path:
-        return model_folder(self._setting.shape, self._setting.workplace)
+        return model_folder(self._setting.shape, self._setting.model_dir)
 
     @cached_property
     def _model_and_products(self) -> tuple[Decoder, MatrixProducts]:
@@ -147,9 +147,9 @@ class _Measured:
         ceiling_s = self._products.seconds(step_rows(requests, engine_config(len(requests), self._setting.running)))
         return {"tokens_per_s": tokens / ours_s, "output_tokens": tokens, "matmul_ceiling_share": ceiling_s / ours_s}
 
-    def drawn(self) -> Figures:
+    def sampled(self) -> Figures:
         running = self._setting.running
-        return {"drawn_over_greedy": sampled_over_greedy(self._model, self._requests[:running], running)}
+        return {"sampled_over_greedy": sampled_over_greedy(self._model, self._requests[:running], running)}
 
     def decode(self) -> Figures:
         return decode_figures(self._model, self._products.weight_bytes)
@@ -163,7 +163,6 @@ class _Measured:
     def scheduler(self) -> Figures:
         return {
             "scheduler_us_256": scheduler_microseconds(),
-            "scheduler_us_256_turnover": turnover_microseconds(),
             "kv_waste": kv_waste(self._setting.workload),
         }
 
@@ -240,7 +239,7 @@ def cb_settings(device: str) -> Sequence[tuple[int, int]]:
 GROUPS: Mapping[str, Callable[[_Measured], Figures]] = {
     "start": _Measured.start,
     "throughput": _Measured.throughput,
-    "drawn": _Measured.drawn,
+    "sampled": _Measured.sampled,
     "decode": _Measured.decode,
     "prefill": _Measured.prefill,
     "prefix": _Measured.prefix,

@@ -19,7 +19,7 @@ from .driving import BUDGET, GREEDY, add, engine_config, make_engine, serve
 from .workload import WorkloadRequest
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-DRAWN = SamplingParams(temperature=0.7, top_p=0.9, seed=0)
+SAMPLED = SamplingParams(temperature=0.7, top_p=0.9, seed=0)
 _PREFIX_TOKENS = 4096
 _PREFIX_S = 20  # at least, for what a cache costs that finds nothing
 _SMALL = EngineConfig(max_batch_size=8, token_budget=BUDGET, prefix_caching=False)
@@ -33,9 +33,9 @@ def throughput(
 
 
 def sampled_over_greedy(model: Decoder, requests: Sequence[WorkloadRequest], running: int, rounds: int = 5) -> float:
-    """Tokens per second where they are drawn (`DRAWN`) over those where they are greedy: a median of pairs of runs."""
+    """Tokens per second of `SAMPLED` answers over those of greedy ones: a median of pairs of runs."""
     return statistics.median(
-        throughput(model, requests, running, GREEDY) / throughput(model, requests, running, DRAWN)
+        throughput(model, requests, running, GREEDY) / throughput(model, requests, running, SAMPLED)
         for _ in range(rounds)
     )
 

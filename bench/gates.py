@@ -69,13 +69,13 @@ def _judged(policy: Policy, outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 def _unchanged(policy: Policy, prompts: Sequence[str]) -> dict[str, float]:
     """The share of gate 1's decisions that one change of the prompt leaves as they are, over several targets."""
-    told = [policy.thresholds(quality).before for quality in _QUALITIES]
+    thresholds = [policy.thresholds(quality).before for quality in _QUALITIES]
     before = np.array([policy.before(PromptView(prompt)) for prompt in prompts])
     rng = np.random.default_rng(0)
     found: dict[str, float] = {}
     for name, noise in NOISES.items():
         after = np.array([policy.before(PromptView(noise(prompt, rng))) for prompt in prompts])
-        found[name] = float(np.mean([(before > threshold) == (after > threshold) for threshold in told]))
+        found[name] = float(np.mean([(before > threshold) == (after > threshold) for threshold in thresholds]))
     return found
 
 

@@ -17,7 +17,7 @@ _NOTHING_RAN = 5  # pytest's exit status
 
 
 def main(folders: Sequence[str]) -> int:
-    """0 if there are tests and all of them pass. What each file says is shown whole, as it ends."""
+    """0 if there are tests and all of them pass. The output of each file is shown whole, as it ends."""
     files = sorted(str(path) for folder in folders for path in Path(folder).glob("test_*.py"))
     with tempfile.TemporaryDirectory(prefix="updraft-gpu-tests-") as folder:
         logs = [Path(folder) / str(number) for number in range(len(files))]

@@ -129,8 +129,8 @@ def measure(
         case = make()
         for row in rows_of(case, ceilings, clock):
             rows.append(row)
-            said = row.note or f"{row.median_us:,.1f} us, {row.share:.0%} of what {row.bound} allows"
-            say(f"{row.case}: {row.implementation} {said}")
+            text = row.note or f"{row.median_us:,.1f} us, {row.share:.0%} of what {row.bound} allows"
+            say(f"{row.case}: {row.implementation} {text}")
         keep(Measured(ceilings, rows))
     return Measured(ceilings, rows)
 

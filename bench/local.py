@@ -60,14 +60,14 @@ class Setting:
     threads: int | None = None
     llama_server: Path | None = None
     # Where models are built, None for a temporary folder.
-    workplace: Path | None = None
+    model_dir: Path | None = None
 
 
 def measure(setting: Setting, say: Say) -> dict[str, float]:
     """Figures by model and name, and before them by name alone the worst of the 0.5B files (of pocket-small, if there
     is no other). Raises ModelLoadError, EngineError, MissingDependencyError."""
     by_model: dict[str, dict[str, float]] = {}
-    with _folder(setting.workplace) as folder:
+    with _folder(setting.model_dir) as folder:
         for name in setting.models:
             path = _model(name, folder)
             threads = setting.threads or default_threads(read_header(path).parameters)
@@ -279,13 +279,13 @@ def worst(by_model: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 @contextmanager
-def _folder(workplace: Path | None) -> Iterator[Path]:
-    if workplace is None:
+def _folder(model_dir: Path | None) -> Iterator[Path]:
+    if model_dir is None:
         with tempfile.TemporaryDirectory(prefix="updraft-bench-") as temporary:
             yield Path(temporary)
     else:
-        workplace.mkdir(parents=True, exist_ok=True)
-        yield workplace
+        model_dir.mkdir(parents=True, exist_ok=True)
+        yield model_dir
 
 
 def _model(name: ModelName, folder: Path) -> Path:

@@ -39,7 +39,7 @@ class Setup:
 
 
 class Peer(Protocol):
-    """Whoever answers whole prompts, greedily, from any thread."""
+    """An engine that answers whole prompts, greedily, from any thread."""
 
     def answer(self, prompt: str, max_tokens: int, logprobs: int | None = None) -> int:
         """How many tokens it wrote; with the `logprobs` most likely ones beside each, if asked for."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from itertools import count
 
 import torch
 
@@ -51,37 +49,6 @@ def _scheduler_microseconds(sequences: int, steps: int = 200) -> float:
         engine.step()
     seconds = time.perf_counter() - started - engine.computed_s
     gc.unfreeze()
-    return 1e6 * seconds / steps
-
-
-def turnover_microseconds(sequences: int = 256, rounds: int = 3) -> float:
-    """The same where answers of 100 to 300 tokens end at any time and others take their places: somewhat more than one
-    in a step."""
-    return statistics.median(_turnover_microseconds(sequences) for _ in range(rounds))
-
-
-def _turnover_microseconds(sequences: int, steps: int = 300) -> float:
-    config = EngineConfig(max_batch_size=sequences, token_budget=8192, max_waiting=sequences, num_blocks=sequences * 40)
-    engine = _Unmodelled(ServedModel(_smallest_model()), config)
-    drawn = random.Random(0)
-    names = count()
-
-    def add() -> None:
-        prompt = [drawn.randrange(_VOCABULARY - 1) for _ in range(32)]
-        params = SamplingParams(temperature=0.0, max_tokens=drawn.randint(100, 300), ignore_eos=True)
-        engine.add_request(GenerationRequest(str(next(names)), prompt, params))
-
-    for _ in range(sequences):
-        add()
-    seconds = 0.0
-    for step in range(100 + steps):
-        engine.computed_s, started = 0.0, time.perf_counter()
-        outputs = engine.step()
-        if step >= 100:
-            seconds += time.perf_counter() - started - engine.computed_s
-        for output in outputs.others:
-            if output.finish_reason:
-                add()
     return 1e6 * seconds / steps
 
 

@@ -63,8 +63,8 @@ SHAPES: Mapping[str, dict[str, Any]] = {
 }
 
 
-def model_folder(shape: str, workplace: Path) -> Path:
-    """A folder with the model of that name: `pocket`, or one of `SHAPES` with random bf16 weights under `workplace`.
+def model_folder(shape: str, model_dir: Path) -> Path:
+    """A folder with the model of that name: `pocket`, or one of `SHAPES` with random bf16 weights under `model_dir`.
 
     Raises ConfigurationError for an unknown name.
     """
@@ -72,7 +72,7 @@ def model_folder(shape: str, workplace: Path) -> Path:
         return pocket.pocket_large_folder()
     if shape not in SHAPES:
         raise ConfigurationError(f"There is no shape {shape!r}; there are: pocket, {', '.join(SHAPES)}.", param="shape")
-    folder = workplace / shape
+    folder = model_dir / shape
     if not (folder / "model.safetensors").exists():
         _write_random(SHAPES[shape], folder)
     return folder

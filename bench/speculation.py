@@ -93,7 +93,7 @@ def oracle_under_load(target: Decoder, draft: Decoder) -> dict[str, float]:
 
 
 @contextmanager
-def without_a_favourite(target: Decoder) -> Generator[None]:
+def uniform_logits(target: Decoder) -> Generator[None]:
     """While this lasts all its logits are zero, and the greedy answer is the first token again and again.
 
     Random weights decide by so little that rounding would tip them from batch to batch; a bias for one token would make
@@ -113,7 +113,7 @@ def _oracle_speedup(target: Decoder, draft: Decoder, acceptance: float, load: in
     config = replace(config, num_blocks=load * _CELLS // config.block_size + 1)
     vocabulary = target.config.vocab_size
     prompts = [[(token + number) % vocabulary for token in range(1, _PROMPT + 1)] for number in range(load)]
-    with without_a_favourite(target):
+    with uniform_logits(target):
         plain = make_engine(target, config)
         answer = _timed(plain, prompts)[0]
         oracle = OracleDrafter(target, draft, plain.config, answer, acceptance)
@@ -148,10 +148,10 @@ class OracleDrafter(DraftModel):
             if item.drafter == self.name:
                 start = item.state.num_generated_tokens
                 right = self._answer[start : start + len(item.draft_ids)]
-                item.draft_ids = [self._spoilt(token) for token in right]
+                item.draft_ids = [self._corrupted(token) for token in right]
         return work
 
-    def _spoilt(self, token: int) -> int:
+    def _corrupted(self, token: int) -> int:
         return token if self._random.random() < self._acceptance else (token + 1) % self._rows
 
 

@@ -19,31 +19,6 @@ app = CommandLine(help="Measure, and print or write the figures with machine, ve
 
 
 @app.command()
-def cascade(
-    tasks: Annotated[int, typer.Option(min=1, max=options.MOST_TASKS, help="Held-out pocket tasks.")] = 300,
-    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Questions in flight to the cloud.")] = 8,
-    seed: Annotated[int, typer.Option(help="Which of the held-out tasks.")] = 0,
-    quality: options.Quality = None,
-    json_path: json_output.File = None,
-) -> None:
-    """Quality, cloud share and cost of the packaged pair: local only, cloud only, routed.
-
-    \b
-    Example
-      updraft bench cascade --tasks 2000 --json out/cascade.json
-    """
-    from ..bench.questions import pocket_questions
-    from .evaluate import measure
-
-    config = options.Pair(local="pocket", quality=quality).config()
-    measured = measure(
-        config, pocket_questions(tasks, seed), None, concurrency, tables_apart=json_output.is_stdout(json_path)
-    )
-    settings = {"tasks": tasks, "concurrency": concurrency, "seed": seed, "quality": config.target.value}
-    _show(_report("cascade", settings, measured), json_path)
-
-
-@app.command()
 def escalation(
     tasks: Annotated[int, typer.Option(min=1, max=options.MOST_TASKS, help="Held-out pocket tasks.")] = 300,
     rounds: Annotated[int, typer.Option(min=1, help="How often each escalation is asked in each way.")] = 3,
@@ -97,7 +72,7 @@ def engine(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="start, throughput, drawn, decode, prefill, prefix, scheduler, invariance, pocket-drafts, oracle, "
+            help="start, throughput, sampled, decode, prefill, prefix, scheduler, invariance, pocket-drafts, oracle, "
             "gaps (CUDA only) or peers; may be said several times. [all that the device has]"
         ),
     ] = None,
@@ -129,9 +104,9 @@ def engine(
         if json_path is not None and not json_output.is_stdout(json_path):
             _report("engine", config, figures).write(json_path)
 
-    with tempfile.TemporaryDirectory(prefix="updraft-bench-") as workplace:
+    with tempfile.TemporaryDirectory(prefix="updraft-bench-") as model_dir:
         setting = Setting(
-            Path(workplace), shape, dtype, workload, running, threads, device, peers, only or (), draft_shape
+            Path(model_dir), shape, dtype, workload, running, threads, device, peers, only or (), draft_shape
         )
         figures = measure(setting, _say, keep)
     _show(_report("engine", config, figures), json_path)
@@ -207,7 +182,7 @@ def local(
         Path | None,
         typer.Option(metavar="PATH", exists=True, dir_okay=False, help="llama.cpp's own server, to compare with too."),
     ] = None,
-    workplace: Annotated[
+    model_dir: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Keep the built models here for the next run. [a temporary folder]"),
     ] = None,
@@ -223,7 +198,7 @@ def local(
     from ..bench.local import MODELS, Setting, measure
 
     models = MODELS if model == "all" else (model,)
-    setting = Setting(models, tokens, rounds, prefill_seconds, threads, llama_server, workplace)
+    setting = Setting(models, tokens, rounds, prefill_seconds, threads, llama_server, model_dir)
     figures = measure(setting, _say)
     config = {"models": setting.models, "tokens": tokens, "rounds": rounds, "threads": threads}
     config["prefill_seconds"] = prefill_seconds

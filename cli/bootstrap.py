@@ -1,7 +1,7 @@
 """Makes `.venv` and installs what a make target needs; the second call finds it done and returns at once.
 
 Standard library only, and runnable by any python3 (it has to be able to say that this one is too old):
-`python3 cli/bootstrap.py --extras edge,cloud`. What is installed comes from `pyproject.toml`, in which versions from
+`python3 cli/bootstrap.py --extras edge,cloud`. Packages come from `pyproject.toml`, in which versions from
 `constraints.txt`, and how llama.cpp is built from `local_engine/llama/build.py`; the stamp is a digest of these and of
 the kernels that are built into llama.cpp.
 """

@@ -113,7 +113,7 @@ class _Demo:
             pids = cloud.pids
             lost = [child.name for child in (*cloud.nodes, cloud.gateway) if not child.alive]
         figures = {
-            **_figures(outcomes, questions, config, self.watch),
+            **_figures(outcomes, config),
             "seed": self.seed,
             "pids": pids,
             "processes_lost": lost,
@@ -141,9 +141,7 @@ def _legs(questions: list[Question], sample: list[Question]) -> list[Leg]:
     ]
 
 
-def _figures(
-    outcomes: dict[str, TaskOutcome], questions: list[Question], config: RouterConfig, watch: Watch
-) -> dict[str, Any]:
+def _figures(outcomes: dict[str, TaskOutcome], config: RouterConfig) -> dict[str, Any]:
     from dataclasses import asdict
 
     from ..bench.cascade import by_kind, draft_figures, figures, latency
@@ -157,12 +155,11 @@ def _figures(
     rows["routed"]["saved_usd"] = rows["cloud"]["cost_usd"] - rows["routed"]["cost_usd"]
     rows["routed"]["quality_kept"] = quality_kept(rows)
     return {
-        "n": len(questions),
+        "n": len(measured["routed"].replies),
         "quality": config.target.value,
         **rows,
         "routes": _routes(measured["routed"]),
         "draft": draft_figures(measured["routed"]),
-        "gate3": _gate3(questions, [reply.right for reply in measured["cloud"].replies], watch),
         "by_kind": by_kind(measured),
         "prices_usd_per_million_tokens": asdict(config.prices),
         "latency_sample": len(outcomes["cloud, one at a time"].replies),
@@ -177,28 +174,15 @@ def _routes(routed: TaskOutcome) -> dict[str, int]:
     return dict(Counter(info.route for info in infos_of(routed.replies)))
 
 
-def _gate3(questions: list[Question], cloud_right: list[bool], watch: Watch) -> dict[str, Any]:
-    from ..bench.gate3 import gate3_figures, judge
-    from ..classifier.policy.trace_policy import Policy
-    from ..embedded import pocket
-    from ..local_engine.engine import LocalEngine
-
-    policy = Policy.load(pocket.policy_folder())
-    with LocalEngine.load(pocket.pocket_small_gguf()) as engine, watch.stage("gate 3", len(questions)) as advance:
-        judged = judge(engine, policy, questions, lambda: advance("judging every local answer"))
-    return gate3_figures(judged, cloud_right)
-
-
 def _show(console: Console, measured: DemoFigures) -> None:
     from .shared.tables import accuracy_table, examples_of, examples_table, facts_table, kinds_table
     from .shared.tables import number as show
 
     found = measured.figures
     rows = {name: found[name] for name in ("local", "cloud", "routed")}
-    routed, draft, gate3 = found["routed"], found["draft"], found["gate3"]
+    routed, draft = found["routed"], found["draft"]
     prices = found["prices_usd_per_million_tokens"]
     saved = routed["saved_usd"] / found["cloud"]["cost_usd"] if found["cloud"]["cost_usd"] else 0.0
-    signal = gate3["best_token_signal"]
     console.print(kinds_table(found["by_kind"], list(rows)))
     console.print(examples_table(examples_of(measured.routed)))
     console.print(accuracy_table(rows, title=f"{found['n']} held-out tasks, target quality {found['quality']:g}"))
@@ -209,9 +193,6 @@ def _show(console: Console, measured: DemoFigures) -> None:
         f"${prices['cloud_output']:g} per million tokens in / out)",
         "drafts": f"{draft['accepted']:,} of {draft['proposed']:,} local tokens accepted on escalated requests "
         f"({show(draft['acceptance_rate'], '.0%')})",
-        "gate 3": f"on every local answer: AUROC {show(gate3['auroc'], '.3f')} for 'wrong' (best token signal, "
-        f"{signal}: {show(gate3['token_signals'].get(signal), '.3f')}), {show(gate3['auroc_gain'], '.3f')} for gain; "
-        f"calibration error {show(gate3['ece'], '.3f')}",
         "latency": f"one question at a time, for cloud and routed on {found['latency_sample']} other tasks; all else "
         f"about these two with {CONCURRENCY} at a time",
     }

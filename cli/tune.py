@@ -21,9 +21,9 @@ def tune(
 ) -> None:
     """Measure threads, weight repacking and batch size for a model here, in under 30 seconds after its first load.
 
-    Each candidate runs in a process of its own. What is not faster by more than the noise, twice, stays as it is. The
-    type of the KV cache, answers at once and the context size follow from the memory there is. The result is remembered
-    for this model and machine, and used wherever you do not say otherwise.
+    Each candidate runs in a process of its own. A setting changes only if it is faster by more than the noise, twice.
+    The type of the KV cache, answers at once and the context size follow from the memory there is. The result is
+    remembered for this model and machine, and used wherever you do not say otherwise.
 
     \b
     Examples

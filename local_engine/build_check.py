@@ -34,18 +34,17 @@ Status = Literal["ok", "not_installed", "import_failed", "crashed", "timeout", "
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """What was found. `detail` describes it; `advice` says what to do, empty if nothing.
+    """The result of a trial. The last three fields are known only if it ran."""
 
-    `status`: "crashed": killed by a signal (named in `detail`); "failed": an error of ours, such as a damaged model
-    file. `tokens_per_s`, `system_info` (llama.cpp's list of build features) and `kernels` (which of ours it
-    computed with) only if it ran.
-    """
-
+    # "crashed": killed by a signal; "failed": an error of ours, such as a damaged model file.
     status: Status
     detail: str
+    # What to do; empty if nothing.
     advice: str = ""
     tokens_per_s: float | None = None
+    # llama.cpp's list of build features.
     system_info: str = ""
+    # Our kernels that it computed with.
     kernels: Served = field(default_factory=Served)
 
 

@@ -30,7 +30,7 @@ _first_use = logging.getLogger("updraft.local.first_use")
 _CONTEXT = 64
 _NO_TEMPLATE = "--no-template"
 _SLOWEST_DISK = 20e6  # bytes/s
-_PATIENCE_S = 30.0
+_TIMEOUT_S = 30.0
 _SAMPLE = "".join(map(chr, range(1, 0x250))) + "日本語 🙂 <s></s><|im_end|>" + " " * 40
 
 
@@ -61,14 +61,14 @@ def ensure_loadable(
     verdict = notes.read(key, _Verdict)
     if verdict is None:
         read_model_header(path)
-        patience_s = _PATIENCE_S + sum(file.stat().st_size for file in files) / _SLOWEST_DISK
+        longest_s = _TIMEOUT_S + sum(file.stat().st_size for file in files) / _SLOWEST_DISK
         _first_use.info("Trying %s in a process of its own, once on this machine.", path.name)
-        verdict, lasting = _on_trial(files, own_template, timeout_s or patience_s)
+        verdict, lasting = _on_trial(files, own_template, timeout_s or longest_s)
         if lasting:
             notes.write(key, verdict)
     if verdict.complaint:
-        beside = f" with {', '.join(str(file) for file in files[1:])}" if adapters else ""
-        raise ModelLoadError(f"The model file {path} cannot be used{beside}: {verdict.complaint}")
+        adapted = f" with {', '.join(str(file) for file in files[1:])}" if adapters else ""
+        raise ModelLoadError(f"The model file {path} cannot be used{adapted}: {verdict.complaint}")
 
 
 def _on_trial(files: Sequence[Path], own_template: bool, timeout_s: float) -> tuple[_Verdict, bool]:

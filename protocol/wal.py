@@ -7,7 +7,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 
-_PATIENCE_S, _PAUSE_S = 5.0, 0.01
+_BUSY_TIMEOUT_S, _PAUSE_S = 5.0, 0.01
 
 
 def use_wal(connection: sqlite3.Connection) -> None:
@@ -16,7 +16,7 @@ def use_wal(connection: sqlite3.Connection) -> None:
     SQLite's own timeout does not hold here: while another connection switches, a new file is "locked" at once. So this
     waits, up to 5 seconds. Raises sqlite3.OperationalError.
     """
-    until = time.monotonic() + _PATIENCE_S
+    until = time.monotonic() + _BUSY_TIMEOUT_S
     while True:
         try:
             connection.execute("PRAGMA journal_mode=WAL")

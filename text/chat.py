@@ -163,7 +163,7 @@ class ChatTemplate:
     def _tried(self, probe: Probe) -> Fit:
         """Raises the first way's error if there is none."""
         several = len(self._renderers) > 1
-        fits = list(probe.conversation.fits(tool_template=several, knows_developer="developer" in self.source))
+        fits = list(probe.conversation.fits(tool_template=several, has_developer="developer" in self.source))
         error: InvalidRequestError | None = None
         for _, some in itertools.groupby(fits, lambda fit: (fit == fits[0], replace(fit, level="as_is"))):
             group = list(some)  # which differ in what is done to the roles

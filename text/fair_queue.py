@@ -15,11 +15,11 @@ _Place = asyncio.Future[None]
 class Turns:
     """For one event loop. At most `max_waiting` wait; where that is not enough, who waits most often is sent away."""
 
-    def __init__(self, what: str, *, max_waiting: int, patience_s: float) -> None:
+    def __init__(self, what: str, *, max_waiting: int, timeout_s: float) -> None:
         """`what` is waited for, in words."""
         self._what = what
         self._max_waiting = max_waiting
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._taken = False
         self._waiting: dict[str, deque[_Place]] = {}  # who is next comes first
 
@@ -40,7 +40,7 @@ class Turns:
         place: _Place = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append(place)
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._timeout_s):
                 await asyncio.shield(place)  # so that it can be given the turn until this is told of its end
         except BaseException as error:
             if not place.done():
@@ -48,7 +48,7 @@ class Turns:
             elif place.exception() is None:
                 self._pass_on()  # it was given the turn as it left
             if isinstance(error, TimeoutError):
-                raise self._overloaded(f"took longer than {self._patience_s:g} s") from error
+                raise self._overloaded(f"took longer than {self._timeout_s:g} s") from error
             raise
 
     def _make_room(self, tenant: str) -> None:

@@ -40,7 +40,7 @@ def pull(
 ) -> None:
     """Fetch a model once, check it, and keep it under a name that --local takes.
 
-    Size and licence are shown first; on a terminal you are asked. What was interrupted goes on where it stopped.
+    Size and licence are shown first; on a terminal you are asked. An interrupted download goes on where it stopped.
 
     \b
     Examples

@@ -32,12 +32,12 @@ async def _run_legs(
     async with AsyncOpenAI(config=config) as client:
         for leg in legs:
             with watch.stage(leg.name, len(leg.questions)) as advance:
-                tally = _Tally(leg, advance, on_reply)
-                outcomes[leg.name] = await run_leg(client, leg, tally)
+                progress = _LegProgress(leg, advance, on_reply)
+                outcomes[leg.name] = await run_leg(client, leg, progress)
     return outcomes
 
 
-class _Tally:
+class _LegProgress:
     """Counts a leg's replies as they come and keeps its progress note."""
 
     def __init__(self, leg: Leg, advance: Callable[[str], None], on_reply: Callable[[Leg, int], None]) -> None:

@@ -15,7 +15,7 @@ import typer
 
 from ...classifier.target import Promise as PromiseName
 from ...protocol.errors import ConfigurationError
-from .watch import first_uses_told
+from .watch import first_uses_reported
 
 if TYPE_CHECKING:
     from ...router.config import RouterConfig
@@ -177,14 +177,14 @@ def with_cloud(config: RouterConfig, say: Callable[[str], None], *, nodes: int =
     It is stopped when the block ends. Without torch or pyzmq no engine can be started: then the local model is alone.
     `say` also hears of what a first use on this machine takes.
     """
-    with first_uses_told(say), _packaged_cloud(config, say, nodes) as running:
+    with first_uses_reported(say), _packaged_cloud(config, say, nodes) as running:
         yield running
 
 
 @contextmanager
 def without_cloud(config: RouterConfig, say: Callable[[str], None]) -> Iterator[RouterConfig]:
     """As `with_cloud` where no cloud will be asked."""
-    with first_uses_told(say):
+    with first_uses_reported(say):
         yield config
 
 

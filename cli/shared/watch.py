@@ -17,9 +17,9 @@ Advance = Callable[[str], None]
 
 
 @contextmanager
-def first_uses_told(say: Callable[[str], None]) -> Iterator[None]:
+def first_uses_reported(say: Callable[[str], None]) -> Iterator[None]:
     """`say` hears what the device's engine tries once on a machine, which takes seconds to a minute."""
-    log, handler = logging.getLogger("updraft.local.first_use"), _Told(say)
+    log, handler = logging.getLogger("updraft.local.first_use"), _ReportHandler(say)
     level, propagate = log.level, log.propagate
     log.addHandler(handler)
     log.setLevel(logging.INFO)
@@ -32,7 +32,7 @@ def first_uses_told(say: Callable[[str], None]) -> Iterator[None]:
         log.propagate = propagate
 
 
-class _Told(logging.Handler):
+class _ReportHandler(logging.Handler):
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__()
         self._say = say

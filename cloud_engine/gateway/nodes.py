@@ -29,7 +29,7 @@ _log = logging.getLogger("updraft.gateway")
 
 
 class Model(msgspec.Struct):
-    """As a node lists it. What it says beyond the name may be of any kind."""
+    """As a node lists it. Other fields than the name may be of any kind."""
 
     id: str
     owned_by: Any = None

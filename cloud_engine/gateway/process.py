@@ -15,20 +15,22 @@ from .keys import KeyStore
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
-    """`nodes`: URLs of OpenAI-compatible servers. `keys`: the key file; without one, `no_auth` must say so, and then
-    only loopback addresses are served. `db`: the SQLite file for usage rows. `node_api_key`: sent to the nodes.
-    `timeout_s` bounds a request from its arrival to its last byte (`Relay` says what may come on top).
-    `allowed_hosts` and `allowed_origins`: see `Access`.
-    """
+    """Where a gateway listens, whom it serves, and what it stands in front of."""
 
-    nodes: Sequence[str] = field(repr=False)  # their addresses may hold passwords
+    # URLs of OpenAI-compatible servers, which may hold passwords.
+    nodes: Sequence[str] = field(repr=False)
+    # The SQLite file for usage rows.
     db: Path
+    # The key file. None needs `no_auth`, and serves loopback addresses only.
     keys: Path | None = None
     no_auth: bool = False
     host: str = "127.0.0.1"
     port: int = 0
+    # Sent to the nodes.
     node_api_key: str | None = field(default=None, repr=False)
+    # For a request from its arrival to its last byte; `Relay` may add two seconds.
     timeout_s: float = 600.0
+    # Both as in `Access`.
     allowed_hosts: Sequence[str] = ()
     allowed_origins: Sequence[str] = ()
     ready_file: Path | None = None

@@ -55,10 +55,10 @@ class Upstream:
     async def close(self) -> None:
         await self._pool.aclose()
 
-    def without_key(self, target: UpstreamAddress, said: bytes) -> bytes:
-        """What a node said, for others: some quote the key that they refuse."""
+    def without_key(self, target: UpstreamAddress, body: bytes) -> bytes:
+        """The body of a node's answer, for others: some quote the key that they refuse."""
         key = self._authorization_for(target).partition(b" ")[2]
-        return said.replace(key, b"[the node's key]") if key else said
+        return body.replace(key, b"[the node's key]") if key else body
 
     def _authorization_for(self, target: UpstreamAddress) -> bytes:
         return target.authorization or self._authorization

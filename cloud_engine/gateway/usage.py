@@ -59,13 +59,13 @@ class StreamMeter:
         self._hides_running = running and not asked.wants_running
         self._running = b""
         self._texts = 0
-        self._is_told = False
+        self._is_reported = False
 
     def shown(self, event: bytes) -> bytes | None:
         """`event` as the client is to see it; None if it was for the meter alone."""
         if (at := event.find(b'"usage"')) >= 0:
             if _NO_CHOICES.search(event) and read_usage(event[5:], self._row):
-                self._is_told = True
+                self._is_reported = True
                 return event if self._asked.include_usage else None
             if found := _RUNNING.search(event, max(at - 2, 0)):
                 self._running = found[1]
@@ -75,7 +75,7 @@ class StreamMeter:
 
     def settle(self) -> None:
         """The stream is over, at its end or before."""
-        if not self._is_told and not (self._running and read_usage(b'{"usage":%b}' % self._running, self._row)):
+        if not self._is_reported and not (self._running and read_usage(b'{"usage":%b}' % self._running, self._row)):
             self._row.completion_tokens = self._texts
 
     def _without(self, usage: bytes, event: bytes) -> bytes:

@@ -50,10 +50,10 @@ class BuildError(Exception):
 
 
 def build_environment(environ: Mapping[str, str], machine: str | None = None) -> dict[str, str]:
-    """The variables to build with. What the user set in them is kept and, coming last, wins."""
+    """The variables to build with. Values that the user set are kept and, coming last, win."""
     ours = {"CMAKE_ARGS": list(CMAKE_ARGS)}
     if (machine or platform.machine()).lower() in ("x86_64", "amd64"):
-        flags = [flag for flag in X86_COMPILER_FLAGS if _compiler_knows(flag, environ)]
+        flags = [flag for flag in X86_COMPILER_FLAGS if _compiler_supports(flag, environ)]
         ours |= {"CFLAGS": flags, "CXXFLAGS": flags}
         if platform.system() == "Linux":
             ours["CMAKE_ARGS"].append(f"-DCMAKE_PROJECT_ggml_INCLUDE={KERNELS}")
@@ -213,7 +213,7 @@ def _require_compiler(environ: Mapping[str, str]) -> None:
         )
 
 
-def _compiler_knows(flag: str, environ: Mapping[str, str]) -> bool:
+def _compiler_supports(flag: str, environ: Mapping[str, str]) -> bool:
     """Whether the C compiler accepts `flag`. One too old to know it cannot emit AMX code either."""
     compiler = shlex.split(environ.get("CC", "cc"))
     if not shutil.which(compiler[0], path=environ.get("PATH")):

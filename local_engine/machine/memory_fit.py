@@ -41,8 +41,6 @@ class MemoryPlan:
     outputs: int | None = None
     sequences: int = 1
     flash_attention: bool = True
-    # Layers with a sliding window keep all tokens.
-    whole_windows: bool = True
     # Bytes of the files that are loaded beside the model's.
     adapters: int = 0
 
@@ -158,24 +156,7 @@ def _layer_cache(header: GgufHeader, plan: MemoryPlan, layer: int) -> float:
     head = _number(header, "embedding_length") // heads if heads else 0
     values = _number(header, "attention.key_length", default=head)
     values += _number(header, "attention.value_length", default=head)
-    return _cells(header, plan, layer) * groups * values * _BYTES[plan.kv_cache_type]
-
-
-def _cells(header: GgufHeader, plan: MemoryPlan, layer: int) -> int:
-    """Tokens that a layer keeps."""
-    window = _number(header, "attention.sliding_window")
-    if window and not plan.whole_windows and _is_windowed(header, layer):
-        # The window of every sequence, and the tokens that come in at once.
-        return _rounded(min(plan.context_length, window * plan.sequences + plan.ubatch))
-    return _rounded(plan.context_length)
-
-
-def _is_windowed(header: GgufHeader, layer: int) -> bool:
-    """`sliding_window_pattern` is a flag for each layer, or n: every n-th is not windowed. Unknown: count it whole."""
-    pattern = header.hyperparameter("attention.sliding_window_pattern")
-    if isinstance(pattern, GgufArray):
-        return bool(pattern.items and pattern.items[layer % len(pattern.items)])
-    return isinstance(pattern, int) and pattern > 0 and layer % pattern < pattern - 1
+    return _rounded(plan.context_length) * groups * values * _BYTES[plan.kv_cache_type]
 
 
 def _recurrent_state(header: GgufHeader) -> int:

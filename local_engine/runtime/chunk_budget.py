@@ -24,17 +24,16 @@ def target_slowdown(decoding: int, catching_up: int) -> float:
 
 @dataclass(slots=True)
 class _Load:
-    """Steps with one number of decoding sequences and of threads: seconds without prompts, and by chunk how many times
-    as long the last ones with it took.
-
-    `own_rows`: those of the decoding sequences in a step with a chunk, none if chunks have steps of their own.
-    `quiet_s`: of the last steps before the prompts came that are being computed.
-    """
+    """The times of steps with one number of decoding sequences and of threads."""
 
     decoding: int
+    # Rows of the decoding sequences in a step with a chunk; none if chunks have steps of their own.
     own_rows: int
+    # Of the last steps without prompts.
     plain_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=9))
+    # Of the last steps before the prompts came that are being computed.
     quiet_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=_QUIET_STEPS))
+    # By chunk, how many times as long the last steps with it took.
     mixed: dict[int, deque[float]] = field(default_factory=dict[int, deque[float]])
     since_plain: int = 0
     since_doubt: int = 0

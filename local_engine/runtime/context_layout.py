@@ -30,20 +30,25 @@ class ModelTraits:
 
 @dataclass(frozen=True, slots=True)
 class ContextLayout:
-    """`context_length`: tokens of one prompt and answer; `parallel`: answers written at once; `cells`: of the whole KV
-    cache; `sequences`: its ids; `rows` and `outputs`: of a step at most. `exact`: a float32 cache without flash
-    attention. `scores_prompts`: every prompt's tokens get their log-probabilities. `sharing`: what sequences can share
-    of the cache."""
+    """The sizes and the form of one llama.cpp context."""
 
+    # Tokens of one prompt and its answer.
     context_length: int
+    # Answers written at once.
     parallel: int
+    # Of the whole KV cache.
     cells: int
+    # Ids of the KV cache.
     sequences: int
+    # Both of a step, at most.
     rows: int
     outputs: int
     kv_cache_type: KvCacheType
+    # A float32 cache without flash attention.
     exact: bool
+    # Every prompt's tokens get their log-probabilities.
     scores_prompts: bool
+    # What sequences can share of the cache.
     sharing: Sharing
 
     @classmethod

@@ -78,19 +78,23 @@ class EngineJob(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalGenerationRequest:
-    """`limit`: tokens to generate at most; `end_ids`: tokens that end the answer; `sampler`: this answer's own;
-    `detects_repetition`: whether an answer that repeats itself ends; `score_prompt`: whether the log-probabilities of
-    the prompt's tokens are wanted; `marks`: control tokens that are to be part of the text, as what; `first_call`: what
-    ends the answer behind its call, if it may make one only."""
+    """One prompt, and how its answer is written."""
 
     prompt: list[int]
     params: ResolvedParams
+    # Tokens to generate at most.
     limit: int
+    # Tokens that end the answer.
     end_ids: frozenset[int]
+    # This answer's own.
     sampler: RowSampler
+    # An answer that repeats itself ends.
     detects_repetition: bool = False
+    # The log-probabilities of the prompt's tokens are wanted.
     score_prompt: bool = False
+    # Control tokens that are part of the text, and their spelling there.
     marks: Mapping[int, str] = field(default_factory=dict[int, str])
+    # Ends the answer behind its call, if it may make one only.
     first_call: FirstCall | None = None
 
 

@@ -75,10 +75,6 @@ class ScheduledStep:
     chunks: list[SequenceShare] = field(default_factory=list[SequenceShare])
 
     @property
-    def is_empty(self) -> bool:
-        return not (self.decodes or self.glimpses or self.chunks)
-
-    @property
     def all_outputs(self) -> bool:
         """Whether every row is an output: only then hidden states come with them."""
         return all(share.outputs == share.count for share in self.chunks)
@@ -95,17 +91,18 @@ class ScheduledStep:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """`running`: sequences at once; `rows`: tokens in a step; `outputs`: outputs in a step, more than `running` twice.
+    """The bounds of a step, and what its rows can share."""
 
-    `mixes`: whether prompts share steps with decoding sequences, and with each other. `sharing`: hidden states come
-    only from steps where every row is an output; with "parts" others are made up for by glimpses. With "whole" the last
-    token of a prompt is left for a step of outputs, with "nothing" every row is one.
-    """
-
+    # Sequences at once.
     running: int
+    # Tokens in a step.
     rows: int
+    # Outputs in a step, more than `running` twice.
     outputs: int
+    # Prompts share steps with decoding sequences, and with each other.
     mixes: bool = True
+    # Hidden states come only from steps where every row is an output. "parts": glimpses make up for other steps;
+    # "whole": the last token of a prompt waits for a step of outputs; "nothing": every row is one.
     sharing: Sharing = "parts"
 
 

@@ -12,8 +12,8 @@ import msgspec
 from ...model_files.download.hub import endpoint, hub_offer
 from ...model_files.download.naming import OnDisk, OnIndex, OnWeb, check_name, licence_in, name_for, parse, printable
 from ...model_files.download.offer import Offer
-from ...model_files.download.web import Patience, check_url, new_client, open_stream, origin, validator_of
-from ...model_files.download.work import ProgressReport, patiently
+from ...model_files.download.web import RetryPolicy, check_url, new_client, open_stream, origin, validator_of
+from ...model_files.download.work import ProgressReport, retrying
 from ...model_files.gguf_reader import read_header
 from ...protocol import settings
 from ...protocol.errors import ConfigurationError, DownloadError, InvalidRequestError, OfflineError
@@ -28,7 +28,7 @@ def find(
     *,
     name: str | None = None,
     sha256: str | None = None,
-    patience: Patience | None = None,
+    retry_policy: RetryPolicy | None = None,
     report: ProgressReport | None = None,
 ) -> Offer:
     """The model that `wanted` means: a short name, `hf:owner/repo[:file or tag]`, `pypi:package`, an address or a path.
@@ -36,7 +36,7 @@ def find(
     `sha256`: what the caller knows; where the hub says otherwise that is an error. Raises InvalidRequestError,
     ModelNotFoundError, OfflineError, DownloadError, MissingDependencyError; ModelLoadError for a path to no model.
     """
-    patience, report = patience or Patience(), report or ProgressReport()
+    retry_policy, report = retry_policy or RetryPolicy(), report or ProgressReport()
     given = None if name is None else check_name(name)
     known = None if sha256 is None else _digest(sha256)
     place = KNOWN[wanted].place if wanted in KNOWN else parse(wanted, endpoint())
@@ -44,8 +44,8 @@ def find(
         return _disk_offer(place, given, known)
     refuse_offline(check_url(place.url).host if isinstance(place, OnWeb) else wanted)
     if isinstance(place, OnWeb):
-        return _web_offer(place, given, known, patience, report)
-    offer = _index_offer(place, given) if isinstance(place, OnIndex) else hub_offer(place, given, patience, report)
+        return _web_offer(place, given, known, retry_policy, report)
+    offer = _index_offer(place, given) if isinstance(place, OnIndex) else hub_offer(place, given, retry_policy, report)
     if known is None or offer.sha256 == known:
         return offer
     if offer.sha256 is not None:
@@ -100,7 +100,9 @@ def _index_offer(place: OnIndex, name: str | None) -> Offer:
     return Offer(name or name_for(file), str(place), place)
 
 
-def _web_offer(place: OnWeb, name: str | None, sha256: str | None, patience: Patience, report: ProgressReport) -> Offer:
+def _web_offer(
+    place: OnWeb, name: str | None, sha256: str | None, retry_policy: RetryPolicy, report: ProgressReport
+) -> Offer:
     """One byte is asked for: unlike HEAD, every server and every signed address that serves files answers that."""
     url = check_url(place.url)
     name = name or name_for(url.path)
@@ -108,8 +110,8 @@ def _web_offer(place: OnWeb, name: str | None, sha256: str | None, patience: Pat
     def ask() -> httpx.Response:
         return open_stream(client, place.url, {"range": "bytes=0-0"}, None)
 
-    with new_client(patience) as client:
-        response = patiently(ask, patience, report)
+    with new_client(retry_policy) as client:
+        response = retrying(ask, retry_policy, report)
         response.close()
     scheme, host, port = origin(url)
     shown = f"{host}:{port}" if url.port else host

@@ -10,7 +10,7 @@ from ...model_files.download.hub import endpoint
 from ...model_files.download.naming import OnHub, OnIndex, licence_in, parse
 from ...model_files.download.offer import Offer
 from ...model_files.download.part import PartialFile, check_room, read_note
-from ...model_files.download.web import Patience
+from ...model_files.download.web import RetryPolicy
 from ...model_files.download.work import ProgressReport
 from ...model_files.gguf_reader import read_header
 from ...protocol.errors import InvalidRequestError, ModelLoadError, ModelNotFoundError
@@ -71,7 +71,7 @@ def check_space(library: Library, offer: Offer) -> int:
 
 
 def pull(
-    library: Library, offer: Offer, *, patience: Patience | None = None, report: ProgressReport | None = None
+    library: Library, offer: Offer, *, retry_policy: RetryPolicy | None = None, report: ProgressReport | None = None
 ) -> Manifest:
     """Fetch, check and keep what `find` offered; one that is there already is not fetched again.
 
@@ -79,7 +79,7 @@ def pull(
     bytes, which are deleted), ModelNotFoundError, ModelLoadError for what is no model, DiskSpaceError,
     ConfigurationError if the library cannot be written.
     """
-    patience, report = patience or Patience(), report or ProgressReport()
+    retry_policy, report = retry_policy or RetryPolicy(), report or ProgressReport()
     with library.lock(offer.name, lambda: report.say(f"Another process is pulling {offer.name}: waiting for it.")):
         if (there := stored(library, offer)) is not None:
             return there
@@ -87,7 +87,7 @@ def pull(
         with PartialFile(library.partial, offer.name, offer.note) as part:
             if part.size:
                 report.say(f"Going on after {part.size:,} bytes.")
-            fetch(offer, part, patience, report)
+            fetch(offer, part, retry_policy, report)
             licence = _licence_of_model(offer, part)
             manifest = Manifest(
                 name=offer.name,

@@ -138,7 +138,10 @@ def _descend(search: _Search, default: Choice, machine: Machine, header: GgufHea
     if best is None:
         return default, 0.0
     if not best.answer_tokens_per_s:
-        raise ModelLoadError(f"The default settings cannot be measured: {best.note}")
+        raise ModelLoadError(
+            f"The default settings cannot be measured: {best.note}. If other programs use the processors, try again "
+            "without them."
+        )
     for note, candidates in _candidates(default, machine, header):
         for change in candidates:
             found = search.run(change(best.choice), note)

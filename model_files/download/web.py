@@ -19,7 +19,7 @@ _MOST_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryPolicy:
     """`tries`: failures in a row that are accepted; one that came after `worthwhile` new bytes starts a new row.
 
     The wait doubles from `backoff_s` with each. A server that sends fewer than `least_bytes` in `window_s` seconds has
@@ -47,9 +47,9 @@ class PassingError(Exception):
         self.wait_s = wait_s
 
 
-def new_client(patience: Patience) -> httpx.Client:
+def new_client(retry_policy: RetryPolicy) -> httpx.Client:
     """Redirects are followed by `open_stream`. Compressed bodies would make positions in the file meaningless."""
-    timeout = httpx.Timeout(patience.read_s, connect=patience.connect_s)
+    timeout = httpx.Timeout(retry_policy.read_s, connect=retry_policy.connect_s)
     return httpx.Client(timeout=timeout, headers={"accept-encoding": "identity", "user-agent": "updraft"})
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ...protocol.errors import DownloadError
-from .web import PassingError, Patience
+from .web import PassingError, RetryPolicy
 
 Result = TypeVar("Result")
 
@@ -25,23 +25,23 @@ class ProgressReport:
     say: Callable[[str], None] = _nothing
 
 
-def patiently(attempt: Callable[[], Result], patience: Patience, report: ProgressReport) -> Result:
-    """What `attempt` returns, after at most `patience.tries` failures that may pass. Raises DownloadError."""
+def retrying(attempt: Callable[[], Result], retry_policy: RetryPolicy, report: ProgressReport) -> Result:
+    """What `attempt` returns, after at most `retry_policy.tries` failures that may pass. Raises DownloadError."""
     failures = 0
     while True:
         try:
             return attempt()
         except PassingError as error:
             failures += 1
-            give_up_or_wait(error, failures, patience, report)
+            give_up_or_wait(error, failures, retry_policy, report)
 
 
 def give_up_or_wait(
-    error: PassingError, failures: int, patience: Patience, report: ProgressReport, after: str = ""
+    error: PassingError, failures: int, retry_policy: RetryPolicy, report: ProgressReport, after: str = ""
 ) -> None:
     """Sleep before the next try. Raises DownloadError, with `after` in its text, once there were too many failures."""
-    if failures >= patience.tries:
+    if failures >= retry_policy.tries:
         raise DownloadError(f"{error}; gave up after {failures} tries{after}. Try again later.") from error
-    wait_s = patience.wait_s(failures, error.wait_s)
+    wait_s = retry_policy.wait_s(failures, error.wait_s)
     report.say(f"{error}; trying again in {wait_s:.0f} s")
     time.sleep(wait_s)

@@ -64,7 +64,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def _close(path: Path, mode: int) -> None:
-    """Take the rights of others away. What belongs to somebody else, or like /tmp to all, stays as it is."""
+    """Take the rights of others away. Folders of somebody else, and those for all like /tmp, stay."""
     with suppress(PermissionError, FileNotFoundError):
         found = path.stat().st_mode
         if found & 0o077 and not found & stat.S_ISVTX:

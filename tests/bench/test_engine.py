@@ -37,8 +37,8 @@ NAMED = {
     *("spec_step_share", "spec_acceptance", "seconds_to_first_token"),
 }
 MORE = {
-    *("tokens_per_s", "output_tokens", "matmul_ceiling_share", "drawn_over_greedy", "decode_tokens_per_s"),
-    *("memory_gb_per_s", "prefill_tokens_per_s", "prefix_tokens", "scheduler_us_256_turnover"),
+    *("tokens_per_s", "output_tokens", "matmul_ceiling_share", "sampled_over_greedy", "decode_tokens_per_s"),
+    *("memory_gb_per_s", "prefill_tokens_per_s", "prefix_tokens"),
     *("batch_invariant_cost", "divergence_rate", "divergence_rate_invariant"),
     *(f"{name}_{load}" for load in LOADS for name in ("spec_on_over_off", "spec_on_tokens_per_s", "spec_step_share")),
 }

@@ -45,8 +45,6 @@ def test_the_demo_measures_everything_and_loses_nothing_with_a_node_killed(envir
     assert 0 <= found["routed"]["cloud_share"] <= 1
     assert sum(found["routes"].values()) == TASKS
     assert 0 <= found["draft"]["accepted"] <= found["draft"]["proposed"]
-    assert found["gate3"]["n"] == TASKS
-    assert {"auroc", "auroc_gain", "ece"} <= set(found["gate3"])
     assert found["seconds"] > 0
     assert not [pid for pid in found["pids"].values() if psutil.pid_exists(pid)]
     assert "cloud only" in done.stdout

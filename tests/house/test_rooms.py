@@ -95,8 +95,8 @@ ROOMS = {
 #: Rooms whose parts are many of one kind.
 UNLIMITED = {"bench", "embedded/kinds", "cloud_engine/models/families"}
 MOST_FILES = 12
-#: The package is to come down to 45,000 lines. New features raised this bound, which had stood at 49,900.
-MOST_LINES = 54_400
+#: The package is to come down to 45,000 lines.
+MOST_LINES = 54_200
 
 
 def modules() -> set[str]:

@@ -20,7 +20,7 @@ def served(arrivals: str, test: Callable[[list[asyncio.Task[None]], Turns], Awai
             await asyncio.sleep(0)
 
     async def run() -> None:
-        turns = Turns("tests", max_waiting=4, patience_s=0.5)
+        turns = Turns("tests", max_waiting=4, timeout_s=0.5)
         async with turns.turn("first"):
             tasks = [asyncio.create_task(one(turns, tenant)) for tenant in arrivals]
             await asyncio.sleep(0.01)
@@ -59,7 +59,7 @@ def test_who_is_sent_away_learns_it() -> None:
     assert served("aaaab", test) == "abaa"
 
 
-def test_patience_ends() -> None:
+def test_waiting_ends() -> None:
     async def test(tasks: list[asyncio.Task[None]], _turns: Turns) -> None:
         await asyncio.sleep(0.6)
         assert all(isinstance(task.exception(), OverloadedError) for task in tasks)

@@ -30,7 +30,7 @@ _WALL_SECONDS = 30.0  # a machine may be busy; CPU time is what counts
 _MAX_KNOWN = 1024
 _REFUSED_SECONDS = 60.0  # a refusal is remembered; for so long only, as a child may have died of something else
 _MAX_WAITING = 64
-_PATIENCE_SECONDS = 10.0  # several bad ones
+_QUEUE_TIMEOUT_S = 10.0  # several bad ones
 _GRACE_SECONDS = 0.2
 _GONE = (TimeoutError, asyncio.IncompleteReadError, ConnectionError)
 
@@ -48,7 +48,7 @@ class GrammarCheck:
     def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
         """`vocabulary` is read, in a thread, with the first constraint: a large one takes a second."""
         self._vocabulary = vocabulary
-        self._turns = Turns("checks of new constraints", max_waiting=_MAX_WAITING, patience_s=_PATIENCE_SECONDS)
+        self._turns = Turns("checks of new constraints", max_waiting=_MAX_WAITING, timeout_s=_QUEUE_TIMEOUT_S)
         self._child: asyncio.subprocess.Process | None = None
         self._known: OrderedDict[bytes, tuple[_Reply, float]] = OrderedDict()  # by digest; until when
 

@@ -63,11 +63,11 @@ class Conversation:
     def has_calls(self) -> bool:
         return any(message.tool_calls or message.role == "tool" for message in self.messages)
 
-    def fits(self, *, tool_template: bool, knows_developer: bool) -> Iterator[Fit]:
+    def fits(self, *, tool_template: bool, has_developer: bool) -> Iterator[Fit]:
         """The ways to put it to a template, in the order in which they are tried."""
         uses_tools = bool(self.tools) or self.has_calls
         named = [bool(self.tools), not self.tools] if tool_template and uses_tools else [False]
-        levels = _LEVELS if knows_developer else _LEVELS[1:]
+        levels = _LEVELS if has_developer else _LEVELS[1:]
         written = [(False, False), (True, False), (False, True), (True, True)] if self.has_calls else [(False, False)]
         ways = [(False, *way) for way in written] + [(True, False, False)] * uses_tools
         for empty, (text, raw, null), lists, template in itertools.product([False, True], ways, [False, True], named):
@@ -220,8 +220,8 @@ def _apart(message: Message) -> list[Message]:
     calls = message.tool_calls or []
     if not calls or (len(calls) == 1 and not message.text):
         return [message]
-    said = [msgspec.structs.replace(message, tool_calls=None)] if message.text else []
-    return said + [msgspec.structs.replace(message, content=None, tool_calls=[call]) for call in calls]
+    words = [msgspec.structs.replace(message, tool_calls=None)] if message.text else []
+    return words + [msgspec.structs.replace(message, content=None, tool_calls=[call]) for call in calls]
 
 
 def _joined(messages: Sequence[Message]) -> list[Message]:
@@ -299,9 +299,9 @@ def _tools_as_text(asked: Conversation, style: tuple[str, str, str]) -> Conversa
         else:
             messages.append(message)
     if asked.tools:
-        told = "\n".join(_described(tool.function) for tool in asked.tools)
+        listed = "\n".join(_described(tool.function) for tool in asked.tools)
         example = written("NAME", '{"PARAMETER": VALUE}')
-        offer = Message("system", f"You can call these functions:\n{told}\nTo call one, write:\n{example}")
+        offer = Message("system", f"You can call these functions:\n{listed}\nTo call one, write:\n{example}")
         if messages[0].role in ("system", "developer"):
             messages[0] = _with_role(_after(messages[0], offer), "system")
         else:

@@ -1,6 +1,6 @@
 """Forward passes captured as CUDA graphs: a decoding step is then one launch instead of hundreds.
 
-Graphs have fixed sizes. There is one for each rung of a ladder, captured at the start, and a step takes the smallest it
+Graphs have fixed sizes. There is one for each of `graph_sizes`, captured at the start, and a step takes the smallest it
 fits; rows and sequences that are left over are padding. Steps with prompts in them run without a graph.
 """
 
@@ -41,7 +41,7 @@ class GraphLimits:
     blocks: int
 
 
-def ladder(limits: GraphLimits) -> list[GraphSize]:
+def graph_sizes(limits: GraphLimits) -> list[GraphSize]:
     """Smallest first. One row each for decoding; half and all of the drafts for verification."""
     most = limits.sequences
     sizes = {size for size in (1, 2, 4, *range(8, 65, 8), *range(96, most, 32)) if size < most} | {most}
@@ -51,9 +51,9 @@ def ladder(limits: GraphLimits) -> list[GraphSize]:
     return sorted({GraphSize(size, size) for size in sizes} | drafts)
 
 
-def rung_for(rungs: Sequence[GraphSize], rows: int, sequences: int) -> GraphSize | None:
-    """The smallest that holds them; None if none does. `rungs` are sorted."""
-    return next((rung for rung in rungs if rung.rows >= rows and rung.sequences >= sequences), None)
+def smallest_size(sizes: Sequence[GraphSize], rows: int, sequences: int) -> GraphSize | None:
+    """The smallest that holds them; None if none does. `sizes` are sorted."""
+    return next((size for size in sizes if size.rows >= rows and size.sequences >= sequences), None)
 
 
 class Recorder(Protocol):
@@ -94,17 +94,17 @@ class _Captured:
 
 
 class StepGraphs:
-    """All graphs of a model. What `run` returns is overwritten by the next run."""
+    """All graphs of a model. The result of `run` is overwritten by the next run."""
 
     def __init__(self, model: Decoder, backend: TritonBackend, limits: GraphLimits, record: Recorder) -> None:
         """Captures them, the largest first, so that all live in its memory. Takes seconds."""
         started = time.perf_counter()
         self._model, self._backend, self._limits = model, backend, limits
         self._device = backend.cache.device
-        self._rungs = ladder(limits)
-        shape = self._rungs[-1].rows, model.config.vocab_size
+        self._sizes = graph_sizes(limits)
+        shape = self._sizes[-1].rows, model.config.vocab_size
         self._logits = torch.empty(shape, dtype=torch.float32, device=self._device)  # one graph runs at a time
-        self._captured = {rung: self._capture(rung, record) for rung in reversed(self._rungs)}
+        self._captured = {size: self._capture(size, record) for size in reversed(self._sizes)}
         _LOG.info("captured %d CUDA graphs in %.1f s", len(self._captured), time.perf_counter() - started)
 
     def run(self, spans: Sequence[QuerySpan], token_ids: Tensor) -> Tensor | None:
@@ -115,10 +115,10 @@ class StepGraphs:
         rows = len(token_ids)
         if max((span.length for span in spans), default=0) > self._limits.queries:
             return None
-        rung = rung_for(self._rungs, rows, len(spans))
-        if rung is None:
+        size = smallest_size(self._sizes, rows, len(spans))
+        if size is None:
             return None
-        captured = self._captured[rung]
+        captured = self._captured[size]
         captured.metadata.update_(spans)
         positions = torch.tensor([at for span in spans for at in range(span.start, span.start + span.length)])
         captured.token_ids[:rows].copy_(to_device(token_ids, self._device))
@@ -127,14 +127,14 @@ class StepGraphs:
         return self._logits[:rows]
 
     @torch.inference_mode()
-    def _capture(self, rung: GraphSize, record: Recorder) -> _Captured:
+    def _capture(self, size: GraphSize, record: Recorder) -> _Captured:
         backend = self._backend
-        metadata = backend.planner.graph_metadata(rung.rows, rung.sequences, self._limits.blocks)
-        token_ids = torch.zeros(rung.rows, dtype=torch.int64, device=self._device)
+        metadata = backend.planner.graph_metadata(size.rows, size.sequences, self._limits.blocks)
+        token_ids = torch.zeros(size.rows, dtype=torch.int64, device=self._device)
         positions = torch.zeros_like(token_ids)
 
         def compute() -> None:
             attention = backend.attention(metadata.metadata)
-            self._logits[: rung.rows].copy_(self._model.logits(self._model(token_ids, positions, attention)))
+            self._logits[: size.rows].copy_(self._model.logits(self._model(token_ids, positions, attention)))
 
         return _Captured(record(compute), metadata, token_ids, positions)

@@ -30,14 +30,14 @@ HUNG_S = 10.0
 _POLL_MS = 100
 _STOP_S = 2.0
 _LAST_LINES = 3
-_MOST_SAID = 500  # characters
+_MOST_OUTPUT = 500  # characters
 
 
 class CoreProcess:
     """Starts with its construction and ends with `close`, from one thread; `send` and `stop` are for any.
 
-    The sockets lie in a folder that nobody else can enter. What the core prints goes to our stderr. It is in a process
-    group of its own, so that Ctrl-C reaches only us.
+    The sockets lie in a folder that nobody else can enter. The output of the core goes to our stderr. The core is in a
+    process group of its own, so that Ctrl-C reaches only us.
     """
 
     def __init__(self, load: Load) -> None:
@@ -85,7 +85,7 @@ class CoreProcess:
                     yield report
                 if isinstance(report, Down):
                     return
-            elif dead:  # and what it said before has been read
+            elif dead:  # and what it printed before has been read
                 yield Down(EngineError(self._cause()))
                 return
             else:
@@ -127,6 +127,6 @@ class CoreProcess:
         if code == -KILL:
             return "its process was killed by SIGKILL, as the system does when memory runs out"
         self._echo.join(_POLL_MS / 1000)  # its last lines may still be on their way
-        said = " / ".join(filter(None, self._printed))[:_MOST_SAID]
+        printed = " / ".join(filter(None, self._printed))[:_MOST_OUTPUT]
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"left with code {code}"
-        return f"its process {how}" + (f" and said: {said}" if said else "")
+        return f"its process {how}" + (f" and said: {printed}" if printed else "")

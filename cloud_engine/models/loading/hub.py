@@ -19,7 +19,7 @@ from ....model_files.download.hub import Repository, ask_hub
 from ....model_files.download.naming import OnHub
 from ....model_files.download.offer import Offer
 from ....model_files.download.part import PartialFile, check_room, lock
-from ....model_files.download.web import Patience
+from ....model_files.download.web import RetryPolicy
 from ....model_files.download.work import ProgressReport
 from ....protocol.errors import ChecksumError, ConfigurationError, DownloadError, MissingDependencyError, ModelLoadError
 from .progress import loading_bar
@@ -66,7 +66,7 @@ def _snapshot(repo: str, wanted: Callable[[str], bool]) -> Path:
     cache = _cache_of(repo)
     here = _left(cache, wanted)
     try:
-        repository = ask_hub(OnHub(repo), Patience(tries=5 if here is None else 1), ProgressReport())
+        repository = ask_hub(OnHub(repo), RetryPolicy(tries=5 if here is None else 1), ProgressReport())
         files = [file for file in repository.files if wanted(file.path)]
         if not files:
             raise ModelLoadError(f"{repo} holds no such file, or no model in safetensors.")
@@ -127,7 +127,7 @@ def _fetch(cache: Path, blob: Path, offer: Offer) -> None:
         check_room(cache, offer.source, offer.size or 0)
         with PartialFile(cache / ".partial", blob.name, offer.note) as part:
             report = ProgressReport(lambda done, total: progress(done, total or done), _log.warning)
-            fetch(offer, part, Patience(), report)
+            fetch(offer, part, RetryPolicy(), report)
             part.sync()
             blob.parent.mkdir(exist_ok=True)
             part.path.replace(blob)

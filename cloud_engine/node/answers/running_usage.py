@@ -17,7 +17,7 @@ from .formats import AnswerFormat
 _KEPT = 4096
 
 
-class TokenTally:
+class TokenCounter:
     """`so_far`: the tokens of all answers to a request, and of those of its prompts that have been answered."""
 
     def __init__(self, generations: Sequence[GenerationRequest]) -> None:
@@ -42,17 +42,17 @@ class RunningUsage:
     """vLLM's `continuous_usage_stats`: the chunks of `answers`, each with the tokens so far."""
 
     answers: AnswerFormat
-    tally: TokenTally
+    counter: TokenCounter
 
     def opening(self) -> list[msgspec.Struct]:
         return self.answers.opening()
 
     def chunks(self, piece: Piece) -> list[msgspec.Struct]:
         shown = self.answers.chunks(piece)
-        self.tally.add(piece)
+        self.counter.add(piece)
         for chunk in shown:
             if isinstance(chunk, ChatCompletionChunk | TextCompletion):
-                chunk.usage = self.tally.so_far
+                chunk.usage = self.counter.so_far
         return shown
 
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:
@@ -77,12 +77,12 @@ class Spent:
             raise NotFoundError(f"There was no attempt {attempt!r} here lately.")
         return self._counts[attempt]
 
-    async def watch(self, attempt: str, tally: TokenTally, answer: AsyncGenerator[Piece]) -> AsyncGenerator[Piece]:
+    async def watch(self, attempt: str, counter: TokenCounter, answer: AsyncGenerator[Piece]) -> AsyncGenerator[Piece]:
         """The same pieces."""
-        self._counts[attempt] = tally.so_far
+        self._counts[attempt] = counter.so_far
         if len(self._counts) > _KEPT:
             del self._counts[next(iter(self._counts))]
         async with aclosing(answer):
             async for piece in answer:
-                tally.add(piece)
+                counter.add(piece)
                 yield piece

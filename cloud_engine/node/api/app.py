@@ -40,7 +40,7 @@ from ..answers.answer_stream import Piece, TokenSource, pieces, total_usage
 from ..answers.fan_out import fan_out
 from ..answers.formats import joined
 from ..answers.latency import Latencies
-from ..answers.running_usage import Spent, TokenTally
+from ..answers.running_usage import Spent, TokenCounter
 from .embeddings import embed
 from .metrics import node_metrics
 from .preprocessing import JobMaker, PreparedRequest
@@ -173,7 +173,7 @@ class _Node:
                 await self._grammars.check(constraint, tenant)
             answer = self._pieces(job)
             if not job.stream and (attempt := request.headers.get(ATTEMPT_HEADER.decode())):
-                answer = self._spent.watch(attempt, TokenTally(job.generations), answer)
+                answer = self._spent.watch(attempt, TokenCounter(job.generations), answer)
             with _naming_the_prompt(job.prompt_field):
                 first = await anext(answer)
             if not job.stream:

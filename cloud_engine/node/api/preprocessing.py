@@ -21,7 +21,7 @@ from ...engine.types.request import BeamParams, GenerationRequest
 from ..answers.best_of import BestOf
 from ..answers.formats import AnswerFormat, ChatFormat, TextFormat
 from ..answers.prompt_report import PromptReport, ReportedPrompt
-from ..answers.running_usage import RunningUsage, TokenTally
+from ..answers.running_usage import RunningUsage, TokenCounter
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class JobMaker:
         if num_generated > n:
             shape = BestOf(shape, n, num_generated)
         if request.running_usage:
-            shape = RunningUsage(shape, TokenTally(generations))
+            shape = RunningUsage(shape, TokenCounter(generations))
         prompt_field = "messages" if isinstance(request, ChatRequest) else "prompt"
         return PreparedRequest(generations, shape, request.stream, _includes_usage(request), prompt_field)
 

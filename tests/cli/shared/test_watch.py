@@ -9,7 +9,7 @@ import re
 import pytest
 from rich.console import Console
 from updraft.cli.shared import watch as watching
-from updraft.cli.shared.watch import Watch, first_uses_told
+from updraft.cli.shared.watch import Watch, first_uses_reported
 
 
 @pytest.mark.parametrize(("note", "rest"), [("", ""), ("71 % right", ", 71 % right")])
@@ -54,7 +54,7 @@ def test_a_step_is_taken_away_on_a_terminal() -> None:
 def test_a_first_use_is_told_and_nothing_after_it() -> None:
     told: list[str] = []
     log = logging.getLogger("updraft.local.first_use")
-    with first_uses_told(told.append):
+    with first_uses_reported(told.append):
         log.info("Trying %s", "a model")
     log.info("Trying another")
     assert told == ["Trying a model"]

@@ -44,7 +44,7 @@ PLANS = {
     ],
     "one kv head": [MemoryPlan(4096, kv_cache_type="q4_0"), MemoryPlan(2048, flash_attention=False, ubatch=512)],
     "long context": [MemoryPlan(32_768), MemoryPlan(32_768, flash_attention=False, ubatch=128)],
-    "windows": [MemoryPlan(8192), MemoryPlan(8192, whole_windows=False), MemoryPlan(300, whole_windows=False)],
+    "windows": [MemoryPlan(8192)],
 }
 
 
@@ -75,7 +75,7 @@ def allocated(path: Path, plan: MemoryPlan) -> dict[str, float]:
         options = api.llama_context_default_params()
         options.n_ctx, options.n_batch, options.n_ubatch = plan.context_length, plan.ubatch, plan.ubatch
         options.type_k = options.type_v = TYPES[plan.kv_cache_type]
-        options.flash_attn_type, options.swa_full = int(plan.flash_attention), plan.whole_windows
+        options.flash_attn_type, options.swa_full = int(plan.flash_attention), True
         options.n_seq_max, options.n_outputs_max = plan.sequences, plan.outputs or 0
         context = api.llama_init_from_model(model, options)
         assert context, lines[-5:]
@@ -95,10 +95,7 @@ def test_the_estimate_is_what_llama_cpp_allocates(shape_file, name, plan) -> Non
     path = shape_file(name)
     need, real = estimate(read_header(path), plan), allocated(path, plan)
     assert need.weights / MIB == pytest.approx(real["Mapped"], rel=0.02, abs=0.5)
-    if plan.whole_windows:  # which layers have a window is not in every header: then they count whole
-        assert need.kv_cache / MIB == pytest.approx(real["KV"], rel=0.01)
-    else:
-        assert need.kv_cache / MIB >= real["KV"] * 0.99
+    assert need.kv_cache / MIB == pytest.approx(real["KV"], rel=0.01)
     assert real["compute"] * 0.97 <= need.compute / MIB <= real["compute"] * 1.25 + 4
 
 
@@ -107,20 +104,6 @@ def test_the_pocket_model(tmp_path) -> None:
     need, real = estimate(read_header(pocket_small_gguf()), plan), allocated(pocket_small_gguf(), plan)
     assert need.kv_cache / MIB == pytest.approx(real["KV"], rel=0.01)
     assert need.total < 20 * MIB
-
-
-def test_windows_by_layer(shape_file, tmp_path) -> None:
-    """Where the header tells which layers have a window, only those are small."""
-    pattern = [1, 1, 1, 1, 1, 0] * 2
-    shape = Shape(
-        architecture="gemma3", layers=12, context=8192, kv_heads=1,
-        extra={"attention.sliding_window": 512, "attention.sliding_window_pattern": pattern},
-    )  # fmt: skip
-    path = write(tmp_path / "pattern.gguf", shape)
-    plan = MemoryPlan(8192, whole_windows=False)
-    need = estimate(read_header(path), plan)
-    assert need.kv_cache == (2 * 8192 + 10 * (512 + 256)) * 2 * 64 * 2
-    assert need.kv_cache / MIB == pytest.approx(allocated(path, plan)["KV"], rel=0.01)
 
 
 def test_layers_that_differ(tmp_path) -> None:

@@ -20,7 +20,7 @@ from updraft.local_engine.store.find import find, is_offline
 from updraft.local_engine.store.library import Library, model_path
 from updraft.local_engine.store.pull import pull
 from updraft.model_files.download.part import Note, PartialFile
-from updraft.model_files.download.web import Patience
+from updraft.model_files.download.web import RetryPolicy
 from updraft.model_files.download.work import ProgressReport
 from updraft.protocol.errors import (
     ConfigurationError,
@@ -196,13 +196,13 @@ class TestOffline:
 
 class TestSpace:
     def test_too_little_is_said_before_the_download(
-        self, hub: Hub, library: Library, patience: Patience, monkeypatch: pytest.MonkeyPatch
+        self, hub: Hub, library: Library, retry_policy: RetryPolicy, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         usage = namedtuple("usage", "total used free")
         monkeypatch.setattr("shutil.disk_usage", lambda _: usage(0, 0, 1_000_000))
-        offer = find("hf:owner/repo", patience=patience)
+        offer = find("hf:owner/repo", retry_policy=retry_policy)
         with pytest.raises(DiskSpaceError, match=f"needs {len(MODEL):,} more bytes.*1,000,000 free") as caught:
-            pull(library, offer, patience=patience)
+            pull(library, offer, retry_policy=retry_policy)
         assert (caught.value.needed, caught.value.free) == (len(MODEL), 1_000_000)
         assert hub.bodies == []
 
@@ -233,7 +233,9 @@ class TestSpace:
             kept = part.path.stat().st_size
         assert 16 * 2**20 <= kept <= 24 * 2**20 if identity else kept == 0
 
-    def test_what_fitted_is_continued(self, hub: Hub, library: Library, patience: Patience, tmp_path: Path) -> None:
+    def test_what_fitted_is_continued(
+        self, hub: Hub, library: Library, retry_policy: RetryPolicy, tmp_path: Path
+    ) -> None:
         """A limit of the system on the size of files, lifted afterwards."""
         program = (
             "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -242,7 +244,7 @@ class TestSpace:
         done = run(program, hub, library)
         assert done.returncode == 3, done.stderr
         assert "is full: 100,000 bytes are there" in done.stdout
-        manifest = pull(library, find(hub.url + ADDRESS, patience=patience), patience=patience)
+        manifest = pull(library, find(hub.url + ADDRESS, retry_policy=retry_policy), retry_policy=retry_policy)
         assert hub.bodies[-1].start == 100_000
         assert library.verify(manifest.name, ProgressReport()) == "ready"
 
@@ -283,7 +285,7 @@ def part_size(library: Library) -> int:
 
 @pytest.mark.parametrize("stop", [SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_pull_goes_on_where_it_was(
-    stop: signal.Signals, hub: Hub, library: Library, patience: Patience
+    stop: signal.Signals, hub: Hub, library: Library, retry_policy: RetryPolicy
 ) -> None:
     hub.pause_s = 0.1
     process = start(PULL, hub, library)
@@ -297,7 +299,9 @@ def test_a_stopped_pull_goes_on_where_it_was(
     assert library.find("tiny") is None
     said: list[str] = []
     report = ProgressReport(say=said.append)
-    manifest = pull(library, find(hub.url + ADDRESS, patience=patience), patience=patience, report=report)
+    manifest = pull(
+        library, find(hub.url + ADDRESS, retry_policy=retry_policy), retry_policy=retry_policy, report=report
+    )
     assert hub.bodies[-1].start == kept >= 40_000
     assert said == [f"Going on after {kept:,} bytes."]
     assert library.verify(manifest.name, ProgressReport()) == "ready"
@@ -313,10 +317,10 @@ def test_two_pulls_at_once_are_one_download(hub: Hub, library: Library) -> None:
     assert library.verify("tiny", ProgressReport()) == "ready"
 
 
-def test_nobody_removes_what_is_being_pulled(hub: Hub, library: Library, patience: Patience) -> None:
+def test_nobody_removes_what_is_being_pulled(hub: Hub, library: Library, retry_policy: RetryPolicy) -> None:
     hub.pause_s = 0.05
-    offer = find(hub.url + ADDRESS, patience=patience)
-    thread = threading.Thread(target=pull, args=(library, offer), kwargs={"patience": patience})
+    offer = find(hub.url + ADDRESS, retry_policy=retry_policy)
+    thread = threading.Thread(target=pull, args=(library, offer), kwargs={"retry_policy": retry_policy})
     thread.start()
     try:
         while not part_size(library):
@@ -328,15 +332,15 @@ def test_nobody_removes_what_is_being_pulled(hub: Hub, library: Library, patienc
     library.remove("tiny")
 
 
-def test_a_crash_between_the_last_two_steps(hub: Hub, library: Library, patience: Patience) -> None:
+def test_a_crash_between_the_last_two_steps(hub: Hub, library: Library, retry_policy: RetryPolicy) -> None:
     """The manifest is there, the model still has its working name: no model, and the next pull finishes it."""
-    offer = find(hub.url + ADDRESS, patience=patience)
-    pull(library, offer, patience=patience)
+    offer = find(hub.url + ADDRESS, retry_policy=retry_policy)
+    pull(library, offer, retry_policy=retry_policy)
     library.path("tiny").rename(library.partial / "tiny.part")
     note = {"identity": offer.identity, "source": offer.source, "size": offer.size}
     (library.partial / "tiny.json").write_text(json.dumps(note))
     assert library.find("tiny") is None
-    pull(library, offer, patience=patience)
+    pull(library, offer, retry_policy=retry_policy)
     assert len(hub.bodies) == 1
     assert library.verify("tiny", ProgressReport()) == "ready"
 

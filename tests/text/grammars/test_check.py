@@ -125,7 +125,7 @@ def moduli(count: int) -> list[Constraint]:
 
 
 def test_one_tenants_flood_does_not_stand_before_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("updraft.text.grammars.check._PATIENCE_SECONDS", 600)  # the machine may be busy
+    monkeypatch.setattr("updraft.text.grammars.check._QUEUE_TIMEOUT_S", 600)  # the machine may be busy
 
     async def test(check: GrammarCheck) -> None:
         flood = [asyncio.create_task(check.check(one, "flood")) for one in moduli(70)]  # more than may wait
@@ -144,7 +144,7 @@ def test_one_tenants_flood_does_not_stand_before_another(monkeypatch: pytest.Mon
 
 
 def test_who_waits_too_long_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("updraft.text.grammars.check._PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("updraft.text.grammars.check._QUEUE_TIMEOUT_S", 0.1)
 
     async def test(check: GrammarCheck) -> None:
         bad, good = await asyncio.gather(check.check(moduli(1)[0]), check.check(schema({})), return_exceptions=True)

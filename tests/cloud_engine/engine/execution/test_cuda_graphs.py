@@ -8,7 +8,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.cloud_engine.engine.execution.cuda_graphs import GraphLimits, GraphSize, StepGraphs, ladder, rung_for
+from updraft.cloud_engine.engine.execution.cuda_graphs import (
+    GraphLimits,
+    GraphSize,
+    StepGraphs,
+    graph_sizes,
+    smallest_size,
+)
 from updraft.cloud_engine.engine.execution.model_runner import Chunk, Runner
 from updraft.cloud_engine.engine.kv.cache_spec import cache_spec
 from updraft.kernels.attention.ops import TritonBackend
@@ -22,8 +28,8 @@ LIMITS = st.builds(GraphLimits, st.integers(1, 300), st.integers(1, 9), st.just(
 
 
 def test_a_ladder() -> None:
-    assert ladder(GraphLimits(6, 1, 4)) == [GraphSize(1, 1), GraphSize(2, 2), GraphSize(4, 4), GraphSize(6, 6)]
-    verified = [rung for rung in ladder(GraphLimits(4, 5, 4)) if rung.rows > rung.sequences]
+    assert graph_sizes(GraphLimits(6, 1, 4)) == [GraphSize(1, 1), GraphSize(2, 2), GraphSize(4, 4), GraphSize(6, 6)]
+    verified = [size for size in graph_sizes(GraphLimits(4, 5, 4)) if size.rows > size.sequences]
     assert verified == [
         GraphSize(3, 1),
         GraphSize(5, 1),
@@ -38,22 +44,22 @@ def test_a_ladder() -> None:
 def test_every_step_within_the_limits_has_a_graph(limits: GraphLimits, data: st.DataObject) -> None:
     sequences = data.draw(st.integers(1, limits.sequences))
     rows = data.draw(st.integers(sequences, sequences * limits.queries))
-    rungs = ladder(limits)
-    rung = rung_for(rungs, rows, sequences)
-    assert rung is not None and rung.rows >= rows and rung.sequences >= sequences
-    assert all(other.rows >= rung.rows for other in rungs if other.rows >= rows and other.sequences >= sequences)
+    sizes = graph_sizes(limits)
+    size = smallest_size(sizes, rows, sequences)
+    assert size is not None and size.rows >= rows and size.sequences >= sequences
+    assert all(other.rows >= size.rows for other in sizes if other.rows >= rows and other.sequences >= sequences)
 
 
 @given(LIMITS)
 def test_few_graphs_and_none_too_many_rows(limits: GraphLimits) -> None:
-    rungs = ladder(limits)
-    assert len(rungs) <= 60
-    assert rungs[-1].rows == limits.sequences * limits.queries
+    sizes = graph_sizes(limits)
+    assert len(sizes) <= 60
+    assert sizes[-1].rows == limits.sequences * limits.queries
 
 
 @pytest.mark.parametrize(("rows", "sequences"), [(21, 4), (5, 5)])
 def test_what_does_not_fit_runs_without(rows: int, sequences: int) -> None:
-    assert rung_for(ladder(GraphLimits(4, 5, 4)), rows, sequences) is None
+    assert smallest_size(graph_sizes(GraphLimits(4, 5, 4)), rows, sequences) is None
 
 
 TABLES = [[3, 1, 5], [2, 4, 0], [7, 6, 8]]
