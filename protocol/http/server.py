@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..errors import ConfigurationError, PortInUseError, UpdraftError
 from ..safety.system import KILL
 from ..safety.terminal_text import log_to_stderr
+from .connection import Connection
 from .shell import Traffic
 
 DRAIN_S = 10.0
@@ -65,7 +66,14 @@ def serve(  # noqa: PLR0913
 
     plain = _Plain(app)
     config = uvicorn.Config(
-        plain, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=1, backlog=1024
+        plain,
+        http=Connection,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+        backlog=1024,
     )
     try:
         _Server(config, app.state.traffic, announce, drain_s).run(sockets=[sock])
