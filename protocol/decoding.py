@@ -27,8 +27,9 @@ def read_object(body: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
     except msgspec.ValidationError as error:
+        fault = "holds a number out of range" if "out of range" in str(error) else "must be a JSON object"
         raise InvalidRequestError(
-            "The request body must be a JSON object.", param=_param_of(str(error)), code="invalid_value"
+            f"The request body {fault}.", param=_param_of(str(error)), code="invalid_value"
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error

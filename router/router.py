@@ -26,7 +26,7 @@ from ..protocol.errors import (
 )
 from ..protocol.http import prometheus, sse
 from ..protocol.http.forwarding import forwarded
-from ..protocol.http.wire import WireRequest, WireResponse
+from ..protocol.http.wire import WireRequest, WireResponse, beside_the_loop
 from ..protocol.responses import ModelCard, ModelList
 from .accounting.budget import Budget
 from .accounting.ledger import Ledger
@@ -171,11 +171,16 @@ class Router:
         try:
             async with asyncio.timeout(request.timeout_s):
                 await self.start()
-            body, record.model = read_model(request.body)
+            body, record.model = await beside_the_loop(request.body, lambda: read_model(request.body))
             record.caller = caller_of(request.headers, body)
             slot = CacheSlot.of(self._cache, record.caller, {**body, "?": request.query})
             requested_tier, hold_tokens = self._requested_tier(record.model), self.config.hold_tokens
-            job = read_routing_request(request, body, requested_tier, hold_tokens=hold_tokens, started=record.started)
+            job = await beside_the_loop(
+                request.body,
+                lambda: read_routing_request(
+                    request, body, requested_tier, hold_tokens=hold_tokens, started=record.started
+                ),
+            )
             if slot is not None and (kept := slot.get()) is not None:
                 return self._repeat(job, kept, record)
             said = {**body, "?": job.forwarded.texts}
@@ -207,7 +212,7 @@ class Router:
         try:
             async with asyncio.timeout(request.timeout_s):
                 await self.start()
-                body, record.model = read_model(request.body)
+                body, record.model = await beside_the_loop(request.body, lambda: read_model(request.body))
                 record.caller = caller_of(request.headers, body)
                 along = forwarded(request.headers, request.query)
                 if (privacy_rule := await self._privacy.match({**body, "?": along.texts})) is not None:

@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from ...protocol.errors import ConfigurationError, InvalidRequestError
-from ...protocol.safety.private_files import is_own, make_folder, private_file
+from ...protocol.safety.private_files import make_folder, prepared
 from ...protocol.safety.system import locked, open_folder
 from .graph_files import CARD_NAME, read_card, sha256
 
@@ -124,9 +124,7 @@ def _holds(path: Path, digest: str) -> bool:
 def _write(path: Path, data: bytes) -> None:
     """The whole file at once, and on the disk. Only one partial file, under one name, can ever be left behind."""
     partial = path.with_name(_PARTIAL)
-    if is_own(path):
-        private_file(partial)
-    with partial.open("wb") as file:
+    with prepared(partial).open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import typer
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
+
+from ...protocol.safety.terminal_text import printable
 
 STDOUT = "-"  # as a path: standard output
 
@@ -28,6 +31,25 @@ class Group(TyperGroup):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         _escape_help(self)
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _printable_errors():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _printable_errors():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _printable_errors() -> Iterator[None]:
+    """What is wrong with a call quotes its words, and typer prints that itself."""
+    try:
+        yield
+    except Exception as error:
+        if hasattr(error, "format_message") and isinstance(message := getattr(error, "message", None), str):
+            vars(error)["message"] = printable(message)
+        raise
 
 
 class CommandLine(typer.Typer):

@@ -20,6 +20,7 @@ from ...model_files.download.naming import check_name, is_name
 from ...model_files.download.part import PartialFile, lock, read_note
 from ...model_files.download.work import ProgressReport
 from ...protocol.errors import ModelNotFoundError
+from ...protocol.safety.private_files import prepared
 from ...protocol.safety.system import open_folder
 from ...protocol.settings import models_folder
 
@@ -126,7 +127,7 @@ class Library:
         # Without a manifest, a model counts as damaged and is fetched again: so whatever a crash leaves is never taken
         # for what it is not. The old manifest goes before its model is replaced, the new one comes after.
         temporary = self.partial / f"{manifest.name}.manifest"
-        with temporary.open("wb") as file:
+        with prepared(temporary).open("wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(manifest)))
             file.flush()
             os.fsync(file.fileno())

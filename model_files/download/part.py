@@ -14,7 +14,7 @@ from types import TracebackType
 import msgspec
 
 from ...protocol.errors import ConfigurationError, DiskSpaceError, OverloadedError
-from ...protocol.safety.private_files import is_own, make_folder, private_file
+from ...protocol.safety.private_files import make_folder, prepared
 from ...protocol.safety.system import locked
 
 #: Bytes that stay free: a disk filled to the last one stops more than this program.
@@ -42,11 +42,12 @@ class PartialFile:
         self._note_path = note_path(folder, name)
         continued = note.identity is not None and read_note(folder, name) == note
         # Unbuffered: what was not written when the disk is full would be written again on closing, and fail again.
-        self._file = self.path.open("r+b" if continued and self.path.exists() else "w+b", buffering=0)
+        mode = "r+b" if continued and self.path.exists() else "w+b"
+        self._file = prepared(self.path).open(mode, buffering=0)
         self._hash = hashlib.sha256()
         self.size = self._looked_at = 0
         try:
-            self._note_path.write_bytes(msgspec.json.encode(note))
+            prepared(self._note_path).write_bytes(msgspec.json.encode(note))
             while block := self._file.read(_BLOCK):
                 self._hash.update(block)
                 self.size += len(block)
@@ -171,9 +172,7 @@ def _lock_file(folder: Path, name: str) -> int:
             make_folder(needed)
         # It stays for good: if it were deleted, two processes could hold locks on two files of the same name.
         path = folder / ".locks" / f"{name}.lock"
-        if is_own(path):
-            private_file(path)
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        return os.open(prepared(path), os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise ConfigurationError(
             f"Models cannot be kept in {folder}: {error.strerror}. Another folder: {_OTHER_FOLDER}."

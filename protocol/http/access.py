@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import re
+import socket
 from dataclasses import dataclass, field
 
 from starlette.types import Scope
@@ -90,9 +91,19 @@ def is_loopback(host: str) -> bool:
 
 
 def check_keyless(host: str, advice: str) -> None:
-    """A server without a key serves this machine only. Raises ConfigurationError with what to do instead."""
-    if not is_loopback(host):
+    """A server without a key serves this machine only, whatever a name stands for here. Raises ConfigurationError with
+    what to do instead.
+    """
+    if not (is_loopback(host) and _stands_for_loopback(host)):
         raise ConfigurationError(f"--host {host} opens the port to others without a key: {advice}.", param="host")
+
+
+def _stands_for_loopback(host: str) -> bool:
+    try:
+        found = socket.getaddrinfo(host, None)
+    except OSError:  # then nothing can listen there
+        return True
+    return all(is_loopback(str(address[0])) for *_, address in found)
 
 
 def _is_address(host: str) -> bool:

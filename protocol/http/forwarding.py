@@ -40,7 +40,8 @@ class Forwarded:
     @property
     def texts(self) -> list[str]:
         """All that it says, for who looks for what is private."""
-        return [*self.headers.values(), *(text for pair in parse_qsl(self.query) for text in pair)]
+        pairs = parse_qsl(self.query, keep_blank_values=True)
+        return [self.query, *self.headers, *self.headers.values(), *(text for pair in pairs for text in pair)]
 
     def target(self, path: str) -> str:
         """`path` with the query."""

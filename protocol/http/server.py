@@ -20,8 +20,10 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import ConfigurationError, PortInUseError, UpdraftError
+from ..safety.private_files import write_private
 from ..safety.system import KILL
 from ..safety.terminal_text import log_to_stderr
+from .connection import Connection
 from .shell import Traffic
 
 DRAIN_S = 10.0
@@ -57,7 +59,7 @@ def serve(  # noqa: PLR0913
     def announce() -> None:
         url = _url_of(sock)
         if ready_file is not None:
-            _write_at_once(ready_file, url)
+            write_private(ready_file, f"{url}\n")  # who could change it would be sent what is for us
         sys.stdout.write(f"ready {url}\n")
         sys.stdout.flush()
         if on_ready is not None:
@@ -65,7 +67,14 @@ def serve(  # noqa: PLR0913
 
     plain = _Plain(app)
     config = uvicorn.Config(
-        plain, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=1, backlog=1024
+        plain,
+        http=Connection,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+        backlog=1024,
     )
     try:
         _Server(config, app.state.traffic, announce, drain_s).run(sockets=[sock])
@@ -188,13 +197,6 @@ class _Server(uvicorn.Server):
 def _url_of(sock: socket.socket) -> str:
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _write_at_once(path: Path, text: str) -> None:
-    """Readers see nothing or the whole."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text + "\n")
-    partial.replace(path)
 
 
 def _port_in_use(host: str, port: int) -> PortInUseError:

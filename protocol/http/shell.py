@@ -41,6 +41,7 @@ TENANT_HEADER = b"x-updraft-tenant"
 ATTEMPT_HEADER = b"x-updraft-attempt"
 
 _LINGER_S = 2.0
+_MOST_HEADERS = 256
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:")
 _log = logging.getLogger("updraft.http")
 
@@ -194,6 +195,11 @@ class _Shell:
             return
         exchange = _Exchange(scope, receive, send, self._max_body_bytes)
         try:
+            _check_framing(scope)
+        except InvalidRequestError as error:
+            await exchange.fail(error, close=True)
+            return
+        try:
             self._access.check(scope)
         except UpdraftError as error:
             await exchange.fail(error)
@@ -217,6 +223,15 @@ class _Shell:
             await exchange.fail(failure)
         finally:
             self._traffic.in_flight -= 1
+
+
+def _check_framing(scope: Scope) -> None:
+    """Raises InvalidRequestError where two servers could see two requests, and for more headers than apps send."""
+    names = [name for name, _ in scope["headers"]]
+    if b"content-length" in names and b"transfer-encoding" in names:
+        raise InvalidRequestError("Content-Length and Transfer-Encoding exclude each other.", code="invalid_http")
+    if len(names) > _MOST_HEADERS:
+        raise InvalidRequestError(f"More than {_MOST_HEADERS} headers: send fewer.", code="too_many_headers")
 
 
 class _Exchange:
@@ -254,14 +269,14 @@ class _Exchange:
         self._complete = message["type"] == "http.response.body" and not message.get("more_body", False)
         await self._send(message)
 
-    async def fail(self, error: UpdraftError) -> None:
-        """Answer with `error`. Too late for that: return, which makes the server cut the connection."""
+    async def fail(self, error: UpdraftError, *, close: bool = False) -> None:
+        """Answer with `error`, and `close` the connection. Too late: return, which makes the server cut it."""
         if self._started:
             _log.error("Request %s failed in its answer: %s", self.request_id, error.message)
             return
         response = error_response(error)
         headers = response.raw_headers
-        if not isinstance(error, RequestTooLargeError):
+        if not close and not isinstance(error, RequestTooLargeError):
             await self.send({"type": "http.response.start", "status": response.status_code, "headers": headers})
             await self.send({"type": "http.response.body", "body": response.body})
             return

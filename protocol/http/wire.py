@@ -6,10 +6,15 @@ and knows nothing of sockets, httpx or ASGI.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
+
+LONG_BODY = 2**16
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +45,8 @@ class WireResponse:
         return WireResponse(
             status, {"content-type": "application/json", **(headers or {})}, msgspec.json.encode(payload)
         )
+
+
+async def beside_the_loop(body: bytes, work: Callable[[], T]) -> T:
+    """What `work` makes of a body; of a long one not on the event loop, on which others are waiting."""
+    return await asyncio.to_thread(work) if len(body) > LONG_BODY else work()

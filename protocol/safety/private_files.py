@@ -51,12 +51,18 @@ def private_file(path: Path) -> Path:
     return path
 
 
+def prepared(path: Path) -> Path:
+    """The file that is to be written next: for the user alone in Updraft's own folders. Raises OSError."""
+    return private_file(path) if is_own(path) else path
+
+
 def write_private(path: Path, text: str) -> None:
     """Write a file that only the user can read, all at once. Raises ConfigurationError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         private_folder(path.parent)
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        temporary.unlink(missing_ok=True)  # and never through a link that somebody put there
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
         temporary.replace(path)
     except OSError as error:

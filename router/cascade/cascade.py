@@ -30,7 +30,7 @@ from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import LocalAnswer, LocalGeneration, LocalTier
 from .escalation import CloudReply, CloudStreamReply, Escalation, expected_charge, most_of, work_of
 
-_LONG_PROMPT = 2**14
+_LONG = 2**12  # characters of question and answer: the gates read so many in a millisecond
 _LINE_BEGUN = 16  # characters: a line is known to be complete when the next has begun
 _T = TypeVar("_T")
 
@@ -126,7 +126,7 @@ class Cascade:
         if self._plan.tried == "both":  # what is drawn takes the time of both tiers
             self._gates = self.gates.begin()
         messages, quality = self.chat.messages, self.job.quality
-        decision = await self._read(lambda: self.gates.before(messages, quality))
+        decision = await self.read(lambda: self.gates.before(messages, quality))
         if self._plan.tried == "one":
             decision = replace(decision, reason=f"{decision.reason}; {self._plan.reason}")
             self.ruling = self.ruling if decision.escalate else Ruling(True, False, self._plan.reason)
@@ -141,11 +141,11 @@ class Cascade:
         try:
             run = await self.start_local()
             if self.ruling.open:
-                await self._read(lambda: self.gates.read_ahead(self.chat.messages))
+                await self.read(lambda: self.gates.read_ahead(self.chat.messages))
             while await self.escalation.beside_race(anext(run, None)) is not None:
                 if self.ruling.open and "\n" in run.answer.text[-_LINE_BEGUN:]:
                     self.gates.read_lines(run.answer.text)
-                if self._stops_early(run.answer):
+                if await self._stops_early(run.answer):
                     await self.stop_local()
                     return State.CLOUD
                 if self._may_stream(run.answer):
@@ -165,7 +165,7 @@ class Cascade:
 
     async def _after(self) -> State:
         answer = self._local_answer()
-        state = self._judge(await self._read(lambda: self._judged(answer)), State.DONE)
+        state = self._judge(await self.read(lambda: self._judged(answer), answer), State.DONE)
         return self._done(LocalReply(answer)) if state is State.DONE else state
 
     async def _cloud(self) -> State:
@@ -291,6 +291,12 @@ class Cascade:
             remaining *= 0.9 if finished else 0.5
         return max(0.001, min(self.router_state.config.cloud_timeout_s, remaining))
 
+    async def read(self, look: Callable[[], _T], answer: LocalAnswer | None = None) -> _T:
+        """What a gate finds in the question and in `answer`; in long ones not on the loop, as others wait there."""
+        written = 0 if answer is None else len(answer.text)
+        long = written + sum(len(message.text) for message in self.chat.messages) > _LONG
+        return await asyncio.to_thread(look) if long else look()
+
     # Helpers
 
     async def _check_targets(self) -> None:
@@ -333,11 +339,6 @@ class Cascade:
         self.record.time_dependent = True
         return rule(self.job, replace(availability, over_budget=over_budget))
 
-    async def _read(self, look: Callable[[], _T]) -> _T:
-        """What `look` finds in the prompt; in a long one not on the loop, as others are waiting there."""
-        long = sum(len(message.text) for message in self.chat.messages) > _LONG_PROMPT
-        return await asyncio.to_thread(look) if long else look()
-
     def _judge(self, decision: GateDecision, otherwise: State) -> State:
         self.decide(decision)
         return State.CLOUD if decision.escalate else otherwise
@@ -362,7 +363,7 @@ class Cascade:
         self.decide(GateDecision(1, escalate=True, reason="raced: the cloud answered first"))
         return State.CLOUD
 
-    def _stops_early(self, answer: LocalAnswer) -> bool:
+    async def _stops_early(self, answer: LocalAnswer) -> bool:
         """Gate 2, once: at its token count, or before streaming starts if that is sooner."""
         if not self.ruling.open:
             return False
@@ -373,7 +374,7 @@ class Cascade:
             return False
         if self.chat.sampling().max_tokens == at:  # it ends here by itself, and gate 3 judges all of it
             return False
-        decision = self.gates.during(self.chat.messages, answer, self.job.quality)
+        decision = await self.read(lambda: self.gates.during(self.chat.messages, answer, self.job.quality), answer)
         if decision.escalate or self._hold is not None:
             self.decide(decision)
         else:

@@ -25,6 +25,7 @@ def searcher(pattern: str, name: str) -> Callable[[str], bool]:
     return validator.isinstance_python
 
 
+_MARKS = r"(?:_|[^\w\ufdd0]){1,8}"  # but what the rules put between two texts
 # A card: 13 to 19 digits, in groups or not, as issuers number them, with a right check digit (Luhn, ISO/IEC 7812-1).
 _DIGITS = re.compile(r"\d(?:[ -]?\d){12,}", re.ASCII)
 # The same in the groups that are printed on cards, whatever marks part them: commas, dots, bars, markdown, line breaks.
@@ -34,57 +35,70 @@ _GROUPS = re.compile(
 )
 _BEFORE = re.compile(r"[0-9]{4}([\W_]{1,8})\Z")
 _BEHIND = re.compile(r"([\W_]{1,8})[0-9]{4}(?![0-9])")
+_TAIL = re.compile(rf"({_MARKS})([0-9]{{1,3}})(?![0-9])")  # of the cards with 17 to 19 digits
 # The first digits that are issued.
 _ISSUED = re.compile("[3-6]|2[2-7]")
 _MARKDOWN = str.maketrans("", "", "*_`~ \t")
 # All the digits that follow each other on one line, and those of the next lines too: then it is a table.
 _ROW = re.compile(r"(?<!\d)\d++(?:(?:\s{1,3}+|-)\d++)++", re.ASCII)
+# The same, whatever marks part them.
+_RUN = re.compile(rf"(?<![0-9])[0-9]++(?:{_MARKS}+[0-9]++)++")
 _IBAN_DIGITS = 8  # every country's accounts have more behind the check digits; words have none
 _VALUES = {ord(letter): str(value) for value, letter in enumerate("ABCDEFGHIJKLMNOPQRSTUVWXYZ", 10)}
-_LONGEST_ROW = _PRINTED_DIGITS[1] + 3 * (_PRINTED_DIGITS[1] - 1)
+_LONGEST_RUN = CARD_DIGITS[1] + 8 * (CARD_DIGITS[1] - 1)
 # An account: country, check digits and up to 30 letters and digits, in groups or not (ISO 13616).
 _ACCOUNT = re.compile(
-    r"(?:\b|(?<=IBAN))(?=([A-Z]{2}\d{2}(?:[\s.-]{0,3}[A-Z0-9]){11,30})(?![A-Z0-9]))", re.ASCII | re.IGNORECASE
+    r"(?:(?<![A-Z0-9])|(?<=IBAN))(?=([A-Z]{2}\d{2}(?:(?:_|[^\w\ufdd0]){0,3}[A-Z0-9]){11,30})(?![A-Z0-9]))",
+    re.ASCII | re.IGNORECASE,
 )
 
 
 def _has_card(text: str) -> bool:
     """Digits in any groups that one blank or hyphen parts, in those of printed cards, or alone in their row."""
     return (
-        any(
-            CARD_DIGITS[0] <= len(digits) <= CARD_DIGITS[1] and _ISSUED.match(digits) is not None and _luhn(digits)
-            for found in _DIGITS.finditer(text)
-            for digits in _joined(re.split("[ -]", found[0]), 19)
-        )
+        any(_is_card(digits) for found in _DIGITS.finditer(text) for digits in _joined(re.split("[ -]", found[0]), 19))
         or any(_is_printed_card(text, found) for found in _GROUPS.finditer(text))
         or any(
-            _is_row_of_card(found[0]) for found in _ROW.finditer(text) if found.end() - found.start() <= _LONGEST_ROW
+            _is_run_of_card(found[0])
+            for alone in (_ROW, _RUN)
+            for found in alone.finditer(text)
+            if found.end() - found.start() <= _LONGEST_RUN
         )
     )
 
 
-def _is_row_of_card(row: str) -> bool:
-    """Whether all of it is one card: digit by digit, in pairs, or in other groups with gaps of several widths."""
-    groups = re.findall(r"\d+", row)
-    digits, width = "".join(groups), len(groups[0])
-    spelled = width <= 2 and {width} == set(map(len, groups[:-1])) and len(groups[-1]) <= width
-    printed = _PRINTED_DIGITS[0] <= len(digits) <= _PRINTED_DIGITS[1]
+def _is_card(digits: str) -> bool:
+    return CARD_DIGITS[0] <= len(digits) <= CARD_DIGITS[1] and _ISSUED.match(digits) is not None and _luhn(digits)
+
+
+def _is_run_of_card(run: str) -> bool:
+    """Whether all of it is one card: digit by digit, in pairs, in groups of four, or in others on one line."""
+    groups, (_, *between, _) = re.findall("[0-9]+", run), re.split("[0-9]+", run)
+    digits, sizes, marks = "".join(groups), [len(group) for group in groups], {_mark(mark) for mark in between}
+    one_line = not any("\n" in mark for mark in marks)
+    width = sizes[0]
+    even = {width} == set(sizes[:-1]) and sizes[-1] <= width
+    spelled = even and width <= 2 and one_line and len(marks) == 1
+    # Two numbers side by side are mostly that.
+    others = width >= 4 and one_line and all(size >= 3 for size in sizes[1:-1]) and (len(sizes) > 2 or marks == {""})
+    long = len(digits) > _PRINTED_DIGITS[1] and width in (6, 8)
     return (
-        (spelled or width >= 4)
-        and printed
-        and _ISSUED.match(digits) is not None
-        and len(row.splitlines()) == 1
-        and _luhn(digits)
-    )
+        (spelled and _PRINTED_DIGITS[0] <= len(digits) <= _PRINTED_DIGITS[1])
+        or (even and width == 4 and (one_line or len(marks) == 1))
+        or others
+        or long
+    ) and _is_card(digits)
 
 
 def _is_printed_card(text: str, found: re.Match[str]) -> bool:
     """Whether groups of digits are a card's, and neither other numbers nor a part of a longer column of them."""
     groups = [group for group in found.groups() if group is not None]
     digits, marks = "".join(groups[::2]), {_mark(group) for group in groups[1::2]}
-    if len(marks) != 1 or not _luhn(digits):
-        return False
     start, end = found.start(), found.end(10) if found[10] else found.end(7)
+    tail = _TAIL.match(text, end)
+    longer = tail is not None and _mark(tail[1]) in marks and _luhn(digits + tail[2])
+    if len(marks) != 1 or not (longer or _luhn(digits)):
+        return False
     before, behind = _BEFORE.search(text, max(0, start - 12), start), _BEHIND.match(text, end)
     return not any(each is not None and _mark(each[1]) in marks for each in (before, behind))
 
@@ -98,7 +112,7 @@ def _has_iban(text: str) -> bool:
     return any(
         15 <= len(account) <= 34 and sum(map(str.isdigit, account[4:])) >= _IBAN_DIGITS and _mod_97(account)
         for found in _ACCOUNT.finditer(text)
-        for account in _prefixes(re.split(r"[\s.-]+", found[1].upper()), 34)
+        for account in _prefixes(re.split(r"[\W_]+", found[1].upper(), flags=re.ASCII), 34)
     )
 
 
@@ -127,13 +141,15 @@ def _mod_97(account: str) -> bool:
     return int((account[4:] + account[:4]).translate(_VALUES)) % 97 == 1
 
 
-# The name may be in quotes, the host a number in brackets.
-_EMAIL = r'(?:[\w.%+-]|"[^"\n]{1,64}")@(?:[\w-]+(?:\.[\w-]+)+|\[(?:IPv6:)?[0-9A-Fa-f.:]+\])'
+# The name may be in quotes, the host a number in brackets. People also write "joe (at) example [dot] com".
+_AT = r"(?:@| @ | ?[(\[{<] ?(?:@|(?i:at)) ?[)\]}>] ?)"
+_DOT = r"(?:\.| ?[(\[{<] ?(?:\.|(?i:dot)) ?[)\]}>] ?)"
+_EMAIL = rf'(?:[\w.%+-]|"[^"\n]{{1,64}}"){_AT}(?:[\w-]+(?:{_DOT}[\w-]+)+|\[(?:IPv6:)?[0-9A-Fa-f]*[.:][0-9A-Fa-f.:]+\])'
 # With a country's code, in North America's groups, or with the zero of many national numbers and a separator.
 # After two digits of an area four more are a year, as in "05/2024", unless they go on.
 _NUMBER = r"(?:[0-9]{5,8}|(?:[0-9]{3}|[03-9][0-9]{3}|1[0-8][0-9]{2}|2[1-9][0-9]{2})[ -][0-9]{3,4})"
 _PHONE = (
-    r"(?:(?:^|[^0-9A-Za-z])\+|\b00)[1-9](?:[ ()./-]{0,2}[0-9]){7,14}\b"
+    r"(?:(?:^|[^0-9A-Za-z])\+|\b00)[1-9](?:[ ()./_-]{0,2}[0-9]){7,14}\b"
     r"|(?:\([0-9]{3}\) ?|\b[0-9]{3}[ .-])[0-9]{3}[ .-][0-9]{4}\b"
     r"|(?:\(0[1-9][0-9]{1,3}\) ?|\b0[1-9][0-9]{1,3}[ /-])[0-9]{3,8}(?:[ -]?[0-9]{2,4}){0,3}\b"
     rf"|(?:\(0[0-9]\) ?|\b0[0-9][ /-]){_NUMBER}(?:[ -]?[0-9]{{2,4}}){{0,2}}\b"
@@ -141,11 +157,21 @@ _PHONE = (
     r"|\b0[1-9][0-9]{1,3}\.[0-9]{5,8}\b|\b0[1-9](?:[ .-][0-9]{2}){4}\b"
 ).replace(r"\b", r"(?-u:\b)")
 # Keys by the forms that their issuers document. In ASCII: all of Unicode makes it megabytes.
-_WORD, _KEY = "[0-9A-Za-z_]", "[0-9A-Za-z_-]"
+_WORD, _KEY, _HEX, _LETTER = "[0-9A-Za-z_]", "[0-9A-Za-z_-]", "[0-9a-f]", "[0-9A-Za-z]"
+_BEGUN = (  # and 20 letters, digits, dashes and underscores more
+    "updraft-", "hf_", "npm_", "gsk_", "r8_", "dckr_pat_", "do[opr]_v1_", "shp(?:at|ca|pa|ss)_", "lin_api_", "xai-",
+    "pplx-", "nvapi-", "pypi-", r"hv[sbr]\.", "sq0[a-z]{3}-", "ATATT", "ATBB", "AGE-SECRET-KEY-1", "fig[duo]_", "NRAK-",
+    "PMAK-", "sntry[su]_", "tgp_v1_", "rubygems_", r"dp\.(?:pt|st|ct|sa)\.", "pscale_[a-z]{2,5}_", "xkeysib-",
+    "lsv2_[a-z]{2}_", "tskey-", "HRKU-", "pcsk_", "tvly-", "ops_eyJ", "apify_api_", "cal_live_", "CFPAT-",
+    "vercel_[a-z]{2,6}_rw_", "glsa_", "fm[12]_",
+)  # fmt: skip
+_LONG = (  # and 32 letters and digits more
+    "secret_", "ntn_", "EAA[AC]", "key-", "dapi", "oy2", "AKCp", "sbp_", "pul-", "csk-", "jina_", "glc_", "pa-", "cio",
+)  # fmt: skip
 _API_KEY = "|".join(
     (
-        rf"\b(?:sk|pk|rk)[-_]{_KEY}{{20}}|\bupdraft-{_KEY}{{32}}|\bwhsec_[0-9A-Za-z+/=_-]{{24}}",  # OpenAI's, Stripe's
-        rf"\b(?:hf_|npm_|gsk_|r8_|dckr_pat_|dop_v1_|shp(?:at|ca|pa|ss)_|lin_api_|xai-|pplx-|nvapi-|pypi-|hvs\.){_KEY}{{20}}",
+        rf"\b(?:{'|'.join(_BEGUN)}){_KEY}{{20}}|\b(?:{'|'.join(_LONG)}){_LETTER}{{32}}|\bfw_{_LETTER}{{20}}",
+        rf"\b(?:sk|pk|rk)[-_]{_KEY}{{20}}|\bwhsec_[0-9A-Za-z+/=_-]{{24}}",  # OpenAI's, Stripe's
         rf"\bSG\.{_KEY}{{16,64}}\.{_KEY}{{16}}",
         r"\bA(?:KI|SI|BI|CC)A[0-9A-Z]{16}\b|(?i:aws.?secret.?(?:access.?)?key)[^0-9A-Za-z]{1,8}[0-9A-Za-z/+]{40}",
         rf"\bgh[pousr]_{_WORD}{{30}}|\bgithub_pat_{_WORD}{{30}}",
@@ -157,6 +183,17 @@ _API_KEY = "|".join(
         rf"|\bSharedAccessSignature\b|{_WORD}{{3}}[0-9]Q~[0-9A-Za-z_.~-]{{31}}",  # Azure's
         r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY|\bPuTTY-User-Key-File-",
         rf"\beyJ{_KEY}{{10,}}\.eyJ{_KEY}{{10,}}\.{_KEY}",
+        rf"\bdiscord(?:app)?\.com/api/webhooks/[0-9]{{15,20}}/{_KEY}{{20}}"
+        rf"|\b[MNO]{_KEY}{{23,27}}\.{_KEY}{{6}}\.{_KEY}{{27}}",
+        # Telegram's, Twilio's, Mailchimp's.
+        rf"\b[0-9]{{8,10}}:AA{_KEY}{{30}}|\b(?:SK|AC){_HEX}{{32}}\b|\b{_HEX}{{32}}-us[0-9]{{1,2}}\b",
+        rf"\bsl\.{_KEY}{{100}}|\bA{{20}}{_LETTER}{{1,40}}%{_LETTER}{{2}}|\bpat-[a-z]{{2,3}}[0-9]-[0-9a-f-]{{36}}|\bv1\.0-{_HEX}{{24}}-{_HEX}{{100}}",
+        rf"\b{_WORD}{{14}}\.atlasv1\.{_KEY}{{60}}|\bpat{_WORD}{{14}}\.{_HEX}{{64}}|\b[01]/[0-9]{{16}}:{_HEX}{{32}}",
+        # Whosever it is: in a header, in an address, after its name.
+        r"(?i:\bauthorization\b[^0-9A-Za-z]{1,8}(?:bearer|basic|token)\s{1,4}[0-9A-Za-z+/=_.~-]{16})",
+        r"\b[a-z][a-z0-9+.-]{1,20}://[^\s/:@\x22'<>]{0,64}:[^\s/@\x22'<>]{3,128}@[0-9A-Za-z\[]",
+        r"(?i:(?:api|access|secret|auth|private|client)[ _-]?(?:key|token|secret)|passw(?:or)?d|\bpwd)"
+        r"[\x22']?\s{0,4}[:=]\s{0,4}[\x22']?(?:[0-9A-Za-z+/=-]{32}|[0-9A-Za-z!#$%&*+/=?^_-]{0,40}[0-9][!-~]{7})",
     )
 ).replace(r"\b", r"(?-u:\b)")
 

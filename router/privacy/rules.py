@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from ...protocol.errors import ConfigurationError
@@ -14,12 +14,14 @@ from ..request.json_narrowing import tables
 from .detectors import BUILTIN, CARD_DIGITS, searcher
 from .escapes import TooLongError
 from .presidio import PERSONAL, presidio_detector
-from .text_views import ReadingBudget, meanings, plain, seen, strings, written, written_and_seen
+from .text_views import ReadingBudget, meanings, plain, said_by, seen, strings, written, written_and_seen
 from .unreadable import TOO_LONG, unreadable_field, unreadable_text
 
 MOST_READ = 2**22  # characters of one request, all readings of its texts together
 _SHORT = 2**13  # characters: beyond it the search leaves the event loop to others
 _BETWEEN = "\n\ufdd0\n"  # between two texts: no character, so no rule of ours reads on from one into the next
+_MOST_WORD = 256
+_LAST_WORD, _FIRST_WORD = re.compile(r"\S+\Z"), re.compile(rf"\S{{1,{_MOST_WORD}}}")
 # The groups of digits that a text begins with, whatever marks stand before and behind them.
 _HEAD = re.compile(r"[\W_]*+((?:\d++[\W_]{0,8}+)*+)[\W_]*+")
 
@@ -77,7 +79,8 @@ class PrivacyRules:
         return self._search([text]) if self._on else None
 
     def _match(self, body: dict[str, Any]) -> str | None:
-        said = {name: value for name, value in body.items() if not isinstance(value, int | float)}  # a seed is no text
+        # A seed is no text.
+        said = {name: None if isinstance(value, int | float) else value for name, value in body.items()}
         return self._search(filter(None, strings(said)), said) or unreadable_field(body)
 
     def _search(self, texts: Iterable[str], body: Mapping[str, Any] | None = None) -> str | None:
@@ -111,14 +114,16 @@ def _first(rules: Mapping[str, Callable[[str], bool]], readings: Collection[str]
 
 
 def _seams(body: Mapping[str, Any], budget: ReadingBudget) -> Iterator[str]:
-    """The long runs of digits that somebody's messages make only together: the end of one and the start of the next."""
+    """What somebody's messages make only together, where one ends and the next starts: a word, a long run of digits."""
     said: dict[Any, list[str]] = {}
     for message in tables(body.get("messages")) or ():
         content = message.get("content")
-        parts = [part.get("text") for part in tables(content) or ()]
-        text = content if isinstance(content, str) else "".join(part for part in parts if isinstance(part, str))
+        text = content if isinstance(content, str) else "".join(map(said_by, tables(content) or ()))
         said.setdefault(str(message.get("role")), []).append(text)
     for texts in said.values():
+        for before, after in pairwise(filter(None, texts)):
+            if (end := _LAST_WORD.search(before[-_MOST_WORD:])) and (start := _FIRST_WORD.match(after)):
+                yield end[0] + start[0]
         last: list[str] = []  # groups of digits, the latest first
         for text in (plain(written(text, budget)) for text in texts):
             head, only_digits = _groups(text)

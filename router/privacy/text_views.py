@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ...protocol.unicode_forms import normalized
 from ..request.json_narrowing import parsed, rows, table, tables
-from .escapes import TooLongError, decoded
+from .escapes import TooLongError, decoded, encoded_texts
 
 _LARGE = 10**40  # numbers from here on are nobody's
 _JSON = re.compile(r'\s*+["[{]')
@@ -54,12 +54,18 @@ def strings(value: Any) -> Iterator[str]:
             yield repr(value) if abs(value) < _LARGE else ""
         elif (entries := table(value)) is not None:
             if parts := tables(entries.get("content")):
-                yield "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
+                yield "".join(map(said_by, parts))
             yield from entries
             waiting.extend(entries.values())
         else:
             yield ""
             waiting.extend(rows(value) or ())
+
+
+def said_by(part: dict[str, Any]) -> str:
+    """The text of a content part."""
+    said = part.get("text", part.get("refusal"))
+    return said if isinstance(said, str) else ""
 
 
 def meanings(text: str, budget: ReadingBudget) -> Iterator[str]:
@@ -69,9 +75,11 @@ def meanings(text: str, budget: ReadingBudget) -> Iterator[str]:
         text = waiting.pop()
         budget.spend(len(text) + _EACH)
         yield text
-        for meant in decoded(text):
-            budget.spend(len(meant))
-            yield meant
+        plainest = text
+        for plainest in decoded(text):
+            budget.spend(len(plainest))
+            yield plainest
+        waiting.extend(encoded_texts(plainest))
         if _JSON.match(text):
             try:
                 said = parsed(text.encode("utf-8", "replace"))

@@ -67,7 +67,7 @@ async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
         async for token in run:
             if chunk := writer.token(token):
                 yield chunk
-            if collapsed := _collapsed(cascade, run.answer):
+            if collapsed := await _collapsed(cascade, run.answer):
                 break
     except UpdraftError as error:
         if not cascade.ruling.open:
@@ -82,7 +82,7 @@ async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
     if chunk := writer.rest(run.answer):
         yield chunk
     await cascade.stop_local()
-    _judge_afterwards(cascade, run.answer)
+    await _judge_afterwards(cascade, run.answer)
     usage = Usage.of(run.answer.prompt_tokens, len(run.answer.tokens)) if cascade.job.include_usage else None
     yield chunks.finish(writer.finish_reason, usage, run.answer)
 
@@ -126,14 +126,15 @@ class _LocalText:
         return token_logprobs(tokens, self._cascade.local.token_bytes) if tokens else None
 
 
-def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
+async def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
     """Rolling gate 2: every `gates.tokens` tokens, look at the last ones. To an answer that has used up the caller's
     limit nobody can add anything: it ends by itself.
     """
     spent = len(answer.tokens)
     if not cascade.ruling.open or spent % cascade.gates.tokens or cascade.chat.sampling().max_tokens == spent:
         return False
-    decision = cascade.gates.during(cascade.chat.messages, answer, cascade.job.quality)
+    messages, quality = cascade.chat.messages, cascade.job.quality
+    decision = await cascade.read(lambda: cascade.gates.during(messages, answer, quality), answer)
     if decision.escalate:
         cascade.record.decide(decision)
     else:
@@ -141,11 +142,12 @@ def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
     return decision.escalate
 
 
-def _judge_afterwards(cascade: Cascade, answer: LocalAnswer) -> None:
+async def _judge_afterwards(cascade: Cascade, answer: LocalAnswer) -> None:
     """Gate 3 on text that the user has read: it cannot call it back, so it only says what it thinks."""
     if not cascade.ruling.open:
         return
-    decision = cascade.gates.after(cascade.chat.messages, answer, cascade.job.quality)
+    messages, quality = cascade.chat.messages, cascade.job.quality
+    decision = await cascade.read(lambda: cascade.gates.after(messages, answer, quality), answer)
     if decision.escalate:
         decision = GateDecision(
             3,

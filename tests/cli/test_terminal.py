@@ -64,6 +64,15 @@ def test_names_of_files_and_models(updraft, environment: dict[str, str]) -> None
     assert is_plain(listed.stdout, listed.stderr, missing.stdout, missing.stderr)
 
 
+@pytest.mark.parametrize(
+    "words", [[f"na{ESCAPES}me"], ["ask", f"--x{ESCAPES}", "hi"], ["log", ESCAPES], ["ask", "--tier", ESCAPES, "hi"]]
+)
+def test_calls_that_are_wrong(updraft, words: list[str]) -> None:
+    done = updraft(*words)
+    assert done.returncode == 2
+    assert is_plain(done.stdout, done.stderr)
+
+
 def test_what_the_ledger_holds(updraft, fake_cloud: Cloud) -> None:
     with fake_cloud(broken=True) as url:
         updraft("ask", "hi", *flags(url), env={"CLOUD_KEY": "secret"})

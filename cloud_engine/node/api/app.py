@@ -8,13 +8,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
 
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from ....protocol.embeddings import embedding_list, parse_embedding
+from ....protocol.embeddings import EmbeddingRequest, embedding_list, parse_embedding
 from ....protocol.errors import InvalidRequestError, UpdraftError
 from ....protocol.http import prometheus, sse
 from ....protocol.http.access import Access
@@ -28,7 +27,7 @@ from ....protocol.http.shell import (
     send_json,
     while_connected,
 )
-from ....protocol.http.wire import WireResponse
+from ....protocol.http.wire import WireResponse, beside_the_loop
 from ....protocol.responses import ModelCard, ModelList
 from ....protocol.sampling import SamplingDefaults
 from ....text.grammars.check import GrammarCheck
@@ -45,9 +44,6 @@ from .embeddings import embed
 from .metrics import node_metrics
 from .preprocessing import JobMaker, PreparedRequest
 from .tokenization import DetokenizeResponse, TokenizeResponse, parse_detokenize, parse_tokenize, tokenized
-
-_LONG_BODY = 2**16
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +108,21 @@ class _Node:
 
     async def complete(self, request: Request) -> Response:
         async def make_job(body: bytes, tenant: str) -> PreparedRequest:
-            return await _off_the_loop_if_long(body, lambda: self._jobs.completion(body, tenant))
+            return await beside_the_loop(body, lambda: self._jobs.completion(body, tenant))
 
         return await self._answer(request, make_job)
 
     async def embed(self, request: Request) -> Response:
         body = await read_body(request)
         async with while_connected(request.receive):
-            asked = parse_embedding(body)
-            inputs = await _off_the_loop_if_long(body, lambda: self._jobs.inputs(asked))
+            asked, inputs = await beside_the_loop(body, lambda: self._embedding(body))
             with _naming_the_prompt("input"):
                 vectors = await embed(self._engine, inputs)
         return send_json(embedding_list(asked, vectors, sum(map(len, inputs))))
+
+    def _embedding(self, body: bytes) -> tuple[EmbeddingRequest, list[list[int]]]:
+        asked = parse_embedding(body)
+        return asked, self._jobs.inputs(asked)
 
     async def tokenize(self, request: Request) -> Response:
         body = await read_body(request)
@@ -131,7 +130,7 @@ class _Node:
 
     async def detokenize(self, request: Request) -> Response:
         body = await read_body(request)
-        return send_json(await _off_the_loop_if_long(body, lambda: self._detokenized(body)))
+        return send_json(await beside_the_loop(body, lambda: self._detokenized(body)))
 
     def _tokenized(self, body: bytes) -> TokenizeResponse:
         asked = parse_tokenize(body)
@@ -223,10 +222,6 @@ async def _events(job: PreparedRequest, first: Piece, rest: AsyncGenerator[Piece
         yield sse.event(error.to_body())
     finally:
         await rest.aclose()
-
-
-async def _off_the_loop_if_long(body: bytes, work: Callable[[], T]) -> T:
-    return await asyncio.to_thread(work) if len(body) > _LONG_BODY else work()
 
 
 @contextmanager

@@ -15,8 +15,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from serving import serving
+from starlette.requests import Request
+from starlette.responses import Response
 from updraft.protocol.errors import PortInUseError
+from updraft.protocol.http import connection
 from updraft.protocol.http.server import bind_socket
+from updraft.protocol.http.shell import create_app, read_body
 
 APP = Path(__file__).with_name("shell_app.py")
 TYPING = Path(__file__).parents[3] / ".typing"
@@ -95,6 +100,73 @@ def test_too_large_is_answered_before_the_body_came(url: str) -> None:
     with socket.create_connection((host, int(port)), timeout=5) as client:
         client.sendall(b"POST /echo HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999\r\n\r\nfirst bytes")
         assert client.recv(1000).startswith(b"HTTP/1.1 413")
+
+
+def sent(url: str, *pieces: bytes) -> bytes:
+    """What comes back for raw bytes, until the server closes the connection."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as client:
+        for piece in pieces:
+            client.sendall(piece)
+        return b"".join(iter(lambda: client.recv(65536), b""))
+
+
+HEAD = b"POST /echo HTTP/1.1\r\nhost: localhost\r\n"
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (HEAD + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\nhello", "invalid_http"),
+        (HEAD + b"transfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n0\r\n\r\nGET / HTTP/1.1", "invalid_http"),
+        (HEAD + b"content-length: 5\r\ncontent-length: 6\r\n\r\nhello", "invalid_http"),
+        (HEAD + b"content-length: " + b"9" * 5000 + b"\r\n\r\n", "invalid_http"),
+        (HEAD + b"content-length: -1\r\n\r\n", "invalid_http"),
+        (HEAD + b"host: evil.example\r\n\r\n", "invalid_http"),
+        (HEAD + b"x: a\0b\r\n\r\n", "invalid_http"),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\nnonsense\r\n", "invalid_http"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", "invalid_http"),
+        (HEAD + b"x: " + b"a" * 100_000, "invalid_http"),
+        (HEAD + b"".join(b"x-%d: a\r\n" % number for number in range(300)) + b"\r\n", "too_many_headers"),
+    ],
+)  # fmt: skip
+def test_what_is_no_request_gets_a_typed_error_and_the_connection_ends(url: str, request_: bytes, code: str) -> None:
+    head, _, body = sent(url, request_).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"connection: close" in head.lower()
+    assert len(body) < 1000
+    assert code.encode() in body
+    assert b"HTTP/1.1" not in body.replace(b"not HTTP/1.1", b""), "what follows is no second request"
+    assert httpx.get(f"{url}/closed").status_code == 200
+
+
+def test_an_upgrade_is_a_request_like_others(url: str) -> None:
+    upgrade = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-key": "a", "sec-websocket-version": "13"}
+    assert error_of(httpx.get(f"{url}/ws", headers=upgrade), 404)
+    assert httpx.get(f"{url}/closed", headers={**upgrade, "host": "evil.example"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (),
+        (b"POST /echo HTTP/1.1\r\n", b"host: localhost\r\n"),
+        (HEAD + b"content-length: 10\r\n\r\n", b"12345"),
+        (b"GET /echo HTTP/1.1\r\nhost: localhost\r\n\r\n", b"GET /echo HTTP/1.1\r\n"),
+    ],
+)
+def test_a_request_that_does_not_end_does_not_keep_its_connection(
+    pieces: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def echo(request: Request) -> Response:
+        return Response(await read_body(request))
+
+    app = create_app("test")
+    app.add_route("/echo", echo, methods=["GET", "POST"])
+    monkeypatch.setattr(connection, "REST_S", 0.3)
+    with serving(app, protocol=connection.Connection) as url:
+        answer = sent(url, *pieces)
+    assert answer.count(b"HTTP/1.1 ") == sum(piece.startswith(b"GET") for piece in pieces[:1])
 
 
 def test_disconnect_closes_the_stream_at_once(url: str) -> None:

@@ -13,7 +13,8 @@ from updraft.classifier.policy.files import put_policy
 from updraft.cloud_engine.gateway.metering import Meter
 from updraft.local_engine.machine.notes import Notes
 from updraft.local_engine.store.library import Library
-from updraft.protocol.safety.private_files import private_file
+from updraft.model_files.download import part as part_file
+from updraft.protocol.safety.private_files import private_file, write_private
 from updraft.router.accounting.ledger import Ledger
 from updraft.router.settings_sources import load_config
 
@@ -87,6 +88,26 @@ def test_a_folder_that_is_not_ours_keeps_its_rights(home: Path, tmp_path: Path) 
     with closing(Ledger(shared / "ledger.sqlite3")):
         assert shared.stat().st_mode & 0o777 == 0o755
         assert [path.stat().st_mode & 0o777 for path in shared.iterdir()] == [0o600] * len(list(shared.iterdir()))
+
+
+def test_what_is_downloaded_is_closed_to_others(home: Path) -> None:
+    library = Library()
+    with library.lock("a"):
+        part = part_file.PartialFile(library.partial, "a", part_file.Note(None, "https://host/a", 3))
+        assert open_paths(home) == []
+        part.discard()
+
+
+def test_a_link_where_a_file_is_to_be_written_is_not_followed(tmp_path: Path) -> None:
+    precious, path = tmp_path / "precious", tmp_path / "node.url"
+    precious.write_text("mine")
+    path.with_name(f".{path.name}.{os.getpid()}").symlink_to(precious)
+    path.symlink_to(precious)
+    write_private(path, "http://127.0.0.1:1\n")
+    assert precious.read_text() == "mine"
+    assert path.read_text() == "http://127.0.0.1:1\n"
+    assert not path.is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_folder_of_all_users_is_left_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from router_fakes import FakeCloud, ScriptedGates
 from updraft.protocol.errors import ConfigurationError
+from updraft.protocol.http.forwarding import forwarded
 from updraft.protocol.http.wire import WireRequest
 from updraft.router.config import RouterConfig
 from updraft.router.privacy.rules import BUILTIN, Privacy, PrivacyRules
@@ -435,6 +436,36 @@ def test_a_card_in_several_messages_is_seen(said: list[tuple[str, str]]) -> None
 )
 def test_other_numbers_in_several_messages_are_no_card(said: list[tuple[str, str]]) -> None:
     assert asyncio.run(PrivacyRules(ALL).match(conversation(*said))) is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("email", ["write to jane@", "example.org now"]),
+        ("email", ["jane", "@example.org"]),
+        ("api_key", ["it is sk-proj-abcdefgh", "ijklmnopqrstuvwxyz012345"]),
+        ("iban", ["DE8937040044", "0532013000"]),
+    ],
+)
+def test_a_word_in_several_messages_is_seen(rule: str, said: list[str]) -> None:
+    between = [("user", said[0]), ("assistant", "Go on."), ("user", said[1])]
+    assert run_match(conversation(*between)) == rule
+    assert run_match(conversation(("user", said[0]), ("user", f"and {said[1]}"))) is None
+    parts = [{"type": "text", "text": said[0]}, {"type": "refusal", "refusal": said[1]}]
+    assert run_match({"messages": [{"role": "assistant", "content": parts}]}) == rule
+
+
+def test_names_of_fields_are_text_too() -> None:
+    assert run_match({"joe@example.com": 1}) == "email"
+    assert run_match({"logit_bias": {CARD: 1}}) == "credit_card"
+
+
+@pytest.mark.parametrize(
+    "query", ["joe@example.com", "joe%2540example.com", "a=1&joe%40example.com=", "mail=joe@example.com"]
+)
+def test_what_travels_beside_the_body_is_read(query: str) -> None:
+    assert run_match({"?": forwarded({}, query).texts}) == "email"
+    assert run_match({"?": forwarded({f"x-{CARD}": "a"}).texts}) == "credit_card"
 
 
 def test_a_thousand_messages_of_digits_are_quick() -> None:
