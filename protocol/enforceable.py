@@ -95,7 +95,7 @@ class _Rewriting:
     def _set(self, schema: dict[str, Any]) -> dict[str, Any]:
         """A list without repeats: of one item, or of few possible ones, whose lists can be counted."""
         rest = _without(schema, "uniqueItems")
-        if schema["uniqueItems"] is False or _is_count(most := schema.get("maxItems")) and most <= 1:
+        if schema["uniqueItems"] is False or (_is_count(most := schema.get("maxItems")) and most <= 1):
             return rest
         values = self._values(schema.get("items"))
         least, most = schema.get("minItems", 0), schema.get("maxItems", len(values))
