@@ -51,6 +51,14 @@ def test_ask_as_json(updraft, cloud) -> None:
     assert found["updraft"]["cloud_tokens"] == 5
 
 
+def test_ask_says_how_to_sample(updraft) -> None:
+    here = ["ask", "What is 17 + 25?", "--local", "pocket", "--tier", "local"]
+    assert "42" in updraft(*here, "--temperature", "0", "--seed", "7").stdout
+    refused = updraft(*here, "--temperature", "5")
+    assert refused.returncode == 1
+    assert "temperature must be between 0 and 2" in refused.stderr
+
+
 def test_the_servers_own_message_reaches_the_user(updraft, cloud) -> None:
     done = updraft("ask", "hi", *cloud, env={"CLOUD_KEY": "wrong"})
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""Answers of clouds that keep to OpenAI's form only roughly: what can be read is an answer, and an error keeps its words."""
+"""Clouds that keep to OpenAI's form only roughly: what can be read is an answer, an error keeps its words."""
 
 from __future__ import annotations
 
