@@ -15,7 +15,7 @@ from ...protocol.responses import StopReason
 from ...protocol.sampling import ResolvedParams
 from ...text.detokenize import IncrementalDetokenizer, StopMatcher
 from ...text.repetition import repeats
-from ...text.tool_stream import FirstCall
+from ...text.tool_stream import CallLimit
 from ..sampling.row_sampler import RowSampler
 from ..sampling.signals import Floats, RowMeasure, TokenSignals, log_softmax, token_logprobs
 from .mailbox import Mailbox
@@ -80,8 +80,8 @@ class EngineJob(Protocol):
 class LocalGenerationRequest:
     """`limit`: tokens to generate at most; `end_ids`: tokens that end the answer; `sampler`: this answer's own;
     `detects_repetition`: whether an answer that repeats itself ends; `score_prompt`: whether the log-probabilities of
-    the prompt's tokens are wanted; `marks`: control tokens that are to be part of the text, as what; `first_call`: what
-    ends the answer behind its call, if it may make one only."""
+    the prompt's tokens are wanted; `marks`: control tokens that are to be part of the text, as what; `call_limit`: what
+    ends the answer behind a call."""
 
     prompt: list[int]
     params: ResolvedParams
@@ -91,7 +91,7 @@ class LocalGenerationRequest:
     detects_repetition: bool = False
     score_prompt: bool = False
     marks: Mapping[int, str] = field(default_factory=dict[int, str])
-    first_call: FirstCall | None = None
+    call_limit: CallLimit | None = None
 
 
 class Generation:
@@ -174,8 +174,8 @@ class Generation:
         safe, stopped = (text, False) if too_early else self._matcher.push(text)
         if last and not stopped:
             safe += self._matcher.flush()
-        first_call = self._request.first_call
-        safe, called = (safe, False) if first_call is None else first_call.push(safe)
+        call_limit = self._request.call_limit
+        safe, called = (safe, False) if call_limit is None else call_limit.push(safe)
         return safe, stopped or called
 
     def _send(self) -> None:
