@@ -20,6 +20,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from ...protocol.decoding import refusal
 from ...protocol.errors import (
     InvalidRequestError,
     ModelNotFoundError,
@@ -260,7 +261,7 @@ def _call(request: Request, body: bytes, row: UsageRow, started: float, send: Se
     try:
         peek = msgspec.json.decode(body, type=_Peek)
     except msgspec.ValidationError as error:
-        raise InvalidRequestError(f"Invalid request: {error}", code="invalid_value") from error
+        raise refusal(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
     row.model = peek.model
