@@ -9,8 +9,8 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from .enforceable import enforceable
 from .errors import InvalidRequestError
+from .schemas.enforceable import enforceable
 
 MAX_CONSTRAINT_CHARS = 2**17
 MAX_TOOLS = 128

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
-from ..protocol.enforceable import enforceable
 from ..protocol.errors import ConfigurationError
+from ..protocol.schemas.enforceable import enforceable
 from ..protocol.structured import Constraint, Function, NamedTool, ToolUse
 from .chat import ChatTemplate
 from .grammars.compiler import inline_schema

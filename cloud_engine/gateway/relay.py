@@ -30,8 +30,8 @@ from ...protocol.errors import (
     UpdraftError,
     UpstreamError,
 )
-from ...protocol.foreign import apart, error_in
 from ...protocol.http import sse
+from ...protocol.http.foreign import apart, error_in
 from ...protocol.http.forwarding import forwarded
 from ...protocol.http.ids import new_id
 from ...protocol.http.shell import ATTEMPT_HEADER, TENANT_HEADER, read_body, request_id, while_connected

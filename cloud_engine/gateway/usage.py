@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ...protocol.errors import UpstreamError
-from ...protocol.foreign import error_in, json_of
+from ...protocol.http.foreign import error_in, json_of
 from ...protocol.responses import MOST_TOKENS
 from .metering import UsageRow
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...protocol.errors import EngineError, UpdraftError
-from ...protocol.foreign import apart
 from ...protocol.http import sse
+from ...protocol.http.foreign import apart
 from ...protocol.requests import ChatRequest
 from ...protocol.responses import ChoiceLogprobs, Delta, FinishReason, Usage
 from ...protocol.sampling import SamplingParams

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...protocol.foreign import json_of
+from ...protocol.http.foreign import json_of
 from ..request.json_narrowing import table, tables
 from .failures import invalid_answer, reported
 

@@ -16,7 +16,7 @@ from ...protocol.errors import (
     UpdraftError,
     UpstreamError,
 )
-from ...protocol.foreign import completed, error_in
+from ...protocol.http.foreign import completed, error_in
 from ..request.json_narrowing import table
 from .interfaces import Fallback
 

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import msgspec
 
-from ...protocol.foreign import json_of
 from ...protocol.http import sse
+from ...protocol.http.foreign import json_of
 from ..request.json_narrowing import table, tables
 from .answer_shapes import has_content, is_piece
 from .continuation_check import Continuation, ContinuationVerdict

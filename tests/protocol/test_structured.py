@@ -7,9 +7,9 @@ import re
 from typing import Any
 
 import pytest
-from updraft.protocol.enforceable import enforceable
 from updraft.protocol.errors import InvalidRequestError
 from updraft.protocol.requests import parse_chat, parse_completion
+from updraft.protocol.schemas.enforceable import enforceable
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

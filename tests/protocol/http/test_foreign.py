@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from updraft.protocol.foreign import apart, error_in, json_of
+from updraft.protocol.http.foreign import apart, error_in, json_of
 
 
 @pytest.mark.parametrize(

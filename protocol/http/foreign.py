@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
-from .errors import (
+from ..errors import (
     AuthenticationError,
     InvalidRequestError,
     NotFoundError,
