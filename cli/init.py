@@ -83,8 +83,9 @@ def init(
     _say(f"The settings are in {path}. Talk to it with updraft chat, or serve it to apps with updraft serve.")
     if answers.local and answers.cloud_url:
         _say(
-            "A target such as quality = 0.98 needs a calibration of this pair. Both answer your prompts, one a line:\n"
-            "  updraft calibrate --live 500 --prompts prompts.txt"
+            "A target such as quality = 0.98 needs a calibration of this pair. Put at least 100 prompts of your own "
+            "into a file, one a line, such as past questions to your app. Both models answer them:\n"
+            "  updraft calibrate --live 100 --prompts FILE"
         )
     if as_json:
         facts = {"local": answers.local, "cloud_url": answers.cloud_url, "cloud_model": answers.cloud_model}

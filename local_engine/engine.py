@@ -269,7 +269,7 @@ class LocalEngine:
             detects_repetition=params.detects_repetition and grammar is None and tools is None,
             score_prompt=self._scores_prompts or params.prompt_logprobs is not None,
             marks={} if tools is None else tools.format.marks,
-            first_call=None if tools is None else tools.first_call(constraint),
+            call_limit=tools and tools.call_limit(constraint, detects_repetition=params.detects_repetition),
         )
         generation = Generation(request, self._piece)
         self._resources.loop.submit(generation)

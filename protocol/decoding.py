@@ -52,10 +52,10 @@ def convert(fields: Mapping[str, Any], kind: type[R]) -> R:
     try:
         return msgspec.convert(present, kind)
     except msgspec.ValidationError as error:
-        raise _refusal(str(error)) from error
+        raise refusal(str(error)) from error
 
 
-def _refusal(message: str) -> InvalidRequestError:
+def refusal(message: str) -> InvalidRequestError:
     """What msgspec says, as an error of ours."""
     param = _param_of(message)
     _, unknown, rest = message.partition("unknown field `")

@@ -88,6 +88,11 @@ class SamplingParams:
             _check(asked is None or 0 <= asked <= MOST_LOGPROBS, name, f"between 0 and {MOST_LOGPROBS}", asked)
         _check(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "a 64-bit integer", self.seed)
 
+    @property
+    def detects_repetition(self) -> bool:
+        """Whether an answer that repeats itself ends, from `min_tokens` on: not one that is wanted at full length."""
+        return self.repetition_detection and not self.ignore_eos
+
     def end_ids(self, eos_ids: Iterable[int]) -> frozenset[int]:
         """The tokens that end an answer of this request, given the model's own."""
         return frozenset(self.stop_token_ids if self.ignore_eos else (*eos_ids, *self.stop_token_ids))
@@ -131,11 +136,6 @@ class ResolvedParams(SamplingParams):
     def truncates(self) -> bool:
         """Whether unlikely tokens are cut off before one is drawn."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0 or self.typical_p < 1
-
-    @property
-    def detects_repetition(self) -> bool:
-        """Whether an answer that repeats itself ends, from `min_tokens` on: not one that is wanted at full length."""
-        return self.repetition_detection and not self.ignore_eos
 
     @property
     def stated(self) -> SamplingDefaults:

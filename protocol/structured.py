@@ -10,25 +10,11 @@ from typing import Any, Literal, cast
 import msgspec
 
 from .errors import InvalidRequestError
+from .schemas.enforceable import enforceable
 
 MAX_CONSTRAINT_CHARS = 2**17
 MAX_TOOLS = 128
 MAX_DEPTH = 64
-#: Keywords of JSON schemas that no grammar holds an answer to.
-_UNENFORCED = frozenset(
-    ("not", "propertyNames", "uniqueItems", "contains", "minContains", "maxContains", "if", "then", "else",
-     "dependencies", "dependentRequired", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties")
-)  # fmt: skip
-#: Formats that one does hold it to; all others only say what a text is for.
-_FORMATS = frozenset(["date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"])
-#: What no answer could keep to is no oversight.
-_IMPOSSIBLE: tuple[tuple[str, Any], ...] = (("not", {}), ("not", True))
-_SCHEMAS_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-_VALUES = frozenset({"const", "default", "enum", "example", "examples"})
-_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|(?<!\\)(?:\\\\)*\\[bB1-9]")
-#: Pydantic's pattern of a Decimal, and the same without looking ahead.
-_DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
-_PLAIN_DECIMAL = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)$"
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -184,40 +170,6 @@ def _children(value: Any) -> list[Any]:
     """The lists and objects directly in a list or an object."""
     items = cast("Iterable[Any]", value.values() if isinstance(value, dict) else value)
     return [item for item in items if isinstance(item, list | dict)]
-
-
-def enforceable(schema: dict[str, Any], notes: set[str], *, strict: bool) -> dict[str, Any]:
-    """The schema as a grammar can hold an answer to it; `notes` is told what is left out.
-
-    A format that is no rule, such as `path`, is left out of any schema. What else no grammar can do is left out where
-    the schema is not `strict`; else it stays, and the grammar refuses it by name. Bounded by `MAX_DEPTH`.
-    """
-    kept: dict[str, Any] = {}
-    for word, value in schema.items():
-        if word == "uniqueItems" and value is False:
-            continue
-        if word == "format" and isinstance(value, str) and value not in _FORMATS:
-            notes.add("format is ignored where it is none of " + ", ".join(sorted(_FORMATS)))
-        elif word == "pattern" and value == _DECIMAL:
-            kept[word] = _PLAIN_DECIMAL
-        elif word in _UNENFORCED and not strict and (word, value) not in _IMPOSSIBLE:
-            notes.add(f"{word} is ignored")
-        elif word == "pattern" and isinstance(value, str) and _LOOKS_AROUND.search(value) and not strict:
-            notes.add("pattern is ignored where it looks around, or back")
-        elif word in _SCHEMAS_BY_NAME and isinstance(value, dict):
-            entries = cast("dict[str, Any]", value).items()
-            kept[word] = {name: _enforceable(entry, notes, strict=strict) for name, entry in entries}
-        else:
-            kept[word] = value if word in _VALUES else _enforceable(value, notes, strict=strict)
-    return kept
-
-
-def _enforceable(value: Any, notes: set[str], *, strict: bool) -> Any:
-    if isinstance(value, dict):
-        return enforceable(cast("dict[str, Any]", value), notes, strict=strict)
-    if isinstance(value, list):
-        return [_enforceable(item, notes, strict=strict) for item in cast("list[Any]", value)]
-    return value
 
 
 def _check_depth(schema: dict[str, Any], param: str) -> None:

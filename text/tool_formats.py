@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 from ..protocol.errors import ConfigurationError
-from ..protocol.structured import Constraint, Function, NamedTool, ToolUse, enforceable
+from ..protocol.schemas.enforceable import enforceable
+from ..protocol.structured import Constraint, Function, NamedTool, ToolUse
 from .chat import ChatTemplate
 from .grammars.compiler import inline_schema
 from .tool_calls import ToolSyntax

@@ -12,6 +12,8 @@ from .tool_calls import CallDelta, ToolCallParser
 if TYPE_CHECKING:
     from .tool_formats import ToolFormat
 
+_MOST_EQUAL_CALLS = 3  # of one answer: a model that writes more of them does not come to an end
+
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
@@ -24,22 +26,36 @@ class OfferedTools:
         """For one answer."""
         return ToolCallParser(self.format.syntax, {tool.function.name for tool in self.use.tools})
 
-    def first_call(self, constraint: Constraint | None) -> FirstCall | None:
-        """What ends one answer behind its call, where it may make no other and no constraint holds it to that."""
-        return FirstCall(self.parser()) if constraint is None and not self.use.parallel else None
+    def call_limit(self, constraint: Constraint | None, *, detects_repetition: bool) -> CallLimit | None:
+        """What ends one answer behind a call: its first, where it may make no other and no constraint holds it to that,
+        or one that it repeats. None where neither can be.
+        """
+        once = constraint is None and not self.use.parallel
+        return CallLimit(self.parser(), once=once) if once or (detects_repetition and self.use.parallel) else None
 
 
-class FirstCall:
-    """Ends an answer where its first call ends. It is to be pushed the text like a `StopMatcher`."""
+class CallLimit:
+    """Ends an answer where its first call ends, if it may call only `once`, or the third of equal ones. It is to be
+    pushed the text like a `StopMatcher`.
+    """
 
-    def __init__(self, parser: ToolCallParser) -> None:
+    def __init__(self, parser: ToolCallParser, *, once: bool) -> None:
         self._parser = parser
+        self._once = once
+        self._calls: list[list[str]] = []  # name and arguments of each, as far as they are written
 
     def push(self, text: str) -> tuple[str, bool]:
         """As much of `text` as belongs to the answer, and whether that ends here."""
         for end, char in enumerate(text, 1):
-            self._parser.push(char)
-            if self._parser.num_calls:
+            before = self._parser.num_calls
+            for call in self._parser.push(char).calls:
+                if call.index == len(self._calls):
+                    self._calls.append(["", ""])
+                self._calls[call.index][0] += call.name
+                self._calls[call.index][1] += call.arguments
+            if self._parser.num_calls > before and (
+                self._once or self._calls.count(self._calls[before]) == _MOST_EQUAL_CALLS
+            ):
                 return text[:end], True
         return text, False
 

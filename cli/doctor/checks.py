@@ -20,6 +20,7 @@ from ...local_engine.llama.build import REBUILD_COMMAND
 from ...local_engine.machine.machine import this_machine
 from ...protocol.errors import MissingDependencyError, UpdraftError
 from ...protocol.safety.python_process import child_environment, python_command
+from ...protocol.safety.redaction import shown_url
 from ..shared.options import SERVE_PORT
 from .device_checks import (
     check_kernels,
@@ -66,9 +67,10 @@ def run_checks(cloud: str | None, cloud_key_env: str | None, begin: Callable[[st
     yield check_settings()
     yield check_tiers()
     yield check_port(SERVE_PORT)
-    if cloud:
-        begin(f"asking {cloud} for its models")
-        yield check_cloud(cloud, os.environ.get(cloud_key_env) if cloud_key_env else None)
+    url, key = cloud_to_ask(cloud, cloud_key_env)
+    if url:
+        begin(f"asking {shown_url(url)} for its models")
+        yield check_cloud(url, key)
 
 
 def check_python() -> Check:
@@ -209,6 +211,19 @@ def check_port(port: int) -> Check:
     return Check("port", "ok", f"{port} is free for `updraft serve`")
 
 
+def cloud_to_ask(cloud: str | None, cloud_key_env: str | None) -> tuple[str | None, str | None]:
+    """URL and key: as named, else those of the settings; none where these are unusable, which another check says."""
+    from ...router.settings_sources import load_config
+
+    if cloud:
+        return cloud, os.environ.get(cloud_key_env or "")
+    try:
+        config = load_config()
+    except UpdraftError:
+        return None, None
+    return config.cloud_url, config.cloud_api_key
+
+
 def check_cloud(url: str, key: str | None) -> Check:
     import httpx
 
@@ -220,21 +235,29 @@ def check_cloud(url: str, key: str | None) -> Check:
         async with open_client(CloudEndpoint(str(config.cloud_url), key, timeout_s=10.0)) as client:
             return await client.get(f"{config.cloud_url}/models")
 
+    shown = shown_url(url)
     started = time.monotonic()
     try:
         reply = asyncio.run(ask())
     except (httpx.HTTPError, UpdraftError) as error:
-        return Check("cloud", "fail", f"{url}: {error}", "check the address (it usually ends in /v1) and the network")
+        return Check("cloud", "fail", f"{shown}: {error}", "check the address (it usually ends in /v1) and the network")
     if reply.status_code in (401, 403):
-        return Check("cloud", "fail", f"{url} refuses the key", "name its variable: --cloud-key-env VAR")
+        return Check(
+            "cloud",
+            "fail",
+            f"{shown} refuses the key",
+            "name its variable with --cloud-key-env VAR, or run updraft init",
+        )
     if reply.status_code != 200:
-        return Check("cloud", "fail", f"{url}/models answers {reply.status_code}", "check that the address ends in /v1")
+        return Check(
+            "cloud", "fail", f"{shown}/models answers {reply.status_code}", "check that the address ends in /v1"
+        )
     try:
         models = msgspec.json.decode(reply.content, type=_Models).data
     except msgspec.DecodeError:
-        return Check("cloud", "fail", f"{url} is no OpenAI-compatible server", "check that the address ends in /v1")
+        return Check("cloud", "fail", f"{shown} is no OpenAI-compatible server", "check that the address ends in /v1")
     names, took_ms = ", ".join(model.id for model in models[:5]), (time.monotonic() - started) * 1000
-    return Check("cloud", "ok", f"{url}: {names} in {took_ms:.0f} ms")
+    return Check("cloud", "ok", f"{shown}: {names} in {took_ms:.0f} ms")
 
 
 def _reported(name: str, look: Callable[[], str], fix: str) -> Check:

@@ -11,7 +11,9 @@ from .rows import LedgerPath, facts_of, open_ledger, printable, time_of
 
 
 def log(
-    number: Annotated[int, typer.Option("-n", "--number", min=1, help="How many requests, the newest ones.")] = 20,
+    number: Annotated[
+        int, typer.Option("-n", "--number", min=1, max=10**6, help="How many requests, the newest ones.")
+    ] = 20,
     tier: Annotated[
         Literal["local", "cloud", "none"] | None,
         typer.Option(help="Only those that this tier answered; none: those without an answer."),

@@ -16,6 +16,8 @@ def message_of(error: Exception) -> str:
     message = _server_error(error).get("message")
     if isinstance(message, str):
         return message
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}."
     return f"{type(error).__name__}: {error} (UPDRAFT_DEBUG=1 shows the traceback)"
 
 

@@ -25,6 +25,10 @@ def ask(
     promise: options.Promise = None,
     confidence: options.PlainConfidence = None,
     chat_template: options.ChatTemplate = None,
+    temperature: Annotated[
+        float | None, typer.Option(metavar="T", help="0 always takes the likeliest token. [the model's own]")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="The same seed gives the same answer.")] = None,
     as_json: json_output.Flag = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer and nothing else.")] = False,
 ) -> None:
@@ -55,7 +59,9 @@ def ask(
     with_cloud = options.with_cloud if tier is not options.Tier.LOCAL else options.without_cloud
     with with_cloud(config, note) as chosen, OpenAI(config=chosen) as client:
         show = (lambda _text: None) if as_json else (lambda text: output.echo(text, nl=False))
-        answer = stream_answer(client, [{"role": "user", "content": prompt}], tier, show)
+        sampling = {"temperature": temperature, "seed": seed}
+        given = {name: value for name, value in sampling.items() if value is not None}
+        answer = stream_answer(client, [{"role": "user", "content": prompt}], tier, show, **given)
     if as_json:
         import msgspec
 

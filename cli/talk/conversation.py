@@ -32,12 +32,13 @@ def stream_answer(
     """One answer, shown piece by piece, without escapes and between words at a terminal's width. Closes the stream on
     Ctrl-C, which cancels the request.
     """
+    readable = [{name: _unicode(text) for name, text in message.items()} for message in messages]
     pieces: list[str] = []
     printable = PrintableStream()
     info = None
     with (
         wrapped(show) as shown,
-        client.chat.completions.create(model=model, messages=list(messages), stream=True, **options) as stream,  # type: ignore[call-overload]
+        client.chat.completions.create(model=model, messages=readable, stream=True, **options) as stream,  # type: ignore[call-overload]
     ):
         for chunk in stream:
             if found := (chunk.model_extra or {}).get("updraft"):
@@ -48,6 +49,11 @@ def stream_answer(
                 shown(printable.feed(text))
         shown(printable.end())
     return Answer("".join(pieces), info)
+
+
+def _unicode(text: str) -> str:
+    """What a terminal gave, with a mark in the place of bytes that are no UTF-8."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def provenance(info: UpdraftInfo | None) -> str:

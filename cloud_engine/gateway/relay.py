@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Annotated
+from typing import Annotated, Any
 
 import httpcore
 import msgspec
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from ...protocol.decoding import refusal
 from ...protocol.errors import (
     InvalidRequestError,
     ModelNotFoundError,
@@ -29,21 +31,24 @@ from ...protocol.errors import (
     UpstreamError,
 )
 from ...protocol.http import sse
+from ...protocol.http.foreign import apart, error_in
 from ...protocol.http.forwarding import forwarded
 from ...protocol.http.ids import new_id
 from ...protocol.http.shell import ATTEMPT_HEADER, TENANT_HEADER, read_body, request_id, while_connected
 from ...protocol.safety.names import MOST_NAME
+from ...protocol.safety.redaction import shown_url
 from .keys import KeyStore
 from .metering import Meter, UsageRow
 from .nodes import Node, NodeRegistry
 from .upstream import Upstream, UpstreamFailure, body_of
-from .usage import StreamMeter, UsageOptions, asking_for_usage, read_usage
+from .usage import StreamMeter, UsageOptions, asking_for_usage, read_usage, whole_answer
 
 _TRY_ELSEWHERE = frozenset({500, 502, 503, 504})
 _ASK_S = 2.0
 _RELAYED_HEADERS = frozenset(
     {b"content-type", b"retry-after", b"x-should-retry", b"cache-control", b"x-accel-buffering"}
 )
+_FINISH = re.compile(rb'"finish_reason":\s?"')
 _log = logging.getLogger("updraft.gateway")
 
 
@@ -53,6 +58,10 @@ class _Peek(msgspec.Struct):
     model: Annotated[str, msgspec.Meta(max_length=MOST_NAME)]
     stream: bool | None = False
     stream_options: UsageOptions | None = None
+
+
+class _Piece(msgspec.Struct):
+    delta: dict[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -178,20 +187,25 @@ class Relay:
         return True
 
     async def _relay_whole(self, call: _Call, response: httpcore.Response) -> None:
-        body = b"".join([chunk async for chunk in body_of(response)])
-        if response.status == 200:
-            read_usage(body, call.row)
-        else:
+        """A whole answer, or an error in OpenAI's shape, whatever shape the node gives it."""
+        body, status = b"".join([chunk async for chunk in body_of(response)]), response.status
+        if status == 200:
+            body = whole_answer(body, call.row)
+        elif 400 <= status < 600:
             body = self.upstream.without_key(call.tried[-1].target, body)
+            body = msgspec.json.encode({"error": error_in(body, status, f"The node answered {status}")})
+        else:
+            raise UpstreamError(_odd_status(response))
         await _start(call, response, len(body))
         await _emit(call, body, more=False)
 
     async def _relay_stream(self, call: _Call, response: httpcore.Response, meter: StreamMeter) -> None:
         """Whole events only, so that an error event can follow wherever the node breaks off."""
-        ended = False
+        ended = finished = False
         try:
             async with aclosing(_events_of(response)) as events:
                 async for event in events:
+                    finished = finished or _FINISH.search(event) is not None
                     shown = None if ended else meter.shown(event)
                     if shown is None:
                         continue  # once ended: reading to the end keeps the connection usable
@@ -204,7 +218,9 @@ class Relay:
                     await _emit(call, shown, more=not ended)
         finally:
             meter.settle()
-        if not ended:
+        if finished and not ended:  # some leave the end mark out
+            await _emit(call, sse.DONE, more=False)
+        elif not ended:
             raise UpstreamFailure("the stream ended without [DONE]")
 
     async def _ask_what_it_cost(self, call: _Call) -> None:
@@ -245,7 +261,7 @@ def _call(request: Request, body: bytes, row: UsageRow, started: float, send: Se
     try:
         peek = msgspec.json.decode(body, type=_Peek)
     except msgspec.ValidationError as error:
-        raise InvalidRequestError(f"Invalid request: {error}", code="invalid_value") from error
+        raise refusal(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
     row.model = peek.model
@@ -258,13 +274,43 @@ def _call(request: Request, body: bytes, row: UsageRow, started: float, send: Se
 
 
 async def _events_of(response: httpcore.Response) -> AsyncGenerator[bytes]:
-    """The stream cut at event borders; what is left of a broken event is dropped."""
-    rest = b""
+    """The stream cut at event borders, in one spelling; what is left of a broken event is dropped."""
+    parser = sse.EventParser()
     async with aclosing(body_of(response)) as chunks:
         async for chunk in chunks:
-            *events, rest = (rest + chunk).replace(b"\r\n", b"\n").split(b"\n\n")
+            try:
+                events = parser.events(chunk)
+            except sse.EventTooLongError as error:
+                raise UpstreamFailure(str(error)) from error
             for event in events:
-                yield event + b"\n\n"
+                data = sse.data_of(event).replace(b"\n", b" ")
+                if data:
+                    for piece in _finish_apart(data):
+                        yield b"data: " + piece + b"\n\n"
+                else:
+                    yield event + b"\n\n"  # a sign of life
+
+
+def _finish_apart(data: bytes) -> list[bytes]:
+    """The last text and the finish as OpenAI sends them, one after the other: some servers send both at once."""
+    if _FINISH.search(data) is None:
+        return [data]
+    try:
+        event = msgspec.json.decode(data, type=dict[str, Any])
+        msgspec.convert(event.get("choices"), list[_Piece])
+    except msgspec.DecodeError:
+        return [data]
+    text, finish = apart(event)
+    return [data] if text is None else [msgspec.json.encode(text), msgspec.json.encode(finish)]
+
+
+def _odd_status(response: httpcore.Response) -> str:
+    """What to say of a status that is neither an answer's nor an error's. A redirect is named, and never followed."""
+    location = dict(response.headers).get(b"location", b"").decode("latin-1")
+    if not location or not 300 <= response.status < 400:
+        return f"The node answered {response.status} instead of 200."
+    target = shown_url(location)[:300]
+    return f"The node answered {response.status}, a redirect to {target}: redirects are never followed."
 
 
 async def _start(call: _Call, response: httpcore.Response, length: int | None) -> None:

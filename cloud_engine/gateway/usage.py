@@ -6,10 +6,12 @@ Nothing within a stream is decoded: quotes inside of texts are escaped, so that 
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
+from ...protocol.errors import UpstreamError
+from ...protocol.http.foreign import error_in, json_of
 from ...protocol.responses import MOST_TOKENS
 from .metering import UsageRow
 
@@ -44,6 +46,11 @@ class _Usage(msgspec.Struct):
 
 class _UsagePeek(msgspec.Struct):
     usage: _Usage | None = None
+
+
+class _ErrorPeek(msgspec.Struct):
+    error: Any = None
+    choices: Any = None
 
 
 class StreamMeter:
@@ -90,6 +97,33 @@ def asking_for_usage(body: bytes, *, running: bool) -> bytes:
     if not running:
         del options["continuous_usage_stats"]  # servers may refuse what they do not know
     return msgspec.json.encode({**fields, "stream_options": options})
+
+
+def whole_answer(body: bytes, row: UsageRow) -> bytes:
+    """An answer that came with status 200, as JSON that every client reads. Its usage is noted in `row`.
+
+    Raises UpstreamError where it is none, and says what an error with that status says.
+    """
+    try:
+        _ = body.isascii() or body.decode()  # what is passed over below is not looked at
+        peek = msgspec.json.decode(body, type=_ErrorPeek)
+        if peek.error and not peek.choices:
+            raise _reported(body)
+        read_usage(body, row)
+    except msgspec.ValidationError:  # JSON of another kind: the client gets it as it is
+        return body
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        try:
+            body = msgspec.json.encode(json_of(body))
+        except ValueError as error:
+            raise UpstreamError("The node answered something that is not JSON.") from error
+        read_usage(body, row)
+    return body
+
+
+def _reported(body: bytes) -> UpstreamError:
+    said = error_in(body, 502, "The node reported an error.")
+    return UpstreamError(said["message"], param=said["param"], code=said["code"])
 
 
 def read_usage(payload: bytes, row: UsageRow) -> bool:

@@ -15,7 +15,7 @@ from ...protocol.responses import StopReason
 from ...protocol.sampling import ResolvedParams
 from ...text.detokenize import IncrementalDetokenizer, StopMatcher
 from ...text.repetition import repeats
-from ...text.tool_stream import FirstCall
+from ...text.tool_stream import CallLimit
 from ..sampling.row_sampler import RowSampler
 from ..sampling.signals import Floats, RowMeasure, TokenSignals, log_softmax, token_logprobs
 from .mailbox import Mailbox
@@ -94,8 +94,8 @@ class LocalGenerationRequest:
     score_prompt: bool = False
     # Control tokens that are part of the text, and their spelling there.
     marks: Mapping[int, str] = field(default_factory=dict[int, str])
-    # Ends the answer behind its call, if it may make one only.
-    first_call: FirstCall | None = None
+    # Ends the answer behind a call: the only one allowed, or one that is repeated.
+    call_limit: CallLimit | None = None
 
 
 class Generation:
@@ -178,8 +178,8 @@ class Generation:
         safe, stopped = (text, False) if too_early else self._matcher.push(text)
         if last and not stopped:
             safe += self._matcher.flush()
-        first_call = self._request.first_call
-        safe, called = (safe, False) if first_call is None else first_call.push(safe)
+        call_limit = self._request.call_limit
+        safe, called = (safe, False) if call_limit is None else call_limit.push(safe)
         return safe, stopped or called
 
     def _send(self) -> None:

@@ -35,6 +35,16 @@ class EventParser:
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The payloads completed by `chunk`; `done` turns true once `[DONE]` was seen. Raises EventTooLongError."""
+        payloads: list[bytes] = []
+        for found in self.events(chunk):
+            data = data_of(found)
+            self.done = self.done or data == b"[DONE]"
+            if data and not self.done:
+                payloads.append(data)
+        return payloads
+
+    def events(self, chunk: bytes) -> list[bytes]:
+        """The events completed by `chunk`, comments too, in lines that end in LF. Raises EventTooLongError."""
         seen = max(0, len(self._buffer) - 1)  # the rest was searched before; an end may be cut in its middle
         self._buffer += self._with_line_feeds(chunk)
         if self._at_start and not _BOM.startswith(self._buffer):
@@ -42,19 +52,15 @@ class EventParser:
             if self._buffer.startswith(_BOM):
                 del self._buffer[: len(_BOM)]
                 seen = 0
-        payloads: list[bytes] = []
+        found: list[bytes] = []
         begin = 0
         while (end := self._buffer.find(b"\n\n", max(seen, begin))) >= 0:
-            lines = self._buffer[begin:end].split(b"\n")
+            found.append(bytes(self._buffer[begin:end]))
             begin = end + 2
-            data = b"\n".join(bytes(line[5:].removeprefix(b" ")) for line in lines if line.startswith(b"data:"))
-            self.done = self.done or data == b"[DONE]"
-            if data and not self.done:
-                payloads.append(data)
         del self._buffer[:begin]
         if len(self._buffer) > MAX_EVENT_BYTES:
             raise EventTooLongError(f"an event of the stream is longer than {MAX_EVENT_BYTES} bytes")
-        return payloads
+        return found
 
     def _with_line_feeds(self, chunk: bytes) -> bytes:
         if self._after_cr and chunk.startswith(b"\n"):
@@ -63,6 +69,11 @@ class EventParser:
         if chunk:
             self._after_cr = chunk.endswith(b"\r")
         return chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in chunk else chunk
+
+
+def data_of(found: bytes) -> bytes:
+    """The payload of an event; empty for one that has none."""
+    return b"\n".join(line[5:].removeprefix(b" ") for line in found.split(b"\n") if line.startswith(b"data:"))
 
 
 async def parse(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -16,6 +16,7 @@ from dataclasses import astuple, dataclass
 from datetime import UTC, date, datetime
 from typing import Any, Literal, get_args
 
+from ...protocol.decoding import integral
 from ...protocol.errors import BudgetExceededError, ConfigurationError
 from ..request.caller import Caller
 from ..request.json_narrowing import rows, table, tables
@@ -201,8 +202,9 @@ def expected_tokens(body: dict[str, Any]) -> tuple[int, int]:
     Read: a token has at least one byte of UTF-8, so the bytes are a bound; what is attached has a rate of its own.
     Written: the caller's limit on each answer, or 1,024; never more than any cloud writes.
     """
-    limit = next((body[name] for name in ("max_completion_tokens", "max_tokens") if _counts(body.get(name))), None)
-    answers = max((body[name] for name in ("n", "best_of") if _counts(body.get(name))), default=1)
+    limits = [integral(body.get(name)) for name in ("max_completion_tokens", "max_tokens")]
+    limit = next(filter(_counts, limits), None)
+    answers = max(filter(_counts, (integral(body.get(name)) for name in ("n", "best_of"))), default=1)
     read = _read_tokens(body) + sum(ATTACHED_TOKENS - _read_tokens(each) for each in _attached(body))
     return read, min(answers * (ANSWER_TOKENS if limit is None else limit), MOST_TOKENS)
 

@@ -332,7 +332,9 @@ class Cascade:
         ruling = rule(self.job, availability)
         if budget is None or not ruling.cloud:
             return ruling
-        charge = expected_charge(self.record, most_of(self.record, self.escalation.body()))
+        record, body = self.record, self.escalation.body()
+        most = [most_of(record, body, candidate.model) for candidate in self.escalation.candidates()]
+        charge = expected_charge(record, min(most, key=lambda each: each.usd))  # the cheapest that may be asked
         over_budget = await budget.exceeded(self.record.caller, charge)
         if over_budget is None:
             return ruling

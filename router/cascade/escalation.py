@@ -33,10 +33,10 @@ class CloudStreamReply:
     stream: CloudStream
 
 
-def most_of(record: RequestRecord, body: dict[str, Any]) -> Charge:
-    """What a cloud that is sent `body` is likely to take at most, at the price of the best one."""
+def most_of(record: RequestRecord, body: dict[str, Any], model: str) -> Charge:
+    """What a cloud that is sent `body` is likely to take at most, at the price of its model."""
     read, written = expected_tokens(body)
-    return Charge(cloud_tokens=read + written, usd=record.prices.cloud(record.top_model, read, written) or 0.0)
+    return Charge(cloud_tokens=read + written, usd=record.prices.cloud(model, read, written) or 0.0)
 
 
 def expected_charge(record: RequestRecord, most: Charge) -> Charge:
@@ -49,7 +49,7 @@ async def cloud_call(state: RouterState, record: RequestRecord, body: dict[str, 
     """The block waits for the cloud's answer to `body`: what it may cost is reserved first. Raises CloudForbidden."""
     call = CloudCall(body["model"])
     if state.budget is not None:
-        call.most = most_of(record, body)
+        call.most = most_of(record, body, call.model)
         await _reserve(state.budget, record, call.most)
     record.cloud_calls.append(call)
     began = time.monotonic()

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...protocol.errors import EngineError, UpdraftError
 from ...protocol.http import sse
+from ...protocol.http.foreign import apart
 from ...protocol.requests import ChatRequest
 from ...protocol.responses import ChoiceLogprobs, Delta, FinishReason, Usage
 from ...protocol.sampling import SamplingParams
@@ -238,15 +239,14 @@ async def _relayed(cascade: Cascade, stream: CloudStream, adopt: ChunkWriter | N
             if (usage := CloudUsage.of(event)) is not None:
                 record.counted(usage)
             if not event["choices"]:
-                counted = payload
+                counted = counted if usage is None else payload
                 continue
-            if finish is not None:  # several choices: only the last finish carries the `updraft` object
-                yield sse.event(finish)
-                finish = None
             if adopt is not None:
                 event = adopt.adopt(_without_role(event))  # noqa: PLW2901
             if any(choice.get("finish_reason") for choice in event["choices"]):
-                text, finish = _apart(event)
+                if finish is not None and _indices(finish) != _indices(event):
+                    yield sse.event(finish)  # several choices: only the last finish carries the `updraft` object
+                text, finish = apart(event)
                 if text is not None:
                     written += 1
                     yield sse.event(text)
@@ -267,18 +267,8 @@ async def _relayed(cascade: Cascade, stream: CloudStream, adopt: ChunkWriter | N
         yield b"data: " + counted + b"\n\n"
 
 
-def _apart(event: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """The last text, if there is any, and the finish behind it: some servers send both at once."""
-    choices: list[dict[str, Any]] = event["choices"]
-    deltas = [table(choice.get("delta")) or {} for choice in choices]
-    if not any(value for delta in deltas for name, value in delta.items() if name != "role"):
-        return None, event
-    text = {**event, "choices": [{**choice, "finish_reason": None} for choice in choices]}
-    nothing: dict[str, Any] = {"delta": {}, "logprobs": None}
-    return {name: value for name, value in text.items() if name != "usage"}, {
-        **event,
-        "choices": [{**choice, **nothing} for choice in choices],
-    }
+def _indices(event: dict[str, Any]) -> list[Any]:
+    return [choice.get("index") for choice in event["choices"]]
 
 
 def _without_role(event: dict[str, Any]) -> dict[str, Any]:

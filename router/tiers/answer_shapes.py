@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..request.json_narrowing import parsed, table, tables
-from .failures import invalid_answer
+from ...protocol.http.foreign import json_of
+from ..request.json_narrowing import table, tables
+from .failures import invalid_answer, reported
 
 
-def completion_in(raw: bytes) -> dict[str, Any]:
-    """Raises CloudFailure if it is none."""
+def completion_in(raw: bytes, url: str) -> dict[str, Any]:
+    """Raises CloudFailure if it is none, and for an error that came with status 200."""
     body = _table(raw)
+    if body.get("error") and not body.get("choices"):
+        raise reported(url, body["error"])
     choices = tables(body.get("choices"))
     if not choices or not all(_is_choice(choice) for choice in choices):
         raise invalid_answer("its answer is not a completion")
@@ -28,7 +31,7 @@ def embeddings_in(raw: bytes) -> dict[str, Any]:
 def models_in(raw: bytes, owner: str | None = None) -> frozenset[str]:
     """The models of a list, of all owners or of this one; none where it is no list."""
     try:
-        cards = tables((table(parsed(raw)) or {}).get("data")) or []
+        cards = tables((table(json_of(raw)) or {}).get("data")) or []
     except ValueError:
         return frozenset()
     return frozenset(str(card.get("id")) for card in cards if owner in (None, card.get("owned_by")))
@@ -51,7 +54,7 @@ def is_piece(choice: dict[str, Any]) -> bool:
 
 def _table(raw: bytes) -> dict[str, Any]:
     try:
-        return table(parsed(raw)) or {}
+        return table(json_of(raw)) or {}
     except ValueError as error:
         raise invalid_answer("its answer is not JSON") from error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
@@ -12,18 +11,13 @@ from typing import Any, Literal
 import httpx
 
 from ...protocol.errors import (
-    AuthenticationError,
     CloudUnreachableError,
-    InvalidRequestError,
-    NotFoundError,
-    OverloadedError,
-    PermissionDeniedError,
-    RateLimitError,
     RequestTimeoutError,
     UpdraftError,
     UpstreamError,
 )
-from ..request.json_narrowing import parsed, rows, table
+from ...protocol.http.foreign import completed, error_in
+from ..request.json_narrowing import table
 from .interfaces import Fallback
 
 #: Why there is no answer: it said no to this request (or to its settings); it could not be reached, was too slow, too
@@ -32,16 +26,7 @@ FailureKind = Literal["refused", "unreachable", "invalid_answer", "not_asked"]
 
 _TRANSIENT = frozenset({408, 409, 425, 429})  # worth another try, as is all from 500 on
 _SPENT = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "budget_exceeded"})
-_MOST_MESSAGE, _MOST_EXCERPT = 2000, 300  # characters
-_ERRORS: dict[int, type[UpdraftError]] = {
-    401: AuthenticationError,
-    403: PermissionDeniedError,
-    404: NotFoundError,
-    408: RequestTimeoutError,
-    429: RateLimitError,
-    503: OverloadedError,
-    504: RequestTimeoutError,
-}
+_MOST_URL = 300  # characters
 
 
 class RelayedError(UpstreamError):
@@ -141,7 +126,9 @@ def refused(url: str, status: int, headers: Mapping[str, str], raw: bytes) -> Cl
         return invalid_answer(f"it answered {status} instead of 200")
     if 300 <= status < 400:
         return _redirected(url, status, headers.get("location", ""))
-    said = _error_in(raw, status, f"The cloud at {url} answered {status}")
+    if status >= 600:
+        status = 502  # no server of ours could say it again
+    said = error_in(raw, status, f"The cloud at {url} answered {status}")
     after = headers.get("retry-after") or None
     known = after is not None and after.isascii() and after.isprintable() and len(after) <= 64
     error = RelayedError(status, said, after if known else None)
@@ -153,7 +140,7 @@ def refused(url: str, status: int, headers: Mapping[str, str], raw: bytes) -> Cl
 
 def reported(url: str, error: Any) -> CloudFailure:
     """The server began a stream with 200, and then sent an error in it."""
-    said = _completed(table(error) or {"message": error}, 502, f"The cloud at {url} reported an error in its stream.")
+    said = completed(table(error) or {"message": error}, 502, f"The cloud at {url} reported an error in its stream.")
     code: Any = said["code"]
     status = code if isinstance(code, int) and 400 <= code < 600 else 502
     return _relayed("its stream reported an error", status, RelayedError(status, said), None)
@@ -180,7 +167,7 @@ def unreachable(url: str, error: httpx.HTTPError) -> CloudFailure:
 def left_alone(url: str, cause: str, seconds: float) -> CloudFailure:
     """The circuit breaker is open: the last requests failed for `cause`, and none is sent for some `seconds`."""
     message = f"The cloud at {url} is not asked for {seconds:.0f} s, since its last requests failed: {cause}."
-    body = _completed({"message": message, "code": CloudUnreachableError.default_code}, 502, "")
+    body = completed({"message": message, "code": CloudUnreachableError.default_code}, 502, "")
     error = RelayedError(502, body, retry_after=str(math.ceil(seconds)))
     return CloudFailure(f"it is left alone for a while, since {cause}", error, "unreachable", reached=False)
 
@@ -216,7 +203,7 @@ def _redirected(url: str, status: int, location: str) -> CloudFailure:
         f"The cloud at {url} answered {status}, a redirect to {target}. Redirects are never followed, since the target "
         "would read the prompt: if you trust it, set cloud_url to it."
     )
-    error = RelayedError(502, _completed({"message": message, "code": "redirected"}, 502, ""))
+    error = RelayedError(502, completed({"message": message, "code": "redirected"}, 502, ""))
     return CloudFailure(cause, error, "refused", status=status)
 
 
@@ -228,56 +215,7 @@ def _shown_url(base: str, location: str) -> str:
         url = None
     if url is None:
         return "an unknown place"
-    return str(url.copy_with(username=None, password=None, query=None, fragment=None))[:_MOST_EXCERPT]
-
-
-def _error_in(raw: bytes, status: int, otherwise: str) -> dict[str, Any]:
-    """The error that a server sent, in OpenAI's shape. `otherwise`: how a message of our own begins."""
-    try:
-        found = table(parsed(raw)) or {}
-    except ValueError:
-        excerpt = _excerpt(raw)
-        return _completed({}, status, f"{otherwise}: {excerpt}" if excerpt else f"{otherwise}.")
-    error: Any = found.get("error")
-    if table(error) is None and isinstance(error, str):  # llama-server's of old, Ollama's
-        error = {"message": error}
-    elif table(error) is None and isinstance(found.get("message"), str):  # vLLM's of old: all of it at the top
-        error = {name: found[name] for name in ("message", "type", "param", "code") if name in found}
-    return _completed(table(error) or {"message": _detail(found.get("detail"))}, status, f"{otherwise}.")
-
-
-def _detail(detail: Any) -> str | None:
-    """FastAPI's: a text, or a list of what is wrong where."""
-    if isinstance(detail, str):
-        return detail
-    wrong = [each for item in rows(detail) or () if (each := table(item)) is not None]
-    said = ([".".join(map(str, rows(each.get("loc")) or ())), str(each.get("msg"))] for each in wrong)
-    return "; ".join(": ".join(filter(None, parts)) for parts in said) or None
-
-
-def _completed(error: dict[str, Any], status: int, otherwise: str) -> dict[str, Any]:
-    """`error` with all that OpenAI's have; what it says itself is kept."""
-    usual = _ERRORS.get(status, InvalidRequestError if status < 500 else UpstreamError)
-    message: Any = error.get("message")
-    if not isinstance(message, str) or not message.strip():
-        message, error = otherwise, {"code": usual.default_code, **error}
-    kind: Any = error.get("type")
-    return {
-        **{name: error[name] for name in error if len(name) <= 100},
-        "message": message if len(message) <= _MOST_MESSAGE else f"{message[:_MOST_MESSAGE]}...",
-        "type": kind if isinstance(kind, str) and kind else usual.type,
-        "param": error.get("param"),
-        "code": error.get("code"),
-    }
-
-
-def _excerpt(raw: bytes) -> str:
-    """The beginning of a body that is not JSON, as one line of text."""
-    text = raw[: 16 * _MOST_EXCERPT].decode("utf-8", "replace").removeprefix("\ufeff")
-    if text.lstrip().startswith("<"):
-        text = re.sub(r"<(style|script)\b.*?</\1>|<[^>]*>", " ", text, flags=re.DOTALL | re.IGNORECASE)
-    line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
-    return line if len(line) <= _MOST_EXCERPT else f"{line[:_MOST_EXCERPT]}..."
+    return str(url.copy_with(username=None, password=None, query=None, fragment=None))[:_MOST_URL]
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:

@@ -60,7 +60,7 @@ class HttpCloudTier:
         self, path: str, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING
     ) -> dict[str, Any]:
         async def attempt() -> dict[str, Any]:
-            return completion_in(await self._whole("POST", path, body, forwarded))
+            return completion_in(await self._whole("POST", path, body, forwarded), self._url)
 
         return await self._ask(attempt, timeout_s, body)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
 import httpx
+import msgspec
 
 from ...protocol.http import sse
-from ..request.json_narrowing import parsed, table, tables
+from ...protocol.http.foreign import json_of
+from ..request.json_narrowing import table, tables
 from .answer_shapes import has_content, is_piece
 from .continuation_check import Continuation, ContinuationVerdict
 from .failures import cut, invalid_answer, reported, timed_out
@@ -33,7 +36,7 @@ class HttpCloudStream:
 
     async def wait_for_content(self) -> None:
         """Read until something of the answer has arrived: up to here, a failure can still become a local answer."""
-        if "text/event-stream" not in self._response.headers.get("content-type", ""):
+        if re.match("application/json|text/html", self._response.headers.get("content-type", ""), re.IGNORECASE):
             raise invalid_answer("it answered a streamed request with something other than an event stream")
         held: deque[tuple[bytes, dict[str, Any]]] = deque()
         async for event in self:
@@ -91,14 +94,19 @@ class HttpCloudStream:
 
     def _decode(self, payload: bytes) -> tuple[bytes, dict[str, Any]]:
         try:
-            event = table(parsed(payload))
+            event = table(json_of(payload))
         except ValueError as error:
             raise invalid_answer("its stream holds an event that is not JSON") from error
         if event is not None and event.get("error"):
             raise reported(self._url, event["error"])
-        choices = None if event is None else tables(event.get("choices"))
-        if event is None or choices is None:
-            raise invalid_answer("its stream holds an event without choices")
+        if event is None:
+            raise invalid_answer("its stream holds an event that is no object")
+        if event.get("choices") is None:  # a sign of life, or usage as some send it
+            event["choices"] = []
+            payload = msgspec.json.encode(event)
+        choices = tables(event["choices"])
+        if choices is None:
+            raise invalid_answer("its stream holds an event whose choices are none")
         if not all(is_piece(choice) for choice in choices):
             raise invalid_answer("its stream holds a piece that is no part of a message")
         self._finished = self._finished or any(choice.get("finish_reason") for choice in choices)

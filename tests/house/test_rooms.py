@@ -17,7 +17,7 @@ ROOMS = {
         "decoding",
         "safety",
         "prompts structured sampling settings",
-        "errors noise unicode_forms wal",
+        "errors noise schemas unicode_forms wal",
     ],
     "text": [
         "tool_calls tool_formats tool_stream",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from updraft.protocol.errors import InvalidRequestError
 from updraft.protocol.requests import parse_chat, parse_completion
-from updraft.protocol.structured import enforceable
+from updraft.protocol.schemas.enforceable import enforceable
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -81,7 +81,11 @@ PYDANTIC = {
         "day": {"type": "string", "format": "date"},
         "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
         "price": {"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}]},
-        "counts": {"type": "object", "propertyNames": {"enum": ["a"]}, "additionalProperties": {"type": "integer"}},
+        "counts": {
+            "type": "object",
+            "propertyNames": {"not": {"const": "a"}},
+            "additionalProperties": {"type": "integer"},
+        },
         "other": {"not": {"type": "string"}, "default": {"not": "a schema"}},
         "few": {"type": "array", "uniqueItems": False},
     },
@@ -111,3 +115,69 @@ def test_a_strict_schema_keeps_what_is_too_much() -> None:
     assert "propertyNames" in kept["counts"]
     assert "(?!" not in kept["price"]["anyOf"][1]["pattern"], "a Decimal is held to without looking ahead"
     assert [note.split()[0] for note in notes] == ["format"]
+
+
+def held_to(schema: dict[str, Any], *, strict: bool = True) -> dict[str, Any]:
+    notes: set[str] = set()
+    kept = enforceable(schema, notes, strict=strict)
+    assert not notes
+    return kept
+
+
+def test_sets_of_few_values_are_written_out() -> None:
+    color = {"enum": ["red", "green"]}
+    schema = {"$defs": {"Color": color}, "type": "array", "uniqueItems": True, "items": {"$ref": "#/$defs/Color"}}
+    lists = [[item["const"] for item in each.get("prefixItems", [])] for each in held_to(schema)["anyOf"]]
+    assert lists == [[], ["red"], ["green"], ["red", "green"], ["green", "red"]]
+    few = held_to({"type": "array", "uniqueItems": True, "items": {"enum": list(range(9))}, "maxItems": 2})
+    assert len(few["anyOf"]) == 1 + 9 + 72
+    assert held_to({"type": "array", "uniqueItems": True, "maxItems": 1}) == {"type": "array", "maxItems": 1}
+    for many in ({"enum": list(range(9))}, {"type": "string"}):
+        kept = held_to({"type": "array", "uniqueItems": True, "items": many})
+        assert kept["uniqueItems"] is True, "the grammar refuses it by name"
+
+
+def test_keys_of_a_kind_are_names_or_patterns() -> None:
+    value = {"type": "integer"}
+    named = held_to({"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": value})
+    assert named == {"type": "object", "properties": {"a": value, "b": value}, "additionalProperties": False}
+    for names, good, bad in (
+        ({"pattern": "^[a-z]+$"}, "ab", "A"),
+        ({"minLength": 2, "maxLength": 3}, "ab", "a"),
+        ({"format": "uuid"}, "123e4567-e89b-12d3-a456-426614174000", "x"),
+        ({"format": "date"}, "2024-02-28", "2024-02-30"),
+    ):
+        (pattern,) = held_to({"propertyNames": names, "additionalProperties": value})["patternProperties"]
+        assert re.search(pattern, good) and not re.search(pattern, bad)
+    with_others = {"propertyNames": {"enum": ["a"]}, "properties": {"a": value}}
+    assert held_to(with_others) == with_others
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        (
+            r"(?:\d{0,3}|(?=[\d.]{1,6}0*$)\d{0,3}\.\d{0,2}0*$)",
+            ["1", "-123.45", "0.5", ".05"],
+            ["", ".", "1234", "1.234"],
+        ),
+        (
+            r"(?:\d{0,3}|(?=[\d.]{1,4}0*$)\d*\.\d*0*$)",
+            ["123", "1.23", ".123", "12.3"],
+            ["1234", "1.234", "-", "123.4"],
+        ),
+        (r"\d*\.?\d{0,2}0*$", ["12345.67", ".5", "7."], ["1.234", "."]),
+        (r"\d*\.?\d{0,0}0*$", ["12345"], ["1.2", ".", ""]),
+    ],
+    ids=["digits and places", "digits", "places", "no places"],
+)
+def test_decimals_of_older_pydantic_are_held_to_their_digits(pattern: str, good: list[str], bad: list[str]) -> None:
+    kept = re.compile(held_to({"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*" + pattern})["pattern"])
+    assert all(kept.search(text) for text in good)
+    assert not any(kept.search(text) for text in bad)
+
+
+def test_versions_of_uuids_are_held_to() -> None:
+    (pattern,) = (each["pattern"] for each in [held_to({"type": "string", "format": "uuid4"})])
+    assert re.search(pattern, "123e4567-e89b-42d3-a456-426614174000")
+    assert not re.search(pattern, "123e4567-e89b-12d3-a456-426614174000")

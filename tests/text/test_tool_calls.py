@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -244,10 +245,10 @@ TWO_CALLS = (
 def test_an_answer_that_may_call_once_ends_behind_its_call(tokenizer: Tokenizer, size: int) -> None:
     tools = [Tool("function", Function(name)) for name in ("f", "g")]
     hermes = ToolFormat.named("hermes", tokenizer)
-    assert OfferedTools(hermes, ToolUse(tools)).first_call(None) is None
+    assert OfferedTools(hermes, ToolUse(tools)).call_limit(None, detects_repetition=False) is None
     offered = OfferedTools(hermes, ToolUse(tools, parallel=False))
-    limit = offered.first_call(None)
-    assert offered.first_call(Constraint("regex", "x", "tools")) is None
+    limit = offered.call_limit(None, detects_repetition=True)
+    assert offered.call_limit(Constraint("regex", "x", "tools"), detects_repetition=True) is None
     assert limit is not None
     kept = ""
     for start in range(0, len(TWO_CALLS), size):
@@ -262,9 +263,40 @@ def test_an_answer_that_may_call_once_ends_behind_its_call(tokenizer: Tokenizer,
     assert [(call.function.name, call.function.arguments) for call in message.tool_calls] == [("f", '{"a": 1}')]
 
 
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_an_answer_that_repeats_its_calls_ends(
+    tokenizer: Tokenizer, size: int, choice: Literal["auto", "required"]
+) -> None:
+    tools = [Tool("function", Function(name)) for name in ("f", "g")]
+    offered = OfferedTools(ToolFormat.named("hermes", tokenizer), ToolUse(tools, choice))
+    constraint = offered.format.constraint(offered.use)
+    calls = [
+        f'<tool_call>\n{{"name": "f", "arguments": {{"a": {number}}}}}\n</tool_call>\n' for number in (1, 2, 1, 2, 1)
+    ]
+
+    def kept(text: str) -> tuple[str, bool]:
+        limit = offered.call_limit(constraint, detects_repetition=True)
+        assert limit is not None
+        written = ""
+        for start in range(0, len(text), size):
+            more, ended = limit.push(text[start : start + size])
+            written += more
+            if ended:
+                return written, True
+        return written, False
+
+    assert kept("".join(calls[:4])) == ("".join(calls[:4]), False), "twice may be meant"
+    text, ended = kept("".join(calls * 9))
+    assert ended
+    assert text == "".join(calls).removesuffix("\n</tool_call>\n")
+    message, reason = ToolCallStream(offered).whole(text, "stop")
+    assert (len(message.tool_calls or ()), reason) == (5, "tool_calls")
+
+
 def test_text_without_a_call_does_not_end(tokenizer: Tokenizer) -> None:
     use = ToolUse([Tool("function", Function("f"))], parallel=False)
-    limit = OfferedTools(ToolFormat.named("llama3", tokenizer), use).first_call(None)
+    limit = OfferedTools(ToolFormat.named("llama3", tokenizer), use).call_limit(None, detects_repetition=True)
     text = '{"name": "Alice", "age": 30} and more'
     assert limit is not None and limit.push(text) == (text, False)
 

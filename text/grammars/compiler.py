@@ -8,6 +8,7 @@ it cannot hold an answer to is refused.
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import threading
 import time
@@ -97,7 +98,7 @@ class GrammarCompiler:
         limits = llguidance.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
         matcher = llguidance.LLMatcher(self._tokenizer, grammar_of(constraint), log_level=0, limits=limits)
         if error := matcher.get_error():
-            raise _refused(constraint, _first_line(error))
+            raise _refused(constraint, _explained(error, constraint.param))
         trial = matcher.deep_copy()
         spent = _tried(trial)
         if error := trial.get_error():
@@ -195,6 +196,17 @@ def _tried(matcher: llguidance.LLMatcher) -> float:
     return statistics.median_low(spent[1:] or [0.0])
 
 
+def _explained(message: str, param: str) -> str:
+    """Why llguidance refuses a constraint, with what can be done about the usual causes."""
+    relax = "" if param == "structured_outputs" else ", or set strict to false to have it ignored"
+    if unknown := re.search(r"Unimplemented keys: \[(.*?)\]", message):
+        words = unknown[1].replace('"', "")
+        return f"no grammar can hold an answer to {words}: leave it out{relax}."
+    if re.search("lookarounds|look-around|backreferences", message):
+        return f"no grammar can look around, or back, as its pattern does: write it without{relax}."
+    return _first_line(message)
+
+
 def _first_line(message: str) -> str:
     return message.partition("\n")[0].partition(" <non-verbose/>")[0][:500]
 
@@ -204,8 +216,9 @@ def too_complex(constraint: Constraint, why: str) -> InvalidRequestError:
 
 
 def _refused(constraint: Constraint, why: str) -> InvalidRequestError:
+    what = "parameters of a function" if constraint.param == "tools" else f"the {constraint.kind.replace('_', ' ')}"
     return InvalidRequestError(
-        f"{constraint.param}: the {constraint.kind.replace('_', ' ')} cannot be used: {why}",
+        f"{constraint.param}: {what} cannot be used: {why}",
         param=constraint.param,
         code="invalid_grammar",
     )

@@ -7,9 +7,10 @@ out; what does hold an answer to something stays, so that it is enforced or refu
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 # Those that llguidance enforces.
 _FORMATS = frozenset(["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"])
@@ -23,7 +24,9 @@ _SCHEMA = re.compile(
 )
 _BY_NAME = frozenset(["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"])
 _EXACT = 2**53  # up to here every integer is a double, which is what llguidance computes with
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const", "enum")
+_FIRST, _LAST = -(2**63) + 1024, 2**63 - 1  # the integers that llguidance computes with
+#: For each bound: the one that leaves it out, and which way leads inside.
+_BOUNDS = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
 _EVERYTHING: tuple[object, ...] = (True, {})
 _NEUTRAL: dict[str, Callable[[Any, dict[str, Any]], bool]] = {
     "uniqueItems": lambda value, _: value is False,
@@ -60,16 +63,54 @@ def essential(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     found = cast("dict[str, Any]", schema)
-    for word in _BOUNDS:
+    for word in ("const", "enum"):
         values = found.get(word)
         for value in cast("list[Any]", values) if isinstance(values, list) else [values]:
-            if isinstance(value, int) and not _is_exact(value) and found.get("type") != "number":
-                raise InexactError(f"{word}: {value} cannot be held to exactly; numbers up to 2^53 can")
+            if isinstance(value, int) and not (abs(value) < 2**63 and int(float(value)) == value):
+                raise InexactError(f"{word}: {value} cannot be held to exactly; integers up to 2^53 can")
+    if found.get("type") != "number":
+        found = _with_exact_bounds(found)
     return {word: _inside(word, value) for word, value in found.items() if not _says_nothing(word, value, found)}
 
 
-def _is_exact(value: int) -> bool:
-    return abs(value) <= _EXACT or (abs(value) < 2**63 and int(float(value)) == value) or value == 2**63 - 1
+def _with_exact_bounds(schema: dict[str, Any]) -> dict[str, Any]:
+    """Bounds of integers beyond 2^53 at the next double that lies within them: no answer is out of bounds.
+
+    Raises InexactError where that leaves nothing.
+    """
+    inner = dict(schema)
+    limits: list[int] = []
+    for inclusive, exclusive, step in _BOUNDS:
+        bounds = [
+            int(bound) + shift
+            for word, shift in ((inclusive, 0), (exclusive, step))
+            if _is_integral(bound := schema.get(word))
+        ]
+        if not bounds or max(map(abs, bounds)) < _EXACT:
+            continue
+        limit = max(bounds, key=lambda bound: bound * step)
+        limits.append(limit)
+        inner.pop(exclusive, None)
+        inner[inclusive] = _double_within(limit, step)
+    if not limits:
+        return schema
+    low, high = inner.setdefault("minimum", _FIRST), inner.setdefault("maximum", _LAST)
+    if not _FIRST <= low <= high <= _LAST:
+        raise InexactError(f"the bound {limits[0]} cannot be held to exactly; integers up to 2^53 can")
+    return inner
+
+
+def _double_within(bound: int, step: int) -> int:
+    """The first double from `bound` on, up or down, within what llguidance computes with."""
+    if not _FIRST < bound < _LAST:
+        first = _LAST if step < 0 else _FIRST
+        return first if (first - bound) * step >= 0 else bound
+    near = float(bound)
+    return int(near if (int(near) - bound) * step >= 0 else math.nextafter(near, step * math.inf))
+
+
+def _is_integral(value: Any) -> TypeGuard[int | float]:
+    return not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and value.is_integer()))
 
 
 def _inside(word: str, value: Any) -> Any:

@@ -122,8 +122,10 @@ class _Answer:
         self._request = request
         self._detokenizer = IncrementalDetokenizer(token_bytes)
         self._stop = StopMatcher(request.params.stop)
-        self._first_call = None if tools is None else tools.first_call(request.constraint)
-        self._only_engine_ends = not request.params.stop and self._first_call is None
+        self._call_limit = tools and tools.call_limit(
+            request.constraint, detects_repetition=request.params.detects_repetition
+        )
+        self._only_engine_ends = not request.params.stop and self._call_limit is None
         self._steps: list[list[int]] = []  # the tokens of each
         self.num_tokens = 0
         self._held_scores: list[ScoredToken] = []
@@ -171,7 +173,7 @@ class _Answer:
 
     def _show(self, text: str, piece: Piece) -> bool:
         """Add `text` to `piece`, up to the end of a call that must be the only one. True: there is one."""
-        text, called = (text, False) if self._first_call is None else self._first_call.push(text)
+        text, called = (text, False) if self._call_limit is None else self._call_limit.push(text)
         piece.text += text
         self._emitted += len(text)
         return called

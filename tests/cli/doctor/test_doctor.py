@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from updraft.cli.doctor.checks import check_cloud, check_packages, check_port, check_tiers
+from updraft.cli.doctor.checks import check_cloud, check_packages, check_port, check_tiers, cloud_to_ask
 from updraft.local_engine.llama.build import REBUILD_COMMAND
 
 
@@ -154,3 +154,16 @@ def test_a_pair_without_a_policy_is_told_how_to_get_one(tmp_path: Path, monkeypa
     card.unlink()
     monkeypatch.setenv("UPDRAFT_CONFIDENCE", "0.8")
     assert check_tiers().status == "ok"
+
+
+def test_the_cloud_of_the_settings_is_asked_unless_another_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
+    monkeypatch.setenv("OTHER_KEY", "other")
+    assert cloud_to_ask(None, None) == (None, None)
+    (tmp_path / "config.toml").write_text('cloud_url = "http://h/v1"\ncloud_model = "big"\ncloud_api_key = "k"\n')
+    assert cloud_to_ask(None, None) == ("http://h/v1", "k")
+    assert cloud_to_ask("http://other/v1", "OTHER_KEY") == ("http://other/v1", "other")
+    (tmp_path / "config.toml").write_text("nonsense = 1\n")
+    assert cloud_to_ask(None, None) == (None, None)

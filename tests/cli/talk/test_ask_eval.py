@@ -51,6 +51,25 @@ def test_ask_as_json(updraft, cloud) -> None:
     assert found["updraft"]["cloud_tokens"] == 5
 
 
+def test_bytes_that_are_no_text_are_asked_with_a_mark_in_their_place(updraft, cloud) -> None:
+    done = updraft("ask", "Capital\udcff of France?", "-q", *cloud, env={"CLOUD_KEY": KEY})
+    assert (done.returncode, done.stdout) == (0, "I do not know.\n")
+
+
+def test_odd_arguments_are_named_and_not_quoted_from_python(updraft, tmp_path: Path) -> None:
+    folder = updraft("gateway-key", "a", "--keys", str(tmp_path))
+    assert folder.returncode == 1 and f"error: {tmp_path}: Is a directory." in " ".join(folder.stderr.split())
+    assert updraft("log", "-n", "9" * 30).returncode == 2
+
+
+def test_ask_says_how_to_sample(updraft) -> None:
+    here = ["ask", "What is 17 + 25?", "--local", "pocket", "--tier", "local"]
+    assert "42" in updraft(*here, "--temperature", "0", "--seed", "7").stdout
+    refused = updraft(*here, "--temperature", "5")
+    assert refused.returncode == 1
+    assert "temperature must be between 0 and 2" in refused.stderr
+
+
 def test_the_servers_own_message_reaches_the_user(updraft, cloud) -> None:
     done = updraft("ask", "hi", *cloud, env={"CLOUD_KEY": "wrong"})
     assert done.returncode == 1

@@ -256,6 +256,7 @@ def test_the_expected_tokens_are_a_bound(text: str, limit: int, n: int) -> None:
     read, written = expected_tokens({"messages": [{"role": "user", "content": text}], "max_tokens": limit, "n": n})
     assert read >= len(text.encode("utf-8", "replace"))
     assert written == limit * n
+    assert expected_tokens({"max_tokens": float(limit), "n": float(n)})[1] == written
 
 
 LARGE = "data:image/png;base64," + "A" * 10**6

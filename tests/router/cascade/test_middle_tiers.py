@@ -11,7 +11,7 @@ from budget_probe import spent
 from cascade_bench import run, text_of, updraft_of
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, running_cloud
 from updraft.router.accounting.budget import BudgetLimits
-from updraft.router.accounting.prices import Price
+from updraft.router.accounting.prices import Price, Prices
 from updraft.router.config import Middle
 
 
@@ -132,6 +132,19 @@ def test_the_next_cloud_is_asked_only_if_it_can_be_paid_too(bench: Any, cloud: F
             assert "budget spent" in info["reason"]
         assert not cloud.requests
         assert 1000 < spent(b.ledger)[1] < 1500
+
+    run(test())
+
+
+def test_a_middle_cloud_is_reserved_at_its_own_price(bench: Any, cloud: FakeCloud, medium: FakeCloud) -> None:
+    async def test() -> None:
+        dear = {"prices": Prices(cloud_input=1000.0, cloud_output=1000.0), "budget": BudgetLimits(usd=0.01)}
+        async with bench(ScriptedGates(after=True), **dear, **settings(medium)) as b:
+            assert (await b.answer())["updraft"]["route"] == "escalated"
+            medium.mode = "500"
+            answer = await b.answer()
+            assert "budget spent" in answer["updraft"]["reason"], "the best one is too dear"
+        assert not cloud.requests
 
     run(test())
 

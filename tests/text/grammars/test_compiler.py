@@ -63,12 +63,13 @@ def test_holds_text_to_it(
     ("kind", "source", "says"),
     [
         ("json_schema", {"type": "elephant"}, "elephant"),
-        ("json_schema", {"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ("json_schema", {"type": "array", "uniqueItems": True}, "no grammar can hold an answer to uniqueItems: leave"),
         ("json_schema", {"not": {"type": "string"}}, "not"),
         ("json_schema", {"x-guidance": {"lenient": True}, "not": {"type": "string"}}, "not"),
         ("json_schema", {"if": {"type": "string"}, "then": False}, "if"),
         ("json_schema", {"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
-        ("json_schema", {"type": "string", "pattern": "(?=a)b"}, "regex"),
+        ("json_schema", {"type": "string", "pattern": "(?=a)b"}, "look around.* strict to false"),
+        ("json_schema", {"type": "string", "pattern": r"(a)\1"}, "look around, or back"),
         ("json_schema", {"$ref": "http://localhost/schema.json"}, "not present"),
         ("json_schema", {"$ref": "#"}, "json schema"),
         ("json_schema", {"type": "integer", "minimum": 3, "maximum": 2}, "minimum"),
@@ -229,11 +230,42 @@ def test_ranges_of_integers_are_exact(compiler: GrammarCompiler, tokenizer: Toke
     assert found == [False, True, True, False]
 
 
-@pytest.mark.parametrize("word", ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const"])
-@pytest.mark.parametrize("number", [2**53 + 1, -(2**53) - 1, 2**64, -(2**63)])
-def test_integers_that_would_be_rounded_are_refused(compiler: GrammarCompiler, word: str, number: int) -> None:
-    with pytest.raises(InvalidRequestError, match=rf"{word}: {number} cannot be held to exactly") as caught:
-        compiler.compile(
-            constraint("json_schema", {"type": "object", "properties": {"a": {"type": "integer", word: number}}})
-        )
+@pytest.mark.parametrize(
+    ("bounds", "inside", "outside"),
+    [
+        ({"minimum": 0, "maximum": 2**64 - 1}, [0, 2**63 - 1], [-1, 2**64]),
+        ({"minimum": 2**53 + 1, "maximum": 2**53 + 3}, [2**53 + 2], [2**53, 2**53 + 4]),
+        ({"exclusiveMinimum": 2**53, "exclusiveMaximum": 2**53 + 4}, [2**53 + 2], [2**53, 2**53 + 4]),
+        ({"minimum": 0.5, "exclusiveMaximum": 1e16}, [1, 10**16 - 2], [0, 10**16]),
+        ({"maximum": 2**60 + 1}, [-5, 2**60], [2**60 + 2, 2**61]),
+        ({"minimum": 2**60 + 1}, [2**60 + 256, 2**62], [2**60, -5]),
+        ({"minimum": -(2**63)}, [-(2**62), 5, 2**62], [-(2**63) - 1]),
+    ],
+    ids=str,
+)
+def test_bounds_that_no_double_holds_are_kept_from_within(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, bounds: dict[str, Any], inside: list[int], outside: list[int]
+) -> None:
+    schema = {"type": "integer", **bounds}
+    assert all(accepts(compiler, tokenizer, "json_schema", schema, str(at)) for at in inside)
+    assert not any(accepts(compiler, tokenizer, "json_schema", schema, str(at)) for at in outside)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"const": 2**53 + 1},
+        {"enum": [1, -(2**53) - 1]},
+        {"const": 2**63 - 1},
+        {"enum": [10**400]},
+        {"minimum": 2**53 + 1, "maximum": 2**53 + 1},
+        {"exclusiveMinimum": 2**53, "exclusiveMaximum": 2**53 + 2},
+        {"minimum": 2**64},
+        {"maximum": -(10**400)},
+    ],
+    ids=lambda words: str(words)[:40],
+)
+def test_integers_that_would_be_rounded_are_refused(compiler: GrammarCompiler, words: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match=r"cannot be held to exactly; integers up to 2\^53 can") as caught:
+        compiler.compile(constraint("json_schema", {"properties": {"a": {"type": "integer", **words}}}))
     assert caught.value.code == "invalid_grammar"

@@ -1,0 +1,128 @@
+"""What other servers answer, read leniently: their JSON, their errors in many shapes, the last pieces of streams."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, cast
+
+import msgspec
+
+from ..errors import (
+    AuthenticationError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    PermissionDeniedError,
+    RateLimitError,
+    RequestTimeoutError,
+    UpdraftError,
+    UpstreamError,
+)
+
+_MOST_MESSAGE, _MOST_EXCERPT = 2000, 300  # characters
+_MOST_NESTED = 4  # objects in one another, around a message
+_MESSAGES = ("message", "error", "detail", "msg", "errors", "title", "description", "error_description")
+_ERRORS: dict[int, type[UpdraftError]] = {
+    401: AuthenticationError,
+    403: PermissionDeniedError,
+    404: NotFoundError,
+    408: RequestTimeoutError,
+    429: RateLimitError,
+    503: OverloadedError,
+    504: RequestTimeoutError,
+}
+
+
+def json_of(raw: bytes) -> Any:
+    """The JSON that a server sent. Raises ValueError if it is none, or nested deeper than anybody means.
+
+    A byte order mark, UTF-16, bytes that are no UTF-8, NaN and halves of surrogate pairs lose no answer.
+    """
+    try:
+        return msgspec.json.decode(raw.removeprefix(b"\xef\xbb\xbf"))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        text = raw.decode(json.detect_encoding(raw), "replace")
+        found = json.dumps(json.loads(text, parse_constant=lambda _: None), ensure_ascii=False)
+        return json.loads(found.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from error
+
+
+def error_in(raw: bytes, status: int, otherwise: str) -> dict[str, Any]:
+    """The error that a server sent, in OpenAI's shape. `otherwise`: how a message of our own begins."""
+    try:
+        found: Any = json_of(raw)
+    except ValueError:
+        excerpt = _excerpt(raw)
+        return completed({}, status, f"{otherwise}: {excerpt}" if excerpt else f"{otherwise}.")
+    if isinstance(found, list) and len(cast("list[Any]", found)) == 1:  # Google's
+        found = cast("list[Any]", found)[0]
+    fields = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    error: Any = fields.get("error")
+    if not isinstance(error, dict):  # vLLM's of old, and others': all of it at the top
+        error = {name: fields[name] for name in ("type", "param", "code") if name in fields}
+    said = cast("dict[str, Any]", error)
+    if not isinstance(said.get("message"), str) and (message := _message_in(found, _MOST_NESTED)):
+        said = {**said, "message": message}
+    return completed(said, status, f"{otherwise}.")
+
+
+def completed(error: dict[str, Any], status: int, otherwise: str) -> dict[str, Any]:
+    """`error` with all that OpenAI's have; what it says itself is kept."""
+    usual = _ERRORS.get(status, InvalidRequestError if status < 500 else UpstreamError)
+    message: Any = error.get("message")
+    if not isinstance(message, str) or not message.strip():
+        message, error = otherwise, {"code": usual.default_code, **error}
+    kind: Any = error.get("type")
+    return {
+        **{name: error[name] for name in error if len(name) <= 100},
+        "message": message if len(message) <= _MOST_MESSAGE else f"{message[:_MOST_MESSAGE]}...",
+        "type": kind if isinstance(kind, str) and kind else usual.type,
+        "param": error.get("param"),
+        "code": error.get("code"),
+    }
+
+
+def apart(event: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """The last text of a stream, if the event has any, and the finish behind it: some servers send both at once."""
+    choices: list[dict[str, Any]] = event["choices"]
+    deltas = [cast("dict[str, Any]", choice.get("delta") or {}) for choice in choices]
+    if not any(value for delta in deltas for name, value in delta.items() if name != "role"):
+        return None, event
+    text = {**event, "choices": [{**choice, "finish_reason": None} for choice in choices]}
+    nothing: dict[str, Any] = {"delta": {}, "logprobs": None}
+    return {name: value for name, value in text.items() if name != "usage"}, {
+        **event,
+        "choices": [{**choice, **nothing} for choice in choices],
+    }
+
+
+def _message_in(said: Any, depth: int) -> str | None:
+    """The words in an error of any shape: a text, a list of what is wrong (FastAPI says where), or these in objects."""
+    if isinstance(said, str):
+        return said.strip() or None
+    if depth and isinstance(said, list):
+        parts = [_message_in(item, depth - 1) for item in cast("list[Any]", said)]
+        return "; ".join(part for part in parts if part) or None
+    if not depth or not isinstance(said, dict):
+        return None
+    fields = cast("dict[str, Any]", said)
+    words = next((words for name in _MESSAGES if (words := _message_in(fields.get(name), depth - 1))), None)
+    place = fields.get("loc")
+    if words and isinstance(place, list):
+        return f"{'.'.join(map(str, cast('list[Any]', place)))}: {words}"
+    return words
+
+
+def _excerpt(raw: bytes) -> str:
+    """The beginning of a body that is not JSON, as one line of text."""
+    if b"\0" in raw[:_MOST_EXCERPT]:
+        return ""
+    text = raw[: 16 * _MOST_EXCERPT].decode("utf-8", "replace").removeprefix("\ufeff")
+    if text.lstrip().startswith("<"):
+        text = re.sub(r"<(style|script)\b.*?</\1>|<[^>]*>", " ", text, flags=re.DOTALL | re.IGNORECASE)
+    line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
+    return line if len(line) <= _MOST_EXCERPT else f"{line[:_MOST_EXCERPT]}..."

@@ -1,0 +1,186 @@
+"""JSON schemas as a grammar can hold an answer to them: what it has no word for is written in words that it has.
+
+The words are those of pydantic and its like: sets, dictionaries with keys of a kind, decimals, versions of UUIDs. What
+cannot be written so is left out, with a note; a strict schema keeps it, and the grammar refuses it by name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from typing import Any, TypeGuard, cast
+
+#: Keywords of JSON schemas that no grammar holds an answer to.
+_UNENFORCED = frozenset(
+    ("not", "propertyNames", "uniqueItems", "contains", "minContains", "maxContains", "if", "then", "else",
+     "dependencies", "dependentRequired", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties")
+)  # fmt: skip
+#: Formats that one does hold it to; all others only say what a text is for.
+_FORMATS = frozenset(["date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"])
+#: What no answer could keep to is no oversight.
+_IMPOSSIBLE: tuple[tuple[str, Any], ...] = (("not", {}), ("not", True))
+_SCHEMAS_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_VALUES = frozenset({"const", "default", "enum", "example", "examples"})
+_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|(?<!\\)(?:\\\\)*\\[bB1-9]")
+#: Formats of keys, and versions of UUIDs, as patterns.
+_UUID = "^[0-9a-f]{8}-[0-9a-f]{4}-%s[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$"
+_PATTERNS = {
+    "date": "^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])$",
+    "uuid": _UUID % "[1-8]",
+    **{f"uuid{version}": _UUID % version for version in range(1, 9)},
+}
+_MOST_LISTS = 100  # that a set is written out as
+_MOST_DIGITS = 100  # of a decimal
+#: Pydantic's patterns of a Decimal up to 2.13, which look ahead: for its digits, its places, both, or neither.
+_DECIMAL = re.compile(
+    r"\^\(\?!\^\[-\+\.\]\*\$\)\[\+-\]\?0\*"
+    r"(?:\(\?:\\d\{0,(?P<whole>\d+)\}\|\(\?=\[\\d\.\]\{1,(?P<length>\d+)\}0\*\$\)"
+    r"(?:\\d\{0,\d+\}\\\.\\d\{0,(?P<both>\d+)\}|\\d\*\\\.\\d\*)0\*\$\)"
+    r"|\\d\*\\\.\?(?:\\d\{0,(?P<places>\d+)\}0)?(?:\\d)?\*\$)"
+)
+
+
+def enforceable(schema: dict[str, Any], notes: set[str], *, strict: bool) -> dict[str, Any]:
+    """The schema as a grammar can hold an answer to it; `notes` is told what is left out.
+
+    A format that is no rule, such as `path`, is left out of any schema. What else no grammar can do is left out where
+    the schema is not `strict`; else it stays, and the grammar refuses it by name. The depth is the caller's to bound.
+    """
+    return _Rewriting(schema, notes, strict=strict).schema(schema)
+
+
+class _Rewriting:
+    """One schema, with what its references lead to."""
+
+    def __init__(self, root: dict[str, Any], notes: set[str], *, strict: bool) -> None:
+        self._root, self._notes, self._strict = root, notes, strict
+
+    def schema(self, schema: dict[str, Any]) -> dict[str, Any]:
+        kept: dict[str, Any] = {}
+        for word, value in self._in_known_words(schema).items():
+            if word == "format" and isinstance(value, str) and value not in _FORMATS:
+                self._notes.add("format is ignored where it is none of " + ", ".join(sorted(_FORMATS)))
+            elif word in _UNENFORCED and not self._strict and (word, value) not in _IMPOSSIBLE:
+                self._notes.add(f"{word} is ignored")
+            elif word == "pattern" and not self._strict and isinstance(value, str) and _LOOKS_AROUND.search(value):
+                self._notes.add("pattern is ignored where it looks around, or back")
+            elif word in _SCHEMAS_BY_NAME and isinstance(value, dict):
+                entries = cast("dict[str, Any]", value).items()
+                kept[word] = {name: self._value(entry) for name, entry in entries}
+            else:
+                kept[word] = value if word in _VALUES else self._value(value)
+        return kept
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return self.schema(cast("dict[str, Any]", value))
+        if isinstance(value, list):
+            return [self._value(item) for item in cast("list[Any]", value)]
+        return value
+
+    def _in_known_words(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """With sets, keys of a kind, decimals and versions of UUIDs in words that grammars know."""
+        if "uniqueItems" in schema:
+            schema = self._set(schema)
+        if "propertyNames" in schema and not schema.keys() & {"properties", "patternProperties"}:
+            schema = self._keys(schema)
+        pattern, form = schema.get("pattern"), schema.get("format")
+        if isinstance(pattern, str) and (decimal := _decimal(pattern)) is not None:
+            schema = {**schema, "pattern": decimal}
+        if "pattern" not in schema and isinstance(form, str) and form in _PATTERNS and form not in _FORMATS:
+            schema = {**_without(schema, "format"), "pattern": _PATTERNS[form]}
+        return schema
+
+    def _set(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """A list without repeats: of one item, or of few possible ones, whose lists can be counted."""
+        rest = _without(schema, "uniqueItems")
+        if schema["uniqueItems"] is False or (_is_count(most := schema.get("maxItems")) and most <= 1):
+            return rest
+        values = self._values(schema.get("items"))
+        least, most = schema.get("minItems", 0), schema.get("maxItems", len(values))
+        if schema.get("type") != "array" or not values or not _is_count(least) or not _is_count(most):
+            return schema
+        lists: list[tuple[Any, ...]] = []
+        for length in range(least, min(most, len(values)) + 1):
+            lists += itertools.islice(itertools.permutations(values, length), _MOST_LISTS + 1 - len(lists))
+        if not 0 < len(lists) <= _MOST_LISTS:
+            return schema
+        return {**_without(rest, "type", "items", "minItems", "maxItems"), "anyOf": [_list(each) for each in lists]}
+
+    def _keys(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """An object whose keys are some names, or have a pattern or a length."""
+        rest = _without(schema, "propertyNames")
+        names, value = self._resolved(schema["propertyNames"]), rest.get("additionalProperties", True)
+        listed = [name for name in self._values(names) if isinstance(name, str)]
+        if listed:
+            return {**rest, "properties": dict.fromkeys(listed, value), "additionalProperties": False}
+        says = set(names) - {"type", "title", "description"}
+        least, most = names.get("minLength", 0), names.get("maxLength")
+        if says == {"pattern"} and isinstance(names["pattern"], str):
+            pattern = names["pattern"]
+        elif says == {"format"} and names["format"] in _PATTERNS:
+            pattern = _PATTERNS[names["format"]]
+        elif says and says <= {"minLength", "maxLength"} and _is_count(least) and (most is None or _is_count(most)):
+            pattern = f"^(?s:.){{{least},{'' if most is None else most}}}$"
+        else:
+            return schema
+        return {**rest, "patternProperties": {pattern: value}, "additionalProperties": False}
+
+    def _values(self, schema: Any) -> list[Any]:
+        """All the values that a schema allows, if it lists them."""
+        found = self._resolved(schema)
+        if found.get("type") == "boolean" and "enum" not in found and "const" not in found:
+            return [False, True]
+        listed: Any = found.get("enum", [found["const"]] if "const" in found else [])
+        values = cast("list[Any]", listed) if isinstance(listed, list) else []
+        return list({json.dumps(value, sort_keys=True): value for value in values}.values())
+
+    def _resolved(self, schema: Any) -> dict[str, Any]:
+        """Where a reference within the schema leads; an empty schema for what is none."""
+        for _ in range(8):
+            found = cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
+            reference: Any = found.get("$ref")
+            if not isinstance(reference, str) or not reference.startswith("#/"):
+                return found
+            schema = self._root
+            for part in reference[2:].split("/"):
+                inner = cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
+                schema = inner.get(part.replace("~1", "/").replace("~0", "~"))
+        return {}
+
+
+def _without(schema: dict[str, Any], *words: str) -> dict[str, Any]:
+    return {word: value for word, value in schema.items() if word not in words}
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _list(values: tuple[Any, ...]) -> dict[str, Any]:
+    if not values:
+        return {"type": "array", "maxItems": 0}
+    items = [{"const": value} for value in values]
+    return {"type": "array", "prefixItems": items, "items": False, "minItems": len(values)}
+
+
+def _decimal(pattern: str) -> str | None:
+    """Pydantic's pattern without looking ahead; None for any other."""
+    found = _DECIMAL.fullmatch(pattern)
+    if found is None:
+        return None
+    whole, length, both, places = (None if text is None else int(text) for text in found.groups())
+    if max(whole or 0, both or 0, places or 0) > _MOST_DIGITS:
+        return None
+    if whole is not None and both is None:
+        forms = [_digits(1, whole), *(rf"{_digits(n, n)}\.{_digits(1, whole - n)}" for n in range(whole))]
+    else:
+        places = places if both is None else min(both, int(length or 1) - 1)
+        forms = [] if whole == 0 else [rf"{_digits(1, whole)}(\.{_digits(0, places)})?"]
+        forms += [] if places == 0 else [rf"0?\.{_digits(1, places)}"]
+    return f"^[+-]?({'|'.join(forms or ['0'])})$"
+
+
+def _digits(least: int, most: int | None) -> str:
+    return f"[0-9]{{{least},{'' if most is None else most}}}"

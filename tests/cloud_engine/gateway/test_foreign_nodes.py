@@ -1,0 +1,111 @@
+"""The gateway in front of somebody else's server, which answers in its own way: apps read OpenAI's all the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import openai
+import pytest
+from serving import serving
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+CHUNK = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "big"}
+COMPLETION = {
+    "id": "c",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "big",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10},
+}
+
+
+@dataclass
+class Foreign:
+    """Answers with what the test sets."""
+
+    answer: Callable[[], Response] = field(default=lambda: JSONResponse(COMPLETION))
+
+    async def models(self, _request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [{"id": "big", "object": "model", "owned_by": "somebody"}]})
+
+    async def chat(self, request: Request) -> Response:
+        await request.body()
+        return self.answer()
+
+
+@pytest.fixture
+def node() -> Foreign:
+    return Foreign()
+
+
+@pytest.fixture
+def client(node: Foreign, spawn: Any, tmp_path: Any) -> Iterator[openai.OpenAI]:
+    routes = [Route("/v1/models", node.models), Route("/v1/chat/completions", node.chat, methods=["POST"])]
+    with serving(Starlette(routes=routes)) as url:
+        command = ["-m", "updraft", "gateway", "--port", "0", "--node", url, "--no-auth", "--exit-with-parent"]
+        gateway = spawn(*command, "--db", str(tmp_path / "usage.sqlite"))
+        with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="x", max_retries=0) as client:
+            yield client
+
+
+def ask(client: openai.OpenAI, **options: Any) -> Any:
+    return client.chat.completions.create(model="big", messages=[{"role": "user", "content": "hello"}], **options)
+
+
+def refusal(client: openai.OpenAI) -> tuple[int, str]:
+    with pytest.raises(openai.APIStatusError) as caught:
+        ask(client)
+    assert caught.value.body.keys() >= {"message", "type", "param", "code"}
+    return caught.value.status_code, caught.value.body["message"]
+
+
+def test_errors_and_answers_of_any_shape(client: openai.OpenAI, node: Foreign) -> None:
+    for status, body, kind, message in (
+        (400, b'[{"error": {"message": "API key not valid."}}]', "application/json", "API key not valid."),
+        (422, b'{"detail": [{"loc": ["body", "n"], "msg": "too many"}]}', "application/json", "body.n: too many"),
+        (500, b"<html><h1>Oops</h1></html>", "text/html", "The node answered 500: Oops"),
+        (503, b"", "text/plain", "The node answered 503."),
+    ):
+        node.answer = lambda status=status, body=body, kind=kind: Response(body, status, media_type=kind)
+        assert refusal(client) == (status, message)
+    node.answer = lambda: Response(b"", 308, {"location": "http://user:pw@elsewhere/v2?key=1"})
+    status, message = refusal(client)
+    assert status == 502 and "308, a redirect to http://elsewhere/v2:" in message
+    for body in (b"<html>a login page</html>", b"", b'{"error": {"message": "broken"}}'):
+        node.answer = lambda body=body: Response(body, media_type="text/html")
+        assert refusal(client)[0] == 502
+    for body in (json.dumps(COMPLETION).encode("utf-16"), json.dumps(COMPLETION).replace("7", "NaN").encode()):
+        node.answer = lambda body=body: Response(body, media_type="application/json")
+        assert ask(client).choices[0].message.content == "Hi"
+
+
+def pieces(client: openai.OpenAI) -> list[tuple[str | None, str | None]]:
+    chunks = [chunk.choices[0] for chunk in ask(client, stream=True) if chunk.choices]
+    return [(choice.delta.content, choice.finish_reason) for choice in chunks]
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("ends", [True, False])
+def test_streams_of_any_spelling_end_apart(client: openai.OpenAI, node: Foreign, line_end: str, ends: bool) -> None:
+    events = [
+        {**CHUNK, "choices": [{"index": 0, "delta": {"role": "assistant", "content": "Hel"}, "finish_reason": None}]},
+        {**CHUNK, "choices": [{"index": 0, "delta": {"content": "lo"}, "finish_reason": "stop"}]},
+    ]
+    lines = [":", *(f"data:{json.dumps(event)}" for event in events), *(["data: [DONE]"] if ends else [])]
+    body = ("\ufeff" + "".join(f"{line}{line_end}{line_end}" for line in lines)).encode()
+
+    def answer() -> Response:
+        return StreamingResponse(
+            iter([body[at : at + 7] for at in range(0, len(body), 7)]), media_type="text/event-stream"
+        )
+
+    node.answer = answer
+    for _ in range(2):  # nothing of it puts the node out
+        assert pieces(client) == [("Hel", None), ("lo", None), (None, "stop")]

@@ -1,0 +1,72 @@
+"""Clouds that keep to OpenAI's form only roughly: what can be read is an answer, an error keeps its words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from updraft.router.tiers.answer_shapes import completion_in
+from updraft.router.tiers.failures import CloudFailure, refused
+from updraft.router.tiers.stream import HttpCloudStream
+
+URL = "https://cloud.example/v1"
+
+
+def chunk(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+    return {"id": "c", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+
+
+TEXT = [chunk({"role": "assistant", "content": "Hel"}), chunk({"content": "lo"}), chunk({}, "stop")]
+
+
+def streamed(*events: Any, content_type: str = "text/event-stream") -> list[dict[str, Any]]:
+    """The events that a stream of these gives."""
+
+    async def run() -> list[dict[str, Any]]:
+        async def body():
+            for event in events:
+                yield b"data: " + json.dumps(event).encode() + b"\n\n"
+
+        headers = {"content-type": content_type} if content_type else {}
+        stream = HttpCloudStream(httpx.Response(200, headers=headers, content=body()), URL, 5.0)
+        await stream.wait_for_content()
+        return [event async for _, event in stream]
+
+    return asyncio.run(run())
+
+
+def text_of(events: list[dict[str, Any]]) -> str:
+    return "".join(choice["delta"].get("content", "") for event in events for choice in event["choices"])
+
+
+@pytest.mark.parametrize(
+    "content_type", ["Text/Event-Stream; charset=UTF-8", "text/plain", "", "application/octet-stream"]
+)
+def test_a_stream_is_one_whatever_it_is_called(content_type: str) -> None:
+    assert text_of(streamed(*TEXT, content_type=content_type)) == "Hello"
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "text/html; charset=utf-8"])
+def test_what_is_called_a_page_or_a_whole_answer_is_no_stream(content_type: str) -> None:
+    with pytest.raises(CloudFailure, match="other than an event stream"):
+        streamed(*TEXT, content_type=content_type)
+
+
+@pytest.mark.parametrize("sign", [{"object": "ping"}, {"choices": None, "usage": None}])
+def test_a_sign_of_life_ends_no_stream(sign: dict[str, Any]) -> None:
+    assert text_of(streamed(sign, *TEXT[:2], sign, TEXT[2])) == "Hello"
+
+
+def test_an_error_with_status_200_keeps_its_words_and_its_code() -> None:
+    body = json.dumps({"error": {"message": "Slow down.", "code": 429}}).encode()
+    with pytest.raises(CloudFailure) as caught:
+        completion_in(body, URL)
+    assert (caught.value.error.status, caught.value.error.message) == (429, "Slow down.")
+    assert caught.value.allows("unreachable")
+
+
+def test_a_status_that_nobody_may_send_on_is_a_broken_server() -> None:
+    assert refused(URL, 999, {}, b"{}").error.status == 502
