@@ -6,12 +6,12 @@ from typing import Any
 
 from ..calibration.operating_point import OperatingPoint, floor_of_risk, floor_of_share
 from ..target import Target
-from .text_policy import TextPolicy
+from .policy import Policy
 
 __all__ = ["figures", "sentences"]
 
 
-def figures(policy: TextPolicy, target: Target) -> dict[str, Any]:
+def figures(policy: Policy, target: Target) -> dict[str, Any]:
     """The operating point of `target` and the floors, as flat numbers; `floor_*` where a quality promises a risk."""
     point = policy.operating_point(target)
     found: dict[str, Any] = {
@@ -42,11 +42,11 @@ def figures(policy: TextPolicy, target: Target) -> dict[str, Any]:
     return found
 
 
-def sentences(policy: TextPolicy, target: Target) -> list[str]:
+def sentences(policy: Policy, target: Target) -> list[str]:
     """The same in words."""
     card, point = policy.card, policy.operating_point(target)
     lines = [
-        f"{card.rows} prompts, graded by {card.grading}.",
+        f"{card.rows} prompts, graded by {card.grading}.{_not_read(card)}",
         f"Local {card.local_score:.1%}, cloud {card.cloud_score:.1%}; only the cloud is right on {card.gain_rate:.1%}.",
         f"Target {target}: {point.cloud_share:.1%} go to the cloud ({point.before_share:.1%} before generation), "
         f"{point.quality:.1%} of the cloud's score, {_cost(target, point)}"

@@ -1,4 +1,4 @@
-"""From graded prompts to a policy folder: both gates fitted, exported, checked, and the calibration rows beside them.
+"""From graded rows to a policy folder: gates fitted, exported, checked, and the calibration rows beside them.
 
 Every P(gain) in the calibration rows is by members that did not see the row. The gates that ship were fitted on all
 rows, so the promise is about a router a little worse than the one that ships (decision 029).
@@ -20,18 +20,19 @@ from ..calibration.operating_point import DELTA, operating_point
 from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, pack_calibration
 from ..evaluation import cost_quality as curve
 from ..evaluation.metrics import auroc, ece
+from ..features.blocks import BLOCKS, Mode, blocks_of_all
+from ..features.feature_rows import FeatureRows, has_opening, read_rows
 from ..features.parsed_question import repeated_question
-from ..features.text_vectors import Mode, TextRows, featurise, has_opening
 from ..graded_row import GradedRow, scores
 from ..optional import load_module, load_onnxruntime
 from ..policy.calibrated_on import CalibratedOn
-from ..policy.files import policy_folder, put_policy, settled, stored_name
+from ..policy.exported_gate import ExportedGate, ExportedTopics
+from ..policy.files import policy_folder, put_policy, stored_name
 from ..policy.graph_files import sha256
-from ..policy.text_gate import TextGate
-from ..policy.text_policy import GATE_FILES, KIND, VERSIONS, Point, Source, TextPolicy, TextPolicyCard
+from ..policy.policy import GATE_FILES, TOPICS_FILE, VERSIONS, Point, Policy, PolicyCard, Source
 from ..target import PROMISES, Target
-from .export_text import router_to_onnx
-from .text_router import MIN_LABELS, SHIPPED, Labels, TextRouter, fit_router, unseen
+from .export_text import gate_to_onnx, topics_to_onnx
+from .text_router import CANDIDATES, MIN_LABELS, Labels, TextRouter, Topics, fit_router, unseen
 
 __all__ = ["FitRecipe", "Material", "check_installed", "estimated_tokens", "fit_material", "fit_text_policy"]
 
@@ -55,7 +56,7 @@ class FitRecipe:
     date: str = ""
     delta: float = DELTA
     seed: int = 0
-    candidates: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: SHIPPED)
+    candidates: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: CANDIDATES)
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen
 
@@ -67,9 +68,8 @@ class Material:
     they are fewer than a hundred or a tenth, there is no gate 2.
     """
 
-    features: dict[Mode, TextRows]
+    features: dict[Mode, FeatureRows]
     labels: Labels
-    signals: bool
     tokens: tuple[Floats, Floats, bool]
     opened: Bools | None = None
 
@@ -81,42 +81,40 @@ def check_installed() -> None:
     load_onnxruntime()
 
 
-def fit_text_policy(rows: Sequence[GradedRow], recipe: FitRecipe, out: Path) -> TextPolicy:
+def fit_text_policy(rows: Sequence[GradedRow], recipe: FitRecipe, out: Path) -> Policy:
     """Fit on `rows`, write the folder `out`, and return the policy as loaded from there.
 
-    There is a gate 3 if every row has an answer; if every row has token signals too, it reads them, and there is a gate
-    2 for answers that go on behind their opening, if these are many. Second samples are known if every row has a
-    second answer too, and enough of them are undecided.
+    Gates read the blocks that every row has. There is a gate 3 if the rows have answers; and if they have token signals
+    too, a gate 2 for answers that go on behind their opening, if these are many.
 
     Raises InvalidRequestError as `fit_router` does, and if `out` is no folder or cannot be written.
     """
-    answers = all(row.answer is not None for row in rows)
-    signals = answers and all(row.signals is not None for row in rows)
-    modes: tuple[Mode, ...] = ("prompt", *(("opening",) if signals else ()), *(("cascade",) if answers else ()))
     out = policy_folder(out)
-    rows = [row if signals else replace(row, signals=None) for row in rows]
+    known = blocks_of_all(rows)
+    features = read_rows(rows, known)
+    has: dict[Mode, bool] = {"prompt": True, "opening": "opening" in known, "cascade": "checks" in known}
     return fit_material(
         Material(
-            features={mode: featurise(rows, mode) for mode in modes},
+            features={mode: features.of_gate(mode) for mode, there in has.items() if there},
             labels=Labels(*scores(rows), same=np.array([repeated_question(row.prompt) for row in rows])),
-            signals=signals,
             tokens=estimated_tokens(rows),
-            opened=np.array([has_opening(row) for row in rows]) if signals else None,
+            opened=np.array([has_opening(row) for row in rows]) if has["opening"] else None,
         ),
         replace(recipe, calibrated_on=CalibratedOn.of([row.prompt for row in rows])),
         out,
     )
 
 
-def fit_material(material: Material, recipe: FitRecipe, out: Path) -> TextPolicy:
+def fit_material(material: Material, recipe: FitRecipe, out: Path) -> Policy:
     """The same from features, wherever they come from. Raises InvalidRequestError as `fit_router` does."""
     folder = policy_folder(out)
     features, labels, (read, written, guessed) = material.features, material.labels, material.tokens
     if not _is_asked(material.opened):
         features = features.copy()
         features.pop("opening", None)
+    topics = Topics.fit(features["prompt"].counts, recipe.seed)
     routers: dict[Mode, TextRouter] = {
-        mode: fit_router(rows, labels, seed=recipe.seed, candidates=recipe.candidates)
+        mode: fit_router(rows, labels, seed=recipe.seed, candidates=recipe.candidates, topics=topics)
         for mode, rows in features.items()
     }
     even = labels.even
@@ -133,11 +131,9 @@ def fit_material(material: Material, recipe: FitRecipe, out: Path) -> TextPolicy
         asked=asked,
         gap=distance(asked, routers["prompt"].probability(features["prompt"])[even]),
     )
-    made = {GATE_FILES[mode]: _exported(router, features[mode], mode) for mode, router in routers.items()}
-    made[CALIBRATION_NAME] = pack_calibration(calibration)
+    made = _exported(topics, routers, features) | {CALIBRATION_NAME: pack_calibration(calibration)}
     files = {stored_name(name, data): data for name, data in made.items()}
-    card = TextPolicyCard(
-        kind=KIND,
+    card = PolicyCard(
         **VERSIONS,
         models=recipe.models,
         data=recipe.data,
@@ -148,7 +144,8 @@ def fit_material(material: Material, recipe: FitRecipe, out: Path) -> TextPolicy
         local_score=float(calibration.local.mean()),
         cloud_score=float(calibration.cloud.mean()),
         gain_rate=float(calibration.gain.mean()),
-        signals=material.signals,
+        blocks={mode: rows.widths for mode, rows in features.items()},
+        missing=[name for name in BLOCKS if not any(name in rows.blocks for rows in features.values())],
         estimated_tokens=guessed,
         delta=recipe.delta,
         points=[
@@ -161,7 +158,7 @@ def fit_material(material: Material, recipe: FitRecipe, out: Path) -> TextPolicy
         calibrated_on=recipe.calibrated_on,
     )
     put_policy(folder, files, msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
-    return settled(folder, TextPolicy.load)
+    return Policy.load(folder)
 
 
 def _is_asked(opened: Bools | None) -> bool:
@@ -189,18 +186,27 @@ def _likely_length(row: GradedRow) -> float:
     return _ANSWER_TOKENS if row.answer is None else len(row.answer) / _CHARS_PER_TOKEN
 
 
-def _exported(router: TextRouter, features: TextRows, mode: Mode) -> bytes:
-    """The graph, checked against the Python model on every row. Raises RuntimeError if they differ."""
-    graph = router_to_onnx(router, features.measures.shape[1], mode)
-    gate = TextGate(load_onnxruntime().InferenceSession(graph, providers=["CPUExecutionProvider"]))
-    counts: Any = features.counts
-    theirs = [
-        gate.decide(gate.read(counts[i].toarray().ravel()), measures) for i, measures in enumerate(features.measures)
-    ]
-    gap = float(np.abs(np.array(theirs) - router.probability(features)).max())
-    if gap > _TOLERANCE:
-        raise RuntimeError(f"the exported gate differs from its Python model by {gap:.1e}")
-    return graph
+def _exported(
+    topics: Topics, routers: Mapping[Mode, TextRouter], features: Mapping[Mode, FeatureRows]
+) -> dict[str, bytes]:
+    """The graphs, checked against the Python models on every row. Raises RuntimeError if they differ."""
+    made = {TOPICS_FILE: topics_to_onnx(topics)}
+    reader = ExportedTopics(_session(made[TOPICS_FILE]))
+    read = [reader.read(counts.toarray().ravel()) for counts in features["prompt"].counts]
+    for mode, router in routers.items():
+        measures = features[mode].measures
+        graph = gate_to_onnx(router, measures.shape[1])
+        gate = ExportedGate(_session(graph))
+        theirs = [gate.decide(*each) for each in zip(read, measures, strict=True)]
+        gap = float(np.abs(np.array(theirs) - router.probability(features[mode])).max())
+        if gap > _TOLERANCE:
+            raise RuntimeError(f"the exported {GATE_FILES[mode]} differs from its Python model by {gap:.1e}")
+        made[GATE_FILES[mode]] = graph
+    return made
+
+
+def _session(graph: bytes) -> Any:
+    return load_onnxruntime().InferenceSession(graph, providers=["CPUExecutionProvider"])
 
 
 def _point(rows: CalibrationRows, target: Target, delta: float) -> Point:
