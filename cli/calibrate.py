@@ -14,7 +14,7 @@ from .shared import json_output, options, output
 
 if TYPE_CHECKING:
     from ..classifier.graded_row import GradedRow
-    from ..classifier.policy.text_policy import TextPolicy
+    from ..classifier.policy.policy import Policy
     from ..classifier.training.train_text import FitRecipe
     from ..router.config import RouterConfig
 
@@ -182,7 +182,7 @@ def _rescue(rows: list[GradedRow]) -> None:
 def _fit(task: _Task, config: RouterConfig, delta: float, out: Path | None, json_path: Path | None) -> None:
     from ..classifier.policy.folders import policy_folder_of
     from ..classifier.policy.graph_files import sha256
-    from ..classifier.policy.text_policy import Source
+    from ..classifier.policy.policy import Source
     from ..classifier.training.train_text import FitRecipe, fit_text_policy
 
     recipe = FitRecipe(
@@ -205,13 +205,13 @@ def _fit(task: _Task, config: RouterConfig, delta: float, out: Path | None, json
         json_output.write(json_path, report.fields())
 
 
-def _figures(policy: TextPolicy, config: RouterConfig) -> dict[str, Any]:
+def _figures(policy: Policy, config: RouterConfig) -> dict[str, Any]:
     from ..classifier.policy.summary import figures
 
     return figures(policy, config.target)
 
 
-def _show(policy: TextPolicy, config: RouterConfig, apart: bool) -> None:
+def _show(policy: Policy, config: RouterConfig, apart: bool) -> None:
     from ..bench.router_report import terminal_plot
     from ..classifier.evaluation import cost_quality as curve
     from ..classifier.policy.summary import sentences

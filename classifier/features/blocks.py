@@ -82,17 +82,11 @@ class ReadRun:
 
     view: RunView
     asked: ParsedQuestion
-    # None where no block reads the answer.
-    answered: Answered | None = None
+    answered: Answered
 
     @classmethod
-    def of(cls, row: GradedRow) -> ReadRun:
-        answered = None if row.answer is None else Answered.of(row.answer)
-        return cls(view_of(row), ParsedQuestion.of(row.prompt), answered)
-
-    @property
-    def answer(self) -> Answered:
-        return self.answered or Answered.of(self.view.answer)
+    def of(cls, view: RunView) -> ReadRun:
+        return cls(view, ParsedQuestion.of(view.prompt.text), Answered.of(view.answer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,17 +123,15 @@ BLOCKS: dict[BlockName, Block] = {
     "checks": Block(
         _answered,
         len(ANSWER_NAMES),
-        lambda run: answer_checks(run.view.answer, run.asked.mentioned, run.answer.parts),
+        lambda run: answer_checks(run.view.answer, run.asked.mentioned, run.answered.parts),
     ),
     "steps": Block(
-        _answered, len(STEP_NAMES), lambda run: step_checks(run.asked.given, run.view.answer, run.answer.steps)
+        _answered, len(STEP_NAMES), lambda run: step_checks(run.asked.given, run.view.answer, run.answered.steps)
     ),
     "ending": Block(_inspected, 1, lambda run: np.array([run.view.finish_reason == "length"], np.float32)),
     "signals": Block(_signalled, len(SIGNAL_NAMES), lambda run: signals(run.view)),
     "opening": Block(_signalled, len(SIGNAL_NAMES), lambda run: signals(run.view, OPENING_TOKENS)),
-    "prompt_signals": Block(
-        _inspected, len(PROMPT_SIGNAL_NAMES), lambda run: prompt_signals(run.view.prompt_logprobs)
-    ),
+    "prompt_signals": Block(_inspected, len(PROMPT_SIGNAL_NAMES), lambda run: prompt_signals(run.view.prompt_logprobs)),
     "prompt_hidden": Block(_inspected, None, lambda run: _bounded(run.view.prompt_hidden)),
     "answer_hidden": Block(_inspected, None, lambda run: _bounded(answer_hidden_of(run.view))),
 }

@@ -13,7 +13,8 @@ from ...protocol.errors import InvalidRequestError
 from ..arrays import Array
 from ..graded_row import GradedRow
 from ..optional import load_module
-from .blocks import BLOCKS, GATE_BLOCKS, OPENING_TOKENS, BlockName, Mode, ReadRun, blocks_of_all
+from .blocks import BLOCKS, GATE_BLOCKS, OPENING_TOKENS, BlockName, Mode, ReadRun, blocks_of_all, view_of
+from .gate_inputs import RunView
 
 __all__ = ["FeatureRows", "Features", "featurise", "has_opening", "read_rows", "remembered"]
 
@@ -57,7 +58,7 @@ def read_rows(rows: Sequence[GradedRow], names: Iterable[BlockName]) -> FeatureR
     found: dict[BlockName, list[Array]] = {name: [] for name in names}
     # In pieces: dense counts of many thousand rows would not fit in memory.
     for start in range(0, len(rows), _PIECE):
-        runs = [ReadRun.of(row) for row in rows[start : start + _PIECE]]
+        runs = [ReadRun.of(view_of(row)) for row in rows[start : start + _PIECE]]
         counts.append(sparse.csr_matrix(np.stack([run.asked.counts for run in runs])))
         for name in names:
             found[name] += [BLOCKS[name].compute(run) for run in runs]
@@ -70,19 +71,16 @@ def featurise(rows: Sequence[GradedRow], mode: Mode) -> FeatureRows:
     """
     known = blocks_of_all(rows)
     if mode == "opening" and "opening" not in known:
-        raise InvalidRequestError(
-            "An answer's opening is judged by token signals: add logprobs, entropies, margins."
-        )
+        raise InvalidRequestError("An answer's opening is judged by token signals: add logprobs, entropies, margins.")
     if mode == "cascade" and "checks" not in known:
         raise InvalidRequestError("A cascade is judged by the weak tier's answer: add a column weak_response.")
     return read_rows(rows, [name for name in GATE_BLOCKS[mode] if name in known])
 
 
-def remembered(row: GradedRow) -> Features:
+def remembered(view: RunView) -> Features:
     """What experience keeps of a judged answer."""
-    run = ReadRun.of(row)
-    kept = {name: block for name, block in BLOCKS.items() if name not in _NOT_KEPT and block.known(row)}
-    return {name: block.compute(run) for name, block in kept.items()}, run.asked.counts
+    run = ReadRun.of(view)
+    return {name: block.compute(run) for name, block in BLOCKS.items() if name not in _NOT_KEPT}, run.asked.counts
 
 
 def has_opening(row: GradedRow) -> bool:

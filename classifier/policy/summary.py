@@ -46,7 +46,7 @@ def sentences(policy: Policy, target: Target) -> list[str]:
     """The same in words."""
     card, point = policy.card, policy.operating_point(target)
     lines = [
-        f"{card.rows} prompts, graded by {card.grading}.{_not_read(card)}",
+        f"{card.rows} prompts, graded by {card.grading}.",
         f"Local {card.local_score:.1%}, cloud {card.cloud_score:.1%}; only the cloud is right on {card.gain_rate:.1%}.",
         f"Target {target}: {point.cloud_share:.1%} go to the cloud ({point.before_share:.1%} before generation), "
         f"{point.quality:.1%} of the cloud's score, {_cost(target, point)}"

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ...protocol.errors import InvalidRequestError
 from ..arrays import Array, Bools, Floats
-from ..calibration.probability_curve import ProbabilityCurve, cross_calibrated, fit_curve
+from ..calibration.probability_curve import ProbabilityCurve, fit_curve
 from ..features.blocks import BlockName
 from ..features.feature_rows import FeatureRows
 from ..features.wording import COUNTS
@@ -28,6 +28,7 @@ from ..optional import load_module
 
 __all__ = [
     "CANDIDATES",
+    "MIN_FITTED",
     "MIN_LABELS",
     "Forest",
     "Labels",
@@ -35,10 +36,10 @@ __all__ = [
     "TextRouter",
     "Topics",
     "fit_router",
-    "unseen",
 ]
 
-MIN_LABELS = 100
+# Graded prompts, and those among them that gates are fitted on.
+MIN_LABELS, MIN_FITTED = 100, 40
 _TOPICS = 50
 _FOLDS = 5
 _CLIP = 4.0
@@ -125,7 +126,9 @@ class Topics:
         """Topics and measures side by side."""
         topics = np.asarray(_weighted(rows.counts, self.weights) @ self.directions, np.float64)
         weights = [np.full(width, _WEIGHTS.get(name, _WEIGHT_OF_OTHERS)) for name, width in rows.widths.items()]
-        return Inputs(np.hstack((topics.astype(np.float32), rows.measures)), np.concatenate((np.ones(_TOPICS), *weights)))
+        return Inputs(
+            np.hstack((topics.astype(np.float32), rows.measures)), np.concatenate((np.ones(_TOPICS), *weights))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +179,6 @@ class TextRouter:
     weights: Mapping[str, float]
     bias: float
     curve: ProbabilityCurve
-    # P(gain) of each row it was fitted on, by members that did not see it.
-    crossed: Floats
-    # Of each that it was calibrated on, by a curve that did not see it either.
-    fair: Floats
     chosen: str
     # Every candidate's APGR in the inner cross-validation, from which `chosen` was chosen.
     inner_apgr: Mapping[str, float]
@@ -191,6 +190,11 @@ class TextRouter:
         """The score of rows that `topics` have prepared."""
         return self.bias + _added(weight * self.members[name].score(x) for name, weight in self.weights.items())
 
+    def refitted(self, rows: FeatureRows, labels: Labels, seed: int = 0) -> TextRouter:
+        """The same blend of the same topics, its members fitted on other rows."""
+        inputs = self.topics.prepare(rows)
+        return replace(self, members={name: _fit(name, inputs, labels, seed) for name in self.members})
+
     def probability(self, rows: FeatureRows) -> Floats:
         """(n,) float64 in [0, 1]."""
         return np.clip(self.curve(self.score(rows)), 0.0, 1.0)
@@ -199,25 +203,23 @@ class TextRouter:
 def fit_router(
     rows: FeatureRows,
     labels: Labels,
-    unlabelled: FeatureRows | None = None,
+    topics: Topics | None = None,
     seed: int = 0,
     candidates: Mapping[str, tuple[str, ...]] = MappingProxyType(CANDIDATES),
-    topics: Topics | None = None,
 ) -> TextRouter:
     """Fit on labelled `rows`. The same seed gives the same router. Rows with `labels.same` alike share a fold.
 
-    `topics`: None finds them, on `unlabelled` prompts too.
+    `topics`: None finds them on these rows.
 
-    Raises InvalidRequestError with fewer than 100 labels, or if no row or every row is a gain.
+    Raises InvalidRequestError with too few labels, or if no row or every row is a gain.
     """
     n, better = len(labels.even), labels.better[labels.even]
-    if n < MIN_LABELS or better.all() or not better.any():
+    if n < MIN_FITTED or better.all() or not better.any():
         raise InvalidRequestError(
             f"A router needs at least {MIN_LABELS} graded prompts, some better answered by the strong tier and some "
-            f"not: there are {n}, of which {int(better.sum())} are."
+            f"not. There are {n} to fit it on (the others are held out), of which {int(better.sum())} are."
         )
-    counts = [rows.counts] if unlabelled is None else [rows.counts, unlabelled.counts]
-    topics = topics or Topics.fit(load_module("scipy.sparse", "train").vstack(counts).tocsr(), seed)
+    topics = topics or Topics.fit(rows.counts, seed)
     x = topics.prepare(rows)
     crossed = _cross_fitted(x, labels, seed, {member for blend in candidates.values() for member in blend})
     blends = {name: _Blend.of(blend, crossed) for name, blend in candidates.items()}
@@ -225,33 +227,15 @@ def fit_router(
     recovered = {name: _recovered(blend.score(crossed)[even], labels.gain[even]) for name, blend in blends.items()}
     chosen = _chosen(recovered)
     blend = blends[chosen]
-    score = blend.score(crossed)
-    curve = fit_curve(score[even], better)
     return TextRouter(
         topics=topics,
         members={name: _fit(name, x, labels, seed) for name in blend.weights},
         weights=blend.weights,
         bias=blend.bias,
-        curve=curve,
-        crossed=np.clip(curve(score), 0.0, 1.0),
-        fair=cross_calibrated(score[even], better, _folds(labels, seed + 1)[even]),
+        curve=fit_curve(blend.score(crossed)[even], better),
         chosen=chosen,
         inner_apgr={name: float(rows.sum() / labels.gain[even].sum()) for name, rows in recovered.items()},
     )
-
-
-def unseen(router: TextRouter, rows: FeatureRows, labels: Labels, seed: int = 0) -> Floats:
-    """(n,) P(gain) of the rows that `router` was fitted on as it judges further ones: by topics and members that were
-    found without the row. `router.crossed` has seen its wording, and rows that topics were found on lie further apart.
-    """
-    scores, folds = np.zeros(len(labels.weak)), _folds(labels, seed)
-    for fold in range(_FOLDS):
-        held, kept = np.flatnonzero(folds == fold), np.flatnonzero(folds != fold)
-        learned, topics = labels.take(kept), Topics.fit(rows.take(kept).counts, seed)
-        x, others = topics.prepare(rows.take(kept)), topics.prepare(rows.take(held))
-        members = {name: _fit(name, x, learned, seed) for name in router.members}
-        scores[held] = replace(router, topics=topics, members=members).blended(others.x)
-    return np.clip(router.curve(scores), 0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """From graded rows to a policy folder: gates fitted, exported, checked, and the calibration rows beside them.
 
-Every P(gain) in the calibration rows is by members that did not see the row. The gates that ship were fitted on all
-rows, so the promise is about a router a little worse than the one that ships (decision 029).
+Every P(gain) in the calibration rows is by the gates that ship, which were fitted on other rows (decision 059).
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..arrays import Bools, Floats
-from ..calibration.drift import distance
+from ..arrays import Floats
 from ..calibration.operating_point import DELTA, operating_point
 from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, pack_calibration
 from ..evaluation import cost_quality as curve
@@ -26,15 +24,24 @@ from ..features.parsed_question import repeated_question
 from ..graded_row import GradedRow, scores
 from ..optional import load_module, load_onnxruntime
 from ..policy.calibrated_on import CalibratedOn
-from ..policy.exported_gate import ExportedGate, ExportedTopics
+from ..policy.exported_gates import Graphs
 from ..policy.files import policy_folder, put_policy, stored_name
 from ..policy.graph_files import sha256
 from ..policy.policy import GATE_FILES, TOPICS_FILE, VERSIONS, Point, Policy, PolicyCard, Source
 from ..target import PROMISES, Target
 from .export_text import gate_to_onnx, topics_to_onnx
-from .text_router import CANDIDATES, MIN_LABELS, Labels, TextRouter, Topics, fit_router, unseen
+from .gates import FittedGates, Material, fit_gates
+from .text_router import CANDIDATES, Labels, TextRouter
 
-__all__ = ["FitRecipe", "Material", "check_installed", "estimated_tokens", "fit_material", "fit_text_policy"]
+__all__ = [
+    "FitRecipe",
+    "check_installed",
+    "estimated_tokens",
+    "fit_material",
+    "fit_text_policy",
+    "material_of",
+    "write_policy",
+]
 
 _TARGETS = (0.9, 0.95, 0.97, 0.98, 0.99)
 _CHARS_PER_TOKEN = 4.0
@@ -61,19 +68,6 @@ class FitRecipe:
     calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen
 
 
-@dataclass(frozen=True, slots=True)
-class Material:
-    """Features of each gate with their labels. `tokens`: read, written, (n,) each, and whether they are estimates.
-    `opened`: (n,) which answers gate 2 is asked about: not about those that have ended by then. Without it, or where
-    they are fewer than a hundred or a tenth, there is no gate 2.
-    """
-
-    features: dict[Mode, FeatureRows]
-    labels: Labels
-    tokens: tuple[Floats, Floats, bool]
-    opened: Bools | None = None
-
-
 def check_installed() -> None:
     """Raises MissingDependencyError if what fitting takes is missing: to be asked before rows are paid for."""
     for name in ("scipy.sparse", "sklearn.ensemble", "onnx"):
@@ -84,54 +78,41 @@ def check_installed() -> None:
 def fit_text_policy(rows: Sequence[GradedRow], recipe: FitRecipe, out: Path) -> Policy:
     """Fit on `rows`, write the folder `out`, and return the policy as loaded from there.
 
-    Gates read the blocks that every row has. There is a gate 3 if the rows have answers; and if they have token signals
-    too, a gate 2 for answers that go on behind their opening, if these are many.
-
     Raises InvalidRequestError as `fit_router` does, and if `out` is no folder or cannot be written.
     """
-    out = policy_folder(out)
+    recipe = replace(recipe, calibrated_on=CalibratedOn.of([row.prompt for row in rows]))
+    return fit_material(material_of(rows), recipe, policy_folder(out))
+
+
+def material_of(rows: Sequence[GradedRow]) -> Material:
+    """What gates are fitted on: the blocks that every row has.
+
+    There is a gate 3 if the rows have answers; and if they have token signals too, a gate 2 for answers that go on
+    behind their opening, if these are many.
+    """
     known = blocks_of_all(rows)
     features = read_rows(rows, known)
     has: dict[Mode, bool] = {"prompt": True, "opening": "opening" in known, "cascade": "checks" in known}
-    return fit_material(
-        Material(
-            features={mode: features.of_gate(mode) for mode, there in has.items() if there},
-            labels=Labels(*scores(rows), same=np.array([repeated_question(row.prompt) for row in rows])),
-            tokens=estimated_tokens(rows),
-            opened=np.array([has_opening(row) for row in rows]) if has["opening"] else None,
-        ),
-        replace(recipe, calibrated_on=CalibratedOn.of([row.prompt for row in rows])),
-        out,
+    return Material(
+        features={mode: features.of_gate(mode) for mode, there in has.items() if there},
+        labels=Labels(*scores(rows), same=np.array([repeated_question(row.prompt) for row in rows])),
+        tokens=estimated_tokens(rows),
+        opened=np.array([has_opening(row) for row in rows]) if has["opening"] else None,
     )
 
 
 def fit_material(material: Material, recipe: FitRecipe, out: Path) -> Policy:
     """The same from features, wherever they come from. Raises InvalidRequestError as `fit_router` does."""
-    folder = policy_folder(out)
-    features, labels, (read, written, guessed) = material.features, material.labels, material.tokens
-    if not _is_asked(material.opened):
-        features = features.copy()
-        features.pop("opening", None)
-    topics = Topics.fit(features["prompt"].counts, recipe.seed)
-    routers: dict[Mode, TextRouter] = {
-        mode: fit_router(rows, labels, seed=recipe.seed, candidates=recipe.candidates, topics=topics)
-        for mode, rows in features.items()
-    }
-    even = labels.even
-    asked = unseen(routers["prompt"], features["prompt"], labels, recipe.seed)[even]
-    calibration = CalibrationRows(
-        before=routers["prompt"].crossed[even],
-        after=routers["cascade"].crossed[even] if "cascade" in routers else None,
-        during=_gate2_sees(routers["opening"].crossed, material.opened)[even] if "opening" in routers else None,
-        local=labels.weak[even],
-        cloud=labels.strong[even],
-        read=read[even],
-        written=written[even],
-        prompts=labels.evidence,
-        asked=asked,
-        gap=distance(asked, routers["prompt"].probability(features["prompt"])[even]),
-    )
-    made = _exported(topics, routers, features) | {CALIBRATION_NAME: pack_calibration(calibration)}
+    return write_policy(fit_gates(material, recipe.seed, recipe.candidates), material, recipe, policy_folder(out))
+
+
+def write_policy(found: FittedGates, material: Material, recipe: FitRecipe, folder: Path) -> Policy:
+    """Put what was fitted into `folder`, and load it from there."""
+    calibration, labels = found.calibration, material.labels
+    features = {mode: material.features[mode] for mode in found.routers}
+    # A row of no weight is one of the others once more, with the grades that it is promised on.
+    weighted = np.ones(len(labels.weak)) if labels.weight is None else labels.weight
+    made = _exported(found.routers, features) | {CALIBRATION_NAME: pack_calibration(calibration)}
     files = {stored_name(name, data): data for name, data in made.items()}
     card = PolicyCard(
         **VERSIONS,
@@ -139,14 +120,15 @@ def fit_material(material: Material, recipe: FitRecipe, out: Path) -> Policy:
         data=recipe.data,
         grading=recipe.grading,
         date=recipe.date,
-        # A row of no weight is one of the others once more, with the grades that it is promised on.
-        rows=len(labels.weak) if labels.weight is None else int(np.count_nonzero(labels.weight)),
-        local_score=float(calibration.local.mean()),
-        cloud_score=float(calibration.cloud.mean()),
-        gain_rate=float(calibration.gain.mean()),
+        rows=int(np.count_nonzero(weighted)),
+        fitted=int(np.count_nonzero(weighted[found.fitting])),
+        calibrated=len(calibration.local),
+        local_score=float(labels.weak[labels.even].mean()),
+        cloud_score=float(labels.strong[labels.even].mean()),
+        gain_rate=float(labels.better[labels.even].mean()),
         blocks={mode: rows.widths for mode, rows in features.items()},
         missing=[name for name in BLOCKS if not any(name in rows.blocks for rows in features.values())],
-        estimated_tokens=guessed,
+        estimated_tokens=material.tokens[2],
         delta=recipe.delta,
         points=[
             _point(calibration, Target("quality", target, promise=promise), recipe.delta)
@@ -154,21 +136,11 @@ def fit_material(material: Material, recipe: FitRecipe, out: Path) -> Policy:
             for target in _TARGETS
         ],
         files={name: sha256(data) for name, data in files.items()},
-        metrics=_metrics(calibration, {mode: router.fair for mode, router in routers.items()}) | recipe.metrics,
+        metrics=_metrics(calibration) | recipe.metrics,
         calibrated_on=recipe.calibrated_on,
     )
     put_policy(folder, files, msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
     return Policy.load(folder)
-
-
-def _is_asked(opened: Bools | None) -> bool:
-    """Whether gate 2 would be asked often enough for its threshold to mean something."""
-    return opened is not None and int(opened.sum()) >= max(MIN_LABELS, _OFTEN_OPENED * len(opened))
-
-
-def _gate2_sees(p_gain: Floats, opened: Bools | None) -> Floats:
-    """Gate 2's P(gain) as use sees it: none that could send up an answer which ends before gate 2 is asked."""
-    return p_gain if opened is None else np.where(opened, p_gain, 0.0)
 
 
 def estimated_tokens(rows: Sequence[GradedRow]) -> tuple[Floats, Floats, bool]:
@@ -186,22 +158,19 @@ def _likely_length(row: GradedRow) -> float:
     return _ANSWER_TOKENS if row.answer is None else len(row.answer) / _CHARS_PER_TOKEN
 
 
-def _exported(
-    topics: Topics, routers: Mapping[Mode, TextRouter], features: Mapping[Mode, FeatureRows]
-) -> dict[str, bytes]:
+def _exported(routers: Mapping[Mode, TextRouter], features: Mapping[Mode, FeatureRows]) -> dict[str, bytes]:
     """The graphs, checked against the Python models on every row. Raises RuntimeError if they differ."""
-    made = {TOPICS_FILE: topics_to_onnx(topics)}
-    reader = ExportedTopics(_session(made[TOPICS_FILE]))
-    read = [reader.read(counts.toarray().ravel()) for counts in features["prompt"].counts]
+    made = {TOPICS_FILE: topics_to_onnx(routers["prompt"].topics)}  # all gates share them
+    made |= {
+        GATE_FILES[mode]: gate_to_onnx(router, sum(features[mode].widths.values())) for mode, router in routers.items()
+    }
+    graphs = Graphs(_session(made[TOPICS_FILE]), {mode: _session(made[GATE_FILES[mode]]) for mode in routers})
+    read = [graphs.read(counts.toarray().ravel()) for counts in features["prompt"].counts]
     for mode, router in routers.items():
-        measures = features[mode].measures
-        graph = gate_to_onnx(router, measures.shape[1])
-        gate = ExportedGate(_session(graph))
-        theirs = [gate.decide(*each) for each in zip(read, measures, strict=True)]
+        theirs = [graphs.decide(mode, *each) for each in zip(read, features[mode].measures, strict=True)]
         gap = float(np.abs(np.array(theirs) - router.probability(features[mode])).max())
         if gap > _TOLERANCE:
             raise RuntimeError(f"the exported {GATE_FILES[mode]} differs from its Python model by {gap:.1e}")
-        made[GATE_FILES[mode]] = graph
     return made
 
 
@@ -216,17 +185,10 @@ def _point(rows: CalibrationRows, target: Target, delta: float) -> Point:
     return Point(str(target), told.before, told.after, *outcome, told.during)
 
 
-def _metrics(rows: CalibrationRows, fair: Mapping[Mode, Floats]) -> dict[str, float]:
-    """How the gates rank, on rows that their members did not see, and how honest they are, where (`fair`) their
-    calibration had not seen them either.
-    """
+def _metrics(rows: CalibrationRows) -> dict[str, float]:
+    """How the gates that ship rank rows that they never saw, and how honest they are."""
     found: dict[str, float] = {}
-    gates: tuple[tuple[str, Mode, Floats | None], ...] = (
-        ("gate1", "prompt", rows.before),
-        ("gate2", "opening", rows.during),
-        ("gate3", "cascade", rows.after),
-    )
-    for gate, mode, p_gain in gates:
+    for gate, p_gain in (("gate1", rows.before), ("gate2", rows.during), ("gate3", rows.after)):
         if p_gain is not None:
             routed = curve.cost_quality(p_gain, rows.local, rows.cloud)
             found |= {
@@ -234,6 +196,6 @@ def _metrics(rows: CalibrationRows, fair: Mapping[Mode, Floats]) -> dict[str, fl
                 f"{gate}.cpt50": routed.cpt(0.5),
                 f"{gate}.cpt80": routed.cpt(0.8),
                 f"{gate}.auroc": auroc(p_gain, rows.gain),
-                f"{gate}.ece": ece(fair[mode], rows.gain),
+                f"{gate}.ece": ece(p_gain, rows.gain),
             }
     return found
