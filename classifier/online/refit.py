@@ -23,8 +23,9 @@ from ..features.wording import COUNTS
 from ..optional import load_module
 from ..policy.graph_files import sha256
 from ..policy.text_policy import Source, TextPolicy
+from ..training.gates import Material
 from ..training.text_router import MIN_LABELS, Labels
-from ..training.train_text import FitRecipe, Material, fit_material
+from ..training.train_text import FitRecipe, fit_material
 from .experience import Observation, unpack
 
 __all__ = ["GRADING", "even_draw", "learn"]

@@ -104,6 +104,9 @@ class TextPolicyCard:
     points: list[Point]
     # SHA-256 of each file.
     files: dict[str, str]
+    # Of the rows: those that the gates were fitted on, and the others, which thresholds come from.
+    fitted: int = 0
+    calibrated: int = 0
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     # What kinds of requests the rows were.
     calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen

@@ -11,7 +11,7 @@ The choice looks at training rows only: where `updraft bench router` judges it o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 
 from ...protocol.errors import InvalidRequestError
 from ..arrays import Array, Bools, Floats
-from ..calibration.probability_curve import ProbabilityCurve, cross_calibrated, fit_curve
+from ..calibration.probability_curve import ProbabilityCurve, fit_curve
 from ..features.text_vectors import N_WORDING, TextRows
 from ..features.wording import COUNTS
 from ..optional import load_module
 
 __all__ = [
     "CANDIDATES",
+    "MIN_FITTED",
     "MIN_LABELS",
     "SHIPPED",
     "Forest",
@@ -34,10 +35,10 @@ __all__ = [
     "TextRouter",
     "Topics",
     "fit_router",
-    "unseen",
 ]
 
-MIN_LABELS = 100
+# Graded prompts, and those among them that gates are fitted on.
+MIN_LABELS, MIN_FITTED = 100, 40
 _TOPICS = 50
 _FOLDS = 5
 _CLIP = 4.0
@@ -180,10 +181,6 @@ class TextRouter:
     weights: Mapping[str, float]
     bias: float
     curve: ProbabilityCurve
-    # P(gain) of each row it was fitted on, by members that did not see it.
-    crossed: Floats
-    # Of each that it was calibrated on, by a curve that did not see it either.
-    fair: Floats
     chosen: str
     # Every candidate's APGR in the inner cross-validation, from which `chosen` was chosen.
     inner_apgr: Mapping[str, float]
@@ -212,13 +209,13 @@ def fit_router(
     `candidates`: None compares all of them; those that do not ship are never chosen. Rows with `labels.same` alike
     share a fold.
 
-    Raises InvalidRequestError with fewer than 100 labels, or if no row or every row is a gain.
+    Raises InvalidRequestError with too few labels, or if no row or every row is a gain.
     """
     n, better = len(labels.even), labels.better[labels.even]
-    if n < MIN_LABELS or better.all() or not better.any():
+    if n < MIN_FITTED or better.all() or not better.any():
         raise InvalidRequestError(
             f"A router needs at least {MIN_LABELS} graded prompts, some better answered by the strong tier and some "
-            f"not: there are {n}, of which {int(better.sum())} are."
+            f"not. There are {n} to fit it on (the others are held out), of which {int(better.sum())} are."
         )
     counts = rows.counts
     if unlabelled is not None:
@@ -232,33 +229,15 @@ def fit_router(
     recovered = {name: _recovered(blend.score(crossed)[even], labels.gain[even]) for name, blend in blends.items()}
     chosen = _chosen({name: recovered[name] for name in candidates if name in SHIPPED})
     blend = blends[chosen]
-    score = blend.score(crossed)
-    curve = fit_curve(score[even], better)
     return TextRouter(
         topics=topics,
         members={name: _fit(name, x, labels, seed) for name in blend.weights},
         weights=blend.weights,
         bias=blend.bias,
-        curve=curve,
-        crossed=np.clip(curve(score), 0.0, 1.0),
-        fair=cross_calibrated(score[even], better, _folds(labels, seed + 1)[even]),
+        curve=fit_curve(blend.score(crossed)[even], better),
         chosen=chosen,
         inner_apgr={name: float(rows.sum() / labels.gain[even].sum()) for name, rows in recovered.items()},
     )
-
-
-def unseen(router: TextRouter, rows: TextRows, labels: Labels, seed: int = 0) -> Floats:
-    """(n,) P(gain) of the rows that `router` was fitted on as it judges further ones: by topics and members that were
-    found without the row. `router.crossed` has seen its wording, and rows that topics were found on lie further apart.
-    """
-    scores, folds = np.zeros(len(labels.weak)), _folds(labels, seed)
-    for fold in range(_FOLDS):
-        held, kept = np.flatnonzero(folds == fold), np.flatnonzero(folds != fold)
-        learned, topics = labels.take(kept), Topics.fit(rows.take(kept).counts, seed)
-        x, others = topics.prepare(rows.take(kept)), topics.prepare(rows.take(held))
-        members = {name: _fit(name, x, learned, seed) for name in router.members}
-        scores[held] = replace(router, topics=topics, members=members).blended(others)
-    return np.clip(router.curve(scores), 0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

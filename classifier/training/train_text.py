@@ -1,7 +1,6 @@
 """From graded prompts to a policy folder: both gates fitted, exported, checked, and the calibration rows beside them.
 
-Every P(gain) in the calibration rows is by members that did not see the row. The gates that ship were fitted on all
-rows, so the promise is about a router a little worse than the one that ships (decision 029).
+Every P(gain) in the calibration rows is by the gates that ship, which were fitted on other rows (decision 059).
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..arrays import Bools, Floats
-from ..calibration.drift import distance
+from ..arrays import Floats
 from ..calibration.operating_point import DELTA, operating_point
 from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, pack_calibration
 from ..evaluation import cost_quality as curve
@@ -31,9 +29,10 @@ from ..policy.text_gate import TextGate
 from ..policy.text_policy import GATE_FILES, KIND, VERSIONS, Point, Source, TextPolicy, TextPolicyCard
 from ..target import PROMISES, Target
 from .export_text import router_to_onnx
-from .text_router import MIN_LABELS, SHIPPED, Labels, TextRouter, fit_router, unseen
+from .gates import Material, fit_gates
+from .text_router import MIN_LABELS, SHIPPED, Labels, TextRouter
 
-__all__ = ["FitRecipe", "Material", "check_installed", "estimated_tokens", "fit_material", "fit_text_policy"]
+__all__ = ["FitRecipe", "check_installed", "estimated_tokens", "fit_material", "fit_text_policy"]
 
 _TARGETS = (0.9, 0.95, 0.97, 0.98, 0.99)
 _CHARS_PER_TOKEN = 4.0
@@ -58,20 +57,6 @@ class FitRecipe:
     candidates: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: SHIPPED)
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen
-
-
-@dataclass(frozen=True, slots=True)
-class Material:
-    """Features of each gate with their labels. `tokens`: read, written, (n,) each, and whether they are estimates.
-    `opened`: (n,) which answers gate 2 is asked about: not about those that have ended by then. Without it, or where
-    they are fewer than a hundred or a tenth, there is no gate 2.
-    """
-
-    features: dict[Mode, TextRows]
-    labels: Labels
-    signals: bool
-    tokens: tuple[Floats, Floats, bool]
-    opened: Bools | None = None
 
 
 def check_installed() -> None:
@@ -111,29 +96,13 @@ def fit_text_policy(rows: Sequence[GradedRow], recipe: FitRecipe, out: Path) -> 
 def fit_material(material: Material, recipe: FitRecipe, out: Path) -> TextPolicy:
     """The same from features, wherever they come from. Raises InvalidRequestError as `fit_router` does."""
     folder = policy_folder(out)
-    features, labels, (read, written, guessed) = material.features, material.labels, material.tokens
-    if not _is_asked(material.opened):
-        features = features.copy()
-        features.pop("opening", None)
-    routers: dict[Mode, TextRouter] = {
-        mode: fit_router(rows, labels, seed=recipe.seed, candidates=recipe.candidates)
-        for mode, rows in features.items()
+    found = fit_gates(material, recipe.seed, recipe.candidates)
+    calibration, labels = found.calibration, material.labels
+    # A row of no weight is one of the others once more, with the grades that it is promised on.
+    weighted = np.ones(len(labels.weak)) if labels.weight is None else labels.weight
+    made = {
+        GATE_FILES[mode]: _exported(router, material.features[mode], mode) for mode, router in found.routers.items()
     }
-    even = labels.even
-    asked = unseen(routers["prompt"], features["prompt"], labels, recipe.seed)[even]
-    calibration = CalibrationRows(
-        before=routers["prompt"].crossed[even],
-        after=routers["cascade"].crossed[even] if "cascade" in routers else None,
-        during=_gate2_sees(routers["opening"].crossed, material.opened)[even] if "opening" in routers else None,
-        local=labels.weak[even],
-        cloud=labels.strong[even],
-        read=read[even],
-        written=written[even],
-        prompts=labels.evidence,
-        asked=asked,
-        gap=distance(asked, routers["prompt"].probability(features["prompt"])[even]),
-    )
-    made = {GATE_FILES[mode]: _exported(router, features[mode], mode) for mode, router in routers.items()}
     made[CALIBRATION_NAME] = pack_calibration(calibration)
     files = {stored_name(name, data): data for name, data in made.items()}
     card = TextPolicyCard(
@@ -143,13 +112,14 @@ def fit_material(material: Material, recipe: FitRecipe, out: Path) -> TextPolicy
         data=recipe.data,
         grading=recipe.grading,
         date=recipe.date,
-        # A row of no weight is one of the others once more, with the grades that it is promised on.
-        rows=len(labels.weak) if labels.weight is None else int(np.count_nonzero(labels.weight)),
-        local_score=float(calibration.local.mean()),
-        cloud_score=float(calibration.cloud.mean()),
-        gain_rate=float(calibration.gain.mean()),
+        rows=int(np.count_nonzero(weighted)),
+        fitted=int(np.count_nonzero(weighted[found.fitting])),
+        calibrated=len(calibration.local),
+        local_score=float(labels.weak[labels.even].mean()),
+        cloud_score=float(labels.strong[labels.even].mean()),
+        gain_rate=float(labels.better[labels.even].mean()),
         signals=material.signals,
-        estimated_tokens=guessed,
+        estimated_tokens=material.tokens[2],
         delta=recipe.delta,
         points=[
             _point(calibration, Target("quality", target, promise=promise), recipe.delta)
@@ -157,21 +127,11 @@ def fit_material(material: Material, recipe: FitRecipe, out: Path) -> TextPolicy
             for target in _TARGETS
         ],
         files={name: sha256(data) for name, data in files.items()},
-        metrics=_metrics(calibration, {mode: router.fair for mode, router in routers.items()}) | recipe.metrics,
+        metrics=_metrics(calibration) | recipe.metrics,
         calibrated_on=recipe.calibrated_on,
     )
     put_policy(folder, files, msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
     return settled(folder, TextPolicy.load)
-
-
-def _is_asked(opened: Bools | None) -> bool:
-    """Whether gate 2 would be asked often enough for its threshold to mean something."""
-    return opened is not None and int(opened.sum()) >= max(MIN_LABELS, _OFTEN_OPENED * len(opened))
-
-
-def _gate2_sees(p_gain: Floats, opened: Bools | None) -> Floats:
-    """Gate 2's P(gain) as use sees it: none that could send up an answer which ends before gate 2 is asked."""
-    return p_gain if opened is None else np.where(opened, p_gain, 0.0)
 
 
 def estimated_tokens(rows: Sequence[GradedRow]) -> tuple[Floats, Floats, bool]:
@@ -210,17 +170,10 @@ def _point(rows: CalibrationRows, target: Target, delta: float) -> Point:
     return Point(str(target), told.before, told.after, *outcome, told.during)
 
 
-def _metrics(rows: CalibrationRows, fair: Mapping[Mode, Floats]) -> dict[str, float]:
-    """How the gates rank, on rows that their members did not see, and how honest they are, where (`fair`) their
-    calibration had not seen them either.
-    """
+def _metrics(rows: CalibrationRows) -> dict[str, float]:
+    """How the gates that ship rank rows that they never saw, and how honest they are."""
     found: dict[str, float] = {}
-    gates: tuple[tuple[str, Mode, Floats | None], ...] = (
-        ("gate1", "prompt", rows.before),
-        ("gate2", "opening", rows.during),
-        ("gate3", "cascade", rows.after),
-    )
-    for gate, mode, p_gain in gates:
+    for gate, p_gain in (("gate1", rows.before), ("gate2", rows.during), ("gate3", rows.after)):
         if p_gain is not None:
             routed = curve.cost_quality(p_gain, rows.local, rows.cloud)
             found |= {
@@ -228,6 +181,6 @@ def _metrics(rows: CalibrationRows, fair: Mapping[Mode, Floats]) -> dict[str, fl
                 f"{gate}.cpt50": routed.cpt(0.5),
                 f"{gate}.cpt80": routed.cpt(0.8),
                 f"{gate}.auroc": auroc(p_gain, rows.gain),
-                f"{gate}.ece": ece(fair[mode], rows.gain),
+                f"{gate}.ece": ece(p_gain, rows.gain),
             }
     return found
