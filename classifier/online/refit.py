@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...protocol.errors import InvalidRequestError
-from ..arrays import Bools
+from ..arrays import Array, Bools
 from ..features.blocks import GATE_BLOCKS, OPENING_TOKENS, BlockName
 from ..features.feature_rows import FeatureRows
 from ..features.token_signals import SIGNAL_NAMES
@@ -114,7 +114,7 @@ def _features(rows: Sequence[Observation]) -> tuple[FeatureRows, NDArray[Any]]:
     sparse = load_module("scipy.sparse", "train").csr_matrix((counts, buckets, starts), shape=(len(rows), COUNTS))
     told = [sha256(blocks["wording"].tobytes() + held.tobytes()) for blocks, held, _ in unpacked]
     names: list[BlockName] = [name for name in unpacked[0][0] if all(name in blocks for blocks, _, _ in unpacked)]
-    blocks = {name: np.stack([blocks[name] for blocks, _, _ in unpacked]) for name in names}
+    blocks: dict[BlockName, Array] = {name: np.stack([blocks[name] for blocks, _, _ in unpacked]) for name in names}
     return FeatureRows(sparse, blocks), np.array(_same(rows, told))
 
 

@@ -107,8 +107,8 @@ class ExportedGates:
 
     def _decide(self, mode: Mode, view: RunView, answered: Answered) -> float:
         declared, run = self._blocks[mode], ReadRun(view, self._asked(view.prompt.text), answered)
-        blocks = {name: BLOCKS[name].compute(run) for name in declared}
-        other = [name for name, block in blocks.items() if len(block) != declared[name]]
+        blocks: dict[BlockName, Array] = {name: BLOCKS[name].compute(run) for name in declared}
+        other: list[BlockName] = [name for name, block in blocks.items() if len(block) != declared[name]]
         if other:
             raise ConfigurationError(
                 f"The policy reads {declared[other[0]]} values of {other[0]}, the local model gives "

@@ -61,7 +61,9 @@ def fit_gates(
         for mode, rows in material.features.items()
         if mode != "opening" or asked
     }
-    p_gain = {mode: router.probability(material.features[mode].take(calibrating)) for mode, router in routers.items()}
+    p_gain: dict[Mode, Floats] = {
+        mode: router.probability(material.features[mode].take(calibrating)) for mode, router in routers.items()
+    }
     return FittedGates(routers, fitting, calibrated(p_gain, material, calibrating))
 
 

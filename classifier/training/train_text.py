@@ -109,7 +109,7 @@ def fit_material(material: Material, recipe: FitRecipe, out: Path) -> Policy:
 def write_policy(found: FittedGates, material: Material, recipe: FitRecipe, folder: Path) -> Policy:
     """Put what was fitted into `folder`, and load it from there."""
     calibration, labels = found.calibration, material.labels
-    features = {mode: material.features[mode] for mode in found.routers}
+    features: dict[Mode, FeatureRows] = {mode: material.features[mode] for mode in found.routers}
     # A row of no weight is one of the others once more, with the grades that it is promised on.
     weighted = np.ones(len(labels.weak)) if labels.weight is None else labels.weight
     made = _exported(found.routers, features) | {CALIBRATION_NAME: pack_calibration(calibration)}
