@@ -24,7 +24,7 @@ from ..classifier.features.feature_rows import FeatureRows, featurise
 from ..classifier.graded_row import GradedRow, gains, scores
 from ..classifier.grading.graded_data import Columns, read_graded
 from ..classifier.target import PROMISES
-from ..classifier.training.text_router import Labels, TextRouter, Topics, fit_router
+from ..classifier.training.router_model import Labels, RouterModel, Topics, fit_router
 from ..protocol.errors import InvalidRequestError
 from .router_in_use import in_use
 
@@ -57,7 +57,7 @@ class Scored:
 
     p_gain: Floats
     folds: NDArray[np.int64]
-    routers: list[TextRouter]
+    routers: list[RouterModel]
 
     @property
     def ranked(self) -> Floats:
@@ -129,7 +129,7 @@ class _Pool:
     grades: Labels
     labels: int | None
 
-    def fitted(self, kept: NDArray[Any], rng: np.random.Generator, seed: int) -> TextRouter:
+    def fitted(self, kept: NDArray[Any], rng: np.random.Generator, seed: int) -> RouterModel:
         """A router that saw nothing outside `kept`."""
         order = rng.permutation(kept)
         labelled = order[: self.labels]
@@ -143,7 +143,7 @@ def _cross_validated(rows: list[GradedRow], pool: _Pool, seed: int) -> Scored:
     _, same = np.unique([row.prompt for row in rows], return_inverse=True)
     folds = (rng.permutation(same.max() + 1) % FOLDS)[same]
     p_gain = np.zeros(len(rows))
-    routers: list[TextRouter] = []
+    routers: list[RouterModel] = []
     for fold in range(FOLDS):
         held = np.flatnonzero(folds == fold)
         routers.append(pool.fitted(np.flatnonzero(folds != fold), rng, seed))

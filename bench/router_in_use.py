@@ -16,8 +16,8 @@ from ..classifier.features.gate_inputs import PromptView
 from ..classifier.graded_row import GradedRow
 from ..classifier.optional import load_onnxruntime
 from ..classifier.policy.exported_gates import ExportedGates, Graphs
-from ..classifier.training.export_text import gate_to_onnx, topics_to_onnx
-from ..classifier.training.text_router import TextRouter
+from ..classifier.training.export import gate_to_onnx, topics_to_onnx
+from ..classifier.training.router_model import RouterModel
 from .statistics import percentile
 
 __all__ = ["NOISES", "in_use", "long_prompts", "timed", "unchanged"]
@@ -30,7 +30,7 @@ _SHARES = (0.2, 0.5, 0.8)
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def in_use(router: TextRouter, rows: Sequence[GradedRow], mode: Mode) -> dict[str, Any]:
+def in_use(router: RouterModel, rows: Sequence[GradedRow], mode: Mode) -> dict[str, Any]:
     """Decision time of the exported router, its distance from Python, and the share of decisions noise leaves alone."""
     some = rows[:: max(1, len(rows) // _NOISY_ROWS)][:_NOISY_ROWS]
     gates = _exported(router, rows, mode)
@@ -43,7 +43,7 @@ def in_use(router: TextRouter, rows: Sequence[GradedRow], mode: Mode) -> dict[st
     }
 
 
-def unchanged(router: TextRouter, rows: Sequence[GradedRow], mode: Mode) -> dict[str, float]:
+def unchanged(router: RouterModel, rows: Sequence[GradedRow], mode: Mode) -> dict[str, float]:
     """The share of decisions that each noise leaves as they are, over thresholds that escalate 20, 50 and 80 %."""
     some = rows[:: max(1, len(rows) // _NOISY_ROWS)][:_NOISY_ROWS]
     usual = router.probability(featurise(rows, mode))
@@ -82,7 +82,7 @@ def _blanks(text: str, rng: np.random.Generator) -> str:
 NOISES: dict[str, Callable[[str, np.random.Generator], str]] = {"typo": _typo, "casing": _casing, "blanks": _blanks}
 
 
-def _exported(router: TextRouter, rows: Sequence[GradedRow], mode: Mode) -> ExportedGates:
+def _exported(router: RouterModel, rows: Sequence[GradedRow], mode: Mode) -> ExportedGates:
     """The router's gate as it runs in a policy."""
     onnxruntime = load_onnxruntime()
     options = onnxruntime.SessionOptions()

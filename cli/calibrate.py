@@ -15,7 +15,7 @@ from .shared import json_output, options, output
 if TYPE_CHECKING:
     from ..classifier.graded_row import GradedRow
     from ..classifier.policy.policy import Policy
-    from ..classifier.training.train_text import FitRecipe
+    from ..classifier.training.train import FitRecipe
     from ..router.config import RouterConfig
 
 
@@ -118,8 +118,8 @@ def _from_life(config: RouterConfig, prompts: Path, n: int, save: Path | None) -
 
     from ..bench.both_tiers import ask_both, grading_of
     from ..bench.questions import read_prompts
-    from ..classifier.training.text_router import MIN_LABELS
-    from ..classifier.training.train_text import check_installed
+    from ..classifier.training.router_model import MIN_LABELS
+    from ..classifier.training.train import check_installed
     from ..router.factory import open_local
     from ..router.privacy.rules import PrivacyRules
     from .shared.console import Console
@@ -183,7 +183,7 @@ def _fit(task: _Task, config: RouterConfig, delta: float, out: Path | None, json
     from ..classifier.policy.folders import policy_folder_of
     from ..classifier.policy.graph_files import sha256
     from ..classifier.policy.policy import Source
-    from ..classifier.training.train_text import FitRecipe, fit_text_policy
+    from ..classifier.training.train import FitRecipe, fit_policy
 
     recipe = FitRecipe(
         models=task.models,
@@ -193,7 +193,7 @@ def _fit(task: _Task, config: RouterConfig, delta: float, out: Path | None, json
         delta=delta,
     )
     folder = out or policy_folder_of(task.models)
-    policy = fit_text_policy(task.rows, recipe, folder)
+    policy = fit_policy(task.rows, recipe, folder)
     apart = json_output.is_stdout(json_path)
     _show(policy, config, apart)
     for line in (_where(folder, recipe, given=out is not None), _next(config)):

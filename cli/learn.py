@@ -46,7 +46,7 @@ def learn(
     from ..classifier.policy.folders import policy_folder_of
     from ..classifier.policy.policy import Policy
     from ..classifier.policy.summary import figures, sentences
-    from ..classifier.training.train_text import FitRecipe
+    from ..classifier.training.train import FitRecipe
     from ..router.factory import model_file
     from ..router.feedback.collector import pair_name
 

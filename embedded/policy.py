@@ -22,7 +22,7 @@ from ..classifier.policy.summary import sentences
 from ..classifier.target import Target
 from ..classifier.training.gates import fit_gates
 from ..classifier.training.held_out import HeldOutReport, evaluate, leave_out, policy_probabilities
-from ..classifier.training.train_text import FitRecipe, material_of, write_policy
+from ..classifier.training.train import FitRecipe, material_of, write_policy
 from . import pocket
 from .cards import write_cards
 from .collect import collect

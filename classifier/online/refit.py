@@ -27,8 +27,8 @@ from ..optional import load_module
 from ..policy.graph_files import sha256
 from ..policy.policy import Policy, Source
 from ..training.gates import Material
-from ..training.text_router import MIN_LABELS, Labels
-from ..training.train_text import FitRecipe, fit_material
+from ..training.router_model import MIN_LABELS, Labels
+from ..training.train import FitRecipe, fit_material
 from .experience import Observation, unpack
 
 __all__ = ["GRADING", "even_draw", "learn"]

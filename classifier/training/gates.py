@@ -16,8 +16,8 @@ from ..arrays import Bools, Floats
 from ..calibration.rows import CalibrationRows
 from ..features.blocks import Mode
 from ..features.feature_rows import FeatureRows
+from .router_model import CANDIDATES, MIN_FITTED, Labels, RouterModel, Topics, fit_router
 from .split import divided
-from .text_router import CANDIDATES, MIN_FITTED, Labels, TextRouter, Topics, fit_router
 
 __all__ = ["FittedGates", "Material", "calibrated", "fit_gates"]
 
@@ -41,7 +41,7 @@ class Material:
 class FittedGates:
     """What ships. `fitting`: the rows that the gates were fitted on; `calibration`: others, as the gates judge them."""
 
-    routers: dict[Mode, TextRouter]
+    routers: dict[Mode, RouterModel]
     fitting: NDArray[Any]
     calibration: CalibrationRows
 
@@ -56,7 +56,7 @@ def fit_gates(
     fitting, calibrating = divided(material.labels, seed)
     asked = material.opened is not None and _is_asked(material.opened[fitting])
     labels, topics = material.labels.take(fitting), Topics.fit(material.features["prompt"].counts[fitting], seed)
-    routers: dict[Mode, TextRouter] = {
+    routers: dict[Mode, RouterModel] = {
         mode: fit_router(rows.take(fitting), labels, topics, seed, candidates)
         for mode, rows in material.features.items()
         if mode != "opening" or asked

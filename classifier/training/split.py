@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .text_router import Labels
+from .router_model import Labels
 
 __all__ = ["HELD_OUT", "divided"]
 

@@ -20,7 +20,7 @@ from ..features.wording import COUNTS
 from ..optional import load_module
 from ..policy.exported_gates import BUCKET_COUNTS, BUCKETS, MEASURES, P_GAIN, TOPICS
 from ..policy.graph_files import ML_OPSET, OPSET
-from .text_router import Forest, Ridge, TextRouter, Topics
+from .router_model import Forest, Ridge, RouterModel, Topics
 
 __all__ = ["gate_to_onnx", "topics_to_onnx"]
 
@@ -40,7 +40,7 @@ def topics_to_onnx(topics: Topics) -> bytes:
     return graph.finish(found, inputs, helper.make_tensor_value_info(TOPICS, TensorProto.FLOAT, [1, size]))
 
 
-def gate_to_onnx(router: TextRouter, n_measures: int) -> bytes:
+def gate_to_onnx(router: RouterModel, n_measures: int) -> bytes:
     """`topics` (1, k) and `measures` (1, n_measures) float32 -> `p_gain` (1,) float32."""
     graph = Graph()
     dense = graph.node("Concat", TOPICS, MEASURES, axis=1)

@@ -29,16 +29,16 @@ from ..policy.files import policy_folder, put_policy, stored_name
 from ..policy.graph_files import sha256
 from ..policy.policy import GATE_FILES, TOPICS_FILE, VERSIONS, Point, Policy, PolicyCard, Source
 from ..target import PROMISES, Target
-from .export_text import gate_to_onnx, topics_to_onnx
+from .export import gate_to_onnx, topics_to_onnx
 from .gates import FittedGates, Material, fit_gates
-from .text_router import CANDIDATES, Labels, TextRouter
+from .router_model import CANDIDATES, Labels, RouterModel
 
 __all__ = [
     "FitRecipe",
     "check_installed",
     "estimated_tokens",
     "fit_material",
-    "fit_text_policy",
+    "fit_policy",
     "material_of",
     "write_policy",
 ]
@@ -75,7 +75,7 @@ def check_installed() -> None:
     load_onnxruntime()
 
 
-def fit_text_policy(rows: Sequence[GradedRow], recipe: FitRecipe, out: Path) -> Policy:
+def fit_policy(rows: Sequence[GradedRow], recipe: FitRecipe, out: Path) -> Policy:
     """Fit on `rows`, write the folder `out`, and return the policy as loaded from there.
 
     Raises InvalidRequestError as `fit_router` does, and if `out` is no folder or cannot be written.
@@ -158,7 +158,7 @@ def _likely_length(row: GradedRow) -> float:
     return _ANSWER_TOKENS if row.answer is None else len(row.answer) / _CHARS_PER_TOKEN
 
 
-def _exported(routers: Mapping[Mode, TextRouter], features: Mapping[Mode, FeatureRows]) -> dict[str, bytes]:
+def _exported(routers: Mapping[Mode, RouterModel], features: Mapping[Mode, FeatureRows]) -> dict[str, bytes]:
     """The graphs, checked against the Python models on every row. Raises RuntimeError if they differ."""
     made = {TOPICS_FILE: topics_to_onnx(routers["prompt"].topics)}  # all gates share them
     made |= {

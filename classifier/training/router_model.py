@@ -33,7 +33,7 @@ __all__ = [
     "Forest",
     "Labels",
     "Ridge",
-    "TextRouter",
+    "RouterModel",
     "Topics",
     "fit_router",
 ]
@@ -171,7 +171,7 @@ Member = Ridge | Forest
 
 
 @dataclass(frozen=True, slots=True)
-class TextRouter:
+class RouterModel:
     """P(gain) of prompts: `curve(bias + sum(weight * member.score))`."""
 
     topics: Topics
@@ -190,7 +190,7 @@ class TextRouter:
         """The score of rows that `topics` have prepared."""
         return self.bias + _added(weight * self.members[name].score(x) for name, weight in self.weights.items())
 
-    def refitted(self, rows: FeatureRows, labels: Labels, seed: int = 0) -> TextRouter:
+    def refitted(self, rows: FeatureRows, labels: Labels, seed: int = 0) -> RouterModel:
         """The same blend of the same topics, its members fitted on other rows."""
         inputs = self.topics.prepare(rows)
         return replace(self, members={name: _fit(name, inputs, labels, seed) for name in self.members})
@@ -206,7 +206,7 @@ def fit_router(
     topics: Topics | None = None,
     seed: int = 0,
     candidates: Mapping[str, tuple[str, ...]] = MappingProxyType(CANDIDATES),
-) -> TextRouter:
+) -> RouterModel:
     """Fit on labelled `rows`. The same seed gives the same router. Rows with `labels.same` alike share a fold.
 
     `topics`: None finds them on these rows.
@@ -227,7 +227,7 @@ def fit_router(
     recovered = {name: _recovered(blend.score(crossed)[even], labels.gain[even]) for name, blend in blends.items()}
     chosen = _chosen(recovered)
     blend = blends[chosen]
-    return TextRouter(
+    return RouterModel(
         topics=topics,
         members={name: _fit(name, x, labels, seed) for name in blend.weights},
         weights=blend.weights,
