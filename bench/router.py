@@ -23,7 +23,7 @@ from ..classifier.features.text_vectors import Mode, TextRows, featurise
 from ..classifier.graded_row import GradedRow, gains, scores
 from ..classifier.grading.graded_data import Columns, read_graded
 from ..classifier.target import PROMISES
-from ..classifier.training.text_router import Labels, TextRouter, fit_router
+from ..classifier.training.text_router import Labels, TextRouter, Topics, fit_router
 from ..protocol.errors import InvalidRequestError
 from .router_in_use import in_use
 
@@ -131,9 +131,9 @@ class _Pool:
     def fitted(self, kept: NDArray[Any], rng: np.random.Generator, seed: int) -> TextRouter:
         """A router that saw nothing outside `kept`."""
         order = rng.permutation(kept)
-        labelled, rest = order[: self.labels], order[self.labels :] if self.labels is not None else order[:0]
-        unlabelled = self.features.take(rest) if len(rest) else None
-        return fit_router(self.features.take(labelled), self.grades.take(labelled), unlabelled, seed)
+        labelled = order[: self.labels]
+        topics = Topics.fit(self.features.counts[order], seed)
+        return fit_router(self.features.take(labelled), self.grades.take(labelled), topics, seed)
 
 
 def _cross_validated(rows: list[GradedRow], pool: _Pool, seed: int) -> Scored:

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...protocol.errors import InvalidRequestError
 from ..arrays import Bools, Floats
 from ..calibration.rows import CalibrationRows
 from ..features.text_vectors import Mode, TextRows
 from .split import divided
-from .text_router import MIN_FITTED, SHIPPED, Labels, TextRouter, fit_router
+from .text_router import MIN_FITTED, MIN_LABELS, SHIPPED, Labels, TextRouter, Topics, fit_router
 
 __all__ = ["FittedGates", "Material", "calibrated", "fit_gates"]
 
@@ -50,16 +51,23 @@ def fit_gates(
 ) -> FittedGates:
     """Gates fitted on one part of the rows, and the other part for thresholds; `candidates`: None is what ships.
 
-    Raises InvalidRequestError as `fit_router` does.
+    Raises InvalidRequestError as `fit_router` does, and with fewer than 100 rows to promise on.
     """
+    if len(material.labels.even) < MIN_LABELS:
+        raise InvalidRequestError(
+            f"A policy needs at least {MIN_LABELS} graded prompts, not {len(material.labels.even)}."
+        )
     fitting, calibrating = divided(material.labels, seed)
     asked = material.opened is not None and _is_asked(material.opened[fitting])
+    topics = Topics.fit(material.features["prompt"].counts[fitting], seed)
     routers: dict[Mode, TextRouter] = {
-        mode: fit_router(rows.take(fitting), material.labels.take(fitting), None, seed, candidates or SHIPPED)
+        mode: fit_router(rows.take(fitting), material.labels.take(fitting), topics, seed, candidates or SHIPPED)
         for mode, rows in material.features.items()
         if mode != "opening" or asked
     }
-    p_gain = {mode: router.probability(material.features[mode].take(calibrating)) for mode, router in routers.items()}
+    p_gain: dict[Mode, Floats] = {
+        mode: router.probability(material.features[mode].take(calibrating)) for mode, router in routers.items()
+    }
     return FittedGates(routers, fitting, calibrated(p_gain, material, calibrating))
 
 

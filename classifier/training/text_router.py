@@ -37,7 +37,7 @@ __all__ = [
     "fit_router",
 ]
 
-# Graded prompts, and those among them that gates are fitted on.
+# Graded prompts of a policy, and those among them that a router is fitted on.
 MIN_LABELS, MIN_FITTED = 100, 40
 _TOPICS = 50
 _FOLDS = 5
@@ -200,11 +200,11 @@ class TextRouter:
 def fit_router(
     rows: TextRows,
     labels: Labels,
-    unlabelled: TextRows | None = None,
+    topics: Topics | None = None,
     seed: int = 0,
     candidates: Mapping[str, tuple[str, ...]] | None = None,
 ) -> TextRouter:
-    """Fit on labelled `rows`; topics are found on `unlabelled` prompts too. The same seed gives the same router.
+    """Fit on labelled `rows`. The same seed gives the same router. `topics`: None finds them in the wording of `rows`.
 
     `candidates`: None compares all of them; those that do not ship are never chosen. Rows with `labels.same` alike
     share a fold.
@@ -214,13 +214,10 @@ def fit_router(
     n, better = len(labels.even), labels.better[labels.even]
     if n < MIN_FITTED or better.all() or not better.any():
         raise InvalidRequestError(
-            f"A router needs at least {MIN_LABELS} graded prompts, some better answered by the strong tier and some "
-            f"not. There are {n} to fit it on (the others are held out), of which {int(better.sum())} are."
+            f"A router needs at least {MIN_FITTED} graded prompts to be fitted on, some better answered by the strong "
+            f"tier and some not: there are {n}, of which {int(better.sum())} are."
         )
-    counts = rows.counts
-    if unlabelled is not None:
-        counts = load_module("scipy.sparse", "train").vstack((counts, unlabelled.counts)).tocsr()
-    topics = Topics.fit(counts, seed)
+    topics = topics or Topics.fit(rows.counts, seed)
     x = topics.prepare(rows)
     candidates = CANDIDATES if candidates is None else candidates
     crossed = _cross_fitted(x, labels, seed, {member for blend in candidates.values() for member in blend})

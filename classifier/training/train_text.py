@@ -30,7 +30,7 @@ from ..policy.text_policy import GATE_FILES, KIND, VERSIONS, Point, Source, Text
 from ..target import PROMISES, Target
 from .export_text import router_to_onnx
 from .gates import Material, fit_gates
-from .text_router import MIN_LABELS, SHIPPED, Labels, TextRouter
+from .text_router import SHIPPED, Labels, TextRouter
 
 __all__ = ["FitRecipe", "check_installed", "estimated_tokens", "fit_material", "fit_text_policy"]
 
