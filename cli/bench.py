@@ -210,9 +210,9 @@ def guarantee(
       updraft bench guarantee --blend --runs 20
     """
     from ..bench.guarantee import Procedure, measure
-    from ..classifier.training.text_router import SHIPPED
+    from ..classifier.training.router_model import CANDIDATES
 
-    procedure = Procedure(candidates=SHIPPED) if blend else Procedure()
+    procedure = Procedure(candidates=CANDIDATES) if blend else Procedure()
     figures = measure(runs, _say, procedure)
     _show(_report("guarantee", {"runs": runs, "blend": blend}, figures), json_path)
 
