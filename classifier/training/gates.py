@@ -91,7 +91,7 @@ def calibrated(p_gain: Mapping[Mode, Floats], material: Material, rows: NDArray[
 
 
 def _suitable(mode: Mode, candidates: Mapping[str, tuple[str, ...]]) -> Mapping[str, tuple[str, ...]]:
-    """Gate 1 has wording alone to go by: one typo turns too many decisions of a forest without a ridge (decision 060)."""
+    """Gate 1 has wording alone to go by: a typo turns too many decisions of a forest without a ridge (decision 060)."""
     return {name: blend for name, blend in candidates.items() if mode != "prompt" or "ridge" in blend}
 
 
