@@ -346,7 +346,7 @@ def test_the_calibration_rows_are_judged_by_the_gates_that_ship(policy: TextPoli
 
 
 def test_too_few_rows_say_how_many_more_a_bolder_threshold_takes(tmp_path: Path) -> None:
-    """119 rows without a loss show 2 %, at the nine tenths of delta that are left for it; the cloud's score costs some."""
+    """At nine tenths of delta 119 rows without a loss show 2 %, and the bound on the cloud's score takes some more."""
     policy = fit_text_policy(population(120, 0), RECIPE, tmp_path)
     target = Target("quality", 0.98)
     assert policy.operating_point(target).cloud_share == 1
