@@ -44,7 +44,7 @@ __all__ = [
 
 ROWS = (150, 400, 2_000)
 _SIZE = 10_000
-_KINDS, _WORDS_OF_KIND, _OWN_WORDS, _WORDS, _TAIL, _SIGNALS = 12, 20, 4, 30, 3_500, 8
+_KINDS, _WORDS_OF_KIND, _OWN_WORDS, _WORDS, _TAIL, _SIGNALS = 12, 20, 4, 20, 3_000, 8
 
 # The names of the gates, and alpha.
 Setup = tuple[str, float]
@@ -75,30 +75,34 @@ class Population:
 
 
 def populations(seed: int = 0) -> list[Population]:
-    """Three laws of P(gain). Prompts are of kinds, which their words tell; answers give signals, which gate 2 sees
-    dimly and gate 3 plainly. In the last population a fifth of the answers are wrong where every signal is sure.
+    """Three laws of P(gain). Prompts are of kinds, which a few of their words tell. Answers give signals, which gate 2
+    sees dimly and gate 3 plainly. In the last population a fifth of the answers are wrong where every signal is sure.
     """
     rng = np.random.default_rng(seed)
-    kinds = rng.integers(0, _KINDS, _SIZE)
-    signal = rng.normal(size=_SIZE)
-    hard = kinds < _KINDS // 3
+    kinds, signal = rng.integers(0, _KINDS, _SIZE), rng.normal(size=_SIZE)
+    hard = kinds < _KINDS // 4
     laws = {
-        "separable": _sigmoid(np.where(hard, 1.5, -4.5) + 2.0 * signal),
-        "noisy": _sigmoid(-2.1 + 0.2 * (kinds - _KINDS / 2) + 0.5 * signal),
+        "separable": _sigmoid(np.where(hard, 1.2, -5.0) + 1.5 * signal),
+        "noisy": _sigmoid(np.where(hard, -0.5, -2.0) + 0.5 * signal),
         "confidently wrong": np.where(
-            rng.random(_SIZE) < 0.2, _sigmoid(-2.0 - 1.5 * signal), _sigmoid(np.where(hard, 0.5, -4.0) + signal)
+            rng.random(_SIZE) < 0.2, _sigmoid(-1.5 - 1.5 * signal), _sigmoid(np.where(hard, 1.0, -4.0) + signal)
         ),
     }
     features = _features(rng, kinds, signal)
     return [Population(name, features, rates) for name, rates in laws.items()]
 
 
+<<<<<<< HEAD
 def _features(rng: np.random.Generator, kinds: NDArray[Any], signal: Floats) -> dict[Mode, FeatureRows]:
     """A few words of a prompt are of its kind, the others of a long tail that it shares with none; measures are mostly
     noise.
     """
+=======
+def _features(rng: np.random.Generator, kinds: NDArray[Any], signal: Floats) -> dict[Mode, TextRows]:
+    """A few words of a prompt are of its kind, the others of a long tail; measures are mostly noise."""
+>>>>>>> b448e52
     n = len(kinds)
-    tail = np.minimum(rng.zipf(1.15, (n, _WORDS - _OWN_WORDS)), _TAIL) - 1
+    tail = rng.integers(0, _TAIL, (n, _WORDS - _OWN_WORDS))
     own = _TAIL + kinds[:, None] * _WORDS_OF_KIND + rng.integers(0, _WORDS_OF_KIND, (n, _OWN_WORDS))
     words = np.hstack((tail, own))
     starts = np.arange(0, words.size + 1, _WORDS)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from updraft.bench.guarantee import Population, populations
+from updraft.classifier.arrays import Floats
 from updraft.classifier.features.blocks import Mode
 from updraft.classifier.features.feature_rows import FeatureRows
 from updraft.classifier.training.gates import Material, fit_gates
@@ -61,7 +62,8 @@ def stacked(one: FeatureRows, two: FeatureRows) -> object:
 def test_thresholds_come_from_the_shipped_gates_judgement(material: Material) -> None:
     found = fit_gates(material, 0, RIDGE)
     _, held_out = divided(material.labels, 0)
-    for mode, p_gain in (("prompt", found.calibration.before), ("cascade", found.calibration.after)):
+    judged: dict[Mode, Floats | None] = {"prompt": found.calibration.before, "cascade": found.calibration.after}
+    for mode, p_gain in judged.items():
         assert p_gain == pytest.approx(found.routers[mode].probability(material.features[mode].take(held_out)))
     assert (found.calibration.cloud == material.labels.strong[held_out]).all()
 
