@@ -92,15 +92,8 @@ def populations(seed: int = 0) -> list[Population]:
     return [Population(name, features, rates) for name, rates in laws.items()]
 
 
-<<<<<<< HEAD
 def _features(rng: np.random.Generator, kinds: NDArray[Any], signal: Floats) -> dict[Mode, FeatureRows]:
-    """A few words of a prompt are of its kind, the others of a long tail that it shares with none; measures are mostly
-    noise.
-    """
-=======
-def _features(rng: np.random.Generator, kinds: NDArray[Any], signal: Floats) -> dict[Mode, TextRows]:
     """A few words of a prompt are of its kind, the others of a long tail; measures are mostly noise."""
->>>>>>> b448e52
     n = len(kinds)
     tail = rng.integers(0, _TAIL, (n, _WORDS - _OWN_WORDS))
     own = _TAIL + kinds[:, None] * _WORDS_OF_KIND + rng.integers(0, _WORDS_OF_KIND, (n, _OWN_WORDS))

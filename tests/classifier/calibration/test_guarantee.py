@@ -11,9 +11,13 @@ from updraft.bench.guarantee import (
     GATES,
     Population,
     Procedure,
+    figures,
+    limit_of_violations,
     populations,
     simulate,
 )
+from updraft.classifier.calibration.rows import CalibrationRows
+from updraft.classifier.calibration.threshold_path import ALWAYS, NEVER, Thresholds
 from updraft.classifier.training.gates import FittedGates, Material, calibrated
 from updraft.classifier.training.router_model import fit_router
 

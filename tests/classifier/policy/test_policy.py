@@ -321,13 +321,8 @@ def test_the_calibration_rows_are_judged_by_the_gates_that_ship(policy: Policy) 
 
 
 def test_too_few_rows_say_how_many_more_a_bolder_threshold_takes(tmp_path: Path) -> None:
-<<<<<<< HEAD:tests/classifier/policy/test_policy.py
-    """119 rows without a loss show 2 %, at nine tenths of delta; the cloud's score costs some."""
-    policy = fit_policy(population(120, 0), RECIPE, tmp_path)
-=======
     """At nine tenths of delta 119 rows without a loss show 2 %, and the bound on the cloud's score takes some more."""
-    policy = fit_text_policy(population(120, 0), RECIPE, tmp_path)
->>>>>>> b448e52:tests/classifier/policy/test_text_policy.py
+    policy = fit_policy(population(120, 0), RECIPE, tmp_path)
     target = Target("quality", 0.98)
     assert policy.operating_point(target).cloud_share == 1
     needed = rows_needed(policy.calibration, target)
