@@ -8,8 +8,8 @@ from functools import cached_property
 from ..arrays import Array
 from .answer_checks import Mentioned
 from .arithmetic_checks import Given
+from .quantities import quantities
 from .question import question_of
-from .question_vector import ngrams, structure
 from .wording import folded, wording
 
 __all__ = ["ParsedQuestion", "repeated_question"]
@@ -49,11 +49,6 @@ class ParsedQuestion:
         return Given.of(self.question)
 
     @cached_property
-    def structure(self) -> Array:
-        """As `text_features.structure`."""
-        return structure(self.text, self.measures)
-
-    @cached_property
-    def ngrams(self) -> Array:
-        """As `text_features.ngrams`."""
-        return ngrams(self.counts)
+    def quantities(self) -> Array:
+        """As `quantities.quantities`."""
+        return quantities(self.text)

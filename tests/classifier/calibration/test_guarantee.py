@@ -1,0 +1,91 @@
+"""The promise of what ships, end to end: fit, calibrate, then the true risk; and wrong routers are found out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from updraft.bench.guarantee import (
+    GATES,
+    Population,
+    Procedure,
+    figures,
+    limit_of_violations,
+    populations,
+    simulate,
+)
+from updraft.classifier.calibration.rows import CalibrationRows
+from updraft.classifier.calibration.threshold_path import ALWAYS, NEVER, Thresholds
+from updraft.classifier.training.gates import FittedGates, Material, calibrated
+from updraft.classifier.training.router_model import fit_router
+
+RUNS, ROWS, ALPHA = 60, 400, 0.1
+# Of all requests: how many more than in hindsight a useful router may send up.
+MOST_ABOVE_HINDSIGHT = 0.2
+
+
+@pytest.fixture(scope="module")
+def separable() -> Population:
+    """By gate 1 alone, which is quick to fit."""
+    found = populations()[0]
+    return replace(found, features={"prompt": found.features["prompt"]})
+
+
+def measured(population: Population, procedure: Procedure | None = None) -> dict[str, float]:
+    runs = simulate(population, ROWS, RUNS, procedure)
+    return figures([run["gate 1", ALPHA] for run in runs], ALPHA)
+
+
+def former(material: Material, seed: int, candidates: Mapping[str, tuple[str, ...]]) -> FittedGates:
+    """Thresholds from P(gain) by members that did not see the row, for gates that did."""
+    labels, rows, n = material.labels, material.features["prompt"], len(material.labels.weak)
+    router = fit_router(rows, labels, None, seed, candidates)
+    x, folds, scores = router.topics.prepare(rows), np.random.default_rng(seed).permutation(n) % 5, np.zeros(n)
+    for fold in range(5):
+        held, kept = np.flatnonzero(folds == fold), np.flatnonzero(folds != fold)
+        members = fit_router(rows.take(kept), labels.take(kept), router.topics, seed, candidates).members
+        scores[held] = replace(router, members=members).blended(x[held])
+    p_gain = np.clip(router.curve(scores), 0.0, 1.0)
+    return FittedGates({"prompt": router}, np.arange(n), calibrated({"prompt": p_gain}, material, np.arange(n)))
+
+
+def test_what_ships_keeps_its_promise_and_is_of_use(separable: Population) -> None:
+    found = measured(separable)
+    assert found["violations"] <= limit_of_violations(RUNS)
+    assert found["above_hindsight"] < MOST_ABOVE_HINDSIGHT
+    assert 0.5 * ALPHA < found["risk"] <= ALPHA, "what may be lost is used"
+
+
+def test_gates_two_and_three_leave_the_promise_as_it_is() -> None:
+    confidently_wrong = populations()[2]
+    runs = list(simulate(confidently_wrong, ROWS, 25))
+    for name in GATES:
+        found = figures([run[name, ALPHA] for run in runs], ALPHA)
+        assert found["violations"] <= limit_of_violations(25), name
+
+
+def test_the_former_procedure_breaks_its_promise(separable: Population) -> None:
+    assert measured(separable, Procedure(fit=former))["violations"] > 2 * limit_of_violations(RUNS)
+
+
+def test_a_router_that_always_escalates_is_of_no_use(separable: Population) -> None:
+    found = measured(separable, always(ALWAYS))
+    assert found["violations"] == 0
+    assert found["above_hindsight"] > 2 * MOST_ABOVE_HINDSIGHT
+
+
+def test_a_router_that_never_escalates_breaks_its_promise(separable: Population) -> None:
+    found = measured(separable, always(NEVER))
+    assert found["violations"] == 1
+    assert found["above_hindsight"] < 0
+
+
+def always(threshold: float) -> Procedure:
+    """The same gates under thresholds that look at no row."""
+
+    def rule(_: CalibrationRows, alpha: float) -> Thresholds:
+        return Thresholds(threshold, NEVER, threshold)
+
+    return Procedure(rule=rule)
