@@ -1,4 +1,4 @@
-"""A question as all gates read it, each part once: found inside its prompt, folded, counted, and its facts listed."""
+"""A question as all gates read it, each part once: normalised, found inside its prompt, counted, its facts listed."""
 
 from __future__ import annotations
 
@@ -8,52 +8,53 @@ from functools import cached_property
 from ..arrays import Array
 from .answer_checks import Mentioned
 from .arithmetic_checks import Given
+from .normalized_prompt import normalized_prompt
 from .question import question_of
 from .question_vector import ngrams, structure
-from .wording import folded, wording
+from .wording import wording
 
 __all__ = ["ParsedQuestion", "repeated_question"]
 
 
 def repeated_question(prompt: str) -> str:
     """What the prompts of one question share: no gate tells them apart."""
-    return folded(question_of(prompt))
+    whole = normalized_prompt(prompt)
+    question = question_of(whole)
+    return whole if question == whole else normalized_prompt(question)
 
 
 @dataclass(frozen=True)
 class ParsedQuestion:
-    """The question inside a prompt, `text` as it is when folded, and its wording: measures and counts.
+    """The normalised question inside a prompt, and its wording: measures and counts. No gate reads anything else of it.
 
     What else a gate wants is found when it is first asked for, which may be while the answer is being written.
     """
 
-    question: str
     text: str
     measures: Array
     counts: Array
 
     @classmethod
     def of(cls, prompt: str) -> ParsedQuestion:
-        question = question_of(prompt)
-        text = folded(question)
-        return cls(question, text, *wording(text))
+        text = repeated_question(prompt)
+        return cls(text, *wording(text))
 
     @cached_property
     def mentioned(self) -> Mentioned:
         """What an answer's words, numbers and letters are held against."""
-        return Mentioned.of(self.question)
+        return Mentioned.of(self.text)
 
     @cached_property
     def given(self) -> Given:
         """What an answer's steps may start from."""
-        return Given.of(self.question)
+        return Given.of(self.text)
 
     @cached_property
     def structure(self) -> Array:
-        """As `text_features.structure`."""
+        """As `question_vector.structure`."""
         return structure(self.text, self.measures)
 
     @cached_property
     def ngrams(self) -> Array:
-        """As `text_features.ngrams`."""
+        """As `question_vector.ngrams`."""
         return ngrams(self.counts)

@@ -1,6 +1,6 @@
 """What the gates of a pair with hidden states read of a question: measures of its wording and quantities, and n-grams.
 
-All of it is taken from the folded text, so that neither casing nor blanks can change a decision.
+All of it is taken from the normalised text, so that neither casing nor blanks can change a decision.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def ngrams(counts: Array) -> Array:
 
 
 def structure(text: str, measures: Array) -> Array:
-    """(len(STRUCTURE_NAMES),) float32 of a folded text and the measures of its wording."""
+    """(len(STRUCTURE_NAMES),) float32 of a normalised text and the measures of its wording."""
     return np.concatenate((measures, np.array(_quantities(text), np.float32)))
 
 

@@ -44,7 +44,7 @@ __all__ = [
 
 # Raise it with every change that alters any feature of any input, in any file that `vector` calls: a policy refuses
 # features it was not trained on.
-TEXT_FEATURE_VERSION = 1
+TEXT_FEATURE_VERSION = 2
 
 Features = tuple[Array, Array]
 # Before generation, while generating, and after it.
@@ -100,7 +100,7 @@ def vector(
         return np.concatenate((asked.measures, _opening(row))), asked.counts
     if row.answer is None:
         raise InvalidRequestError("A cascade is judged by the weak tier's answer: add a column weak_response.")
-    view = _view(asked.question, row)
+    view = _view(asked.text, row)
     answered = answered or Answered.of(row.answer)
     checks = answer_checks(view, asked.mentioned, answered.parts)
     parts = (asked.measures, checks, step_checks(asked.given, row.answer, answered.steps))

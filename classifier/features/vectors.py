@@ -21,7 +21,7 @@ from .token_signals import PROMPT_SIGNAL_NAMES, SIGNAL_NAMES, prompt_signals, si
 __all__ = ["FEATURE_VERSION", "GATES", "FeatureLayout", "Gate", "PromptView", "RunView", "after", "before", "during"]
 
 # Raise it with every change that alters any feature of any input: a policy refuses features it was not trained on.
-FEATURE_VERSION = 3
+FEATURE_VERSION = 4
 
 Gate = Literal["gate1", "gate2", "gate3"]
 Block = Literal["ngrams", "structure", "prompt_signals", "signals", "answer", "prompt_hidden", "answer_hidden"]

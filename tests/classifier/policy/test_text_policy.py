@@ -279,7 +279,7 @@ def test_features_change_only_with_their_version() -> None:
     row = GradedRow("Ann buys 3 apples for $4 each.\nHow much is that?\nA. 12\nB. 13", 0.0, 0.0, "", answer, signals)
     measures, counts = vector(row, "cascade")
     weights = np.arange(1, len(measures) + 1)
-    assert TEXT_FEATURE_VERSION == 1
+    assert TEXT_FEATURE_VERSION == 2
     assert (len(measures), int(np.flatnonzero(counts).sum())) == (284, 413330)
     assert float(measures @ weights) == pytest.approx(12371.2726, rel=1e-6)
 
