@@ -18,7 +18,7 @@ from .questions import Question
 
 if TYPE_CHECKING:
     from ..classifier.features.gate_inputs import RunView
-    from ..classifier.policy.trace_policy import Policy
+    from ..classifier.policy.policy import Policy
     from ..local_engine.engine import LocalEngine
 
 ROWS_PER_BIN = 50
@@ -52,7 +52,7 @@ def gate3_figures(judged: Sequence[Judgement], cloud_right: Sequence[bool]) -> d
     with no wrong answer among them.
     """
     from ..classifier.evaluation.metrics import ECE_BINS, auroc, ece
-    from ..classifier.training.leave_one_out import SINGLE_SIGNALS
+    from ..classifier.evaluation.single_signals import SINGLE_SIGNALS
 
     p_gain = np.array([judgement.p_gain for judgement in judged])
     wrong = np.array([not judgement.right for judgement in judged], dtype=np.bool_)

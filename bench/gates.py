@@ -10,15 +10,15 @@ import numpy as np
 from ..classifier.evaluation.coverage import ALPHAS, half_splits
 from ..classifier.evaluation.coverage import promised as rule_of
 from ..classifier.evaluation.metrics import auroc, ece, ece_by_chance
+from ..classifier.evaluation.single_signals import SINGLE_SIGNALS, single_signal
+from ..classifier.features.blocks import view_of
 from ..classifier.features.gate_inputs import PromptView
-from ..classifier.features.vectors import GATES
-from ..classifier.grading.outcomes import Outcome
-from ..classifier.policy.trace_policy import Policy
-from ..classifier.target import PROMISES
-from ..classifier.training.leave_one_out import SINGLE_SIGNALS, is_wrong, single_signal
+from ..classifier.graded_row import GradedRow
+from ..classifier.policy.policy import Policy
+from ..classifier.target import PROMISES, Target
+from ..classifier.training.held_out import is_wrong, policy_probabilities
 from ..embedded import pocket
 from ..embedded.collect import collect
-from ..embedded.policy import shipped_probabilities
 from ..embedded.tasks import make_tasks
 from .router import split_figures
 from .router_in_use import NOISES, long_prompts, timed
@@ -34,42 +34,44 @@ _LINE = 4  # characters in which an answer's text comes
 def measure(tasks: int, draws: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Figures of `draws` times `tasks` fresh tasks that no training has seen."""
     policy = Policy.load(pocket.policy_folder())
-    found: list[Outcome] = []
+    found: list[GradedRow] = []
     for seed in range(draws):
         say(f"Draw {seed + 1} of {draws}: both models answer {tasks} tasks ...")
         asked = make_tasks("test", tasks, seed=seed)
-        found += collect(asked, pocket.pocket_small_gguf(), pocket.pocket_large_folder(), "test")
+        found += collect(asked, pocket.pocket_small_gguf(), pocket.pocket_large_folder())
     return {
         **_judged(policy, found),
-        "unchanged": _unchanged(policy, [outcome.view.prompt.text for outcome in found[:_NOISY]]),
+        "unchanged": _unchanged(policy, [outcome.prompt for outcome in found[:_NOISY]]),
         "decision_ms": {"gate1": timed(_gate1(policy, found)), "gate3": timed(_gate3(policy, found))},
     }
 
 
-def _judged(policy: Policy, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    wrong, gain = is_wrong(outcomes), np.array([outcome.gain for outcome in outcomes], np.bool_)
-    p_gain = shipped_probabilities(policy, outcomes)
+def _judged(policy: Policy, outcomes: Sequence[GradedRow]) -> dict[str, Any]:
+    wrong, judged = is_wrong(outcomes), policy_probabilities(policy, outcomes)
+    gain, p_gains = judged.gain, {"gate1": judged.before, "gate2": judged.during, "gate3": judged.after}
     figures: dict[str, Any] = {
         gate: {
-            "auroc_wrong": auroc(p_gain[gate], wrong),
-            "ece": ece(p_gain[gate], gain),
-            "ece_by_chance": ece_by_chance(p_gain[gate]),
+            "auroc_wrong": auroc(p_gain, wrong),
+            "ece": ece(p_gain, gain),
+            "ece_by_chance": ece_by_chance(p_gain),
         }
-        for gate in GATES
+        for gate, p_gain in p_gains.items()
+        if p_gain is not None
     }
+    views = [view_of(outcome) for outcome in outcomes]
     promised: dict[str, float] = {}
     for promise in PROMISES:
         for alpha in ALPHAS:
             of = f"{alpha:g}" if promise == "confidence" else f"{promise}_{alpha:g}"
-            halves = half_splits(p_gain["gate3"][:_SPLIT], gain[:_SPLIT], alpha, rule_of(alpha, promise))
+            halves = half_splits(judged.judged[:_SPLIT], gain[:_SPLIT], alpha, rule_of(alpha, promise))
             promised |= split_figures(halves, of)
-    best = max(auroc(single_signal(name, outcomes), wrong) for name in SINGLE_SIGNALS)
+    best = max(auroc(single_signal(name, views), wrong) for name in SINGLE_SIGNALS)
     return {"tasks": len(outcomes), **figures, "best_single_signal": best, **promised}
 
 
 def _unchanged(policy: Policy, prompts: Sequence[str]) -> dict[str, float]:
     """The share of gate 1's decisions that one change of the prompt leaves as they are, over several targets."""
-    told = [policy.thresholds(quality).before for quality in _QUALITIES]
+    told = [policy.thresholds_for(Target("quality", quality)).before for quality in _QUALITIES]
     before = np.array([policy.before(PromptView(prompt)) for prompt in prompts])
     rng = np.random.default_rng(0)
     found: dict[str, float] = {}
@@ -79,16 +81,16 @@ def _unchanged(policy: Policy, prompts: Sequence[str]) -> dict[str, float]:
     return found
 
 
-def _gate1(policy: Policy, outcomes: Sequence[Outcome]) -> Callable[[int], Callable[[], object]]:
-    prompts = long_prompts([outcome.view.prompt.text for outcome in outcomes[:400]])
+def _gate1(policy: Policy, outcomes: Sequence[GradedRow]) -> Callable[[int], Callable[[], object]]:
+    prompts = long_prompts([outcome.prompt for outcome in outcomes[:400]])
     return lambda i: lambda: policy.before(PromptView(prompts[i % len(prompts)]))
 
 
-def _gate3(policy: Policy, outcomes: Sequence[Outcome]) -> Callable[[int], Callable[[], object]]:
+def _gate3(policy: Policy, outcomes: Sequence[GradedRow]) -> Callable[[int], Callable[[], object]]:
     """From the end of an answer on, as in a request: question and complete lines have been read, and gate 2 asked."""
 
     def prepared(i: int) -> Callable[[], object]:
-        view = outcomes[i % len(outcomes)].view
+        view = view_of(outcomes[i % len(outcomes)])
         policy.read_ahead(view.prompt)
         policy.during(view)
         for end in range(_LINE, len(view.answer), _LINE):

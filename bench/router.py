@@ -19,11 +19,12 @@ from ..classifier.arrays import Floats
 from ..classifier.evaluation import cost_quality as curve
 from ..classifier.evaluation import coverage as guarantee
 from ..classifier.evaluation.metrics import auroc, bootstrap, ece, ece_by_chance
-from ..classifier.features.text_vectors import Mode, TextRows, featurise
+from ..classifier.features.blocks import Mode
+from ..classifier.features.feature_rows import FeatureRows, featurise
 from ..classifier.graded_row import GradedRow, gains, scores
 from ..classifier.grading.graded_data import Columns, read_graded
 from ..classifier.target import PROMISES
-from ..classifier.training.text_router import Labels, TextRouter, fit_router
+from ..classifier.training.router_model import Labels, RouterModel, Topics, fit_router
 from ..protocol.errors import InvalidRequestError
 from .router_in_use import in_use
 
@@ -56,7 +57,7 @@ class Scored:
 
     p_gain: Floats
     folds: NDArray[np.int64]
-    routers: list[TextRouter]
+    routers: list[RouterModel]
 
     @property
     def ranked(self) -> Floats:
@@ -124,16 +125,16 @@ def _rows(setting: Setting) -> tuple[list[GradedRow], list[GradedRow], int]:
 class _Pool:
     """Rows to train on with their features; `labels` of those given are used with their grades."""
 
-    features: TextRows
+    features: FeatureRows
     grades: Labels
     labels: int | None
 
-    def fitted(self, kept: NDArray[Any], rng: np.random.Generator, seed: int) -> TextRouter:
+    def fitted(self, kept: NDArray[Any], rng: np.random.Generator, seed: int) -> RouterModel:
         """A router that saw nothing outside `kept`."""
         order = rng.permutation(kept)
-        labelled, rest = order[: self.labels], order[self.labels :] if self.labels is not None else order[:0]
-        unlabelled = self.features.take(rest) if len(rest) else None
-        return fit_router(self.features.take(labelled), self.grades.take(labelled), unlabelled, seed)
+        labelled = order[: self.labels]
+        topics = Topics.fit(self.features.counts[order], seed)
+        return fit_router(self.features.take(labelled), self.grades.take(labelled), topics, seed)
 
 
 def _cross_validated(rows: list[GradedRow], pool: _Pool, seed: int) -> Scored:
@@ -142,7 +143,7 @@ def _cross_validated(rows: list[GradedRow], pool: _Pool, seed: int) -> Scored:
     _, same = np.unique([row.prompt for row in rows], return_inverse=True)
     folds = (rng.permutation(same.max() + 1) % FOLDS)[same]
     p_gain = np.zeros(len(rows))
-    routers: list[TextRouter] = []
+    routers: list[RouterModel] = []
     for fold in range(FOLDS):
         held = np.flatnonzero(folds == fold)
         routers.append(pool.fitted(np.flatnonzero(folds != fold), rng, seed))
@@ -150,7 +151,7 @@ def _cross_validated(rows: list[GradedRow], pool: _Pool, seed: int) -> Scored:
     return Scored(p_gain, folds, routers)
 
 
-def _held_out(pool: _Pool, test: TextRows, seed: int) -> Scored:
+def _held_out(pool: _Pool, test: FeatureRows, seed: int) -> Scored:
     router = pool.fitted(np.arange(len(pool.grades.weak)), np.random.default_rng(seed), seed)
     p_gain = router.probability(test)
     return Scored(p_gain, np.zeros(len(p_gain), np.int64), [router])

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ..classifier.arrays import Floats
-from ..classifier.features.parsed_question import ParsedQuestion
-from ..classifier.features.text_vectors import Answered, Mode, featurise, vector
+from ..classifier.features.blocks import Mode, view_of
+from ..classifier.features.feature_rows import featurise
+from ..classifier.features.gate_inputs import PromptView
 from ..classifier.graded_row import GradedRow
 from ..classifier.optional import load_onnxruntime
-from ..classifier.policy.answer_reader import AnswerReader
-from ..classifier.policy.text_gate import Read, TextGate
-from ..classifier.training.export_text import router_to_onnx
-from ..classifier.training.text_router import TextRouter
+from ..classifier.policy.exported_gates import ExportedGates, Graphs
+from ..classifier.training.export import gate_to_onnx, topics_to_onnx
+from ..classifier.training.router_model import RouterModel
 from .statistics import percentile
 
 __all__ = ["NOISES", "in_use", "long_prompts", "timed", "unchanged"]
@@ -30,20 +30,20 @@ _SHARES = (0.2, 0.5, 0.8)
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def in_use(router: TextRouter, rows: Sequence[GradedRow], mode: Mode) -> dict[str, Any]:
+def in_use(router: RouterModel, rows: Sequence[GradedRow], mode: Mode) -> dict[str, Any]:
     """Decision time of the exported router, its distance from Python, and the share of decisions noise leaves alone."""
     some = rows[:: max(1, len(rows) // _NOISY_ROWS)][:_NOISY_ROWS]
-    gate = _gate(router, rows[0], mode)
+    gates = _exported(router, rows, mode)
     ours = router.probability(featurise(some, mode))
-    theirs = np.array([_decide(gate, row, mode) for row in some])
+    theirs = np.array([_decide(gates, row, mode) for row in some])
     return {
-        "decision_ms": _decision_ms(gate, rows, mode),
+        "decision_ms": _decision_ms(gates, rows, mode),
         "export_gap": float(np.abs(ours - theirs).max()),
         "unchanged": unchanged(router, rows, mode),
     }
 
 
-def unchanged(router: TextRouter, rows: Sequence[GradedRow], mode: Mode) -> dict[str, float]:
+def unchanged(router: RouterModel, rows: Sequence[GradedRow], mode: Mode) -> dict[str, float]:
     """The share of decisions that each noise leaves as they are, over thresholds that escalate 20, 50 and 80 %."""
     some = rows[:: max(1, len(rows) // _NOISY_ROWS)][:_NOISY_ROWS]
     usual = router.probability(featurise(rows, mode))
@@ -82,41 +82,24 @@ def _blanks(text: str, rng: np.random.Generator) -> str:
 NOISES: dict[str, Callable[[str, np.random.Generator], str]] = {"typo": _typo, "casing": _casing, "blanks": _blanks}
 
 
-def _gate(router: TextRouter, row: GradedRow, mode: Mode) -> TextGate:
-    measures, _ = vector(row, mode)
+def _exported(router: RouterModel, rows: Sequence[GradedRow], mode: Mode) -> ExportedGates:
+    """The router's gate as it runs in a policy."""
     onnxruntime = load_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    graph = router_to_onnx(router, len(measures), mode)
-    return TextGate(onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"]))
+    widths = featurise(rows[:1], mode).widths
+    graphs = topics_to_onnx(router.topics), gate_to_onnx(router, sum(widths.values()))
+    topics, gate = (
+        onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"]) for graph in graphs
+    )
+    return ExportedGates(Graphs(topics, {mode: gate}), {mode: widths})
 
 
-def _decide(gate: TextGate, row: GradedRow, mode: Mode, ahead: _Ahead | None = None) -> float:
-    if ahead is None:
-        measures, counts = vector(row, mode)
-        return gate.decide(gate.read(counts), measures)
-    measures, _ = vector(row, mode, ahead.asked, ahead.answers.read(row.answer or ""))
-    return gate.decide(ahead.read, measures)
+def _decide(gates: ExportedGates, row: GradedRow, mode: Mode) -> float:
+    return gates.after(view_of(row)) if mode == "cascade" else gates.before(PromptView(row.prompt))
 
 
-@dataclass(frozen=True)
-class _Ahead:
-    """What gate 3 finds done when the answer ends, as in a request: the question, and the answer's complete lines."""
-
-    asked: ParsedQuestion
-    read: Read
-    answers: AnswerReader[Answered]
-
-    @classmethod
-    def of(cls, gate: TextGate, row: GradedRow) -> _Ahead:
-        asked, answers, text = ParsedQuestion.of(row.prompt), AnswerReader(Answered.of, 1), row.answer or ""
-        _ = asked.mentioned, asked.given
-        for end in range(_TOKEN, len(text), _TOKEN):
-            answers.read_ahead(text[:end])
-        return cls(asked, gate.read(asked.counts), answers)
-
-
-def _decision_ms(gate: TextGate, rows: Sequence[GradedRow], mode: Mode) -> dict[str, float | None]:
+def _decision_ms(gates: ExportedGates, rows: Sequence[GradedRow], mode: Mode) -> dict[str, float | None]:
     """Features and model together, for prompts of 2,000 characters joined from those of the file.
 
     In a cascade it is gate 3 that is timed, from the end of the answer on: the question has been read before, and so
@@ -127,8 +110,11 @@ def _decision_ms(gate: TextGate, rows: Sequence[GradedRow], mode: Mode) -> dict[
 
     def prepared(i: int) -> Callable[[], object]:
         row = replace(rows[i % len(rows)], prompt=prompts[i % len(prompts)])
-        ahead = _Ahead.of(gate, row) if mode == "cascade" else None
-        return lambda: _decide(gate, row, mode, ahead)
+        gates.read_ahead(PromptView(row.prompt))
+        text = row.answer or ""
+        for end in range(_TOKEN, len(text), _TOKEN):
+            gates.read_lines(text[:end])
+        return lambda: _decide(gates, row, mode)
 
     return timed(prepared)
 

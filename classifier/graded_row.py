@@ -1,4 +1,4 @@
-"""A graded prompt: what the weak and the strong tier scored on it."""
+"""A graded prompt: what the weak and the strong tier scored on it, and what is known of the weak tier's run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from .arrays import Array, Bools, Floats
 
-__all__ = ["AnswerSignals", "GradedRow", "gains", "scores"]
+__all__ = ["AnswerSignals", "GradedRow", "ModelStates", "gains", "scores"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,20 @@ class AnswerSignals:
     entropies: Array
     # (n,) its log-probability less that of the runner-up.
     margins: Array
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStates:
+    """What only an engine of ours reports of a run."""
+
+    # (m,) log-probability of each prompt token.
+    prompt_logprobs: Array
+    # (hidden size,) at the last token of the prompt.
+    prompt_hidden: Array
+    # (hidden size,) at the last token of the answer.
+    answer_hidden: Array
+    # "stop" or "length".
+    finish_reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +57,10 @@ class GradedRow:
     cloud_read: float | None = None
     # Answer tokens as the strong tier counts them.
     cloud_written: float | None = None
+    # The weak tier's hidden states and what comes with them.
+    states: ModelStates | None = None
+    # Groups rows of a domain by their phrasing; not a feature.
+    family: str = ""
 
     @property
     def gain(self) -> bool:

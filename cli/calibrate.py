@@ -14,8 +14,8 @@ from .shared import json_output, options, output
 
 if TYPE_CHECKING:
     from ..classifier.graded_row import GradedRow
-    from ..classifier.policy.text_policy import TextPolicy
-    from ..classifier.training.train_text import FitRecipe
+    from ..classifier.policy.policy import Policy
+    from ..classifier.training.train import FitRecipe
     from ..router.config import RouterConfig
 
 
@@ -118,8 +118,8 @@ def _from_life(config: RouterConfig, prompts: Path, n: int, save: Path | None) -
 
     from ..bench.both_tiers import ask_both, grading_of
     from ..bench.questions import read_prompts
-    from ..classifier.training.text_router import MIN_LABELS
-    from ..classifier.training.train_text import check_installed
+    from ..classifier.training.router_model import MIN_LABELS
+    from ..classifier.training.train import check_installed
     from ..router.factory import open_local
     from ..router.privacy.rules import PrivacyRules
     from .shared.console import Console
@@ -182,8 +182,8 @@ def _rescue(rows: list[GradedRow]) -> None:
 def _fit(task: _Task, config: RouterConfig, delta: float, out: Path | None, json_path: Path | None) -> None:
     from ..classifier.policy.folders import policy_folder_of
     from ..classifier.policy.graph_files import sha256
-    from ..classifier.policy.text_policy import Source
-    from ..classifier.training.train_text import FitRecipe, fit_text_policy
+    from ..classifier.policy.policy import Source
+    from ..classifier.training.train import FitRecipe, fit_policy
 
     recipe = FitRecipe(
         models=task.models,
@@ -193,7 +193,7 @@ def _fit(task: _Task, config: RouterConfig, delta: float, out: Path | None, json
         delta=delta,
     )
     folder = out or policy_folder_of(task.models)
-    policy = fit_text_policy(task.rows, recipe, folder)
+    policy = fit_policy(task.rows, recipe, folder)
     apart = json_output.is_stdout(json_path)
     _show(policy, config, apart)
     for line in (_where(folder, recipe, given=out is not None), _next(config)):
@@ -205,13 +205,13 @@ def _fit(task: _Task, config: RouterConfig, delta: float, out: Path | None, json
         json_output.write(json_path, report.fields())
 
 
-def _figures(policy: TextPolicy, config: RouterConfig) -> dict[str, Any]:
+def _figures(policy: Policy, config: RouterConfig) -> dict[str, Any]:
     from ..classifier.policy.summary import figures
 
     return figures(policy, config.target)
 
 
-def _show(policy: TextPolicy, config: RouterConfig, apart: bool) -> None:
+def _show(policy: Policy, config: RouterConfig, apart: bool) -> None:
     from ..bench.router_report import terminal_plot
     from ..classifier.evaluation import cost_quality as curve
     from ..classifier.policy.summary import sentences

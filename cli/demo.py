@@ -179,7 +179,7 @@ def _routes(routed: TaskOutcome) -> dict[str, int]:
 
 def _gate3(questions: list[Question], cloud_right: list[bool], watch: Watch) -> dict[str, Any]:
     from ..bench.gate3 import gate3_figures, judge
-    from ..classifier.policy.trace_policy import Policy
+    from ..classifier.policy.policy import Policy
     from ..embedded import pocket
     from ..local_engine.engine import LocalEngine
 

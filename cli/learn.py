@@ -44,9 +44,9 @@ def learn(
     from ..classifier.online.refit import GRADING
     from ..classifier.online.refit import learn as fit
     from ..classifier.policy.folders import policy_folder_of
-    from ..classifier.policy.load import load_policy
+    from ..classifier.policy.policy import Policy
     from ..classifier.policy.summary import figures, sentences
-    from ..classifier.training.train_text import FitRecipe
+    from ..classifier.training.train import FitRecipe
     from ..router.factory import model_file
     from ..router.feedback.collector import pair_name
 
@@ -67,7 +67,7 @@ def learn(
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     recipe = FitRecipe(models, [], GRADING, date, 1 - confidence)
     with suppress(ConfigurationError):  # where there is a policy, what it knew was asked; the new one knows the same
-        recipe = replace(recipe, calibrated_on=load_policy(policy_folder_of(models)).calibrated_on)
+        recipe = replace(recipe, calibrated_on=Policy.load(policy_folder_of(models)).calibrated_on)
     policy = fit(sound, recipe, folder)
     for line in (*sentences(policy, config.target), f"Policy for {pair_name(models)} in {folder}."):
         output.echo(line, err=json_output.is_stdout(json_path))

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from ..classifier.evaluation.metrics import auroc
-from ..classifier.grading.outcomes import Outcome
+from ..classifier.evaluation.single_signals import SINGLE_SIGNALS, TOKEN_CONFIDENCE
+from ..classifier.features.blocks import view_of
+from ..classifier.graded_row import GradedRow
 from . import pocket
 from .kinds import KINDS
 from .tasks import RARE_WEIGHT
@@ -38,20 +40,20 @@ class _Subject:
 
     name: str
     role: str
-    score: Callable[[Outcome], float]
+    score: Callable[[GradedRow], float]
 
 
 _SUBJECTS = (
     _Subject(
         pocket.SMALL,
         "The on-device model (GGUF Q8_0) and, as safetensors, the cloud's draft",
-        lambda outcome: outcome.local_score,
+        lambda outcome: outcome.weak,
     ),
-    _Subject(pocket.LARGE, "The cloud model", lambda outcome: outcome.cloud_score),
+    _Subject(pocket.LARGE, "The cloud model", lambda outcome: outcome.strong),
 )
 
 
-def write_cards(weights: Path, test: Sequence[Outcome], date: str) -> None:
+def write_cards(weights: Path, test: Sequence[GradedRow], date: str) -> None:
     """Write MODEL_CARD.md into both model folders under `weights`."""
     table = _table(test)
     for subject in _SUBJECTS:
@@ -101,17 +103,17 @@ Licence: Apache-2.0, as the project.
 """
 
 
-def _table(test: Sequence[Outcome]) -> str:
+def _table(test: Sequence[GradedRow]) -> str:
     rows = ["| kind | n | small right | large right | AUROC of small's mean log-probability |", "|---|---|---|---|---|"]
-    kinds = sorted({o.kind for o in test})
+    kinds = sorted({o.domain for o in test})
     for kind in [*kinds, "all"]:
-        rows.append(_row(kind, [o for o in test if kind in (o.kind, "all")]))
+        rows.append(_row(kind, [o for o in test if kind in (o.domain, "all")]))
     return "\n".join(rows)
 
 
-def _row(kind: str, group: Sequence[Outcome]) -> str:
-    small = np.array([o.local_score for o in group])
-    large = np.array([o.cloud_score for o in group])
-    confidence = np.array([o.view.logprobs.mean() for o in group])
+def _row(kind: str, group: Sequence[GradedRow]) -> str:
+    small = np.array([o.weak for o in group])
+    large = np.array([o.strong for o in group])
+    confidence = np.array([-SINGLE_SIGNALS[TOKEN_CONFIDENCE](view_of(o)) for o in group])
     area = f"{auroc(confidence, small > 0.5):.3f}" if 0 < small.mean() < 1 else "-"
     return f"| {kind} | {len(group)} | {100 * small.mean():.1f} % | {100 * large.mean():.1f} % | {area} |"

@@ -14,8 +14,8 @@ from pathlib import Path
 from rich.progress import track
 
 from ..classifier.features.gate_inputs import RunView
+from ..classifier.graded_row import GradedRow
 from ..classifier.grading import outcomes
-from ..classifier.grading.outcomes import Outcome
 from ..cloud_engine.engine.config import EngineConfig
 from ..cloud_engine.engine.engine import Engine
 from ..cloud_engine.engine.types.request import GenerationRequest
@@ -23,24 +23,17 @@ from ..local_engine.engine import LocalEngine
 from ..protocol.requests import Message
 from ..protocol.sampling import SamplingParams
 from . import pocket
-from .tasks import Split, Task, check, make_tasks
+from .tasks import Task, check, make_tasks
 
 _GREEDY = SamplingParams(temperature=0.0)
 
 
-def collect(tasks: Sequence[Task], small_gguf: Path, large_folder: Path, split: Split) -> list[Outcome]:
-    """One graded Outcome per task, in order."""
+def collect(tasks: Sequence[Task], small_gguf: Path, large_folder: Path) -> list[GradedRow]:
+    """One graded row per task, in order."""
     views = list(track(_local_views(tasks, small_gguf), "local ", total=len(tasks)))
     answers = cloud_answers(tasks, large_folder)
     return [
-        Outcome(
-            view=view,
-            local_score=float(check(task, view.answer)),
-            cloud_score=float(check(task, answer)),
-            kind=task.kind,
-            family=task.family,
-            split=split,
-        )
+        outcomes.graded(view, float(check(task, view.answer)), float(check(task, answer)), task.kind, task.family)
         for task, view, answer in zip(tasks, views, answers, strict=True)
     ]
 
@@ -90,7 +83,6 @@ def main() -> None:
         make_tasks(args.split, args.n, args.seed),
         args.small or pocket.pocket_small_gguf(),
         args.large or pocket.pocket_large_folder(),
-        args.split,
     )
     outcomes.save(found, args.out)
 

@@ -31,12 +31,9 @@ def stricter(quality: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class UsualGains:
-    """Gate 1's P(gain) of requests like the calibration's, (n,). `gap`: how far the gate's own may lie from these, in
-    [0, 1], where others than it judged them.
-    """
+    """Gate 1's P(gain) of requests like the calibration's, (n,)."""
 
     p_gain: Floats
-    gap: float = 0.0
 
 
 def distance(one: Floats, other: Floats) -> float:
@@ -84,7 +81,7 @@ class DriftMonitor:
             return None
         n, m = len(self._asked), len(self._usual.p_gain)
         found = distance(np.array(self._asked), self._usual.p_gain)
-        if found <= self._usual.gap + _CRITICAL * sqrt((n + m) / (n * m)):
+        if found <= _CRITICAL * sqrt((n + m) / (n * m)):
             return None
         return f"requests are unlike those of the calibration (distance {found:.2f})"
 

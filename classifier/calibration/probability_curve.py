@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..arrays import Bools, Floats
 from ..optional import load_module
@@ -50,15 +49,6 @@ def fit_curve(scores: Floats, positive: Bools) -> ProbabilityCurve:
     trust = counts.mean() / (counts.mean() + _PSEUDO_ROWS)
     y = trust * np.concatenate((rates[:1], rates, rates[-1:])) + (1 - trust) * _sigmoid(slope * x + offset)
     return ProbabilityCurve(float(y[0]), x[:-1], np.diff(x), np.diff(y))
-
-
-def cross_calibrated(scores: Floats, positive: Bools, folds: NDArray[np.int64]) -> Floats:
-    """(n,) what each row is mapped to by a curve that was fitted without the rows of its fold."""
-    found = np.zeros(len(scores))
-    for fold in np.unique(folds):
-        held = folds == fold
-        found[held] = np.clip(fit_curve(scores[~held], positive[~held])(scores[held]), 0.0, 1.0)
-    return found
 
 
 def fit_platt(scores: Floats, positive: Bools) -> tuple[float, float]:

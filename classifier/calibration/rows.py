@@ -21,8 +21,8 @@ CALIBRATION_NAME = "calibration.npz"
 
 @dataclass(frozen=True, slots=True)
 class CalibrationRows:
-    """(n,) float64 each: P(gain) of gate 1 and, if there are any, gates 3 and 2, by models that did not see the row;
-    both tiers' scores; the tokens that the cloud reads and writes for it.
+    """(n,) float64 each: P(gain) of gate 1 and, if there are any, gates 3 and 2, by gates that never saw the row; both
+    tiers' scores; the tokens that the cloud reads and writes for it.
     """
 
     before: Floats
@@ -34,10 +34,6 @@ class CalibrationRows:
     during: Floats | None = None
     # As how many rows they count where some ask the same; None: as many as there are.
     prompts: int | None = None
-    # (m,) gate 1's P(gain) of requests as they come, where that of the rows is not.
-    asked: Floats | None = None
-    # How far what ships may lie from it.
-    gap: float = 0.0
 
     @property
     def evidence(self) -> int:
@@ -47,7 +43,7 @@ class CalibrationRows:
     @property
     def usual(self) -> UsualGains:
         """What drift is told by."""
-        return UsualGains(self.before if self.asked is None else self.asked, self.gap)
+        return UsualGains(self.before)
 
     @property
     def gain(self) -> Bools:
@@ -81,7 +77,6 @@ def unpack_calibration(path: Path, data: bytes) -> CalibrationRows:
         arrays.setdefault("after", None)
         if "prompts" in arrays:
             arrays["prompts"] = int(arrays["prompts"])
-        arrays["gap"] = float(arrays.get("gap", 0.0))
         return CalibrationRows(**arrays)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(f"{path} holds no calibration rows ({error}): calibrate again.") from error

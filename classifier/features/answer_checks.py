@@ -18,7 +18,6 @@ import numpy as np
 
 from ..arrays import Array
 from .answer_parts import NUMBER, AnswerParts, parts_of, segments, words_of
-from .gate_inputs import RunView
 
 _SPELLED = re.compile(r"(?<![\w])([A-Za-z])(?!\w)")
 _MARKS = ("answer", "result", "therefore")
@@ -32,7 +31,6 @@ ANSWER_NAMES = (
     "answer_chars",
     "answer_words",
     "answer_empty",
-    "answer_length_stop",
     "answer_lines",
     "answer_numbers",
     "answer_new_numbers",
@@ -90,11 +88,9 @@ class Mentioned:
         return cls(words, _lettered(words), tuple(NUMBER.findall(question)), beside, letters)
 
 
-def answer_checks(view: RunView, mentioned: Mentioned | None = None, parts: AnswerParts | None = None) -> Array:
-    """(len(ANSWER_NAMES),) float32. `mentioned`, `parts`: of the view's prompt and answer, if known already."""
-    text = view.answer
+def answer_checks(text: str, mentioned: Mentioned, parts: AnswerParts | None = None) -> Array:
+    """(len(ANSWER_NAMES),) float32 of the answer `text`. `parts`: of it, if known already."""
     parts = parts or parts_of(text)
-    mentioned = mentioned or Mentioned.of(view.prompt.text)
     lower = text.lower()
     words, numbers, items = parts.words, parts.numbers, parts.items
     truths = parts.sums + parts.comparisons
@@ -113,7 +109,6 @@ def answer_checks(view: RunView, mentioned: Mentioned | None = None, parts: Answ
         log1p(len(text)),
         log1p(len(words)),
         not text.strip(),
-        view.finish_reason == "length",
         log1p(text.count("\n")),
         log1p(len(numbers)),
         _share_outside(numbers, mentioned.beside),

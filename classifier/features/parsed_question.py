@@ -9,8 +9,8 @@ from ..arrays import Array
 from .answer_checks import Mentioned
 from .arithmetic_checks import Given
 from .normalized_prompt import normalized_prompt
+from .quantities import quantities
 from .question import question_of
-from .question_vector import ngrams, structure
 from .wording import wording
 
 __all__ = ["ParsedQuestion", "repeated_question"]
@@ -50,11 +50,6 @@ class ParsedQuestion:
         return Given.of(self.text)
 
     @cached_property
-    def structure(self) -> Array:
-        """As `question_vector.structure`."""
-        return structure(self.text, self.measures)
-
-    @cached_property
-    def ngrams(self) -> Array:
-        """As `question_vector.ngrams`."""
-        return ngrams(self.counts)
+    def quantities(self) -> Array:
+        """As `quantities.quantities`."""
+        return quantities(self.text)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,64 +14,56 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...protocol.errors import ConfigurationError
+from ..arrays import Array
+from ..features.blocks import answer_hidden_of, view_of
 from ..features.gate_inputs import PromptView, RunView
+from ..graded_row import AnswerSignals, GradedRow, ModelStates
+
+__all__ = ["graded", "load", "save"]
 
 FORMAT_VERSION = 1
 
-_TEXTS: dict[str, Callable[[Outcome], str]] = {
-    "prompt": lambda o: o.view.prompt.text,
-    "answer": lambda o: o.view.answer,
-    "finish_reason": lambda o: o.view.finish_reason,
-    "kind": lambda o: o.kind,
-    "family": lambda o: o.family,
-    "split": lambda o: o.split,
+_TEXTS: dict[str, Callable[[GradedRow], str]] = {
+    "prompt": lambda row: row.prompt,
+    "answer": lambda row: row.answer or "",
+    "finish_reason": lambda row: view_of(row).finish_reason,
+    "kind": lambda row: row.domain,
+    "family": lambda row: row.family,
 }
-_SERIES: dict[str, Callable[[Outcome], NDArray[Any]]] = {
-    "logprobs": lambda o: o.view.logprobs,
-    "entropies": lambda o: o.view.entropies,
-    "margins": lambda o: o.view.margins,
-    "prompt_logprobs": lambda o: o.view.prompt_logprobs,
-    "prompt_hidden": lambda o: o.view.prompt_hidden,
-    "answer_hidden": lambda o: np.empty(0, np.float32) if o.view.answer_hidden is None else o.view.answer_hidden,
+_SERIES: dict[str, Callable[[GradedRow], Array]] = {
+    "logprobs": lambda row: view_of(row).logprobs,
+    "entropies": lambda row: view_of(row).entropies,
+    "margins": lambda row: view_of(row).margins,
+    "prompt_logprobs": lambda row: view_of(row).prompt_logprobs,
+    "prompt_hidden": lambda row: view_of(row).prompt_hidden,
+    "answer_hidden": lambda row: answer_hidden_of(view_of(row)),
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """One question that both tiers answered. Scores are in [0, 1]; `kind`, `family`, `split` say where it comes from.
-
-    `kind` and `family` group the rows for leave-one-out evaluation; the classifier never sees them as features.
-    """
-
-    view: RunView
-    local_score: float
-    cloud_score: float
-    kind: str
-    family: str
-    split: str
-
-    @property
-    def gain(self) -> bool:
-        """Whether the cloud's answer is better than the local one: what every gate predicts."""
-        return self.cloud_score > self.local_score
+def graded(view: RunView, weak: float, strong: float, domain: str, family: str = "") -> GradedRow:
+    """A local run with both scores. What the cloud reads and writes is taken to be what the local model did."""
+    told = AnswerSignals(view.logprobs, view.entropies, view.margins)
+    states = ModelStates(view.prompt_logprobs, view.prompt_hidden, answer_hidden_of(view), view.finish_reason)
+    tokens = float(len(view.prompt_logprobs)), float(len(view.logprobs))
+    return GradedRow(view.prompt.text, weak, strong, domain, view.answer, told, *tokens, states, family)
 
 
-def save(outcomes: Sequence[Outcome], path: Path) -> None:
+def save(outcomes: Sequence[GradedRow], path: Path) -> None:
     """Write `outcomes` to `path` (.npz, compressed)."""
     arrays: dict[str, NDArray[Any]] = {
         "format_version": np.array(FORMAT_VERSION),
-        "local_score": np.array([o.local_score for o in outcomes], np.float64),
-        "cloud_score": np.array([o.cloud_score for o in outcomes], np.float64),
+        "local_score": np.array([row.weak for row in outcomes], np.float64),
+        "cloud_score": np.array([row.strong for row in outcomes], np.float64),
     }
     for name, text_of in _TEXTS.items():
-        _put_texts(arrays, name, [text_of(o) for o in outcomes])
+        _put_texts(arrays, name, [text_of(row) for row in outcomes])
     for name, series_of in _SERIES.items():
-        _put(arrays, name, [np.asarray(series_of(o), np.float32) for o in outcomes], np.float32)
+        _put(arrays, name, [np.asarray(series_of(row), np.float32) for row in outcomes], np.float32)
     with path.open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
-def load(path: Path) -> list[Outcome]:
+def load(path: Path) -> list[GradedRow]:
     """Read what `save` wrote. Raises ConfigurationError on a missing, damaged or foreign file."""
     try:
         # np.load leaves a file open that turns out to be no archive, so the file is ours.
@@ -112,31 +103,17 @@ def _rows(arrays: dict[str, NDArray[Any]], name: str) -> list[NDArray[Any]]:
     return np.split(arrays[name], ends[:-1]) if len(ends) else []
 
 
-def _outcomes(arrays: dict[str, NDArray[Any]]) -> list[Outcome]:
+def _outcomes(arrays: dict[str, NDArray[Any]]) -> list[GradedRow]:
     texts = {name: _read_texts(arrays, name) for name in _TEXTS}
     series = {name: _rows(arrays, name) for name in _SERIES}
-    found: list[Outcome] = []
+    found: list[GradedRow] = []
     for i in range(len(arrays["local_score"])):
-        hidden = series["answer_hidden"][i]
         view = RunView(
             prompt=PromptView(texts["prompt"][i]),
             answer=texts["answer"][i],
-            logprobs=series["logprobs"][i],
-            entropies=series["entropies"][i],
-            margins=series["margins"][i],
-            prompt_logprobs=series["prompt_logprobs"][i],
-            prompt_hidden=series["prompt_hidden"][i],
-            answer_hidden=hidden if len(hidden) else None,
             finish_reason=texts["finish_reason"][i],
+            **{name: rows[i] for name, rows in series.items()},
         )
-        found.append(
-            Outcome(
-                view,
-                float(arrays["local_score"][i]),
-                float(arrays["cloud_score"][i]),
-                texts["kind"][i],
-                texts["family"][i],
-                texts["split"][i],
-            )
-        )
+        weak, strong = float(arrays["local_score"][i]), float(arrays["cloud_score"][i])
+        found.append(graded(view, weak, strong, texts["kind"][i], texts["family"][i]))
     return found

@@ -1,9 +1,9 @@
 """What use teaches: a bounded SQLite file of judged local answers, with grades where the cloud answered too.
 
-A row holds features (measures and hashed counts of wording), numbers, and a digest by which a question that is asked
-again is known: in features all numbers are alike. The texts themselves are kept only where the user asked for it.
-Counts and digests are no text, but whoever has the file and a guess at a prompt can check it against them. The digest's
-key is the file's own, so that two files do not tell that they were asked the same.
+A row holds features (blocks by their names, and hashed counts of wording), numbers, and a digest by which a question
+that is asked again is known: in features all numbers are alike. The texts themselves are kept only where the user asked
+for it. Counts and digests are no text, but whoever has the file and a guess at a prompt can check it against them. The
+digest's key is the file's own, so that two files do not tell that they were asked the same.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,8 +26,9 @@ from ...protocol.errors import ConfigurationError
 from ...protocol.safety.private_files import private_file
 from ...protocol.wal import columns, tables, transaction, use_wal
 from ..arrays import Array
+from ..features.blocks import FEATURE_VERSION, BlockName
+from ..features.feature_rows import Features
 from ..features.parsed_question import repeated_question
-from ..features.text_vectors import TEXT_FEATURE_VERSION, Features
 
 __all__ = ["MOST_ROWS", "Experience", "Observation", "pack", "readable", "unpack"]
 
@@ -64,7 +66,7 @@ class Observation:
     thumb: int | None = None
     prompt: str | None = None
     answer: str | None = None
-    feature_version: int = TEXT_FEATURE_VERSION
+    feature_version: int = FEATURE_VERSION
     # 1 if this request was sampled for exploration, whatever the gates thought of it.
     drawn: int = 0
     # Digest of the question; None in rows of earlier versions.
@@ -200,7 +202,7 @@ class Experience:
         with self._lock:
             found = self._connection.execute(
                 f"SELECT {_NAMES} FROM observations WHERE pair = ? AND feature_version = ? ORDER BY at DESC LIMIT ?",
-                (pair, TEXT_FEATURE_VERSION, limit),
+                (pair, FEATURE_VERSION, limit),
             ).fetchall()
         return [Observation(*row) for row in found]
 
@@ -222,11 +224,13 @@ def _unusable(path: Path, error: Exception) -> ConfigurationError:
 
 
 def pack(features: Features) -> bytes:
-    """Measures and counts, compressed; a few hundred bytes."""
-    measures, counts = features
+    """Blocks, with their names, and counts, compressed; a few hundred bytes."""
+    blocks, counts = features
+    head = msgspec.json.encode({name: len(block) for name, block in blocks.items()})
     buckets = np.flatnonzero(counts).astype(np.uint16)
-    head = np.array([len(measures), len(buckets)], np.uint32).tobytes()
-    return zlib.compress(head + measures.astype(np.float32).tobytes() + buckets.tobytes() + counts[buckets].tobytes())
+    sizes = np.array([len(head), len(buckets)], np.uint32).tobytes()
+    values = (block.astype(np.float32).tobytes() for block in blocks.values())
+    return zlib.compress(b"".join((sizes, head, buckets.tobytes(), counts[buckets].tobytes(), *values)))
 
 
 def readable(rows: Sequence[Observation]) -> list[Observation]:
@@ -242,13 +246,20 @@ def _is_packed(data: bytes) -> bool:
     return True
 
 
-def unpack(data: bytes) -> tuple[Array, NDArray[np.uint16], Array]:
-    """The measures of `pack`, (k,), the buckets that hold something, (m,) in rising order, and their counts, (m,).
+def unpack(data: bytes) -> tuple[dict[BlockName, Array], NDArray[np.uint16], Array]:
+    """The blocks of `pack`, the buckets that hold something, (m,) in rising order, and their counts, (m,).
 
     Raises zlib.error or ValueError if `data` is not what `pack` gave.
     """
     raw = zlib.decompress(data)
-    n, m = np.frombuffer(raw, np.uint32, 2)
-    measures = np.frombuffer(raw, np.float32, n, 8)
-    buckets = np.frombuffer(raw, np.uint16, m, 8 + 4 * n)
-    return measures, buckets, np.frombuffer(raw, np.float32, m, 8 + 4 * n + 2 * m)
+    n, m = (int(size) for size in np.frombuffer(raw, np.uint32, 2))
+    try:
+        widths = msgspec.json.decode(raw[8 : 8 + n], type=dict[BlockName, int])
+    except msgspec.DecodeError as error:
+        raise ValueError(f"no blocks are named ({error})") from error
+    at = 8 + n
+    buckets = np.frombuffer(raw, np.uint16, m, at)
+    counts = np.frombuffer(raw, np.float32, m, at + 2 * m)
+    values = np.frombuffer(raw, np.float32, sum(widths.values()), at + 6 * m)
+    ends = np.cumsum(list(widths.values()))
+    return dict(zip(widths, np.split(values, ends[:-1]), strict=True)), buckets, counts

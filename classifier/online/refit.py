@@ -18,13 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...protocol.errors import InvalidRequestError
-from ..features.text_vectors import N_WORDING, TextRows, go_on, recalled
+from ..arrays import Array, Bools
+from ..features.blocks import GATE_BLOCKS, OPENING_TOKENS, BlockName
+from ..features.feature_rows import FeatureRows
+from ..features.token_signals import SIGNAL_NAMES
 from ..features.wording import COUNTS
 from ..optional import load_module
 from ..policy.graph_files import sha256
-from ..policy.text_policy import Source, TextPolicy
-from ..training.text_router import MIN_LABELS, Labels
-from ..training.train_text import FitRecipe, Material, fit_material
+from ..policy.policy import Policy, Source
+from ..training.gates import Material
+from ..training.router_model import MIN_LABELS, Labels
+from ..training.train import FitRecipe, fit_material
 from .experience import Observation, unpack
 
 __all__ = ["GRADING", "even_draw", "learn"]
@@ -32,7 +36,7 @@ __all__ = ["GRADING", "even_draw", "learn"]
 GRADING = "agreement in use (cloud answers, accepted drafts) and thumbs"
 
 
-def learn(rows: Sequence[Observation], recipe: FitRecipe, out: Path) -> TextPolicy:
+def learn(rows: Sequence[Observation], recipe: FitRecipe, out: Path) -> Policy:
     """Fit on the graded of `rows`, write the folder `out` and load it; `recipe.data` gains the experience as a source.
 
     Raises InvalidRequestError if fewer than 100 rows are an even draw, or if they are all alike.
@@ -59,11 +63,10 @@ def learn(rows: Sequence[Observation], recipe: FitRecipe, out: Path) -> TextPoli
     digest = sha256("\n".join(sorted(row.id for row in graded)).encode())
     source = Source("experience", digest, len(graded))
     material = Material(
-        features=recalled(features),
+        features={mode: features.of_gate(mode) for mode in GATE_BLOCKS},
         labels=labels,
-        signals=True,
         tokens=(*_tokens(taught), any(row.cloud_read is None for row in taught)),
-        opened=go_on(features),
+        opened=_go_on(features),
     )
     return fit_material(material, replace(recipe, data=[*recipe.data, source], grading=GRADING), out)
 
@@ -102,17 +105,22 @@ def _lessons(graded: Sequence[Observation], seed: int) -> list[_Lesson]:
     return found
 
 
-def _features(rows: Sequence[Observation]) -> tuple[TextRows, NDArray[Any]]:
-    """Of all rows, and (n,) marks of those that ask the same, whatever was answered."""
+def _features(rows: Sequence[Observation]) -> tuple[FeatureRows, NDArray[Any]]:
+    """Of all rows the blocks that every one has, and (n,) marks of those that ask the same, whatever was answered."""
     unpacked = [unpack(row.features) for row in rows]
     starts = np.cumsum([0, *(len(buckets) for _, buckets, _ in unpacked)])
     buckets = np.concatenate([each for _, each, _ in unpacked]).astype(np.int32)
     counts = np.concatenate([each for _, _, each in unpacked])
     sparse = load_module("scipy.sparse", "train").csr_matrix((counts, buckets, starts), shape=(len(rows), COUNTS))
-    told = [sha256(measures[:N_WORDING].tobytes() + held.tobytes()) for measures, held, _ in unpacked]
-    width = min(len(measures) for measures, _, _ in unpacked)  # one row without an opening: none has any
-    measures = np.stack([measures[:width] for measures, _, _ in unpacked])
-    return TextRows(sparse, measures), np.array(_same(rows, told))
+    told = [sha256(blocks["wording"].tobytes() + held.tobytes()) for blocks, held, _ in unpacked]
+    names: list[BlockName] = [name for name in unpacked[0][0] if all(name in blocks for blocks, _, _ in unpacked)]
+    blocks: dict[BlockName, Array] = {name: np.stack([blocks[name] for blocks, _, _ in unpacked]) for name in names}
+    return FeatureRows(sparse, blocks), np.array(_same(rows, told))
+
+
+def _go_on(rows: FeatureRows) -> Bools:
+    """(n,) which answers go on behind their opening."""
+    return np.expm1(rows.blocks["signals"][:, SIGNAL_NAMES.index("tokens")]) > OPENING_TOKENS + 0.5
 
 
 def _same(rows: Sequence[Observation], told: Sequence[str]) -> list[str]:

@@ -25,7 +25,7 @@ __all__ = ["policy_folder", "put_policy", "settled", "stored_name"]
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 _PARTIAL = ".policy.partial"
-_STORED = re.compile(r"(gate\d|again|calibration)-([0-9a-f]{16})\.(onnx|npz)")
+_STORED = re.compile(r"(topics|gate\d|calibration)-([0-9a-f]{16})\.(onnx|npz)")
 
 
 def stored_name(name: str, data: bytes) -> str:

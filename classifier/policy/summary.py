@@ -6,12 +6,12 @@ from typing import Any
 
 from ..calibration.operating_point import OperatingPoint, floor_of_risk, floor_of_share
 from ..target import Target
-from .text_policy import TextPolicy
+from .policy import Policy
 
 __all__ = ["figures", "sentences"]
 
 
-def figures(policy: TextPolicy, target: Target) -> dict[str, Any]:
+def figures(policy: Policy, target: Target) -> dict[str, Any]:
     """The operating point of `target` and the floors, as flat numbers; `floor_*` where a quality promises a risk."""
     point = policy.operating_point(target)
     found: dict[str, Any] = {
@@ -42,7 +42,7 @@ def figures(policy: TextPolicy, target: Target) -> dict[str, Any]:
     return found
 
 
-def sentences(policy: TextPolicy, target: Target) -> list[str]:
+def sentences(policy: Policy, target: Target) -> list[str]:
     """The same in words."""
     card, point = policy.card, policy.operating_point(target)
     lines = [

@@ -150,7 +150,7 @@ def check_policy() -> Check:
     """The packaged routing policy: loads, and was made for the models it ships with."""
 
     def look() -> str:
-        from ...classifier.policy.trace_policy import Policy
+        from ...classifier.policy.policy import Policy
         from ...embedded import pocket
 
         folder = pocket.policy_folder()

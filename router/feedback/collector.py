@@ -176,13 +176,11 @@ class ExperienceCollector:
         return observations
 
     def _observation(self, seen: JudgedRequest) -> Observation:
-        from ...classifier.features.text_vectors import remembered
+        from ...classifier.features.feature_rows import remembered
         from ...classifier.online.experience import Observation, pack
-        from ...classifier.policy.text_policy import graded_run
 
         record, decision = seen.record, seen.record.decision
         view = run_view(seen.messages, seen.answer, seen.answer.signals)
-        row = graded_run(view, signals=True)
         accepted = _accepted_share(record)
         local, cloud = _grades(seen, accepted)
         counted = record.tier == "cloud" and record.cloud.prompt_tokens > 0  # else nobody told
@@ -199,11 +197,11 @@ class ExperienceCollector:
             cloud_read=record.cloud.prompt_tokens if counted else None,
             cloud_written=record.cloud.completion_tokens if counted else None,
             answered_by=record.tier,
-            features=pack(remembered(row)),
+            features=pack(remembered(view)),
             drawn=int(decision.exploration_chance > 0),
-            prompt=row.prompt if self._keep_text else None,
-            answer=row.answer if self._keep_text else None,
-            asked=self._experience.digest(row.prompt),
+            prompt=view.prompt.text if self._keep_text else None,
+            answer=view.answer if self._keep_text else None,
+            asked=self._experience.digest(view.prompt.text),
         )
 
 

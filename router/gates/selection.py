@@ -33,16 +33,16 @@ def load_gates(selection: GateSelection) -> Gates:
     """Raises ConfigurationError if a named policy was made for other models."""
     if selection.confidence is not None:
         return ConfidenceGates(selection.confidence)
-    from ...classifier.policy.load import load_policy
+    from ...classifier.policy.policy import Policy
 
     if selection.policy == "auto":
         for folder in selection.own:
-            policy = load_policy(folder)
+            policy = Policy.load(folder)
             if policy.models == selection.models or selection.allow_foreign:
                 return _by_policy(policy, selection)
         return NoPolicyGates()
     folder = Path(selection.policy).expanduser()
-    policy = load_policy(folder)
+    policy = Policy.load(folder)
     if policy.models != selection.models and not selection.allow_foreign:
         raise ConfigurationError(
             f"The policy in {folder} was calibrated for {_pair(policy.models)}, but this router runs "

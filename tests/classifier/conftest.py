@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from updraft.classifier.features.gate_inputs import PromptView, RunView
-from updraft.classifier.grading.outcomes import Outcome
-from updraft.classifier.training.train_trace import Trained, TrainOptions, fit
+from updraft.classifier.graded_row import GradedRow
+from updraft.classifier.grading.outcomes import graded
+from updraft.classifier.policy.policy import Source
+from updraft.classifier.training.gates import FittedGates, Material, fit_gates
+from updraft.classifier.training.train import FitRecipe, material_of, write_policy
 
 KINDS = 16
 HIDDEN = 24
@@ -30,7 +34,7 @@ _WORDS = [
 ]
 
 
-def population(n: int, seed: int, split: str = "calibration") -> list[Outcome]:
+def population(n: int, seed: int) -> list[GradedRow]:
     """`n` graded runs. In 12 kinds token confidence follows correctness; in 4 the small model is confidently wrong.
 
     In those, what gives it away is a surprising prompt (kinds 12, 13), a false statement in the working (14), or a
@@ -41,17 +45,16 @@ def population(n: int, seed: int, split: str = "calibration") -> list[Outcome]:
     trouble = world.normal(size=HIDDEN)
     ability = world.uniform(0.35, 0.75, KINDS)
     rng = np.random.default_rng(seed)
-    return [_outcome(rng, i % KINDS, directions, trouble, ability, split) for i in range(n)]
+    return [_row(rng, i % KINDS, directions, trouble, ability) for i in range(n)]
 
 
-def _outcome(
+def _row(
     rng: np.random.Generator,
     kind: int,
     directions: np.ndarray,
     trouble: np.ndarray,
     ability: np.ndarray,
-    split: str,
-) -> Outcome:
+) -> GradedRow:
     family = int(rng.choice(3, p=(0.45, 0.4, 0.15)))
     difficulty = rng.uniform()
     confident = kind >= 12
@@ -70,7 +73,7 @@ def _outcome(
     stated = a + b + (0 if right or (kind != 14 and rng.uniform() < 0.9) else int(rng.integers(1, 9)))
     hidden = directions[kind] + 0.5 * rng.normal(size=HIDDEN)
     hidden += (1 if not right else -1) * trouble * (0.25 if kind == 15 else 0.04)
-    return Outcome(
+    return graded(
         RunView(
             prompt=PromptView(prompt),
             answer=f"{a} + {b} = {stated}. Answer: {stated}",
@@ -82,34 +85,43 @@ def _outcome(
             answer_hidden=hidden.astype(np.float32),
             finish_reason="stop",
         ),
-        local_score=float(right),
-        cloud_score=float(cloud_right),
-        kind=f"kind{kind:02d}",
-        family=f"kind{kind:02d}/{family}",
-        split=split,
+        float(right),
+        float(cloud_right),
+        f"kind{kind:02d}",
+        f"kind{kind:02d}/{family}",
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A policy of the population in a folder, and the Python models behind it."""
+
+    found: FittedGates
+    material: Material
+    recipe: FitRecipe
+    folder: Path
+
+
 @pytest.fixture(scope="session")
-def make_population() -> Callable[..., list[Outcome]]:
+def make_population() -> Callable[..., list[GradedRow]]:
     return population
 
 
 @pytest.fixture(scope="session")
-def calibration() -> list[Outcome]:
-    return population(1000, seed=1)
+def calibration() -> list[GradedRow]:
+    return population(1600, seed=1)
 
 
 @pytest.fixture(scope="session")
-def held_out() -> list[Outcome]:
-    return population(800, seed=2, split="test")
+def held_out() -> list[GradedRow]:
+    return population(800, seed=2)
 
 
 @pytest.fixture(scope="session")
-def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("policy")
-
-
-@pytest.fixture(scope="session")
-def trained(calibration: list[Outcome], policy_folder: Path) -> Trained:
-    return fit(calibration, policy_folder, TrainOptions("small", "large", date="2026-01-31", trees=40))
+def trained(calibration: list[GradedRow], tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    material, folder = material_of(calibration), tmp_path_factory.mktemp("policy")
+    data = [Source("population", "0" * 64, len(calibration))]
+    recipe = FitRecipe({"local": "small", "cloud": "large"}, data, "the population's laws", "2026-01-31")
+    found = fit_gates(material, recipe.seed)
+    write_policy(found, material, recipe, folder)
+    return Trained(found, material, recipe, folder)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from updraft.classifier.grading.graded_data import read_graded
-from updraft.classifier.policy.text_policy import TextPolicy
+from updraft.classifier.policy.text_policy import Policy
 from updraft.router.accounting.ledger import Ledger
 from updraft_oracle import QUESTIONS, oracle
 
@@ -29,7 +29,7 @@ def test_both_tiers_live_and_then_in_use(updraft, oracle: str, tmp_path: Path) -
     assert "124 prompts, graded by agreement" in done.stdout
     assert "1 of 125 prompts got no row" in done.stderr
     assert "To use it: --cloud-share 0.5, cloud_share=0.5 in code, or cloud_share = 0.5 in " in done.stdout
-    policy = TextPolicy.load(tmp_path / "home" / "policies" / "pocket-small--oracle")
+    policy = Policy.load(tmp_path / "home" / "policies" / "pocket-small--oracle")
     assert policy.card.models == {"local": "pocket-small", "cloud": "oracle"}
     assert policy.card.signals and not policy.card.estimated_tokens
     assert policy.calibration.written.mean() == 10

@@ -13,7 +13,7 @@ import pytest
 import updraft as package
 from typer.testing import CliRunner
 from updraft.classifier.online.experience import Experience, Observation, pack
-from updraft.classifier.policy.text_policy import TextPolicy
+from updraft.classifier.policy.text_policy import Policy
 from updraft.cli.main import app
 from updraft.router.config import RouterConfig
 from updraft_oracle import QUESTIONS, oracle
@@ -36,7 +36,7 @@ def test_a_shadow_teaches_a_policy(updraft, oracle: str, tmp_path: Path) -> None
     learned = updraft("learn", *pair, "--quality", "0.8", "--json", "out.json")
     assert learned.returncode == 0, learned.stderr
     assert "graded by agreement in use" in learned.stdout
-    policy = TextPolicy.load(tmp_path / "home" / "policies" / "pocket-small--oracle")
+    policy = Policy.load(tmp_path / "home" / "policies" / "pocket-small--oracle")
     assert policy.card.rows == 110
     assert 0.05 < policy.card.gain_rate < 0.95
     assert json.loads((tmp_path / "out.json").read_text())["metrics"]["rows"] == 110
@@ -57,7 +57,7 @@ def test_damaged_answers_are_left_out_and_counted(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
     fitted: list[str] = []
 
-    def fit(rows: Sequence[Observation], *_: object) -> TextPolicy:
+    def fit(rows: Sequence[Observation], *_: object) -> Policy:
         fitted.extend(row.id for row in rows)
         raise InterruptedError
 

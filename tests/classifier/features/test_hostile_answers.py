@@ -6,7 +6,8 @@ import string
 import time
 
 import pytest
-from updraft.classifier.features.text_vectors import ParsedQuestion, vector
+from updraft.classifier.features.blocks import BLOCKS, GATE_BLOCKS, Answered, ReadRun, view_of
+from updraft.classifier.features.parsed_question import ParsedQuestion
 from updraft.classifier.graded_row import GradedRow
 
 _QUESTION = "Tom has 12 apples and eats 3. How many are left?"
@@ -21,7 +22,9 @@ def _seconds(run: str, length: int) -> float:
     answer = f"7{run * (length // len(run))}."
     asked = ParsedQuestion.of(_QUESTION)
     started = time.thread_time()
-    vector(GradedRow(_QUESTION, 0.0, 0.0, "", answer, None), "cascade", asked)
+    run = ReadRun(view_of(GradedRow(_QUESTION, 0.0, 0.0, "", answer)), asked, Answered.of(answer))
+    for name in GATE_BLOCKS["cascade"]:
+        BLOCKS[name].compute(run)
     return time.thread_time() - started
 
 

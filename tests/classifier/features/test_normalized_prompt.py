@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from updraft.classifier.features.blocks import BLOCKS, ReadRun, view_of
 from updraft.classifier.features.normalized_prompt import normalized_prompt
-from updraft.classifier.features.text_vectors import vector
 from updraft.classifier.graded_row import GradedRow
 
 PROMPT = """Café Zoë sells 12 rolls - 3 with "seeds" - and Ann's bakery 4.
@@ -54,10 +54,11 @@ TYPED: dict[str, Callable[[str], str]] = {
 def test_no_gate_notices_how_a_prompt_is_typed(typed: str) -> None:
     other = TYPED[typed](PROMPT)
     assert other != PROMPT
-    rows = [GradedRow(text, 0.0, 0.0, answer="12 + 4 = 16. Ann's has 4.") for text in (PROMPT, other)]
-    for mode in ("prompt", "cascade"):
-        one, two = (vector(row, mode) for row in rows)
-        assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True)), mode
+    answer = "12 + 4 = 16. Ann's has 4."
+    one, two = (ReadRun.of(view_of(GradedRow(text, 0.0, 0.0, answer=answer))) for text in (PROMPT, other))
+    assert np.array_equal(one.asked.counts, two.asked.counts)
+    for name, block in BLOCKS.items():
+        assert np.array_equal(block.compute(one), block.compute(two)), name
 
 
 @pytest.mark.parametrize(

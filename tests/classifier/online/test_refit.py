@@ -16,15 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from router_fakes import ScriptedGates
 from updraft.classifier.evaluation.metrics import auroc
+from updraft.classifier.features.blocks import OPENING_TOKENS, view_of
+from updraft.classifier.features.feature_rows import remembered
 from updraft.classifier.features.gate_inputs import PromptView
-from updraft.classifier.features.text_vectors import N_CASCADE, OPENING_TOKENS, remembered, vector
 from updraft.classifier.features.wording import COUNTS
 from updraft.classifier.graded_row import AnswerSignals, GradedRow
 from updraft.classifier.online.experience import Experience, Observation, pack, unpack
 from updraft.classifier.online.refit import even_draw, learn
-from updraft.classifier.policy.text_policy import TextPolicy
+from updraft.classifier.policy.policy import Policy
 from updraft.classifier.target import Target
-from updraft.classifier.training.train_text import FitRecipe, Material
+from updraft.classifier.training.gates import Material
+from updraft.classifier.training.train import FitRecipe
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
 from updraft.router.gates.exploration import ExplorationGates
 from updraft.router.tiers.interfaces import LocalAnswer
@@ -55,7 +57,7 @@ def observed(n: int, seed: int, exploration: float, *, features: bool = True) ->
         drawn = rng.random() < exploration
         graded = hard or drawn
         grades = (float(not gain), 1.0) if graded else (None, None)
-        told = pack(remembered(row)) if features else b""
+        told = pack(remembered(view_of(row))) if features else b""
         rows.append(
             Observation(
                 f"r{i}",
@@ -79,9 +81,10 @@ def observed(n: int, seed: int, exploration: float, *, features: bool = True) ->
 @given(st.text(max_size=300), st.text(max_size=100))
 @settings(max_examples=50)
 def test_features_survive_packing(prompt: str, answer: str) -> None:
-    measures, counts = vector(GradedRow(prompt, 0, 0, "", answer), "cascade")
-    found, buckets, held = unpack(pack((measures, counts)))
-    assert np.array_equal(found, measures, equal_nan=True)
+    blocks, counts = remembered(view_of(GradedRow(prompt, 0, 0, "", answer)))
+    found, buckets, held = unpack(pack((blocks, counts)))
+    assert [*found] == [*blocks]
+    assert all(np.array_equal(found[name], block, equal_nan=True) for name, block in blocks.items())
     assert (buckets == np.flatnonzero(counts)).all()
     assert (held == counts[buckets]).all()
 
@@ -111,15 +114,17 @@ def test_learning_from_use(tmp_path: Path) -> None:
     assert auroc(policy.calibration.during, policy.calibration.gain) > 0.7
 
 
-def test_one_row_of_an_earlier_version_leaves_a_policy_without_gate_two(tmp_path: Path) -> None:
+def test_a_block_that_one_row_lacks_is_read_by_no_gate(tmp_path: Path) -> None:
     rows, _ = observed(400, 1, 0.4)
     graded = next(i for i, row in enumerate(rows) if row.grades is not None)
-    measures, buckets, held = unpack(rows[graded].features)
+    blocks, buckets, held = unpack(rows[graded].features)
     counts = np.zeros(COUNTS, np.float32)
     counts[buckets] = held
-    rows[graded] = replace(rows[graded], features=pack((measures[:N_CASCADE], counts)))
+    rows[graded] = replace(
+        rows[graded], features=pack(({name: block for name, block in blocks.items() if name != "steps"}, counts))
+    )
     policy = learn(rows, RECIPE, tmp_path)
-    assert policy.calibration.during is None
+    assert policy.card.missing == ["steps", "prompt_hidden", "answer_hidden"]
     assert policy.reads_answers
 
 
@@ -255,7 +260,7 @@ def material_of(rows: list[Observation], monkeypatch: pytest.MonkeyPatch) -> Mat
     """What `learn` would fit."""
     found: list[Material] = []
 
-    def fit(material: Material, *_: object) -> TextPolicy:
+    def fit(material: Material, *_: object) -> Policy:
         found.append(material)
         raise InterruptedError
 
@@ -270,7 +275,9 @@ def asking(prompts: list[str], experience: Experience | None) -> list[Observatio
     template, _ = observed(1, 10, 1.0)
     rows: list[Observation] = []
     for i, prompt in enumerate(prompts):
-        told = pack(remembered(GradedRow(prompt, 0, 0, "", "It is.", AnswerSignals(*[np.zeros(6, np.float32)] * 3))))
+        told = pack(
+            remembered(view_of(GradedRow(prompt, 0, 0, "", "It is.", AnswerSignals(*[np.zeros(6, np.float32)] * 3))))
+        )
         asked = None if experience is None else experience.digest(prompt)
         rows.append(replace(template[0], id=str(i), features=told, asked=asked, local=float(i % 2), cloud=1.0))
     return rows
@@ -348,7 +355,7 @@ def test_what_gate_1_sends_up_stays_in_the_promise(tmp_path: Path) -> None:
         logprobs = -rng.exponential(0.1 if hard or not gain else 0.8, 6).astype(np.float32)
         row = GradedRow(prompt, 0, 0, "", "It is 4.", AnswerSignals(logprobs, -logprobs, np.ones(6, np.float32)))
         grades = (float(not gain), 1.0) if verdict.escalate else (None, None)
-        chance, told = verdict.propensity or 0.0, pack(remembered(row))
+        chance, told = verdict.propensity or 0.0, pack(remembered(view_of(row)))
         rows.append(
             Observation(
                 f"r{i}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from updraft.classifier.features.text_vectors import Answered
+from updraft.classifier.features.blocks import Answered
 from updraft.classifier.policy.answer_reader import AnswerReader
 
 #: Whatever may go on over a line's end: sums, comparisons, lists, marks, brackets, units, thousands, words and numbers.

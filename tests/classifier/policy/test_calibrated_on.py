@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from updraft.classifier.policy.calibrated_on import CalibratedOn, scripts_of
 from updraft.classifier.policy.graph_files import CARD_NAME
-from updraft.classifier.policy.trace_policy import PolicyCard
+from updraft.classifier.policy.policy import PolicyCard
 from updraft.embedded.pocket import policy_folder
 from updraft.protocol.requests import Message
 

@@ -128,7 +128,7 @@ def test_the_target_of_the_router_and_that_of_a_request() -> None:
 
 def test_whose_policy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = ScriptedPolicy()
-    monkeypatch.setattr(policies, "load_policy", lambda folder: policy)
+    monkeypatch.setattr(policies, "Policy.load", lambda folder: policy)
 
     def gates(name: str, models: dict[str, str], **choice: Any) -> Any:
         return load_gates(GateSelection(name, models, **{"own": (tmp_path,)} | choice))

@@ -9,12 +9,13 @@ import onnxruntime
 import pytest
 from updraft.classifier.evaluation.cost_quality import cost_quality
 from updraft.classifier.evaluation.metrics import auroc
-from updraft.classifier.features.text_vectors import Mode, featurise, vector
+from updraft.classifier.features.blocks import Mode, view_of
+from updraft.classifier.features.feature_rows import featurise
 from updraft.classifier.graded_row import AnswerSignals, GradedRow, gains, scores
 from updraft.classifier.grading.graded_data import read_graded
-from updraft.classifier.policy.text_gate import TextGate
-from updraft.classifier.training.export_text import router_to_onnx
-from updraft.classifier.training.text_router import SHIPPED, Labels, TextRouter, fit_router
+from updraft.classifier.policy.exported_gates import ExportedGates, Graphs
+from updraft.classifier.training.export import gate_to_onnx, topics_to_onnx
+from updraft.classifier.training.router_model import CANDIDATES, Labels, RouterModel, fit_router
 from updraft.protocol.errors import InvalidRequestError
 
 GSM8K = Path(__file__).resolve().parents[4] / "shared" / "data" / "routing" / "routellm_gsm8k.csv.gz"
@@ -40,7 +41,7 @@ def population(n: int, seed: int, *, signals: bool = False) -> list[GradedRow]:
     return rows
 
 
-def fitted(rows: list[GradedRow], mode: Mode) -> TextRouter:
+def fitted(rows: list[GradedRow], mode: Mode) -> RouterModel:
     return fit_router(featurise(rows, mode), Labels(*scores(rows)))
 
 
@@ -61,14 +62,12 @@ def test_learns_and_exports(train: list[GradedRow], test: list[GradedRow], mode:
     p_gain = router.probability(features)
     assert auroc(p_gain, gains(test)) > least
     assert abs(p_gain.mean() - gains(test).mean()) < 0.06
-    gate = TextGate(onnxruntime.InferenceSession(router_to_onnx(router, features.measures.shape[1], mode)))
-    found = [vector(row, mode) for row in test]
-    exported = [gate.decide(gate.read(counts), measures) for measures, counts in found]
+    graphs = topics_to_onnx(router.topics), gate_to_onnx(router, features.measures.shape[1])
+    topics, gate = (onnxruntime.InferenceSession(graph) for graph in graphs)
+    gates = ExportedGates(Graphs(topics, {mode: gate}), {mode: features.widths})
+    views = [view_of(row) for row in test]
+    exported = [gates.after(view) if mode == "cascade" else gates.before(view.prompt) for view in views]
     assert np.abs(exported - p_gain).max() < 1e-5
-    if mode == "cascade":
-        reads = [gate.read(counts) for _, counts in found]
-        assert all(len(read["buckets"]) == 0 for read in reads), "the question is not read again"
-        assert gate.decide(reads[1], found[0][0]) != exported[0], "and what was read is what decides"
 
 
 def test_a_seed_gives_the_same_router(train: list[GradedRow], test: list[GradedRow]) -> None:
@@ -81,7 +80,7 @@ def test_token_signals_are_read(train: list[GradedRow]) -> None:
     router = fitted(rows, "cascade")
     later = population(300, 3, signals=True)
     assert auroc(router.probability(featurise(later, "cascade")), gains(later)) > 0.9
-    with pytest.raises(InvalidRequestError, match="every row has token signals"):
+    with pytest.raises(InvalidRequestError, match="the block signals needs"):
         featurise([*rows, *train], "cascade")
 
 
@@ -93,7 +92,7 @@ def test_another_than_the_mean_has_to_be_better_by_a_standard_error(
     monkeypatch: pytest.MonkeyPatch, ridge: float, forest: float, chosen: str
 ) -> None:
     """`ridge`, `forest`: how much more they recover than the mean, in standard errors of the difference."""
-    assert [*SHIPPED] == ["blend", "ridge", "forest"]
+    assert [*CANDIDATES] == ["blend", "ridge", "forest"]
     noise = np.resize([-1.0, 1.0], 120)
     gains_by = iter([0.0, ridge, forest])
 
@@ -101,16 +100,14 @@ def test_another_than_the_mean_has_to_be_better_by_a_standard_error(
         better = next(gains_by) / np.sqrt(120)
         return noise * (better > 0) + better
 
-    monkeypatch.setattr("updraft.classifier.training.text_router._recovered", recovered)
-    router = fit_router(
-        featurise(population(120, 2), "prompt"), Labels(*scores(population(120, 2))), candidates=SHIPPED
-    )
+    monkeypatch.setattr("updraft.classifier.training.router_model._recovered", recovered)
+    router = fit_router(featurise(population(120, 2), "prompt"), Labels(*scores(population(120, 2))))
     assert router.chosen == chosen
 
 
 def test_what_cannot_be_learned_is_refused(train: list[GradedRow]) -> None:
     with pytest.raises(InvalidRequestError, match="at least 100 graded prompts"):
-        fitted(train[:50], "prompt")
+        fitted(train[:30], "prompt")
     with pytest.raises(InvalidRequestError, match="there are 150, of which 0 are"):
         fitted([GradedRow(row.prompt, 1.0, 1.0) for row in train[:150]], "prompt")
     with pytest.raises(InvalidRequestError, match="weak_response"):

@@ -1,50 +1,29 @@
-"""What the gates of a pair with hidden states read of a question: measures of its wording and quantities, and n-grams.
-
-All of it is taken from the normalised text, so that neither casing nor blanks can change a decision.
-"""
+"""The quantities of a question: how large its numbers are, and how long what it lists, quotes and repeats."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from math import log1p
 
 import numpy as np
 
 from ..arrays import Array
-from .wording import MEASURE_NAMES
 
-__all__ = ["NGRAM_WIDTH", "STRUCTURE_NAMES", "ngrams", "structure"]
-
-NGRAM_WIDTH = 1024
+__all__ = ["QUANTITY_NAMES", "quantities"]
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 _QUOTE = re.compile(r"[\"“”]")
 _LARGEST = 300.0  # digits: a float holds hardly more
 
 
-def ngrams(counts: Array) -> Array:
-    """(NGRAM_WIDTH,) float32 from the counts of `wording`: words and word pairs in the first half, four characters in a
-    row in the second, each half of unit length (or zero).
-    """
-    halves = counts.reshape(2, -1, NGRAM_WIDTH // 2).sum(axis=1)
-    lengths = np.sqrt((halves * halves).sum(axis=1, keepdims=True))
-    return (halves / np.where(lengths > 0, lengths, 1)).ravel()
-
-
-def structure(text: str, measures: Array) -> Array:
-    """(len(STRUCTURE_NAMES),) float32 of a normalised text and the measures of its wording."""
-    return np.concatenate((measures, np.array(_quantities(text), np.float32)))
-
-
-def _quantities(text: str) -> Sequence[float]:
-    """How large its numbers are, and how long what it lists, quotes and repeats."""
+def quantities(text: str) -> Array:
+    """(len(QUANTITY_NAMES),) float32 of a normalised text."""
     numbers = _NUMBER.findall(text)
     values = np.array(list(map(float, numbers)) or [0.0])
     magnitudes = np.minimum(np.log10(1.0 + values), _LARGEST)
     commas = text.count(",")
     quoted = [len(part) for part in _QUOTE.split(text)[1::2]]
-    return (
+    found = (
         float(magnitudes.max()),
         float(magnitudes.min()),
         float(magnitudes.sum()),
@@ -55,6 +34,7 @@ def _quantities(text: str) -> Sequence[float]:
         log1p(max(quoted, default=0)),
         log1p(_longest_repeat(text)),
     )
+    return np.array(found, np.float32)
 
 
 def _longest_repeat(text: str) -> int:
@@ -66,8 +46,7 @@ def _longest_repeat(text: str) -> int:
     return int(max(ends[0] + 1, len(codes) - 1 - ends[-1], (ends[1:] - ends[:-1]).max(initial=0)))
 
 
-STRUCTURE_NAMES = (
-    *MEASURE_NAMES,
+QUANTITY_NAMES = (
     *("largest_number", "smallest_number", "sum_of_magnitudes", "distinct_numbers", "decimals"),
     *("mean_item", "quotes", "longest_quote", "longest_repeat"),
 )

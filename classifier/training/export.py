@@ -1,73 +1,106 @@
-"""Write a text router as one ONNX graph: one question's counts and measures in, P(gain) out.
+"""Write a policy's models as ONNX graphs: one reads a question's topics, and one for each gate gives P(gain).
 
 Only buckets that hold something go in: a question of 200 characters fills a twentieth of them, one of 2,000 a fifth.
-Of a cascade's graph the part that reads the question can run alone, and the rest without it.
-
 Sums run in double precision and are rounded where Python rounds them, and thresholds of trees are rounded down to the
 next single-precision number, so that no row can take another branch than in Python.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper
+from numpy.typing import NDArray
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from ..features.text_vectors import Mode
+from ..calibration.probability_curve import ProbabilityCurve
 from ..features.wording import COUNTS
-from ..policy.text_gate import BUCKET_COUNTS, BUCKETS, MEASURES, READ, TOPICS
-from .export_trace import Graph
-from .text_router import Forest, Ridge, TextRouter
+from ..optional import load_module
+from ..policy.exported_gates import BUCKET_COUNTS, BUCKETS, MEASURES, P_GAIN, TOPICS
+from ..policy.graph_files import ML_OPSET, OPSET
+from .router_model import Forest, Ridge, RouterModel, Topics
 
-__all__ = ["router_to_onnx"]
+__all__ = ["gate_to_onnx", "topics_to_onnx"]
 
 
-def router_to_onnx(router: TextRouter, n_measures: int, mode: Mode) -> bytes:
-    """`buckets` (m,) int64, their `counts` (m,) and `measures` (1, n_measures) float32 -> `p_gain` (1,) float32.
-
-    In a cascade also `topics` (1, k) float32 -> `read` (1, 50) float32, the question's topics: computed from its
-    buckets where k is 0, else those given. Raises TypeError for a router with a member that does not ship.
-    """
+def topics_to_onnx(topics: Topics) -> bytes:
+    """`buckets` (m,) int64 and their `counts` (m,) float32 -> `topics` (1, k) float32."""
     graph = Graph()
+    # Widened behind the picking of rows: reading them takes longer, and a wider table would be twice as much to read.
+    directions = graph.constant("directions", topics.directions.astype(np.float32))
+    rows = graph.node("Cast", graph.node("Gather", directions, BUCKETS, axis=0), to=TensorProto.DOUBLE)
+    found = graph.node("MatMul", _weighted_words(graph, topics), rows)
     inputs = [
         helper.make_tensor_value_info(BUCKETS, TensorProto.INT64, ["m"]),
         helper.make_tensor_value_info(BUCKET_COUNTS, TensorProto.FLOAT, ["m"]),
-        helper.make_tensor_value_info(MEASURES, TensorProto.FLOAT, [1, n_measures]),
     ]
-    if mode != "cascade":
-        return graph.finish(_probability(graph, router, _topics(graph, router)), inputs)
-    known = graph.unless_known(TOPICS, lambda: _topics(graph, router))
-    graph.append(helper.make_node("Identity", [known], [READ]))
-    return graph.finish(
-        _probability(graph, router, known),
-        [*inputs, helper.make_tensor_value_info(TOPICS, TensorProto.FLOAT, [1, "k"])],
-        [helper.make_tensor_value_info(READ, TensorProto.FLOAT, [1, router.topics.directions.shape[1]])],
-    )
+    size = topics.directions.shape[1]
+    return graph.finish(found, inputs, helper.make_tensor_value_info(TOPICS, TensorProto.FLOAT, [1, size]))
 
 
-def _topics(graph: Graph, router: TextRouter) -> str:
-    """(1, 50) float32 of the question."""
-    # Widened behind the picking of rows: reading them takes longer, and a wider table would be twice as much to read.
-    directions = graph.constant("directions", router.topics.directions.astype(np.float32))
-    rows = graph.node("Cast", graph.node("Gather", directions, BUCKETS, axis=0), to=TensorProto.DOUBLE)
-    topics = graph.node("MatMul", _weighted_words(graph, router), rows)
-    flat = graph.node("Reshape", topics, graph.constant("one_row", np.array([1, -1], np.int64)))
-    return graph.node("Cast", flat, to=TensorProto.FLOAT)
-
-
-def _probability(graph: Graph, router: TextRouter, topics: str) -> str:
-    dense = graph.node("Concat", topics, MEASURES, axis=1)
+def gate_to_onnx(router: RouterModel, n_measures: int) -> bytes:
+    """`topics` (1, k) and `measures` (1, n_measures) float32 -> `p_gain` (1,) float32."""
+    graph = Graph()
+    dense = graph.node("Concat", TOPICS, MEASURES, axis=1)
     score = graph.constant("start", np.array([[router.bias]]))
     for name, weight in router.weights.items():
         raw = _member(graph, name, router.members[name], dense)
         score = graph.node("Add", score, graph.node("Mul", raw, graph.constant(f"{name}_weight", np.array([[weight]]))))
-    return graph.curve(score, router.curve)
+    widths = {TOPICS: router.topics.directions.shape[1], MEASURES: n_measures}
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, width]) for name, width in widths.items()]
+    output = helper.make_tensor_value_info(P_GAIN, TensorProto.FLOAT, [1])
+    return graph.finish(graph.curve(score, router.curve), inputs, output)
 
 
-def _weighted_words(graph: Graph, router: TextRouter) -> str:
+class Graph:
+    """Collects nodes and constants. Methods return the name of what they add."""
+
+    def __init__(self) -> None:
+        self._ids = count()
+        self._nodes: list[NodeProto] = []
+        self._constants: list[TensorProto] = []
+
+    def node(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
+        name = f"t{next(self._ids)}"
+        self._nodes.append(helper.make_node(operator, inputs, [name], domain=domain, **attributes))
+        return name
+
+    def constant(self, name: str, value: NDArray[Any]) -> str:
+        self._constants.append(numpy_helper.from_array(value, name))
+        return name
+
+    def curve(self, score: str, curve: ProbabilityCurve) -> str:
+        """The calibrated probability of a (n, 1) score."""
+        offset = self.node("Sub", score, self.constant("curve_starts", curve.starts[None]))
+        part = self.node("Div", offset, self.constant("curve_widths", curve.widths[None]))
+        zero, one = self.constant("zero", np.array(0.0)), self.constant("one", np.array(1.0))
+        risen = self.node(
+            "MatMul", self.node("Clip", part, zero, one), self.constant("curve_rises", curve.rises[:, None])
+        )
+        return self.node(
+            "Clip", self.node("Add", risen, self.constant("curve_low", np.array([[curve.low]]))), zero, one
+        )
+
+    def append(self, node: NodeProto) -> None:
+        self._nodes.append(node)
+
+    def finish(self, result: str, inputs: Sequence[ValueInfoProto], output: ValueInfoProto) -> bytes:
+        """The model from `inputs` to the one `output`, float32, which is the `result` of the shape that it has."""
+        shape = [each.dim_value or -1 for each in output.type.tensor_type.shape.dim]
+        shaped = self.node("Reshape", result, self.constant("shape", np.array(shape, np.int64)))
+        self._nodes.append(helper.make_node("Cast", [shaped], [output.name], to=TensorProto.FLOAT))
+        graph = helper.make_graph(self._nodes, output.name, inputs, [output], self._constants)
+        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", ML_OPSET)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=8, producer_name="updraft")
+        load_module("onnx.checker", "train").check_model(model)
+        return model.SerializeToString(deterministic=True)
+
+
+def _weighted_words(graph: Graph, topics: Topics) -> str:
     """(m,) double: counts times term weights, words and characters each of unit length over the square root of two."""
-    weights = graph.node("Gather", graph.constant("term_weights", router.topics.weights), BUCKETS, axis=0)
+    weights = graph.node("Gather", graph.constant("term_weights", topics.weights), BUCKETS, axis=0)
     weighted = graph.node("Mul", graph.node("Cast", BUCKET_COUNTS, to=TensorProto.DOUBLE), weights)
     squares = graph.node("Mul", weighted, weighted)
     is_word = graph.node("Less", BUCKETS, graph.constant("first_of_characters", np.array(COUNTS // 2)))
@@ -81,13 +114,11 @@ def _length(graph: Graph, squares: str) -> str:
     return graph.node("Sqrt", graph.node("Add", total, total))
 
 
-def _member(graph: Graph, name: str, member: Any, dense: str) -> str:
+def _member(graph: Graph, name: str, member: Ridge | Forest, dense: str) -> str:
     if isinstance(member, Ridge):
         return _ridge(graph, name, member, dense)
-    if isinstance(member, Forest):
-        graph.append(_forest(member, dense, f"{name}_gain"))
-        return graph.node("Cast", f"{name}_gain", to=TensorProto.DOUBLE)
-    raise TypeError(f"{type(member).__name__} has no ONNX form: it is there for comparison only")
+    graph.append(_forest(member, dense, f"{name}_gain"))
+    return graph.node("Cast", f"{name}_gain", to=TensorProto.DOUBLE)
 
 
 def _ridge(graph: Graph, name: str, ridge: Ridge, dense: str) -> str:

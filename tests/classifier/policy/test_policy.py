@@ -7,23 +7,20 @@ import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from updraft.classifier.arrays import Bools, Floats
 from updraft.classifier.calibration.drift import DriftMonitor
-from updraft.classifier.evaluation.metrics import auroc, ece
-from updraft.classifier.features import text_vectors as text_rows
+from updraft.classifier.evaluation.metrics import auroc
+from updraft.classifier.features import blocks as feature_blocks
+from updraft.classifier.features.blocks import GATE_BLOCKS, OPENING_TOKENS, view_of
 from updraft.classifier.features.gate_inputs import PromptView, RunView
-from updraft.classifier.features.text_vectors import OPENING_TOKENS, TEXT_FEATURE_VERSION, vector
 from updraft.classifier.graded_row import AnswerSignals, GradedRow, gains
-from updraft.classifier.policy.load import load_policy
 from updraft.classifier.policy.summary import figures, sentences
-from updraft.classifier.policy.text_policy import Source, TextPolicy
+from updraft.classifier.policy.text_policy import Policy, Source
 from updraft.classifier.target import Target
-from updraft.classifier.training.text_router import Labels
-from updraft.classifier.training.train_text import FitRecipe, fit_text_policy
+from updraft.classifier.training.router_model import Labels
+from updraft.classifier.training.train import FitRecipe, fit_policy
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
 from updraft.protocol.requests import Message
 
@@ -52,26 +49,22 @@ def population(n: int, seed: int, *, answers: bool = True, signals: bool = False
 
 
 def view(row: GradedRow) -> RunView:
-    told = row.signals or AnswerSignals(NOTHING, NOTHING, NOTHING)
-    series = told.logprobs, told.entropies, told.margins
-    return RunView(PromptView(row.prompt), row.answer or "", *series, NOTHING, NOTHING, None, "stop")
+    return replace(view_of(row), finish_reason="stop")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("policy")
-    fit_text_policy(population(400, 0, signals=True), RECIPE, out)
+    fit_policy(population(400, 0, signals=True), RECIPE, out)
     return out
 
 
 @pytest.fixture(scope="module")
-def policy(folder: Path) -> TextPolicy:
-    found = load_policy(folder)
-    assert isinstance(found, TextPolicy)
-    return found
+def policy(folder: Path) -> Policy:
+    return Policy.load(folder)
 
 
-def test_both_gates_judge_rows_they_never_saw(policy: TextPolicy) -> None:
+def test_both_gates_judge_rows_they_never_saw(policy: Policy) -> None:
     later = population(300, 1, signals=True)
     before = np.array([policy.before(PromptView(row.prompt)) for row in later])
     after = np.array([policy.after(view(row)) for row in later])
@@ -80,7 +73,7 @@ def test_both_gates_judge_rows_they_never_saw(policy: TextPolicy) -> None:
     assert abs(after.mean() - gains(later).mean()) < 0.06
 
 
-def test_gate_two_judges_the_first_tokens_and_reads_no_others(policy: TextPolicy) -> None:
+def test_gate_two_judges_the_first_tokens_and_reads_no_others(policy: Policy) -> None:
     later = population(300, 1, signals=True)
     during = np.array([policy.during(view(row)) for row in later])
     assert policy.gate2_tokens == OPENING_TOKENS
@@ -98,7 +91,7 @@ def test_gate_two_judges_the_first_tokens_and_reads_no_others(policy: TextPolicy
 def test_no_promise_counts_on_gate_two_for_answers_that_end_before_it_is_asked(tmp_path: Path) -> None:
     rows = population(300, 4, signals=True)
     short = [replace(row, signals=cut(row.signals, OPENING_TOKENS)) for row in rows[:150]]
-    calibration = fit_text_policy([*short, *rows[150:]], RECIPE, tmp_path).calibration
+    calibration = fit_policy([*short, *rows[150:]], RECIPE, tmp_path).calibration
     assert calibration.during is not None
     assert (calibration.during[:150] == 0).all()
     assert (calibration.during[150:] > 0).any()
@@ -110,20 +103,10 @@ def test_without_answers_that_go_on_there_is_no_gate_two(tmp_path: Path, tokens:
     rows = [replace(row, signals=cut(row.signals, tokens)) for row in population(200, 4, signals=True)]
     longer = population(50, 5, signals=True)
     for mixed in (rows, [*rows, *longer]):
-        policy = fit_text_policy(mixed, RECIPE, tmp_path)
+        policy = fit_policy(mixed, RECIPE, tmp_path)
         assert policy.calibration.during is None
         assert policy.gate2_tokens > 10**6
-        assert policy.card.signals
-
-
-def test_a_policy_of_the_former_format_is_read_and_has_no_gate_two(folder: Path, tmp_path: Path) -> None:
-    fit_text_policy(population(200, 2), RECIPE, tmp_path)
-    card = json.loads((tmp_path / "policy.json").read_text())
-    (tmp_path / "policy.json").write_text(json.dumps(card | {"format_version": 2}))
-    policy = TextPolicy.load(tmp_path)
-    row = population(1, 3, signals=True)[0]
-    assert policy.gate2_tokens > 10**6
-    assert policy.during(view(row)) == policy.before(PromptView(row.prompt))
+        assert "signals" in policy.card.blocks["cascade"]
 
 
 def cut(told: AnswerSignals | None, n: int) -> AnswerSignals:
@@ -133,7 +116,7 @@ def cut(told: AnswerSignals | None, n: int) -> AnswerSignals:
 
 def test_what_was_read_ahead_changes_no_decision(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = population(20, 2, signals=True)
-    plain, ahead = load_policy(folder), load_policy(folder)
+    plain, ahead = Policy.load(folder), Policy.load(folder)
     expected = [plain.after(view(row)) for row in rows]
     for row in rows:
         ahead.read_ahead(PromptView(row.prompt))
@@ -149,21 +132,25 @@ def test_what_was_read_ahead_changes_no_decision(folder: Path, monkeypatch: pyte
 def test_lines_that_were_read_as_they_came_are_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ["First we count what there is: 3 + 4 = 7 of them.", "Then we take away 7 - 2 = 5 of these.", "Answer: 5"]
     run = view(replace(population(1, 2, signals=True)[0], answer="\n".join(lines)))
-    plain, ahead = load_policy(folder), load_policy(folder)
+    plain, ahead = Policy.load(folder), Policy.load(folder)
     expected = plain.after(run)
     for end in range(len(run.answer)):
         ahead.read_lines(run.answer[:end])
     searched: list[str] = []
-    find = text_rows.parts_of
-    monkeypatch.setattr(text_rows, "parts_of", lambda text: [searched.append(text), find(text)][1])
+    find = feature_blocks.parts_of
+    monkeypatch.setattr(feature_blocks, "parts_of", lambda text: [searched.append(text), find(text)][1])
     assert ahead.after(run) == expected
     assert searched == ["\nAnswer: 5"]
 
 
-def test_the_card_names_everything(policy: TextPolicy, folder: Path) -> None:
+def test_the_card_names_everything(policy: Policy, folder: Path) -> None:
     card = policy.card
     assert (card.models, card.date, card.rows) == (PAIR, "2026-11-22", 400)
-    assert card.signals and card.estimated_tokens
+    assert card.estimated_tokens
+    assert {mode: (*blocks,) for mode, blocks in card.blocks.items()} == {
+        mode: tuple(name for name in names if name not in card.missing) for mode, names in GATE_BLOCKS.items()
+    }
+    assert card.missing == ["ending", "prompt_signals", "prompt_hidden", "answer_hidden"]
     assert card.data == RECIPE.data
     assert (card.calibrated_on.scripts, card.calibrated_on.turns) == (("Latin",), 1)
     assert card.gain_rate == pytest.approx(gains(population(400, 0)).mean())
@@ -177,7 +164,7 @@ def test_the_card_names_everything(policy: TextPolicy, folder: Path) -> None:
     assert sorted(card.files) == sorted(path.name for path in folder.iterdir() if path.name != "policy.json")
 
 
-def test_targets_become_thresholds_at_run_time(policy: TextPolicy) -> None:
+def test_targets_become_thresholds_at_run_time(policy: Policy) -> None:
     strict, lax = (policy.thresholds_for(Target("quality", q)) for q in (0.97, 0.85))
     assert strict.after < lax.after
     point = policy.operating_point(Target("cloud_share", 0.4))
@@ -186,7 +173,7 @@ def test_targets_become_thresholds_at_run_time(policy: TextPolicy) -> None:
 
 
 def test_without_answers_the_question_decides(tmp_path: Path) -> None:
-    policy = fit_text_policy(population(200, 2, answers=False), RECIPE, tmp_path)
+    policy = fit_policy(population(200, 2, answers=False), RECIPE, tmp_path)
     row = population(1, 3)[0]
     assert not policy.reads_answers
     assert policy.after(view(row)) == policy.before(PromptView(row.prompt)) == policy.during(view(row))
@@ -197,7 +184,7 @@ def test_without_answers_the_question_decides(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_requests_like_the_calibrations_raise_no_alarm_and_others_do(tmp_path: Path, seed: int) -> None:
     """The gate that ships judges them, and others than it judged the rows: few rows, where these differ most."""
-    policy = fit_text_policy(population(120, seed, answers=False), RECIPE, tmp_path)
+    policy = fit_policy(population(120, seed, answers=False), RECIPE, tmp_path)
     monitor = DriftMonitor(policy.usual)
     for row in population(1_000, 50 + seed, answers=False):
         monitor.observe(policy.before(PromptView(row.prompt)))
@@ -209,7 +196,7 @@ def test_requests_like_the_calibrations_raise_no_alarm_and_others_do(tmp_path: P
     assert "requests are unlike those of the calibration" in (monitor.alarm or "")
 
 
-def test_the_question_is_found_inside_a_harness(policy: TextPolicy) -> None:
+def test_the_question_is_found_inside_a_harness(policy: Policy) -> None:
     asked = "Prove rigorously that 3 and 4 river stone apple?"
     harness = (
         "<system-reminder>\nPlease add up the tools you may use: Bash, Edit.\n</system-reminder>\n"
@@ -226,7 +213,7 @@ def test_the_question_is_found_inside_a_harness(policy: TextPolicy) -> None:
 
 def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
     rows = population(120, 4)
-    one, two = (fit_text_policy(rows, RECIPE, tmp_path / name) for name in ("one", "two"))
+    one, two = (fit_policy(rows, RECIPE, tmp_path / name) for name in ("one", "two"))
     assert one.card == two.card
 
 
@@ -237,10 +224,10 @@ def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
         ({"format_version": 0}, "format_version 0"),
         ({"opset": {"ai.onnx": 9, "ai.onnx.ml": 3}}, "opset"),
         ({"models": 3}, "not a valid policy"),
-        ({"files": {}}, "lacks gate1.onnx"),
+        ({"files": {}}, r"lacks topics\.onnx"),
         ({"delta": 0}, "delta"),
         ({"delta": 5.0}, "delta"),
-        ({"files": {"gate1.onnx": "0" * 64}}, "lacks gate1.onnx"),
+        ({"files": {"gate1.onnx": "0" * 64}}, r"lacks topics\.onnx"),
     ],
 )
 def test_another_version_is_refused(folder: Path, tmp_path: Path, change: dict[str, object], message: str) -> None:
@@ -248,7 +235,7 @@ def test_another_version_is_refused(folder: Path, tmp_path: Path, change: dict[s
     card = json.loads((copy / "policy.json").read_text())
     (copy / "policy.json").write_text(json.dumps(card | change))
     with pytest.raises(ConfigurationError, match=message):
-        load_policy(copy)
+        Policy.load(copy)
 
 
 @pytest.mark.parametrize("name", ["gate1.onnx", "gate3.onnx", "calibration.npz"])
@@ -261,32 +248,18 @@ def test_a_damaged_folder_is_refused(folder: Path, tmp_path: Path, name: str, da
         path.write_bytes(data)
     name = path.name
     with pytest.raises(ConfigurationError, match=name):
-        load_policy(copy)
+        Policy.load(copy)
 
 
 def test_too_little_to_learn_from_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="at least 100 graded prompts"):
-        fit_text_policy(population(50, 0), RECIPE, tmp_path / "out")
+        fit_policy(population(50, 0), RECIPE, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_features_change_only_with_their_version() -> None:
-    """Sums over one fixed row: if they change, raise TEXT_FEATURE_VERSION, and then these numbers."""
-    answer = "She buys 3 x $4 = $12 of apples, so 12 + 5 = 18 in total.\n#### 18"
-    signals = AnswerSignals(
-        np.array([-0.1, -0.5], np.float32), np.array([0.2, 0.9], np.float32), np.ones(2, np.float32)
-    )
-    row = GradedRow("Ann buys 3 apples for $4 each.\nHow much is that?\nA. 12\nB. 13", 0.0, 0.0, "", answer, signals)
-    measures, counts = vector(row, "cascade")
-    weights = np.arange(1, len(measures) + 1)
-    assert TEXT_FEATURE_VERSION == 2
-    assert (len(measures), int(np.flatnonzero(counts).sum())) == (284, 413330)
-    assert float(measures @ weights) == pytest.approx(12371.2726, rel=1e-6)
 
 
 def test_a_cost_is_expected_and_no_promise(tmp_path: Path) -> None:
     """A rare answer of enormous length is in few samples: a limit would be exceeded far more often than stated."""
-    policy = fit_text_policy(population(150, 0), RECIPE, tmp_path)
+    policy = fit_policy(population(150, 0), RECIPE, tmp_path)
     for target in (Target("quality", 0.9), Target("cloud_share", 0.3)):
         assert any(line.startswith("With 90% confidence") for line in sentences(policy, target))
         assert figures(policy, target)["delta"] == pytest.approx(0.1)
@@ -298,8 +271,8 @@ def test_a_cost_is_expected_and_no_promise(tmp_path: Path) -> None:
 
 def test_rows_that_ask_the_same_count_once(tmp_path: Path) -> None:
     rows = population(150, 0)
-    plain = fit_text_policy(rows, RECIPE, tmp_path / "plain")
-    copied = fit_text_policy(rows * 3, RECIPE, tmp_path / "copied")
+    plain = fit_policy(rows, RECIPE, tmp_path / "plain")
+    copied = fit_policy(rows * 3, RECIPE, tmp_path / "copied")
     assert (plain.calibration.evidence, copied.calibration.evidence) == (150, 150)
     assert "450 rows count as 150 in what is promised." in sentences(copied, Target())[1]
     uneven = Labels(np.zeros(40), np.zeros(40), same=np.array([0] * 30 + [*range(1, 11)]))
@@ -314,27 +287,14 @@ def test_a_write_that_fails_leaves_the_policy_that_was_there(folder: Path, tmp_p
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # as a disk that is full
     try:
         with pytest.raises(InvalidRequestError, match=r"cannot be written to .*as it was\. Make room"):
-            fit_text_policy(population(120, 5), RECIPE, out)
+            fit_policy(population(120, 5), RECIPE, out)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["policy"]
-    assert TextPolicy.load(out).card.rows == 400
-    fit_text_policy(population(120, 5, answers=False), RECIPE, out)
-    policy = TextPolicy.load(out)
+    assert Policy.load(out).card.rows == 400
+    fit_policy(population(120, 5, answers=False), RECIPE, out)
+    policy = Policy.load(out)
     assert {path.name for path in out.iterdir()} == {"policy.json", "notes.txt", *policy.card.files}
     assert (policy.card.rows, policy.reads_answers) == (120, False)
     assert [path.name for path in tmp_path.iterdir()] == ["policy"]
-
-
-def test_the_cards_calibration_error_is_of_rows_that_no_curve_had_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def marked(scores: Floats, positive: Bools, folds: Any) -> Floats:
-        assert len(scores) == len(positive) == len(folds) == 150
-        return np.full(len(scores), 0.9)
-
-    monkeypatch.setattr("updraft.classifier.training.text_router.cross_calibrated", marked)
-    rows = population(150, 9, answers=False)
-    card = fit_text_policy(rows, replace(RECIPE, candidates={"ridge": ("ridge",)}), tmp_path).card
-    assert card.metrics["gate1.ece"] == pytest.approx(ece(np.full(150, 0.9), gains(rows)))

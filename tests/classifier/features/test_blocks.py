@@ -13,15 +13,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from updraft.classifier.arrays import Array
-from updraft.classifier.features import vectors as features
-from updraft.classifier.features.answer_checks import ANSWER_NAMES, answer_checks
+from updraft.classifier.features.answer_checks import ANSWER_NAMES, Mentioned, answer_checks
+from updraft.classifier.features.blocks import (
+    BLOCKS,
+    FEATURE_VERSION,
+    GATE_BLOCKS,
+    OPENING_TOKENS,
+    BlockName,
+    Mode,
+    ReadRun,
+)
+from updraft.classifier.features.feature_rows import featurise, has_opening
 from updraft.classifier.features.gate_inputs import PromptView, RunView
 from updraft.classifier.features.parsed_question import ParsedQuestion
-from updraft.classifier.features.question_vector import STRUCTURE_NAMES
-from updraft.classifier.features.question_vector import ngrams as ngrams_of
-from updraft.classifier.features.question_vector import structure as structure_of
+from updraft.classifier.features.quantities import QUANTITY_NAMES
 from updraft.classifier.features.token_signals import PROMPT_SIGNAL_NAMES, SIGNAL_NAMES, prompt_signals, signals
-from updraft.classifier.features.vectors import FEATURE_VERSION, GATES, FeatureLayout
+from updraft.classifier.features.wording import MEASURE_NAMES
+from updraft.classifier.graded_row import AnswerSignals, GradedRow, ModelStates
+from updraft.protocol.errors import InvalidRequestError
 from updraft.protocol.requests import Message
 
 HIDDEN = 3
@@ -41,13 +50,23 @@ def run_view(answer: str = "12 + 7 = 19. Answer: 19", prompt: str = "What is 12 
     )
 
 
-def ngrams(question: str) -> Array:
-    return ngrams_of(ParsedQuestion.of(question).counts)
+def checked(answer: str, prompt: str = "What is 12 + 7?") -> Array:
+    return answer_checks(answer, Mentioned.of(prompt))
 
 
-def structure(question: str) -> dict[str, float]:
-    asked = ParsedQuestion.of(question)
-    return named(STRUCTURE_NAMES, structure_of(asked.text, asked.measures))
+def question(text: str) -> Array:
+    """All that gate 1 reads but the counts."""
+    return gate("prompt", replace(run_view(), prompt=PromptView(text)))
+
+
+def gate(mode: Mode, view: RunView) -> Array:
+    run = ReadRun.of(view)
+    return np.concatenate([BLOCKS[name].compute(run) for name in GATE_BLOCKS[mode]])
+
+
+def structure(text: str) -> dict[str, float]:
+    asked = ParsedQuestion.of(text)
+    return named((*MEASURE_NAMES, *QUANTITY_NAMES), np.concatenate((asked.measures, asked.quantities)))
 
 
 def named(names: tuple[str, ...], values: np.ndarray) -> dict[str, float]:
@@ -61,32 +80,61 @@ def digest(vector: np.ndarray) -> int:
 
 def test_features_are_those_of_their_version() -> None:
     """Whoever changes a feature must raise FEATURE_VERSION, and then these checksums."""
+    run = ReadRun.of(run_view(prompt="Naïve “test”: sort 3, 14, 159; then?\n"))
+    found = {name: digest(block.compute(run) + 0.0) for name, block in BLOCKS.items()}
+    assert (FEATURE_VERSION, found, digest(run.asked.counts)) == (4, GOLDEN, 1242523135)
+
+
+GOLDEN = {
+    "wording": 952603002,
+    "quantities": 438032633,
+    "checks": 2874915877,
+    "steps": 2330234214,
+    "ending": 558161692,
+    "signals": 3030227139,
+    "opening": 3030227139,
+    "prompt_signals": 3512555278,
+    "prompt_hidden": 1889928161,
+    "answer_hidden": 931556976,
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_block_is_as_wide_as_it_says(name: BlockName) -> None:
+    found = BLOCKS[name].compute(ReadRun.of(run_view()))
+    assert found.shape == (BLOCKS[name].width or HIDDEN,)
+    assert found.dtype == np.float32
+
+
+def graded(*, answer: bool = True, signals: bool = True, states: bool = True) -> GradedRow:
     view = run_view()
-    found = {
-        "gate1": digest(features.before(PromptView("Naïve “test”: sort 3, 14, 159; then?\n")) + 0.0),
-        "gate2": digest(features.during(view, 3) + 0.0),
-        "gate3": digest(features.after(view) + 0.0),
-    }
-    assert (FEATURE_VERSION, found) == (4, GOLDEN)
+    return GradedRow(
+        view.prompt.text,
+        0.0,
+        1.0,
+        answer=view.answer if answer else None,
+        signals=AnswerSignals(view.logprobs, view.entropies, view.margins) if signals else None,
+        states=ModelStates(view.prompt_logprobs, view.prompt_hidden, view.prompt_hidden, "stop") if states else None,
+    )
 
 
-GOLDEN = {"gate1": 1660956885, "gate2": 3192817042, "gate3": 2806868555}
+@pytest.mark.parametrize("mode", GATE_BLOCKS)
+def test_a_gate_reads_the_blocks_that_all_rows_have(mode: Mode) -> None:
+    assert (*featurise([graded()] * 2, mode).blocks,) == GATE_BLOCKS[mode]
+    bare = featurise([graded(states=False)] * 2, mode)
+    inspected = ("ending", "prompt_signals", "prompt_hidden", "answer_hidden")
+    assert (*bare.blocks,) == tuple(name for name in GATE_BLOCKS[mode] if name not in inspected)
+    assert bare.measures.shape == (2, sum(bare.widths.values()))
 
 
-@pytest.mark.parametrize("gate", GATES)
-def test_layout_names_every_column_once(gate: features.Gate) -> None:
-    layout = FeatureLayout(gate, HIDDEN)
-    view = run_view()
-    vector = {
-        "gate1": features.before(view.prompt),
-        "gate2": features.during(view, 8),
-        "gate3": features.after(view),
-    }[gate]
-    assert vector.shape == (layout.width,)
-    assert vector.dtype == np.float32
-    assert len(layout.names) == layout.width == len(set(layout.names))
-    assert vector[layout.names.index("numbers")] == pytest.approx(np.log1p(2))
-    assert vector[layout.names.index("largest_number")] == pytest.approx(np.log10(13))
+def test_rows_that_lack_what_others_have_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="1 of 2 rows have what the block signals needs"):
+        featurise([graded(), graded(signals=False)], "cascade")
+    with pytest.raises(InvalidRequestError, match="add a column weak_response"):
+        featurise([graded(answer=False)], "cascade")
+    with pytest.raises(InvalidRequestError, match="add logprobs, entropies, margins"):
+        featurise([graded(signals=False)], "opening")
+    assert not has_opening(graded())
 
 
 SERIES = arrays(np.float32, st.integers(0, 40), elements=st.floats(width=32, allow_nan=True, allow_infinity=True))
@@ -114,13 +162,13 @@ def test_features_are_finite_for_any_input(
         answer_hidden=data.draw(arrays(np.float32, HIDDEN, elements=values)) if finished else None,
         finish_reason="length" if finished else "",
     )
-    for vector in (features.before(view.prompt), features.during(view, 8), features.after(view)):
-        assert np.isfinite(vector).all()
+    for mode in GATE_BLOCKS:
+        assert np.isfinite(gate(mode, view)).all()
 
 
 def test_lone_surrogates_and_empty_text_have_features() -> None:
     for text in ("", "\ud800", "\x00", "9" * 5000, "“" * 5000):
-        assert np.isfinite(features.before(PromptView(text))).all()
+        assert np.isfinite(question(text)).all()
 
 
 def test_a_megabyte_prompt_is_read_whole_and_in_seconds() -> None:
@@ -128,29 +176,25 @@ def test_a_megabyte_prompt_is_read_whole_and_in_seconds() -> None:
     found = structure(text)
     assert found["chars"] == pytest.approx(np.log1p(len(text.strip())))
     assert found[f"mark_{ord('='):02x}"] == pytest.approx(np.log1p(100_000))
-    assert np.isfinite(answer_checks(run_view(answer="1 + 1 " * 50_000))).all()
+    assert np.isfinite(checked("1 + 1 " * 50_000)).all()
 
 
-def test_ngrams_see_wording_and_not_the_numbers() -> None:
-    base = ngrams("What is 12 + 34?")
-    assert np.array_equal(base, ngrams("what IS 56 + 78?"))
-    assert not np.array_equal(base, ngrams("What is 12 - 34?"))
-    half = len(base) // 2
-    assert np.linalg.norm(base[:half]) == pytest.approx(1.0, abs=1e-6)
-    assert np.linalg.norm(base[half:]) == pytest.approx(1.0, abs=1e-6)
-    assert not ngrams("").any() or np.isfinite(ngrams("")).all()
+def test_counts_see_wording_and_not_the_numbers() -> None:
+    base = ParsedQuestion.of("What is 12 + 34?").counts
+    assert np.array_equal(base, ParsedQuestion.of("what IS 56 + 78?").counts)
+    assert not np.array_equal(base, ParsedQuestion.of("What is 12 - 34?").counts)
 
 
 @pytest.mark.parametrize("noise", [str.upper, str.title, lambda text: text.replace(" ", " \t "), "\n {}\n\n".format])
 def test_casing_and_blanks_change_nothing(noise: Callable[[str], str]) -> None:
     asked = "Sort 3.5, 14 and 159: which “word” comes after 'aaab', please?"
-    assert np.array_equal(features.before(PromptView(asked)), features.before(PromptView(noise(asked))))
+    assert np.array_equal(question(asked), question(noise(asked)))
 
 
 def test_the_question_is_found_in_a_chat_log() -> None:
     asked = "What is 12 + 34?"
     chat = f"<|im_start|>system\nYou are kind.<|im_end|>\n<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
-    assert np.array_equal(features.before(PromptView(asked)), features.before(PromptView(chat)))
+    assert np.array_equal(question(asked), question(chat))
 
 
 def test_quantities_say_how_large_and_how_long() -> None:
@@ -164,27 +208,15 @@ def test_quantities_say_how_large_and_how_long() -> None:
     assert structure("no numbers")["largest_number"] == 0
 
 
-def test_similar_questions_are_near_and_others_far() -> None:
-    asked, similar, other = (
-        ngrams("Multiply 12 by 7, please."),
-        ngrams("Please multiply 81 by 3."),
-        ngrams("Which day comes after Friday?"),
-    )
-    assert asked @ similar > 2 * abs(asked @ other)
-
-
 def test_gate_two_reads_only_the_first_tokens() -> None:
     view = run_view()
-    later = replace(
-        view,
-        answer="something else",
-        logprobs=np.append(view.logprobs[:3], np.float32(-9)),
-        entropies=np.append(view.entropies[:3], np.float32(9)),
-        margins=np.append(view.margins[:3], np.float32(0)),
-        answer_hidden=None,
-    )
-    assert np.array_equal(features.during(view, 3), features.during(later, 3))
-    assert not np.array_equal(features.during(view, 4), features.during(later, 4))
+    long = replace(view, **{name: np.tile(getattr(view, name), 3) for name in ("logprobs", "entropies", "margins")})
+    later = replace(long, answer="something else", answer_hidden=None)
+    for name in ("logprobs", "entropies", "margins"):
+        getattr(later, name)[OPENING_TOKENS:] *= 2
+    assert np.array_equal(gate("opening", long), gate("opening", later))
+    sooner = replace(long, logprobs=np.where(np.arange(15) == OPENING_TOKENS - 1, -9, long.logprobs))
+    assert not np.array_equal(gate("opening", long), gate("opening", sooner))
 
 
 def test_signal_statistics_match_numpy() -> None:
@@ -229,7 +261,7 @@ def test_signals_of_unequal_length_are_refused() -> None:
     ],
 )
 def test_stated_sums_are_checked(answer: str, statements: int, false: int) -> None:
-    found = named(ANSWER_NAMES, answer_checks(run_view(answer)))
+    found = named(ANSWER_NAMES, checked(answer))
     assert found["answer_statements"] == pytest.approx(np.log1p(statements))
     assert found["answer_false_statements"] == pytest.approx(np.log1p(false))
 
@@ -254,7 +286,7 @@ PRICES = "Prices: rice 12, milk 11, oil 7. What do 2 oil cost?"
     ],
 )
 def test_answer_checks_compare_lists_bindings_and_letters(prompt: str, answer: str, expected: dict[str, int]) -> None:
-    found = named(ANSWER_NAMES, answer_checks(run_view(answer, prompt)))
+    found = named(ANSWER_NAMES, checked(answer, prompt))
     counted = ("bound", "misbound", "list_items", "statements", "false_statements")
     for name, value in expected.items():
         assert found[f"answer_{name}"] == pytest.approx(np.log1p(value) if name in counted else value), name
@@ -263,20 +295,25 @@ def test_answer_checks_compare_lists_bindings_and_letters(prompt: str, answer: s
 @pytest.mark.parametrize("text", ["a" * 200_000, "a, " * 100_000, "1 < " * 50_000, " " * 200_000, "1.1" * 60_000])
 def test_answer_checks_read_long_answers_in_seconds(text: str) -> None:
     started = time.process_time()
-    answer_checks(run_view(text))
+    checked(text)
     assert time.process_time() - started < 10
 
 
 def test_answer_checks_see_form() -> None:
-    cut = named(ANSWER_NAMES, answer_checks(replace(run_view("again again again again"), finish_reason="length")))
-    assert cut["answer_length_stop"] == 1
+    cut = named(ANSWER_NAMES, checked("again again again again"))
     assert cut["answer_repeats"] == pytest.approx(np.log1p(3))
     assert cut["answer_distinct_words"] == 0.25
-    broken = named(ANSWER_NAMES, answer_checks(run_view('{"a": [1, 2')))
+    broken = named(ANSWER_NAMES, checked('{"a": [1, 2'))
     assert (broken["answer_json"], broken["answer_broken_json"], broken["answer_unbalanced"]) == (0, 1, 2)
-    final = named(ANSWER_NAMES, answer_checks(run_view("12 + 7 = 19. Answer: 23")))
+    final = named(ANSWER_NAMES, checked("12 + 7 = 19. Answer: 23"))
     assert (final["answer_has_final"], final["answer_final_derived"]) == (1, 0)
-    assert named(ANSWER_NAMES, answer_checks(run_view("  ")))["answer_empty"] == 1
+    assert named(ANSWER_NAMES, checked("  "))["answer_empty"] == 1
+
+
+def test_an_answer_that_was_cut_off_says_so() -> None:
+    for reason, ended in (("length", 1), ("stop", 0)):
+        run = ReadRun.of(replace(run_view(), finish_reason=reason))
+        assert BLOCKS["ending"].compute(run).tolist() == [ended]
 
 
 def test_the_last_user_turn_is_the_question() -> None:

@@ -1,50 +1,52 @@
-"""Learns P(gain) from graded text: a few plain models, one of them chosen by cross-validation, then calibrated.
+"""Learns P(gain) from graded rows: a few plain models, one of them chosen by cross-validation, then calibrated.
 
 Everything is fitted to the gain, the strong score minus the weak one; difficulty alone says little about it (decision
 002). The default is the mean of two models that err differently: a ridge, and a forest that predicts both tiers'
 scores at once, so that its splits are found with twice the evidence. Both read topics, the main directions of the
-wording, which prompts without labels help to find, and measures. Other candidates have to be better by more than one
-standard error (decision 023); nearest neighbours are there for comparison only, as they would carry prompts inside.
-The choice looks at training rows only: where `updraft bench router` judges it on others, the whole is nested.
+wording, which prompts without labels help to find, and blocks of measures. Other candidates have to be better by more
+than one standard error (decision 023). The choice looks at training rows only: where `updraft bench router` judges it
+on others, the whole is nested.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...protocol.errors import InvalidRequestError
 from ..arrays import Array, Bools, Floats
-from ..calibration.probability_curve import ProbabilityCurve, cross_calibrated, fit_curve
-from ..features.text_vectors import N_WORDING, TextRows
+from ..calibration.probability_curve import ProbabilityCurve, fit_curve
+from ..features.blocks import BlockName
+from ..features.feature_rows import FeatureRows
 from ..features.wording import COUNTS
 from ..optional import load_module
 
 __all__ = [
     "CANDIDATES",
+    "MIN_FITTED",
     "MIN_LABELS",
-    "SHIPPED",
     "Forest",
     "Labels",
     "Ridge",
-    "TextRouter",
+    "RouterModel",
     "Topics",
     "fit_router",
-    "unseen",
 ]
 
-MIN_LABELS = 100
+# Graded prompts, and those among them that gates are fitted on.
+MIN_LABELS, MIN_FITTED = 100, 40
 _TOPICS = 50
 _FOLDS = 5
 _CLIP = 4.0
 _TREES, _LEAF = 150, 12
-_NEIGHBOURS = 50
 # How much a standardised measure may say beside a topic, whose spread is about a tenth: penalties act on what is small.
-_WORDING_WEIGHT, _CHECK_WEIGHT = 0.03, 0.2
+_WEIGHTS: dict[BlockName, float] = {"wording": 0.03, "quantities": 0.03}
+_WEIGHT_OF_OTHERS = 0.2
 _PENALTY = 10.0
 
 # In order of preference; each names the members whose standardised scores it averages.
@@ -52,10 +54,7 @@ CANDIDATES: dict[str, tuple[str, ...]] = {
     "blend": ("ridge", "forest"),
     "ridge": ("ridge",),
     "forest": ("forest",),
-    "boosting": ("boosting",),
-    "neighbours": ("neighbours",),
 }
-SHIPPED = {name: CANDIDATES[name] for name in ("blend", "ridge", "forest")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +122,24 @@ class Topics:
         directions = np.asarray(svd.fit(_weighted(counts, weights)).components_.T, np.float32)
         return cls(weights, directions.astype(np.float64))
 
-    def prepare(self, rows: TextRows) -> Array:
-        """Topics and measures side by side, (n, k + m) float32: what members are fitted on."""
+    def prepare(self, rows: FeatureRows) -> Inputs:
+        """Topics and measures side by side."""
         topics = np.asarray(_weighted(rows.counts, self.weights) @ self.directions, np.float64)
-        return np.hstack((topics.astype(np.float32), rows.measures))
+        weights = [np.full(width, _WEIGHTS.get(name, _WEIGHT_OF_OTHERS)) for name, width in rows.widths.items()]
+        return Inputs(
+            np.hstack((topics.astype(np.float32), rows.measures)), np.concatenate((np.ones(_TOPICS), *weights))
+        )
 
 
-class Member(Protocol):
-    def score(self, x: Array) -> Floats:
-        """(n,) the expected gain."""
-        ...
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What members are fitted on: `x` (n, k) float32, and how much a ridge lets each column say, (k,)."""
+
+    x: Array
+    weights: Floats
+
+    def take(self, rows: NDArray[Any]) -> Inputs:
+        return Inputs(self.x[rows], self.weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,19 +167,11 @@ class Forest:
         return both[:, 1] - both[:, 0]
 
 
-@dataclass(frozen=True, slots=True)
-class _Compared:
-    """A regressor that is fitted for comparison only."""
-
-    model: Any
-    columns: slice
-
-    def score(self, x: Array) -> Floats:
-        return np.asarray(self.model.predict(x[:, self.columns]), np.float64)
+Member = Ridge | Forest
 
 
 @dataclass(frozen=True, slots=True)
-class TextRouter:
+class RouterModel:
     """P(gain) of prompts: `curve(bias + sum(weight * member.score))`."""
 
     topics: Topics
@@ -180,85 +179,63 @@ class TextRouter:
     weights: Mapping[str, float]
     bias: float
     curve: ProbabilityCurve
-    # P(gain) of each row it was fitted on, by members that did not see it.
-    crossed: Floats
-    # Of each that it was calibrated on, by a curve that did not see it either.
-    fair: Floats
     chosen: str
     # Every candidate's APGR in the inner cross-validation, from which `chosen` was chosen.
     inner_apgr: Mapping[str, float]
 
-    def score(self, rows: TextRows) -> Floats:
-        return self.blended(self.topics.prepare(rows))
+    def score(self, rows: FeatureRows) -> Floats:
+        return self.blended(self.topics.prepare(rows).x)
 
     def blended(self, x: Array) -> Floats:
         """The score of rows that `topics` have prepared."""
         return self.bias + _added(weight * self.members[name].score(x) for name, weight in self.weights.items())
 
-    def probability(self, rows: TextRows) -> Floats:
+    def refitted(self, rows: FeatureRows, labels: Labels, seed: int = 0) -> RouterModel:
+        """The same blend of the same topics, its members fitted on other rows."""
+        inputs = self.topics.prepare(rows)
+        return replace(self, members={name: _fit(name, inputs, labels, seed) for name in self.members})
+
+    def probability(self, rows: FeatureRows) -> Floats:
         """(n,) float64 in [0, 1]."""
         return np.clip(self.curve(self.score(rows)), 0.0, 1.0)
 
 
 def fit_router(
-    rows: TextRows,
+    rows: FeatureRows,
     labels: Labels,
-    unlabelled: TextRows | None = None,
+    topics: Topics | None = None,
     seed: int = 0,
-    candidates: Mapping[str, tuple[str, ...]] | None = None,
-) -> TextRouter:
-    """Fit on labelled `rows`; topics are found on `unlabelled` prompts too. The same seed gives the same router.
+    candidates: Mapping[str, tuple[str, ...]] = MappingProxyType(CANDIDATES),
+) -> RouterModel:
+    """Fit on labelled `rows`. The same seed gives the same router. Rows with `labels.same` alike share a fold.
 
-    `candidates`: None compares all of them; those that do not ship are never chosen. Rows with `labels.same` alike
-    share a fold.
+    `topics`: None finds them on these rows.
 
-    Raises InvalidRequestError with fewer than 100 labels, or if no row or every row is a gain.
+    Raises InvalidRequestError with too few labels, or if no row or every row is a gain.
     """
     n, better = len(labels.even), labels.better[labels.even]
-    if n < MIN_LABELS or better.all() or not better.any():
+    if n < MIN_FITTED or better.all() or not better.any():
         raise InvalidRequestError(
             f"A router needs at least {MIN_LABELS} graded prompts, some better answered by the strong tier and some "
-            f"not: there are {n}, of which {int(better.sum())} are."
+            f"not. There are {n} to fit it on (the others are held out), of which {int(better.sum())} are."
         )
-    counts = rows.counts
-    if unlabelled is not None:
-        counts = load_module("scipy.sparse", "train").vstack((counts, unlabelled.counts)).tocsr()
-    topics = Topics.fit(counts, seed)
+    topics = topics or Topics.fit(rows.counts, seed)
     x = topics.prepare(rows)
-    candidates = CANDIDATES if candidates is None else candidates
     crossed = _cross_fitted(x, labels, seed, {member for blend in candidates.values() for member in blend})
     blends = {name: _Blend.of(blend, crossed) for name, blend in candidates.items()}
     even = labels.even
     recovered = {name: _recovered(blend.score(crossed)[even], labels.gain[even]) for name, blend in blends.items()}
-    chosen = _chosen({name: recovered[name] for name in candidates if name in SHIPPED})
+    chosen = _chosen(recovered)
     blend = blends[chosen]
-    score = blend.score(crossed)
-    curve = fit_curve(score[even], better)
-    return TextRouter(
+    return RouterModel(
         topics=topics,
         members={name: _fit(name, x, labels, seed) for name in blend.weights},
         weights=blend.weights,
         bias=blend.bias,
-        curve=curve,
-        crossed=np.clip(curve(score), 0.0, 1.0),
-        fair=cross_calibrated(score[even], better, _folds(labels, seed + 1)[even]),
+        curve=fit_curve(blend.score(crossed)[even], better),
         chosen=chosen,
         inner_apgr={name: float(rows.sum() / labels.gain[even].sum()) for name, rows in recovered.items()},
     )
-
-
-def unseen(router: TextRouter, rows: TextRows, labels: Labels, seed: int = 0) -> Floats:
-    """(n,) P(gain) of the rows that `router` was fitted on as it judges further ones: by topics and members that were
-    found without the row. `router.crossed` has seen its wording, and rows that topics were found on lie further apart.
-    """
-    scores, folds = np.zeros(len(labels.weak)), _folds(labels, seed)
-    for fold in range(_FOLDS):
-        held, kept = np.flatnonzero(folds == fold), np.flatnonzero(folds != fold)
-        learned, topics = labels.take(kept), Topics.fit(rows.take(kept).counts, seed)
-        x, others = topics.prepare(rows.take(kept)), topics.prepare(rows.take(held))
-        members = {name: _fit(name, x, learned, seed) for name in router.members}
-        scores[held] = replace(router, topics=topics, members=members).blended(others)
-    return np.clip(router.curve(scores), 0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,14 +276,14 @@ def _chosen(recovered: Mapping[str, Floats]) -> str:
     return next(within)
 
 
-def _cross_fitted(x: Array, labels: Labels, seed: int, names: Iterable[str]) -> dict[str, Floats]:
+def _cross_fitted(inputs: Inputs, labels: Labels, seed: int, names: Iterable[str]) -> dict[str, Floats]:
     """The scores of each row by members that did not see its fold."""
     folds = _folds(labels, seed)
     crossed = {name: np.zeros(len(folds)) for name in sorted(names)}
     for fold in range(_FOLDS):
         held, kept = folds == fold, folds != fold
         for name, scores in crossed.items():
-            scores[held] = _fit(name, x[kept], labels.take(kept), seed).score(x[held])
+            scores[held] = _fit(name, inputs.take(kept), labels.take(kept), seed).score(inputs.x[held])
     return crossed
 
 
@@ -316,32 +293,21 @@ def _folds(labels: Labels, seed: int) -> NDArray[Any]:
     return (np.random.default_rng(seed).permutation(same.max() + 1) % _FOLDS)[same]
 
 
-def _fit(name: str, x: Array, labels: Labels, seed: int) -> Member:
+def _fit(name: str, inputs: Inputs, labels: Labels, seed: int) -> Member:
     if name == "ridge":
-        return _fit_ridge(x, labels.gain, np.ones(len(x)) if labels.weight is None else labels.weight)
+        return _fit_ridge(inputs, labels.gain, np.ones(len(inputs.x)) if labels.weight is None else labels.weight)
     ensemble = load_module("sklearn.ensemble", "train")
-    if name == "forest":
-        trees = ensemble.ExtraTreesRegressor(_TREES, min_samples_leaf=_LEAF, max_features=0.3, random_state=seed)
-        return Forest(trees.fit(x, np.stack((labels.weak, labels.strong), axis=1), sample_weight=labels.weight))
-    if name == "boosting":
-        settings = {"n_estimators": 100, "learning_rate": 0.05, "max_depth": 3, "subsample": 0.5, "max_features": 0.1}
-        boosted = ensemble.GradientBoostingRegressor(min_samples_leaf=20, random_state=seed, **settings)
-        return _Compared(boosted.fit(x, labels.gain), slice(None))
-    neighbours = load_module("sklearn.neighbors", "train").KNeighborsRegressor(min(_NEIGHBOURS, len(x) // 2))
-    topics = slice(0, _TOPICS)
-    return _Compared(neighbours.fit(x[:, topics], labels.gain), topics)
+    trees = ensemble.ExtraTreesRegressor(_TREES, min_samples_leaf=_LEAF, max_features=0.3, random_state=seed)
+    return Forest(trees.fit(inputs.x, np.stack((labels.weak, labels.strong), axis=1), sample_weight=labels.weight))
 
 
-def _fit_ridge(x: Array, gain: Floats, rows: Floats) -> Ridge:
+def _fit_ridge(inputs: Inputs, gain: Floats, rows: Floats) -> Ridge:
     """Each row counts as often as `rows`, (n,), says; only their ratios matter."""
-    share = rows / rows.mean()
+    x, weight, share = inputs.x, inputs.weights, rows / rows.mean()
     mean: Floats = x.mean(axis=0, dtype=np.float64)
     scale: Floats = np.asarray(np.maximum(x.std(axis=0, dtype=np.float64), 1e-3), np.float64)
     # Topics share one scale: dividing each by its own would make the least of them as loud as the first.
     scale[:_TOPICS] = 1.0
-    weight = np.full(x.shape[1], _CHECK_WEIGHT)
-    weight[:_TOPICS] = 1.0
-    weight[_TOPICS : _TOPICS + N_WORDING] = _WORDING_WEIGHT
     standard = _standardised(x, mean, scale) * weight
     centre: Floats = np.average(standard, axis=0, weights=share)
     middle = float(np.average(gain, weights=share))

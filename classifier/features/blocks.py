@@ -1,0 +1,191 @@
+"""The blocks of features that gates read: what each needs of a row, how wide it is, and how it is computed of a run.
+
+A new block is an entry of `BLOCKS`, and its name in `GATE_BLOCKS`. A policy declares in its card which of them its
+gates read; training and inference compute them here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ...protocol.errors import InvalidRequestError
+from ..arrays import Array
+from ..graded_row import AnswerSignals, GradedRow, ModelStates
+from .answer_checks import ANSWER_NAMES, answer_checks
+from .answer_parts import AnswerParts, parts_of
+from .arithmetic_checks import STEP_NAMES, FoundSteps, find_steps, step_checks
+from .gate_inputs import PromptView, RunView
+from .parsed_question import ParsedQuestion
+from .quantities import QUANTITY_NAMES
+from .token_signals import PROMPT_SIGNAL_NAMES, SIGNAL_NAMES, prompt_signals, signals
+from .wording import MEASURE_NAMES
+
+__all__ = [
+    "BLOCKS",
+    "FEATURE_VERSION",
+    "GATE_BLOCKS",
+    "OPENING_TOKENS",
+    "Answered",
+    "Block",
+    "BlockName",
+    "Mode",
+    "ReadRun",
+    "answer_hidden_of",
+    "blocks_of_all",
+    "view_of",
+]
+
+# Raise it with every change that alters any feature of any input: a policy refuses features it was not trained on.
+FEATURE_VERSION = 4
+
+# Before generation, while generating, and after it.
+Mode = Literal["prompt", "opening", "cascade"]
+BlockName = Literal[
+    "wording",
+    "quantities",
+    "checks",
+    "steps",
+    "ending",
+    "signals",
+    "opening",
+    "prompt_signals",
+    "prompt_hidden",
+    "answer_hidden",
+]
+OPENING_TOKENS = 8
+_HIDDEN_LIMIT = np.float32(1e4)
+_EMPTY = np.empty(0, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What gate 3 searches an answer for; of complete lines it can be found while the next are being written."""
+
+    parts: AnswerParts
+    steps: FoundSteps
+
+    @classmethod
+    def of(cls, text: str) -> Answered:
+        return cls(parts_of(text), find_steps(text))
+
+    def __add__(self, other: Answered) -> Answered:
+        return Answered(self.parts + other.parts, self.steps + other.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRun:
+    """A local run as blocks read it."""
+
+    view: RunView
+    asked: ParsedQuestion
+    answered: Answered
+
+    @classmethod
+    def of(cls, view: RunView) -> ReadRun:
+        return cls(view, ParsedQuestion.of(view.prompt.text), Answered.of(view.answer))
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A few features of a run that are known together."""
+
+    # Whether it can be computed of a row.
+    known: Callable[[GradedRow], bool]
+    # Number of features; None: as many as the local model's hidden states have.
+    width: int | None
+    # (width,) float32 of a run.
+    compute: Callable[[ReadRun], Array]
+
+
+def _always(_: GradedRow) -> bool:
+    return True
+
+
+def _answered(row: GradedRow) -> bool:
+    return row.answer is not None
+
+
+def _signalled(row: GradedRow) -> bool:
+    return row.answer is not None and row.signals is not None
+
+
+def _inspected(row: GradedRow) -> bool:
+    return row.states is not None
+
+
+BLOCKS: dict[BlockName, Block] = {
+    "wording": Block(_always, len(MEASURE_NAMES), lambda run: run.asked.measures),
+    "quantities": Block(_always, len(QUANTITY_NAMES), lambda run: run.asked.quantities),
+    "checks": Block(
+        _answered,
+        len(ANSWER_NAMES),
+        lambda run: answer_checks(run.view.answer, run.asked.mentioned, run.answered.parts),
+    ),
+    "steps": Block(
+        _answered, len(STEP_NAMES), lambda run: step_checks(run.asked.given, run.view.answer, run.answered.steps)
+    ),
+    "ending": Block(_inspected, 1, lambda run: np.array([run.view.finish_reason == "length"], np.float32)),
+    "signals": Block(_signalled, len(SIGNAL_NAMES), lambda run: signals(run.view)),
+    "opening": Block(_signalled, len(SIGNAL_NAMES), lambda run: signals(run.view, OPENING_TOKENS)),
+    "prompt_signals": Block(_inspected, len(PROMPT_SIGNAL_NAMES), lambda run: prompt_signals(run.view.prompt_logprobs)),
+    "prompt_hidden": Block(_inspected, None, lambda run: _bounded(run.view.prompt_hidden)),
+    "answer_hidden": Block(_inspected, None, lambda run: _bounded(answer_hidden_of(run.view))),
+}
+# What each gate reads of what its rows have. The first two of the question are always there; the third of gate 2 and
+# gate 3 is what the gate is about: without it there is no such gate.
+GATE_BLOCKS: dict[Mode, tuple[BlockName, ...]] = {
+    "prompt": ("wording", "quantities"),
+    "opening": ("wording", "quantities", "opening", "prompt_signals", "prompt_hidden"),
+    "cascade": (
+        *("wording", "quantities", "checks", "steps", "signals", "ending"),
+        *("prompt_signals", "prompt_hidden", "answer_hidden"),
+    ),
+}
+
+
+def blocks_of_all(rows: Sequence[GradedRow]) -> list[BlockName]:
+    """The blocks that can be computed of every row.
+
+    Raises InvalidRequestError where some rows have one and others have not.
+    """
+    found: list[BlockName] = []
+    for name, block in BLOCKS.items():
+        known = sum(map(block.known, rows))
+        if 0 < known < len(rows):
+            raise InvalidRequestError(
+                f"{known} of {len(rows)} rows have what the block {name} needs: every row must have it, or none."
+            )
+        if known:
+            found.append(name)
+    return found
+
+
+def view_of(row: GradedRow) -> RunView:
+    """The run behind a row; what the row does not have is empty."""
+    told = row.signals or AnswerSignals(_EMPTY, _EMPTY, _EMPTY)
+    states = row.states or ModelStates(_EMPTY, _EMPTY, _EMPTY, "")
+    return RunView(
+        PromptView(row.prompt),
+        row.answer or "",
+        told.logprobs,
+        told.entropies,
+        told.margins,
+        states.prompt_logprobs,
+        states.prompt_hidden,
+        states.answer_hidden,
+        states.finish_reason,
+    )
+
+
+def answer_hidden_of(view: RunView) -> Array:
+    """Zeros for a run that has not finished."""
+    return np.zeros_like(view.prompt_hidden) if view.answer_hidden is None else view.answer_hidden
+
+
+def _bounded(state: Array) -> Array:
+    single = np.asarray(state, np.float32)
+    return np.minimum(np.maximum(np.where(np.isnan(single), np.float32(0), single), -_HIDDEN_LIMIT), _HIDDEN_LIMIT)

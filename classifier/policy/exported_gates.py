@@ -1,0 +1,124 @@
+"""The gates of a policy as they run: one graph reads the question's topics, and one for each gate decides by them.
+
+All gates share the topics. They are read once, while the local model writes, so that gate 3 waits for little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...protocol.errors import ConfigurationError
+from ..arrays import Array
+from ..features.blocks import BLOCKS, OPENING_TOKENS, Answered, BlockName, Mode, ReadRun
+from ..features.gate_inputs import QUESTIONS_AT_ONCE, PromptView, RunView
+from ..features.parsed_question import ParsedQuestion
+from .answer_reader import AnswerReader
+from .bounded_cache import BoundedCache
+
+__all__ = ["BUCKETS", "BUCKET_COUNTS", "MEASURES", "P_GAIN", "TOPICS", "ExportedGates", "Graphs"]
+
+# Names of inputs and outputs of the graphs.
+BUCKETS, BUCKET_COUNTS, TOPICS, MEASURES, P_GAIN = "buckets", "counts", "topics", "measures", "p_gain"
+_NO_GATE_2 = 2**31
+_EMPTY = np.empty(0, np.float32)
+# Gates 1 and 2 read no answer.
+_UNREAD = Answered.of("")
+
+
+@dataclass(frozen=True, slots=True)
+class Graphs:
+    """Sessions of onnxruntime, over what `training/export.py` writes. Thread-safe."""
+
+    topics: Any
+    gates: Mapping[Mode, Any]
+
+    def read(self, counts: Array) -> Array:
+        """(1, topics) float32 of a question's counts, (COUNTS,)."""
+        buckets = np.flatnonzero(counts > 0)  # none is negative, and most hold nothing
+        return self.topics.run([TOPICS], {BUCKETS: buckets, BUCKET_COUNTS: counts[buckets]})[0]
+
+    def decide(self, mode: Mode, topics: Array, measures: Array) -> float:
+        """P(gain) from the question's topics, (1, topics), and the measures of the row, (k,)."""
+        return float(self.gates[mode].run([P_GAIN], {TOPICS: topics, MEASURES: measures[None]})[0][0])
+
+
+class ExportedGates:
+    """P(gain), the chance that the cloud's answer is better, at three moments of a request.
+
+    `blocks`: what each gate reads, with the widths. Without a gate 2 or 3 the question has decided, and `during` and
+    `after` repeat it. Thread-safe, deterministic.
+    """
+
+    def __init__(self, graphs: Graphs, blocks: Mapping[Mode, Mapping[BlockName, int]]) -> None:
+        self._graphs = graphs
+        self._blocks = blocks
+        # Gate 3 asks about a question that gate 1 has read a moment ago.
+        self._parsed: BoundedCache[str, ParsedQuestion] = BoundedCache()
+        self._topics: BoundedCache[str, Array] = BoundedCache()
+        self._answers = AnswerReader(Answered.of, QUESTIONS_AT_ONCE)
+
+    def warm_up(self) -> None:
+        """The first run allocates, and shows whether the graphs take the features that this version makes."""
+        topics = self._graphs.read(ParsedQuestion.of("What is 2 + 2?").counts)
+        for mode, declared in self._blocks.items():
+            width = sum(BLOCKS[name].width or width for name, width in declared.items())
+            self._graphs.decide(mode, topics, np.zeros(width, np.float32))
+
+    @property
+    def gate2_tokens(self) -> int:
+        """How many tokens gate 2 waits for; without one more than any answer has."""
+        return OPENING_TOKENS if "opening" in self._blocks else _NO_GATE_2
+
+    @property
+    def reads_answers(self) -> bool:
+        return "cascade" in self._blocks
+
+    def before(self, prompt: PromptView) -> float:
+        """Gate 1: P(gain) from the question alone, in [0, 1]."""
+        return self._decide("prompt", RunView(prompt, "", _EMPTY, _EMPTY, _EMPTY, _EMPTY, _EMPTY, None, ""), _UNREAD)
+
+    def during(self, view: RunView) -> float:
+        """Gate 2: P(gain) from the question and the first `gate2_tokens` tokens."""
+        if "opening" not in self._blocks:
+            return self.before(view.prompt)
+        return self._decide("opening", view, _UNREAD)
+
+    def read_ahead(self, prompt: PromptView) -> None:
+        """Do what gate 3 needs of the question, while the local model is busy."""
+        if self.reads_answers:
+            asked = self._asked(prompt.text)
+            _ = asked.mentioned, asked.given
+            self._topics_of(asked, prompt.text)
+
+    def read_lines(self, answer: str) -> None:
+        """Do what gate 3 needs of the complete lines of an answer that has come so far."""
+        if self.reads_answers:
+            self._answers.read_ahead(answer)
+
+    def after(self, view: RunView) -> float:
+        """Gate 3: P(gain) from question and answer."""
+        if not self.reads_answers:
+            return self.before(view.prompt)
+        return self._decide("cascade", view, self._answers.read(view.answer))
+
+    def _decide(self, mode: Mode, view: RunView, answered: Answered) -> float:
+        declared, run = self._blocks[mode], ReadRun(view, self._asked(view.prompt.text), answered)
+        blocks: dict[BlockName, Array] = {name: BLOCKS[name].compute(run) for name in declared}
+        other: list[BlockName] = [name for name, block in blocks.items() if len(block) != declared[name]]
+        if other:
+            raise ConfigurationError(
+                f"The policy reads {declared[other[0]]} values of {other[0]}, the local model gives "
+                f"{len(blocks[other[0]])}: it was made for another model. Use a policy of this one."
+            )
+        topics = self._topics_of(run.asked, view.prompt.text)
+        return self._graphs.decide(mode, topics, np.concatenate(list(blocks.values())))
+
+    def _asked(self, text: str) -> ParsedQuestion:
+        return self._parsed.find(text, ParsedQuestion.of)
+
+    def _topics_of(self, asked: ParsedQuestion, text: str) -> Array:
+        return self._topics.find(text, lambda _: self._graphs.read(asked.counts))

@@ -1,0 +1,158 @@
+"""A pair's calibrated policy as it ships and runs: a card, ONNX graphs, calibration numbers.
+
+`policy.json` is the card. `topics.onnx` reads the question, `gate1.onnx` decides by it, `gate2.onnx` also by the first
+tokens, `gate3.onnx` by question and answer. Which blocks of features each gate reads is declared in the card: it
+depends on what the rows had. `calibration.npz` holds each calibration row's P(gain), scores and token counts, no text,
+so that any target can be turned into thresholds when it is asked for. The files carry a part of their hash in their
+names (`files.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Annotated, Any
+
+import msgspec
+
+from ...protocol.errors import ConfigurationError
+from ..calibration.drift import UsualGains
+from ..calibration.operating_point import OperatingPoint, operating_point
+from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, unpack_calibration
+from ..calibration.threshold_path import NEVER, Path, Thresholds
+from ..features.blocks import FEATURE_VERSION, BlockName, Mode
+from ..target import Target
+from .calibrated_on import CalibratedOn
+from .exported_gates import ExportedGates, Graphs
+from .files import settled
+from .graph_files import CARD_NAME, ML_OPSET, OPSET, check_versions, file_named, open_graph, read_card, read_checked
+
+__all__ = ["FORMAT_VERSION", "GATE_FILES", "TOPICS_FILE", "VERSIONS", "Point", "Policy", "PolicyCard", "Source"]
+
+FORMAT_VERSION = 4
+VERSIONS: dict[str, Any] = {
+    "format_version": FORMAT_VERSION,
+    "feature_version": FEATURE_VERSION,
+    "opset": {"ai.onnx": OPSET, "ai.onnx.ml": ML_OPSET},
+}
+TOPICS_FILE = "topics.onnx"
+GATE_FILES: dict[Mode, str] = {"prompt": "gate1.onnx", "opening": "gate2.onnx", "cascade": "gate3.onnx"}
+_REMEDY = "calibrate again with this version (updraft calibrate)"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file the policy learned from: its name, the SHA-256 of its bytes, and how many rows were read from it."""
+
+    name: str
+    sha256: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What a target came to on the calibration rows, for people; the router computes its own from `calibration.npz`."""
+
+    target: str
+    before: float
+    after: float
+    alpha: float | None
+    risk: float
+    quality: float
+    cloud_share: float
+    during: float = NEVER
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyCard:
+    """What `policy.json` says."""
+
+    format_version: int
+    feature_version: int
+    opset: dict[str, int]
+    # The pair, by tier.
+    models: dict[str, str]
+    data: list[Source]
+    # What the scores are.
+    grading: str
+    date: str
+    rows: int
+    local_score: float
+    cloud_score: float
+    gain_rate: float
+    # The blocks that each gate reads, in order, with their widths.
+    blocks: dict[Mode, dict[BlockName, int]]
+    # Blocks that no gate reads, as the rows did not have them.
+    missing: list[BlockName]
+    # Whether the token counts were estimated from characters.
+    estimated_tokens: bool
+    delta: Annotated[float, msgspec.Meta(gt=0, lt=1)]
+    # At confidence 1 - `delta`, or "on average" over calibrations where they say so.
+    points: list[Point]
+    # SHA-256 of each file.
+    files: dict[str, str]
+    # Of the rows: those that the gates were fitted on, and the others, which thresholds come from.
+    fitted: int = 0
+    calibrated: int = 0
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    # What kinds of requests the rows were.
+    calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen
+
+
+class Policy(ExportedGates):
+    """The gates of a pair, with thresholds for any target.
+
+    `models` names the pair it was made for; whether that is the pair in use is for the caller to check.
+    """
+
+    def __init__(self, card: PolicyCard, graphs: Graphs, calibration: CalibrationRows) -> None:
+        super().__init__(graphs, card.blocks)
+        self.card = card
+        self.models = card.models
+        self.calibrated_on = card.calibrated_on
+        self.calibration = calibration
+        self._path = Path.of(calibration)
+
+    @classmethod
+    def load(cls, folder: FilePath) -> Policy:
+        """Read a policy folder, again if another policy is put there meanwhile.
+
+        Raises ConfigurationError if it is missing, damaged, or made by another version.
+        """
+        return settled(folder, cls._load)
+
+    @classmethod
+    def _load(cls, folder: FilePath) -> Policy:
+        raw = read_card(folder)
+        check_versions(folder, raw, VERSIONS, _REMEDY)
+        try:
+            card = msgspec.convert(raw, PolicyCard)
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(f"{folder / CARD_NAME} is not a valid policy ({error}): {_REMEDY}.") from error
+
+        def stored(name: str) -> tuple[FilePath, str | None]:
+            found = file_named(card.files, name) or name
+            return folder / found, card.files.get(found)
+
+        graphs = Graphs(
+            open_graph(*stored(TOPICS_FILE)), {mode: open_graph(*stored(GATE_FILES[mode])) for mode in card.blocks}
+        )
+        path, digest = stored(CALIBRATION_NAME)
+        policy = cls(card, graphs, unpack_calibration(path, read_checked(path, digest)))
+        try:
+            policy.warm_up()
+        except Exception as error:  # onnxruntime raises its own tree of plain Exceptions
+            raise ConfigurationError(f"{folder} does not fit this version ({error}): {_REMEDY}.") from error
+        return policy
+
+    @property
+    def usual(self) -> UsualGains:
+        """Gate 1's P(gain) of requests like the calibration's."""
+        return self.calibration.usual
+
+    def operating_point(self, target: Target) -> OperatingPoint:
+        """What `target` comes to, with the card's confidence or on average."""
+        return operating_point(self.calibration, target, self.card.delta, self._path)
+
+    def thresholds_for(self, target: Target) -> Thresholds:
+        return self.operating_point(target).thresholds

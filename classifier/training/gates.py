@@ -1,0 +1,90 @@
+"""From features and grades to the gates that ship and the rows that their thresholds come from: the whole of what is
+promised, which `updraft calibrate`, `updraft learn` and `updraft bench guarantee` share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..arrays import Bools, Floats
+from ..calibration.rows import CalibrationRows
+from ..features.blocks import Mode
+from ..features.feature_rows import FeatureRows
+from .router_model import CANDIDATES, MIN_FITTED, Labels, RouterModel, Topics, fit_router
+from .split import divided
+
+__all__ = ["FittedGates", "Material", "calibrated", "fit_gates"]
+
+_OFTEN_OPENED = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """Features of each gate with their labels. `tokens`: read, written, (n,) each, and whether they are estimates.
+    `opened`: (n,) which answers gate 2 is asked about: not about those that have ended by then. Without it, or where
+    few of those that gates are fitted on are, there is no gate 2.
+    """
+
+    features: Mapping[Mode, FeatureRows]
+    labels: Labels
+    tokens: tuple[Floats, Floats, bool]
+    opened: Bools | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FittedGates:
+    """What ships. `fitting`: the rows that the gates were fitted on; `calibration`: others, as the gates judge them."""
+
+    routers: dict[Mode, RouterModel]
+    fitting: NDArray[Any]
+    calibration: CalibrationRows
+
+
+def fit_gates(
+    material: Material, seed: int = 0, candidates: Mapping[str, tuple[str, ...]] = MappingProxyType(CANDIDATES)
+) -> FittedGates:
+    """Gates fitted on one part of the rows, and the other part for thresholds. The gates share their topics.
+
+    Raises InvalidRequestError as `fit_router` does.
+    """
+    fitting, calibrating = divided(material.labels, seed)
+    asked = material.opened is not None and _is_asked(material.opened[fitting])
+    labels, topics = material.labels.take(fitting), Topics.fit(material.features["prompt"].counts[fitting], seed)
+    routers: dict[Mode, RouterModel] = {
+        mode: fit_router(rows.take(fitting), labels, topics, seed, candidates)
+        for mode, rows in material.features.items()
+        if mode != "opening" or asked
+    }
+    p_gain: dict[Mode, Floats] = {
+        mode: router.probability(material.features[mode].take(calibrating)) for mode, router in routers.items()
+    }
+    return FittedGates(routers, fitting, calibrated(p_gain, material, calibrating))
+
+
+def calibrated(p_gain: Mapping[Mode, Floats], material: Material, rows: NDArray[Any]) -> CalibrationRows:
+    """The rows that thresholds come from, by the P(gain) that shipped gates, which never saw them, give them."""
+    labels, (read, written, _) = material.labels.take(rows), material.tokens
+    during = p_gain.get("opening")
+    if during is not None and material.opened is not None:  # gate 2 sends up no answer that ends before it is asked
+        during = np.where(material.opened[rows], during, 0.0)
+    return CalibrationRows(
+        before=p_gain["prompt"],
+        after=p_gain.get("cascade"),
+        during=during,
+        local=labels.weak,
+        cloud=labels.strong,
+        read=read[rows],
+        written=written[rows],
+        prompts=labels.evidence,
+    )
+
+
+def _is_asked(opened: Bools) -> bool:
+    """Whether gate 2 would be asked often enough for its threshold to mean something."""
+    return int(opened.sum()) >= max(MIN_FITTED, _OFTEN_OPENED * len(opened))

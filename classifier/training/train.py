@@ -1,0 +1,201 @@
+"""From graded rows to a policy folder: gates fitted, exported, checked, and the calibration rows beside them.
+
+Every P(gain) in the calibration rows is by the gates that ship, which were fitted on other rows (decision 059).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ..arrays import Floats
+from ..calibration.operating_point import DELTA, operating_point
+from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, pack_calibration
+from ..evaluation import cost_quality as curve
+from ..evaluation.metrics import auroc, ece
+from ..features.blocks import BLOCKS, Mode, blocks_of_all
+from ..features.feature_rows import FeatureRows, has_opening, read_rows
+from ..features.parsed_question import repeated_question
+from ..graded_row import GradedRow, scores
+from ..optional import load_module, load_onnxruntime
+from ..policy.calibrated_on import CalibratedOn
+from ..policy.exported_gates import Graphs
+from ..policy.files import policy_folder, put_policy, stored_name
+from ..policy.graph_files import sha256
+from ..policy.policy import GATE_FILES, TOPICS_FILE, VERSIONS, Point, Policy, PolicyCard, Source
+from ..target import PROMISES, Target
+from .export import gate_to_onnx, topics_to_onnx
+from .gates import FittedGates, Material, fit_gates
+from .router_model import CANDIDATES, Labels, RouterModel
+
+__all__ = [
+    "FitRecipe",
+    "check_installed",
+    "estimated_tokens",
+    "fit_material",
+    "fit_policy",
+    "material_of",
+    "write_policy",
+]
+
+_TARGETS = (0.9, 0.95, 0.97, 0.98, 0.99)
+_CHARS_PER_TOKEN = 4.0
+_ANSWER_TOKENS = 256.0
+_TOLERANCE = 1e-5
+_OFTEN_OPENED = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class FitRecipe:
+    """What the card will say that the rows do not; `seed`: the same seed and rows give the same files.
+
+    `candidates`: what cross-validation chooses among.
+    """
+
+    models: dict[str, str]
+    data: list[Source]
+    grading: str
+    date: str = ""
+    delta: float = DELTA
+    seed: int = 0
+    candidates: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: CANDIDATES)
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen
+
+
+def check_installed() -> None:
+    """Raises MissingDependencyError if what fitting takes is missing: to be asked before rows are paid for."""
+    for name in ("scipy.sparse", "sklearn.ensemble", "onnx"):
+        load_module(name, "train")
+    load_onnxruntime()
+
+
+def fit_policy(rows: Sequence[GradedRow], recipe: FitRecipe, out: Path) -> Policy:
+    """Fit on `rows`, write the folder `out`, and return the policy as loaded from there.
+
+    Raises InvalidRequestError as `fit_router` does, and if `out` is no folder or cannot be written.
+    """
+    recipe = replace(recipe, calibrated_on=CalibratedOn.of([row.prompt for row in rows]))
+    return fit_material(material_of(rows), recipe, policy_folder(out))
+
+
+def material_of(rows: Sequence[GradedRow]) -> Material:
+    """What gates are fitted on: the blocks that every row has.
+
+    There is a gate 3 if the rows have answers; and if they have token signals too, a gate 2 for answers that go on
+    behind their opening, if these are many.
+    """
+    known = blocks_of_all(rows)
+    features = read_rows(rows, known)
+    has: dict[Mode, bool] = {"prompt": True, "opening": "opening" in known, "cascade": "checks" in known}
+    return Material(
+        features={mode: features.of_gate(mode) for mode, there in has.items() if there},
+        labels=Labels(*scores(rows), same=np.array([repeated_question(row.prompt) for row in rows])),
+        tokens=estimated_tokens(rows),
+        opened=np.array([has_opening(row) for row in rows]) if has["opening"] else None,
+    )
+
+
+def fit_material(material: Material, recipe: FitRecipe, out: Path) -> Policy:
+    """The same from features, wherever they come from. Raises InvalidRequestError as `fit_router` does."""
+    return write_policy(fit_gates(material, recipe.seed, recipe.candidates), material, recipe, policy_folder(out))
+
+
+def write_policy(found: FittedGates, material: Material, recipe: FitRecipe, folder: Path) -> Policy:
+    """Put what was fitted into `folder`, and load it from there."""
+    calibration, labels = found.calibration, material.labels
+    features: dict[Mode, FeatureRows] = {mode: material.features[mode] for mode in found.routers}
+    # A row of no weight is one of the others once more, with the grades that it is promised on.
+    weighted = np.ones(len(labels.weak)) if labels.weight is None else labels.weight
+    made = _exported(found.routers, features) | {CALIBRATION_NAME: pack_calibration(calibration)}
+    files = {stored_name(name, data): data for name, data in made.items()}
+    card = PolicyCard(
+        **VERSIONS,
+        models=recipe.models,
+        data=recipe.data,
+        grading=recipe.grading,
+        date=recipe.date,
+        rows=int(np.count_nonzero(weighted)),
+        fitted=int(np.count_nonzero(weighted[found.fitting])),
+        calibrated=len(calibration.local),
+        local_score=float(labels.weak[labels.even].mean()),
+        cloud_score=float(labels.strong[labels.even].mean()),
+        gain_rate=float(labels.better[labels.even].mean()),
+        blocks={mode: rows.widths for mode, rows in features.items()},
+        missing=[name for name in BLOCKS if not any(name in rows.blocks for rows in features.values())],
+        estimated_tokens=material.tokens[2],
+        delta=recipe.delta,
+        points=[
+            _point(calibration, Target("quality", target, promise=promise), recipe.delta)
+            for promise in PROMISES
+            for target in _TARGETS
+        ],
+        files={name: sha256(data) for name, data in files.items()},
+        metrics=_metrics(calibration) | recipe.metrics,
+        calibrated_on=recipe.calibrated_on,
+    )
+    put_policy(folder, files, msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
+    return Policy.load(folder)
+
+
+def estimated_tokens(rows: Sequence[GradedRow]) -> tuple[Floats, Floats, bool]:
+    """Tokens that the cloud reads and writes for each row, (n,) twice, and whether any had to be estimated.
+
+    Estimated are four characters a token, the local answer's length for the cloud's, and 256 tokens without one.
+    """
+    read = [row.cloud_read if row.cloud_read is not None else len(row.prompt) / _CHARS_PER_TOKEN for row in rows]
+    written = [row.cloud_written if row.cloud_written is not None else _likely_length(row) for row in rows]
+    guessed = any(row.cloud_read is None or row.cloud_written is None for row in rows)
+    return np.array(read, np.float64), np.array(written, np.float64), guessed
+
+
+def _likely_length(row: GradedRow) -> float:
+    return _ANSWER_TOKENS if row.answer is None else len(row.answer) / _CHARS_PER_TOKEN
+
+
+def _exported(routers: Mapping[Mode, RouterModel], features: Mapping[Mode, FeatureRows]) -> dict[str, bytes]:
+    """The graphs, checked against the Python models on every row. Raises RuntimeError if they differ."""
+    made = {TOPICS_FILE: topics_to_onnx(routers["prompt"].topics)}  # all gates share them
+    made |= {
+        GATE_FILES[mode]: gate_to_onnx(router, sum(features[mode].widths.values())) for mode, router in routers.items()
+    }
+    graphs = Graphs(_session(made[TOPICS_FILE]), {mode: _session(made[GATE_FILES[mode]]) for mode in routers})
+    read = [graphs.read(counts.toarray().ravel()) for counts in features["prompt"].counts]
+    for mode, router in routers.items():
+        theirs = [graphs.decide(mode, *each) for each in zip(read, features[mode].measures, strict=True)]
+        gap = float(np.abs(np.array(theirs) - router.probability(features[mode])).max())
+        if gap > _TOLERANCE:
+            raise RuntimeError(f"the exported {GATE_FILES[mode]} differs from its Python model by {gap:.1e}")
+    return made
+
+
+def _session(graph: bytes) -> Any:
+    return load_onnxruntime().InferenceSession(graph, providers=["CPUExecutionProvider"])
+
+
+def _point(rows: CalibrationRows, target: Target, delta: float) -> Point:
+    found = operating_point(rows, target, delta)
+    told = found.thresholds
+    outcome = found.alpha, found.risk, found.quality, found.cloud_share
+    return Point(str(target), told.before, told.after, *outcome, told.during)
+
+
+def _metrics(rows: CalibrationRows) -> dict[str, float]:
+    """How the gates that ship rank rows that they never saw, and how honest they are."""
+    found: dict[str, float] = {}
+    for gate, p_gain in (("gate1", rows.before), ("gate2", rows.during), ("gate3", rows.after)):
+        if p_gain is not None:
+            routed = curve.cost_quality(p_gain, rows.local, rows.cloud)
+            found |= {
+                f"{gate}.apgr": routed.apgr,
+                f"{gate}.cpt50": routed.cpt(0.5),
+                f"{gate}.cpt80": routed.cpt(0.8),
+                f"{gate}.auroc": auroc(p_gain, rows.gain),
+                f"{gate}.ece": ece(p_gain, rows.gain),
+            }
+    return found
