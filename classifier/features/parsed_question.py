@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
+
+import numpy as np
 
 from ..arrays import Array
 from .answer_checks import Mentioned
 from .arithmetic_checks import Given
+from .conversation import Conversation, conversation_measures
+from .gate_inputs import PromptView
 from .normalized_prompt import normalized_prompt
 from .quantities import quantities
 from .question import question_of
@@ -16,8 +21,12 @@ from .wording import wording
 __all__ = ["ParsedQuestion", "repeated_question"]
 
 
-def repeated_question(prompt: str) -> str:
+def repeated_question(prompt: PromptView) -> str:
     """What the prompts of one question share: no gate tells them apart."""
+    return "\0".join((_question(prompt.text), *map(normalized_prompt, chain.from_iterable(prompt.earlier))))
+
+
+def _question(prompt: str) -> str:
     whole = normalized_prompt(prompt)
     question = question_of(whole)
     return whole if question == whole else normalized_prompt(question)
@@ -32,22 +41,32 @@ class ParsedQuestion:
 
     text: str
     measures: Array
+    # Of its wording, and at a lower weight that of the turns before it.
     counts: Array
+    # As `conversation_measures`.
+    conversation: Array
+    # What an answer may refer to: the turns before it, and the question.
+    context: str
 
     @classmethod
-    def of(cls, prompt: str) -> ParsedQuestion:
-        text = repeated_question(prompt)
-        return cls(text, *wording(text))
+    def of(cls, prompt: PromptView) -> ParsedQuestion:
+        text = _question(prompt.text)
+        measures, counts = wording(text)
+        if not prompt.earlier:
+            return cls(text, measures, counts, conversation_measures(text, counts, None), text)
+        before = Conversation.of(prompt.earlier)
+        relation = conversation_measures(text, counts, before)
+        return cls(text, measures, np.maximum(counts, before.counts), relation, f"{before.text}\n{text}")
 
     @cached_property
     def mentioned(self) -> Mentioned:
         """What an answer's words, numbers and letters are held against."""
-        return Mentioned.of(self.text)
+        return Mentioned.of(self.context)
 
     @cached_property
     def given(self) -> Given:
         """What an answer's steps may start from."""
-        return Given.of(self.text)
+        return Given.of(self.context)
 
     @cached_property
     def quantities(self) -> Array:

@@ -65,7 +65,7 @@ def gate(mode: Mode, view: RunView) -> Array:
 
 
 def structure(text: str) -> dict[str, float]:
-    asked = ParsedQuestion.of(text)
+    asked = ParsedQuestion.of(PromptView(text))
     return named((*MEASURE_NAMES, *QUANTITY_NAMES), np.concatenate((asked.measures, asked.quantities)))
 
 
@@ -180,9 +180,9 @@ def test_a_megabyte_prompt_is_read_whole_and_in_seconds() -> None:
 
 
 def test_counts_see_wording_and_not_the_numbers() -> None:
-    base = ParsedQuestion.of("What is 12 + 34?").counts
-    assert np.array_equal(base, ParsedQuestion.of("what IS 56 + 78?").counts)
-    assert not np.array_equal(base, ParsedQuestion.of("What is 12 - 34?").counts)
+    base = ParsedQuestion.of(PromptView("What is 12 + 34?")).counts
+    assert np.array_equal(base, ParsedQuestion.of(PromptView("what IS 56 + 78?")).counts)
+    assert not np.array_equal(base, ParsedQuestion.of(PromptView("What is 12 - 34?")).counts)
 
 
 @pytest.mark.parametrize("noise", [str.upper, str.title, lambda text: text.replace(" ", " \t "), "\n {}\n\n".format])
