@@ -192,6 +192,32 @@ def router(
 
 
 @app.command()
+def guarantee(
+    runs: Annotated[int, typer.Option(min=1, help="Calibrations of each population and number of rows.")] = 500,
+    blend: Annotated[
+        bool, typer.Option("--blend", help="Choose among the models that ship (slow), not the ridge alone.")
+    ] = False,
+    json_path: json_output.File = None,
+) -> None:
+    """Fit, calibrate, ship, and then the true risk, on simulated populations whose risk is known.
+
+    About 20 minutes of one core. A violation is a true risk above alpha; at most one run in ten may show one. The
+    cloud share "above hindsight" is what the same gates would not have had to send up.
+
+    \b
+    Examples
+      updraft bench guarantee --json out/guarantee.json
+      updraft bench guarantee --blend --runs 20
+    """
+    from ..bench.guarantee import Procedure, measure
+    from ..classifier.training.router_model import CANDIDATES
+
+    procedure = Procedure(candidates=CANDIDATES) if blend else Procedure()
+    figures = measure(runs, _say, procedure)
+    _show(_report("guarantee", {"runs": runs, "blend": blend}, figures), json_path)
+
+
+@app.command()
 def local(
     model: Annotated[
         Literal["all", "pocket-small", "qwen2.5-0.5b-q8_0", "qwen2.5-0.5b-q4_k_m"],

@@ -21,8 +21,8 @@ CALIBRATION_NAME = "calibration.npz"
 
 @dataclass(frozen=True, slots=True)
 class CalibrationRows:
-    """(n,) float64 each: P(gain) of gate 1 and, if there are any, gates 3 and 2, by gates that never saw the row; both
-    tiers' scores; the tokens that the cloud reads and writes for it.
+    """(n,) float64 each: P(gain) of gate 1 and, if there are any, gates 3 and 2, none of which was fitted to the row;
+    both tiers' scores; the tokens that the cloud reads and writes for it.
     """
 
     before: Floats

@@ -80,7 +80,9 @@ def featurise(rows: Sequence[GradedRow], mode: Mode) -> FeatureRows:
 def remembered(view: RunView) -> Features:
     """What experience keeps of a judged answer."""
     run = ReadRun.of(view)
-    return {name: block.compute(run) for name, block in BLOCKS.items() if name not in _NOT_KEPT}, run.asked.counts
+    # Many engines tell none of the prompt's log-probabilities (decision 018).
+    left_out = _NOT_KEPT if len(view.prompt_logprobs) else (*_NOT_KEPT, "prompt_signals")
+    return {name: block.compute(run) for name, block in BLOCKS.items() if name not in left_out}, run.asked.counts
 
 
 def has_opening(row: GradedRow) -> bool:

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...protocol.errors import InvalidRequestError
 from ..arrays import Bools, Floats
 from ..calibration.rows import CalibrationRows
 from ..features.blocks import Mode
 from ..features.feature_rows import FeatureRows
-from .router_model import CANDIDATES, MIN_FITTED, Labels, RouterModel, Topics, fit_router
+from .router_model import CANDIDATES, MIN_FITTED, MIN_LABELS, Labels, RouterModel, Topics, fit_router
 from .split import divided
 
 __all__ = ["FittedGates", "Material", "calibrated", "fit_gates"]
@@ -51,8 +52,12 @@ def fit_gates(
 ) -> FittedGates:
     """Gates fitted on one part of the rows, and the other part for thresholds. The gates share their topics.
 
-    Raises InvalidRequestError as `fit_router` does.
+    Raises InvalidRequestError as `fit_router` does, and with fewer than 100 rows to promise on.
     """
+    if len(material.labels.even) < MIN_LABELS:
+        raise InvalidRequestError(
+            f"A policy needs at least {MIN_LABELS} graded prompts, not {len(material.labels.even)}."
+        )
     fitting, calibrating = divided(material.labels, seed)
     asked = material.opened is not None and _is_asked(material.opened[fitting])
     labels, topics = material.labels.take(fitting), Topics.fit(material.features["prompt"].counts[fitting], seed)

@@ -38,7 +38,7 @@ __all__ = [
     "fit_router",
 ]
 
-# Graded prompts, and those among them that gates are fitted on.
+# Graded prompts of a policy, and those among them that a router is fitted on.
 MIN_LABELS, MIN_FITTED = 100, 40
 _TOPICS = 50
 _FOLDS = 5
@@ -216,8 +216,8 @@ def fit_router(
     n, better = len(labels.even), labels.better[labels.even]
     if n < MIN_FITTED or better.all() or not better.any():
         raise InvalidRequestError(
-            f"A router needs at least {MIN_LABELS} graded prompts, some better answered by the strong tier and some "
-            f"not. There are {n} to fit it on (the others are held out), of which {int(better.sum())} are."
+            f"A router needs at least {MIN_FITTED} graded prompts to be fitted on, some better answered by the strong "
+            f"tier and some not: there are {n}, of which {int(better.sum())} are."
         )
     topics = topics or Topics.fit(rows.counts, seed)
     x = topics.prepare(rows)

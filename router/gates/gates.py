@@ -86,7 +86,7 @@ class Gates(Protocol):
 
 
 class CalibratedPolicy(Protocol):
-    """What the gates need of a policy of either kind: P(gain) at three moments, and thresholds for a target."""
+    """What the gates need of a policy: P(gain) at three moments, and thresholds for a target."""
 
     @property
     def models(self) -> dict[str, str]: ...

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from updraft.classifier.grading.graded_data import read_graded
-from updraft.classifier.policy.text_policy import Policy
+from updraft.classifier.policy.policy import Policy
 from updraft.router.accounting.ledger import Ledger
 from updraft_oracle import QUESTIONS, oracle
 
@@ -31,7 +31,7 @@ def test_both_tiers_live_and_then_in_use(updraft, oracle: str, tmp_path: Path) -
     assert "To use it: --cloud-share 0.5, cloud_share=0.5 in code, or cloud_share = 0.5 in " in done.stdout
     policy = Policy.load(tmp_path / "home" / "policies" / "pocket-small--oracle")
     assert policy.card.models == {"local": "pocket-small", "cloud": "oracle"}
-    assert policy.card.signals and not policy.card.estimated_tokens
+    assert "signals" in policy.card.blocks["cascade"] and not policy.card.estimated_tokens
     assert policy.calibration.written.mean() == 10
     ledger = Ledger(tmp_path / "home" / "ledger.sqlite3")
     assert sorted(row.status for row in ledger.rows(limit=1000)) == [200] * 124 + [400], "they are on the books"

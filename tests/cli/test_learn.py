@@ -13,7 +13,7 @@ import pytest
 import updraft as package
 from typer.testing import CliRunner
 from updraft.classifier.online.experience import Experience, Observation, pack
-from updraft.classifier.policy.text_policy import Policy
+from updraft.classifier.policy.policy import Policy
 from updraft.cli.main import app
 from updraft.router.config import RouterConfig
 from updraft_oracle import QUESTIONS, oracle

@@ -124,7 +124,7 @@ def test_a_block_that_one_row_lacks_is_read_by_no_gate(tmp_path: Path) -> None:
         rows[graded], features=pack(({name: block for name, block in blocks.items() if name != "steps"}, counts))
     )
     policy = learn(rows, RECIPE, tmp_path)
-    assert policy.card.missing == ["steps", "prompt_hidden", "answer_hidden"]
+    assert policy.card.missing == ["steps", "prompt_signals", "prompt_hidden", "answer_hidden"]
     assert policy.reads_answers
 
 

@@ -16,8 +16,8 @@ from updraft.classifier.features import blocks as feature_blocks
 from updraft.classifier.features.blocks import GATE_BLOCKS, OPENING_TOKENS, view_of
 from updraft.classifier.features.gate_inputs import PromptView, RunView
 from updraft.classifier.graded_row import AnswerSignals, GradedRow, gains
+from updraft.classifier.policy.policy import Policy, Source
 from updraft.classifier.policy.summary import figures, sentences
-from updraft.classifier.policy.text_policy import Policy, Source
 from updraft.classifier.target import Target
 from updraft.classifier.training.router_model import Labels
 from updraft.classifier.training.train import FitRecipe, fit_policy

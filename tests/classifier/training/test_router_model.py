@@ -106,7 +106,7 @@ def test_another_than_the_mean_has_to_be_better_by_a_standard_error(
 
 
 def test_what_cannot_be_learned_is_refused(train: list[GradedRow]) -> None:
-    with pytest.raises(InvalidRequestError, match="at least 100 graded prompts"):
+    with pytest.raises(InvalidRequestError, match="at least 40 graded prompts"):
         fitted(train[:30], "prompt")
     with pytest.raises(InvalidRequestError, match="there are 150, of which 0 are"):
         fitted([GradedRow(row.prompt, 1.0, 1.0) for row in train[:150]], "prompt")

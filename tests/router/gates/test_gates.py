@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from router_fakes import FakeSignals, FakeToken
 from updraft.classifier.features.gate_inputs import RunView
-from updraft.classifier.policy import load as policies
 from updraft.classifier.policy.calibrated_on import CalibratedOn
+from updraft.classifier.policy.policy import Policy
 from updraft.classifier.target import Target
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
 from updraft.protocol.requests import Message
@@ -128,7 +128,7 @@ def test_the_target_of_the_router_and_that_of_a_request() -> None:
 
 def test_whose_policy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = ScriptedPolicy()
-    monkeypatch.setattr(policies, "Policy.load", lambda folder: policy)
+    monkeypatch.setattr(Policy, "load", lambda folder: policy)
 
     def gates(name: str, models: dict[str, str], **choice: Any) -> Any:
         return load_gates(GateSelection(name, models, **{"own": (tmp_path,)} | choice))
