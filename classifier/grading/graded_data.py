@@ -153,8 +153,11 @@ def _header(path: Path, record: Mapping[str, Any], columns: Columns) -> _Header:
             raise InvalidRequestError(f"{path} has {missing}{remedy}. Its columns: {', '.join(record)}.")
         return name
 
+    prompt = _found(record, _PROMPTS) or _PROMPTS[0]
+    if record.get(_MESSAGES) in (None, ""):
+        prompt = wanted(None, _PROMPTS, "prompt or messages", "")
     return _Header(
-        _MESSAGES if record.get(_MESSAGES) else wanted(None, _PROMPTS, "prompt or messages", ""),
+        prompt,
         wanted(columns.weak, _WEAK, "weak score", ": name it with --weak"),
         wanted(columns.strong, _STRONG, "strong score", ": name it with --strong"),
     )

@@ -88,6 +88,7 @@ def test_features_are_those_of_their_version() -> None:
 GOLDEN = {
     "wording": 952603002,
     "quantities": 438032633,
+    "conversation": 2581328965,
     "checks": 2874915877,
     "steps": 2330234214,
     "ending": 558161692,
@@ -115,6 +116,7 @@ def graded(*, answer: bool = True, signals: bool = True, states: bool = True) ->
         answer=view.answer if answer else None,
         signals=AnswerSignals(view.logprobs, view.entropies, view.margins) if signals else None,
         states=ModelStates(view.prompt_logprobs, view.prompt_hidden, view.prompt_hidden, "stop") if states else None,
+        messages=(Message(role="user", content=view.prompt.text),),
     )
 
 
