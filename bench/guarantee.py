@@ -44,8 +44,7 @@ __all__ = [
 
 ROWS = (150, 400, 2_000)
 _SIZE = 10_000
-_CLOUD_SCORE = 0.95
-_KINDS, _WORDS_OF_KIND, _COMMON_WORDS, _WORDS, _SIGNALS = 12, 6, 60, 10, 8
+_KINDS, _WORDS_OF_KIND, _OWN_WORDS, _WORDS, _TAIL, _SIGNALS = 12, 20, 4, 30, 3_500, 8
 
 # The names of the gates, and alpha.
 Setup = tuple[str, float]
@@ -60,20 +59,18 @@ GATES: dict[str, tuple[Mode, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Population:
-    """Rows without end: any of these, a gain with its chance of `rates`, (k,). Elsewhere both tiers score the same."""
+    """Rows without end: any of these, a gain with its chance of `rates`, (k,)."""
 
     name: str
     features: Mapping[Mode, FeatureRows]
     rates: Floats
 
     def draw(self, rng: np.random.Generator, n: int) -> Material:
-        """`n` graded rows. The cloud is right on 95 % of all."""
+        """`n` graded rows. The cloud is always right; the device is where there is no gain."""
         rows = rng.integers(0, len(self.rates), n)
         gain = rng.random(n) < self.rates[rows]
-        both = (_CLOUD_SCORE - self.rates.mean()) / (1.0 - self.rates.mean())
-        local = np.where(gain, 0.0, rng.random(n) < both)
         features: dict[Mode, FeatureRows] = {mode: found.take(rows) for mode, found in self.features.items()}
-        labels = Labels(local, np.where(gain, 1.0, local))
+        labels = Labels(1.0 - gain, np.ones(n))
         return Material(features, labels, (np.ones(n), np.ones(n), False), np.ones(n, np.bool_))
 
 
@@ -87,7 +84,7 @@ def populations(seed: int = 0) -> list[Population]:
     hard = kinds < _KINDS // 3
     laws = {
         "separable": _sigmoid(np.where(hard, 1.5, -4.5) + 2.0 * signal),
-        "noisy": _sigmoid(-1.6 + 0.12 * (kinds - _KINDS / 2) + 0.5 * signal),
+        "noisy": _sigmoid(-2.1 + 0.2 * (kinds - _KINDS / 2) + 0.5 * signal),
         "confidently wrong": np.where(
             rng.random(_SIZE) < 0.2, _sigmoid(-2.0 - 1.5 * signal), _sigmoid(np.where(hard, 0.5, -4.0) + signal)
         ),
@@ -97,11 +94,13 @@ def populations(seed: int = 0) -> list[Population]:
 
 
 def _features(rng: np.random.Generator, kinds: NDArray[Any], signal: Floats) -> dict[Mode, FeatureRows]:
-    """Half the words of a prompt are of its kind; measures are mostly noise."""
+    """A few words of a prompt are of its kind, the others of a long tail that it shares with none; measures are mostly
+    noise.
+    """
     n = len(kinds)
-    common = rng.integers(0, _COMMON_WORDS, (n, _WORDS))
-    own = _COMMON_WORDS + kinds[:, None] * _WORDS_OF_KIND + rng.integers(0, _WORDS_OF_KIND, (n, _WORDS))
-    words = np.where(rng.random((n, _WORDS)) < 0.5, own, common)
+    tail = np.minimum(rng.zipf(1.15, (n, _WORDS - _OWN_WORDS)), _TAIL) - 1
+    own = _TAIL + kinds[:, None] * _WORDS_OF_KIND + rng.integers(0, _WORDS_OF_KIND, (n, _OWN_WORDS))
+    words = np.hstack((tail, own))
     starts = np.arange(0, words.size + 1, _WORDS)
     counts = csr_matrix((np.ones(words.size, np.float32), words.ravel(), starts), shape=(n, COUNTS))
     counts.sum_duplicates()
@@ -133,7 +132,7 @@ class Outcome:
 
 def promised(rows: CalibrationRows, alpha: float) -> Thresholds:
     """The thresholds that a router takes to lose at most `alpha` of all requests."""
-    return operating_point(rows, Target("quality", 1.0 - alpha / _CLOUD_SCORE)).thresholds
+    return operating_point(rows, Target("quality", 1.0 - alpha)).thresholds
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..arrays import Bools, Floats
 
-__all__ = ["least_mean", "most_of", "most_on_average", "stays_positive"]
+__all__ = ["least_mean", "least_rows", "most_of", "most_on_average", "stays_positive"]
 
 
 def most_of(n: int, alpha: float, delta: float) -> int:
@@ -33,6 +33,17 @@ def most_of(n: int, alpha: float, delta: float) -> int:
 def most_on_average(n: int, alpha: float) -> int:
     """The most k of n with (k + 1) / (n + 1) at most alpha, -1 if even none is too many: the next row may be lost."""
     return max(-1, floor(alpha * (n + 1) + 1e-9) - 1)
+
+
+def least_rows(alpha: float, delta: float, rate: float = 0.0) -> int:
+    """The least n of which `most_of` allows a share of `rate`, which is below alpha."""
+    n, lost = 1, 0
+    while True:
+        while most_of(n, alpha, delta) < lost:
+            n += 1
+        if lost >= rate * n:
+            return n
+        lost += 1
 
 
 def least_mean(mean: float, n: int, delta: float) -> float:

@@ -10,16 +10,25 @@ What requests cost is expected only: no answer is too long to be rare, and rows 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 
 from ..arrays import Bools
 from ..target import Target
-from .bounds import least_mean, most_of, most_on_average, stays_positive
+from .bounds import least_mean, least_rows, most_of, most_on_average, stays_positive
 from .rows import CalibrationRows
 from .threshold_path import Path, Thresholds, escalated
 
-__all__ = ["DELTA", "OperatingPoint", "floor_of_risk", "floor_of_share", "operating_point"]
+__all__ = [
+    "DELTA",
+    "OperatingPoint",
+    "RowsNeeded",
+    "floor_of_risk",
+    "floor_of_share",
+    "operating_point",
+    "rows_needed",
+]
 
 DELTA = 0.1
 _ENDLESS = 10**12
@@ -61,6 +70,36 @@ def operating_point(
     path = path or Path.of(rows)
     best = path.walk(_holds(path, rows, target, alpha, delta), back=alpha is None)
     return _observed(rows, best, target, alpha, delta)
+
+
+@dataclass(frozen=True, slots=True)
+class RowsNeeded:
+    """What bolder thresholds take. `at_least`: rows with which any request could stay local, if none is lost.
+    `rows`: with which a share of `local` could, if `lost` of all requests are, as they were under thresholds that lose
+    half of what is allowed.
+    """
+
+    at_least: int
+    rows: int
+    local: float
+    lost: float
+
+
+def rows_needed(rows: CalibrationRows, target: Target, delta: float = DELTA) -> RowsNeeded | None:
+    """How many rows to calibrate on bolder thresholds than now would take; None where it is no matter of rows."""
+    alpha = _alpha(rows, target, delta) if target.name == "quality" else 0.0
+    if alpha <= 0:
+        return None
+
+    def least(rate: float) -> int:
+        if target.promise == "mean":
+            return ceil(1.0 / (alpha - rate) - 1e-9)
+        return least_rows(alpha, (1.0 - _DELTA_OF_SCORE) * delta, rate)
+
+    path, n = Path.of(rows), len(rows.gain)
+    up = escalated(rows, path.walk(path.sums(rows.gain) <= alpha / 2 * n))
+    lost = float((rows.gain & ~up).mean())
+    return RowsNeeded(least(0.0), least(lost), float(1 - up.mean()), lost)
 
 
 def floor_of_risk(mu: float, alpha: float) -> float:

@@ -49,13 +49,14 @@ class Graphs:
 class ExportedGates:
     """P(gain), the chance that the cloud's answer is better, at three moments of a request.
 
-    `blocks`: what each gate reads, with the widths. Without a gate 2 or 3 the question has decided, and `during` and
-    `after` repeat it. Thread-safe, deterministic.
+    `blocks`: what each gate reads, with the widths. Without the block `conversation` the last question is judged alone.
+    Without a gate 2 or 3 the question has decided, and `during` and `after` repeat it. Thread-safe, deterministic.
     """
 
     def __init__(self, graphs: Graphs, blocks: Mapping[Mode, Mapping[BlockName, int]]) -> None:
         self._graphs = graphs
         self._blocks = blocks
+        self._follows = any("conversation" in declared for declared in blocks.values())
         # Gate 3 asks about a question that gate 1 has read a moment ago.
         self._parsed: BoundedCache[str, ParsedQuestion] = BoundedCache()
         self._topics: BoundedCache[str, Array] = BoundedCache()
@@ -118,7 +119,10 @@ class ExportedGates:
         return self._graphs.decide(mode, topics, np.concatenate(list(blocks.values())))
 
     def _asked(self, prompt: PromptView) -> ParsedQuestion:
-        return self._parsed.find(prompt.key, lambda _: ParsedQuestion.of(prompt))
+        read = prompt if self._follows else PromptView(prompt.text)
+        return self._parsed.find(read.key, lambda _: ParsedQuestion.of(read))
 
     def _topics_of(self, asked: ParsedQuestion, prompt: PromptView) -> Array:
-        return self._topics.find(prompt.key, lambda _: self._graphs.read(asked.counts))
+        return self._topics.find(
+            prompt.key if self._follows else prompt.text, lambda _: self._graphs.read(asked.counts)
+        )

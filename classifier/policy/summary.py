@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
-from ..calibration.operating_point import OperatingPoint, floor_of_risk, floor_of_share
+from ..calibration.operating_point import OperatingPoint, floor_of_risk, floor_of_share, rows_needed
 from ..target import Target
-from .policy import Policy
+from .policy import Policy, PolicyCard
 
 __all__ = ["figures", "sentences"]
 
@@ -16,6 +17,8 @@ def figures(policy: Policy, target: Target) -> dict[str, Any]:
     point = policy.operating_point(target)
     found: dict[str, Any] = {
         "rows": policy.card.rows,
+        "fitted": policy.card.fitted,
+        "calibrated": policy.card.calibrated,
         "local_score": policy.card.local_score,
         "cloud_score": policy.card.cloud_score,
         "gain_rate": policy.card.gain_rate,
@@ -46,7 +49,8 @@ def sentences(policy: Policy, target: Target) -> list[str]:
     """The same in words."""
     card, point = policy.card, policy.operating_point(target)
     lines = [
-        f"{card.rows} prompts, graded by {card.grading}.",
+        f"{card.rows} prompts, graded by {card.grading}. {card.fitted} fitted the gates; thresholds come from "
+        f"{card.calibrated} that the gates never saw.",
         f"Local {card.local_score:.1%}, cloud {card.cloud_score:.1%}; only the cloud is right on {card.gain_rate:.1%}.",
         f"Target {target}: {point.cloud_share:.1%} go to the cloud ({point.before_share:.1%} before generation), "
         f"{point.quality:.1%} of the cloud's score, {_cost(target, point)}"
@@ -63,9 +67,35 @@ def sentences(policy: Policy, target: Target) -> list[str]:
             f"{floor_of_risk(mu, point.alpha):.1%}; to lose at most that share of those that stay, "
             f"(mu - alpha) / (1 - alpha) = {floor_of_share(mu, point.alpha):.1%}."
         )
-        if point.cloud_share == 1:
-            lines.append("Nothing less than all could be shown safe: calibrate with more prompts, or lower the target.")
+        lines += _bolder(policy, point)
     return lines
+
+
+def _bolder(policy: Policy, point: OperatingPoint) -> list[str]:
+    """What would have to come for more to stay local."""
+    card, known = policy.card, policy.calibration.evidence
+    needed = rows_needed(policy.calibration, point.target, card.delta)
+    if needed is None:
+        return []
+    lines: list[str] = []
+    if point.cloud_share == 1:
+        lines.append("Nothing less than all could be shown safe: calibrate with more prompts, or lower the target.")
+    if known < needed.at_least:
+        lines.append(
+            f"To keep anything local takes at least {needed.at_least} held-out rows without a loss: there are {known}. "
+            f"That is about {_prompts(card, needed.at_least - known)} more graded prompts."
+        )
+    if needed.rows > max(known, needed.at_least) and needed.local > 1 - point.cloud_share:
+        lines.append(
+            f"To keep {needed.local:.0%} local, of which {needed.lost:.2%} of all requests were lost, takes "
+            f"{needed.rows} held-out rows: about {_prompts(card, needed.rows - known)} more graded prompts."
+        )
+    return lines
+
+
+def _prompts(card: PolicyCard, held_out: int) -> int:
+    """How many graded prompts bring so many held-out ones."""
+    return ceil(held_out * card.rows / max(1, card.calibrated))
 
 
 def _cost(target: Target, point: OperatingPoint) -> str:

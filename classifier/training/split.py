@@ -24,7 +24,10 @@ def divided(labels: Labels, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
 
     Rows that ask the same as a held-out one and are not representative are in neither.
     """
-    same = np.arange(len(labels.weak)) if labels.same is None else np.unique(labels.same, return_inverse=True)[1]
+    same = np.arange(len(labels.weak))
+    if labels.same is not None:  # the first row that asks it
+        _, first, groups = np.unique(labels.same, return_index=True, return_inverse=True)
+        same = first[groups]
     drawn = np.unique(same[labels.even])
     held = np.random.default_rng(seed).permutation(drawn)[: round(HELD_OUT * len(drawn))]
     kept_out = np.isin(same, held)

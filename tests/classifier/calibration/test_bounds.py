@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 from updraft.classifier.arrays import Floats
-from updraft.classifier.calibration.bounds import least_mean, most_of, most_on_average, stays_positive
+from updraft.classifier.calibration.bounds import least_mean, least_rows, most_of, most_on_average, stays_positive
 
 
 @pytest.mark.parametrize("n", [20, 60, 332, 2000])
@@ -24,6 +24,16 @@ def test_how_many_losses_an_average_allows(n: int, alpha: float, most: int) -> N
     assert most_on_average(n, alpha) == most
     assert (most + 1) / (n + 1) <= alpha or most == -1
     assert (most + 2) / (n + 1) > alpha
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.01, 0.025])
+@pytest.mark.parametrize("alpha", [0.05, 0.1])
+def test_the_least_rows_are_enough_and_one_less_is_not(alpha: float, rate: float) -> None:
+    n = least_rows(alpha, 0.1, rate)
+    assert most_of(n, alpha, 0.1) >= rate * n
+    assert all(most_of(fewer, alpha, 0.1) < rate * fewer or most_of(fewer, alpha, 0.1) < 0 for fewer in range(1, n))
+    if rate == 0:
+        assert (1 - alpha) ** n <= 0.1 < (1 - alpha) ** (n - 1), "the rule of 2.3 over alpha"
 
 
 @pytest.mark.parametrize("n", [30, 332, 2000])

@@ -23,9 +23,9 @@ def _seconds(run: str, length: int) -> float:
     answer = f"7{run * (length // len(run))}."
     asked = ParsedQuestion.of(PromptView(_QUESTION))
     started = time.thread_time()
-    run = ReadRun(view_of(GradedRow(_QUESTION, 0.0, 0.0, "", answer)), asked, Answered.of(answer))
+    read = ReadRun(view_of(GradedRow(_QUESTION, 0.0, 0.0, "", answer)), asked, Answered.of(answer))
     for name in GATE_BLOCKS["cascade"]:
-        BLOCKS[name].compute(run)
+        BLOCKS[name].compute(read)
     return time.thread_time() - started
 
 

@@ -244,11 +244,11 @@ def test_the_database_of_others_stays_as_it_is(tmp_path: Path, version: int) -> 
 
 
 def test_a_thumb_teaches_and_leaves_the_promise_as_it_is(tmp_path: Path) -> None:
-    rows, _ = observed(300, 6, 1.0)
+    rows, _ = observed(600, 6, 1.0)
     # Users who complain about what came from the cloud where only the cloud was right.
     thumbed = [replace(row, thumb=-1) if row.local == 0 and i % 4 else row for i, row in enumerate(rows)]
     plain, judged = (learn(each, RECIPE, tmp_path / name) for name, each in (("plain", rows), ("judged", thumbed)))
-    assert judged.card.rows == plain.card.rows == 300
+    assert judged.card.rows == plain.card.rows == 600
     assert judged.card.gain_rate == plain.card.gain_rate
     assert judged.card.cloud_score == plain.card.cloud_score == 1
     assert len(judged.calibration.local) == len(plain.calibration.local) == 300
