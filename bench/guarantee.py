@@ -70,7 +70,7 @@ class Population:
         rows = rng.integers(0, len(self.rates), n)
         gain = rng.random(n) < self.rates[rows]
         features: dict[Mode, FeatureRows] = {mode: found.take(rows) for mode, found in self.features.items()}
-        labels = Labels(1.0 - gain, np.ones(n))
+        labels = Labels(np.where(gain, 0.0, 1.0), np.ones(n))
         return Material(features, labels, (np.ones(n), np.ones(n), False), np.ones(n, np.bool_))
 
 

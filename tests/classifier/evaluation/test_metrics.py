@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
-from updraft.classifier.calibration.probability_curve import fit_curve
 from updraft.classifier.evaluation.metrics import auroc, bootstrap, ece, ece_by_chance, reliability
 
 
@@ -76,15 +75,3 @@ def test_calibration_error_by_chance_is_that_of_honest_probabilities() -> None:
     assert ece_by_chance(np.tile(p, 16)) < 0.4 * honest, "luck evens out over more rows"
     assert ece_by_chance(np.array([0.0, 1.0] * 50)) == 0
     assert ece(p, rng.random(600) < p**2) > 2 * ece_by_chance(p), "a score that is not honest shows more"
-
-
-def test_a_curve_looks_honest_on_the_rows_it_was_fitted_to() -> None:
-    """Nothing can be told from these scores: what a curve says beyond the rate is the luck of the rows it saw."""
-    rng = np.random.default_rng(0)
-    seen, unseen = [], []
-    for _ in range(20):
-        scores, positive = rng.normal(size=800), rng.random(800) < 0.3
-        seen.append(ece(fit_curve(scores, positive)(scores), positive))
-        others, gained = rng.normal(size=800), rng.random(800) < 0.3
-        unseen.append(ece(np.clip(fit_curve(scores, positive)(others), 0.0, 1.0), gained))
-    assert np.mean(unseen) > 1.2 * np.mean(seen)
