@@ -6,28 +6,18 @@ Every intent has a few forms and a few things to fill in. A pair is the same thi
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 
-__all__ = ["ParaphrasePair", "paraphrases"]
-
-
-@dataclass(frozen=True, slots=True)
-class ParaphrasePair:
-    """One question in two forms; `intent`: the number of what is asked."""
-
-    intent: int
-    one: str
-    other: str
+__all__ = ["paraphrases"]
 
 
-def paraphrases(per_intent: int = 10, seed: int = 0) -> list[ParaphrasePair]:
+def paraphrases(per_intent: int = 10, seed: int = 0) -> list[tuple[str, str]]:
     """Some hundred pairs: up to `per_intent` of each intent, no question twice. The same seed gives the same pairs."""
     rng = random.Random(seed)
-    found: list[ParaphrasePair] = []
-    for intent, (forms, things) in enumerate(_INTENTS):
+    found: list[tuple[str, str]] = []
+    for forms, things in _INTENTS:
         for thing in rng.sample(things, min(per_intent, len(things))):
             one, other = rng.sample(forms, 2)
-            found.append(ParaphrasePair(intent, one.replace("@", thing), other.replace("@", thing)))
+            found.append((one.replace("@", thing), other.replace("@", thing)))
     return found
 
 
