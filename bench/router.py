@@ -37,7 +37,7 @@ FOLDS = 5
 FAULTY_DOMAINS = ("high_school_mathematics", "moral_scenarios")
 _FEWEST_IN_DOMAIN = 50
 _CODE = re.compile(r"```|\[PYTHON\]|^\s*(?:def|class|import|function|#include|return)\b|[{};]\s*$", re.MULTILINE)
-_MATHEMATICS = re.compile(r"\\[a-z]+\{|\$[^$\n]+\$|[\w)]\s*[=^]\s*[\w(\\]|\d\s*[-+*/]\s*\d")
+_MATHEMATICS = re.compile(r"\\[a-z]+\{|\$[^$\n]+\$|[\w)]\s*[=^]\s*[\w(\\]|\d\s*[+*]\s*\d|\d [-/] \d")
 _BOOTSTRAPS = 200
 # Calibrations of each population of known risk.
 DRAWS = 2_000
