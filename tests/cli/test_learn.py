@@ -63,7 +63,7 @@ def test_damaged_answers_are_left_out_and_counted(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr("updraft.classifier.online.refit.learn", fit)
     file = tmp_path / "experience.sqlite3"
-    features = pack((np.ones(3, np.float32), np.ones(5, np.float32)))
+    features = pack(({"wording": np.ones(3, np.float32)}, np.ones(5, np.float32)))
     experience = Experience(file)
     for name in ("whole", "cut", "none", "flipped"):
         seen = (0.5, 1.0, 1.0, 0.0, 1.0, None, 20.0, 10.0, "cloud")

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
+from updraft.classifier.calibration.probability_curve import fit_curve
 from updraft.classifier.evaluation.metrics import auroc, bootstrap, ece, ece_by_chance, reliability
 
 
